@@ -1,0 +1,1 @@
+"""Fast-weight memories for language models in JAX."""

@@ -1,0 +1,133 @@
+"""From examples by index to batches that can be stopped, saved and resumed anywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grain
+import numpy as np
+from absl import flags
+
+Example = dict[str, np.ndarray]
+Batch = dict[str, np.ndarray]
+
+# Batches of tokens are small and quickly made: a few in hand hide their cost.
+_READ_OPTIONS = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
+
+
+class PaddedSource:
+    """Examples followed by blank ones, so that every shard gets the same number of full batches.
+
+    A blank example is all zeros, its `loss_weight` too, so it counts nowhere.
+    """
+
+    def __init__(self, source: Any, *, multiple: int):
+        self._source = source
+        self._length = -(-len(source) // multiple) * multiple
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Example:
+        if index < len(self._source):
+            return self._source[index]
+        return {name: np.zeros_like(array) for name, array in self._source[0].items()}
+
+
+class BatchDataset(grain.IterDataset):
+    """Batches of a map dataset in order; an iterator's position is one integer.
+
+    Grain's own state of a pipeline with worker processes names each worker's position. Here the
+    position is the number of batches given out, so a run may resume with another number of
+    workers, and a state saved anywhere reads `{"next_index": 28}`.
+    """
+
+    def __init__(self, batches: grain.MapDataset, *, num_workers: int):
+        super().__init__(batches)
+        self._batches = batches
+        self._num_workers = num_workers
+
+    def __iter__(self) -> BatchIterator:
+        return BatchIterator(self._batches, num_workers=self._num_workers)
+
+
+class BatchIterator(grain.DatasetIterator):
+    """Iterator of `BatchDataset`; `grain.checkpoint.CheckpointSave` takes it as it is."""
+
+    def __init__(self, batches: grain.MapDataset, *, num_workers: int):
+        super().__init__()
+        self._batches = batches
+        self._num_workers = num_workers
+        self._next_index = 0
+        self._inner: grain.DatasetIterator | None = None
+
+    def __next__(self) -> Batch:
+        if self._inner is None:
+            self._inner = self._start()
+        batch = next(self._inner)
+        self._next_index += 1
+        return batch
+
+    def get_state(self) -> dict[str, int]:
+        """Batches given out so far, ready for JSON."""
+        return {"next_index": self._next_index}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Goes to the batch a state names; the batches after it are those of the first pass.
+
+        Raises:
+          ValueError: the state is not one of `get_state`, or lies beyond the last batch.
+        """
+        next_index = state.get("next_index") if isinstance(state, dict) else None
+        if not isinstance(next_index, int) or not 0 <= next_index <= len(self._batches):
+            raise ValueError(
+                f"{state!r} is no position in this data of {len(self._batches)} batches; pass "
+                "what get_state returned on data of the same configuration."
+            )
+        self.close()
+        self._next_index = next_index
+
+    def close(self) -> None:
+        """Stops the worker processes; the next batch starts them again."""
+        if self._inner is not None:
+            self._inner.close()
+            self._inner = None
+
+    def _start(self) -> grain.DatasetIterator:
+        rest = self._batches[self._next_index :].to_iter_dataset(_READ_OPTIONS)
+        if self._num_workers:
+            if not flags.FLAGS.is_parsed():  # Grain reads its flags; ours is not an absl program.
+                flags.FLAGS.mark_as_parsed()
+            rest = rest.mp_prefetch(
+                grain.MultiprocessingOptions(
+                    num_workers=self._num_workers,
+                    per_worker_buffer_size=_READ_OPTIONS.prefetch_buffer_size,
+                )
+            )
+        return iter(rest)
+
+
+def batch_examples(
+    examples: grain.MapDataset, *, batch_size: int, shard: tuple[int, int], num_workers: int
+) -> BatchDataset:
+    """Batches of one shard's examples: examples `index, index + count, ...` of `shard`.
+
+    Whole batches are the unit that workers take turns at, so their number changes nothing.
+
+    Raises:
+      ValueError: `batch_size` is not positive or `shard` is not `(index, count)`.
+    """
+    check_batching(batch_size=batch_size, shard=shard)
+    index, count = shard
+    if count > 1:
+        examples = examples[index::count]
+    return BatchDataset(examples.batch(batch_size, drop_remainder=True), num_workers=num_workers)
+
+
+def check_batching(*, batch_size: int, shard: tuple[int, int]) -> None:
+    """Raises ValueError unless batches of this size can be cut from this shard."""
+    index, count = shard
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} must be 1 or more.")
+    if not 0 <= index < count:
+        raise ValueError(f"shard={shard} must be (index, count) with 0 <= index < count.")

@@ -1,0 +1,159 @@
+"""Sequences cut into chunks, and a memory carried over the chunks."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Memory = Any  # A rule's fast weights: a pytree of arrays.
+
+
+class Chunk(NamedTuple):
+    """What a memory reads and writes between two updates.
+
+    The same fields serve a whole sequence, then called `sequence`: leaves `[batch, length, ...]`
+    where a chunk has `[tokens, ...]`.
+
+    Attributes:
+      query: `[tokens, heads, key]`, what to read.
+      target: `[tokens, value]`, what the read should have been.
+      write_weight: `[tokens]`, weight of the token's squared error; 0 writes nothing.
+      paired, counted, addressed, factor: see `targets.WriteWeights`. The last may be None.
+      key: `[tokens, heads, key]` for rules that write under another address than they read, or
+        None.
+    """
+
+    query: jax.Array
+    target: jax.Array
+    write_weight: jax.Array
+    paired: jax.Array
+    counted: jax.Array
+    addressed: jax.Array
+    factor: jax.Array | None = None
+    key: jax.Array | None = None
+
+
+class StepOutput(NamedTuple):
+    """What one chunk leaves.
+
+    Attributes:
+      memory: after the write.
+      output: `[tokens, value]`, read before the write unless the rule says otherwise.
+      access: per-token facts of the read, leaves `[tokens, ...]`, or None.
+      info: per-chunk measures of the write, scalar leaves.
+    """
+
+    memory: Memory
+    output: jax.Array
+    access: Any
+    info: Any
+
+
+class RunOutput(NamedTuple):
+    """What a whole sequence leaves: `StepOutput` with leaves `[batch, length, ...]`, and `info`
+    with leaves `[num_chunks]`."""
+
+    memory: Memory
+    output: jax.Array
+    access: Any
+    info: Any
+
+
+def scan_chunks(
+    step: Callable[[Memory, Chunk], StepOutput], memory: Memory, sequence: Chunk, *, chunk_size: int
+) -> RunOutput:
+    """Runs `step` over the chunks of a sequence, memory in and memory out.
+
+    Args:
+      step: from memory and one chunk to a `StepOutput`.
+      memory: fast weights before the first chunk.
+      sequence: leaves `[batch, length, ...]`; each chunk merges batch and time into tokens.
+      chunk_size: tokens of a sequence per chunk; the last chunk may be shorter.
+
+    Raises:
+      ValueError: `chunk_size` is below 1, or the sequence is empty.
+    """
+    batch, length = sequence.write_weight.shape
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size={chunk_size} must be at least 1.")
+    if length < 1:
+        raise ValueError("A sequence needs at least one token, got length 0.")
+    num_full, rest = divmod(length, chunk_size)
+    pieces = []
+    if num_full:
+        chunks = jax.tree.map(lambda x: split_chunks(x, chunk_size), sequence)
+
+        def body(memory: Memory, chunk: Chunk) -> tuple[Memory, tuple]:
+            memory, *rest = step(memory, chunk)
+            return memory, tuple(rest)
+
+        memory, (output, access, info) = jax.lax.scan(body, memory, chunks)
+        output, access = jax.tree.map(lambda x: merge_chunks(x, batch), (output, access))
+        pieces.append((output, access, info))
+    if rest:
+        last = jax.tree.map(lambda x: _merge_tokens(x[:, num_full * chunk_size :]), sequence)
+        memory, output, access, info = step(memory, last)
+        output, access = jax.tree.map(lambda x: merge_chunks(x[None], batch), (output, access))
+        pieces.append((output, access, jax.tree.map(lambda x: x[None], info)))
+    if len(pieces) == 1:
+        return RunOutput(memory, *pieces[0])
+    outputs, accesses, infos = zip(*pieces, strict=True)
+    output, access = jax.tree.map(
+        lambda *x: jnp.concatenate(x, axis=1), *zip(outputs, accesses, strict=True)
+    )
+    return RunOutput(memory, output, access, jax.tree.map(lambda *x: jnp.concatenate(x), *infos))
+
+
+def split_chunks(x: jax.Array, chunk_size: int) -> jax.Array:
+    """`[batch, length, ...]` to `[num_chunks, batch * chunk, ...]`, without a short last chunk."""
+    batch, length = x.shape[:2]
+    num_chunks = length // chunk_size
+    x = x[:, : num_chunks * chunk_size].reshape(batch, num_chunks, chunk_size, *x.shape[2:])
+    return x.swapaxes(0, 1).reshape(num_chunks, batch * chunk_size, *x.shape[3:])
+
+
+def merge_chunks(x: jax.Array, batch: int) -> jax.Array:
+    """`[num_chunks, batch * chunk, ...]` back to `[batch, length, ...]`."""
+    num_chunks, tokens = x.shape[:2]
+    x = x.reshape(num_chunks, batch, tokens // batch, *x.shape[2:]).swapaxes(0, 1)
+    return x.reshape(batch, num_chunks * (tokens // batch), *x.shape[3:])
+
+
+def map_groups(function: Callable[..., Any], memory: Memory, *args: Any) -> Any:
+    """`function(memory, *args)` for every memory group, side by side.
+
+    Args:
+      function: takes one group's memory and arrays, without the leading axis.
+      memory: leaves `[groups, ...]`.
+      *args: pytrees of arrays, leaves `[groups, ...]`.
+    """
+    if jax.tree.leaves(memory)[0].shape[0] == 1:
+        # One memory for all needs no batching rule; XLA then keeps its scatter in place.
+        squeezed = jax.tree.map(lambda x: x[0], (memory, *args))
+        return jax.tree.map(lambda x: x[None], function(*squeezed))
+    return jax.vmap(function)(memory, *args)
+
+
+def split_groups(x: jax.Array, groups: int) -> jax.Array:
+    """`[batch, ...]` to `[groups, batch // groups, ...]`: neighbours share a memory.
+
+    Raises:
+      ValueError: the batch is not divisible by the groups.
+    """
+    batch = x.shape[0]
+    if batch % groups:
+        raise ValueError(
+            f"A batch of {batch} sequences does not divide into {groups} memory groups; choose a "
+            "divisor of the batch."
+        )
+    return x.reshape(groups, batch // groups, *x.shape[1:])
+
+
+def merge_groups(x: jax.Array) -> jax.Array:
+    """`[groups, batch // groups, ...]` back to `[batch, ...]`."""
+    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+
+
+def _merge_tokens(x: jax.Array) -> jax.Array:
+    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])

@@ -1,0 +1,83 @@
+"""One chunk's reads from and writes to a table of slot values."""
+
+import chex
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fwpkm_jax.core.array_types import (
+    SlotIds,
+    SlotWeights,
+    TokenValues,
+    TokenWeights,
+    ValueTable,
+)
+
+
+def slot_read(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
+    """Weighted sums of slot values, one per token (Eq. 11).
+
+    Args:
+      values: `[slots, value]`.
+      slot_ids: `[tokens, places]`, each below `slots`.
+      weights: `[tokens, places]`.
+    """
+    chex.assert_equal_shape([slot_ids, weights])
+    rows = values.at[slot_ids].get(mode="promise_in_bounds")
+    return jnp.einsum("tp,tpv->tv", weights, rows)
+
+
+def slot_counts(
+    slot_ids: SlotIds, counted: TokenWeights, *, num_slots: int
+) -> Float[Array, "tokens places"]:
+    """How often the chunk read each place's slot, counting the tokens with `counted` = 1."""
+    counters = jnp.zeros((num_slots,), counted.dtype)
+    increments = jnp.broadcast_to(counted[:, None], slot_ids.shape)
+    counters = counters.at[slot_ids].add(increments, mode="promise_in_bounds")
+    return counters.at[slot_ids].get(mode="promise_in_bounds")
+
+
+def slot_write(
+    values: ValueTable,
+    slot_ids: SlotIds,
+    weights: SlotWeights,
+    errors: TokenValues,
+    *,
+    counted: TokenWeights,
+    step_size: float,
+    learning_rate: float = 1.0,
+    clip: float | None = None,
+    weight_decay: float = 0.0,
+) -> ValueTable:
+    """The table after one normalised gradient step on the touched rows (Eqs. 13-17).
+
+        V[i] <- V[i] - learning_rate * step_size / max(n[i], 1) * sum of weight * error
+
+    over the places that read slot i; n[i] counts them over the tokens with `counted` = 1.
+    Untouched rows are neither read nor written, and in a loop the table is updated in place,
+    unless `clip` or `weight_decay` is set: these need the whole gradient and cost a dense pass.
+
+    Args:
+      values: `[slots, value]`.
+      slot_ids: `[tokens, places]`.
+      weights: read weights, `[tokens, places]`.
+      errors: write weight times (prediction - target), `[tokens, value]`.
+      counted: 1 for tokens whose reads count in n, `[tokens]`.
+      step_size: multiplies the gradient; heads * top_k makes one write move a typical prediction
+        by about its whole error, since the mean read weight is the reciprocal.
+      learning_rate: multiplies the step after clipping.
+      clip: bound on each element of the gradient, or None.
+      weight_decay: adds this multiple of the table to the gradient.
+
+    References: Zhao and Jones 2026, arXiv:2601.00671, section 3.
+    """
+    chex.assert_equal_shape([slot_ids, weights])
+    chex.assert_equal_shape_prefix([slot_ids, errors], 1)
+    counts = slot_counts(slot_ids, counted, num_slots=values.shape[0])
+    scales = step_size * weights / jnp.maximum(counts, 1.0)
+    gradients = scales[:, :, None] * errors[:, None, :]
+    if clip is None and weight_decay == 0.0:
+        return values.at[slot_ids].add(-learning_rate * gradients, mode="promise_in_bounds")
+    gradient = jnp.zeros_like(values).at[slot_ids].add(gradients, mode="promise_in_bounds")
+    if clip is not None:
+        gradient = jnp.clip(gradient, -clip, clip)
+    return values - learning_rate * (gradient + weight_decay * values)

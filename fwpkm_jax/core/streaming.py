@@ -1,0 +1,246 @@
+"""The memory token by token: reads at once, writes when a chunk and its lookahead are complete.
+
+Feeding a stream in pieces of any sizes gives the outputs and the final memory of feeding it at
+once: a chunk of `chunk_size` tokens is written exactly when `chunk_size + lookahead` are waiting.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fwpkm_jax.core.chunking import Chunk, Memory
+from fwpkm_jax.core.targets import shift_left
+
+Read = Callable[[Memory, jax.Array], tuple[jax.Array, Any]]
+Write = Callable[[Memory, Chunk], Memory]
+
+
+class Signals(NamedTuple):
+    """What the slow network tells a memory about each token.
+
+    Attributes:
+      query: `[batch, length, heads, key]`.
+      value: `[batch, length, value]`, what earlier tokens should have predicted.
+      gate: `[batch, length]`, weight of the token's loss.
+      mask: `[batch, length]`, 1 for real tokens, 0 for padding.
+    """
+
+    query: Float[Array, "batch length heads key"]
+    value: Float[Array, "batch length value"]
+    gate: Float[Array, "batch length"]
+    mask: Float[Array, "batch length"]
+
+
+class Pending(NamedTuple):
+    """Tokens that wait for their chunk to fill.
+
+    Attributes:
+      signals: leaves `[batch, capacity, ...]`, valid in the first `count` positions.
+      count: number of waiting tokens, the same in every sequence.
+    """
+
+    signals: Signals
+    count: Int[Array, ""]
+
+
+def init_pending(signals: Signals, capacity: int) -> Pending:
+    """An empty queue of `capacity` tokens for signals of these shapes and dtypes."""
+
+    def zeros(x: jax.Array) -> jax.Array:
+        return jnp.zeros((x.shape[0], capacity, *x.shape[2:]), x.dtype)
+
+    return Pending(jax.tree.map(zeros, signals), jnp.zeros((), jnp.int32))
+
+
+def push(
+    read: Read,
+    write: Write,
+    memory: Memory,
+    pending: Pending,
+    signals: Signals,
+    *,
+    chunk_size: int,
+    lookahead: int,
+) -> tuple[Memory, Pending, jax.Array, Any]:
+    """Reads a piece of a stream and writes the chunks that it completes.
+
+    Args:
+      read: from memory and queries `[tokens, heads, key]` to output and access, by token.
+      write: from memory and a chunk to the memory after the write.
+      memory: fast weights of one group.
+      pending: tokens that wait.
+      signals: the piece, leaves `[batch, length, ...]` with length >= 1.
+      chunk_size: tokens per write, for this call.
+      lookahead: distance from a token to its target.
+
+    Returns:
+      Memory, pending, output `[batch, length, value]` and access (leaves `[batch, length, ...]`).
+
+    Raises:
+      ValueError: a chunk and its lookahead do not fit the queue.
+    """
+    capacity = pending.signals.gate.shape[1]
+    if chunk_size < 1 or chunk_size + lookahead > capacity:
+        raise ValueError(
+            f"chunk_size={chunk_size} with lookahead={lookahead} does not fit a queue of "
+            f"{capacity} tokens; choose 1 to {capacity - lookahead} or start the stream with a "
+            "larger max_chunk_size."
+        )
+    length = signals.gate.shape[1]
+    num_full, rest = divmod(length, chunk_size)
+
+    def push_piece(carry: tuple[Memory, Pending], piece: Signals):
+        memory, pending, *read_out = _push_piece(
+            read, write, *carry, piece, chunk_size=chunk_size, lookahead=lookahead
+        )
+        return (memory, pending), tuple(read_out)
+
+    carry = _drain(write, memory, pending, chunk_size=chunk_size, lookahead=lookahead)
+    outputs = []
+    if num_full == 1:
+        first = jax.tree.map(lambda x: x[:, :chunk_size], signals)
+        carry, out = push_piece(carry, first)
+        outputs.append(out)
+    elif num_full:
+
+        def split(x: jax.Array) -> jax.Array:
+            x = x[:, : num_full * chunk_size]
+            return x.reshape(x.shape[0], num_full, chunk_size, *x.shape[2:]).swapaxes(0, 1)
+
+        def merge(x: jax.Array) -> jax.Array:
+            return x.swapaxes(0, 1).reshape(x.shape[1], num_full * chunk_size, *x.shape[3:])
+
+        carry, out = jax.lax.scan(push_piece, carry, jax.tree.map(split, signals))
+        outputs.append(jax.tree.map(merge, out))
+    if rest:
+        last = jax.tree.map(lambda x: x[:, num_full * chunk_size :], signals)
+        carry, out = push_piece(carry, last)
+        outputs.append(out)
+    output, access = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *outputs)
+    return (*carry, output, access)
+
+
+def flush(write: Write, memory: Memory, pending: Pending, *, lookahead: int):
+    """Writes the complete pairs now, as one chunk, and keeps the last `lookahead` tokens.
+
+    Does nothing while no more than `lookahead` tokens wait.
+
+    Returns:
+      Memory and pending.
+    """
+
+    def write_all(memory: Memory, pending: Pending):
+        capacity = pending.signals.gate.shape[1]
+        complete = pending.count - lookahead
+        written = (jnp.arange(capacity) < complete).astype(pending.signals.gate.dtype)
+        memory = write(memory, _chunk(pending.signals, capacity, lookahead, written))
+        return memory, _drop(pending, complete)
+
+    return jax.lax.cond(pending.count > lookahead, write_all, lambda m, p: (m, p), memory, pending)
+
+
+def count_after(pending: Pending, length: int, *, chunk_size: int, lookahead: int) -> jax.Array:
+    """How many tokens wait after `push` of `length` more."""
+    total = pending.count + length
+    left = lookahead + (total - lookahead) % chunk_size
+    return jnp.where(total < chunk_size + lookahead, total, left)
+
+
+def read_sequences(read: Read, memory: Memory, query: jax.Array) -> tuple[jax.Array, Any]:
+    """`read` for queries `[batch, length, heads, key]`, results with the same leading axes."""
+    batch, length = query.shape[:2]
+    out = read(memory, query.reshape(batch * length, *query.shape[2:]))
+    return jax.tree.map(lambda x: x.reshape(batch, length, *x.shape[1:]), out)
+
+
+def clear(pending: Pending) -> Pending:
+    """The queue without its tokens."""
+    return pending._replace(count=jnp.zeros_like(pending.count))
+
+
+def _push_piece(read, write, memory, pending, piece, *, chunk_size, lookahead):
+    """`push` of at most `chunk_size` tokens, which complete at most one chunk."""
+    length = piece.gate.shape[1]
+    limit = chunk_size + lookahead
+    output, access = read_sequences(read, memory, piece.query)
+    position = pending.count + jnp.arange(length)  # In the queue, were it long enough.
+    queue = jax.tree.map(
+        lambda waiting, new: jax.lax.dynamic_update_slice_in_dim(
+            jnp.pad(waiting, [(0, 0), (0, length)] + [(0, 0)] * (new.ndim - 2)),
+            new.astype(waiting.dtype),
+            pending.count,
+            axis=1,
+        ),
+        pending.signals,
+        piece,
+    )
+    longer = Pending(queue, pending.count + length)
+
+    def keep(memory: Memory, longer: Pending):
+        return memory, longer, output, access
+
+    def write_chunk(memory: Memory, longer: Pending):
+        memory = write(memory, _chunk(longer.signals, chunk_size, lookahead, None))
+        # Tokens behind the one that completed the chunk already see the write.
+        late = position >= limit
+
+        def reread():
+            new = read_sequences(read, memory, piece.query)
+
+            def choose(after: jax.Array, before: jax.Array) -> jax.Array:
+                return jnp.where(late.reshape(1, -1, *[1] * (after.ndim - 2)), after, before)
+
+            return jax.tree.map(choose, new, (output, access))
+
+        out = jax.lax.cond(late[-1], reread, lambda: (output, access))
+        return memory, _drop(longer, chunk_size), *out
+
+    memory, longer, output, access = jax.lax.cond(
+        longer.count >= limit, write_chunk, keep, memory, longer
+    )
+    capacity = pending.signals.gate.shape[1]
+    kept = jax.tree.map(lambda x: x[:, :capacity], longer.signals)
+    return memory, Pending(kept, longer.count), output, access
+
+
+def _drain(write, memory, pending, *, chunk_size, lookahead):
+    """Writes chunks that are complete already, as after a call with a larger chunk size."""
+
+    def complete(carry: tuple[Memory, Pending]) -> jax.Array:
+        return carry[1].count >= chunk_size + lookahead
+
+    def write_chunk(carry: tuple[Memory, Pending]) -> tuple[Memory, Pending]:
+        memory, pending = carry
+        memory = write(memory, _chunk(pending.signals, chunk_size, lookahead, None))
+        return memory, _drop(pending, chunk_size)
+
+    return jax.lax.while_loop(complete, write_chunk, (memory, pending))
+
+
+def _chunk(signals: Signals, size: int, lookahead: int, written: jax.Array | None) -> Chunk:
+    """The first `size` waiting tokens as one chunk; `written` limits it to some of them."""
+
+    def tokens(x: jax.Array) -> jax.Array:
+        return x[:, :size].reshape(x.shape[0] * size, *x.shape[2:])
+
+    mask = signals.mask
+    real = mask if written is None else mask * written
+    # A pair needs both of its tokens; the target may stand behind the written ones.
+    pair = real * shift_left(mask, lookahead)
+    return Chunk(
+        query=tokens(signals.query),
+        target=tokens(shift_left(signals.value, lookahead)),
+        write_weight=tokens(signals.gate * pair),
+        paired=tokens(jnp.ones_like(mask) if written is None else jnp.ones_like(mask) * written),
+        counted=tokens(real),
+        addressed=tokens(real),
+    )
+
+
+def _drop(pending: Pending, number: int | jax.Array) -> Pending:
+    """The queue without its first `number` tokens."""
+    rolled = jax.tree.map(lambda x: jnp.roll(x, -number, axis=1), pending.signals)
+    return Pending(rolled, pending.count - number)

@@ -1,0 +1,81 @@
+"""What a memory is asked to predict, and which tokens may write."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+_STD_EPSILON = 1e-6
+_NORM_EPSILON = 1e-6
+
+
+class WriteWeights(NamedTuple):
+    """What each token contributes to a write, `[batch, length]` each.
+
+    Attributes:
+      write: weight of the token's squared error in the memory loss; 0 where it writes nothing.
+      paired: 1 where a target exists `lookahead` tokens on in the same chunk.
+      counted: 1 where the token's reads count in a slot's number of accesses.
+      addressed: weight of the token in the addressing loss's average.
+      factor: multiplies the token's value step but not its loss, or None.
+    """
+
+    write: Float[Array, "batch length"]
+    paired: Float[Array, "batch length"]
+    counted: Float[Array, "batch length"]
+    addressed: Float[Array, "batch length"]
+    factor: Float[Array, "batch length"] | None = None
+
+
+def write_weights(
+    gate: Float[Array, "batch length"],
+    mask: Float[Array, "batch length"] | None,
+    *,
+    chunk_size: int,
+    lookahead: int,
+) -> WriteWeights:
+    """The write weights of whole sequences cut into chunks.
+
+    A token writes if it and the token `lookahead` further on, in the same chunk, are both real.
+
+    Args:
+      gate: weight of each token's loss.
+      mask: 1 for real tokens, 0 for padding; None: all real.
+      chunk_size: tokens between two writes; the last chunk may be shorter.
+      lookahead: distance from a token to its target.
+    """
+    length = gate.shape[1]
+    real = jnp.ones_like(gate) if mask is None else mask.astype(gate.dtype)
+    paired = jnp.broadcast_to(_has_target(length, chunk_size, lookahead), gate.shape)
+    paired = paired.astype(gate.dtype)
+    write = gate * paired * real * shift_left(real, lookahead)
+    return WriteWeights(write=write, paired=paired, counted=real, addressed=real)
+
+
+def shift_left(x: Float[Array, "batch length *rest"], lookahead: int) -> Array:
+    """`x[:, t + lookahead]` at t, zeros behind the end."""
+    if lookahead == 0:
+        return x
+    padding = [(0, 0), (0, lookahead)] + [(0, 0)] * (x.ndim - 2)
+    return jnp.pad(x, padding)[:, lookahead:]
+
+
+def standardize(x: Float[Array, "... features"]) -> Float[Array, "... features"]:
+    """Zero mean and unit variance over the features, by the unbiased deviation (plus 1e-6)."""
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    features = x.shape[-1]
+    variance = jnp.sum(centred**2, axis=-1, keepdims=True) / (features - 1)
+    # The square root's slope is infinite at 0, where a constant vector would give NaN gradients.
+    deviation = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
+    return centred / (deviation + _STD_EPSILON)
+
+
+def l2_normalize(x: Float[Array, "... features"]) -> Float[Array, "... features"]:
+    """Unit Euclidean norm over the features: x / sqrt(sum x^2 + 1e-6)."""
+    return x / jnp.sqrt(jnp.sum(x**2, axis=-1, keepdims=True) + _NORM_EPSILON)
+
+
+def _has_target(length: int, chunk_size: int, lookahead: int) -> Array:
+    position = jnp.arange(length)
+    chunk_end = jnp.minimum((position // chunk_size + 1) * chunk_size, length)
+    return position + lookahead < chunk_end

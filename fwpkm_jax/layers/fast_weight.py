@@ -1,0 +1,309 @@
+"""A fast-weight memory on the residual stream: projections, gate, any chunk rule, residual."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from fwpkm_jax.core import streaming
+from fwpkm_jax.core.chunking import Chunk, Memory, map_groups, merge_groups, split_groups
+from fwpkm_jax.core.streaming import Pending, Signals
+from fwpkm_jax.core.targets import (
+    WriteWeights,
+    l2_normalize,
+    shift_left,
+    standardize,
+    write_weights,
+)
+from fwpkm_jax.layers.norms import RMSNorm
+from fwpkm_jax.rules import FwPKM
+
+Normalizer = Literal["none", "standardize", "l2"]
+Pairing = Callable[..., WriteWeights]
+
+_NORMALIZERS = {"none": lambda x: x, "standardize": standardize, "l2": l2_normalize}
+_GATE_WIDTH = 8  # The gate is the sigmoid of a mean over this many projections.
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastWeightConfig:
+    """A memory block before the token mixer."""
+
+    rule: FwPKM = field(default_factory=FwPKM)
+    """The memory and how it is written."""
+    chunk_size: int = 512
+    """Tokens of a sequence between two writes."""
+    query_norm: Normalizer = "none"
+    """Normalisation of each half of the projected query."""
+    value_norm: Normalizer = "standardize"
+    """Normalisation of the projected value over its features."""
+    weight_by_gate: bool = True
+    """Weights each token's memory loss by its gate."""
+    gate_output: bool = True
+    """Mixes read and value by the gate; off: adds them."""
+
+    def __post_init__(self):
+        if self.chunk_size <= self.rule.lookahead:
+            raise ValueError(
+                f"chunk_size={self.chunk_size} must exceed rule.lookahead={self.rule.lookahead}, "
+                "or nothing is ever written."
+            )
+
+
+class FastWeightInfo(NamedTuple):
+    """What a memory layer did in one call.
+
+    Attributes:
+      memory_loss: mean over the paired tokens of gate-weighted mean squared error, before each
+        chunk's write.
+      addressing_loss: mean over the chunks of the negative marginal entropy of the sub-keys; 0
+        when nothing was written.
+      gate: share of the read in the output, 0 to 1.
+      slot_ids: slots read by each token.
+      slot_weights: their read weights.
+      update_norm: mean over the chunks of the norm of the written change; 0 without writes.
+      token_loss: gate-weighted mean squared error of each token's read, 0 where it has no target.
+    """
+
+    memory_loss: Float[Array, ""]
+    addressing_loss: Float[Array, ""]
+    gate: Float[Array, "batch length"]
+    slot_ids: Int[Array, "batch length places"]
+    slot_weights: Float[Array, "batch length places"]
+    update_norm: Float[Array, ""]
+    token_loss: Float[Array, "batch length"]
+
+
+class FastWeight(nnx.Module):
+    """Reads and writes a memory with learned queries, targets and gate (spec: section 1).
+
+    The memory comes in and goes out as an argument with a leading axis of groups; sequences of one
+    group share a memory, neighbours in the batch first.
+    """
+
+    def __init__(
+        self,
+        config: FastWeightConfig,
+        model_dim: int,
+        *,
+        norm_eps: float,
+        init_std: float,
+        dtype: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        """Builds the projections.
+
+        Args:
+          config: of the block.
+          model_dim: width of the residual stream.
+          norm_eps: of the RMS norms.
+          init_std: of the linear maps' initial weights.
+          dtype: of the activations; None follows the input.
+          rngs: for the initial weights.
+        """
+        rule = config.rule
+        self.config = config
+
+        def linear(features_in: int, features_out: int) -> nnx.Linear:
+            init = nnx.initializers.normal(init_std)
+            return nnx.Linear(features_in, features_out, dtype=dtype, kernel_init=init, rngs=rngs)
+
+        def norm(features: int) -> RMSNorm:
+            return RMSNorm(features, eps=norm_eps, rngs=rngs)
+
+        self.query_norm = norm(model_dim)
+        self.query_proj = linear(model_dim, rule.num_heads * rule.key_dim)
+        self.value_norm = norm(model_dim)
+        self.value_proj = linear(model_dim, rule.value_dim)
+        self.gate_norm = norm(model_dim)
+        self.gate_proj = linear(model_dim, _GATE_WIDTH)
+        self.out_norm = norm(rule.value_dim)
+        self.out_proj = linear(rule.value_dim, model_dim)
+
+    def init_memory(self, rng: jax.Array, *, groups: int = 1) -> Memory:
+        """Fast weights before the first token, leaves `[groups, ...]`, every group the same."""
+        memory = self.config.rule.init(rng)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (groups, *x.shape)), memory)
+
+    def signals(
+        self, x: Float[Array, "batch length model"], mask: Float[Array, "batch length"] | None
+    ) -> Signals:
+        """What the memory is told about each token, in at least float32."""
+        rule = self.config.rule
+        memory_dtype = jnp.promote_types(x.dtype, jnp.float32)
+        query = self.query_proj(self.query_norm(x)).astype(memory_dtype)
+        # The halves of the whole query, all heads together, as in the authors' release.
+        halves = query.reshape(*query.shape[:-1], 2, -1)
+        query = _NORMALIZERS[self.config.query_norm](halves)
+        query = query.reshape(*x.shape[:2], rule.num_heads, rule.key_dim)
+        value = self.value_proj(self.value_norm(x)).astype(memory_dtype)
+        value = _NORMALIZERS[self.config.value_norm](value)
+        gate = self.gate_proj(self.gate_norm(x)).astype(memory_dtype)
+        gate = jax.nn.sigmoid(jnp.mean(gate, axis=-1))
+        real = jnp.ones_like(gate) if mask is None else mask.astype(memory_dtype)
+        return Signals(query, value, gate, real)
+
+    def merge(
+        self,
+        x: Float[Array, "batch length model"],
+        read: Float[Array, "batch length value"],
+        signals: Signals,
+    ) -> Float[Array, "batch length model"]:
+        """The residual stream with the memory's answer added."""
+        gate = signals.gate[..., None]
+        if self.config.gate_output:
+            mixed = gate * read + (1.0 - gate) * signals.value
+        else:
+            mixed = read + signals.value
+        return x + self.out_proj(self.out_norm(mixed).astype(x.dtype)).astype(x.dtype)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length model"],
+        memory: Memory,
+        *,
+        mask: Float[Array, "batch length"] | None = None,
+        write: bool = True,
+        pairing: Pairing = write_weights,
+    ) -> tuple[Float[Array, "batch length model"], Memory, FastWeightInfo]:
+        """Reads and writes whole sequences, a chunk at a time.
+
+        Args:
+          x: the residual stream.
+          memory: fast weights, leaves `[groups, ...]`, the batch divisible by groups.
+          mask: 1 for real tokens, 0 for padding, which neither writes nor counts.
+          write: False reads everything with the memory as it comes in.
+          pairing: makes the write weights from gate and mask.
+
+        Returns:
+          The residual stream, the memory after the last write, and what happened.
+        """
+        config, rule = self.config, self.config.rule
+        signals = self.signals(x, mask)
+        loss_gate = signals.gate if config.weight_by_gate else jnp.ones_like(signals.gate)
+        weights = pairing(loss_gate, mask, chunk_size=config.chunk_size, lookahead=rule.lookahead)
+        target = shift_left(signals.value, rule.lookahead)
+        sequence = Chunk(
+            signals.query,
+            target,
+            weights.write,
+            weights.paired,
+            weights.counted,
+            weights.addressed,
+            weights.factor,
+        )
+        groups = jax.tree.leaves(memory)[0].shape[0]
+        grouped = jax.tree.map(lambda leaf: split_groups(leaf, groups), sequence)
+        if write:
+            memory, read, access, info = map_groups(
+                lambda memory, part: tuple(rule.run(memory, part, chunk_size=config.chunk_size)),
+                memory,
+                grouped,
+            )
+        else:
+            read, access = map_groups(self._read, memory, grouped.query)
+            info = None
+        read, access = jax.tree.map(merge_groups, (read, access))
+        losses = weights.write * jnp.mean((read - target) ** 2, axis=-1)
+        facts = _facts(signals, losses, weights.paired, access, info)
+        return self.merge(x, read, signals), memory, facts
+
+    def init_pending(self, batch: int, groups: int, *, max_chunk_size: int, dtype: Any) -> Pending:
+        """An empty queue for `stream`, leaves `[groups, batch // groups, capacity, ...]`."""
+        rule = self.config.rule
+        one = Signals(
+            jnp.zeros((batch, 1, rule.num_heads, rule.key_dim), dtype),
+            jnp.zeros((batch, 1, rule.value_dim), dtype),
+            jnp.zeros((batch, 1), dtype),
+            jnp.zeros((batch, 1), dtype),
+        )
+        pending = streaming.init_pending(one, max_chunk_size + rule.lookahead)
+        return pending._replace(
+            signals=jax.tree.map(lambda x: split_groups(x, groups), pending.signals)
+        )
+
+    def stream(
+        self,
+        x: Float[Array, "batch length model"],
+        memory: Memory,
+        pending: Pending,
+        *,
+        mask: Float[Array, "batch length"] | None = None,
+        chunk_size: int | None = None,
+        write: bool = True,
+    ) -> tuple[Float[Array, "batch length model"], Memory, Pending, FastWeightInfo]:
+        """Reads a piece of a stream and writes the chunks that it completes.
+
+        Args:
+          x: the residual stream.
+          memory: fast weights, leaves `[groups, ...]`.
+          pending: from `init_pending` or the last call.
+          mask: 1 for real tokens.
+          chunk_size: tokens per write for this call; None: the config's.
+          write: False reads with the memory as it comes in and queues nothing.
+        """
+        rule = self.config.rule
+        chunk_size = self.config.chunk_size if chunk_size is None else chunk_size
+        signals = self.signals(x, mask)
+        groups = jax.tree.leaves(memory)[0].shape[0]
+        loss_gate = signals.gate if self.config.weight_by_gate else jnp.ones_like(signals.gate)
+        queued = jax.tree.map(
+            lambda leaf: split_groups(leaf, groups), signals._replace(gate=loss_gate)
+        )
+        if write:
+            options = {"chunk_size": chunk_size, "lookahead": rule.lookahead}
+
+            # The count is closed over, not mapped: all groups wait alike, and a mapped condition
+            # would turn "write or not" into writing always and choosing afterwards.
+            def push(memory: Memory, waiting: Signals, piece: Signals):
+                waiting = Pending(waiting, pending.count)
+                memory, waiting, read, access = streaming.push(
+                    rule.read, rule.write, memory, waiting, piece, **options
+                )
+                return memory, waiting.signals, read, access
+
+            memory, waiting, read, access = map_groups(push, memory, pending.signals, queued)
+            length = x.shape[1]
+            pending = Pending(waiting, streaming.count_after(pending, length, **options))
+        else:
+            read, access = map_groups(self._read, memory, queued.query)
+        read, access = jax.tree.map(merge_groups, (read, access))
+        target = shift_left(signals.value, rule.lookahead)
+        paired = shift_left(signals.mask, rule.lookahead) * signals.mask
+        losses = loss_gate * paired * jnp.mean((read - target) ** 2, axis=-1)
+        facts = _facts(signals, losses, paired, access, None)
+        return self.merge(x, read, signals), memory, pending, facts
+
+    def flush(self, memory: Memory, pending: Pending) -> tuple[Memory, Pending]:
+        """Writes the complete waiting pairs now; see `core.streaming.flush`."""
+        rule = self.config.rule
+
+        def flush(memory: Memory, waiting: Signals):
+            waiting = Pending(waiting, pending.count)
+            memory, waiting = streaming.flush(rule.write, memory, waiting, lookahead=rule.lookahead)
+            return memory, waiting.signals
+
+        memory, waiting = map_groups(flush, memory, pending.signals)
+        return memory, Pending(waiting, jnp.minimum(pending.count, rule.lookahead))
+
+    def _read(self, memory: Memory, query: jax.Array):
+        return streaming.read_sequences(self.config.rule.read, memory, query)
+
+
+def _facts(signals, losses, paired, access, info) -> FastWeightInfo:
+    """The record of one call; `info` is the rule's, by group and chunk, or None without writes."""
+    zero = jnp.zeros((), losses.dtype)
+    facts = FastWeightInfo(
+        memory_loss=jnp.sum(losses) / jnp.maximum(jnp.sum(paired), 1.0),
+        addressing_loss=zero if info is None else jnp.mean(info.addressing_loss),
+        gate=signals.gate,
+        slot_ids=access.slot_ids,
+        slot_weights=access.slot_weights,
+        update_norm=zero if info is None else jnp.mean(info.update_norm),
+        token_loss=losses,
+    )
+    return jax.lax.stop_gradient(facts)

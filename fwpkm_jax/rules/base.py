@@ -1,0 +1,55 @@
+"""The interface of a memory rule: how a memory reads and writes one chunk."""
+
+import abc
+
+import jax
+
+from fwpkm_jax.core.chunking import Chunk, Memory, RunOutput, StepOutput, scan_chunks
+
+
+class AbstractRule(abc.ABC):
+    """How a memory reads and writes.
+
+    A rule is a frozen dataclass: its fields are its configuration, its memory is a pytree that it
+    does not keep. All methods are pure and safe under jit, grad, vmap and scan. A memory belongs
+    to one group; `core.chunking.map_groups` keeps several side by side.
+    """
+
+    @abc.abstractmethod
+    def init(self, rng: jax.Array) -> Memory:
+        """Fast weights before the first token, float32."""
+
+    @abc.abstractmethod
+    def step(self, memory: Memory, chunk: Chunk) -> StepOutput:
+        """Reads and writes one chunk, leaves `[tokens, ...]`. This defines the rule."""
+
+    def run(self, memory: Memory, sequence: Chunk, *, chunk_size: int) -> RunOutput:
+        """Reads and writes whole sequences, leaves `[batch, length, ...]`.
+
+        A rule with a backward pass of its own overrides this, equal to the default in outputs and
+        gradients.
+        """
+        return scan_chunks(self.step, memory, sequence, chunk_size=chunk_size)
+
+    @classmethod
+    @abc.abstractmethod
+    def tiny(cls) -> "AbstractRule":
+        """The smallest instance that exercises every branch, for tests."""
+
+
+class AbstractChunkRule(AbstractRule):
+    """A rule whose reads depend on the memory left by earlier chunks alone.
+
+    Such a memory can be read without being written, and streamed token by token
+    (`core.streaming`).
+    """
+
+    lookahead: int
+
+    @abc.abstractmethod
+    def read(self, memory: Memory, query: jax.Array):
+        """Reads `[tokens, heads, key]`: output `[tokens, value]` and per-token access."""
+
+    def write(self, memory: Memory, chunk: Chunk) -> Memory:
+        """The memory after one chunk; what `step` leaves, without the reads."""
+        return self.step(memory, chunk).memory

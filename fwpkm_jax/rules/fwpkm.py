@@ -1,0 +1,199 @@
+"""Fast-weight product-key memory: a large table of slots, rewritten where it was read."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fwpkm_jax.core.addressing import (
+    Address,
+    Nonlinearity,
+    Score,
+    addressing_gradient,
+    addressing_loss,
+    product_top_k,
+    slot_weights,
+)
+from fwpkm_jax.core.array_types import Queries, SubKeys, TokenValues, ValueTable
+from fwpkm_jax.core.chunking import Chunk, StepOutput
+from fwpkm_jax.core.memory import slot_counts, slot_read, slot_write
+from fwpkm_jax.rules.base import AbstractChunkRule
+
+KeyLoss = Literal["addressing", "reconstruction", "both"]
+
+
+class FwPKMMemory(NamedTuple):
+    """Fast weights of one memory.
+
+    Attributes:
+      keys: `[heads, 2, subkeys, key // 2]`, rows first.
+      values: `[slots, value]`, slot = row * subkeys + column.
+    """
+
+    keys: SubKeys
+    values: ValueTable
+
+
+class SlotAccess(NamedTuple):
+    """Which slots each token read, heads joined, best first within a head."""
+
+    slot_ids: Int[Array, "tokens places"]
+    slot_weights: Float[Array, "tokens places"]
+
+
+class FwPKMInfo(NamedTuple):
+    """Measures of one write.
+
+    Attributes:
+      addressing_loss: negative marginal entropy of both codebooks, before the write.
+      update_norm: Euclidean norm of the change of the value table.
+    """
+
+    addressing_loss: Float[Array, ""]
+    update_norm: Float[Array, ""]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FwPKM(AbstractChunkRule):
+    """A product-key memory that writes one normalised gradient step per chunk (arXiv:2601.00671).
+
+    All computation is at least float32; the memory keeps its dtype.
+    """
+
+    num_subkeys: int = 512
+    """Sub-keys per codebook; the memory has num_subkeys**2 slots."""
+    key_dim: int = 512
+    """Width of a query, both halves together; even."""
+    value_dim: int = 512
+    """Width of a slot's value."""
+    num_heads: int = 1
+    """Queries per token; all heads share the value table."""
+    top_k: int = 8
+    """Slots read per head."""
+    lookahead: int = 1
+    """A token's target is the value this many tokens later."""
+    score: Score = "idw"
+    """Score of a sub-key: inverse-distance weight (idw) or inner product (dot)."""
+    learning_rate: float = 1.0
+    """Size of the write, of values and keys."""
+    value_step: float | None = None
+    """Multiplies the value gradient; None: num_heads * top_k, which undoes the mean read weight."""
+    key_loss: KeyLoss = "addressing"
+    """What moves the keys: the addressing entropy, the reconstruction error (ablation), or both."""
+    addressing_weight: float = 1.0
+    """Multiplies the addressing loss."""
+    nonlinearity: Nonlinearity = "softmax"
+    """From slot scores to read weights."""
+    temperature: float = 1.0
+    """Divides the slot scores before the nonlinearity."""
+    write_clip: float | None = None
+    """Bound on each element of the write's gradients, or None. Costs a pass over the table."""
+    weight_decay: float = 0.0
+    """Decay of keys and values at each write. Costs a pass over the table."""
+
+    def __post_init__(self):
+        if self.key_dim < 2 or self.key_dim % 2:
+            raise ValueError(
+                f"key_dim={self.key_dim} must be even (two codebooks)."
+            )
+        if not 1 <= self.top_k <= self.num_subkeys:
+            raise ValueError(
+                f"top_k={self.top_k} must lie between 1 and num_subkeys={self.num_subkeys}."
+            )
+        for name, least in {"num_heads": 1, "value_dim": 2, "lookahead": 0}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}.")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature={self.temperature} must be positive.")
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_subkeys**2
+
+    @classmethod
+    def tiny(cls) -> "FwPKM":
+        return cls(num_subkeys=5, key_dim=6, value_dim=4, num_heads=2, top_k=3)
+
+    def init(self, rng: jax.Array) -> FwPKMMemory:
+        """Keys uniform within 1/sqrt(key_dim), values normal with variance 1/value_dim."""
+        key_rng, value_rng = jax.random.split(rng)
+        bound = self.key_dim**-0.5
+        shape = (self.num_heads, 2, self.num_subkeys, self.key_dim // 2)
+        keys = jax.random.uniform(key_rng, shape, jnp.float32, -bound, bound)
+        values = jax.random.normal(value_rng, (self.num_slots, self.value_dim), jnp.float32)
+        return FwPKMMemory(keys, values * self.value_dim**-0.5)
+
+    def read(self, memory: FwPKMMemory, query: Queries) -> tuple[TokenValues, SlotAccess]:
+        _, access = self._address(memory.keys, query)
+        return slot_read(memory.values, *access), access
+
+    def step(self, memory: FwPKMMemory, chunk: Chunk) -> StepOutput:
+        address, access = self._address(memory.keys, chunk.query)
+        output = slot_read(memory.values, *access)
+        errors = chunk.write_weight[:, None] * (output - chunk.target)
+        if chunk.factor is not None:
+            errors = chunk.factor[:, None] * errors
+        step_size = self.num_heads * self.top_k if self.value_step is None else self.value_step
+        values = slot_write(
+            memory.values,
+            access.slot_ids,
+            access.slot_weights,
+            errors,
+            counted=chunk.counted,
+            step_size=step_size,
+            learning_rate=self.learning_rate,
+            clip=self.write_clip,
+            weight_decay=self.weight_decay,
+        )
+        gradient = self.key_gradient(memory, chunk, address)
+        if self.write_clip is not None:
+            gradient = jnp.clip(gradient, -self.write_clip, self.write_clip)
+        gradient = gradient + self.weight_decay * memory.keys
+        keys = memory.keys - self.learning_rate * gradient
+        loss = addressing_loss(address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed)
+        info = FwPKMInfo(
+            addressing_loss=loss, update_norm=_update_norm(memory.values, values, access.slot_ids)
+        )
+        return StepOutput(FwPKMMemory(keys, values), output, access, jax.lax.stop_gradient(info))
+
+    def _address(self, keys: SubKeys, query: Queries) -> tuple[Address, SlotAccess]:
+        address = product_top_k(query, keys, top_k=self.top_k, score=self.score)
+        weights = slot_weights(
+            address.slot_scores, nonlinearity=self.nonlinearity, temperature=self.temperature
+        )
+        tokens = query.shape[0]
+        return address, SlotAccess(
+            address.slot_ids.reshape(tokens, -1), weights.reshape(tokens, -1)
+        )
+
+    def key_gradient(self, memory: FwPKMMemory, chunk: Chunk, address: Address) -> SubKeys:
+        """Gradient of what moves the keys (`key_loss`), before clipping and decay."""
+        gradient = jnp.zeros_like(memory.keys)
+        if self.key_loss != "reconstruction":
+            gradient = self.addressing_weight * addressing_gradient(
+                chunk.query, memory.keys, address, token_weights=chunk.addressed, score=self.score
+            )
+        if self.key_loss != "addressing":
+            gradient = gradient + jax.grad(self._reconstruction_loss)(memory.keys, memory, chunk)
+        return gradient
+
+    def _reconstruction_loss(
+        self, keys: SubKeys, memory: FwPKMMemory, chunk: Chunk
+    ) -> Float[Array, ""]:
+        """Half the mean squared error over pairs and features, as a function of the keys."""
+        output, _ = self.read(FwPKMMemory(keys, memory.values), chunk.query)
+        losses = chunk.write_weight * jnp.mean((output - chunk.target) ** 2, axis=-1)
+        return 0.5 * jnp.sum(losses) / jnp.maximum(jnp.sum(chunk.paired), 1.0)
+
+
+def _update_norm(before: ValueTable, after: ValueTable, slot_ids: jax.Array) -> jax.Array:
+    """Norm of the table's change, from the touched rows alone."""
+    change = after.at[slot_ids].get(mode="promise_in_bounds") - before.at[slot_ids].get(
+        mode="promise_in_bounds"
+    )
+    squares = jnp.sum(change**2, axis=-1)
+    # A row read n times appears n times.
+    everyone = jnp.ones(slot_ids.shape[:1], squares.dtype)
+    return jnp.sqrt(jnp.sum(squares / slot_counts(slot_ids, everyone, num_slots=before.shape[0])))

@@ -1,0 +1,212 @@
+"""The authors' release in terms of this package: configuration, constants, queue rule.
+
+What the release does beyond the mathematics enters here, through arguments of the core write.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fwpkm_jax.core.chunking import Chunk
+from fwpkm_jax.core.targets import WriteWeights, shift_left
+from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory
+
+SCORES = {"idw": "idw", "dot_product": "dot"}
+READ = jax.jit(lambda rule, memory, query: rule.read(memory, query), static_argnums=0)
+STEP = jax.jit(lambda rule, memory, chunk: rule.step(memory, chunk), static_argnums=0)
+_MEMORY_FIELDS = {
+    "T", "addr_loss", "addr_loss_weight", "batch", "chunk_size", "gates", "grad_clip", "heads",
+    "k_dim", "learning_rate", "lookahead", "mask", "mem_grad_to_values_only", "n_subkeys",
+    "pieces", "q_scale", "qk_score_type", "score_nonlinear", "score_temperature", "topk", "v_dim",
+    "weight_decay",
+}  # fmt: skip
+
+
+def memory_rule(config: dict) -> FwPKM:
+    """The rule of a fwpkm_parts, _forward, _grad or _stream file."""
+    unknown = set(config) - _MEMORY_FIELDS
+    assert not unknown, f"fields this harness does not know: {sorted(unknown)}"
+    return _rule(
+        config,
+        subkeys=config["n_subkeys"],
+        keys=config["k_dim"],
+        values=config["v_dim"],
+        clip=config["grad_clip"],
+    )
+
+
+def block_rule(config: dict) -> FwPKM:
+    """The rule of a fwpkm_block or lm file, whose fields start with `fwpkm_`."""
+    known = {
+        "qk_score_type": config["fwpkm_qk_score_type"],
+        "heads": config["fwpkm_heads"],
+        "topk": config["fwpkm_topk"],
+        "lookahead": config["fwpkm_target_value_lookahead"],
+        "learning_rate": config["fwpkm_optimizer_lr"],
+        "addr_loss": config["fwpkm_addr_loss"],
+        "addr_loss_weight": config["fwpkm_addr_loss_weight"],
+        "mem_grad_to_values_only": config["fwpkm_mem_grad_to_values_only"],
+        "score_nonlinear": config["fwpkm_score_nonlinear"],
+        "score_temperature": config["fwpkm_score_temperature"],
+        "weight_decay": config["fwpkm_optimizer_weight_decay"],
+    }
+    assert config["fwpkm_loss_type"] == "mse"
+    assert config["fwpkm_optimizer_type"] == "sgd"
+    return _rule(
+        known,
+        subkeys=config["fwpkm_n_subkeys"],
+        keys=config["fwpkm_k_dim"],
+        values=config["fwpkm_v_dim"],
+        clip=config["fwpkm_grad_clip"],
+    )
+
+
+def _rule(config: dict, *, subkeys: int, keys: int, values: int, clip: bool) -> FwPKM:
+    assert config["addr_loss"] in ("me", None)
+    if config["addr_loss"] is None:
+        assert not config["mem_grad_to_values_only"], "the release fails without any key gradient"
+        key_loss = "reconstruction"
+    else:
+        key_loss = "addressing" if config["mem_grad_to_values_only"] else "both"
+    return FwPKM(
+        num_subkeys=subkeys,
+        key_dim=keys,
+        value_dim=values,
+        num_heads=config["heads"],
+        top_k=config["topk"],
+        lookahead=config["lookahead"],
+        score=SCORES[config["qk_score_type"]],
+        learning_rate=config["learning_rate"],
+        key_loss=key_loss,
+        addressing_weight=config["addr_loss_weight"],
+        nonlinearity=config["score_nonlinear"],
+        temperature=config["score_temperature"],
+        write_clip=1.0 if clip else None,
+        weight_decay=config["weight_decay"],
+    )
+
+
+def memory(rule: FwPKM, keys: jax.Array, values: jax.Array) -> FwPKMMemory:
+    return FwPKMMemory(keys.reshape(rule.num_heads, 2, rule.num_subkeys, -1), values)
+
+
+def pairing(gate, mask, *, chunk_size: int, lookahead: int) -> WriteWeights:
+    """The release's write weights: the mask at t alone, masked reads counted, steps rescaled.
+
+    It averages over the P pairs of a chunk and multiplies by S, the chunk's tokens (without a
+    mask) or the real ones among those that can be paired.
+    """
+    batch, length = gate.shape
+    position = np.arange(length)
+    start = position // chunk_size * chunk_size
+    sizes = np.minimum(start + chunk_size, length) - start
+    paired = (position - start + lookahead < sizes).astype(np.float64)
+    num_pairs = batch * np.maximum(sizes - lookahead, 0)
+    chunk_of = np.equal.outer(start, start).astype(np.float64)  # [length, length]
+    ones = jnp.ones_like(gate)
+    if mask is None:
+        samples = jnp.asarray(batch * sizes, gate.dtype)
+    else:
+        real = jnp.sum((mask != 0) * jnp.asarray(paired, gate.dtype)[None], axis=0)
+        samples = jnp.asarray(chunk_of, gate.dtype) @ real
+    factor = samples / jnp.asarray(np.maximum(num_pairs, 1), gate.dtype)
+    paired = jnp.broadcast_to(jnp.asarray(paired, gate.dtype), gate.shape)
+    real = ones if mask is None else mask.astype(gate.dtype)
+    factor = jnp.broadcast_to(factor, gate.shape)
+    return WriteWeights(gate * real * paired, paired, ones, ones, factor)
+
+
+def sequence(rule: FwPKM, query, values, gate, mask, *, chunk_size: int) -> Chunk:
+    """Whole sequences with the release's weights; queries `[batch, length, heads * key]`."""
+    if gate is None:
+        gate = jnp.ones(query.shape[:2], query.dtype)
+    weights = pairing(gate, mask, chunk_size=chunk_size, lookahead=rule.lookahead)
+    query = query.reshape(*query.shape[:2], rule.num_heads, rule.key_dim)
+    return Chunk(query, shift_left(values, rule.lookahead), *weights)
+
+
+def paired_only(losses, *, chunk_size: int, lookahead: int):
+    """Drops the tokens `[batch, length]` that have no target in their chunk, as the release."""
+    length = losses.shape[1]
+    position = np.arange(length)
+    end = np.minimum((position // chunk_size + 1) * chunk_size, length)
+    return losses[:, position + lookahead < end]
+
+
+def stream(rule: FwPKM, start: FwPKMMemory, query, values, gate, mask, pieces, *, chunk_size: int):
+    """Replays the release's queue on the core write.
+
+    A step happens once `chunk_size` tokens are queued at the end of a cut, uses all but the last
+    `lookahead` of them, counts the reads of the last cut only, and without a mask scales by the
+    last cut's length.
+
+    Yields one dict per piece: output, slot_ids, slot_weights, updated, queue_length, losses,
+    addressing_losses, memory.
+    """
+    batch = query.shape[0]
+    query = query.reshape(batch, -1, rule.num_heads, rule.key_dim)
+    lookahead, now, first = rule.lookahead, start, 0
+    queue = np.arange(0)  # Positions in the stream.
+    for piece in pieces:
+        positions = np.arange(first, first + piece)
+        first += piece
+        record = {"updated": 0, "losses": [], "addressing_losses": []}
+        reads = []
+        while positions.size:
+            room = chunk_size + lookahead - queue.size if not reads else chunk_size
+            cut, positions = positions[:room], positions[room:]
+            output, access = rule.read(now, query[:, cut].reshape(-1, *query.shape[2:]))
+            reads.append(
+                jax.tree.map(lambda x: x.reshape(batch, -1, *x.shape[1:]), (output, *access))
+            )
+            queue = np.concatenate([queue, cut])
+            if queue.size >= chunk_size:
+                chunk = _queued_chunk(rule, query, values, gate, mask, queue, last_cut=cut.size)
+                step = STEP(rule, now, chunk)
+                now = step.memory
+                losses = chunk.write_weight * jnp.mean((step.output - chunk.target) ** 2, -1)
+                losses = losses.reshape(batch, -1)[:, : queue.size - lookahead]
+                record["losses"].append(losses)
+                record["addressing_losses"].append(step.info.addressing_loss)
+                record["updated"] = 1
+                queue = queue[queue.size - lookahead :]
+        output, slot_ids, weights = (jnp.concatenate(x, axis=1) for x in zip(*reads, strict=True))
+        yield record | {
+            "output": output,
+            "slot_ids": slot_ids,
+            "slot_weights": weights,
+            "queue_length": queue.size,
+            "memory": now,
+        }
+
+
+def _queued_chunk(rule, query, values, gate, mask, queue, *, last_cut: int) -> Chunk:
+    """The write of one queue: all but its last tokens write, the last cut alone is counted."""
+    batch, size = query.shape[0], queue.size
+    dtype = query.dtype
+    pairs = np.arange(size) < size - rule.lookahead
+    in_last_cut = np.arange(size) >= size - last_cut
+
+    def tokens(x):
+        return x.reshape(batch * size, *x.shape[2:])
+
+    def spread(x):
+        return tokens(jnp.broadcast_to(jnp.asarray(x, dtype), (batch, size)))
+
+    weight = spread(pairs)
+    for factor in (gate, mask):
+        if factor is not None:
+            weight = weight * tokens(factor[:, queue])
+    if mask is None:
+        samples = batch * last_cut
+    else:
+        samples = int(np.count_nonzero(np.asarray(mask)[:, queue[pairs]]))
+    return Chunk(
+        query=tokens(query[:, queue]),
+        target=tokens(shift_left(values[:, queue], rule.lookahead)),
+        write_weight=weight,
+        paired=spread(pairs),
+        counted=spread(in_last_cut),
+        addressed=spread(pairs),
+        factor=spread(np.full(size, samples / (batch * pairs.sum()))),
+    )

@@ -1,0 +1,47 @@
+"""The chunked read-then-write pass over a sequence, against the authors' release."""
+
+import jax
+import jax.numpy as jnp
+import release
+import vectors
+
+KIND = "fwpkm_forward"
+
+
+def run(file):
+    """The pass of a fwpkm_forward or fwpkm_grad file, as named arrays."""
+    rule, arrays = release.memory_rule(file.config), file.arrays
+    chunk_size = file.config["chunk_size"]
+
+    def forward(q, ref_v, gates, keys, values):
+        memory = release.memory(rule, keys, values)
+        sequence = release.sequence(
+            rule, q, ref_v, gates, arrays.get("mask"), chunk_size=chunk_size
+        )
+        return sequence, rule.run(memory, sequence, chunk_size=chunk_size)
+
+    names = ("q", "ref_v", "gates", "keys", "values")
+    inputs = tuple(arrays.get(name) for name in names)
+    sequence, out = jax.jit(forward)(*inputs)
+    shape = (*out.output.shape[:2], rule.num_heads, rule.top_k)
+    losses = sequence.write_weight * jnp.mean((out.output - sequence.target) ** 2, -1)
+    addressing = rule.addressing_weight * jnp.mean(out.info.addressing_loss)
+    if rule.key_loss == "reconstruction":
+        addressing = jnp.zeros_like(addressing)
+    results = {
+        "output": out.output,
+        "indices": out.access.slot_ids.reshape(shape),
+        "scores": out.access.slot_weights.reshape(shape),
+        "losses": release.paired_only(losses, chunk_size=chunk_size, lookahead=rule.lookahead),
+        "addr_loss": addressing,
+        "final_keys": out.memory.keys.reshape(arrays["keys"].shape),
+        "final_values": out.memory.values,
+    }
+    return results, (forward, names, inputs)
+
+
+def test_a_pass_over_a_sequence(golden_path, dtype):
+    with vectors.precision(dtype):
+        file = vectors.load(golden_path, dtype)
+        results, _ = run(file)
+        file.assert_matches(results)

@@ -1,0 +1,332 @@
+"""A run's configuration: dataclasses from a Python file, overridden on the command line.
+
+`configs/NAME.py` defines `get_config() -> Experiment`; tyro lays `--section.field VALUE` over it.
+The JSON form goes into the run directory and into every checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import runpy
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Union
+
+import tyro
+
+from fwpkm_jax.data import RecallData, TextData
+from fwpkm_jax.models.language_model import ModelConfig
+from fwpkm_jax.training.checkpoint import CheckpointConfig
+from fwpkm_jax.training.loop import WITHOUT_EFFECT, TrainingConfig
+from fwpkm_jax.training.optimizer import OptimizerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One training run, whole: the same experiment gives the same numbers again."""
+
+    seed: int = 0
+    """Seed of parameters, initial fast weights and data order."""
+    model: ModelConfig
+    """The language model."""
+    data: RecallData | TextData
+    """Where batches come from; the config file chooses the kind of source."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """Optimiser of the slow weights."""
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    """Length of the run, batches, memories."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """When the run is saved, and what is kept."""
+    run_dir: str = "runs/default"
+    """Directory the run writes to; a run that was interrupted there continues."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The experiment as JSON values; `from_json` gives it back."""
+        return to_json(self)
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 over everything that determines the run's numbers, as 64 hex digits."""
+        values = self.to_json()
+        for path in WITHOUT_EFFECT:
+            *sections, name = path.split(".")
+            section = values
+            for part in sections:
+                section = section[part]
+            del section[name]
+        canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def to_json(config: Any) -> Any:
+    """JSON values of a dataclass tree; a dataclass carries its name under `class`."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        fields = {f.name: to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        return {"class": type(config).__name__, **fields}
+    if isinstance(config, tuple | list):
+        return [to_json(item) for item in config]
+    if config is None or isinstance(config, bool | int | float | str):
+        return config
+    raise TypeError(f"{config!r} in a configuration has no JSON form.")
+
+
+def from_json(values: Any, annotation: Any = Experiment, *, path: str = "config") -> Any:
+    """The configuration that `to_json` wrote, every name and type checked.
+
+    Args:
+      values: parsed JSON.
+      annotation: the type expected, a dataclass by default `Experiment`.
+      path: what errors call the place.
+
+    Raises:
+      ValueError: a field or class is unknown (the nearest name is given), a required field is
+        missing, a value has the wrong type, or a dataclass refuses its values.
+    """
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return _from_json_union(values, arguments, path)
+    if origin is Literal:
+        if values not in arguments:
+            hint = _nearest(str(values), [str(a) for a in arguments])
+            raise ValueError(f"{path}={values!r} is none of {list(arguments)}{hint}.")
+        return values
+    if origin is tuple:
+        return _from_json_tuple(values, arguments, path)
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        return _from_json_dataclass(values, annotation, path)
+    if annotation is float and isinstance(values, int) and not isinstance(values, bool):
+        return float(values)
+    if annotation is type(None):
+        annotation = types.NoneType
+    if not isinstance(annotation, type) or type(values) is not annotation:
+        raise ValueError(f"{path}={values!r} must be {getattr(annotation, '__name__', annotation)}")
+    return values
+
+
+def _from_json_union(values: Any, options: Sequence[Any], path: str) -> Any:
+    """The value as the one of `options` it belongs to; dataclasses are told by their `class`."""
+    if values is None and types.NoneType in options:
+        return None
+    if isinstance(values, dict):
+        options = [o for o in options if dataclasses.is_dataclass(o)]
+        classes = {cls.__name__: option for option in options for cls in _final_classes(option)}
+        name = values.get("class")
+        if name not in classes:
+            raise ValueError(
+                f"{path}.class={name!r} is none of {sorted(classes)}{_nearest(str(name), classes)}."
+            )
+        return from_json(values, classes[name], path=path)
+    errors = []
+    for option in options:
+        try:
+            return from_json(values, option, path=path)
+        except ValueError as error:
+            errors.append(str(error))
+    raise ValueError("; ".join(errors))
+
+
+def _from_json_tuple(values: Any, items: Sequence[Any], path: str) -> tuple[Any, ...]:
+    if not isinstance(values, list):
+        raise ValueError(f"{path}={values!r} must be a list.")
+    if len(items) == 2 and items[1] is ...:
+        items = [items[0]] * len(values)
+    if len(items) != len(values):
+        raise ValueError(f"{path}={values!r} must have {len(items)} entries.")
+    pairs = zip(values, items, strict=True)
+    return tuple(from_json(v, item, path=f"{path}[{i}]") for i, (v, item) in enumerate(pairs))
+
+
+def _from_json_dataclass(values: Any, annotation: type, path: str) -> Any:
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}={values!r} must be an object with the fields of a section.")
+    values = dict(values)
+    classes = {cls.__name__: cls for cls in _final_classes(annotation)}
+    name = values.pop("class", annotation.__name__)
+    if name not in classes:
+        hint = _nearest(str(name), classes)
+        raise ValueError(f"{path}.class={name!r} is none of {sorted(classes)}{hint}.")
+    cls = classes[name]
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls)]
+    for unknown in values.keys() - set(names):
+        raise ValueError(f"{path}.{unknown} is not a field{_nearest(unknown, names)}.")
+    decoded = {n: from_json(v, hints[n], path=f"{path}.{n}") for n, v in values.items()}
+    try:
+        return cls(**decoded)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _final_classes(annotation: type) -> Iterator[type]:
+    """The classes an annotation stands for: itself, or an interface's implementations."""
+    yield annotation
+    for subclass in annotation.__subclasses__():
+        yield from _final_classes(subclass)
+
+
+def _nearest(name: str, names: Any) -> str:
+    close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.0)
+    return f"; the nearest name is {close[0]}" if close else ""
+
+
+def load_config(path: str | Path) -> Experiment:
+    """The experiment that `get_config()` in the Python file `path` returns.
+
+    Raises:
+      FileNotFoundError: no such file; the nearest name beside it is given.
+      ValueError: the file defines no `get_config`, or it returns something else.
+    """
+    path = Path(path)
+    if not path.is_file():
+        beside = (
+            [str(p) for p in sorted(path.parent.glob("**/*.py"))] if path.parent.is_dir() else []
+        )
+        raise FileNotFoundError(f"There is no config file {path}{_nearest(str(path), beside)}.")
+    get_config = runpy.run_path(str(path)).get("get_config")
+    if get_config is None:
+        raise ValueError(f"{path} defines no get_config(); a config file must.")
+    experiment = get_config()
+    if not isinstance(experiment, Experiment):
+        raise ValueError(
+            f"get_config() of {path} returned a {type(experiment).__name__}; "
+            "it must return an Experiment."
+        )
+    return experiment
+
+
+def read_experiment(run_dir: str | Path) -> Experiment:
+    """The experiment a run directory was trained with, from its `config.json`."""
+    path = Path(run_dir) / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist; {run_dir} holds no run.")
+    return from_json(json.loads(path.read_text()), path=str(path))
+
+
+def parse_command_line(
+    arguments: Sequence[str], *, default: str | Path, prog: str = "train.py"
+) -> Experiment:
+    """The experiment a command line asks for: `[configs/NAME.py] [--section.field VALUE ...]`.
+
+    Args:
+      arguments: the command line without the program's name.
+      default: config file used where the command line names none.
+      prog: the program's name in `--help`.
+
+    Raises:
+      SystemExit: 0 after `--help`; 2, with a message, for a wrong type or a refused value.
+      ValueError: an option does not exist (the nearest name is given); see also `load_config`.
+      FileNotFoundError: see `load_config`.
+    """
+    arguments = list(arguments)
+    path = default
+    if arguments and not arguments[0].startswith("-"):
+        path = arguments.pop(0)
+    experiment = load_config(path)
+    arguments = _normalize(arguments)
+    _check_names(arguments, experiment)
+    experiment, arguments = _fill_optional_sections(experiment, arguments, prog=prog)
+    return tyro.cli(
+        Experiment,
+        default=experiment,
+        args=arguments,
+        prog=f"{prog} {path}",
+        description=f"Trains {path}; defaults shown are that file's.",
+        use_underscores=True,
+        config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
+    )
+
+
+def _normalize(arguments: Sequence[str]) -> list[str]:
+    """Options with underscores and their values apart: `--run-dir=x` as `--run_dir`, `x`."""
+    separate = []
+    for argument in arguments:
+        if argument.startswith("--"):
+            name, *value = argument.split("=", 1)
+            separate += [name.replace("-", "_").replace("__", "--", 1), *value]
+        else:
+            separate.append(argument)
+    return separate
+
+
+def _check_names(arguments: Sequence[str], experiment: Experiment) -> None:
+    """Raises ValueError for an option that does not exist; tyro does not always know a near one."""
+    names = {"--help", *_option_names(experiment)}
+    for argument in arguments:
+        if argument.startswith("--") and argument not in names:
+            raise ValueError(f"{argument} is not an option{_nearest(argument, names)}.")
+
+
+def _option_names(config: Any, prefix: str = "--") -> Iterator[str]:
+    """Every option of a configuration, those of sections that are None but could be set too."""
+    cls = config if isinstance(config, type) else type(config)
+    hints = typing.get_type_hints(cls)
+    for name in (f.name for f in dataclasses.fields(cls)):
+        yield f"{prefix}{name}"
+        section = None if isinstance(config, type) else getattr(config, name)
+        if dataclasses.is_dataclass(section):
+            yield from _option_names(section, f"{prefix}{name}.")
+        elif section is None:
+            options = [hints[name], *typing.get_args(hints[name])]
+            for option in options:
+                if isinstance(option, type) and dataclasses.is_dataclass(option):
+                    yield from _option_names(option, f"{prefix}{name}.")
+
+
+def _fill_optional_sections(
+    config: Any, arguments: list[str], *, prog: str, prefix: str = "--"
+) -> tuple[Any, list[str]]:
+    """Turns on sections that are None in the config file and named on the command line.
+
+    tyro offers the fields of a section only where the default has one, so `--model.x.yarn.factor 4`
+    on a config whose `yarn` is None is read here; `--model.x.yarn None` turns a section off.
+
+    Returns:
+      The configuration with those sections set, and the arguments that are left.
+    """
+    changes = {}
+    hints = typing.get_type_hints(type(config))
+    for name in (f.name for f in dataclasses.fields(config)):
+        value, flag = getattr(config, name), f"{prefix}{name}"
+        options = typing.get_args(hints[name])
+        sections = [o for o in options if dataclasses.is_dataclass(o)]
+        optional = types.NoneType in options and len(sections) == 1
+        if optional and flag in arguments:
+            at = arguments.index(flag)
+            if arguments[at + 1 : at + 2] == ["None"]:
+                changes[name] = None
+                arguments = arguments[:at] + arguments[at + 2 :]
+                continue
+        if optional and value is None:
+            mine, arguments = _take(arguments, f"{flag}.")
+            if mine:
+                cls: Any = sections[0]
+                changes[name] = tyro.cli(
+                    cls, args=mine, prog=f"{prog} {flag}", use_underscores=True,
+                    config=(tyro.conf.FlagConversionOff,),
+                )  # fmt: skip
+        elif dataclasses.is_dataclass(value):
+            section, arguments = _fill_optional_sections(
+                value, arguments, prog=prog, prefix=f"{flag}."
+            )
+            if section is not value:
+                changes[name] = section
+    return (dataclasses.replace(config, **changes) if changes else config), arguments
+
+
+def _take(arguments: list[str], prefix: str) -> tuple[list[str], list[str]]:
+    """The options that start with `prefix`, without it, and the other arguments."""
+    mine, others, taking = [], [], False
+    for argument in arguments:
+        if argument.startswith("--"):
+            taking = argument.startswith(prefix)
+            if taking:
+                mine.append("--" + argument.removeprefix(prefix))
+                continue
+        (mine if taking else others).append(argument)
+    return mine, others

@@ -1,0 +1,62 @@
+"""A finished or running training run, opened for reading."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+from flax import nnx
+
+from fwpkm_jax.config import Experiment, read_experiment
+from fwpkm_jax.models.language_model import LanguageModel, Memory
+from fwpkm_jax.training.checkpoint import find_step, read_checkpoint
+from fwpkm_jax.training.state import init_state, model_graph
+
+
+class Run(NamedTuple):
+    """What a run directory holds."""
+
+    experiment: Experiment
+    """The configuration it was trained with."""
+    graphdef: nnx.GraphDef[LanguageModel]
+    """The model's structure; `nnx.merge(graphdef, params)` is the model."""
+    params: Any
+    """Slow weights, an `nnx.State`."""
+    memory: Memory
+    """Fast weights as training left them, leaves `[groups, ...]`."""
+    step: int
+    """The checkpoint's step."""
+
+    @property
+    def model(self) -> LanguageModel:
+        """The model with its slow weights."""
+        return nnx.merge(self.graphdef, self.params)
+
+
+def load_run(run_dir: str | Path, step: int | Literal["best"] | None = None) -> Run:
+    """A run's configuration and the weights of one of its checkpoints.
+
+    Args:
+      run_dir: the directory that `train.py` wrote.
+      step: a step, "best" for the lowest validation loss, None for the newest.
+
+    Raises:
+      FileNotFoundError: no run there, or no such checkpoint; those that exist are listed.
+      DamagedCheckpointError: the checkpoint cannot be read; name another step.
+    """
+    experiment = read_experiment(run_dir)
+    directory = Path(run_dir) / "checkpoints"
+    found = find_step(directory, step)
+    abstract = jax.eval_shape(
+        partial(
+            init_state,
+            experiment.model,
+            memory=experiment.training.memory,
+            optimizer=None,
+            seed=experiment.seed,
+        )
+    )
+    state = read_checkpoint(directory, found, abstract).state
+    return Run(experiment, model_graph(experiment.model), state.params, state.memory, found)

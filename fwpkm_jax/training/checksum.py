@@ -1,0 +1,60 @@
+"""Whether a tree of arrays is whole: a checksum per array, and which arrays are not finite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fwpkm_jax.training.state import named_leaves
+
+
+def checksum(x: jax.Array) -> jax.Array:
+    """uint32 sum over an array's 32-bit words, each times an odd number that its place gives.
+
+    Any single flipped bit changes it, and so do zeros in place of a lost chunk. The sum wraps, so
+    it does not depend on the order of addition: the same array laid out over another number of
+    devices has the same checksum.
+    """
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    if x.dtype == jnp.bool_:
+        x = x.astype(jnp.uint8)
+    bits = jax.lax.bitcast_convert_type(x, _WORD[x.dtype.itemsize]).astype(jnp.uint32)
+    place, stride = jnp.zeros((), jnp.uint32), 1
+    for axis in reversed(range(bits.ndim)):
+        iota = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
+        place = place + iota * jnp.uint32(stride % 2**32)
+        stride *= bits.shape[axis]
+    return jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)
+
+
+# An array of 64-bit numbers becomes one with two words along a last axis.
+_WORD = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
+
+
+@jax.jit
+def _checksums(leaves: dict[str, Any]) -> dict[str, jax.Array]:
+    return {name: checksum(leaf) for name, leaf in leaves.items()}
+
+
+@jax.jit
+def _all_finite(leaves: dict[str, Any]) -> dict[str, jax.Array]:
+    return {name: jnp.all(jnp.isfinite(leaf)) for name, leaf in leaves.items()}
+
+
+def checksums(tree: Any) -> dict[str, int]:
+    """Each array's checksum by its path name."""
+    return {
+        name: int(value) for name, value in jax.device_get(_checksums(named_leaves(tree))).items()
+    }
+
+
+def non_finite_leaves(tree: Any) -> list[str]:
+    """Path names of the floating-point arrays that hold NaN or infinity, in the tree's order."""
+    leaves = named_leaves(tree)
+    floats = {n: x for n, x in leaves.items() if jnp.issubdtype(jnp.result_type(x), np.inexact)}
+    finite = jax.device_get(_all_finite(floats))
+    return [name for name in floats if not finite[name]]

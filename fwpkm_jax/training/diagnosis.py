@@ -1,0 +1,157 @@
+"""What went first when a loss or gradient stopped being finite."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.core import Tracer
+
+from fwpkm_jax.models.language_model import LanguageModel, Memory
+from fwpkm_jax.training.checksum import non_finite_leaves
+from fwpkm_jax.training.state import MemoryConfig, TrainState, named_leaves
+from fwpkm_jax.training.step import Batch, micro_batch_memory, split_batch, weighted_loss
+
+
+class NonFiniteError(RuntimeError):
+    """Training met a NaN or an infinity; says where it began and where to go back to."""
+
+
+def diagnose(
+    graphdef: nnx.GraphDef[LanguageModel],
+    state: TrainState,
+    batch: Batch,
+    *,
+    clean_memory: Memory,
+    micro_batches: int,
+    memory: MemoryConfig,
+) -> str:
+    """A sentence naming the first thing that is not finite: a parameter, a layer, a memory.
+
+    The failed step left the parameters as they were but has written to the fast weights, so the
+    pass is repeated from clean ones: what is not finite even then comes from a layer; otherwise
+    the fast weights themselves went first. Runs op by op, outside jit, once.
+
+    Args:
+      graphdef: the model's structure.
+      state: the state after the failed step.
+      batch: the failed step's batch.
+      clean_memory: the run's initial memory, in the shape of `state.memory`.
+      micro_batches: as in the step.
+      memory: groups and lifetime.
+    """
+    bad = sorted(non_finite_leaves(state.params), key=_natural_order)
+    if bad:
+        return f"the parameter {bad[0]} ({_count(state.params, bad[0])}) is not finite"
+    bad_inputs = [name for name, x in batch.items() if not np.all(np.isfinite(x))]
+    if bad_inputs:
+        return f"the batch's {bad_inputs[0]} is not finite"
+
+    model = nnx.merge(graphdef, state.params)
+    pieces = split_batch(batch, micro_batches=micro_batches, memory=memory)
+    start = micro_batch_memory(clean_memory, memory, micro_batches)
+    for index in range(micro_batches):
+        micro = jax.tree.map(lambda x, index=index: jnp.asarray(x[index]), pieces)
+        layer = _first_bad_layer(model, micro, start)
+        if layer is not None:
+            return f"the output of {layer} is not finite, its input is"
+    bad = sorted(non_finite_leaves(state.memory), key=_natural_order)
+    if bad:
+        return f"the fast weights {bad[0]} ({_count(state.memory, bad[0])}) are not finite"
+    for index in range(micro_batches):
+        micro = jax.tree.map(lambda x, index=index: jnp.asarray(x[index]), pieces)
+        bad = _bad_gradients(graphdef, state.params, micro, start)
+        if bad:
+            return (
+                f"the gradient of {bad[-1]} is not finite, the last of {len(bad)} such in the "
+                "model, so the first on the way back"
+            )
+    return (
+        "parameters, fast weights and every layer's output are finite, and a pass from clean fast "
+        "weights does not repeat it: their values grew too large for this batch"
+    )
+
+
+def _count(tree: Any, name: str) -> str:
+    leaf = named_leaves(tree)[name]
+    return f"{int(jnp.sum(~jnp.isfinite(leaf)))} of {leaf.size} values"
+
+
+def _natural_order(name: str) -> list[Any]:
+    """Sort key under which layer 10 comes after layer 9."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
+
+
+def _first_bad_layer(model: LanguageModel, batch: Batch, memory: Memory) -> str | None:
+    """The path of the innermost module first to turn finite inputs into non-finite outputs."""
+    with _watch_modules(model) as found:
+        output = model(batch["tokens"][:, :-1], memory)
+        loss = weighted_loss(output.logits, batch["tokens"][:, 1:], batch["loss_weight"])
+    if found:
+        return found[0]
+    return None if bool(jnp.isfinite(loss)) else "the loss"
+
+
+@contextlib.contextmanager
+def _watch_modules(model: nnx.Module) -> Iterator[list[str]]:
+    """Collects the paths of modules whose call turned finite inputs into non-finite outputs.
+
+    Flax has no forward hooks, so the classes' `__call__` is wrapped while the context lasts. A
+    module called inside a scan shows only traced values; the module around it answers for it.
+    """
+    found: list[str] = []
+    paths = {id(module): "/".join(map(str, path)) for path, module in nnx.iter_modules(model)}
+    originals = {
+        type(module): vars(type(module))["__call__"]
+        for _, module in nnx.iter_modules(model)
+        if "__call__" in vars(type(module))
+    }
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(module: nnx.Module, *args: Any, **kwargs: Any) -> Any:
+            output = original(module, *args, **kwargs)
+            inputs_finite = _finite((args, kwargs))
+            if id(module) in paths and inputs_finite and not _finite(output):
+                found.append(paths[id(module)] or "the model")
+            return output
+
+        return call
+
+    try:
+        for cls, original in originals.items():
+            cls.__call__ = wrap(original)
+        yield found
+    finally:
+        for cls, original in originals.items():
+            cls.__call__ = original
+
+
+def _finite(tree: Any) -> bool:
+    """Whether every concrete floating-point array in a tree is finite."""
+    return all(
+        bool(jnp.all(jnp.isfinite(x)))
+        for x in jax.tree.leaves(tree)
+        if isinstance(x, jax.Array | np.ndarray)
+        and not isinstance(x, Tracer)
+        and jnp.issubdtype(x.dtype, np.inexact)
+    )
+
+
+def _bad_gradients(
+    graphdef: nnx.GraphDef[LanguageModel], params: Any, batch: Batch, memory: Memory
+) -> list[str]:
+    """Names of the parameters whose gradient is not finite, in the model's order."""
+
+    def loss_fn(params: Any) -> jax.Array:
+        output = nnx.merge(graphdef, params)(batch["tokens"][:, :-1], memory)
+        return weighted_loss(output.logits, batch["tokens"][:, 1:], batch["loss_weight"])
+
+    return sorted(non_finite_leaves(jax.grad(loss_fn)(params)), key=_natural_order)

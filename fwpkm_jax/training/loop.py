@@ -1,0 +1,403 @@
+"""The training loop: a run from its configuration to its results, resumed where it was left."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TextIO
+
+import jax
+from flax import nnx
+
+from fwpkm_jax.data import make_dataset, vocab_size
+from fwpkm_jax.training.checkpoint import Checkpoints, read_metrics
+from fwpkm_jax.training.checksum import non_finite_leaves
+from fwpkm_jax.training.diagnosis import NonFiniteError, diagnose
+from fwpkm_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from fwpkm_jax.training.progress import Progress, Speedometer, format_duration
+from fwpkm_jax.training.run_directory import MetricsWriter, claim, record_session, write_json
+from fwpkm_jax.training.signals import StopSignals
+from fwpkm_jax.training.state import MemoryConfig, TrainState, init_state, model_graph
+from fwpkm_jax.training.step import Batch, Metrics, check_split, make_train_step
+from fwpkm_jax.training.validation import Validation, make_validation
+
+if TYPE_CHECKING:
+    from fwpkm_jax.config import Experiment
+
+WITHOUT_EFFECT = (
+    "run_dir",
+    "checkpoint",
+    "training.log_every",
+    "training.validate_every",
+    "training.validation_batches",
+    "data.num_workers",
+)
+"""Where a run writes, how often it looks, who prepares its batches: training computes the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Length of the run, its batches and its memories."""
+
+    steps: int = 1000
+    """Training steps in all. A finished run continues when this grows."""
+    batch_size: int = 8
+    """Sequences per step."""
+    micro_batches: int = 1
+    """Pieces a batch is worked off in, one after the other, to save memory."""
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    """Fast-weight memories of a batch."""
+    log_every: int = 10
+    """Steps between two printed lines (not on a terminal) and TensorBoard events."""
+    validate_every: int | None = None
+    """Steps between two validations. None: only after the last step."""
+    validation_batches: int = 4
+    """Held-out batches per validation. 0: no validation."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "micro_batches", "log_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        if self.validate_every is not None and self.validate_every < 1:
+            raise ValueError(
+                f"validate_every={self.validate_every} must be at least 1, or None for the end."
+            )
+        if self.validation_batches < 0:
+            raise ValueError(
+                f"validation_batches={self.validation_batches} is negative; 0 turns it off."
+            )
+        check_split(self.batch_size, micro_batches=self.micro_batches, memory=self.memory)
+
+
+class TrainResult(NamedTuple):
+    """How a run ended."""
+
+    status: Literal["finished", "interrupted"]
+    """interrupted: a signal came, and the run was saved at `step`."""
+    step: int
+    """Steps done."""
+    state: TrainState
+    """The state after them."""
+    results: dict[str, Any]
+    """What `results.json` holds; empty if interrupted."""
+    signal: signal.Signals | None
+    """The signal that interrupted the run."""
+
+
+def train(
+    experiment: Experiment, *, validate: Validation | None = None, stream: TextIO | None = None
+) -> TrainResult:
+    """Trains, or continues, the run in `experiment.run_dir` and writes everything about it there.
+
+    Args:
+      experiment: the configuration.
+      validate: called every `training.validate_every` steps and at the end; default the loss of
+        the data's held-out split.
+      stream: where progress is printed; default standard output.
+
+    Returns:
+      How the run ended. A run that has finished before is left as it is.
+
+    Raises:
+      ValueError: the configuration does not fit together, or the directory holds another run.
+      NonFiniteError: a loss, gradient or weight stopped being finite; what went first is named.
+      DamagedCheckpointError: the run has checkpoints but none can be read.
+    """
+    return _Run(experiment, validate=validate, stream=stream).run()
+
+
+class _Pending(NamedTuple):
+    """A step whose metrics are still on the device."""
+
+    step: int
+    batch: Batch
+    metrics: Metrics
+
+
+class _Run:
+    """One session of a run."""
+
+    def __init__(
+        self, experiment: Experiment, *, validate: Validation | None, stream: TextIO | None
+    ) -> None:
+        config = experiment.training
+        needed = vocab_size(experiment.data)
+        if experiment.model.vocab_size < needed:
+            raise ValueError(
+                f"model.vocab_size={experiment.model.vocab_size} is smaller than the data's "
+                f"{needed} tokens; raise it to {needed}."
+            )
+        self.experiment, self.config = experiment, config
+        self.directory = Path(experiment.run_dir)
+        self.config_json = experiment.to_json()
+        self.progress = Progress(steps=config.steps, every=config.log_every, stream=stream)
+        self.graphdef = model_graph(experiment.model)
+        self.optimizer = make_optimizer(experiment.optimizer, steps=config.steps)
+        self.init = partial(
+            init_state,
+            experiment.model,
+            memory=config.memory,
+            optimizer=self.optimizer,
+            seed=experiment.seed,
+        )
+        self.validate = validate or self._default_validation()
+        self.batches: Any = iter(self._dataset("train"))
+
+    def _dataset(self, split: Literal["train", "valid"]) -> Any:
+        return make_dataset(
+            self.experiment.data,
+            split=split,
+            batch_size=self.config.batch_size,
+            seed=self.experiment.seed,
+        )
+
+    def _default_validation(self) -> Validation | None:
+        count = self.config.validation_batches
+        if not count:
+            return None
+        with contextlib.closing(iter(self._dataset("valid"))) as held_out:
+            batches = list(itertools.islice(held_out, count))
+        if not batches:
+            raise ValueError(
+                f"The data's valid split gives no batch of batch_size={self.config.batch_size}; "
+                "enlarge it, or turn validation off with training.validation_batches=0."
+            )
+        return make_validation(
+            batches, memory=self.config.memory, micro_batches=self.config.micro_batches
+        )
+
+    def run(self) -> TrainResult:
+        """The session, from claiming the directory to the results."""
+        before = claim(
+            self.directory, self.config_json, may_change=(*WITHOUT_EFFECT, "training.steps")
+        )
+        with (
+            contextlib.closing(self.batches),
+            StopSignals() as self.signals,
+            self._checkpoints() as self.checkpoints,
+        ):
+            state, start = self._restore()
+            if start == self.config.steps and (results := self._old_results()):
+                self.progress.say(
+                    f"{self.directory} has finished its {start} steps; raise training.steps to "
+                    "continue it, or choose another --run_dir."
+                )
+                return TrainResult("finished", start, state, results, None)
+            if before is not None:
+                self._say_resumed(before["training"]["steps"], start)
+            record_session(self.directory, fingerprint=self.experiment.fingerprint, step=start)
+            with MetricsWriter(
+                self.directory, step=start, tensorboard_every=self.config.log_every
+            ) as self.writer:
+                return self._train(state, start)
+
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.directory / "checkpoints", self.experiment.checkpoint)
+
+    def _restore(self) -> tuple[TrainState, int]:
+        """The newest checkpoint's state and step, data position included, or the start."""
+        restored = self.checkpoints.restore_newest(jax.eval_shape(self.init))
+        if restored is None:
+            return jax.jit(self.init)(), 0
+        self.batches.set_state(restored.data_position)
+        step = int(restored.state.step)
+        if step > self.config.steps:
+            raise ValueError(
+                f"training.steps={self.config.steps}, but {self.directory} has {step} steps done; "
+                "raise training.steps or choose another --run_dir."
+            )
+        return restored.state, step
+
+    def _say_resumed(self, old_steps: int, start: int) -> None:
+        self.progress.say(f"Resuming {self.directory} at step {start}.")
+        if old_steps != self.config.steps and self.experiment.optimizer.decay_steps is None:
+            self.progress.say(
+                f"training.steps went from {old_steps} to {self.config.steps}: the learning rate "
+                f"now decays until step {self.config.steps} (optimizer.decay_steps fixes it)."
+            )
+
+    def _old_results(self) -> dict[str, Any] | None:
+        path = self.directory / "results.json"
+        results = json.loads(path.read_text()) if path.is_file() else {}
+        return results if results.get("steps") == self.config.steps else None
+
+    def _train(self, state: TrainState, start: int) -> TrainResult:
+        """Steps until the last one or a signal."""
+        self.best_loss = self._best_loss()
+        self.validation: dict[str, float] = {}
+        self.loss = math.nan
+        self.compile_seconds = 0.0
+        self.speed = Speedometer()
+        if start == self.config.steps:  # Killed between its last checkpoint and its results.
+            return self._finished(state)
+        first = next(self.batches)
+        self.tokens_per_step = first["loss_weight"].size
+        compiled = self._compile(state, first)
+        self.speed.resume()
+        pending: _Pending | None = None
+        for step in range(start + 1, self.config.steps + 1):
+            batch = first if step == start + 1 else next(self.batches)
+            state, metrics = compiled(state, batch)
+            if pending is not None:
+                # The step is under way; meanwhile the metrics of the one before it are read.
+                self._record(pending, self._read(pending, state))
+            pending = _Pending(step, batch, metrics)
+            if self._pauses_after(step):
+                self._pause(pending, state)
+                pending = None
+                self.speed.resume()
+            if self.signals.caught and step < self.config.steps:
+                self.checkpoints.wait()
+                name = self.signals.caught.name
+                self.progress.say(f"{name}: saved {self.directory} at step {step} and stopped.")
+                return TrainResult("interrupted", step, state, {}, self.signals.caught)
+        return self._finished(state)
+
+    def _compile(self, state: TrainState, batch: Batch) -> Any:
+        """The compiled step; its time is reported apart from the training's."""
+        step = make_train_step(
+            self.graphdef,
+            self.optimizer,
+            schedule=learning_rate_schedule(self.experiment.optimizer, steps=self.config.steps),
+            micro_batches=self.config.micro_batches,
+            memory=self.config.memory,
+        )
+        began = time.perf_counter()
+        compiled = step.lower(state, batch).compile()
+        self.compile_seconds = time.perf_counter() - began
+        self.progress.say(f"Compiled the training step in {self.compile_seconds:.1f} s.")
+        return compiled
+
+    def _pauses_after(self, step: int) -> bool:
+        """Whether the loop waits for this step, to save, to validate or to stop."""
+        return (
+            step == self.config.steps
+            or step % self.experiment.checkpoint.every == 0
+            or self._validates_after(step)
+            or self.signals.caught is not None
+        )
+
+    def _validates_after(self, step: int) -> bool:
+        every = self.config.validate_every
+        return self.validate is not None and (
+            step == self.config.steps or (every is not None and step % every == 0)
+        )
+
+    def _pause(self, pending: _Pending, state: TrainState) -> None:
+        """Waits for a step, then validates and saves as its turn is."""
+        values = self._read(pending, state)
+        self._check_weights(pending, state)
+        metrics: dict[str, float] = {}
+        if self.validate is not None and self._validates_after(pending.step):
+            metrics = dict(self.validate(nnx.merge(self.graphdef, state.params), state.memory))
+            self.validation = metrics
+            values |= {f"valid/{name}": value for name, value in metrics.items()}
+        self._record(pending, values, event=bool(metrics))
+        if metrics:
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+            self.progress.say(f"step {pending.step} validation: {shown}")
+        loss = metrics.get("loss", math.nan)
+        improved = loss < self.best_loss
+        if improved:
+            self.best_loss = loss
+        # A validation that is not the best so far is no reason of its own to save.
+        only_validated = pending.step % self.experiment.checkpoint.every and not (
+            pending.step == self.config.steps or self.signals.caught
+        )
+        if improved or not only_validated:
+            self.checkpoints.save(
+                state,
+                data_position=self.batches.get_state(),
+                config=self.config_json,
+                metrics=metrics if math.isfinite(loss) else None,
+            )
+
+    def _read(self, pending: _Pending, state: TrainState) -> dict[str, float]:
+        """The metrics of a step, once they are finite; `state` is the newest there is."""
+        values = {name: float(x) for name, x in jax.device_get(pending.metrics).items()}
+        self.speed.step_done()
+        bad = [name for name, value in values.items() if not math.isfinite(value)]
+        if bad:
+            self._fail(f"{bad[0]} is {values[bad[0]]}", pending, state)
+        self.loss = values["loss"]
+        return values
+
+    def _check_weights(self, pending: _Pending, state: TrainState) -> None:
+        """Makes sure that nothing but finite numbers is saved, slots nobody reads included."""
+        bad = non_finite_leaves((state.params, state.opt_state, state.memory))
+        if bad:
+            self._fail("a weight is not finite", pending, state)
+
+    def _fail(self, symptom: str, pending: _Pending, state: TrainState) -> NoReturn:
+        self.checkpoints.wait()
+        cause = diagnose(
+            self.graphdef,
+            state,
+            pending.batch,
+            clean_memory=jax.jit(lambda: self.init().memory)(),
+            micro_batches=self.config.micro_batches,
+            memory=self.config.memory,
+        )
+        saved = self.checkpoints.steps
+        good = f"{self.checkpoints.directory / str(saved[-1])}" if saved else "none was saved"
+        step, newest = pending.step, int(state.step)
+        steps = f"step {step}" if newest == step else f"steps {step} to {newest}"
+        raise NonFiniteError(
+            f"Stopped in {steps}: {symptom} at step {step}. What went first: {cause}. "
+            f"Last good checkpoint: {good}. A lower optimizer.learning_rate, "
+            "optimizer.clip_norm or other data may avoid it."
+        )
+
+    def _record(
+        self, pending: _Pending, values: Mapping[str, float], *, event: bool = False
+    ) -> None:
+        """Writes a step's record and shows its line."""
+        seconds = self.speed.seconds_per_step
+        values = {**values, "tokens_per_second": self.tokens_per_step / seconds}
+        self.writer.write(pending.step, values, event=event)
+        self.progress.show(pending.step, values, seconds_per_step=seconds)
+
+    def _best_loss(self) -> float:
+        losses = [
+            metrics["loss"]
+            for step in self.checkpoints.steps
+            if (metrics := read_metrics(self.checkpoints.directory, step))
+        ]
+        return min(losses, default=math.inf)
+
+    def _finished(self, state: TrainState) -> TrainResult:
+        self.checkpoints.wait()
+        step = int(state.step)
+        speed = self.speed
+        results = {
+            "fingerprint": self.experiment.fingerprint,
+            "steps": step,
+            "loss": self.loss if math.isfinite(self.loss) else None,
+            "validation": self.validation,
+            "best_validation_loss": self.best_loss if math.isfinite(self.best_loss) else None,
+            "parameters": _size(state.params),
+            "memory_parameters": _size(state.memory),
+            "session": {
+                "steps": speed.total_steps,
+                "compile_seconds": self.compile_seconds,
+                "train_seconds": speed.total_seconds,
+            },
+        }
+        write_json(self.directory / "results.json", results)
+        self.progress.say(
+            f"Finished {step} steps; this session trained {speed.total_steps} in "
+            f"{format_duration(speed.total_seconds)}. Results: {self.directory / 'results.json'}"
+        )
+        return TrainResult("finished", step, state, results, None)
+
+
+def _size(tree: Any) -> int:
+    return sum(x.size for x in jax.tree.leaves(tree))

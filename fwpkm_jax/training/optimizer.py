@@ -1,0 +1,105 @@
+"""The optimiser of the slow weights: AdamW, warm-up, cosine decay, optional clipping."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+
+from fwpkm_jax.training.state import path_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW over the slow weights. Fast weights write themselves and are never seen here."""
+
+    learning_rate: float = 1e-3
+    """Peak learning rate, reached at the end of the warm-up."""
+    final_fraction: float = 0.1
+    """Learning rate at the end of the decay, as a fraction of the peak, 0 to 1."""
+    warmup_steps: int = 100
+    """Steps over which the learning rate rises linearly from 0 to its peak."""
+    decay_steps: int | None = None
+    """Step at which the cosine decay ends, warm-up included. None: training.steps."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of AdamW's first and second moment."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay; norms, biases and other vectors are exempt."""
+    clip_norm: float | None = 1.0
+    """Gradients with a larger global norm are scaled down to it. None: no clipping."""
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate={self.learning_rate} must be above 0.")
+        if not 0 <= self.final_fraction <= 1:
+            raise ValueError(f"final_fraction={self.final_fraction} must lie in 0 to 1.")
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps={self.warmup_steps} is negative; 0 means no warm-up.")
+        if self.decay_steps is not None and self.decay_steps < 1:
+            raise ValueError(
+                f"decay_steps={self.decay_steps} must be at least 1, or None for training.steps."
+            )
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas={self.betas} must both lie in 0 to 1, 1 excluded.")
+        if not self.eps > 0:
+            raise ValueError(f"eps={self.eps} must be above 0.")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay={self.weight_decay} is negative; 0 turns it off.")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(
+                f"clip_norm={self.clip_norm} must be above 0; None turns clipping off."
+            )
+
+
+def learning_rate_schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
+    """The learning rate by step: linear warm-up, cosine to `final_fraction`, then constant.
+
+    Args:
+      config: the optimiser's configuration.
+      steps: length of the run, the end of the decay unless `config.decay_steps` names one.
+
+    A run shorter than its warm-up simply ends during the warm-up.
+    """
+    decay_steps = steps if config.decay_steps is None else config.decay_steps
+    peak, final = config.learning_rate, config.learning_rate * config.final_fraction
+    # Step 0 already moves: the warm-up's first value is peak / (warmup_steps + 1), not 0.
+    warmup = optax.linear_schedule(peak / (config.warmup_steps + 1), peak, config.warmup_steps)
+    if decay_steps <= config.warmup_steps:
+        return warmup
+    cosine = optax.cosine_decay_schedule(
+        peak, decay_steps - config.warmup_steps, alpha=final / peak
+    )
+    return optax.join_schedules([warmup, cosine], [config.warmup_steps])
+
+
+def decay_mask(params: Any) -> Any:
+    """True for every parameter that weight decay applies to, in the shape of `params`.
+
+    Exempt are scalars and vectors (norm scales, biases, per-head constants) by their rank, and
+    whatever its name calls a norm or a bias, for those stored with more axes.
+    """
+
+    def decays(path: Any, leaf: jax.Array) -> bool:
+        name = path_name(path)
+        return leaf.ndim >= 2 and "norm" not in name and not name.endswith("bias")
+
+    return jax.tree_util.tree_map_with_path(decays, params)
+
+
+def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation:
+    """AdamW as configured, for `params` only."""
+    adamw = optax.adamw(
+        learning_rate_schedule(config, steps=steps),
+        b1=config.betas[0],
+        b2=config.betas[1],
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        mask=decay_mask,
+    )
+    if config.clip_norm is None:
+        return adamw
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)

@@ -1,0 +1,87 @@
+"""What a person watching a run sees: one line that changes on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import collections
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+
+def format_duration(seconds: float) -> str:
+    """`1:02:03`, `2:03` or `0:03`."""
+    minutes, seconds_left = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02}:{seconds_left:02}"
+    return f"{minutes}:{seconds_left:02}"
+
+
+class Speedometer:
+    """Seconds per step of training alone, over the last steps; what was not training is paused."""
+
+    def __init__(self, window: int = 50, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._last = clock()
+        self._seconds: collections.deque[float] = collections.deque(maxlen=window)
+        self.total_seconds = 0.0
+        self.total_steps = 0
+
+    def step_done(self) -> None:
+        """Counts one step, from the end of the one before it."""
+        now = self._clock()
+        self._seconds.append(now - self._last)
+        self.total_seconds += now - self._last
+        self.total_steps += 1
+        self._last = now
+
+    def resume(self) -> None:
+        """The time since the last step was something else: compiling, validating, saving."""
+        self._last = self._clock()
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Mean over the window; at least one step is done."""
+        return max(sum(self._seconds) / len(self._seconds), 1e-9)
+
+
+class Progress:
+    """Prints the state of a run: every step on a terminal, every so many steps elsewhere."""
+
+    def __init__(self, *, steps: int, every: int, stream: TextIO | None = None) -> None:
+        """Shows a run of `steps` steps, a plain line every `every`; default standard output."""
+        self._steps, self._every = steps, every
+        self._stream = sys.stdout if stream is None else stream
+        self._terminal = self._stream.isatty()
+        self._line_open = False
+
+    def show(self, step: int, values: Mapping[str, float], *, seconds_per_step: float) -> None:
+        """Prints a step's line if it is due.
+
+        Args:
+          step: steps done.
+          values: the step's `loss`, `grad_norm`, `lr` and `tokens_per_second`.
+          seconds_per_step: current speed, for the time left.
+        """
+        if not (self._terminal or step % self._every == 0 or step == self._steps):
+            return
+        line = (
+            f"step {step}/{self._steps}  loss {values['loss']:.4f}  "
+            f"grad {values['grad_norm']:.3g}  lr {values['lr']:.2e}  "
+            f"{values['tokens_per_second']:,.0f} tok/s  "
+            f"ETA {format_duration((self._steps - step) * seconds_per_step)}"
+        )
+        if self._terminal:
+            # Erases to the end of the line: the line before may have been longer.
+            print(f"\r{line}\x1b[K", end="", file=self._stream, flush=True)
+            self._line_open = True
+        else:
+            print(line, file=self._stream, flush=True)
+
+    def say(self, message: str) -> None:
+        """Prints a line of its own, below the progress line."""
+        if self._line_open:
+            print(file=self._stream)
+            self._line_open = False
+        print(message, file=self._stream, flush=True)

@@ -1,0 +1,188 @@
+"""A run's directory: configuration, environment, one metrics record per step, results."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from tensorboardX import SummaryWriter
+
+logger = logging.getLogger(__name__)
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+
+
+class DifferentRunError(ValueError):
+    """The run directory belongs to a run with another configuration."""
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Writes a JSON file whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n")
+    os.replace(temporary, path)
+
+
+def environment() -> dict[str, Any]:
+    """Commit, versions and device of this process: what else determines a run's numbers."""
+    device = jax.devices()[0]
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "commit": git_commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: metadata.version(name) for name in _PACKAGES},
+        "backend": device.platform,
+        "device_kind": device.device_kind,
+        "device_count": jax.device_count(),
+        "command": sys.argv,
+    }
+
+
+def git_commit() -> str | None:
+    """The checked-out commit of this code, `-dirty` if files differ from it; None outside git."""
+    folder = Path(__file__).parent
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=folder, capture_output=True, text=True, check=True,
+        ).stdout.strip()  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return None  # An installed package, or no git on this machine.
+    return commit + ("-dirty" if changed else "")
+
+
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """The fields in which two configurations as JSON differ, as `section.field: OLD -> NEW`."""
+    if isinstance(old, dict) and isinstance(new, dict) and old.get("class") == new.get("class"):
+        found = []
+        for name in [*new, *(n for n in old if n not in new)]:
+            found += differences(old.get(name), new.get(name), f"{path}.{name}" if path else name)
+        return found
+    if old == new:
+        return []
+    short = [x["class"] if isinstance(x, dict) and "class" in x else x for x in (old, new)]
+    return [f"{path}: {short[0]!r} -> {short[1]!r}"]
+
+
+def claim(
+    directory: Path, config: Mapping[str, Any], *, may_change: tuple[str, ...]
+) -> dict[str, Any] | None:
+    """Makes the run directory and writes `config.json`, or checks that the run there is this one.
+
+    Args:
+      directory: the run directory.
+      config: the experiment as JSON.
+      may_change: fields, or sections, that may differ from the run found there.
+
+    Returns:
+      The configuration that was found, None in a new directory.
+
+    Raises:
+      DifferentRunError: another field differs; all of them are listed.
+      ValueError: the directory holds something that is not a run.
+    """
+    path = directory / "config.json"
+    old = None
+    if path.is_file():
+        old = json.loads(path.read_text())
+        changed = [
+            line
+            for line in differences(old, dict(config))
+            if not any(_within(line.split(":")[0], name) for name in may_change)
+        ]
+        if changed:
+            listing = "\n  ".join(changed)
+            raise DifferentRunError(
+                f"{directory} holds a run with another configuration:\n  {listing}\n"
+                "Choose another --run_dir, or the same configuration to continue that run."
+            )
+    elif directory.is_dir() and any(directory.iterdir()):
+        raise ValueError(
+            f"{directory} is not empty and holds no run (no config.json); choose another --run_dir."
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(path, dict(config))
+    return old
+
+
+def _within(name: str, section: str) -> bool:
+    return name == section or name.startswith(section + ".")
+
+
+def record_session(directory: Path, *, fingerprint: str, step: int) -> None:
+    """Adds this process to `environment.json`; a run that was resumed has several sessions."""
+    path = directory / "environment.json"
+    sessions = json.loads(path.read_text())["sessions"] if path.is_file() else []
+    sessions.append({"from_step": step, **environment()})
+    write_json(path, {"fingerprint": fingerprint, "sessions": sessions})
+
+
+def truncate_metrics(path: Path, *, step: int) -> None:
+    """Drops records past `step`, and a last line that was cut off while it was written.
+
+    The steps after the checkpoint are trained again, so their records come again.
+    """
+    if not path.is_file():
+        return
+    temporary = path.with_name(path.name + ".tmp")
+    with path.open() as old, temporary.open("w") as new:
+        for line in old:
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                break
+            if record["step"] > step:
+                break
+            new.write(line)
+    os.replace(temporary, path)
+
+
+class MetricsWriter:
+    """`metrics.jsonl`, one object per step, and TensorBoard events. Use as a context manager."""
+
+    def __init__(self, directory: Path, *, step: int, tensorboard_every: int) -> None:
+        """Opens both behind `step`, the step the run starts from."""
+        truncate_metrics(directory / "metrics.jsonl", step=step)
+        self._file = (directory / "metrics.jsonl").open("a")
+        self._events = SummaryWriter(
+            str(directory / "tensorboard"), purge_step=step + 1, max_queue=100
+        )
+        self._every = tensorboard_every
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._events.close()
+
+    def write(self, step: int, values: Mapping[str, float], *, event: bool = False) -> None:
+        """Appends one step's record.
+
+        Args:
+          step: the step that the values belong to; each step once, in order.
+          values: by name. A value that is not finite becomes null: JSON has no NaN.
+          event: write TensorBoard events whether or not it is this step's turn.
+        """
+        record = {n: float(v) if np.isfinite(v) else None for n, v in values.items()}
+        self._file.write(json.dumps({"step": step, **record}, allow_nan=False) + "\n")
+        # A killed process keeps what it handed to the system.
+        self._file.flush()
+        if event or step % self._every == 0:
+            for name, value in values.items():
+                self._events.add_scalar(name, value, step)

@@ -1,0 +1,94 @@
+"""What a run carries from step to step, and names for its arrays."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from fwpkm_jax.models.language_model import LanguageModel, Memory, ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """How many fast-weight memories a batch has, and how long they live."""
+
+    groups: int = 1
+    """Memories per batch: 1 is one for all sequences, the batch size one per sequence."""
+    lifetime: Literal["carried", "batch"] = "carried"
+    """carried: what a step wrote is there in the next. batch: each batch starts afresh."""
+
+    def __post_init__(self) -> None:
+        if self.groups < 1:
+            raise ValueError(f"groups={self.groups} must be at least 1, one memory for all.")
+
+
+class TrainState(NamedTuple):
+    """Everything a step reads and returns; with the data position, everything a resume needs."""
+
+    step: jax.Array
+    """int32 scalar, steps taken so far."""
+    params: Any
+    """Slow weights, an `nnx.State`."""
+    opt_state: optax.OptState
+    """The optimiser's state; `()` where only reading is wanted."""
+    memory: Memory
+    """Fast weights, leaves `[groups, ...]`; one group, never written, if they live one batch."""
+    rng: jax.Array
+    """Root of the training streams; step n draws from `fold_in(rng, n)`."""
+
+
+def named_rng(seed: int, name: str) -> jax.Array:
+    """The root of one named random stream of a run; streams do not depend on each other."""
+    return jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
+
+
+def model_graph(config: ModelConfig) -> nnx.GraphDef[LanguageModel]:
+    """The model's structure, without allocating its parameters."""
+    model = nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
+    return nnx.split(model)[0]
+
+
+def init_state(
+    config: ModelConfig,
+    *,
+    memory: MemoryConfig,
+    optimizer: optax.GradientTransformation | None,
+    seed: int,
+) -> TrainState:
+    """The state before the first step. Traceable: `jax.eval_shape` gives it without allocating.
+
+    Args:
+      config: the model.
+      memory: how many memories are carried.
+      optimizer: None leaves `opt_state` empty, for reading a finished run.
+      seed: the run's seed; parameters and memory come from streams of their own.
+    """
+    model = LanguageModel(config, rngs=nnx.Rngs(params=named_rng(seed, "params")))
+    groups = memory.groups if memory.lifetime == "carried" else 1
+    params = nnx.state(model)
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=() if optimizer is None else optimizer.init(params),
+        memory=model.init_memory(named_rng(seed, "memory"), groups=groups),
+        rng=named_rng(seed, "train"),
+    )
+
+
+def path_name(path: Any) -> str:
+    """A pytree path as `blocks/0/mixer/kernel`, the way errors and checkpoints name arrays."""
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    # Flax variables are pytree nodes with one child; whether its key shows differs by version.
+    return name.removesuffix("/value")
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """The leaves of `tree` by `path_name`, in the tree's order."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {path_name(path): leaf for path, leaf in leaves}

@@ -1,0 +1,181 @@
+"""One training step: micro-batches, the loss, gradients of the slow weights, the update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from fwpkm_jax.models.language_model import LanguageModel, Memory, memory_metrics
+from fwpkm_jax.training.state import MemoryConfig, TrainState
+
+Batch = dict[str, Any]
+Metrics = dict[str, jax.Array]
+
+
+def weighted_loss(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> jax.Array:
+    """The sum of the labels' weighted cross-entropies in nats, a scalar.
+
+    Args:
+      logits: float `[batch, length, vocab]`.
+      labels: int `[batch, length]`.
+      weights: float `[batch, length]`; a weight of 0 hides a label from the loss.
+    """
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return jnp.sum(losses * weights)
+
+
+def check_split(batch_size: int, *, micro_batches: int, memory: MemoryConfig) -> None:
+    """Raises ValueError where sequences cannot be dealt evenly to micro-batches and memories."""
+    if batch_size % micro_batches:
+        raise ValueError(
+            f"batch_size={batch_size} does not split into micro_batches={micro_batches}; "
+            "make micro_batches a divisor of batch_size."
+        )
+    if memory.lifetime == "batch":
+        if memory.groups % micro_batches:
+            raise ValueError(
+                f"memory.groups={memory.groups} does not split into micro_batches={micro_batches}: "
+                "a memory that lives one batch belongs to one micro-batch; make groups a multiple "
+                "of micro_batches, or carry the memory with memory.lifetime=carried."
+            )
+        if batch_size % memory.groups:
+            raise ValueError(
+                f"memory.groups={memory.groups} does not divide batch_size={batch_size}; "
+                "make it a divisor."
+            )
+    elif (batch_size // micro_batches) % memory.groups:
+        raise ValueError(
+            f"memory.groups={memory.groups} does not divide the {batch_size // micro_batches} "
+            f"sequences of a micro-batch (batch_size={batch_size}, "
+            f"micro_batches={micro_batches}); lower groups or micro_batches."
+        )
+
+
+def split_batch(batch: Batch, *, micro_batches: int, memory: MemoryConfig) -> Batch:
+    """The batch with a leading micro-batch axis, each memory keeping its own sequences.
+
+    A batch belongs to its memories in consecutive runs of sequences. Where memories are carried
+    every micro-batch holds an equal part of each memory's run; where they live one batch every
+    micro-batch holds whole runs, so that the split changes nothing but the order of sums.
+
+    Args:
+      batch: arrays `[batch, ...]`.
+
+    Returns:
+      Arrays `[micro_batches, batch // micro_batches, ...]`.
+    """
+
+    def split(x: jax.Array) -> jax.Array:
+        if memory.lifetime == "batch":
+            return x.reshape(micro_batches, -1, *x.shape[1:])
+        parts = x.reshape(memory.groups, micro_batches, -1, *x.shape[1:])
+        return jnp.swapaxes(parts, 0, 1).reshape(micro_batches, -1, *x.shape[1:])
+
+    return jax.tree.map(split, batch)
+
+
+def broadcast_memory(memory: Memory, groups: int) -> Memory:
+    """One group's memory, leaves `[1, ...]`, given to each of `groups` groups."""
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (groups, *x.shape[1:])), memory)
+
+
+def micro_batch_memory(memory: Memory, config: MemoryConfig, micro_batches: int) -> Memory:
+    """The memory a micro-batch starts from, given the one that the state holds."""
+    if config.lifetime == "carried":
+        return memory
+    return broadcast_memory(memory, config.groups // micro_batches)
+
+
+def make_train_step(
+    graphdef: nnx.GraphDef[LanguageModel],
+    optimizer: optax.GradientTransformation,
+    *,
+    schedule: optax.Schedule,
+    micro_batches: int,
+    memory: MemoryConfig,
+) -> jax.stages.Wrapped:
+    """The jitted training step; it consumes (donates) the state it is given.
+
+    The loss is the weighted mean cross-entropy of the whole batch, however it is split. Gradients
+    are taken of the slow weights alone: the incoming memory is a constant, and what a micro-batch
+    wrote reaches the next one (lifetime `carried`) as a constant too.
+
+    A step whose loss or gradient is not finite leaves parameters and optimiser as they were, so
+    that its cause can still be looked for; `step` counts on and the metrics carry the value.
+
+    Args:
+      graphdef: the model's structure.
+      optimizer: from `make_optimizer`.
+      schedule: its learning rate, for the metrics.
+      micro_batches: pieces a batch is worked off in, one after the other.
+      memory: groups and lifetime.
+
+    Returns:
+      `step(state, batch) -> (state, metrics)`, metrics float32 scalars: `loss`, `grad_norm` before
+      clipping, `param_norm`, `lr`, and `layer_<i>/...` for each memory layer.
+    """
+
+    def loss_fn(params: Any, micro_memory: Memory, micro: Batch, total_weight: jax.Array):
+        model = nnx.merge(graphdef, params)
+        output = model(micro["tokens"][:, :-1], micro_memory)
+        loss = weighted_loss(output.logits, micro["tokens"][:, 1:], micro["loss_weight"])
+        return loss / total_weight, (output.memory, memory_metrics(output.info))
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        batch = {name: batch[name] for name in ("tokens", "loss_weight")}
+        # A batch in which no label counts has no gradient, rather than 0 / 0.
+        weight = jnp.sum(batch["loss_weight"])
+        total_weight = jnp.where(weight == 0, 1.0, weight)
+        start = micro_batch_memory(state.memory, memory, micro_batches)
+        grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
+
+        def accumulate(carry, micro):
+            loss, grads, micro_memory = carry
+            (micro_loss, (written, layers)), micro_grads = grad_fn(
+                state.params, micro_memory, micro, total_weight
+            )
+            grads = jax.tree.map(jnp.add, grads, micro_grads)
+            carried = written if memory.lifetime == "carried" else micro_memory
+            return (loss + micro_loss, grads, carried), layers
+
+        if micro_batches == 1:
+            (loss, (carried, layers)), grads = grad_fn(state.params, start, batch, total_weight)
+        else:
+            zeros = jax.tree.map(jnp.zeros_like, state.params)
+            (loss, grads, carried), stacked = jax.lax.scan(
+                accumulate,
+                (jnp.zeros((), jnp.float32), zeros, start),
+                split_batch(batch, micro_batches=micro_batches, memory=memory),
+            )
+            layers = jax.tree.map(lambda x: jnp.mean(x, axis=0), stacked)
+
+        grad_norm = optax.tree.norm(grads)
+        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        params, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            (params, opt_state),
+            (state.params, state.opt_state),
+        )
+        metrics = {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "param_norm": optax.tree.norm(params),
+            "lr": jnp.asarray(schedule(state.step), jnp.float32),
+            **layers,
+        }
+        new_state = TrainState(
+            step=state.step + 1,
+            params=params,
+            opt_state=opt_state,
+            memory=carried if memory.lifetime == "carried" else state.memory,
+            rng=state.rng,
+        )
+        return new_state, metrics
+
+    return jax.jit(step, donate_argnums=0)

@@ -1,0 +1,71 @@
+"""Loss on held-out batches while training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from fwpkm_jax.models.language_model import LanguageModel, Memory
+from fwpkm_jax.training.state import MemoryConfig
+from fwpkm_jax.training.step import (
+    Batch,
+    check_split,
+    micro_batch_memory,
+    split_batch,
+    weighted_loss,
+)
+
+Validation = Callable[[LanguageModel, Memory], dict[str, float]]
+"""Called by the loop with the model and a memory it must not write to; `loss` is lowest at best."""
+
+
+def make_validation(
+    batches: Sequence[Batch], *, memory: MemoryConfig, micro_batches: int = 1
+) -> Validation:
+    """A function that gives the loss of fixed batches, and the share of answers got right.
+
+    Each batch starts from the memory it is given and writes as it reads, as in training; what it
+    wrote is dropped.
+
+    Args:
+      batches: held-out batches, all of one shape.
+      memory: groups and lifetime, as in training.
+      micro_batches: as in training, which bounds the memory needed.
+
+    Returns:
+      `validate(model, memory) -> {"loss": nats per label}`, and `answer_accuracy` where batches
+      mark answers (`answer_distance` above 0).
+    """
+    if not batches:
+        raise ValueError("There is no batch to validate on.")
+    check_split(len(batches[0]["tokens"]), micro_batches=micro_batches, memory=memory)
+
+    def sums(graphdef: Any, params: Any, start: Memory, batch: Batch) -> jax.Array:
+        def one(_: None, micro: Batch) -> tuple[None, jax.Array]:
+            output = nnx.merge(graphdef, params)(micro["tokens"][:, :-1], start)
+            labels, weights = micro["tokens"][:, 1:], micro["loss_weight"]
+            loss = weighted_loss(output.logits, labels, weights)
+            answers = micro.get("answer_distance", jnp.zeros_like(labels)) > 0
+            right = jnp.sum(answers & (jnp.argmax(output.logits, axis=-1) == labels))
+            return None, jnp.stack([loss, jnp.sum(weights), right, jnp.sum(answers)])
+
+        start = micro_batch_memory(start, memory, micro_batches)
+        pieces = split_batch(batch, micro_batches=micro_batches, memory=memory)
+        return jnp.sum(jax.lax.scan(one, None, pieces)[1], axis=0)
+
+    jitted = jax.jit(sums, static_argnums=0)
+
+    def validate(model: LanguageModel, start: Memory) -> dict[str, float]:
+        graphdef, params = nnx.split(model)
+        totals = sum(jitted(graphdef, params, start, batch) for batch in batches)
+        loss, weight, right, answers = (float(x) for x in jax.device_get(totals))
+        values = {"loss": loss / max(weight, 1e-9)}
+        if answers:
+            values["answer_accuracy"] = right / answers
+        return values
+
+    return validate

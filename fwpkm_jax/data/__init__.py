@@ -2,13 +2,25 @@
 
 from fwpkm_jax.data.batches import Batch, BatchDataset, BatchIterator
 from fwpkm_jax.data.dataset import make_dataset, vocab_size
+from fwpkm_jax.data.packing import cut_rows
 from fwpkm_jax.data.recall import RecallData
+from fwpkm_jax.data.text import Document, TextData, stream_documents
+from fwpkm_jax.data.token_files import TokenFile, write_token_file
+from fwpkm_jax.data.tokenizers import Tokenizer, load_tokenizer
 
 __all__ = [
     "Batch",
     "BatchDataset",
     "BatchIterator",
+    "Document",
     "RecallData",
+    "TextData",
+    "TokenFile",
+    "Tokenizer",
+    "cut_rows",
+    "load_tokenizer",
     "make_dataset",
+    "stream_documents",
     "vocab_size",
+    "write_token_file",
 ]

@@ -12,7 +12,10 @@ Example = dict[str, np.ndarray]
 Batch = dict[str, np.ndarray]
 
 # Batches of tokens are small and quickly made: a few in hand hide their cost.
-_READ_OPTIONS = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
+_BATCHES_AHEAD = 4
+# They travel between processes as pickles: shared memory is scarce in containers, and Grain leaves
+# blocks of it behind when a program ends without closing its iterators.
+_NO_SHARED_MEMORY = grain.experimental.DatasetOptions(min_shm_size=2**62)
 
 
 class PaddedSource:
@@ -94,14 +97,15 @@ class BatchIterator(grain.DatasetIterator):
             self._inner = None
 
     def _start(self) -> grain.DatasetIterator:
-        rest = self._batches[self._next_index :].to_iter_dataset(_READ_OPTIONS)
+        rest = self._batches[self._next_index :].to_iter_dataset(
+            grain.ReadOptions(num_threads=1, prefetch_buffer_size=_BATCHES_AHEAD)
+        )
         if self._num_workers:
             if not flags.FLAGS.is_parsed():  # Grain reads its flags; ours is not an absl program.
                 flags.FLAGS.mark_as_parsed()
-            rest = rest.mp_prefetch(
+            rest = grain.experimental.WithOptionsIterDataset(rest, _NO_SHARED_MEMORY).mp_prefetch(
                 grain.MultiprocessingOptions(
-                    num_workers=self._num_workers,
-                    per_worker_buffer_size=_READ_OPTIONS.prefetch_buffer_size,
+                    num_workers=self._num_workers, per_worker_buffer_size=_BATCHES_AHEAD
                 )
             )
         return iter(rest)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import grain
 
 from fwpkm_jax.data.batches import BatchDataset, PaddedSource, batch_examples, check_batching
+from fwpkm_jax.data.packing import PackedRows
 from fwpkm_jax.data.recall import RecallData, RecallSource, Split
+from fwpkm_jax.data.text import TextData, train_rows, valid_rows
+from fwpkm_jax.data.tokenizers import load_tokenizer
 
 
 def make_dataset(
-    config: RecallData,
+    config: RecallData | TextData,
     *,
     split: Split,
     batch_size: int,
@@ -39,17 +42,31 @@ def make_dataset(
     check_batching(batch_size=batch_size, shard=shard)
     if split not in ("train", "valid"):
         raise ValueError(f'split={split!r} is neither "train" nor "valid".')
-    source = RecallSource(config, split=split, seed=seed)
-    if split == "valid":
-        source = PaddedSource(source, multiple=batch_size * shard[1])
+    if split == "train":
+        examples = _train_examples(config, seed=seed)
+    else:
+        valid = _valid_source(config, seed=seed)
+        padded = PaddedSource(valid, multiple=batch_size * shard[1])
+        examples = grain.MapDataset.source(padded)
     return batch_examples(
-        grain.MapDataset.source(source),
-        batch_size=batch_size,
-        shard=shard,
-        num_workers=config.num_workers,
+        examples, batch_size=batch_size, shard=shard, num_workers=config.num_workers
     )
 
 
-def vocab_size(config: RecallData) -> int:
+def vocab_size(config: RecallData | TextData) -> int:
     """Number of token ids the data uses."""
-    return config.vocab_size
+    if isinstance(config, RecallData):
+        return config.vocab_size
+    return load_tokenizer(config.tokenizer).vocab_size
+
+
+def _train_examples(config: RecallData | TextData, *, seed: int) -> grain.MapDataset:
+    if isinstance(config, RecallData):
+        return grain.MapDataset.source(RecallSource(config, split="train", seed=seed))
+    return train_rows(config, seed=seed)
+
+
+def _valid_source(config: RecallData | TextData, *, seed: int) -> RecallSource | PackedRows:
+    if isinstance(config, RecallData):
+        return RecallSource(config, split="valid", seed=seed)
+    return valid_rows(config)

@@ -1,0 +1,154 @@
+"""Real text: which files, in which mixture, as rows for training or documents for evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import grain
+import numpy as np
+
+from fwpkm_jax.data.documents import find_files, read_documents
+from fwpkm_jax.data.packing import PackedRows, TokenSegment
+from fwpkm_jax.data.recall import Split
+from fwpkm_jax.data.token_files import TokenFile
+from fwpkm_jax.data.tokenizers import BYTES, Tokenizer, load_tokenizer
+
+# Rows of a mixture change places within windows of this many; see `train_rows`.
+_MIXTURE_WINDOW = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextData:
+    """Text from `.jsonl`, `.txt` or tokenised `.bin` files, or folders of them.
+
+    Every document is followed by the tokenizer's end of document; rows are cut from the
+    concatenation of all documents of a source, in the order of sorted files. Text is read and
+    tokenised once at the start and kept in memory; write what does not fit to a tokenised file,
+    which is read as it is needed.
+    """
+
+    train_paths: tuple[str, ...]
+    """Sources of training text, each a file or a folder that is searched to the bottom."""
+    train_weights: tuple[float, ...] | None = None
+    """Share of rows from each source, up to a common factor; None takes as much as each holds."""
+    valid_paths: tuple[str, ...] = ()
+    """Files or folders of validation text, read in this order."""
+    length: int = 4096
+    """Labels per row; a row holds one token more."""
+    field: str = "text"
+    """Field of a .jsonl record that holds the text."""
+    tokenizer: str = BYTES
+    """"bytes", "mistral-v1" (the paper's 32,000 pieces), or a SentencePiece .model file."""
+    num_workers: int = 0
+    """Worker processes that prepare batches; 0 prepares them in a thread of this process."""
+
+    def __post_init__(self) -> None:
+        if not self.train_paths:
+            raise ValueError("train_paths=() names no text; give at least one file or folder.")
+        if self.length < 1:
+            raise ValueError(f"length={self.length} is too small; use 1 or more.")
+        if self.num_workers < 0:
+            raise ValueError(f"num_workers={self.num_workers} is too small; use 0 or more.")
+        weights = self.train_weights
+        if weights is None:
+            return
+        if len(weights) != len(self.train_paths):
+            raise ValueError(
+                f"train_weights={weights} has {len(weights)} entries for "
+                f"{len(self.train_paths)} train_paths; give one per path."
+            )
+        if not all(weight > 0 and math.isfinite(weight) for weight in weights):
+            raise ValueError(f"train_weights={weights} must be positive; drop unused paths.")
+
+
+class Document(NamedTuple):
+    """A tokenised document."""
+
+    id: str
+    """The record's own `id` where it has one, else file name and line or entry."""
+    tokens: np.ndarray
+    """int32 `[tokens]`, the end of document included."""
+
+
+def stream_documents(config: TextData, split: Split) -> Iterator[Document]:
+    """The documents of a split one after the other, in the order of its paths and files.
+
+    Each is read when it is asked for. An entry of a tokenised file counts as a document, whichever
+    layout wrote it.
+
+    Raises:
+      ValueError: the split has no paths, or a file cannot be read as text; the error names it.
+      FileNotFoundError: a path does not exist.
+    """
+    tokenizer = load_tokenizer(config.tokenizer)
+    files = [file for path in _paths(config, split) for file in find_files(path)]
+    return (document for file in files for document in _read(file, config, tokenizer))
+
+
+def train_rows(config: TextData, *, seed: int) -> grain.MapDataset:
+    """Rows of the training text without end: shuffled anew in every epoch, mixed by weight."""
+    tokenizer = load_tokenizer(config.tokenizer)
+    sources = [_rows([path], config, tokenizer) for path in config.train_paths]
+    seeds = np.random.SeedSequence(seed).generate_state(len(sources) + 1)
+    shuffled = [
+        grain.MapDataset.source(rows).shuffle(seed=int(order)).repeat()
+        for rows, order in zip(sources, seeds[1:], strict=True)
+    ]
+    if len(shuffled) == 1:
+        return shuffled[0]
+    weights = config.train_weights or tuple(float(len(rows)) for rows in sources)
+    # `mix` takes turns in a fixed pattern: a shard, or a place in the batch with a memory of its
+    # own, could meet one source only. Rows therefore change places within windows.
+    return grain.experimental.WindowShuffleMapDataset(
+        grain.MapDataset.mix(shuffled, weights),
+        window_size=_MIXTURE_WINDOW,
+        seed=int(seeds[0]) % 2**31,  # Grain adds the window's number and needs 32 bits.
+    )
+
+
+def valid_rows(config: TextData) -> PackedRows:
+    """Rows of the validation text in order."""
+    tokenizer = load_tokenizer(config.tokenizer)
+    return _rows(_paths(config, "valid"), config, tokenizer)
+
+
+def _paths(config: TextData, split: Split) -> tuple[str, ...]:
+    paths = config.train_paths if split == "train" else config.valid_paths
+    if not paths:
+        raise ValueError(f"{split}_paths=() names no text; give at least one file or folder.")
+    return paths
+
+
+def _rows(paths: tuple[str, ...] | list[str], config: TextData, tokenizer: Tokenizer) -> PackedRows:
+    files = [file for path in paths for file in find_files(path)]
+    rows = PackedRows([_segment(file, config, tokenizer) for file in files], length=config.length)
+    if not len(rows):
+        raise ValueError(
+            f"{', '.join(map(str, paths))} holds {rows.num_tokens} tokens, less than one row of "
+            f"length + 1 = {config.length + 1}; lower length or give more text."
+        )
+    return rows
+
+
+def _segment(file: Path, config: TextData, tokenizer: Tokenizer) -> TokenSegment:
+    """All tokens of a file, two bytes each where the vocabulary allows."""
+    if file.suffix == ".bin":
+        return TokenFile(file, vocab_size=tokenizer.vocab_size)
+    dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
+    documents = [document.tokens.astype(dtype) for document in _read(file, config, tokenizer)]
+    return np.concatenate(documents) if documents else np.zeros(0, dtype)
+
+
+def _read(file: Path, config: TextData, tokenizer: Tokenizer) -> Iterator[Document]:
+    if file.suffix == ".bin":
+        entries = TokenFile(file, vocab_size=tokenizer.vocab_size)
+        for number in range(entries.num_entries):
+            yield Document(f"{file.name}:{number + 1}", entries.entry(number).astype(np.int32))
+        return
+    eos = np.asarray([tokenizer.eos_id], np.int32)
+    for document in read_documents(file, field=config.field):
+        yield Document(document.id, np.concatenate([tokenizer.encode(document.text), eos]))

@@ -1,0 +1,143 @@
+"""Tokenised files: a `.bin` of uint16 ids and an `.idx` that says where each entry lies.
+
+`.bin` holds little-endian uint16 token ids. Each line of `.idx` is `length offset`, the length in
+tokens and the offset in bytes; entries follow each other without gaps. Two layouts share the
+format: fixed-length rows of the concatenation of all documents, and one entry per document.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_DTYPE = np.dtype("<u2")
+_MAX_VOCAB_SIZE = 2**16
+
+
+class TokenFile:
+    """The entries of a tokenised file, mapped into memory: nothing is read before it is used."""
+
+    def __init__(self, path: Path, *, vocab_size: int):
+        """Opens `path` (`.bin`) and the `.idx` beside it.
+
+        Args:
+          path: the `.bin` file.
+          vocab_size: of the tokenizer that wrote it; larger ids are an error when read.
+
+        Raises:
+          FileNotFoundError: there is no `.bin` or no `.idx` beside it.
+          ValueError: the two do not belong together.
+        """
+        self.path = path
+        self._vocab_size = vocab_size
+        index = path.with_suffix(".idx")
+        for file in (path, index):
+            if not file.exists():
+                raise FileNotFoundError(
+                    f"There is no {file.absolute()}; a tokenised text is a .bin and an .idx file."
+                )
+        lengths = _read_index(index)
+        self._bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        if (size := path.stat().st_size) != _DTYPE.itemsize * len(self):
+            raise ValueError(
+                f"{path} holds {size} bytes, but the {len(lengths)} entries of {index.name} need "
+                f"{_DTYPE.itemsize * len(self)}; write both files again."
+            )
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return int(self._bounds[-1])
+
+    def __getitem__(self, tokens: slice) -> np.ndarray:
+        """The ids at a slice of the concatenated entries, uint16.
+
+        Raises:
+          ValueError: an id lies outside the vocabulary.
+        """
+        ids = np.asarray(self._ids[tokens])
+        if ids.size and ids.max() >= self._vocab_size:
+            position = tokens.indices(len(self))[0] + int(ids.argmax())
+            raise ValueError(
+                f"{self.path} holds the id {ids.max()} at token {position}, outside a vocabulary "
+                f"of {self._vocab_size}; name the tokenizer that wrote the file."
+            )
+        return ids
+
+    @property
+    def num_entries(self) -> int:
+        """Number of lines of the index."""
+        return len(self._bounds) - 1
+
+    def entry(self, index: int) -> np.ndarray:
+        """The ids of one entry, uint16 `[tokens]`."""
+        return self[int(self._bounds[index]) : int(self._bounds[index + 1])]
+
+    @functools.cached_property
+    def _ids(self) -> np.ndarray:
+        return np.memmap(self.path, _DTYPE, "r") if len(self) else np.zeros(0, _DTYPE)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker process maps the file itself; a pickled map would carry its contents.
+        return {name: value for name, value in self.__dict__.items() if name != "_ids"}
+
+
+def write_token_file(
+    path: Path, entries: Iterable[np.ndarray], *, vocab_size: int, max_tokens: int | None = None
+) -> int:
+    """Writes entries to `path` (`.bin`) and the `.idx` beside it; returns the tokens written.
+
+    Args:
+      path: the `.bin` file; one that exists is overwritten.
+      entries: token ids of each entry; pass whole documents, or `cut_rows(documents)`.
+      vocab_size: of the tokenizer.
+      max_tokens: stop after the entry that reaches this many tokens.
+
+    Raises:
+      ValueError: the name does not end in `.bin`, or ids are outside the vocabulary or uint16.
+    """
+    if path.suffix != ".bin":
+        raise ValueError(f"{path} must end in .bin; its index gets the same name and .idx.")
+    if vocab_size > _MAX_VOCAB_SIZE:
+        raise ValueError(
+            f"vocab_size={vocab_size} exceeds the {_MAX_VOCAB_SIZE} ids of uint16; "
+            "the format cannot hold this tokenizer's text."
+        )
+    written = 0
+    with path.open("wb") as data, path.with_suffix(".idx").open("w", encoding="ascii") as index:
+        for number, entry in enumerate(entries):
+            if len(entry) and not 0 <= entry.min() <= entry.max() < vocab_size:
+                outside = entry[(entry < 0) | (entry >= vocab_size)][0]
+                raise ValueError(
+                    f"Entry {number} holds the id {outside}, outside a vocabulary of {vocab_size}."
+                )
+            data.write(entry.astype(_DTYPE).tobytes())
+            index.write(f"{len(entry)} {written * _DTYPE.itemsize}\n")
+            written += len(entry)
+            if max_tokens is not None and written >= max_tokens:
+                break
+    return written
+
+
+def _read_index(path: Path) -> np.ndarray:
+    """Lengths in tokens of all entries, int64, having checked that offsets leave no gap."""
+    lengths, end = [], 0
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                length, offset = map(int, line.split())
+            except ValueError as error:
+                raise ValueError(
+                    f"{path}, line {number} is {line!r}, not `length offset`; write it again."
+                ) from error
+            if length < 0 or offset != end:
+                raise ValueError(
+                    f"{path}, line {number}: an entry of {length} tokens at byte {offset} does "
+                    f"not follow the last, which ends at byte {end}; write both files again."
+                )
+            lengths.append(length)
+            end += length * _DTYPE.itemsize
+    return np.asarray(lengths, np.int64)

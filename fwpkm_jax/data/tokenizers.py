@@ -1,0 +1,160 @@
+"""Text to token ids and back: bytes, any SentencePiece model, the paper's 32,000 pieces.
+
+All follow one convention: no token is added at the start, `encode` adds none at the end, and text
+that spells a control token (`</s>`) is encoded as the characters it is made of.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.resources
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import sentencepiece
+
+BYTES = "bytes"
+MISTRAL_V1 = "mistral-v1"
+
+# The tokenizer of Mistral-7B-v0.1, which the paper uses; mistral-common ships the same bytes.
+_MISTRAL_V1_FILE = "tokenizer.model.v1"
+_MISTRAL_V1_SHA256 = "dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e134055"
+
+
+class Tokenizer(Protocol):
+    """What the data and the evaluations need of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids; ids run from 0."""
+        ...
+
+    @property
+    def eos_id(self) -> int:
+        """Id that ends a document."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for tokenizers that encode alike: a name, or the SHA-256 of the model file."""
+        ...
+
+    def encode(self, text: str) -> np.ndarray:
+        """Token ids of `text`, int32 `[tokens]`, nothing added at either end."""
+        ...
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Text of the ids; the end of a document reads as nothing."""
+        ...
+
+
+class ByteTokenizer:
+    """One token per byte of UTF-8, and one more id, 256, that ends a document.
+
+    The end needs an id of its own because every byte, 0 included, may occur in a text: 257 ids.
+    """
+
+    vocab_size = 257
+    eos_id = 256
+    fingerprint = BYTES
+
+    def encode(self, text: str) -> np.ndarray:
+        """The bytes of `text`, int32 `[bytes]`."""
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Text of the bytes; bytes that are not UTF-8 (a cut character) read as U+FFFD."""
+        ids = _checked_ids(token_ids, self.vocab_size)
+        return ids[ids != self.eos_id].astype(np.uint8).tobytes().decode(errors="replace")
+
+
+class SentencePieceTokenizer:
+    """The raw encoding of a SentencePiece model.
+
+    Hugging Face tokenizers turn `</s>` within a text into the id that ends a document; this one
+    does not, so no text can end its document early.
+    """
+
+    def __init__(self, model: bytes, *, name: str):
+        """Loads a model.
+
+        Args:
+          model: contents of a `.model` file.
+          name: what errors call it.
+
+        Raises:
+          ValueError: it is no SentencePiece model, or has no piece that ends a document.
+        """
+        self._processor = sentencepiece.SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(model)
+        except (RuntimeError, OSError) as error:
+            raise ValueError(f"{name} is not a SentencePiece model; pass a .model file.") from error
+        self.vocab_size = int(self._processor.vocab_size())
+        self.eos_id = int(self._processor.eos_id())
+        self.fingerprint = hashlib.sha256(model).hexdigest()
+        if self.eos_id < 0:
+            raise ValueError(f"{name} has no eos piece to end a document; train one with an eos.")
+
+    def encode(self, text: str) -> np.ndarray:
+        """Piece ids of `text`, int32 `[pieces]`."""
+        return np.asarray(self._processor.encode(text), np.int32)
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Text of the pieces; control pieces read as nothing."""
+        return self._processor.decode(_checked_ids(token_ids, self.vocab_size).tolist())
+
+
+def load_tokenizer(name_or_path: str) -> Tokenizer:
+    """The tokenizer of a name or of a SentencePiece `.model` file.
+
+    Args:
+      name_or_path: "bytes", "mistral-v1" (the paper's, from the extra `tokenizers`) or a path.
+
+    Raises:
+      ValueError: no such name or file, or the file is no usable SentencePiece model.
+      ImportError: "mistral-v1" without the package that ships it.
+    """
+    if name_or_path == BYTES:
+        return ByteTokenizer()
+    if name_or_path == MISTRAL_V1:
+        return SentencePieceTokenizer(_mistral_v1_model(), name=MISTRAL_V1)
+    path = Path(name_or_path).expanduser()
+    if path.is_file():
+        return SentencePieceTokenizer(path.read_bytes(), name=str(path))
+    names = (BYTES, MISTRAL_V1)
+    nearest = difflib.get_close_matches(name_or_path, names, n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+    raise ValueError(
+        f"tokenizer={name_or_path!r} is neither one of {', '.join(map(repr, names))} nor an "
+        f"existing SentencePiece .model file ({path.absolute()}){hint}"
+    )
+
+
+def _mistral_v1_model() -> bytes:
+    """Contents of the paper's tokenizer file, checked."""
+    try:
+        file = importlib.resources.files("mistral_common") / "data" / _MISTRAL_V1_FILE
+        model = file.read_bytes()
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        raise ImportError(
+            f"tokenizer={MISTRAL_V1!r} is read from the package mistral-common, which is not "
+            "installed or lacks the file; run: pip install 'fwpkm-jax[tokenizers]'"
+        ) from error
+    digest = hashlib.sha256(model).hexdigest()
+    if digest != _MISTRAL_V1_SHA256:
+        raise ValueError(
+            f"{file} has SHA-256 {digest}, not {_MISTRAL_V1_SHA256} of the paper's tokenizer; "
+            "reinstall mistral-common."
+        )
+    return model
+
+
+def _checked_ids(token_ids: Iterable[int], vocab_size: int) -> np.ndarray:
+    ids = np.asarray(token_ids if isinstance(token_ids, np.ndarray) else list(token_ids), np.int64)
+    if outside := ids[(ids < 0) | (ids >= vocab_size)].tolist():
+        raise ValueError(f"token id {outside[0]} is not one of the {vocab_size} ids 0 and up.")
+    return ids

@@ -1,0 +1,64 @@
+"""Takes padding out of the way of layers that look at neighbouring tokens.
+
+A layer that moves each sequence's real tokens to its front can treat them as an unbroken
+sequence: padding then never stands between two tokens, in a convolution's or a window's reach,
+nor in a cache. This makes padding neutral wherever it is: left, right or in between.
+"""
+
+from typing import NamedTuple
+
+import chex
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+class Packing(NamedTuple):
+    """Where real tokens go, from `pack_tokens`."""
+
+    order: Int[Array, "batch length"]
+    """Original index of the token at each packed place: real tokens first, in order."""
+    places: Int[Array, "batch length"]
+    """Packed place of each original token."""
+    is_real: Bool[Array, "batch length"]
+    """Whether a packed place holds a real token."""
+    counts: Int[Array, " batch"]
+    """Real tokens of each sequence."""
+
+
+def pack_tokens(mask: Bool[Array, "batch length"] | Float[Array, "batch length"]) -> Packing:
+    """The reordering that puts each sequence's real tokens (`mask` not 0) first."""
+    chex.assert_rank(mask, 2)
+    real = mask != 0
+    order = jnp.argsort(~real, axis=1, stable=True).astype(jnp.int32)
+    places = jnp.argsort(order, axis=1).astype(jnp.int32)
+    counts = jnp.sum(real, axis=1, dtype=jnp.int32)
+    is_real = jnp.arange(mask.shape[1])[None, :] < counts[:, None]
+    return Packing(order, places, is_real, counts)
+
+
+def pack(
+    x: Float[Array, "batch length model"], packing: Packing
+) -> Float[Array, "batch length model"]:
+    """The real tokens, first and in order; zeros after them."""
+    x = jnp.take_along_axis(x, packing.order[:, :, None], axis=1)
+    return jnp.where(packing.is_real[:, :, None], x, 0)
+
+
+def unpack(
+    x: Float[Array, "batch length model"], packing: Packing
+) -> Float[Array, "batch length model"]:
+    """Undoes the reordering of `pack`."""
+    return jnp.take_along_axis(x, packing.places[:, :, None], axis=1)
+
+
+def last_rows(
+    x: Float[Array, "batch rows *dims"] | Int[Array, "batch rows *dims"],
+    *,
+    size: int,
+    end: Int[Array, " batch"] | None,
+) -> Float[Array, "batch size *dims"] | Int[Array, "batch size *dims"]:
+    """Each sequence's `size` rows before row `end`; `end` None for the last rows of all."""
+    if end is None:
+        return x[:, x.shape[1] - size :]
+    rows = (end - size)[:, None] + jnp.arange(size)[None, :]
+    return jnp.take_along_axis(x, jnp.expand_dims(rows, range(2, x.ndim)), axis=1)

@@ -1,0 +1,56 @@
+"""Root-mean-square norms."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from fwpkm_jax.core.precision import compute_dtype
+
+
+def _normalize(x: jax.Array, eps: float) -> jax.Array:
+    """`x / sqrt(mean(x^2) + eps)` along the last axis, in at least float32."""
+    x = x.astype(compute_dtype(x.dtype))
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps)
+
+
+class RMSNorm(nnx.Module):
+    """The input at unit root mean square, times `1 + weight`; the weight starts at zero.
+
+    Computed in at least float32 and cast once at the end.
+
+    References: Zhang and Sennrich 2019, arXiv:1910.07467.
+    """
+
+    def __init__(self, dim: int, *, eps: float, dtype: DTypeLike | None = None):
+        """Args: `dim` the normalised width; `dtype` of the result, None for the input's."""
+        self.eps = eps
+        self.dtype = dtype
+        self.weight = nnx.Param(jnp.zeros((dim,), jnp.float32))
+
+    def __call__(self, x: Float[Array, "*dims dim"]) -> Float[Array, "*dims dim"]:
+        weight = jnp.expand_dims(self.weight[...], range(x.ndim - 1))
+        return (_normalize(x, self.eps) * (1 + weight)).astype(self.dtype or x.dtype)
+
+
+class GatedRMSNorm(nnx.Module):
+    """The input at unit root mean square, times `weight * SiLU(gate)`; the weight starts at one.
+
+    The weight multiplies directly, unlike `RMSNorm`'s: the published layer has both kinds.
+    """
+
+    def __init__(self, dim: int, *, eps: float, dtype: DTypeLike | None = None):
+        """Args: `dim` the normalised width; `dtype` of the result, None for the gate's."""
+        self.eps = eps
+        self.dtype = dtype
+        self.weight = nnx.Param(jnp.ones((dim,), jnp.float32))
+
+    def __call__(
+        self, x: Float[Array, "*dims dim"], gate: Float[Array, "*dims dim"]
+    ) -> Float[Array, "*dims dim"]:
+        weight = jnp.expand_dims(self.weight[...], range(x.ndim - 1))
+        normalized = _normalize(x, self.eps) * weight
+        return (normalized * jax.nn.silu(gate.astype(normalized.dtype))).astype(
+            self.dtype or gate.dtype
+        )

@@ -1,0 +1,118 @@
+"""Rotary position embedding, and YaRN's stretching of it to longer contexts.
+
+Entry i of the first half of the rotated dimensions pairs with entry i of the second half; the
+pair is turned by `position * frequency_i`, so that scores depend on position differences only.
+
+References: Su et al. 2021, arXiv:2104.09864; Peng et al. 2023, arXiv:2309.00071 (YaRN).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from fwpkm_jax.core.precision import compute_dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class YarnConfig:
+    """Stretches rotary frequencies so that a model reads contexts longer than its training's.
+
+    Fast frequencies stay, slow ones are divided by `factor`, with a linear ramp between.
+    """
+
+    factor: float
+    """How many times longer than `original_length` the context becomes; 1 changes nothing."""
+    original_length: int = 1024
+    """Tokens of the original context. The paper's configuration says 1024, though it trained on
+    4096; the choice moves the ramp."""
+    beta_fast: float = 32.0
+    """Frequencies that turn more often than this over the original context stay as they are."""
+    beta_slow: float = 1.0
+    """Frequencies that turn less often than this over the original context are divided by
+    `factor`."""
+
+    def __post_init__(self):
+        if self.factor < 1:
+            raise ValueError(f"factor={self.factor} would shorten the context; use 1 or more.")
+        if self.original_length < 1:
+            raise ValueError(f"original_length={self.original_length} is not positive.")
+        if not 0 < self.beta_slow < self.beta_fast:
+            raise ValueError(
+                f"beta_slow={self.beta_slow} must be positive and below "
+                f"beta_fast={self.beta_fast}; the usual values are 1 and 32."
+            )
+
+
+class RotaryFrequencies(NamedTuple):
+    """Angle per token of each pair, `[rotary_dim / 2]`, and the factor on cosine and sine."""
+
+    frequencies: np.ndarray
+    scale: float
+
+
+def rotary_frequencies(
+    rotary_dim: int, *, theta: float, yarn: YarnConfig | None = None
+) -> RotaryFrequencies:
+    """Frequencies `theta^(-2i / rotary_dim)`, in float64 and known at trace time.
+
+    Args:
+      rotary_dim: dimensions that turn; even.
+      theta: base of the frequencies.
+      yarn: how to stretch them; None for not at all.
+
+    Raises:
+      ValueError: `rotary_dim` is odd or not positive.
+    """
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise ValueError(f"rotary_dim={rotary_dim} must be even and positive.")
+    pairs = np.arange(rotary_dim // 2, dtype=np.float64)
+    frequencies = theta ** (-2 * pairs / rotary_dim)
+    if yarn is None:
+        return RotaryFrequencies(frequencies, 1.0)
+
+    def pair_turning(times: float) -> float:
+        """The (fractional) pair that turns so many times over the original context."""
+        length = yarn.original_length / (2 * math.pi * times)
+        return rotary_dim * math.log(length) / (2 * math.log(theta))
+
+    # Bounds are rounded outwards to whole pairs, then clipped, as in the published code.
+    start = max(math.floor(pair_turning(yarn.beta_fast)), 0)
+    end = min(math.ceil(pair_turning(yarn.beta_slow)), rotary_dim - 1)
+    stretched = np.clip((pairs - start) / max(end - start, 1e-3), 0, 1)
+    frequencies = frequencies * (1 - stretched) + frequencies / yarn.factor * stretched
+    return RotaryFrequencies(frequencies, 0.1 * math.log(yarn.factor) + 1)
+
+
+def apply_rotary(
+    x: Float[Array, "batch length heads head"],
+    positions: Int[Array, "batch length"],
+    *,
+    rotary: RotaryFrequencies,
+) -> Float[Array, "batch length heads head"]:
+    """The vectors with their first `2 * len(rotary.frequencies)` entries turned by position.
+
+    Args:
+      x: queries or keys `[batch, length, heads, head]`.
+      positions: of each token, `[batch, length]`.
+      rotary: from `rotary_frequencies`.
+
+    Returns:
+      Same shape and dtype as `x`; angles, cosines and sines are taken in at least float32.
+
+    Raises:
+      ValueError: the head is narrower than the dimensions that turn.
+    """
+    half = len(rotary.frequencies)
+    if x.shape[-1] < 2 * half:
+        raise ValueError(f"{2 * half} dimensions turn, but the head has only {x.shape[-1]}.")
+    dtype = compute_dtype(x.dtype)
+    frequencies = jnp.asarray(rotary.frequencies, dtype)
+    angles = positions.astype(dtype)[:, :, None, None] * frequencies[None, None, None, :]
+    cos, sin = jnp.cos(angles) * rotary.scale, jnp.sin(angles) * rotary.scale
+    first, second = x[..., :half].astype(dtype), x[..., half : 2 * half].astype(dtype)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return jnp.concatenate([turned.astype(x.dtype), x[..., 2 * half :]], axis=-1)

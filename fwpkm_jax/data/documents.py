@@ -33,6 +33,13 @@ def find_files(path: str | Path) -> list[Path]:
             raise ValueError(
                 f"The folder {path} holds no {', '.join(SUFFIXES)} file; name another."
             )
+        present = set(files)
+        for text in files:
+            if text.suffix != ".bin" and (encoded := text.with_suffix(".bin")) in present:
+                raise ValueError(
+                    f"{path} holds {text} and {encoded}, which reads as the same text twice; "
+                    "name the files to use, or rename one."
+                )
         return files
     if not path.exists():
         raise FileNotFoundError(f"There is no file or folder {path.absolute()}; check the path.")

@@ -1,0 +1,112 @@
+import pickle
+
+import numpy as np
+import pytest
+
+from fwpkm_jax.data.packing import cut_rows
+from fwpkm_jax.data.token_files import TokenFile, write_token_file
+
+DOCUMENTS = [np.arange(5), np.asarray([65535, 0, 7]), np.asarray([], np.int64), np.arange(40, 49)]
+
+
+def write(path, entries=DOCUMENTS, **arguments):
+    return write_token_file(path, entries, **{"vocab_size": 65536, **arguments})
+
+
+def test_documents_come_back_as_they_were_written(tmp_path):
+    path = tmp_path / "stream.bin"
+    assert write(path) == 17
+    file = TokenFile(path, vocab_size=65536)
+    assert (len(file), file.num_entries) == (17, 4)
+    for index, document in enumerate(DOCUMENTS):
+        np.testing.assert_array_equal(file.entry(index), document)
+    np.testing.assert_array_equal(file[0:17], np.concatenate(DOCUMENTS))
+
+
+def test_bytes_on_disk_follow_the_papers_layout(tmp_path):
+    write(tmp_path / "x.bin", [np.asarray([1, 258]), np.asarray([3])])
+    assert (tmp_path / "x.bin").read_bytes() == b"\x01\x00\x02\x01\x03\x00"
+    assert (tmp_path / "x.idx").read_text() == "2 0\n1 4\n"
+
+
+def test_rows_drop_the_remainder_and_hold_the_concatenation(tmp_path):
+    path = tmp_path / "l3.bin"
+    assert write(path, cut_rows(DOCUMENTS, row_length=4)) == 16
+    file = TokenFile(path, vocab_size=65536)
+    assert file.num_entries == 4
+    np.testing.assert_array_equal(
+        np.concatenate([file.entry(index) for index in range(4)]), np.concatenate(DOCUMENTS)[:16]
+    )
+
+
+@pytest.mark.parametrize(("cap", "entries"), [(1, 1), (5, 1), (6, 2), (8, 2), (9, 4), (100, 4)])
+def test_a_capped_file_ends_with_the_entry_that_reaches_the_cap(tmp_path, cap, entries):
+    write(tmp_path / "x.bin", max_tokens=cap)
+    assert TokenFile(tmp_path / "x.bin", vocab_size=65536).num_entries == entries
+
+
+def test_a_pickled_file_carries_no_tokens(tmp_path):
+    write(tmp_path / "x.bin", [np.zeros(100_000, np.int64)])
+    file = TokenFile(tmp_path / "x.bin", vocab_size=1)
+    assert not file[0:100_000].any()
+    pickled = pickle.dumps(file)
+    assert len(pickled) < 2_000
+    assert len(pickle.loads(pickled)[0:100_000]) == 100_000
+
+
+def test_an_empty_file_has_no_entries(tmp_path):
+    write(tmp_path / "x.bin", [])
+    file = TokenFile(tmp_path / "x.bin", vocab_size=2)
+    assert (len(file), file.num_entries, file[0:0].size) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("entries", "vocab_size", "message"),
+    [
+        ([np.asarray([0]), np.asarray([3, 7, 9])], 5, "Entry 1 holds the id 7, outside .* of 5"),
+        ([np.asarray([-1])], 5, "Entry 0 holds the id -1"),
+        ([np.asarray([1])], 65537, "vocab_size=65537 exceeds the 65536 ids of uint16"),
+    ],
+)
+def test_ids_the_format_cannot_hold_are_refused(tmp_path, entries, vocab_size, message):
+    with pytest.raises(ValueError, match=message):
+        write(tmp_path / "x.bin", entries, vocab_size=vocab_size)
+
+
+def test_the_name_must_end_in_bin(tmp_path):
+    with pytest.raises(ValueError, match=r"x\.idx must end in \.bin"):
+        write(tmp_path / "x.idx")
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ("2 0\n", "holds 6 bytes, but the 1 entries of x.idx need 4"),
+        ("2 0\n2 4\n", "holds 6 bytes, but the 2 entries of x.idx need 8"),
+        ("2 0\n1 2\n", "line 2: an entry of 1 tokens at byte 2 .* ends at byte 4"),
+        ("2 0\n\n1 4\n", r"line 2 is b'\\n', not `length offset`"),
+        ("2 0\nthree 4\n", "line 2 is b'three 4"),
+        ("-1 0\n", "line 1: an entry of -1 tokens"),
+    ],
+)
+def test_an_index_that_does_not_match_is_refused(tmp_path, index, message):
+    write(tmp_path / "x.bin", [np.arange(3)])
+    (tmp_path / "x.idx").write_text(index)
+    with pytest.raises(ValueError, match=message):
+        TokenFile(tmp_path / "x.bin", vocab_size=65536)
+
+
+@pytest.mark.parametrize("missing", ["x.bin", "x.idx"])
+def test_half_a_pair_is_refused(tmp_path, missing):
+    write(tmp_path / "x.bin")
+    (tmp_path / missing).unlink()
+    with pytest.raises(FileNotFoundError, match=f"There is no .*{missing}"):
+        TokenFile(tmp_path / "x.bin", vocab_size=65536)
+
+
+def test_an_id_outside_the_vocabulary_is_named_with_its_place(tmp_path):
+    write(tmp_path / "x.bin", [np.asarray([1, 2]), np.asarray([3, 400])])
+    file = TokenFile(tmp_path / "x.bin", vocab_size=257)
+    np.testing.assert_array_equal(file.entry(0), [1, 2])
+    with pytest.raises(ValueError, match=r"x.bin holds the id 400 at token 3, .* of 257"):
+        file.entry(1)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core import streaming
 from fwpkm_jax.core.chunking import Chunk, Memory, map_groups, merge_groups, split_groups
+from fwpkm_jax.core.measures import AccessMeasures, access_measures
 from fwpkm_jax.core.streaming import Pending, Signals
 from fwpkm_jax.core.targets import (
     WriteWeights,
@@ -67,6 +68,7 @@ class FastWeightInfo(NamedTuple):
       slot_weights: their read weights.
       update_norm: mean over the chunks of the norm of the written change; 0 without writes.
       token_loss: gate-weighted mean squared error of each token's read, 0 where it has no target.
+      measures: how evenly this call used the slots; O(slots) to compute, free when unused in jit.
     """
 
     memory_loss: Float[Array, ""]
@@ -76,6 +78,7 @@ class FastWeightInfo(NamedTuple):
     slot_weights: Float[Array, "batch length places"]
     update_norm: Float[Array, ""]
     token_loss: Float[Array, "batch length"]
+    measures: AccessMeasures
 
 
 class FastWeight(nnx.Module):
@@ -113,7 +116,7 @@ class FastWeight(nnx.Module):
             return nnx.Linear(features_in, features_out, dtype=dtype, kernel_init=init, rngs=rngs)
 
         def norm(features: int) -> RMSNorm:
-            return RMSNorm(features, eps=norm_eps, rngs=rngs)
+            return RMSNorm(features, eps=norm_eps)
 
         self.query_norm = norm(model_dim)
         self.query_proj = linear(model_dim, rule.num_heads * rule.key_dim)
@@ -209,7 +212,7 @@ class FastWeight(nnx.Module):
             info = None
         read, access = jax.tree.map(merge_groups, (read, access))
         losses = weights.write * jnp.mean((read - target) ** 2, axis=-1)
-        facts = _facts(signals, losses, weights.paired, access, info)
+        facts = _facts(rule, signals, losses, weights.paired, access, info)
         return self.merge(x, read, signals), memory, facts
 
     def init_pending(self, batch: int, groups: int, *, max_chunk_size: int, dtype: Any) -> Pending:
@@ -275,7 +278,7 @@ class FastWeight(nnx.Module):
         target = shift_left(signals.value, rule.lookahead)
         paired = shift_left(signals.mask, rule.lookahead) * signals.mask
         losses = loss_gate * paired * jnp.mean((read - target) ** 2, axis=-1)
-        facts = _facts(signals, losses, paired, access, None)
+        facts = _facts(rule, signals, losses, paired, access, None)
         return self.merge(x, read, signals), memory, pending, facts
 
     def flush(self, memory: Memory, pending: Pending) -> tuple[Memory, Pending]:
@@ -294,7 +297,7 @@ class FastWeight(nnx.Module):
         return streaming.read_sequences(self.config.rule.read, memory, query)
 
 
-def _facts(signals, losses, paired, access, info) -> FastWeightInfo:
+def _facts(rule, signals, losses, paired, access, info) -> FastWeightInfo:
     """The record of one call; `info` is the rule's, by group and chunk, or None without writes."""
     zero = jnp.zeros((), losses.dtype)
     facts = FastWeightInfo(
@@ -305,5 +308,6 @@ def _facts(signals, losses, paired, access, info) -> FastWeightInfo:
         slot_weights=access.slot_weights,
         update_norm=zero if info is None else jnp.mean(info.update_norm),
         token_loss=losses,
+        measures=access_measures(access.slot_ids, rule.num_slots),
     )
     return jax.lax.stop_gradient(facts)

@@ -12,8 +12,6 @@ from fwpkm_jax.core.targets import WriteWeights, shift_left
 from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory
 
 SCORES = {"idw": "idw", "dot_product": "dot"}
-READ = jax.jit(lambda rule, memory, query: rule.read(memory, query), static_argnums=0)
-STEP = jax.jit(lambda rule, memory, chunk: rule.step(memory, chunk), static_argnums=0)
 _MEMORY_FIELDS = {
     "T", "addr_loss", "addr_loss_weight", "batch", "chunk_size", "gates", "grad_clip", "heads",
     "k_dim", "learning_rate", "lookahead", "mask", "mem_grad_to_values_only", "n_subkeys",
@@ -162,7 +160,7 @@ def stream(rule: FwPKM, start: FwPKMMemory, query, values, gate, mask, pieces, *
             queue = np.concatenate([queue, cut])
             if queue.size >= chunk_size:
                 chunk = _queued_chunk(rule, query, values, gate, mask, queue, last_cut=cut.size)
-                step = STEP(rule, now, chunk)
+                step = rule.step(now, chunk)
                 now = step.memory
                 losses = chunk.write_weight * jnp.mean((step.output - chunk.target) ** 2, -1)
                 losses = losses.reshape(batch, -1)[:, : queue.size - lookahead]
@@ -200,7 +198,7 @@ def _queued_chunk(rule, query, values, gate, mask, queue, *, last_cut: int) -> C
     if mask is None:
         samples = batch * last_cut
     else:
-        samples = int(np.count_nonzero(np.asarray(mask)[:, queue[pairs]]))
+        samples = jnp.sum(mask[:, queue[pairs]] != 0).astype(dtype)
     return Chunk(
         query=tokens(query[:, queue]),
         target=tokens(shift_left(values[:, queue], rule.lookahead)),
@@ -208,5 +206,5 @@ def _queued_chunk(rule, query, values, gate, mask, queue, *, last_cut: int) -> C
         paired=spread(pairs),
         counted=spread(in_last_cut),
         addressed=spread(pairs),
-        factor=spread(np.full(size, samples / (batch * pairs.sum()))),
+        factor=spread(jnp.full((size,), 1.0, dtype) * samples / (batch * pairs.sum())),
     )

@@ -2,8 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-import release
-import vectors
+
+from tests.golden import release, vectors
 
 KIND = "fwpkm_forward"
 
@@ -41,7 +41,6 @@ def run(file):
 
 
 def test_a_pass_over_a_sequence(golden_path, dtype):
-    with vectors.precision(dtype):
-        file = vectors.load(golden_path, dtype)
-        results, _ = run(file)
-        file.assert_matches(results)
+    file = vectors.open_file(golden_path, dtype)
+    results, _ = run(file)
+    file.assert_matches(results)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
@@ -137,3 +138,42 @@ def assert_matches(
         f"{label}: max|difference| {error:.3e} of max|expected| {size:.3e} "
         f"exceeds rtol {rtol:.1e}, atol {atol:.1e}"
     )
+
+
+class VectorFile(NamedTuple):
+    """A file opened for one dtype: floating inputs in it, outputs as they are stored."""
+
+    path: Path
+    dtype: np.dtype
+    config: dict[str, Any]
+    arrays: dict[str, Any]
+    expected: dict[str, np.ndarray]
+
+    def assert_matches(self, results: dict[str, ArrayLike]) -> None:
+        """Raises unless every output of the file is among `results`, and equal."""
+        missing = set(self.expected) - set(results)
+        assert not missing, f"{self.path.name}: outputs not computed: {sorted(missing)}"
+        failures = []
+        for name, expected in self.expected.items():
+            try:
+                assert_matches(name, results[name], expected, self.path, self.dtype)
+            except AssertionError as failure:
+                failures.append(str(failure))
+        assert not failures, "\n".join(failures)
+
+
+def open_file(path: Path, dtype: np.dtype) -> VectorFile:
+    """The file, its outputs told from its inputs by their dtype (float64 or integer)."""
+    config, arrays = load(path)
+    inputs, expected = {}, {}
+    for name, x in arrays.items():
+        if np.issubdtype(x.dtype, np.integer):
+            inputs[name] = x
+            if name != "tokens":
+                expected[name] = x
+        elif x.dtype == np.float64:
+            expected[name] = x
+            inputs[name] = x
+        else:
+            inputs[name] = jnp.asarray(x, dtype)
+    return VectorFile(path, dtype, config, inputs, expected)

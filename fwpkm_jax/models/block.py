@@ -1,0 +1,108 @@
+"""One decoder layer: the order of its sub-layers."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from fwpkm_jax.core.chunking import Memory
+from fwpkm_jax.core.streaming import Pending, clear
+from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightInfo
+from fwpkm_jax.layers.mlp import SwiGLU
+from fwpkm_jax.layers.norms import RMSNorm
+from fwpkm_jax.layers.pkm import PKM
+
+
+class BlockStream(NamedTuple):
+    """What one layer carries along a stream.
+
+    Attributes:
+      cache: of the token mixer.
+      pending: the memory's waiting tokens, or None without a memory.
+    """
+
+    cache: Any
+    pending: Pending | None
+
+
+class Block(nnx.Module):
+    """[fast-weight memory] -> token mixer -> MLP or PKM, each on the residual stream."""
+
+    def __init__(
+        self,
+        mixer: nnx.Module,
+        feed_forward: SwiGLU | PKM,
+        memory: FastWeight | None,
+        model_dim: int,
+        *,
+        norm_eps: float,
+    ):
+        self.memory = memory
+        self.mixer_norm = RMSNorm(model_dim, eps=norm_eps)
+        self.mixer = mixer
+        self.feed_forward_norm = RMSNorm(model_dim, eps=norm_eps)
+        self.feed_forward = feed_forward
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length model"],
+        memory: Memory | None,
+        *,
+        mask: Float[Array, "batch length"] | None = None,
+        write: bool = True,
+        **pairing: Any,
+    ) -> tuple[Float[Array, "batch length model"], Memory | None, FastWeightInfo | None]:
+        """Whole sequences from position 0; see `FastWeight.__call__` for the memory."""
+        info = None
+        if self.memory is not None:
+            x, memory, info = self.memory(x, memory, mask=mask, write=write, **pairing)
+        mixed, _ = self.mixer(self.mixer_norm(x), mask=mask)
+        return self._feed_forward(x + mixed), memory, info
+
+    def stream(
+        self,
+        x: Float[Array, "batch length model"],
+        memory: Memory | None,
+        state: BlockStream,
+        *,
+        mask: Float[Array, "batch length"] | None = None,
+        chunk_size: int | None = None,
+        write: bool = True,
+    ) -> tuple[jax.Array, Memory | None, BlockStream, FastWeightInfo | None]:
+        """A piece of a stream, continuing `state`."""
+        info, pending = None, state.pending
+        if self.memory is not None:
+            x, memory, pending, info = self.memory.stream(
+                x, memory, pending, mask=mask, chunk_size=chunk_size, write=write
+            )
+        mixed, cache = self.mixer(self.mixer_norm(x), mask=mask, cache=state.cache)
+        return self._feed_forward(x + mixed), memory, BlockStream(cache, pending), info
+
+    def init_stream(
+        self, batch: int, groups: int, *, max_length: int, max_chunk_size: int, dtype: Any
+    ) -> BlockStream:
+        """Empty caches and queue."""
+        cache = self.mixer.init_cache(batch, max_length=max_length, dtype=dtype)
+        if self.memory is None:
+            return BlockStream(cache, None)
+        memory_dtype = jnp.promote_types(dtype, jnp.float32)
+        pending = self.memory.init_pending(
+            batch, groups, max_chunk_size=max_chunk_size, dtype=memory_dtype
+        )
+        return BlockStream(cache, pending)
+
+    def reset_cache(self, state: BlockStream, *, pending: bool) -> BlockStream:
+        """The state with an empty mixer cache of the same capacity, and maybe an empty queue."""
+        leaf = jax.tree.leaves(state.cache)[0]  # [batch, capacity, ...] in every cache.
+        cache = self.mixer.init_cache(leaf.shape[0], max_length=leaf.shape[1], dtype=leaf.dtype)
+        if pending and state.pending is not None:
+            return BlockStream(cache, clear(state.pending))
+        return BlockStream(cache, state.pending)
+
+    def _feed_forward(self, x: jax.Array) -> jax.Array:
+        normed = self.feed_forward_norm(x)
+        if isinstance(self.feed_forward, PKM):
+            return x + self.feed_forward(normed)[0]
+        return x + self.feed_forward(normed)

@@ -1,0 +1,351 @@
+"""A decoder language model whose layout is data: embedding, blocks, head, and their memories."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from fwpkm_jax.core.chunking import Memory
+from fwpkm_jax.layers.attention import Attention, AttentionConfig
+from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightConfig, FastWeightInfo
+from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
+from fwpkm_jax.layers.mlp import SwiGLU
+from fwpkm_jax.layers.norms import RMSNorm
+from fwpkm_jax.layers.pkm import PKM, PKMConfig
+from fwpkm_jax.models.block import Block, BlockStream
+
+Mixer = Literal["gdn", "swa", "attention"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A decoder: what stands where. Layers are counted from 0."""
+
+    vocab_size: int = 32_000
+    """Tokens of the vocabulary."""
+    model_dim: int = 768
+    """Width of the residual stream."""
+    mixers: tuple[Mixer, ...] = ("gdn", "gdn", "gdn", "swa") * 3
+    """Token mixer of each layer: Gated DeltaNet, sliding-window or full attention."""
+    mlp_dim: int = 2304
+    """Hidden width of the SwiGLU layers."""
+    memory_layers: tuple[int, ...] = ()
+    """Layers with a fast-weight memory before the mixer."""
+    pkm_layers: tuple[int, ...] = ()
+    """Layers with a product-key memory in place of the MLP."""
+    window: int = 512
+    """Tokens a sliding-window layer sees, itself included."""
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    """Of the attention layers, sliding-window and full."""
+    gdn: GatedDeltaNetConfig = field(default_factory=GatedDeltaNetConfig)
+    """Of the Gated DeltaNet layers."""
+    fast_weight: FastWeightConfig = field(default_factory=FastWeightConfig)
+    """Of the memory layers."""
+    pkm: PKMConfig = field(default_factory=PKMConfig)
+    """Of the product-key memory layers."""
+    tie_embeddings: bool = True
+    """The head shares the embedding's weights."""
+    head_bias: bool = False
+    """Adds a bias to the logits."""
+    norm_eps: float = 1e-5
+    """Added to the mean square in RMS norms."""
+    init_std: float = 0.02
+    """Standard deviation of initial weights."""
+    head_init_std: float | None = None
+    """Standard deviation of an untied head's initial weights; None: init_std."""
+    branch_init_scale: float = 1.0
+    """Multiplies the initial weights of the maps that write into the residual stream."""
+    activation_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of activations; parameters, memories and logits are float32."""
+
+    def __post_init__(self):
+        num_layers = len(self.mixers)
+        if num_layers == 0:
+            raise ValueError("mixers=() must name at least one layer's token mixer.")
+        for name in ("memory_layers", "pkm_layers"):
+            layers = getattr(self, name)
+            outside = [layer for layer in layers if not 0 <= layer < num_layers]
+            if outside or len(set(layers)) < len(layers):
+                raise ValueError(
+                    f"{name}={layers} must be distinct layers between 0 and {num_layers - 1}: "
+                    f"mixers names {num_layers} layers."
+                )
+        if self.tie_embeddings and self.head_init_std is not None:
+            raise ValueError(
+                f"head_init_std={self.head_init_std} has no effect with tie_embeddings=True; "
+                "set one of them."
+            )
+        for name in ("vocab_size", "model_dim", "mlp_dim", "window"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+
+
+class LMOutput(NamedTuple):
+    """What a pass over whole sequences returns.
+
+    Attributes:
+      logits: `[batch, length, vocab]`, float32.
+      memory: fast weights after the last write, by layer name.
+      info: what each memory layer did, by layer name.
+    """
+
+    logits: Float[Array, "batch length vocab"]
+    memory: dict[str, Memory]
+    info: dict[str, FastWeightInfo]
+
+
+class Stream(NamedTuple):
+    """Everything a stream carries: fast weights by layer name, and each layer's state."""
+
+    memory: dict[str, Memory]
+    layers: dict[str, BlockStream]
+
+
+class StreamOutput(NamedTuple):
+    """What a piece of a stream returns; see `LMOutput`."""
+
+    logits: Float[Array, "batch length vocab"]
+    stream: Stream
+    info: dict[str, FastWeightInfo]
+
+
+def layer_name(index: int) -> str:
+    """The key of a layer in memories, streams and metrics."""
+    return f"layer_{index}"
+
+
+class LanguageModel(nnx.Module):
+    """A decoder; fast weights are an argument and a result, never an attribute."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: Any = "config"):
+        """Draws the slow weights.
+
+        Args:
+          config: the layout.
+          rngs: the stream `params`.
+          dtype: of activations; "config" takes the config's, None follows the parameters.
+        """
+        self.config = config
+        dtype = jnp.dtype(config.activation_dtype) if dtype == "config" else dtype
+        self.dtype = dtype
+        shared = {"norm_eps": config.norm_eps, "init_std": config.init_std}
+        shared |= {"dtype": dtype, "rngs": rngs}
+        dim, init = config.model_dim, nnx.initializers.normal
+        self.embed = nnx.Embed(
+            config.vocab_size, dim, dtype=dtype, embedding_init=init(config.init_std), rngs=rngs
+        )
+        blocks = []
+        for index, mixer_name in enumerate(config.mixers):
+            mixer = self._mixer(mixer_name, shared)
+            if index in config.pkm_layers:
+                feed_forward = PKM(config.pkm, dim, dtype=dtype, rngs=rngs)
+            else:
+                feed_forward = SwiGLU(
+                    dim, config.mlp_dim, init_std=config.init_std, dtype=dtype, rngs=rngs
+                )
+            memory = None
+            if index in config.memory_layers:
+                memory = FastWeight(config.fast_weight, dim, **shared)
+            blocks.append(Block(mixer, feed_forward, memory, dim, norm_eps=config.norm_eps))
+        self.blocks = nnx.List(blocks)
+        if config.branch_init_scale != 1.0:
+            for block in blocks:
+                _scale_branches(block, config.branch_init_scale)
+        self.final_norm = RMSNorm(dim, eps=config.norm_eps)
+        std = config.init_std if config.head_init_std is None else config.head_init_std
+        self.head = (
+            None
+            if config.tie_embeddings
+            else nnx.Linear(
+                dim,
+                config.vocab_size,
+                use_bias=False,
+                dtype=dtype,
+                kernel_init=init(std),
+                rngs=rngs,
+            )
+        )
+        self.head_bias = nnx.Param(jnp.zeros((config.vocab_size,))) if config.head_bias else None
+
+    def init_memory(self, rng: jax.Array, *, groups: int = 1) -> dict[str, Memory]:
+        """Fast weights before the first token, by layer name, leaves `[groups, ...]`.
+
+        All groups of a layer start alike; layers draw their own.
+        """
+        return {
+            layer_name(index): self.blocks[index].memory.init_memory(
+                jax.random.fold_in(rng, index), groups=groups
+            )
+            for index in self.config.memory_layers
+        }
+
+    def __call__(
+        self,
+        tokens: Int[Array, "batch length"],
+        memory: dict[str, Memory],
+        *,
+        mask: Float[Array, "batch length"] | None = None,
+        write: bool = True,
+        **pairing: Any,
+    ) -> LMOutput:
+        """Reads whole sequences from position 0, writing the memories chunk by chunk.
+
+        Args:
+          tokens: ids below the vocabulary's size.
+          memory: fast weights by layer name, leaves `[groups, ...]`; the batch must be divisible
+            by groups. They are constants to the caller's gradient as long as they are not among
+            what it differentiates.
+          mask: 1 for real tokens, 0 for padding.
+          write: False reads with the memories as they come in.
+        """
+        self._check_memory(memory)
+        x = self.embed(tokens)
+        written, info = dict(memory), {}
+        for index, block in enumerate(self.blocks):
+            name = layer_name(index)
+            x, after, facts = block(x, memory.get(name), mask=mask, write=write, **pairing)
+            if facts is not None:
+                written[name], info[name] = after, facts
+        return LMOutput(self._logits(x), written, info)
+
+    def init_stream(
+        self,
+        memory: dict[str, Memory],
+        *,
+        batch: int,
+        max_length: int,
+        max_chunk_size: int | None = None,
+    ) -> Stream:
+        """The start of a stream of `batch` sequences side by side.
+
+        Args:
+          memory: fast weights, leaves `[groups, ...]`.
+          batch: sequences, divisible by groups.
+          max_length: tokens that full-attention layers keep; older ones are forgotten.
+          max_chunk_size: the largest chunk of any call; None: the config's.
+        """
+        self._check_memory(memory)
+        chunk_size = self.config.fast_weight.chunk_size
+        max_chunk_size = chunk_size if max_chunk_size is None else max_chunk_size
+        groups = jax.tree.leaves(memory)[0].shape[0] if memory else 1
+        dtype = self.embed.embedding[...].dtype if self.dtype is None else self.dtype
+        layers = {
+            layer_name(index): block.init_stream(
+                batch, groups, max_length=max_length, max_chunk_size=max_chunk_size, dtype=dtype
+            )
+            for index, block in enumerate(self.blocks)
+        }
+        return Stream(memory, layers)
+
+    def stream(
+        self,
+        tokens: Int[Array, "batch length"],
+        stream: Stream,
+        *,
+        mask: Float[Array, "batch length"] | None = None,
+        chunk_size: int | None = None,
+        write: bool = True,
+    ) -> StreamOutput:
+        """Reads a piece of a stream; any cut of the stream gives the same logits and memories.
+
+        Unlike in `__call__`, the pairs across the ends of chunks are written too.
+
+        Args:
+          tokens: the piece, at least one token.
+          stream: from `init_stream` or the last call.
+          mask: 1 for real tokens, 0 for padding.
+          chunk_size: tokens per write for this call; None: the config's.
+          write: False leaves memories and queues alone.
+        """
+        x = self.embed(tokens)
+        memory, layers, info = dict(stream.memory), {}, {}
+        for index, block in enumerate(self.blocks):
+            name = layer_name(index)
+            x, after, layers[name], facts = block.stream(
+                x,
+                memory.get(name),
+                stream.layers[name],
+                mask=mask,
+                chunk_size=chunk_size,
+                write=write,
+            )
+            if facts is not None:
+                memory[name], info[name] = after, facts
+        return StreamOutput(self._logits(x), Stream(memory, layers), info)
+
+    def flush(self, stream: Stream) -> Stream:
+        """Writes the complete waiting pairs of every memory now."""
+        memory, layers = dict(stream.memory), dict(stream.layers)
+        for index in self.config.memory_layers:
+            name = layer_name(index)
+            memory[name], pending = self.blocks[index].memory.flush(
+                memory[name], layers[name].pending
+            )
+            layers[name] = layers[name]._replace(pending=pending)
+        return Stream(memory, layers)
+
+    def reset_caches(self, stream: Stream, *, pending: bool) -> Stream:
+        """A stream that starts again from position 0 with the memories as they are.
+
+        Args:
+          stream: the old one.
+          pending: also drops the tokens that wait to be written.
+        """
+        layers = {
+            layer_name(index): block.reset_cache(stream.layers[layer_name(index)], pending=pending)
+            for index, block in enumerate(self.blocks)
+        }
+        return Stream(stream.memory, layers)
+
+    def _mixer(self, name: Mixer, shared: dict[str, Any]) -> nnx.Module:
+        config = self.config
+        if name == "gdn":
+            return GatedDeltaNet(config.gdn, config.model_dim, **shared)
+        window = config.window if name == "swa" else None
+        attention = dataclasses.replace(config.attention, window=window)
+        return Attention(attention, config.model_dim, **shared)
+
+    def _logits(self, x: Float[Array, "batch length model"]) -> Float[Array, "batch length vocab"]:
+        x = self.final_norm(x)
+        logits = self.embed.attend(x) if self.head is None else self.head(x)
+        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        if self.head_bias is not None:
+            logits = logits + self.head_bias[...]
+        return logits
+
+    def _check_memory(self, memory: dict[str, Memory]) -> None:
+        expected = {layer_name(index) for index in self.config.memory_layers}
+        if set(memory) != expected:
+            raise ValueError(
+                f"The memory holds {sorted(memory)}, the model's memory layers are "
+                f"{sorted(expected)}; make one with init_memory."
+            )
+
+
+def memory_metrics(info: dict[str, FastWeightInfo]) -> dict[str, Float[Array, ""]]:
+    """Scalars for a log: `layer_<index>/<measure>` for every memory layer of one pass."""
+    metrics = {}
+    for name, facts in info.items():
+        metrics |= {
+            f"{name}/memory_loss": facts.memory_loss,
+            f"{name}/addressing_loss": facts.addressing_loss,
+            f"{name}/gate_mean": jnp.mean(facts.gate),
+        }
+        metrics |= {f"{name}/{key}": value for key, value in facts.measures._asdict().items()}
+    return metrics
+
+
+def _scale_branches(block: Block, scale: float) -> None:
+    feed_forward = block.feed_forward
+    mixer = block.mixer
+    outputs = [mixer.o_proj if isinstance(mixer, Attention) else mixer.out_proj]
+    is_pkm = isinstance(feed_forward, PKM)
+    outputs.append(feed_forward.out_proj if is_pkm else feed_forward.down_proj)
+    if block.memory is not None:
+        outputs.append(block.memory.out_proj)
+    for linear in outputs:
+        linear.kernel[...] = linear.kernel[...] * scale

@@ -8,7 +8,7 @@ implementation can follow.
 import functools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -177,3 +177,28 @@ def open_file(path: Path, dtype: np.dtype) -> VectorFile:
         else:
             inputs[name] = jnp.asarray(x, dtype)
     return VectorFile(path, dtype, config, inputs, expected)
+
+
+def assert_all_match(
+    results: Mapping[str, ArrayLike],
+    arrays: Mapping[str, np.ndarray],
+    *,
+    inputs: Collection[str],
+    path: Path,
+    dtype: DTypeLike,
+) -> None:
+    """Compares every output stored in a file; an array that nothing computes is a failure.
+
+    Args:
+      results: what was computed, by the file's names.
+      arrays: the file's arrays.
+      inputs: names that are inputs; so are names that begin with `w:` (parameters).
+      path: the file.
+      dtype: what `results` were computed in.
+    """
+    outputs = [name for name in arrays if name not in inputs and not name.startswith("w:")]
+    unchecked = set(outputs) - set(results)
+    assert outputs, f"{path.name} holds no outputs"
+    assert not unchecked, f"{path.name}: nothing computes {sorted(unchecked)}"
+    for name in outputs:
+        assert_matches(name, results[name], arrays[name], path, dtype)

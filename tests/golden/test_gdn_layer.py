@@ -1,0 +1,109 @@
+"""Gated DeltaNet, whole and decoded token by token, against the authors' implementation."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
+from tests.golden.vectors import assert_all_match, config_values, load
+
+KIND = "gdn_layer"
+
+
+def with_weights(layer: GatedDeltaNet, weights: dict[str, jax.Array]) -> GatedDeltaNet:
+    """A copy of the layer with the reference's parameters (linear weights are [out, in])."""
+    weights = dict(weights)
+    layer = nnx.clone(layer)
+    for name in ("in_proj_qkvz", "in_proj_ba", "out_proj"):
+        getattr(layer, name).kernel.set_value(weights.pop(f"{name}.weight").T)
+    layer.conv_weight.set_value(weights.pop("conv1d.weight")[:, 0].T)
+    layer.norm.weight.set_value(weights.pop("norm.weight"))
+    layer.A_log.set_value(weights.pop("A_log"))
+    layer.dt_bias.set_value(weights.pop("dt_bias"))
+    assert not weights, f"parameters without a place: {sorted(weights)}"
+    return layer
+
+
+def test_gated_delta_net_matches_the_reference(golden_path, dtype):
+    config, arrays = load(golden_path)
+    config = config_values(
+        golden_path,
+        config,
+        required=(
+            *("B", "T", "decode_tokens", "hidden_size", "linear_conv_kernel_dim", "rms_norm_eps"),
+            *("linear_num_key_heads", "linear_num_value_heads"),
+            *("linear_key_head_dim", "linear_value_head_dim"),
+        ),
+        known={},
+    )
+    layer = GatedDeltaNet(
+        GatedDeltaNetConfig(
+            num_key_heads=config["linear_num_key_heads"],
+            num_value_heads=config["linear_num_value_heads"],
+            key_head_dim=config["linear_key_head_dim"],
+            value_head_dim=config["linear_value_head_dim"],
+            conv_width=config["linear_conv_kernel_dim"],
+        ),
+        config["hidden_size"],
+        norm_eps=config["rms_norm_eps"],
+        init_std=0.02,
+        rngs=nnx.Rngs(0),
+    )
+    batch, length, decoded = config["B"], config["T"], config["decode_tokens"]
+    assert arrays["hidden"].shape == (batch, length, config["hidden_size"])
+    hidden = jnp.asarray(arrays["hidden"], dtype)
+    weights = {n[2:]: jnp.asarray(w, dtype) for n, w in arrays.items() if n.startswith("w:")}
+    mask = arrays.get("mask")
+    mask = None if mask is None else jnp.asarray(mask)
+
+    def whole(hidden, weights):
+        return with_weights(layer, weights)(hidden, mask=mask)[0]
+
+    @jax.jit
+    def evaluate(hidden, weights, cotangent):
+        # The output projection as the identity shows what goes into it.
+        joined = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+        unprojected = weights | {"out_proj.weight": jnp.eye(joined, dtype=dtype)}
+        results = {"raw_output": whole(hidden, unprojected)}
+        results["output"], pullback = jax.vjp(whole, hidden, weights)
+        if cotangent is not None:
+            results["d_hidden"], d_weights = pullback(cotangent)
+            results |= {f"d:{name}": gradient for name, gradient in d_weights.items()}
+        return results
+
+    cotangent = arrays.get("cotangent")
+    cotangent = None if cotangent is None else jnp.asarray(cotangent, dtype)
+    results = evaluate(hidden, weights, cotangent)
+
+    inputs = ("hidden", "cotangent", "mask")
+    if decoded:
+        streamed = decode(with_weights(layer, weights), hidden, mask, decoded, dtype)
+        assert_all_match(
+            {name: results[name] for name in arrays if name in results} | streamed,
+            arrays,
+            inputs=inputs,
+            path=golden_path,
+            dtype=dtype,
+        )
+        results = streamed | results  # The whole pass has to give the decoded output too.
+    assert_all_match(results, arrays, inputs=inputs, path=golden_path, dtype=dtype)
+
+
+def decode(layer, hidden, mask, decoded, dtype) -> dict[str, jax.Array]:
+    """Output and last caches of one long piece followed by `decoded` single tokens."""
+    batch, length, _ = hidden.shape
+    cache, outputs = layer.init_cache(batch, max_length=length, dtype=dtype), []
+    ends = range(length - decoded, length + 1)
+    before, step = cache, jax.jit(lambda x, mask, cache: layer(x, mask=mask, cache=cache))
+    for start, end in zip((0, *ends), ends, strict=False):
+        piece_mask = None if mask is None else mask[:, start:end]
+        before = cache
+        output, cache = step(hidden[:, start:end], piece_mask, cache)
+        outputs.append(output)
+    # The reference keeps one input more than the next token needs.
+    conv_inputs = jnp.concatenate([before.conv_inputs, cache.conv_inputs[:, -1:]], axis=1)
+    return {
+        "output": jnp.concatenate(outputs, axis=1),
+        "conv_state": jnp.swapaxes(conv_inputs, 1, 2),
+        "recurrent_state": cache.memory,
+    }

@@ -1,0 +1,54 @@
+"""What an evaluation is to the program that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fwpkm_jax.data import RecallData, TextData
+from fwpkm_jax.evaluation.record import Origin, Result
+from fwpkm_jax.models.language_model import LanguageModel, Memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is evaluated: a trained model, its memory, and how they were trained."""
+
+    model: LanguageModel
+    """The model with its slow weights."""
+    memory: Memory
+    """The checkpoint's fast weights, leaves `[groups, ...]`."""
+    data: RecallData | TextData
+    """The data it was trained on."""
+    lifetime: Literal["carried", "batch"]
+    """How long memories lived in training."""
+    groups: int
+    """Memories per batch in training."""
+    batch_size: int
+    """Sequences per batch in training."""
+    seed: int = 0
+    """The run's seed."""
+    origin: Origin = field(default_factory=Origin)
+    """Where model and memory come from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """A named evaluation: its options, the data it needs, how to run it and to show the outcome."""
+
+    config: type
+    """Frozen dataclass of its options, every field with a default."""
+    data: type
+    """The kind of run data it can evaluate."""
+    limit: str
+    """The option that bounds how much is scored."""
+    in_default_suite: bool = True
+    """Run where the command line names no evaluation."""
+    run: Callable[[Subject, Any], Result]
+    """From a subject and the options to a result."""
+    table: Callable[[Mapping[str, Any]], str]
+    """A result's record as text."""
+    plot: Callable[[Mapping[str, Any], Path], list[Path]]
+    """Draws a result's record into a directory; returns the files."""

@@ -1,0 +1,53 @@
+"""95 % intervals of the numbers that evaluations report."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+Z95 = 1.959964
+
+
+class Interval(NamedTuple):
+    """Bounds of a 95 % interval."""
+
+    low: float
+    high: float
+
+
+def wilson(successes: int, trials: int) -> Interval:
+    """Interval of a proportion; sound near 0 and 1, where the normal one is not.
+
+    References: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
+    """
+    if trials == 0:
+        return Interval(0.0, 1.0)
+    share = successes / trials
+    spread = Z95 * np.sqrt(share * (1 - share) / trials + (Z95 / (2 * trials)) ** 2)
+    centre = share + Z95**2 / (2 * trials)
+    scale = 1 + Z95**2 / trials
+    # Clipped because rounding leaves -1e-17 at zero successes.
+    low, high = (centre - spread) / scale, (centre + spread) / scale
+    return Interval(float(max(0.0, low)), float(min(1.0, high)))
+
+
+def clustered_mean(sums: np.ndarray, sizes: np.ndarray) -> tuple[float, Interval | None]:
+    """Mean over all items, and its interval when items of one cluster are not independent.
+
+    Args:
+      sums: `[clusters]`, sum of the items of each cluster.
+      sizes: `[clusters]`, number of items of each.
+
+    Returns:
+      The mean and its interval (None with fewer than two clusters).
+
+    References: the ratio estimator, Cochran 1977, "Sampling techniques", section 6.
+    """
+    total = float(sizes.sum())
+    mean = float(sums.sum()) / total
+    clusters = len(sums)
+    if clusters < 2:
+        return mean, None
+    residuals = sums - mean * sizes
+    variance = clusters / (clusters - 1) * float(np.sum(residuals**2)) / total**2
+    half = Z95 * float(np.sqrt(variance))
+    return mean, Interval(mean - half, mean + half)

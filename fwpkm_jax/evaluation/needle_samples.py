@@ -1,0 +1,137 @@
+"""Needles in a haystack: sentences with a secret number, hidden in consecutive cuts of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+_HEX = "0123456789abcdef"
+
+
+class Needle(NamedTuple):
+    """One hidden fact."""
+
+    key: str
+    value: str
+    depth: float
+    """Where it stands, in percent of the haystack."""
+    word_index: int
+    """It goes before this word of the unmodified text."""
+
+    @property
+    def sentence(self) -> str:
+        return f"The secret number for ID-{self.key} is {self.value}."
+
+
+class NeedleSample(NamedTuple):
+    """A haystack with its needles and the question about one of them."""
+
+    haystack: str
+    """Words joined by single spaces, needles included."""
+    question: str
+    """Starts and ends with a space; what follows it is the answer."""
+    answer: str
+    needles: tuple[Needle, ...]
+    target: int
+    """Index of the needle that is asked for."""
+    document: str
+    """Id of the text."""
+    words: int
+    """Words of the unmodified text, at least half of those asked for."""
+
+    @property
+    def depth(self) -> float:
+        """Depth of the target, in percent."""
+        return self.needles[self.target].depth
+
+
+def build_samples(
+    texts: Iterable[tuple[str, str]],
+    *,
+    words: int,
+    seed: int,
+    num_needles: int = 5,
+    key_characters: int = 4,
+    value_digits: int = 6,
+    depths: Sequence[float] = (),
+) -> Iterator[NeedleSample]:
+    """Samples from texts in order, the same for the same seed; keys are unique over all of them.
+
+    Args:
+      texts: pairs of id and text.
+      words: whitespace words of a haystack. Cuts are consecutive and do not overlap; one of fewer
+        than half the words is skipped.
+      seed: of keys, values, depths and targets.
+      num_needles: needles per haystack.
+      key_characters: hexadecimal characters of a key.
+      value_digits: decimal digits of a value.
+      depths: the target of sample i stands at `depths[i % len(depths)]` percent. Empty: anywhere.
+
+    Raises:
+      ValueError: an argument is out of range, or the keys run out.
+
+    References: Zhao and Jones 2026, arXiv:2601.00671, section 4.3.
+    """
+    for name, value in {
+        "words": words,
+        "num_needles": num_needles,
+        "key_characters": key_characters,
+        "value_digits": value_digits,
+    }.items():
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1.")
+    if any(not 0 <= depth <= 100 for depth in depths):
+        raise ValueError(f"depths={tuple(depths)} must be percentages from 0 to 100.")
+    rng = np.random.default_rng(seed)
+    used: set[str] = set()
+    number = 0
+    for document, text in texts:
+        all_words = text.split()
+        for start in range(0, len(all_words), words):
+            cut = all_words[start : start + words]
+            if 2 * len(cut) < words:
+                continue
+            if len(used) + num_needles > 16**key_characters:
+                raise ValueError(
+                    f"key_characters={key_characters} gives {16**key_characters} keys, too few "
+                    f"for {num_needles} needles in each of {number + 1} samples; raise it or ask "
+                    "for fewer samples."
+                )
+            keys = [_new_key(rng, used, key_characters) for _ in range(num_needles)]
+            values = ["".join(map(str, rng.integers(10, size=value_digits))) for _ in keys]
+            places = rng.random(num_needles)
+            target = int(rng.integers(num_needles))
+            if depths:
+                places[target] = depths[number % len(depths)] / 100
+            needles = tuple(
+                Needle(key, value, 100 * float(place), int(place * len(cut)))
+                for key, value, place in zip(keys, values, places, strict=True)
+            )
+            yield NeedleSample(
+                haystack=_hide(cut, needles),
+                question=f" The secret number for ID-{keys[target]} is ",
+                answer=values[target],
+                needles=needles,
+                target=target,
+                document=document,
+                words=len(cut),
+            )
+            number += 1
+
+
+def _new_key(rng: np.random.Generator, used: set[str], length: int) -> str:
+    while True:
+        key = "".join(_HEX[i] for i in rng.integers(16, size=length))
+        if key not in used:
+            used.add(key)
+            return key
+
+
+def _hide(words: Sequence[str], needles: Sequence[Needle]) -> str:
+    """The text with every needle before its word; positions refer to the text without needles."""
+    parts = list(words)
+    for needle in sorted(needles, key=lambda needle: needle.depth, reverse=True):
+        parts.insert(needle.word_index, needle.sentence)
+    return " ".join(parts)

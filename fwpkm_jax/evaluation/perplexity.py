@@ -1,0 +1,251 @@
+"""Streaming perplexity: documents read in order while the memory writes, or stays frozen.
+
+References: Zhao and Jones 2026, arXiv:2601.00671, sections 4.2, D.2, D.3; Figures 2, 9, 14, 15.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from fwpkm_jax.data import Document, TextData, load_tokenizer
+from fwpkm_jax.evaluation import plots, tables
+from fwpkm_jax.evaluation.addressing import AddressingWindows
+from fwpkm_jax.evaluation.interface import Evaluation, Subject
+from fwpkm_jax.evaluation.record import Origin, Result, make_result, one_group
+from fwpkm_jax.evaluation.segment_reader import SegmentReader, SegmentReading
+from fwpkm_jax.evaluation.segments import Segmentation
+from fwpkm_jax.evaluation.sources import Source, text_sources
+from fwpkm_jax.evaluation.token_losses import TokenLosses, curves, differences, scores
+from fwpkm_jax.models.language_model import LanguageModel, Memory
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerplexityConfig:
+    """Streaming perplexity."""
+
+    data: tuple[str, ...] = ()
+    """Files or folders of text, one data set each, read in this order without resetting the memory
+    between them. Empty: the run's validation text."""
+    write: Literal["both", "on", "off"] = "both"
+    """Write the memory while reading, keep it frozen, or do one after the other and compare."""
+    segment_length: int | None = None
+    """Inputs of a full segment; attention and GDN start empty in each. None: the run's training
+    length."""
+    segmentation: Segmentation = "overlap"
+    """overlap: every token but a document's first is scored. reference: the drift of the authors'
+    release, which skips k tokens behind segment k."""
+    chunk_size: int | None = None
+    """Tokens per write. None: the model's."""
+    queue: Literal["document", "segment"] = "document"
+    """Tokens that wait to be written are kept until the end of the document, or dropped at the end
+    of each segment as in the release."""
+    memory_reset: Literal["never", "document"] = "never"
+    """Fast weights are carried on, or start from the checkpoint's in every document."""
+    max_tokens: int | None = None
+    """Tokens scored in each data set at most."""
+    max_documents: int | None = None
+    """Documents read of each data set at most."""
+    window_segments: int = 8
+    """Segments per window of the addressing statistics."""
+    curve_documents: int = 10
+    """Documents, from the first, whose loss is followed along the document."""
+    curve_tokens: int = 128
+    """Tokens that each point of such a curve averages."""
+
+    def __post_init__(self) -> None:
+        for name in ("segment_length", "chunk_size", "max_tokens", "max_documents"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1, or None.")
+        for name, least in {"window_segments": 1, "curve_documents": 0, "curve_tokens": 1}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}.")
+
+
+def streaming_perplexity(
+    model: LanguageModel,
+    memory: Memory,
+    *,
+    config: PerplexityConfig,
+    sources: Sequence[Source],
+    segment_length: int | None = None,
+    seed: int = 0,
+    origin: Origin | None = None,
+) -> Result:
+    """Perplexity of texts read as one stream, token-weighted, with the effect of writing.
+
+    Batch 1, documents in order. Every pass starts from the first of the given memories; nothing
+    is drawn, the seed is recorded only.
+
+    Args:
+      model: the language model.
+      memory: fast weights to start from; with several groups the first is taken.
+      config: the protocol.
+      sources: data sets in reading order.
+      segment_length: inputs of a segment where the config leaves it open.
+      seed: of the run, for the record.
+      origin: of weights and texts, for the record.
+
+    Returns:
+      `results` holds `writing` and `frozen` (loss in nats and perplexity by data set and over
+      `all`, gate mean and addressing statistics by layer), `difference` (loss of writing minus
+      frozen on the same tokens, with a 95 % interval over segments) and `curves`. Arrays hold
+      each token's source, document, segment, position and losses.
+
+    Raises:
+      ValueError: no segment length is given, or the texts hold nothing to predict.
+    """
+    length = config.segment_length or segment_length
+    if length is None:
+        raise ValueError("segment_length=None: give the config or the call a segment length.")
+    start, groups = one_group(memory)
+    writes = {"both": (True, False), "on": (True,), "off": (False,)}[config.write]
+    passes: dict[str, TokenLosses] = {}
+    summaries: dict[str, dict[str, Any]] = {}
+    names = [source.name for source in sources]
+    for write in writes:
+        reader = SegmentReader(
+            model,
+            start,
+            write=write,
+            segment_length=length,
+            segmentation=config.segmentation,
+            chunk_size=config.chunk_size,
+            queue=config.queue,
+            memory_reset=config.memory_reset,
+        )
+        num_slots = model.config.fast_weight.rule.num_slots
+        name = "writing" if write else "frozen"
+        passes[name], summaries[name] = _read_all(reader, sources, config, num_slots)
+    first = next(iter(passes.values()))
+    results: dict[str, Any] = {
+        name: scores(one, names) | summaries[name] for name, one in passes.items()
+    }
+    if len(passes) == 2:
+        results["difference"] = differences(passes["writing"], passes["frozen"], names)
+    results["curves"] = curves(passes, documents=config.curve_documents, tokens=config.curve_tokens)
+    return make_result(
+        "ppl",
+        model=model,
+        memory=memory,
+        config=config,
+        origin=origin or Origin(),
+        seed=seed,
+        scored_tokens=len(first.loss),
+        mode=f"segmentation={config.segmentation}, segment_length={length}",
+        chunk_size=config.chunk_size,
+        resets={
+            "memory": config.memory_reset,
+            "queue": config.queue,
+            "attention_and_gdn": "segment",
+            "memory_group_used": 0 if groups else None,
+        },
+        results=results,
+        arrays={
+            **{f: getattr(first, f) for f in ("source", "document", "segment", "position")},
+            **{f"loss_{name}": one.loss for name, one in passes.items()},
+        },
+    )
+
+
+def _read_all(
+    reader: SegmentReader, sources: Sequence[Source], config: PerplexityConfig, num_slots: int
+) -> tuple[TokenLosses, dict[str, Any]]:
+    """One pass over all data sets: every token's loss; gates, slot use and seconds."""
+    began = shown = time.monotonic()
+    windows = AddressingWindows(num_slots, segments=config.window_segments)
+    gate_sums: dict[str, float] = {}
+    columns: dict[str, list[np.ndarray]] = {
+        name: [] for name in ("source", "document", "segment", "position", "loss")
+    }
+    document_ids: list[str] = []
+    tokens = 0
+    for number, source in enumerate(sources):
+        for document in _capped(source.documents(), config):
+            for index, reading in enumerate(_one_behind(reader.read(document.tokens))):
+                losses, gates, slot_ids = reading.fetch()
+                if slot_ids:
+                    windows.add(slot_ids)
+                for layer, gate in gates.items():
+                    gate_sums[layer] = gate_sums.get(layer, 0.0) + float(gate.sum(dtype=np.float64))
+                columns["source"].append(np.full(len(losses), number, np.int8))
+                columns["document"].append(np.full(len(losses), len(document_ids), np.int32))
+                columns["segment"].append(np.full(len(losses), index, np.int32))
+                columns["position"].append(np.arange(len(losses), dtype=np.int32))
+                columns["loss"].append(losses)
+                tokens += len(losses)
+                if time.monotonic() - shown > 10:
+                    shown = time.monotonic()
+                    speed = tokens / (shown - began)
+                    logger.info("%s: %d tokens, %.0f tokens/s", source.name, tokens, speed)
+            document_ids.append(document.id)
+    if not tokens:
+        names = ", ".join(source.name for source in sources)
+        raise ValueError(f"{names}: no document has the two tokens that a prediction needs.")
+    summary = {
+        "gate_mean": {layer: total / tokens for layer, total in gate_sums.items()},
+        "addressing": windows.means(),
+        "seconds": time.monotonic() - began,
+    }
+    arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
+    return TokenLosses(**arrays, document_ids=document_ids), summary
+
+
+def _capped(documents: Iterable[Document], config: PerplexityConfig) -> Iterator[Document]:
+    """The documents up to the limits; the last one is cut short."""
+    left = config.max_tokens
+    for number, document in enumerate(documents):
+        if number == config.max_documents or left == 0:
+            return
+        if left is not None:
+            document = document._replace(tokens=document.tokens[: left + 1])
+            left -= max(0, len(document.tokens) - 1)
+        yield document
+
+
+def _one_behind(readings: Iterator[SegmentReading]) -> Iterator[SegmentReading]:
+    """The same readings, each once the next is under way: fetching one then delays no other."""
+    previous = None
+    for reading in readings:
+        if previous is not None:
+            yield previous
+        previous = reading
+    if previous is not None:
+        yield previous
+
+
+def _run(subject: Subject, config: PerplexityConfig) -> Result:
+    assert isinstance(subject.data, TextData)  # Other data are refused before.
+    sources = text_sources(subject.data, config.data)
+    return streaming_perplexity(
+        subject.model,
+        subject.memory,
+        config=config,
+        sources=sources,
+        segment_length=subject.data.length,
+        seed=subject.seed,
+        origin=dataclasses.replace(
+            subject.origin,
+            files={path: digest for source in sources for path, digest in source.files.items()},
+            tokenizer=load_tokenizer(subject.data.tokenizer).fingerprint,
+        ),
+    )
+
+
+PERPLEXITY = Evaluation(
+    config=PerplexityConfig,
+    data=TextData,
+    limit="max_documents",
+    run=_run,
+    table=tables.perplexity_table,
+    plot=plots.plot_perplexity,
+)

@@ -1,0 +1,237 @@
+"""Accuracy of the generated recall task by distance, with the memory writing and without."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from fwpkm_jax.data import RecallData, make_dataset
+from fwpkm_jax.evaluation import plots, tables
+from fwpkm_jax.evaluation.interface import Evaluation, Subject
+from fwpkm_jax.evaluation.intervals import wilson
+from fwpkm_jax.evaluation.record import Origin, Result, make_result
+from fwpkm_jax.models.language_model import LanguageModel, Memory, ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallConfig:
+    """Recall of stated facts."""
+
+    batches: int | None = None
+    """Batches of the validation split to score at most. None: all of them."""
+    batch_size: int | None = None
+    """Sequences per batch, with as many memories per sequence as in training. None: training's."""
+    num_bins: int = 16
+    """Equal ranges of distance, from 0 to the length of a sequence, in the table and the plot."""
+
+    def __post_init__(self) -> None:
+        for name in ("batches", "batch_size", "num_bins"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1.")
+
+
+class AttentionReach(NamedTuple):
+    """How far back attention looks, in tokens; None where nothing bounds it."""
+
+    window: int | None
+    """Tokens that one layer sees, itself included."""
+    stack: int | None
+    """Tokens back that information travels through all layers together."""
+
+
+def attention_reach(config: ModelConfig) -> AttentionReach:
+    """The window and the reach of the whole stack: each layer looks `window - 1` tokens further."""
+    window = config.window if "swa" in config.mixers else None
+    if set(config.mixers) != {"swa"}:
+        return AttentionReach(window, None)
+    return AttentionReach(window, len(config.mixers) * (config.window - 1))
+
+
+def recall_accuracy(
+    model: LanguageModel,
+    memory: Memory,
+    *,
+    config: RecallConfig,
+    batches: Iterable[Mapping[str, np.ndarray]],
+    lifetime: Literal["carried", "batch"],
+    groups: int,
+    num_values: int,
+    seed: int = 0,
+    origin: Origin | None = None,
+) -> Result:
+    """Share of questions answered right, all together and by distance from the stated fact.
+
+    An answer is right when the most likely token of the whole vocabulary is the stated value. The
+    pass is that of training; writing disabled reads the same sequences with the memory as it came.
+
+    Args:
+      model: the language model.
+      memory: the checkpoint's fast weights, leaves `[groups, ...]`; one group for lifetime "batch".
+      config: how much to score.
+      batches: `tokens` `[batch, length + 1]` and `answer_distance` `[batch, length]`.
+      lifetime: "batch" starts every batch from `memory`, "carried" goes on writing it.
+      groups: memories per batch; one group of `memory` is given to all of them.
+      num_values: possible answers, for the level of chance.
+      seed: of the data, for the record.
+      origin: of weights and data, for the record.
+
+    Returns:
+      `results` holds `writing` and `frozen`, each with accuracies (`accuracy`, `interval` of 95 %,
+      `answers`) for `all`, `beyond_window`, `beyond_reach` and `by_distance`; `chance`, `window`,
+      `reach`. Arrays hold every answer's distance and whether each pass got it right.
+
+    Raises:
+      ValueError: the batches ask no question, or a batch cannot be shared out among the groups.
+    """
+    graphdef, params = nnx.split(model)
+    distances, right = [], {"writing": [], "frozen": []}
+    start = _share_out(memory, groups)
+    carried = start
+    answer = {name: jax.jit(partial(_answer, graphdef, write=name == "writing")) for name in right}
+    length = 0
+    for batch in itertools.islice(batches, config.batches):
+        tokens, distance = batch["tokens"], batch["answer_distance"]
+        if len(tokens) % groups:
+            raise ValueError(
+                f"A batch of {len(tokens)} sequences cannot be shared out among {groups} memory "
+                f"groups; choose a batch_size that is a multiple of {groups}."
+            )
+        asked = distance > 0
+        length = max(length, distance.shape[1])
+        distances.append(distance[asked])
+        begin = carried if lifetime == "carried" else start
+        correct, written = answer["writing"](params, begin, tokens)
+        right["writing"].append(np.asarray(correct)[asked])
+        right["frozen"].append(np.asarray(answer["frozen"](params, start, tokens)[0])[asked])
+        if lifetime == "carried":
+            carried = written
+    distance = np.concatenate(distances) if distances else np.zeros(0, np.int32)
+    if not len(distance):
+        raise ValueError("The batches ask no question: answer_distance is 0 everywhere.")
+    reach = attention_reach(model.config)
+    answers = {name: np.concatenate(parts) for name, parts in right.items()}
+    edges = _edges(length, config.num_bins)
+    results = {name: _scores(ok, distance, edges, reach) for name, ok in answers.items()}
+    return make_result(
+        "recall",
+        model=model,
+        memory=memory,
+        config=config,
+        origin=origin or Origin(),
+        seed=seed,
+        scored_tokens=len(distance),
+        mode="training pass",
+        resets={"memory": "never" if lifetime == "carried" else "batch", "groups": groups},
+        results=results
+        | {"chance": 1 / num_values, "window": reach.window, "reach": reach.stack}
+        | {"length": length},
+        arrays={"distance": distance, **{f"right_{name}": ok for name, ok in answers.items()}},
+    )
+
+
+def _answer(
+    graphdef: Any, params: Any, memory: Memory, tokens: jax.Array, *, write: bool
+) -> tuple[jax.Array, Memory]:
+    """Whether each label `[batch, length]` is the most likely token; the memory afterwards."""
+    out = nnx.merge(graphdef, params)(tokens[:, :-1], memory, write=write)
+    return jnp.argmax(out.logits, axis=-1) == tokens[:, 1:], out.memory
+
+
+def _share_out(memory: Memory, groups: int) -> Memory:
+    """The memory with `groups` groups: one is copied to all, as many are left as they are."""
+
+    def share(leaf: jax.Array) -> jax.Array:
+        if leaf.shape[0] not in (1, groups):
+            raise ValueError(
+                f"The memory has {leaf.shape[0]} groups and groups={groups} are asked for; only a "
+                "single group can be copied."
+            )
+        return jnp.broadcast_to(leaf, (groups, *leaf.shape[1:]))
+
+    return jax.tree.map(share, memory)
+
+
+def _edges(length: int, num_bins: int) -> np.ndarray:
+    """Bounds of the ranges: multiples of one width, the last at `length` or beyond."""
+    width = -(-length // num_bins)
+    return np.arange(0, length + width, width)
+
+
+def _scores(
+    right: np.ndarray, distance: np.ndarray, edges: np.ndarray, reach: AttentionReach
+) -> dict[str, Any]:
+    def score(chosen: np.ndarray) -> dict[str, Any] | None:
+        answers, correct = int(chosen.sum()), int(right[chosen].sum())
+        if not answers:
+            return None
+        return {
+            "accuracy": correct / answers,
+            "interval": wilson(correct, answers),
+            "answers": answers,
+        }
+
+    def beyond(bound: int | None) -> dict[str, Any] | None:
+        return None if bound is None else score(distance > bound)
+
+    ranges = [
+        {"above": int(low), "up_to": int(high)} | found
+        for low, high in itertools.pairwise(edges)
+        if (found := score((distance > low) & (distance <= high)))
+    ]
+    return {
+        "all": score(distance > 0),
+        "beyond_window": beyond(reach.window),
+        "beyond_reach": beyond(reach.stack),
+        "by_distance": ranges,
+    }
+
+
+def _run(subject: Subject, config: RecallConfig) -> Result:
+    assert isinstance(subject.data, RecallData)  # Other data are refused before.
+    # Few and small batches: worker processes would cost more than they bring.
+    data = dataclasses.replace(subject.data, num_workers=0)
+    batch_size = config.batch_size or subject.batch_size
+    groups = subject.groups
+    if subject.lifetime == "batch":
+        per_memory = subject.batch_size // groups
+        if batch_size % per_memory:
+            raise ValueError(
+                f"batch_size={batch_size}: in training {per_memory} sequences share a memory; "
+                f"choose a multiple of {per_memory}."
+            )
+        groups = batch_size // per_memory
+    with contextlib.closing(
+        iter(make_dataset(data, split="valid", batch_size=batch_size, seed=subject.seed))
+    ) as batches:
+        return recall_accuracy(
+            subject.model,
+            subject.memory,
+            config=config,
+            batches=batches,
+            lifetime=subject.lifetime,
+            groups=groups,
+            num_values=data.num_values,
+            seed=subject.seed,
+            origin=subject.origin,
+        )
+
+
+RECALL = Evaluation(
+    config=RecallConfig,
+    data=RecallData,
+    limit="batches",
+    run=_run,
+    table=tables.recall_table,
+    plot=plots.plot_recall,
+)

@@ -1,0 +1,126 @@
+"""What an evaluation leaves behind: numbers, where they come from, and the files that hold them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fwpkm_jax.models.language_model import LanguageModel, Memory
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where the evaluated weights and texts come from."""
+
+    run: str = ""
+    """Run directory."""
+    step: int = 0
+    """Training step of the checkpoint."""
+    fingerprint: str = ""
+    """Fingerprint of the run's configuration."""
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """SHA-256 of every data file read, by path; empty for generated data."""
+    tokenizer: str | None = None
+    """The tokenizer's fingerprint; None for generated data."""
+
+
+class Result(NamedTuple):
+    """An evaluation's outcome."""
+
+    record: dict[str, Any]
+    """JSON values: `evaluation`, `provenance`, `config`, `results`."""
+    arrays: dict[str, np.ndarray]
+    """Per-token or per-answer data, too long for JSON."""
+
+
+def one_group(memory: Memory) -> tuple[Memory, int]:
+    """The first of a checkpoint's memories, leaves `[1, ...]`, and how many there were."""
+    leaves = jax.tree.leaves(memory)
+    groups = leaves[0].shape[0] if leaves else 0
+    return jax.tree.map(lambda x: x[:1], memory), groups
+
+
+def make_result(
+    evaluation: str,
+    *,
+    model: LanguageModel,
+    memory: Memory,
+    config: Any,
+    origin: Origin,
+    seed: int,
+    scored_tokens: int,
+    mode: str,
+    resets: Mapping[str, Any],
+    results: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray] | None = None,
+    chunk_size: int | str | None = None,
+) -> Result:
+    """A result with its provenance.
+
+    Args:
+      evaluation: its name in EVALS.
+      model: what was evaluated, as it was run (YaRN included).
+      memory: the checkpoint's fast weights, all groups.
+      config: the evaluation's dataclass.
+      origin: of weights and texts.
+      seed: of whatever the evaluation draws.
+      scored_tokens: labels or answer tokens that the numbers rest on.
+      mode: variant of the protocol.
+      resets: what was reset when, and which memories were used.
+      results: the numbers.
+      arrays: data by token or answer.
+      chunk_size: tokens per write, a word where it varies; None: the model's.
+    """
+    leaves = jax.tree.leaves(memory)
+    attention = model.config.attention
+    device = jax.devices()[0]
+    provenance = {
+        "checkpoint": {
+            "run": origin.run,
+            "step": origin.step,
+            "fingerprint": origin.fingerprint,
+        },
+        "data_files": dict(origin.files),
+        "tokenizer": origin.tokenizer,
+        "chunk_size": model.config.fast_weight.chunk_size if chunk_size is None else chunk_size,
+        "yarn": dataclasses.asdict(attention.yarn) if attention.yarn else None,
+        "fast_weight_dtype": str(leaves[0].dtype) if leaves else None,
+        "memory_groups_in_checkpoint": leaves[0].shape[0] if leaves else 0,
+        "resets": dict(resets),
+        "mode": mode,
+        "scored_tokens": scored_tokens,
+        "seed": seed,
+        "jax": jax.__version__,
+        "device": device.device_kind,
+    }
+    record = {
+        "evaluation": evaluation,
+        "provenance": provenance,
+        "config": dataclasses.asdict(config),
+        "results": dict(results),
+    }
+    # Through JSON and back: what a caller sees is what the file holds, and NaN is refused here.
+    record = json.loads(json.dumps(record, default=str, allow_nan=False))
+    return Result(record, dict(arrays or {}))
+
+
+def save_result(result: Result, directory: Path) -> list[Path]:
+    """Writes `<evaluation>.json`, and `<evaluation>.npz` if there are arrays; returns the paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{result.record['evaluation']}.json"
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(result.record, indent=2) + "\n")
+    os.replace(temporary, path)
+    if not result.arrays:
+        return [path]
+    arrays = path.with_suffix(".npz")
+    # Uncompressed: losses hardly compress, and a run of 8 million tokens should not wait for it.
+    np.savez(arrays, allow_pickle=False, **result.arrays)
+    return [path, arrays]

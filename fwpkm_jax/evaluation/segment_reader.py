@@ -1,0 +1,178 @@
+"""Reads documents segment by segment: each token's loss, the memory's gates and slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from fwpkm_jax.evaluation.segments import (
+    Segment,
+    Segmentation,
+    cut_into_pieces,
+    padded_length,
+    pairs_left_by_the_reference,
+    piece_sizes,
+    split_into_segments,
+)
+from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
+
+
+class PieceReading(NamedTuple):
+    """What was seen in one call, still on the device; trailing padding included."""
+
+    losses: jax.Array
+    """`[length]`, nats."""
+    gates: dict[str, jax.Array]
+    """`[length]` by memory layer."""
+    slot_ids: dict[str, jax.Array]
+    """`[length, places]` by memory layer."""
+
+
+class SegmentReading(NamedTuple):
+    """What was seen in one segment."""
+
+    pieces: list[PieceReading]
+    length: int
+    """Tokens without padding."""
+
+    def fetch(self) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Losses, gates and slot ids of the whole segment, as NumPy arrays."""
+        pieces = jax.device_get(self.pieces)
+        whole = jax.tree.map(lambda *parts: np.concatenate(parts)[: self.length], *pieces)
+        return whole.losses, whole.gates, whole.slot_ids
+
+
+class SegmentReader:
+    """Reads documents as one stream of batch 1, with few compiled functions.
+
+    Writing reads a short segment in pieces of a few sizes, because padding would enter the queue
+    of tokens to be written. Frozen reads are causal, so they pad instead.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        memory: Memory,
+        *,
+        write: bool,
+        segment_length: int,
+        segmentation: Segmentation = "overlap",
+        chunk_size: int | None = None,
+        queue: Literal["document", "segment"] = "document",
+        memory_reset: Literal["never", "document"] = "never",
+    ):
+        """Starts from `memory`, leaves `[1, ...]`; the options are those of PerplexityConfig."""
+        fast_weight = model.config.fast_weight
+        self._chunk_size = fast_weight.chunk_size if chunk_size is None else chunk_size
+        self._lookahead = fast_weight.rule.lookahead
+        self._write, self._queue, self._memory_reset = write, queue, memory_reset
+        self._segment_length = segment_length
+        self._segmentation: Segmentation = segmentation
+        self._sizes = piece_sizes(segment_length)
+        graphdef, self._params = nnx.split(model)
+        self._read = jax.jit(
+            partial(_read_piece, graphdef, chunk_size=self._chunk_size, write=write),
+            donate_argnames="stream",
+        )
+        self._reset = jax.jit(partial(_reset, graphdef), static_argnames="pending")
+        self._flush = jax.jit(partial(_flush, graphdef))
+        self._start = partial(
+            model.init_stream,
+            batch=1,
+            max_length=segment_length,
+            max_chunk_size=self._chunk_size,
+        )
+        self._initial_memory = memory
+        self._stream = self._new_stream()
+
+    @property
+    def memory(self) -> Memory:
+        """The fast weights as they are now; copied, for the stream's own are reused."""
+        return jax.tree.map(jnp.copy, self._stream.memory)
+
+    def read(self, tokens: np.ndarray) -> Iterator[SegmentReading]:
+        """Reads one document and yields its segments' readings in order.
+
+        Args:
+          tokens: `[length]`, the whole document.
+        """
+        if self._memory_reset == "document":
+            self._stream = self._new_stream()
+        for segment in split_into_segments(
+            len(tokens), segment_length=self._segment_length, segmentation=self._segmentation
+        ):
+            self._stream = self._reset(self._params, self._stream, pending=False)
+            yield self._read_segment(tokens, segment)
+            if self._queue == "segment":
+                # The release writes at the end of a segment what our queue would write with the
+                # next token, and drops the rest.
+                writes = pairs_left_by_the_reference(
+                    segment.length, chunk_size=self._chunk_size, lookahead=self._lookahead
+                )
+                self._end_queue(flush=writes)
+        if self._queue == "document":
+            self._end_queue(flush=True)
+
+    def _read_segment(self, tokens: np.ndarray, segment: Segment) -> SegmentReading:
+        start, end = segment.start, segment.start + segment.length
+        if self._write:
+            sizes = cut_into_pieces(segment.length, self._sizes)
+        else:
+            sizes = [padded_length(segment.length, self._sizes)]
+        inputs = np.zeros((1, sum(sizes)), np.int32)
+        labels = np.zeros((1, sum(sizes)), np.int32)
+        inputs[0, : segment.length] = tokens[start:end]
+        labels[0, : segment.length] = tokens[start + 1 : end + 1]
+        pieces, at = [], 0
+        for size in sizes:
+            part = slice(at, at + size)
+            self._stream, reading = self._read(
+                self._params, stream=self._stream, tokens=inputs[:, part], labels=labels[:, part]
+            )
+            pieces.append(reading)
+            at += size
+        return SegmentReading(pieces, segment.length)
+
+    def _end_queue(self, *, flush: bool) -> None:
+        if not self._write:
+            return
+        if flush:
+            self._stream = self._flush(self._params, self._stream)
+        self._stream = self._reset(self._params, self._stream, pending=True)
+
+    def _new_stream(self) -> Stream:
+        # Copied because the stream's buffers are donated and these are needed again.
+        return self._start(jax.tree.map(jnp.copy, self._initial_memory))
+
+
+def _read_piece(
+    graphdef: Any,
+    params: Any,
+    *,
+    stream: Stream,
+    tokens: jax.Array,
+    labels: jax.Array,
+    chunk_size: int,
+    write: bool,
+) -> tuple[Stream, PieceReading]:
+    model = nnx.merge(graphdef, params)
+    out = model.stream(tokens, stream, chunk_size=chunk_size, write=write)
+    chosen = jnp.take_along_axis(out.logits, labels[..., None], axis=-1)[..., 0]
+    losses = jax.nn.logsumexp(out.logits, axis=-1) - chosen
+    gates = {layer: facts.gate[0] for layer, facts in out.info.items()}
+    slot_ids = {layer: facts.slot_ids[0] for layer, facts in out.info.items()}
+    return out.stream, PieceReading(losses[0], gates, slot_ids)
+
+
+def _reset(graphdef: Any, params: Any, stream: Stream, *, pending: bool) -> Stream:
+    return nnx.merge(graphdef, params).reset_caches(stream, pending=pending)
+
+
+def _flush(graphdef: Any, params: Any, stream: Stream) -> Stream:
+    return nnx.merge(graphdef, params).flush(stream)

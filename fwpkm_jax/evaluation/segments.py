@@ -1,0 +1,83 @@
+"""How a document is cut into segments, and a segment into pieces of few sizes."""
+
+from typing import Literal, NamedTuple
+
+Segmentation = Literal["overlap", "reference"]
+
+
+class Segment(NamedTuple):
+    """A run of a document's tokens: inputs `start` to `start + length`, labels one later."""
+
+    start: int
+    length: int
+
+
+def split_into_segments(
+    num_tokens: int, *, segment_length: int, segmentation: Segmentation = "overlap"
+) -> list[Segment]:
+    """The segments of a document, in order; none where there is nothing to predict.
+
+    Args:
+      num_tokens: length of the document, its last token included.
+      segment_length: inputs of a full segment.
+      segmentation: "overlap" steps by `segment_length` and shares one token between neighbours, so
+        every token but the first is a label once. "reference" is the drift of the authors' release:
+        segment k starts at `(segment_length + 1) * k` but ends where "overlap" ends it, so it is k
+        inputs shorter, k tokens are skipped behind it, and the first token of a later segment is
+        never a label.
+
+    Raises:
+      ValueError: `segment_length` is below 1.
+    """
+    if segment_length < 1:
+        raise ValueError(f"segment_length={segment_length} must be at least 1.")
+    step = segment_length + (segmentation == "reference")
+    segments = []
+    for k, start in enumerate(range(0, num_tokens, step)):
+        last = min(segment_length * (k + 1), num_tokens - 1)  # Position of the last label.
+        if last > start:
+            segments.append(Segment(start, last - start))
+    return segments
+
+
+def piece_sizes(segment_length: int) -> tuple[int, ...]:
+    """The few lengths that a compiled function is needed for, longest first.
+
+    The segment itself and the powers of 4 below it: any shorter run is then at most three pieces
+    of each size, and no tail length costs a compilation of its own.
+    """
+    powers = []
+    size = 1
+    while size < segment_length:
+        powers.append(size)
+        size *= 4
+    return (segment_length, *reversed(powers))
+
+
+def cut_into_pieces(length: int, sizes: tuple[int, ...]) -> list[int]:
+    """Sizes that add up to `length`, largest first.
+
+    Args:
+      length: tokens to cover.
+      sizes: allowed sizes, longest first, ending in 1 (`piece_sizes`).
+    """
+    pieces = []
+    for size in sizes:
+        count, length = divmod(length, size)
+        pieces += [size] * count
+    return pieces
+
+
+def padded_length(length: int, sizes: tuple[int, ...]) -> int:
+    """The smallest of `sizes` that holds `length` tokens."""
+    return min(size for size in sizes if size >= length)
+
+
+def pairs_left_by_the_reference(length: int, *, chunk_size: int, lookahead: int) -> bool:
+    """Whether the release would write once more at the end of a segment read with a new queue.
+
+    Its queue writes at the end of a call as soon as `chunk_size` tokens wait, ours when the
+    lookahead waits too. The two differ where a segment ends on a multiple of the chunk size.
+    """
+    writes = max(0, (length - lookahead) // chunk_size)
+    return length - writes * chunk_size >= chunk_size

@@ -1,0 +1,60 @@
+"""The texts that evaluations read, by data set, with the hashes of their files."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fwpkm_jax.data import Document, TextData, stream_documents
+from fwpkm_jax.data.documents import find_files
+
+
+class Source(NamedTuple):
+    """One data set."""
+
+    name: str
+    """What results call it."""
+    documents: Callable[[], Iterable[Document]]
+    """Starts a pass over its documents, in order."""
+    files: dict[str, str]
+    """SHA-256 of each file, by path."""
+
+
+def text_sources(data: TextData, paths: Sequence[str | Path] = ()) -> list[Source]:
+    """A data set for each path, tokenised as the run's data were.
+
+    Args:
+      data: the run's data; its validation paths are taken where `paths` is empty.
+      paths: files or folders, in reading order.
+
+    Raises:
+      ValueError: neither names any text.
+      FileNotFoundError: a path does not exist.
+    """
+    names = [str(path) for path in paths] or list(data.valid_paths)
+    if not names:
+        raise ValueError(
+            "The run names no validation text (data.valid_paths=()); give the evaluation a path, "
+            "as in --ppl.data PATH."
+        )
+    return [
+        Source(name, _reader(dataclasses.replace(data, valid_paths=(name,))), _hashes(name))
+        for name in names
+    ]
+
+
+def _reader(data: TextData) -> Callable[[], Iterable[Document]]:
+    return lambda: stream_documents(data, "valid")
+
+
+def _hashes(name: str) -> dict[str, str]:
+    hashes = {}
+    for file in find_files(name):
+        index = file.with_suffix(".idx")
+        for path in (file, index) if file.suffix == ".bin" else (file,):
+            with path.open("rb") as content:
+                hashes[str(path)] = hashlib.file_digest(content, "sha256").hexdigest()
+    return hashes

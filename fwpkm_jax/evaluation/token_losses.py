@@ -1,0 +1,98 @@
+"""Losses token by token, and what is told from them: perplexity, differences, curves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fwpkm_jax.evaluation.intervals import clustered_mean
+
+
+class TokenLosses(NamedTuple):
+    """Every scored token of one pass over some data sets, in reading order."""
+
+    source: np.ndarray
+    """int8, index of the data set."""
+    document: np.ndarray
+    """int32, index of the document within the pass."""
+    segment: np.ndarray
+    """int32, index within the document."""
+    position: np.ndarray
+    """int32, position of the input within the segment."""
+    loss: np.ndarray
+    """float32, nats."""
+    document_ids: list[str]
+    """By index of the document."""
+
+
+def scores(losses: TokenLosses, sources: Sequence[str]) -> dict[str, Any]:
+    """Tokens, loss in nats and perplexity, by data set and over all tokens."""
+
+    def score(chosen: np.ndarray) -> dict[str, float]:
+        loss = float(np.mean(losses.loss[chosen], dtype=np.float64))
+        return {
+            "tokens": int(chosen.sum()),
+            "documents": len(np.unique(losses.document[chosen])),
+            "loss": loss,
+            "perplexity": float(np.exp(loss)),
+        }
+
+    return _by_source(losses, sources, score)
+
+
+def differences(
+    writing: TokenLosses, frozen: TokenLosses, sources: Sequence[str]
+) -> dict[str, Any]:
+    """Loss of `writing` minus loss of `frozen` on the same tokens, with an interval of 95 %.
+
+    The interval takes segments as independent draws; more text narrows it. Segments of one
+    document are alike, so it is somewhat too narrow where there are few documents.
+    """
+    difference = writing.loss.astype(np.float64) - frozen.loss
+    new_document = np.diff(writing.document, prepend=-1) != 0
+    new_segment = np.diff(writing.segment, prepend=-1) != 0
+    cluster = np.cumsum(new_document | new_segment) - 1
+
+    def score(chosen: np.ndarray) -> dict[str, Any]:
+        _, ids = np.unique(cluster[chosen], return_inverse=True)
+        sums, sizes = np.bincount(ids, difference[chosen]), np.bincount(ids)
+        mean, interval = clustered_mean(sums, sizes)
+        return {"loss": mean, "interval": interval, "segments": len(sizes)}
+
+    return _by_source(writing, sources, score)
+
+
+def curves(
+    passes: Mapping[str, TokenLosses], *, documents: int, tokens: int
+) -> list[dict[str, Any]]:
+    """Mean loss of every run of `tokens` tokens along each of the first documents, by pass.
+
+    The last run of a document may be shorter.
+    """
+    first = next(iter(passes.values()))
+    found = []
+    for number, name in enumerate(first.document_ids[:documents]):
+        chosen = first.document == number
+        length = int(chosen.sum())
+        if not length:
+            continue
+        starts = np.arange(0, length, tokens)
+        sizes = np.diff(np.append(starts, length))
+        means = {
+            key: (np.add.reduceat(one.loss[chosen], starts, dtype=np.float64) / sizes).tolist()
+            for key, one in passes.items()
+        }
+        found.append({"document": name, "tokens": length, "run": tokens, **means})
+    return found
+
+
+def _by_source(
+    losses: TokenLosses, sources: Sequence[str], score: Callable[[np.ndarray], Any]
+) -> dict[str, Any]:
+    chosen = {name: losses.source == number for number, name in enumerate(sources)}
+    return {
+        "by_source": {name: score(tokens) for name, tokens in chosen.items() if tokens.any()},
+        "all": score(np.ones(len(losses.loss), bool)),
+    }

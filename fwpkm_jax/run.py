@@ -10,9 +10,9 @@ import jax
 from flax import nnx
 
 from fwpkm_jax.config import Experiment, read_experiment
-from fwpkm_jax.models.language_model import LanguageModel, Memory
+from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.training.checkpoint import find_step, read_checkpoint
-from fwpkm_jax.training.state import init_state, model_graph
+from fwpkm_jax.training.state import Memories, init_state, model_graph
 
 
 class Run(NamedTuple):
@@ -24,7 +24,7 @@ class Run(NamedTuple):
     """The model's structure; `nnx.merge(graphdef, params)` is the model."""
     params: Any
     """Slow weights, an `nnx.State`."""
-    memory: Memory
+    memory: Memories
     """Fast weights as training left them, leaves `[groups, ...]`."""
     step: int
     """The checkpoint's step."""

@@ -14,9 +14,9 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
-from fwpkm_jax.models.language_model import LanguageModel, Memory
+from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.training.checksum import non_finite_leaves
-from fwpkm_jax.training.state import MemoryConfig, TrainState, named_leaves
+from fwpkm_jax.training.state import Memories, MemoryConfig, TrainState, named_leaves
 from fwpkm_jax.training.step import Batch, micro_batch_memory, split_batch, weighted_loss
 
 
@@ -29,7 +29,7 @@ def diagnose(
     state: TrainState,
     batch: Batch,
     *,
-    clean_memory: Memory,
+    clean_memory: Memories,
     micro_batches: int,
     memory: MemoryConfig,
 ) -> str:
@@ -89,7 +89,7 @@ def _natural_order(name: str) -> list[Any]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
-def _first_bad_layer(model: LanguageModel, batch: Batch, memory: Memory) -> str | None:
+def _first_bad_layer(model: LanguageModel, batch: Batch, memory: Memories) -> str | None:
     """The path of the innermost module first to turn finite inputs into non-finite outputs."""
     with _watch_modules(model) as found:
         output = model(batch["tokens"][:, :-1], memory)
@@ -146,7 +146,7 @@ def _finite(tree: Any) -> bool:
 
 
 def _bad_gradients(
-    graphdef: nnx.GraphDef[LanguageModel], params: Any, batch: Batch, memory: Memory
+    graphdef: nnx.GraphDef[LanguageModel], params: Any, batch: Batch, memory: Memories
 ) -> list[str]:
     """Names of the parameters whose gradient is not finite, in the model's order."""
 

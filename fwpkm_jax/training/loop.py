@@ -192,6 +192,7 @@ class _Run:
                 )
                 return TrainResult("finished", start, state, results, None)
             if before is not None:
+                write_json(self.directory / "config.json", self.config_json)
                 self._say_resumed(before["training"]["steps"], start)
             record_session(self.directory, fingerprint=self.experiment.fingerprint, step=start)
             with MetricsWriter(

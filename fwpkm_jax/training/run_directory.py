@@ -82,7 +82,7 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
 def claim(
     directory: Path, config: Mapping[str, Any], *, may_change: tuple[str, ...]
 ) -> dict[str, Any] | None:
-    """Makes the run directory and writes `config.json`, or checks that the run there is this one.
+    """Makes a new run's directory and `config.json`, or checks that the run there is this one.
 
     Args:
       directory: the run directory.
@@ -90,7 +90,7 @@ def claim(
       may_change: fields, or sections, that may differ from the run found there.
 
     Returns:
-      The configuration that was found, None in a new directory.
+      The configuration that was found, left as it is; None in a new directory.
 
     Raises:
       DifferentRunError: another field differs; all of them are listed.
@@ -115,8 +115,9 @@ def claim(
         raise ValueError(
             f"{directory} is not empty and holds no run (no config.json); choose another --run_dir."
         )
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json(path, dict(config))
+    else:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(path, dict(config))
     return old
 
 

@@ -11,7 +11,11 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from fwpkm_jax.models.language_model import LanguageModel, Memory, ModelConfig
+from fwpkm_jax.core.chunking import Memory
+from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
+
+Memories = dict[str, Memory]
+"""Fast weights by layer name, leaves `[groups, ...]`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +41,7 @@ class TrainState(NamedTuple):
     """Slow weights, an `nnx.State`."""
     opt_state: optax.OptState
     """The optimiser's state; `()` where only reading is wanted."""
-    memory: Memory
+    memory: Memories
     """Fast weights, leaves `[groups, ...]`; one group, never written, if they live one batch."""
     rng: jax.Array
     """Root of the training streams; step n draws from `fold_in(rng, n)`."""

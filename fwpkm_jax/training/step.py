@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from fwpkm_jax.models.language_model import LanguageModel, Memory, memory_metrics
-from fwpkm_jax.training.state import MemoryConfig, TrainState
+from fwpkm_jax.models.language_model import LanguageModel, memory_metrics
+from fwpkm_jax.training.state import Memories, MemoryConfig, TrainState
 
 Batch = dict[str, Any]
 Metrics = dict[str, jax.Array]
@@ -78,12 +78,12 @@ def split_batch(batch: Batch, *, micro_batches: int, memory: MemoryConfig) -> Ba
     return jax.tree.map(split, batch)
 
 
-def broadcast_memory(memory: Memory, groups: int) -> Memory:
+def broadcast_memory(memory: Memories, groups: int) -> Memories:
     """One group's memory, leaves `[1, ...]`, given to each of `groups` groups."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (groups, *x.shape[1:])), memory)
 
 
-def micro_batch_memory(memory: Memory, config: MemoryConfig, micro_batches: int) -> Memory:
+def micro_batch_memory(memory: Memories, config: MemoryConfig, micro_batches: int) -> Memories:
     """The memory a micro-batch starts from, given the one that the state holds."""
     if config.lifetime == "carried":
         return memory
@@ -119,7 +119,7 @@ def make_train_step(
       clipping, `param_norm`, `lr`, and `layer_<i>/...` for each memory layer.
     """
 
-    def loss_fn(params: Any, micro_memory: Memory, micro: Batch, total_weight: jax.Array):
+    def loss_fn(params: Any, micro_memory: Memories, micro: Batch, total_weight: jax.Array):
         model = nnx.merge(graphdef, params)
         output = model(micro["tokens"][:, :-1], micro_memory)
         loss = weighted_loss(output.logits, micro["tokens"][:, 1:], micro["loss_weight"])

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fwpkm_jax.models.language_model import LanguageModel, Memory
-from fwpkm_jax.training.state import MemoryConfig
+from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.training.state import Memories, MemoryConfig
 from fwpkm_jax.training.step import (
     Batch,
     check_split,
@@ -19,7 +19,7 @@ from fwpkm_jax.training.step import (
     weighted_loss,
 )
 
-Validation = Callable[[LanguageModel, Memory], dict[str, float]]
+Validation = Callable[[LanguageModel, Memories], dict[str, float]]
 """Called by the loop with the model and a memory it must not write to; `loss` is lowest at best."""
 
 
@@ -44,7 +44,7 @@ def make_validation(
         raise ValueError("There is no batch to validate on.")
     check_split(len(batches[0]["tokens"]), micro_batches=micro_batches, memory=memory)
 
-    def sums(graphdef: Any, params: Any, start: Memory, batch: Batch) -> jax.Array:
+    def sums(graphdef: Any, params: Any, start: Memories, batch: Batch) -> jax.Array:
         def one(_: None, micro: Batch) -> tuple[None, jax.Array]:
             output = nnx.merge(graphdef, params)(micro["tokens"][:, :-1], start)
             labels, weights = micro["tokens"][:, 1:], micro["loss_weight"]
@@ -59,7 +59,7 @@ def make_validation(
 
     jitted = jax.jit(sums, static_argnums=0)
 
-    def validate(model: LanguageModel, start: Memory) -> dict[str, float]:
+    def validate(model: LanguageModel, start: Memories) -> dict[str, float]:
         graphdef, params = nnx.split(model)
         totals = sum(jitted(graphdef, params, start, batch) for batch in batches)
         loss, weight, right, answers = (float(x) for x in jax.device_get(totals))

@@ -1,6 +1,23 @@
 """Options and settings that every test shares."""
 
+import os
+
+# Before JAX starts: tests compile far more than they compute.
+_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import hypothesis
+import jax
 import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Compilation makes the first example slow; a failing example must be the same on every machine.
+hypothesis.settings.register_profile(
+    "fwpkm", deadline=None, derandomize=True, max_examples=10, database=None
+)
+hypothesis.settings.load_profile("fwpkm")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

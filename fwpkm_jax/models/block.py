@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunking import Memory
 from fwpkm_jax.core.streaming import Pending, clear
@@ -25,6 +25,22 @@ class BlockStream(NamedTuple):
 
     cache: Any
     pending: Pending | None
+
+
+class BlockOutput(NamedTuple):
+    """What one layer makes of whole sequences; the last three are None where it has no such part.
+
+    Attributes:
+      x: the residual stream.
+      memory: fast weights after the last write.
+      info: what the fast-weight memory did.
+      pkm_slot_ids: slots that the product-key memory read.
+    """
+
+    x: Float[Array, "batch length model"]
+    memory: Memory | None
+    info: FastWeightInfo | None
+    pkm_slot_ids: Int[Array, "batch length places"] | None
 
 
 class Block(nnx.Module):
@@ -53,13 +69,14 @@ class Block(nnx.Module):
         mask: Float[Array, "batch length"] | None = None,
         write: bool = True,
         **pairing: Any,
-    ) -> tuple[Float[Array, "batch length model"], Memory | None, FastWeightInfo | None]:
+    ) -> BlockOutput:
         """Whole sequences from position 0; see `FastWeight.__call__` for the memory."""
         info = None
         if self.memory is not None:
             x, memory, info = self.memory(x, memory, mask=mask, write=write, **pairing)
         mixed, _ = self.mixer(self.mixer_norm(x), mask=mask)
-        return self._feed_forward(x + mixed), memory, info
+        x, pkm_slot_ids = self._feed_forward(x + mixed)
+        return BlockOutput(x, memory, info, pkm_slot_ids)
 
     def stream(
         self,
@@ -78,7 +95,8 @@ class Block(nnx.Module):
                 x, memory, pending, mask=mask, chunk_size=chunk_size, write=write
             )
         mixed, cache = self.mixer(self.mixer_norm(x), mask=mask, cache=state.cache)
-        return self._feed_forward(x + mixed), memory, BlockStream(cache, pending), info
+        x, _ = self._feed_forward(x + mixed)
+        return x, memory, BlockStream(cache, pending), info
 
     def init_stream(
         self, batch: int, groups: int, *, max_length: int, max_chunk_size: int, dtype: Any
@@ -101,8 +119,9 @@ class Block(nnx.Module):
             return BlockStream(cache, clear(state.pending))
         return BlockStream(cache, state.pending)
 
-    def _feed_forward(self, x: jax.Array) -> jax.Array:
+    def _feed_forward(self, x: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         normed = self.feed_forward_norm(x)
         if isinstance(self.feed_forward, PKM):
-            return x + self.feed_forward(normed)[0]
-        return x + self.feed_forward(normed)
+            out, slot_ids = self.feed_forward(normed)
+            return x + out, slot_ids
+        return x + self.feed_forward(normed), None

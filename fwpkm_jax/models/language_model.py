@@ -91,11 +91,14 @@ class LMOutput(NamedTuple):
       logits: `[batch, length, vocab]`, float32.
       memory: fast weights after the last write, by layer name.
       info: what each memory layer did, by layer name.
+      pkm_slot_ids: slots that each product-key memory layer read, `[batch, length, places]`, by
+        layer name.
     """
 
     logits: Float[Array, "batch length vocab"]
     memory: dict[str, Memory]
     info: dict[str, FastWeightInfo]
+    pkm_slot_ids: dict[str, Int[Array, "batch length places"]]
 
 
 class Stream(NamedTuple):
@@ -135,8 +138,8 @@ class LanguageModel(nnx.Module):
         shared = {"norm_eps": config.norm_eps, "init_std": config.init_std}
         shared |= {"dtype": dtype, "rngs": rngs}
         dim, init = config.model_dim, nnx.initializers.normal
-        self.embed = nnx.Embed(
-            config.vocab_size, dim, dtype=dtype, embedding_init=init(config.init_std), rngs=rngs
+        self.embedding = nnx.Param(
+            init(config.init_std)(rngs.params(), (config.vocab_size, dim), jnp.float32)
         )
         blocks = []
         for index, mixer_name in enumerate(config.mixers):
@@ -157,17 +160,11 @@ class LanguageModel(nnx.Module):
                 _scale_branches(block, config.branch_init_scale)
         self.final_norm = RMSNorm(dim, eps=config.norm_eps)
         std = config.init_std if config.head_init_std is None else config.head_init_std
+        head_shape = (dim, config.vocab_size)
         self.head = (
             None
             if config.tie_embeddings
-            else nnx.Linear(
-                dim,
-                config.vocab_size,
-                use_bias=False,
-                dtype=dtype,
-                kernel_init=init(std),
-                rngs=rngs,
-            )
+            else nnx.Param(init(std)(rngs.params(), head_shape, jnp.float32))
         )
         self.head_bias = nnx.Param(jnp.zeros((config.vocab_size,))) if config.head_bias else None
 
@@ -203,14 +200,17 @@ class LanguageModel(nnx.Module):
           write: False reads with the memories as they come in.
         """
         self._check_memory(memory)
-        x = self.embed(tokens)
-        written, info = dict(memory), {}
+        x = self._embed(tokens)
+        written, info, pkm_slot_ids = dict(memory), {}, {}
         for index, block in enumerate(self.blocks):
             name = layer_name(index)
-            x, after, facts = block(x, memory.get(name), mask=mask, write=write, **pairing)
-            if facts is not None:
-                written[name], info[name] = after, facts
-        return LMOutput(self._logits(x), written, info)
+            out = block(x, memory.get(name), mask=mask, write=write, **pairing)
+            x = out.x
+            if out.info is not None:
+                written[name], info[name] = out.memory, out.info
+            if out.pkm_slot_ids is not None:
+                pkm_slot_ids[name] = out.pkm_slot_ids
+        return LMOutput(self._logits(x), written, info, pkm_slot_ids)
 
     def init_stream(
         self,
@@ -232,7 +232,7 @@ class LanguageModel(nnx.Module):
         chunk_size = self.config.fast_weight.chunk_size
         max_chunk_size = chunk_size if max_chunk_size is None else max_chunk_size
         groups = jax.tree.leaves(memory)[0].shape[0] if memory else 1
-        dtype = self.embed.embedding[...].dtype if self.dtype is None else self.dtype
+        dtype = self.embedding[...].dtype if self.dtype is None else self.dtype
         layers = {
             layer_name(index): block.init_stream(
                 batch, groups, max_length=max_length, max_chunk_size=max_chunk_size, dtype=dtype
@@ -261,7 +261,7 @@ class LanguageModel(nnx.Module):
           chunk_size: tokens per write for this call; None: the config's.
           write: False leaves memories and queues alone.
         """
-        x = self.embed(tokens)
+        x = self._embed(tokens)
         memory, layers, info = dict(stream.memory), {}, {}
         for index, block in enumerate(self.blocks):
             name = layer_name(index)
@@ -309,13 +309,20 @@ class LanguageModel(nnx.Module):
         attention = dataclasses.replace(config.attention, window=window)
         return Attention(attention, config.model_dim, **shared)
 
+    def _embed(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length model"]:
+        # An id outside the vocabulary becomes NaN, which training reports, not another token.
+        rows = self.embedding[...].at[tokens].get(mode="fill", fill_value=jnp.nan)
+        return rows if self.dtype is None else rows.astype(self.dtype)
+
     def _logits(self, x: Float[Array, "batch length model"]) -> Float[Array, "batch length vocab"]:
         x = self.final_norm(x)
-        logits = self.embed.attend(x) if self.head is None else self.head(x)
-        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-        if self.head_bias is not None:
-            logits = logits + self.head_bias[...]
-        return logits
+        head = self.embedding[...].T if self.head is None else self.head[...]
+        logits = jnp.matmul(
+            x,
+            head.astype(x.dtype),
+            preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
+        )
+        return logits if self.head_bias is None else logits + self.head_bias[...][None, None]
 
     def _check_memory(self, memory: dict[str, Memory]) -> None:
         expected = {layer_name(index) for index in self.config.memory_layers}

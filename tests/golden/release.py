@@ -19,6 +19,23 @@ _MEMORY_FIELDS = {
     "weight_decay",
 }  # fmt: skip
 
+# Fields of fwpkm_block and lm files that `block_rule` and the tests read, and those they fix.
+BLOCK_FIELDS = (
+    *("fwpkm_addr_loss", "fwpkm_addr_loss_weight", "fwpkm_compress_query", "fwpkm_compress_value"),
+    *("fwpkm_grad_clip", "fwpkm_heads", "fwpkm_k_dim", "fwpkm_layers", "fwpkm_loss_type"),
+    *("fwpkm_mem_grad_to_values_only", "fwpkm_n_subkeys", "fwpkm_optimizer_lr"),
+    *("fwpkm_optimizer_type", "fwpkm_optimizer_weight_decay", "fwpkm_out_fuse_gate"),
+    *("fwpkm_qk_score_type", "fwpkm_score_nonlinear", "fwpkm_score_temperature"),
+    *("fwpkm_target_value_lookahead", "fwpkm_topk", "fwpkm_update_chunk_size", "fwpkm_v_dim"),
+    *("fwpkm_variant", "fwpkm_weight_loss_with_gates"),
+)
+BLOCK_FIXED = {
+    "fwpkm_before_attn": True,
+    "fwpkm_fp32_fw": True,
+    "fwpkm_query_src": "hidden",
+    "fwpkm_value_src": "hidden",
+}
+
 
 def memory_rule(config: dict) -> FwPKM:
     """The rule of a fwpkm_parts, _forward, _grad or _stream file."""

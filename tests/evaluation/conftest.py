@@ -1,0 +1,45 @@
+"""A tiny model and its memory, shared by the tests of evaluations."""
+
+import jax
+import pytest
+from flax import nnx
+
+from fwpkm_jax.layers.attention import AttentionConfig
+from fwpkm_jax.layers.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
+from fwpkm_jax.rules import FwPKM
+
+
+def tiny_model_config(**changes) -> ModelConfig:
+    """Attention, window attention, GDN and a memory between them, chunks of 8, bytes as tokens."""
+    return ModelConfig(
+        **{
+            "vocab_size": 257,
+            "model_dim": 16,
+            "mixers": ("swa", "attention", "gdn"),
+            "window": 4,
+            "mlp_dim": 16,
+            "attention": AttentionConfig(
+                num_heads=2, num_kv_heads=1, head_dim=8, rotary_fraction=0.5
+            ),
+            "gdn": GatedDeltaNetConfig(num_heads=2, key_dim=8, value_dim=8),
+            "memory_layers": (1,),
+            "fast_weight": FastWeightConfig(
+                rule=FwPKM(num_subkeys=4, key_dim=8, value_dim=8, top_k=2), chunk_size=8
+            ),
+            "init_std": 0.3,  # Large, so that writes show in the losses.
+            "activation_dtype": "float32",
+            **changes,
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def model() -> LanguageModel:
+    return LanguageModel(tiny_model_config(), rngs=nnx.Rngs(0))
+
+
+@pytest.fixture(scope="session")
+def memory(model: LanguageModel):
+    return model.init_memory(jax.random.key(1), groups=1)

@@ -1,0 +1,137 @@
+"""The whole decoder, tiny, against the authors' release."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from fwpkm_jax.layers.attention import AttentionConfig
+from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.layers.pkm import PKMConfig
+from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
+from tests.golden import release
+from tests.golden.test_fwpkm_block import block_config
+from tests.golden.vectors import config_values, open_file
+from tests.golden.weights import fill_language_model
+
+KIND = "lm"
+MIXERS = {"linear_attention": "gdn", "sliding_attention": "swa", "full_attention": "attention"}
+_OURS = (
+    *("B", "T", "passes", "decode_tokens", "hidden_size", "vocab_size", "intermediate_size"),
+    *("num_hidden_layers", "layer_types", "tie_word_embeddings", "fwpkm_layers"),
+    *("head_dim", "num_attention_heads", "num_key_value_heads", "partial_rotary_factor"),
+    *("rope_theta", "sliding_window", "max_position_embeddings", "rms_norm_eps"),
+    *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim"),
+    *("linear_num_key_heads", "linear_num_value_heads"),
+    *("pkm_layers", "pkm_heads", "pkm_k_dim", "pkm_n_subkeys", "pkm_topk", "pkm_v_dim"),
+    "pkm_query_rmsnorm",
+)
+
+
+def model_config(config: dict) -> ModelConfig:
+    value_dim = config["hidden_size"] if config["pkm_v_dim"] == -1 else config["pkm_v_dim"]
+    return ModelConfig(
+        vocab_size=config["vocab_size"],
+        model_dim=config["hidden_size"],
+        mixers=tuple(MIXERS[name] for name in config["layer_types"]),
+        mlp_dim=config["intermediate_size"],
+        memory_layers=tuple(config["fwpkm_layers"]),
+        pkm_layers=tuple(config["pkm_layers"]),
+        window=config["sliding_window"] or 1,
+        attention=AttentionConfig(
+            num_heads=config["num_attention_heads"],
+            num_kv_heads=config["num_key_value_heads"],
+            head_dim=config["head_dim"],
+            rotary_fraction=config["partial_rotary_factor"],
+            rope_theta=config["rope_theta"],
+        ),
+        gdn=GatedDeltaNetConfig(
+            num_key_heads=config["linear_num_key_heads"],
+            num_value_heads=config["linear_num_value_heads"],
+            key_head_dim=config["linear_key_head_dim"],
+            value_head_dim=config["linear_value_head_dim"],
+            conv_width=config["linear_conv_kernel_dim"],
+        ),
+        fast_weight=block_config(config),
+        pkm=PKMConfig(
+            num_subkeys=config["pkm_n_subkeys"],
+            key_dim=config["pkm_k_dim"],
+            value_dim=value_dim,
+            num_heads=config["pkm_heads"],
+            top_k=config["pkm_topk"],
+            query_norm=config["pkm_query_rmsnorm"],
+        ),
+        tie_embeddings=config["tie_word_embeddings"],
+        norm_eps=config["rms_norm_eps"],
+    )
+
+
+def test_the_decoder_matches_the_release(golden_path, dtype):
+    file = open_file(golden_path, dtype)
+    if file.config["fwpkm_variant"] == "mlp":
+        pytest.skip("variant mlp: FwMLP comes with the paper's other models")
+    config = config_values(
+        golden_path,
+        file.config,
+        required=[name for name in file.config if name in (*_OURS, *release.BLOCK_FIELDS)],
+        known=release.BLOCK_FIXED,
+    )
+    assert config["num_hidden_layers"] == len(config["layer_types"])
+    model = LanguageModel(model_config(config), rngs=nnx.Rngs(0), dtype=None)
+    weights = {name[2:]: x for name, x in file.arrays.items() if name.startswith("w:")}
+    file.assert_matches(jax.jit(lambda weights: _passes(model, file, weights))(weights))
+
+
+def _passes(model, file, weights):
+    """All passes, the memory carried from one to the next; gradients of the last."""
+    tokens, rule = file.arrays["tokens"], model.config.fast_weight.rule
+    filled = nnx.clone(model)
+    memory = fill_language_model(filled, weights)
+    records = []
+    for index, batch in enumerate(tokens):
+        last = index == len(tokens) - 1
+        if last and "cotangent" in file.arrays:
+            assert len(tokens) == 1, "gradients of a later pass would need its own start"
+
+            def logits_of(weights, batch=batch):
+                other = nnx.clone(model)
+                start = fill_language_model(other, weights)
+                return other(batch, start, pairing=release.pairing).logits
+
+            _, pullback = jax.vjp(logits_of, weights)
+            (gradients,) = pullback(file.arrays["cotangent"])
+        out = filled(batch, memory, pairing=release.pairing)
+        memory = out.memory
+        records.append(out)
+    results = {"logits": jnp.stack([out.logits for out in records])}
+    if "cotangent" in file.arrays:
+        results |= {f"d:{name}": x for name, x in gradients.items()}
+    if model.config.pkm_layers:
+        slots = [jnp.stack(list(out.pkm_slot_ids.values()), axis=2) for out in records]
+        results["pkm_indices"] = jnp.stack(slots)
+    names = [f"layer_{index}" for index in model.config.memory_layers]
+    if names:
+
+        def stacked(take):
+            return jnp.stack(
+                [jnp.stack([take(out.info[n]) for n in names], axis=2) for out in records]
+            )
+
+        shape = (rule.num_heads, rule.top_k)
+        options = {
+            "chunk_size": model.config.fast_weight.chunk_size,
+            "lookahead": rule.lookahead,
+        }
+        results |= {
+            "fwpkm_losses": stacked(lambda info: release.paired_only(info.token_loss, **options)),
+            "fwpkm_indices": stacked(
+                lambda info: info.slot_ids.reshape(*info.slot_ids.shape[:2], *shape)
+            ),
+            "fwpkm_gates": stacked(lambda info: info.gate[..., None]),
+        }
+        for index, name in zip(model.config.memory_layers, names, strict=True):
+            prefix = f"model.layers.{index}.fwpkm"
+            keys = weights[f"{prefix}.keys"].shape
+            results[f"after:{prefix}.keys"] = memory[name].keys.reshape(keys)
+            results[f"after:{prefix}.values"] = memory[name].values[0]
+    return results

@@ -1,0 +1,59 @@
+"""One unbroken run that the tests of interrupted ones compare with."""
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import pytest
+
+from fwpkm_jax.config import Experiment
+from fwpkm_jax.training.loop import TrainResult, train
+from tests.training.tiny_config import get_config
+
+# What the clock decides; everything else in a record is the same on every machine of a kind.
+_TIMINGS = {"tokens_per_second"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(tmp_path_factory):
+    """Keeps compiled steps for the session: many tests train the same tiny model."""
+    directory = str(tmp_path_factory.mktemp("compiled"))
+    settings = {
+        "jax_compilation_cache_dir": directory,
+        "jax_persistent_cache_min_compile_time_secs": 0.1,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    yield directory
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+class FinishedRun(NamedTuple):
+    """A run of 20 steps that nothing interrupted."""
+
+    experiment: Experiment
+    directory: Path
+    result: TrainResult
+    printed: str
+
+
+@pytest.fixture(scope="session")
+def unbroken(tmp_path_factory, compiled_once) -> FinishedRun:
+    directory = tmp_path_factory.mktemp("unbroken") / "run"
+    experiment = dataclasses.replace(get_config(), run_dir=str(directory))
+    stream = io.StringIO()
+    result = train(experiment, stream=stream)
+    return FinishedRun(experiment, directory, result, stream.getvalue())
+
+
+def read_records(directory: Path) -> list[dict[str, Any]]:
+    """The records of `metrics.jsonl` without what the clock decides."""
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    return [{n: v for n, v in record.items() if n not in _TIMINGS} for record in records]

@@ -1,0 +1,174 @@
+"""One training step against the same sums written out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
+from fwpkm_jax.training.step import (
+    broadcast_memory,
+    check_split,
+    make_train_step,
+    split_batch,
+    weighted_loss,
+)
+from tests.training.tiny_config import get_config
+
+MODEL = get_config().model
+OPTIMIZER = optax.sgd(1.0)  # A step's change of the parameters is minus the gradient.
+
+
+def sample_batch(seed=0, batch=4, length=16):
+    random = np.random.default_rng(seed)
+    return {
+        "tokens": random.integers(0, MODEL.vocab_size, (batch, length + 1), dtype=np.int32),
+        "loss_weight": random.uniform(0, 1, (batch, length)).astype(np.float32),
+    }
+
+
+def start(memory):
+    return init_state(MODEL, memory=memory, optimizer=OPTIMIZER, seed=0)
+
+
+def take_step(memory, batch, *, micro_batches=1, state=None):
+    step = make_train_step(
+        model_graph(MODEL),
+        OPTIMIZER,
+        schedule=optax.constant_schedule(0.25),
+        micro_batches=micro_batches,
+        memory=memory,
+    )
+    return step(start(memory) if state is None else state, batch)
+
+
+def assert_trees_close(actual, expected, **tolerance):
+    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, **tolerance), actual, expected)
+
+
+@pytest.fixture(scope="module")
+def per_sequence():
+    """A step with one memory per sequence, fresh for the batch: state and metrics."""
+    return take_step(MemoryConfig(groups=4, lifetime="batch"), sample_batch())
+
+
+def test_loss_is_the_mean_weighted_by_the_batch():
+    logits = np.random.default_rng(0).normal(size=(2, 3, 5)).astype(np.float32)
+    labels = np.array([[0, 1, 2], [3, 4, 0]])
+    weights = np.array([[1, 0, 2], [0.5, 1, 0]], np.float32)
+    expected = 0.0
+    for b in range(2):
+        for t in range(3):
+            probabilities = np.exp(logits[b, t]) / np.exp(logits[b, t]).sum()
+            expected -= weights[b, t] * np.log(probabilities[labels[b, t]])
+    np.testing.assert_allclose(weighted_loss(logits, labels, weights), expected, rtol=1e-6)
+
+
+def test_step_follows_the_gradient_of_the_slow_weights_alone(per_sequence):
+    memory, batch = MemoryConfig(groups=4, lifetime="batch"), sample_batch()
+    state = start(memory)
+
+    def loss_fn(params):
+        model = nnx.merge(model_graph(MODEL), params)
+        logits = model(batch["tokens"][:, :-1], broadcast_memory(state.memory, 4)).logits
+        log_probabilities = jax.nn.log_softmax(logits)
+        chosen = jnp.take_along_axis(log_probabilities, batch["tokens"][:, 1:, None], axis=-1)
+        return -jnp.sum(chosen[..., 0] * batch["loss_weight"]) / np.sum(batch["loss_weight"])
+
+    loss, grads = jax.jit(jax.value_and_grad(loss_fn))(state.params)
+    new, metrics = per_sequence
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
+    np.testing.assert_allclose(metrics["grad_norm"], optax.tree.norm(grads), rtol=1e-4)
+    np.testing.assert_allclose(metrics["param_norm"], optax.tree.norm(new.params), rtol=1e-6)
+    assert metrics["lr"] == 0.25
+    assert_trees_close(
+        new.params, jax.tree.map(jnp.subtract, state.params, grads), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_memory_that_lives_one_batch_stays_as_it_was_initialised(per_sequence):
+    memory = start(MemoryConfig(groups=4, lifetime="batch")).memory
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(memory)} == {1}
+    jax.tree.map(np.testing.assert_array_equal, per_sequence[0].memory, memory)
+    assert int(per_sequence[0].step) == 1
+
+
+def test_micro_batches_change_nothing_where_each_has_its_memories(per_sequence):
+    split, metrics = take_step(
+        MemoryConfig(groups=4, lifetime="batch"), sample_batch(), micro_batches=2
+    )
+    whole, whole_metrics = per_sequence
+    assert_trees_close(split.params, whole.params, rtol=1e-4, atol=1e-6)
+    assert metrics.keys() == whole_metrics.keys()
+    assert any(name.startswith("layer_1/") for name in metrics)
+    for name in ("loss", "grad_norm", "param_norm", "lr"):
+        np.testing.assert_allclose(metrics[name], whole_metrics[name], rtol=1e-4)
+
+
+def test_carried_memory_goes_through_the_micro_batches_and_on_to_the_next_step():
+    memory, batch = MemoryConfig(groups=2, lifetime="carried"), sample_batch()
+    state = start(memory)
+
+    @jax.jit
+    def written(params, tokens, memory):
+        return nnx.merge(model_graph(MODEL), params)(tokens, memory).memory
+
+    # Memory 0 owns sequences 0 and 1, memory 1 owns 2 and 3; each micro-batch has one of each.
+    first = written(state.params, batch["tokens"][np.array([0, 2]), :-1], state.memory)
+    second = written(state.params, batch["tokens"][np.array([1, 3]), :-1], first)
+    new, _ = take_step(memory, batch, micro_batches=2)
+    assert_trees_close(new.memory, second, rtol=1e-4, atol=1e-6)
+    changes = jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), new.memory, state.memory)
+    assert max(jax.tree.leaves(changes)) > 0
+
+
+def test_labels_of_weight_zero_do_not_count(per_sequence):
+    batch = sample_batch()
+    batch["loss_weight"] = np.zeros_like(batch["loss_weight"])
+    state, metrics = take_step(MemoryConfig(groups=4, lifetime="batch"), batch)
+    assert metrics["loss"] == 0
+    assert metrics["grad_norm"] == 0
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        state.params,
+        start(MemoryConfig(groups=4, lifetime="batch")).params,
+    )
+
+
+def test_a_step_that_is_not_finite_leaves_the_parameters():
+    memory, batch = MemoryConfig(groups=4, lifetime="batch"), sample_batch()
+    batch["loss_weight"][1, 3] = np.nan
+    state, metrics = take_step(memory, batch)
+    assert np.isnan(metrics["loss"])
+    jax.tree.map(np.testing.assert_array_equal, state.params, start(memory).params)
+    assert int(state.step) == 1
+
+
+def test_split_keeps_each_memorys_sequences():
+    batch = {"tokens": np.arange(12)[:, None]}
+    carried = split_batch(batch, micro_batches=2, memory=MemoryConfig(groups=3, lifetime="carried"))
+    np.testing.assert_array_equal(
+        carried["tokens"][..., 0], [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
+    )
+    fresh = split_batch(batch, micro_batches=2, memory=MemoryConfig(groups=6, lifetime="batch"))
+    np.testing.assert_array_equal(fresh["tokens"][..., 0], np.arange(12).reshape(2, 6))
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "micro_batches", "groups", "lifetime", "named"),
+    [
+        (8, 3, 1, "carried", "micro_batches=3"),
+        (8, 2, 8, "carried", "groups=8"),
+        (8, 1, 3, "batch", "groups=3"),
+        (8, 2, 1, "batch", "groups=1"),
+    ],
+)
+def test_batches_that_do_not_split_are_refused(batch_size, micro_batches, groups, lifetime, named):
+    with pytest.raises(ValueError, match=named):
+        check_split(
+            batch_size,
+            micro_batches=micro_batches,
+            memory=MemoryConfig(groups=groups, lifetime=lifetime),
+        )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
 Record = Mapping[str, Any]
@@ -15,6 +16,8 @@ Record = Mapping[str, Any]
 # Blue and orange that colour-blind readers tell apart (Okabe and Ito 2008), and greys.
 _ON, _OFF, _GREY, _TEXT = "#0072B2", "#D55E00", "#8A8A8A", "#333333"
 _DEPTH_BINS = 10
+_TIMES = "\N{MULTIPLICATION SIGN}"
+_FEWEST_ANSWERS = 20  # Ranges with fewer would show chance, not the model; the table has them.
 
 
 def plot_recall(record: Record, directory: Path) -> list[Path]:
@@ -32,24 +35,22 @@ def plot_recall(record: Record, directory: Path) -> list[Path]:
                 color=_GREY, fontsize=8.5,
             )  # fmt: skip
     axes.axhline(results["chance"], color=_GREY, lw=1, ls=(0, (4, 3)))
-    axes.text(edge, results["chance"] + 0.015, f"chance {results['chance']:.3f}", color=_GREY,
-              ha="right", va="bottom", fontsize=8.5)  # fmt: skip
-    for name, label, color, place in (
-        ("writing", "memory writing", _ON, -1),
-        ("frozen", "writing disabled", _OFF, 1),
+    axes.text(edge / 100, results["chance"] + 0.01, f"chance {results['chance']:.3f}",
+              color=_GREY, va="bottom", fontsize=8.5)  # fmt: skip
+    for name, label, color in (
+        ("writing", "memory writing", _ON),
+        ("frozen", "writing disabled", _OFF),
     ):
-        bins = results[name]["by_distance"]
+        bins = [b for b in results[name]["by_distance"] if b["answers"] >= _FEWEST_ANSWERS]
         at = [(b["above"] + 1 + b["up_to"]) / 2 for b in bins]
         share = np.array([b["accuracy"] for b in bins])
-        bounds = np.array([b["interval"] for b in bins])
+        bounds = np.array([b["interval"] for b in bins]).reshape(-1, 2)
         axes.fill_between(at, bounds[:, 0], bounds[:, 1], color=color, alpha=0.18, lw=0)
-        axes.plot(at, share, color=color, marker="o", ms=4.5, lw=1.8, clip_on=False)
         total = results[name]["all"]["accuracy"]
-        axes.annotate(
-            f"{label}: {total:.3f}", (at[0], share[0]), xytext=(0, 16 * place),
-            textcoords="offset points", color=color, weight="bold", ha="left", va="center",
-        )  # fmt: skip
-    axes.set(xlim=(0, edge), ylim=(0, 1.02))
+        axes.plot(at, share, color=color, marker="o", ms=4.5, lw=1.8, clip_on=False,
+                  label=f"{label}: {total:.3f}")  # fmt: skip
+    _legend(axes)
+    axes.set(xlim=(0, edge), ylim=(-0.01, 1.02))
     axes.set_xlabel("distance from the stated fact to the answer (tokens)")
     axes.set_ylabel("answers right (share)")
     answers = results["writing"]["all"]["answers"]
@@ -71,11 +72,12 @@ def plot_perplexity(record: Record, directory: Path) -> list[Path]:
         color, label = (_ON, "writing") if name == "writing" else (_OFF, "frozen memory")
         at, mean = _mean_curve(curves, name)
         axes[0].plot(at, mean, color=color, lw=1.8, label=label)
-    axes[0].legend(frameon=False, labelcolor="linecolor", handlelength=1.2)
+    _legend(axes[0])
     axes[0].set_xlabel("position in the document (tokens)")
     axes[0].set_ylabel("loss so far (nats per token)")
     counted = f"mean of {len(curves)} document" + ("s" if len(curves) > 1 else "")
     _style(axes[0])
+    _thousands(axes[0].xaxis)
     _title(axes[0], "Loss from the document's start", counted)
     if both:
         for curve in curves:
@@ -89,6 +91,7 @@ def plot_perplexity(record: Record, directory: Path) -> list[Path]:
         axes[1].set_xlabel("position in the document (tokens)")
         axes[1].set_ylabel("writing minus frozen (nats per token)")
         _style(axes[1])
+        _thousands(axes[1].xaxis)
         _title(axes[1], "What writing changes", "documents thin, their mean thick; below 0 helps")
     return [_save(figure, directory / "ppl.png")]
 
@@ -122,13 +125,10 @@ def _bars(axes: Axes, runs: list[Record], lengths: list[int]) -> None:
     axes.set(ylim=(0, 1))
     axes.set_xlabel("haystack (words)")
     axes.set_ylabel("exact match (share)")
-    axes.legend(
-        title="readings", frameon=False, ncols=len(readings), loc="upper right",
-        columnspacing=1, handlelength=1, handletextpad=0.4,
-    )  # fmt: skip
+    _legend(axes, ncols=5, handlelength=0.9, columnspacing=0.9, title="readings")
     _style(axes)
     samples = max(run["exact"]["answers"] for run in runs)
-    _title(axes, "Needles told", f"{samples} samples, 95 % intervals")
+    _title(axes, "Exact match", f"{samples} samples, 95 % intervals")
 
 
 def _depths(figure: Figure, axes: Axes, runs: list[Record]) -> None:
@@ -142,13 +142,20 @@ def _depths(figure: Figure, axes: Axes, runs: list[Record]) -> None:
         if not np.isnan(share):
             axes.text(column, row, f"{share:.2f}", ha="center", va="center", fontsize=7.5,
                       color="white" if share > 0.6 else _TEXT)  # fmt: skip
-    axes.set_yticks(range(len(runs)), [f"{run['words']:,} · {run['readings']}" for run in runs])
+    axes.set_yticks(
+        range(len(runs)), [f"{run['words']:,} {_TIMES} {run['readings']}" for run in runs]
+    )
     axes.set_xticks(np.arange(_DEPTH_BINS + 1) - 0.5, [str(10 * n) for n in range(11)])
     axes.set_xlabel("depth of the needle (% of the haystack)")
-    axes.set_ylabel("words · readings")
+    axes.set_ylabel(f"haystack words {_TIMES} readings")
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, labelsize=8.5, colors=_TEXT)
-    _title(axes, "Exact match by depth", "grey: no sample")
+    lengths = [run["words"] for run in runs]
+    for row in range(1, len(runs)):
+        if lengths[row] != lengths[row - 1]:
+            axes.axhline(row - 0.5, color="white", lw=4)
+    gaps = "grey: no sample" if np.isnan(table).any() else "share of each tenth"
+    _title(axes, "Exact match by depth", gaps)
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02)
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     bar.ax.tick_params(length=0, labelsize=8.5, colors=_TEXT)
@@ -180,6 +187,21 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     axes = figure.subplots()
     _style(axes)
     return figure, axes
+
+
+def _legend(axes: Axes, **options: Any) -> None:
+    """A legend above the axes on the right, where no curve can run through it."""
+    legend = axes.legend(
+        loc="lower right", bbox_to_anchor=(1.01, 0.99), borderaxespad=0, frameon=False,
+        fontsize=9, title_fontsize=9,
+        **({"ncols": 2, "handlelength": 1.2, "columnspacing": 1.2} | options),
+    )  # fmt: skip
+    for entry, handle in zip(legend.get_texts(), legend.get_lines(), strict=False):  # Not bars.
+        entry.set(color=handle.get_color(), weight="bold")
+
+
+def _thousands(axis: Axis) -> None:
+    axis.set_major_formatter(lambda value, _: f"{value / 1000:g}K" if value else "0")
 
 
 def _style(axes: Axes) -> None:

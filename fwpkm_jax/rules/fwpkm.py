@@ -135,7 +135,9 @@ class FwPKM(AbstractChunkRule):
         errors = chunk.write_weight[:, None] * (output - chunk.target)
         if chunk.factor is not None:
             errors = chunk.factor[:, None] * errors
-        step_size = self.num_heads * self.top_k if self.value_step is None else self.value_step
+        step_size = self.value_step
+        if step_size is None:
+            step_size = float(self.num_heads * self.top_k)
         values = slot_write(
             memory.values,
             access.slot_ids,

@@ -261,7 +261,7 @@ def read_checkpoint(directory: str | Path, step: int, abstract: TrainState) -> R
         if position["step"] != step:
             raise ValueError(f"it holds step {position['step']}")
     except Exception as error:  # Whatever a broken file makes the readers raise.
-        raise DamagedCheckpointError(f"{path}: {type(error).__name__}: {error}") from error
+        raise DamagedCheckpointError(f"{path}: {_brief(error)}") from error
     for name, tree in arrays.items():
         actual = checksums(tree)
         wrong = [leaf for leaf in actual if actual[leaf] != expected[name].get(leaf)]
@@ -318,5 +318,11 @@ def read_metrics(directory: str | Path, step: int) -> dict[str, float]:
             )
         return read["position"]["metrics"]
     except Exception as error:  # As in `read_checkpoint`.
-        logger.warning("Skipping a damaged checkpoint: %s: %s", path, error)
+        logger.warning("Skipping a damaged checkpoint: %s: %s", path, _brief(error))
         return {}
+
+
+def _brief(error: Exception) -> str:
+    """An error in one line; the storage layer's go on for pages."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 300 else text[:300] + " ..."

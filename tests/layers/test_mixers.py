@@ -1,5 +1,7 @@
 """What every token mixer owes its callers, whatever it computes."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,11 @@ MIXERS = {
     "window": (Attention, AttentionConfig(**ATTENTION, window=3)),
     "gdn": (GatedDeltaNet, GatedDeltaNetConfig(**GDN, chunk_size=4)),
 }
-few = settings(max_examples=5, deadline=None, derandomize=True)
+# Piece lengths below, at and beyond what the convolution, the window and a chunk see. They are
+# few, so that each compiles once for all examples.
+PIECES = (1, 2, 3, 7)
+LENGTH = 16
+several = settings(max_examples=15, deadline=None, derandomize=True)
 
 
 def make(name, dtype=None):
@@ -28,76 +34,84 @@ def make(name, dtype=None):
     return mixer(config, MODEL_DIM, norm_eps=1e-5, init_std=0.5, dtype=dtype, rngs=nnx.Rngs(0))
 
 
+@functools.cache
+def compiled(name):
+    """The mixer, and its call compiled once for every piece length."""
+    mixer = make(name)
+    return mixer, jax.jit(lambda x, mask, cache: mixer(x, mask=mask, cache=cache))
+
+
 def sample(length, seed=0, batch=2, dtype=np.float64):
     return jnp.asarray(np.random.default_rng(seed).normal(size=(batch, length, MODEL_DIM)), dtype)
 
 
-def in_pieces(mixer, x, lengths, mask=None):
+def in_pieces(name, x, lengths, mask=None):
     """Outputs joined, and the last cache, of a stream cut into pieces of these lengths."""
-    cache, outputs, start = mixer.init_cache(len(x), max_length=32, dtype=x.dtype), [], 0
+    mixer, call = compiled(name)
+    cache, outputs, start = mixer.init_cache(len(x), max_length=LENGTH, dtype=x.dtype), [], 0
     for length in lengths:
         piece = slice(start, start + length)
-        piece_mask = None if mask is None else mask[:, piece]
-        output, cache = mixer(x[:, piece], mask=piece_mask, cache=cache)
+        output, cache = call(x[:, piece], None if mask is None else mask[:, piece], cache)
         outputs.append(output)
         start += length
-    return jnp.concatenate(outputs, axis=1), cache
+    return np.concatenate(outputs, axis=1), cache
+
+
+def assert_close(actual, expected):
+    chex.assert_trees_all_close(actual, expected, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", MIXERS)
-@few
-@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4), seed=st.integers(0, 99))
+@several
+@given(
+    lengths=st.lists(st.sampled_from(PIECES), min_size=1, max_size=6).filter(
+        lambda lengths: sum(lengths) <= LENGTH
+    ),
+    seed=st.integers(0, 99),
+)
 def test_a_stream_cut_anywhere_equals_the_whole(name, lengths, seed):
     with jax.enable_x64(True):
-        mixer, x = make(name), sample(sum(lengths), seed)
-
-        @jax.jit
-        def run(x):
-            return mixer(x)[0], in_pieces(mixer, x, lengths), in_pieces(mixer, x, [x.shape[1]])
-
-        whole, (pieces, cache), (at_once, same_cache) = run(x)
-        assert mixer(x[:, :1])[1] is None
-        chex.assert_trees_all_close([pieces, at_once], [whole, whole], rtol=1e-9, atol=1e-11)
-        chex.assert_trees_all_close(cache, same_cache, rtol=1e-9, atol=1e-11)
+        x, streamed = sample(LENGTH, seed), sum(lengths)
+        whole, no_cache = compiled(name)[1](x, None, None)
+        assert no_cache is None
+        pieces, cache = in_pieces(name, x, lengths)
+        assert_close(pieces, np.asarray(whole)[:, :streamed])
+        assert_close(cache, in_pieces(name, x, [1] * streamed)[1])
 
 
 @pytest.mark.parametrize("name", MIXERS)
-@few
-@given(data=st.data(), seed=st.integers(0, 99))
-def test_padding_anywhere_changes_no_token_and_no_cache(name, data, seed):
-    """Each sequence of the batch, padded differently, gives what it gives alone and unpadded."""
-    mask = np.array(
-        data.draw(st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=2, max_size=2))
-    )
-    mask[:, data.draw(st.integers(0, 8))] = True  # At least one real token each.
-    cut = data.draw(st.integers(1, 8))
+@several
+@given(
+    mask=st.lists(st.booleans(), min_size=2 * 9, max_size=2 * 9),
+    lengths=st.sampled_from([(9,), (2, 7), (7, 1, 1)]),
+    mask_dtype=st.sampled_from([bool, np.float64]),
+    seed=st.integers(0, 99),
+)
+def test_padding_anywhere_changes_no_token_and_no_cache(name, mask, lengths, mask_dtype, seed):
+    """Each sequence, padded in its own way, gives what its tokens give alone and unpadded."""
+    mask = np.array(mask).reshape(2, 9)
     with jax.enable_x64(True):
-        mixer, x = make(name), sample(9, seed)
-        given_mask = jnp.asarray(mask, data.draw(st.sampled_from([bool, np.float64])))
-
-        @jax.jit
-        def run(x, mask):
-            # Values at padding must not matter either.
-            x = jnp.where(mask[:, :, None] != 0, x, 1e3)
-            return mixer(x, mask=mask)[0], in_pieces(mixer, x, [cut, 9 - cut], mask)
-
-        whole, (pieces, cache) = run(x, given_mask)
-        assert np.all(np.isfinite(whole))
-        np.testing.assert_allclose(pieces, whole, rtol=1e-9, atol=1e-11)
-        np.testing.assert_array_equal(np.asarray(whole)[~mask], 0)
+        # Values at padding must not matter either.
+        x = jnp.where(mask[:, :, None], sample(9, seed), 1e3)
+        given_mask = jnp.asarray(mask, mask_dtype)
+        whole = np.asarray(compiled(name)[1](x, given_mask, None)[0])
+        np.testing.assert_array_equal(whole[~mask], 0)
+        pieces, cache = in_pieces(name, x, lengths, given_mask)
+        assert_close(pieces, whole)
         for row in range(2):
-            alone = x[row : row + 1, np.flatnonzero(mask[row])]
-            expected, last = in_pieces(mixer, alone, [alone.shape[1]])
-            np.testing.assert_allclose(whole[row, mask[row]], expected[0], rtol=1e-9, atol=1e-11)
-            own = jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], cache)
-            chex.assert_trees_all_close(own, last, rtol=1e-9, atol=1e-11)
+            if np.any(mask[row]):
+                alone = x[row : row + 1, np.flatnonzero(mask[row])]
+                expected, last = in_pieces(name, alone, [1] * alone.shape[1])
+                assert_close(whole[row, mask[row]], expected[0])
+                own = jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], cache)
+                assert_close(own, last)
 
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_a_sequence_of_padding_alone_gives_zeros_and_keeps_the_cache(name):
-    mixer, x = make(name), sample(4, dtype=np.float32)
-    _, cache = mixer(x, cache=mixer.init_cache(2, max_length=8, dtype=x.dtype))
-    output, same = mixer(x, mask=jnp.zeros((2, 4)), cache=cache)
+    x = sample(3, dtype=np.float32)
+    _, cache = in_pieces(name, x, [3])
+    output, same = compiled(name)[1](x, jnp.zeros((2, 3)), cache)
     np.testing.assert_array_equal(output, 0)
     chex.assert_trees_all_equal(same, cache)
 
@@ -105,10 +119,8 @@ def test_a_sequence_of_padding_alone_gives_zeros_and_keeps_the_cache(name):
 @pytest.mark.parametrize("name", MIXERS)
 def test_later_tokens_do_not_reach_earlier_outputs(name):
     with jax.enable_x64(True):
-        mixer, x = make(name), sample(11)
-        changed = x.at[:, 7:].add(1)
-        run = jax.jit(lambda x: mixer(x)[0])
-        before, after = run(x), run(changed)
+        x, call = sample(LENGTH), compiled(name)[1]
+        before, after = (call(x, None, None)[0] for x in (x, x.at[:, 7:].add(1)))
         np.testing.assert_allclose(before[:, :7], after[:, :7], rtol=1e-12)
         assert np.min(np.max(np.abs(before - after), axis=(0, 2))[7:]) > 1e-4
 
@@ -116,15 +128,15 @@ def test_later_tokens_do_not_reach_earlier_outputs(name):
 @pytest.mark.parametrize("name", MIXERS)
 def test_sequences_of_a_batch_are_independent(name):
     with jax.enable_x64(True):
-        mixer, x = make(name), sample(8, batch=3)
-        alone = mixer(x[1:2])[0]
-        np.testing.assert_allclose(mixer(x)[0][1:2], alone, rtol=1e-11, atol=1e-13)
+        x, call = sample(LENGTH), compiled(name)[1]
+        together, alone = call(x, None, None)[0], call(x[1:], None, None)[0]
+        np.testing.assert_allclose(together[1:], alone, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_jit_equals_eager(name):
-    mixer, x = make(name), sample(8, dtype=np.float32)
-    eager, jitted = mixer(x)[0], jax.jit(lambda x: mixer(x)[0])(x)
+    x, (mixer, call) = sample(7, dtype=np.float32), compiled(name)
+    eager, jitted = mixer(x)[0], call(x, None, None)[0]
     np.testing.assert_allclose(eager, jitted, rtol=1e-5, atol=1e-6)
 
 
@@ -154,6 +166,6 @@ def test_bfloat16_activations_have_finite_gradients(name):
 def test_bfloat16_stream_keeps_its_dtypes(name):
     mixer, x = make(name, jnp.bfloat16), sample(3, dtype=jnp.bfloat16)
     cache = mixer.init_cache(2, max_length=8, dtype=jnp.bfloat16)
-    output, after = mixer(x, cache=cache)
+    output, after = jax.jit(lambda x, cache: mixer(x, cache=cache))(x, cache)
     assert output.dtype == jnp.bfloat16
     chex.assert_trees_all_equal_shapes_and_dtypes(after, cache)

@@ -71,7 +71,7 @@ def test_bfloat16_angles_are_taken_in_float32():
 
 def test_yarn_with_factor_one_changes_nothing():
     plain = rotary_frequencies(16, theta=10_000.0)
-    stretched = rotary_frequencies(16, theta=10_000.0, yarn=YarnConfig(factor=1))
+    stretched = rotary_frequencies(16, theta=10_000.0, yarn=YarnConfig(factor=1.0))
     np.testing.assert_allclose(stretched.frequencies, plain.frequencies, rtol=1e-15)
     assert stretched.scale == plain.scale == 1
 
@@ -80,7 +80,7 @@ def test_yarn_with_factor_one_changes_nothing():
 def test_yarn_ramp_has_the_published_bounds(original_length, start, end):
     """Indices 1 to 5 for the reference's original context of 1024, 2 to 6 for 4096."""
     plain = rotary_frequencies(16, theta=10_000.0)
-    yarn = YarnConfig(factor=8, original_length=original_length)
+    yarn = YarnConfig(factor=8.0, original_length=original_length)
     stretched = rotary_frequencies(16, theta=10_000.0, yarn=yarn)
     # 0: untouched, 1: divided by the factor.
     share = (1 - stretched.frequencies / plain.frequencies) / (1 - 1 / 8)
@@ -90,7 +90,7 @@ def test_yarn_ramp_has_the_published_bounds(original_length, start, end):
 
 
 def test_yarn_scales_what_turns_and_nothing_else():
-    rotary = rotary_frequencies(4, theta=10_000.0, yarn=YarnConfig(factor=4))
+    rotary = rotary_frequencies(4, theta=10_000.0, yarn=YarnConfig(factor=4.0))
     x = jnp.asarray(sample(0, 1, 3, 2, 6), jnp.float32)
     turned = apply_rotary(x, jnp.asarray([[0, 5, 9]]), rotary=rotary)
     lengths = [np.linalg.norm(np.asarray(y)[..., :4], axis=-1) for y in (turned, x)]
@@ -102,8 +102,8 @@ def test_yarn_scales_what_turns_and_nothing_else():
     ("options", "message"),
     [
         ({"factor": 0.5}, "factor=0.5"),
-        ({"factor": 2, "original_length": 0}, "original_length=0"),
-        ({"factor": 2, "beta_fast": 1.0}, "beta_slow=1.0"),
+        ({"factor": 2.0, "original_length": 0}, "original_length=0"),
+        ({"factor": 2.0, "beta_fast": 1.0}, "beta_slow=1.0"),
     ],
 )
 def test_impossible_yarn_settings_are_refused(options, message):

@@ -61,10 +61,11 @@ def test_gated_delta_net_matches_the_reference(golden_path, dtype):
 
     @jax.jit
     def evaluate(hidden, weights, cotangent):
-        # The output projection as the identity shows what goes into it.
-        joined = config["linear_num_value_heads"] * config["linear_value_head_dim"]
-        unprojected = weights | {"out_proj.weight": jnp.eye(joined, dtype=dtype)}
-        results = {"raw_output": whole(hidden, unprojected)}
+        # Output projections that pick what goes into them show it, `hidden_size` at a time.
+        model, joined = weights["out_proj.weight"].shape
+        picks = [jnp.eye(model, joined, k=first, dtype=dtype) for first in range(0, joined, model)]
+        parts = [whole(hidden, weights | {"out_proj.weight": pick}) for pick in picks]
+        results = {"raw_output": jnp.concatenate(parts, axis=-1)[..., :joined]}
         results["output"], pullback = jax.vjp(whole, hidden, weights)
         if cotangent is not None:
             results["d_hidden"], d_weights = pullback(cotangent)

@@ -36,7 +36,7 @@ def get_config() -> Experiment:
         data=data,
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=50, weight_decay=0.01),
         training=TrainingConfig(
-            steps=800,
+            steps=600,
             batch_size=batch_size,
             memory=MemoryConfig(groups=batch_size, lifetime="batch"),
             log_every=50,

@@ -33,9 +33,7 @@ class PKMConfig:
 
     def __post_init__(self):
         if self.key_dim < 2 or self.key_dim % 2:
-            raise ValueError(
-                f"key_dim={self.key_dim} must be even (two codebooks)."
-            )
+            raise ValueError(f"key_dim={self.key_dim} must be even (two codebooks).")
         if not 1 <= self.top_k <= self.num_subkeys:
             raise ValueError(
                 f"top_k={self.top_k} must lie between 1 and num_subkeys={self.num_subkeys}."
@@ -97,7 +95,7 @@ class PKM(nnx.Module):
         query = self.query_proj(x).astype(memory_dtype)
         if self.query_scale is not None:
             mean_square = jnp.mean(query**2, axis=-1, keepdims=True)
-            query = query * jax.lax.rsqrt(mean_square + 1e-6) * self.query_scale[...]
+            query = query * jax.lax.rsqrt(mean_square + 1e-6) * self.query_scale[...][None, None]
         query = query.reshape(batch * length, config.num_heads, config.key_dim)
         address = product_top_k(query, self.keys[...], top_k=config.top_k, score="dot")
         weights = slot_weights(address.slot_scores, normalization="head")

@@ -1,0 +1,144 @@
+"""Time and memory of one FwPKM layer against the number of its slots, at the paper's widths.
+
+    python benchmarks/layer.py --out benchmarks/results/layer_cpu.json
+
+Every size runs in a process of its own, so that its peak memory is its own; the device's copy
+bandwidth and matmul rate are measured in the same run.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import tyro
+from flax import nnx
+from machine import environment, median_seconds
+
+from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightConfig
+from fwpkm_jax.rules import FwPKM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Times an FwPKM layer, forward and forward + backward, for several numbers of slots."""
+
+    subkeys: tuple[int, ...] = (64, 128, 256, 512, 1024)
+    """Sub-keys per codebook; each size has this many squared slots."""
+    model_dim: int = 768
+    """Width of the residual stream."""
+    dim: int = 512
+    """Width of keys and values."""
+    chunk_size: int = 512
+    """Tokens between two writes."""
+    length: int = 4096
+    """Tokens of the forward pass."""
+    backward_length: int = 2048
+    """Tokens of the forward + backward pass."""
+    batch: int = 1
+    """Sequences, which share one memory."""
+    repeats: int = 5
+    """Timed calls; the median is reported."""
+    passes: tuple[Literal["forward", "train"], ...] = ("forward", "train")
+    """Forward alone, or forward + backward to the layer's parameters and input."""
+    out: Path | None = None
+    """File for the JSON; None: print it."""
+
+
+def measure(options: Options, subkeys: int, which: str) -> dict[str, Any]:
+    """One size and pass in this process."""
+    rule = FwPKM(num_subkeys=subkeys, key_dim=options.dim, value_dim=options.dim)
+    config = FastWeightConfig(rule=rule, chunk_size=options.chunk_size)
+    rngs = nnx.Rngs(0)
+    layer = FastWeight(config, options.model_dim, norm_eps=1e-5, init_std=0.02, rngs=rngs)
+    graphdef, params = nnx.split(layer)
+    memory = jax.jit(layer.init_memory)(jax.random.key(0))
+    jax.block_until_ready(memory)
+    length = options.length if which == "forward" else options.backward_length
+    shape = (options.batch, length, options.model_dim)
+    x = jax.random.normal(jax.random.key(1), shape)
+    table = f"f32[{rule.num_slots},{rule.value_dim}]"
+
+    def forward(params, memory, x):
+        y, memory, _ = nnx.merge(graphdef, params)(x, memory)
+        return y, memory
+
+    def train(params, memory, x):
+        def loss(params, x):
+            y, written = forward(params, memory, x)
+            return jnp.sum(y**2), written
+
+        gradients, written = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, x)
+        return gradients, written
+
+    # The memory is donated, as in training: what comes in is not needed after the step.
+    step = jax.jit({"forward": forward, "train": train}[which], donate_argnums=1)
+    compiled = step.lower(params, memory, x).compile()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    state = {"memory": memory}
+    del memory
+
+    def call():
+        out, state["memory"] = compiled(params, state["memory"], x)
+        return out, state["memory"]
+
+    seconds, spread = median_seconds(call, repeats=options.repeats)
+    tokens = options.batch * length
+    return {
+        "subkeys": subkeys,
+        "slots": rule.num_slots,
+        "pass": which,
+        "tokens": tokens,
+        "ms_per_token": 1e3 * seconds / tokens,
+        "ms_per_token_spread": 1e3 * spread / tokens,
+        "table_megabytes": rule.num_slots * rule.value_dim * 4 / 1e6,
+        "peak_megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
+        "before_first_call_megabytes": before * 1024 / 1e6,
+        "temporary_megabytes": compiled.memory_analysis().temp_size_in_bytes / 1e6,
+        "table_copies": table_copies(compiled.as_text(), table),
+    }
+
+
+def table_copies(text: str, table: str) -> int:
+    """Copies of a table-shaped buffer in compiled code."""
+    return sum(
+        f"= {table}" in line and (" copy(" in line or " copy-start(" in line)
+        for line in text.splitlines()
+    )
+
+
+def main(options: Options) -> None:
+    rows = []
+    for which in options.passes:
+        for subkeys in options.subkeys:
+            task = replace(options, subkeys=(subkeys,), passes=(which,), out=None)
+            arguments = json.dumps(asdict(task), default=str)
+            run = subprocess.run(
+                [sys.executable, __file__, "--worker", arguments],
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
+            rows.append(json.loads(run.stdout.splitlines()[-1]))
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    result = {"environment": environment(), "options": asdict(options), "rows": rows}
+    text = json.dumps(result, indent=1, default=str)
+    if options.out is None:
+        print(text)
+    else:
+        options.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        fields = json.loads(sys.argv[2])
+        fields |= {"subkeys": tuple(fields["subkeys"]), "passes": tuple(fields["passes"])}
+        worker = Options(**fields | {"out": None})
+        print(json.dumps(measure(worker, worker.subkeys[0], worker.passes[0])))
+    else:
+        main(tyro.cli(Options))

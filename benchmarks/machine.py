@@ -1,0 +1,61 @@
+"""What a benchmark states about where it ran: versions, device, and the device's own limits."""
+
+import datetime
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def median_seconds(function: Callable[[], Any], *, repeats: int) -> tuple[float, float]:
+    """Median and spread (slowest minus fastest) of the time of a call, after one warm-up call."""
+    jax.block_until_ready(function())
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(function())
+        times.append(time.perf_counter() - start)
+    return statistics.median(times), max(times) - min(times)
+
+
+def copy_bandwidth(num_bytes: int = 2**28) -> float:
+    """Bytes per second read and written by a large elementwise copy."""
+    x = jnp.zeros((num_bytes // 4,), jnp.float32)
+    seconds, _ = median_seconds(lambda f=jax.jit(lambda x: x + 1.0): f(x), repeats=5)
+    return 2 * num_bytes / seconds
+
+
+def matmul_rate(size: int = 2048) -> float:
+    """Floating-point operations per second of a square float32 product."""
+    x = jnp.ones((size, size), jnp.float32)
+    product = jax.jit(lambda x: jnp.matmul(x, x, precision=jax.lax.Precision.HIGHEST))
+    seconds, _ = median_seconds(lambda: product(x), repeats=5)
+    return 2 * size**3 / seconds
+
+
+def environment() -> dict[str, Any]:
+    """Device, versions, commit, date, and the measured limits of the device."""
+    device = jax.devices()[0]
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return {
+        "date": datetime.date.today().isoformat(),
+        "commit": commit.stdout.strip() or None,
+        "device": device.device_kind,
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "copy_gigabytes_per_second": copy_bandwidth() / 1e9,
+        "matmul_gigaflops": matmul_rate() / 1e9,
+    }

@@ -1,0 +1,53 @@
+"""Public-domain books, byte by byte: a small GDN + sliding-window model with FwPKM, on a CPU.
+
+    python train.py configs/books_tiny.py && python eval.py runs/books_tiny
+
+Expects `../shared/data/books/{train,valid}.jsonl` beside the checkout; any other text serves through
+`--data.train_paths PATH --data.valid_paths PATH`.
+"""
+
+from fwpkm_jax.config import Experiment
+from fwpkm_jax.data import TextData, vocab_size
+from fwpkm_jax.layers.attention import AttentionConfig
+from fwpkm_jax.layers.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.models.language_model import ModelConfig
+from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.training.loop import TrainingConfig
+from fwpkm_jax.training.optimizer import OptimizerConfig
+from fwpkm_jax.training.state import MemoryConfig
+
+
+def get_config() -> Experiment:
+    data = TextData(
+        train_paths=("../shared/data/books/train.jsonl",),
+        valid_paths=("../shared/data/books/valid.jsonl",),
+        length=512,
+    )
+    return Experiment(
+        model=ModelConfig(
+            vocab_size=vocab_size(data),
+            model_dim=128,
+            mixers=("gdn", "gdn", "gdn", "swa"),
+            window=64,
+            mlp_dim=256,
+            attention=AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=32),
+            gdn=GatedDeltaNetConfig(
+                num_key_heads=4, num_value_heads=4, key_head_dim=32, value_head_dim=32
+            ),
+            memory_layers=(2,),
+            fast_weight=FastWeightConfig(
+                rule=FwPKM(num_subkeys=128, key_dim=128, value_dim=128), chunk_size=128
+            ),
+            activation_dtype="float32",
+        ),
+        data=data,
+        optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=50),
+        training=TrainingConfig(
+            steps=800,
+            batch_size=8,
+            memory=MemoryConfig(groups=1, lifetime="carried"),
+            log_every=20,
+        ),
+        run_dir="runs/books_tiny",
+    )

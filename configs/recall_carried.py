@@ -1,0 +1,36 @@
+"""The paper's regime on the recall task: one memory for the whole batch, carried from step to step.
+
+    python train.py configs/recall_carried.py && python eval.py runs/recall_carried
+"""
+
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+from fwpkm_jax.config import Experiment
+from fwpkm_jax.training.state import MemoryConfig
+
+# Many possible keys, so that facts of different sequences and steps rarely meet in the one memory.
+NUM_KEYS = 4096
+
+
+def get_config() -> Experiment:
+    parent: Experiment = runpy.run_path(str(Path(__file__).with_name("recall.py")))["get_config"]()
+    data = replace(parent.data, num_keys=NUM_KEYS)
+    rule = replace(parent.model.fast_weight.rule, num_subkeys=128)
+    return replace(
+        parent,
+        data=data,
+        model=replace(
+            parent.model,
+            vocab_size=data.vocab_size,
+            fast_weight=replace(parent.model.fast_weight, rule=rule),
+        ),
+        training=replace(
+            parent.training,
+            steps=3000,
+            batch_size=8,
+            memory=MemoryConfig(groups=1, lifetime="carried"),
+        ),
+        run_dir="runs/recall_carried",
+    )

@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from fwpkm_jax.evaluation.segments import cut_into_pieces, piece_sizes
+from fwpkm_jax.evaluation.stream_calls import flush, reset_caches
 from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
 
 
@@ -46,11 +47,8 @@ class HaystackReader:
         """
         self._writes = write
         self._sizes = piece_sizes(piece_length)
-        graphdef, self._params = nnx.split(model)
-        options = {"chunk_size": capacity, "write": write, "vocab_size": vocab_size}
-        self._read = jax.jit(partial(_read, graphdef, **options), donate_argnames="stream")
-        self._restart = jax.jit(partial(_restart, graphdef))
-        self._flush = jax.jit(partial(_flush, graphdef), donate_argnames="stream")
+        self._graphdef, self._params = nnx.split(model)
+        self._options = {"chunk_size": capacity, "write": write, "vocab_size": vocab_size}
         self._start = partial(
             model.init_stream, batch=1, max_length=max_length, max_chunk_size=capacity
         )
@@ -64,20 +62,22 @@ class HaystackReader:
 
     def restart(self) -> None:
         """Empties attention and GDN caches; memory and waiting tokens stay."""
-        self._stream = self._restart(self._params, self._stream)
+        self._stream = reset_caches(self._graphdef, self._params, self._stream, pending=False)
 
     def read(self, tokens: np.ndarray) -> None:
         """Reads `[length]` tokens behind those read since `restart`."""
         at = 0
         for size in cut_into_pieces(len(tokens), self._sizes):
             piece = np.asarray(tokens[None, at : at + size], np.int32)
-            self._next, self._stream = self._read(self._params, stream=self._stream, tokens=piece)
+            self._next, self._stream = _read_piece(
+                self._graphdef, self._params, self._stream, piece, **self._options
+            )
             at += size
 
     def write(self) -> None:
         """Writes all waiting pairs as one chunk."""
         if self._writes:
-            self._stream = self._flush(self._params, stream=self._stream)
+            self._stream = flush(self._graphdef, self._params, self._stream)
 
     def next_token(self) -> int:
         """The most likely token behind those read."""
@@ -97,23 +97,21 @@ class HaystackReader:
         return self._stream
 
 
-def _read(
+@partial(
+    jax.jit,
+    static_argnames=("graphdef", "chunk_size", "write", "vocab_size"),
+    donate_argnames="stream",
+)
+def _read_piece(
     graphdef: Any,
     params: Any,
-    *,
     stream: Stream,
     tokens: jax.Array,
+    *,
     chunk_size: int,
     write: bool,
     vocab_size: int,
 ) -> tuple[jax.Array, Stream]:
+    """The most likely token behind `tokens` `[1, length]`, and the stream behind them."""
     out = nnx.merge(graphdef, params).stream(tokens, stream, chunk_size=chunk_size, write=write)
     return jnp.argmax(out.logits[0, -1, :vocab_size]), out.stream
-
-
-def _restart(graphdef: Any, params: Any, stream: Stream) -> Stream:
-    return nnx.merge(graphdef, params).reset_caches(stream, pending=False)
-
-
-def _flush(graphdef: Any, params: Any, *, stream: Stream) -> Stream:
-    return nnx.merge(graphdef, params).flush(stream)

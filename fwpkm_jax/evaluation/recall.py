@@ -98,7 +98,6 @@ def recall_accuracy(
     distances, right = [], {"writing": [], "frozen": []}
     start = _share_out(memory, groups)
     carried = start
-    answer = {name: jax.jit(partial(_answer, graphdef, write=name == "writing")) for name in right}
     length = 0
     for batch in itertools.islice(batches, config.batches):
         tokens, distance = batch["tokens"], batch["answer_distance"]
@@ -111,9 +110,10 @@ def recall_accuracy(
         length = max(length, distance.shape[1])
         distances.append(distance[asked])
         begin = carried if lifetime == "carried" else start
-        correct, written = answer["writing"](params, begin, tokens)
+        correct, written = _answer(graphdef, params, begin, tokens, write=True)
         right["writing"].append(np.asarray(correct)[asked])
-        right["frozen"].append(np.asarray(answer["frozen"](params, start, tokens)[0])[asked])
+        correct, _ = _answer(graphdef, params, start, tokens, write=False)
+        right["frozen"].append(np.asarray(correct)[asked])
         if lifetime == "carried":
             carried = written
     distance = np.concatenate(distances) if distances else np.zeros(0, np.int32)
@@ -140,6 +140,7 @@ def recall_accuracy(
     )
 
 
+@partial(jax.jit, static_argnames=("graphdef", "write"))
 def _answer(
     graphdef: Any, params: Any, memory: Memory, tokens: jax.Array, *, write: bool
 ) -> tuple[jax.Array, Memory]:

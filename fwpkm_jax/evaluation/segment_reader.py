@@ -20,6 +20,7 @@ from fwpkm_jax.evaluation.segments import (
     piece_sizes,
     split_into_segments,
 )
+from fwpkm_jax.evaluation.stream_calls import flush, reset_caches
 from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
 
 
@@ -75,13 +76,7 @@ class SegmentReader:
         self._segment_length = segment_length
         self._segmentation: Segmentation = segmentation
         self._sizes = piece_sizes(segment_length)
-        graphdef, self._params = nnx.split(model)
-        self._read = jax.jit(
-            partial(_read_piece, graphdef, chunk_size=self._chunk_size, write=write),
-            donate_argnames="stream",
-        )
-        self._reset = jax.jit(partial(_reset, graphdef), static_argnames="pending")
-        self._flush = jax.jit(partial(_flush, graphdef))
+        self._graphdef, self._params = nnx.split(model)
         self._start = partial(
             model.init_stream,
             batch=1,
@@ -107,7 +102,7 @@ class SegmentReader:
         for segment in split_into_segments(
             len(tokens), segment_length=self._segment_length, segmentation=self._segmentation
         ):
-            self._stream = self._reset(self._params, self._stream, pending=False)
+            self._stream = reset_caches(self._graphdef, self._params, self._stream, pending=False)
             yield self._read_segment(tokens, segment)
             if self._queue == "segment":
                 # The release writes at the end of a segment what our queue would write with the
@@ -115,9 +110,9 @@ class SegmentReader:
                 writes = pairs_left_by_the_reference(
                     segment.length, chunk_size=self._chunk_size, lookahead=self._lookahead
                 )
-                self._end_queue(flush=writes)
+                self._end_queue(written=writes)
         if self._queue == "document":
-            self._end_queue(flush=True)
+            self._end_queue(written=True)
 
     def _read_segment(self, tokens: np.ndarray, segment: Segment) -> SegmentReading:
         start, end = segment.start, segment.start + segment.length
@@ -132,32 +127,43 @@ class SegmentReader:
         pieces, at = [], 0
         for size in sizes:
             part = slice(at, at + size)
-            self._stream, reading = self._read(
-                self._params, stream=self._stream, tokens=inputs[:, part], labels=labels[:, part]
+            self._stream, reading = _read_piece(
+                self._graphdef,
+                self._params,
+                self._stream,
+                inputs[:, part],
+                labels[:, part],
+                chunk_size=self._chunk_size,
+                write=self._write,
             )
             pieces.append(reading)
             at += size
         return SegmentReading(pieces, segment.length)
 
-    def _end_queue(self, *, flush: bool) -> None:
+    def _end_queue(self, *, written: bool) -> None:
         if not self._write:
             return
-        if flush:
-            self._stream = self._flush(self._params, self._stream)
-        self._stream = self._reset(self._params, self._stream, pending=True)
+        if written:
+            self._stream = flush(self._graphdef, self._params, self._stream)
+        self._stream = reset_caches(self._graphdef, self._params, self._stream, pending=True)
 
     def _new_stream(self) -> Stream:
         # Copied because the stream's buffers are donated and these are needed again.
         return self._start(jax.tree.map(jnp.copy, self._initial_memory))
 
 
+@partial(
+    jax.jit,
+    static_argnames=("graphdef", "chunk_size", "write"),
+    donate_argnames="stream",
+)
 def _read_piece(
     graphdef: Any,
     params: Any,
-    *,
     stream: Stream,
     tokens: jax.Array,
     labels: jax.Array,
+    *,
     chunk_size: int,
     write: bool,
 ) -> tuple[Stream, PieceReading]:
@@ -168,11 +174,3 @@ def _read_piece(
     gates = {layer: facts.gate[0] for layer, facts in out.info.items()}
     slot_ids = {layer: facts.slot_ids[0] for layer, facts in out.info.items()}
     return out.stream, PieceReading(losses[0], gates, slot_ids)
-
-
-def _reset(graphdef: Any, params: Any, stream: Stream, *, pending: bool) -> Stream:
-    return nnx.merge(graphdef, params).reset_caches(stream, pending=pending)
-
-
-def _flush(graphdef: Any, params: Any, stream: Stream) -> Stream:
-    return nnx.merge(graphdef, params).flush(stream)

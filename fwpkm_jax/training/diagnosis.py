@@ -154,4 +154,4 @@ def _bad_gradients(
         output = nnx.merge(graphdef, params)(batch["tokens"][:, :-1], memory)
         return weighted_loss(output.logits, batch["tokens"][:, 1:], batch["loss_weight"])
 
-    return sorted(non_finite_leaves(jax.grad(loss_fn)(params)), key=_natural_order)
+    return sorted(non_finite_leaves(jax.jit(jax.grad(loss_fn))(params)), key=_natural_order)

@@ -325,7 +325,8 @@ class _Run:
         """The metrics of a step, once they are finite; `state` is the newest there is."""
         values = {name: float(x) for name, x in jax.device_get(pending.metrics).items()}
         self.speed.step_done()
-        bad = [name for name, value in values.items() if not math.isfinite(value)]
+        # jit returns metrics in the order of their names; the loss is the one to speak of.
+        bad = [n for n in ("loss", *values) if not math.isfinite(values[n])]
         if bad:
             self._fail(f"{bad[0]} is {values[bad[0]]}", pending, state)
         self.loss = values["loss"]

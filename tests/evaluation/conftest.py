@@ -12,18 +12,20 @@ from fwpkm_jax.rules import FwPKM
 
 
 def tiny_model_config(**changes) -> ModelConfig:
-    """Attention, window attention, GDN and a memory between them, chunks of 8, bytes as tokens."""
+    """Window attention, a memory, GDN; chunks of 8, bytes as tokens."""
     return ModelConfig(
         **{
             "vocab_size": 257,
             "model_dim": 16,
-            "mixers": ("swa", "attention", "gdn"),
+            "mixers": ("swa", "gdn"),
             "window": 4,
             "mlp_dim": 16,
             "attention": AttentionConfig(
                 num_heads=2, num_kv_heads=1, head_dim=8, rotary_fraction=0.5
             ),
-            "gdn": GatedDeltaNetConfig(num_heads=2, key_dim=8, value_dim=8),
+            "gdn": GatedDeltaNetConfig(
+                num_key_heads=1, num_value_heads=2, key_head_dim=4, value_head_dim=4
+            ),
             "memory_layers": (1,),
             "fast_weight": FastWeightConfig(
                 rule=FwPKM(num_subkeys=4, key_dim=8, value_dim=8, top_k=2), chunk_size=8

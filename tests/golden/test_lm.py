@@ -84,7 +84,7 @@ def test_the_decoder_matches_the_release(golden_path, dtype):
 
 def _passes(model, file, weights):
     """All passes, the memory carried from one to the next; gradients of the last."""
-    tokens, rule = file.arrays["tokens"], model.config.fast_weight.rule
+    tokens, rule = jnp.asarray(file.arrays["tokens"]), model.config.fast_weight.rule
     filled = nnx.clone(model)
     memory = fill_language_model(filled, weights)
     records = []

@@ -6,6 +6,7 @@ import json
 import signal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -174,8 +175,9 @@ def test_a_run_opens_for_reading(unbroken):
     state = unbroken.result.state
     for loaded, trained in ((run.params, state.params), (run.memory, state.memory)):
         jax.tree.map(np.testing.assert_array_equal, loaded, trained)
-    tokens = np.zeros((2, 16), np.int32)
-    assert run.model(tokens, run.memory).logits.shape == (2, 16, run.experiment.model.vocab_size)
+    tokens = jnp.zeros((2, 16), jnp.int32)
+    logits = jax.eval_shape(run.model, tokens, run.memory).logits
+    assert logits.shape == (2, 16, run.experiment.model.vocab_size)
     assert load_run(unbroken.directory, "best").step == 20  # The only one validated.
     assert load_run(unbroken.directory, 15).step == 15
     with pytest.raises(FileNotFoundError, match=r"step 5 .*\[10, 15, 20\]"):

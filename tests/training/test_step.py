@@ -72,7 +72,9 @@ def test_step_follows_the_gradient_of_the_slow_weights_alone(per_sequence):
 
     def loss_fn(params):
         model = nnx.merge(model_graph(MODEL), params)
-        logits = model(batch["tokens"][:, :-1], broadcast_memory(state.memory, 4)).logits
+        logits = model(
+            jnp.asarray(batch["tokens"][:, :-1]), broadcast_memory(state.memory, 4)
+        ).logits
         log_probabilities = jax.nn.log_softmax(logits)
         chosen = jnp.take_along_axis(log_probabilities, batch["tokens"][:, 1:, None], axis=-1)
         return -jnp.sum(chosen[..., 0] * batch["loss_weight"]) / np.sum(batch["loss_weight"])

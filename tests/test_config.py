@@ -1,0 +1,267 @@
+"""The command line, the config files and the JSON form of an experiment."""
+
+import ast
+import dataclasses
+import inspect
+import json
+import typing
+from pathlib import Path
+
+import pytest
+
+from fwpkm_jax.config import (
+    Experiment,
+    from_json,
+    load_config,
+    parse_command_line,
+    read_experiment,
+)
+from fwpkm_jax.data import TextData
+from fwpkm_jax.layers.rotary import YarnConfig
+from fwpkm_jax.training.loop import WITHOUT_EFFECT
+from tests.training.tiny_config import get_config
+
+CONFIG = Path(__file__).parent / "training" / "tiny_config.py"
+TEXT = TextData(train_paths=("a.txt", "b"), train_weights=(0.5, 2.0), valid_paths=("c.jsonl",))
+
+
+def parse(*arguments):
+    return parse_command_line([str(CONFIG), *arguments], default="configs/none.py")
+
+
+def override(experiment, path, value):
+    """The experiment with the field at a dotted path replaced."""
+    name, _, rest = path.partition(".")
+    if rest:
+        value = override(getattr(experiment, name), rest, value)
+    return dataclasses.replace(experiment, **{name: value})
+
+
+def reachable(annotation):
+    """Every dataclass that a configuration of this type may hold."""
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        yield annotation
+        for hint in typing.get_type_hints(annotation).values():
+            yield from reachable(hint)
+    for argument in typing.get_args(annotation):
+        yield from reachable(argument)
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "value"),
+    [
+        ("seed", ["7"], 7),
+        ("data.num_facts", ["1"], 1),
+        ("data.num_questions", ["None"], None),
+        ("model.fast_weight.rule.top_k", ["3"], 3),
+        ("model.fast_weight.weight_by_gate", ["False"], False),
+        ("model.mixers", ["gdn", "swa"], ("gdn", "swa")),
+        ("model.pkm_layers", [], ()),
+        ("optimizer.betas", ["0.8", "0.99"], (0.8, 0.99)),
+        ("optimizer.clip_norm", ["None"], None),
+        ("optimizer.clip_norm", ["2"], 2.0),
+        ("training.memory.lifetime", ["batch"], "batch"),
+        ("training.validate_every", ["5"], 5),
+        ("run_dir", ["elsewhere"], "elsewhere"),
+    ],
+    ids=str,
+)
+def test_every_kind_of_field_is_set_from_the_command_line(option, text, value):
+    assert parse(f"--{option}", *text) == override(get_config(), option, value)
+
+
+def test_options_may_be_written_with_hyphens_and_equals_signs():
+    assert parse("--run-dir=x", "--model.fast-weight.chunk-size=4") == override(
+        override(get_config(), "run_dir", "x"), "model.fast_weight.chunk_size", 4
+    )
+
+
+def test_a_section_that_is_none_is_turned_on_and_off_from_the_command_line(tmp_path):
+    yarn = YarnConfig(factor=4.0, original_length=16)
+    on = parse("--model.attention.yarn.factor", "4", "--model.attention.yarn.original_length", "16")
+    assert on == override(get_config(), "model.attention.yarn", yarn)
+    file = tmp_path / "stretched.py"
+    file.write_text(
+        "import dataclasses\n"
+        "from fwpkm_jax.layers.rotary import YarnConfig\n"
+        "from tests.training.tiny_config import get_config as parent\n"
+        "def get_config():\n"
+        "    yarn = YarnConfig(factor=4.0, original_length=16)\n"
+        "    old = parent()\n"
+        "    attention = dataclasses.replace(old.model.attention, yarn=yarn)\n"
+        "    model = dataclasses.replace(old.model, attention=attention)\n"
+        "    return dataclasses.replace(old, model=model)\n"
+    )
+    assert parse_command_line([str(file)], default="") == on
+    off = parse_command_line([str(file), "--model.attention.yarn", "None"], default="")
+    assert off == get_config()
+
+
+@pytest.mark.parametrize(
+    ("typo", "nearest"),
+    [
+        ("--trainig.steps", "--training.steps"),
+        ("--model.fast_weigth.chunk_size", "--model.fast_weight.chunk_size"),
+        ("--model.fast_weight.rule.topk", "--model.fast_weight.rule.top_k"),
+        ("--sead", "--seed"),
+        ("--model.attention.yarn.facto", "--model.attention.yarn.factor"),
+        ("--data.train_paths", "--data.num_facts"),  # The config file chose the other source.
+    ],
+)
+def test_an_unknown_option_gets_the_nearest_name(typo, nearest):
+    with pytest.raises(ValueError, match=f"{typo} is not an option; the nearest name is ") as error:
+        parse(typo, "3")
+    if not typo.startswith("--data"):
+        assert str(error.value).endswith(f" {nearest}.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--training.steps", "many"], "--training.steps"),
+        (["--training.steps", "1.5"], "--training.steps"),
+        (["--model.tie_embeddings", "perhaps"], "--model.tie_embeddings"),
+        (["--model.mixers", "swa", "conv"], "--model.mixers"),
+        (["--training.steps", "0"], "steps=0 must be at least 1"),
+        (["--training.memory.groups", "3"], "memory.groups=3"),
+        (["--training.memory.lifetime", "forever"], "--training.memory.lifetime"),
+        (["stray"], "stray"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_value_exits_with_code_2_and_is_named(arguments, said, capsys):
+    with pytest.raises(SystemExit) as exit:
+        parse(*arguments)
+    assert exit.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_help_lists_every_option(capsys):
+    with pytest.raises(SystemExit) as exit:
+        parse("--help")
+    assert exit.value.code == 0
+    text = capsys.readouterr().out
+    for option in ("--seed", "--model.fast_weight.rule.top_k", "--data.num_facts"):
+        assert f"{option} INT" in text
+    assert "Seed of parameters" in text
+
+
+@pytest.mark.parametrize("cls", sorted(set(reachable(Experiment)), key=lambda c: c.__name__))
+def test_every_field_explains_itself(cls):
+    """tyro shows the string under a field as its help."""
+    (definition,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body
+    statements = definition.body
+    for statement, after in zip(statements, [*statements[1:], None], strict=True):
+        if isinstance(statement, ast.AnnAssign):
+            explained = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            assert explained, f"{cls.__name__}.{statement.target.id} has no docstring"
+
+
+@pytest.mark.parametrize("data", [get_config().data, TEXT], ids=["recall", "text"])
+def test_json_gives_back_the_experiment(data):
+    yarn = YarnConfig(factor=4.0, original_length=16)
+    experiment = override(
+        dataclasses.replace(get_config(), data=data), "model.attention.yarn", yarn
+    )
+    text = json.dumps(experiment.to_json())
+    assert from_json(json.loads(text)) == experiment
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("trainig", {}, r"config\.trainig is not a field; the nearest name is training\."),
+        ("model.fast_weight.rule.topk", 3, r"rule\.topk is not a field; .* top_k\."),
+        ("training.steps", 2.5, r"training\.steps=2\.5 must be int"),
+        ("training.steps", True, r"training\.steps=True must be int"),
+        ("model.tie_embeddings", 1, r"tie_embeddings=1 must be bool"),
+        ("model.mixers", "swa", r"model\.mixers='swa' must be a list"),
+        ("optimizer.betas", [0.9], r"betas=\[0\.9\] must have 2 entries"),
+        ("optimizer.clip_norm", "big", r"clip_norm='big' must be"),
+        ("training.memory.lifetime", "bach", r"lifetime='bach' is none of .*nearest name is batch"),
+        ("data.class", "RecalData", r"data\.class='RecalData' is none of .* is RecallData"),
+        ("training.steps", 0, r"config\.training: steps=0 must be at least 1"),
+        ("model", None, r"config\.model=None must be an object"),
+    ],
+)
+def test_wrong_json_is_refused_by_name(path, value, message):
+    values = get_config().to_json()
+    *sections, name = path.split(".")
+    place = values
+    for section in sections:
+        place = place[section]
+    place[name] = value
+    with pytest.raises(ValueError, match=message):
+        from_json(values)
+
+
+def test_json_without_a_required_field_is_refused():
+    values = get_config().to_json()
+    del values["model"]
+    with pytest.raises(ValueError, match="model"):
+        from_json(values)
+
+
+def test_json_from_before_a_field_existed_takes_its_default():
+    values = get_config().to_json()
+    del values["optimizer"]["decay_steps"]
+    assert from_json(values) == get_config()
+
+
+def test_fingerprint_ignores_exactly_what_changes_no_number():
+    base = get_config()
+    others = {
+        "run_dir": "elsewhere",
+        "checkpoint": dataclasses.replace(base.checkpoint, every=1),
+        "training.log_every": 1,
+        "training.validate_every": 3,
+        "training.validation_batches": 2,
+        "data.num_workers": 2,
+    }
+    assert others.keys() == set(WITHOUT_EFFECT)
+    for path, value in others.items():
+        assert override(base, path, value).fingerprint == base.fingerprint
+    effective = {
+        "seed": 1,
+        "model.fast_weight.rule.learning_rate": 0.5,
+        "data.num_facts": 1,
+        "optimizer.eps": 1e-6,
+        "training.steps": 21,
+        "training.memory.lifetime": "batch",
+    }
+    seen = {override(base, path, value).fingerprint for path, value in effective.items()}
+    assert len(seen | {base.fingerprint}) == len(effective) + 1
+    assert dataclasses.replace(base, data=TEXT).fingerprint not in seen
+
+
+def test_the_default_config_is_used_where_none_is_named(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from tests.training.tiny_config import get_config\n")
+    assert parse_command_line(["--seed", "3"], default=file).seed == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\n", r"defines no get_config\(\)"),
+        ("def get_config():\n    return 3\n", "returned a int; it must return an Experiment"),
+    ],
+)
+def test_a_config_file_must_give_an_experiment(tmp_path, text, message):
+    (tmp_path / "bad.py").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_config(tmp_path / "bad.py")
+
+
+def test_a_missing_config_file_gets_the_nearest_name():
+    with pytest.raises(
+        FileNotFoundError, match=r"tiny_confg\.py; the nearest name is .*config\.py"
+    ):
+        load_config(CONFIG.with_name("tiny_confg.py"))
+    with pytest.raises(FileNotFoundError, match=r"There is no config file nowhere/x\.py"):
+        load_config("nowhere/x.py")
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        read_experiment(tmp_path)

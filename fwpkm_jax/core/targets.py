@@ -1,5 +1,6 @@
 """What a memory is asked to predict, and which tokens may write."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -25,6 +26,9 @@ class WriteWeights(NamedTuple):
     counted: Float[Array, "batch length"]
     addressed: Float[Array, "batch length"]
     factor: Float[Array, "batch length"] | None = None
+
+
+Pairing = Callable[..., WriteWeights]  # As `write_weights`.
 
 
 def write_weights(

@@ -1,6 +1,5 @@
 """A fast-weight memory on the residual stream: projections, gate, any chunk rule, residual."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -10,11 +9,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core import streaming
-from fwpkm_jax.core.chunking import Chunk, Memory, map_groups, merge_groups, split_groups
+from fwpkm_jax.core.chunking import Memory, map_groups, merge_groups, split_groups
 from fwpkm_jax.core.measures import AccessMeasures, access_measures
 from fwpkm_jax.core.streaming import Pending, Signals
 from fwpkm_jax.core.targets import (
-    WriteWeights,
+    Pairing,
     l2_normalize,
     shift_left,
     standardize,
@@ -24,7 +23,6 @@ from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.rules import FwPKM
 
 Normalizer = Literal["none", "standardize", "l2"]
-Pairing = Callable[..., WriteWeights]
 
 _NORMALIZERS = {"none": lambda x: x, "standardize": standardize, "l2": l2_normalize}
 _GATE_WIDTH = 8  # The gate is the sigmoid of a mean over this many projections.
@@ -188,16 +186,13 @@ class FastWeight(nnx.Module):
         config, rule = self.config, self.config.rule
         signals = self.signals(x, mask)
         loss_gate = signals.gate if config.weight_by_gate else jnp.ones_like(signals.gate)
-        weights = pairing(loss_gate, mask, chunk_size=config.chunk_size, lookahead=rule.lookahead)
-        target = shift_left(signals.value, rule.lookahead)
-        sequence = Chunk(
+        sequence = rule.sequence(
             signals.query,
-            target,
-            weights.write,
-            weights.paired,
-            weights.counted,
-            weights.addressed,
-            weights.factor,
+            signals.value,
+            gate=loss_gate,
+            mask=mask,
+            chunk_size=config.chunk_size,
+            pairing=pairing,
         )
         groups = jax.tree.leaves(memory)[0].shape[0]
         grouped = jax.tree.map(lambda leaf: split_groups(leaf, groups), sequence)
@@ -211,8 +206,8 @@ class FastWeight(nnx.Module):
             read, access = map_groups(self._read, memory, grouped.query)
             info = None
         read, access = jax.tree.map(merge_groups, (read, access))
-        losses = weights.write * jnp.mean((read - target) ** 2, axis=-1)
-        facts = _facts(rule, signals, losses, weights.paired, access, info)
+        losses = sequence.write_weight * jnp.mean((read - sequence.target) ** 2, axis=-1)
+        facts = _facts(rule, signals, losses, sequence.paired, access, info)
         return self.merge(x, read, signals), memory, facts
 
     def init_pending(self, batch: int, groups: int, *, max_chunk_size: int, dtype: Any) -> Pending:

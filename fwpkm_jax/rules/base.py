@@ -3,8 +3,11 @@
 import abc
 
 import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from fwpkm_jax.core.chunking import Chunk, Memory, RunOutput, StepOutput, scan_chunks
+from fwpkm_jax.core.targets import Pairing, shift_left, write_weights
 
 
 class AbstractRule(abc.ABC):
@@ -49,6 +52,30 @@ class AbstractChunkRule(AbstractRule):
     @abc.abstractmethod
     def read(self, memory: Memory, query: jax.Array):
         """Reads `[tokens, heads, key]`: output `[tokens, value]` and per-token access."""
+
+    def sequence(
+        self,
+        query: Float[Array, "batch length heads key"],
+        value: Float[Array, "batch length value"],
+        *,
+        gate: Float[Array, "batch length"] | None = None,
+        mask: Float[Array, "batch length"] | None = None,
+        chunk_size: int,
+        pairing: Pairing = write_weights,
+    ) -> Chunk:
+        """What `run` takes: queries paired with the values `lookahead` tokens further on.
+
+        Args:
+          query: what each token reads and writes under.
+          value: what the token `lookahead` before should have read.
+          gate: weight of each token's loss; None: 1.
+          mask: 1 for real tokens, 0 for padding; None: all real.
+          chunk_size: tokens between two writes; pairs do not cross the ends of chunks.
+          pairing: makes the weights; the default is the paper's.
+        """
+        gate = jnp.ones(value.shape[:2], value.dtype) if gate is None else gate
+        weights = pairing(gate, mask, chunk_size=chunk_size, lookahead=self.lookahead)
+        return Chunk(query, shift_left(value, self.lookahead), *weights)
 
     def write(self, memory: Memory, chunk: Chunk) -> Memory:
         """The memory after one chunk; what `step` leaves, without the reads."""

@@ -95,9 +95,7 @@ class FwPKM(AbstractChunkRule):
 
     def __post_init__(self):
         if self.key_dim < 2 or self.key_dim % 2:
-            raise ValueError(
-                f"key_dim={self.key_dim} must be even (two codebooks)."
-            )
+            raise ValueError(f"key_dim={self.key_dim} must be even (two codebooks).")
         if not 1 <= self.top_k <= self.num_subkeys:
             raise ValueError(
                 f"top_k={self.top_k} must lie between 1 and num_subkeys={self.num_subkeys}."

@@ -119,7 +119,7 @@ def _bars(axes: Axes, runs: list[Record], lengths: list[int]) -> None:
         bounds = np.array([run["exact"]["interval"] for run in chosen])
         axes.bar(
             at, share, width * 0.9, color=shades[min(order, 4)], label=str(number),
-            yerr=np.abs(bounds.T - share), error_kw={"lw": 1, "ecolor": _TEXT},
+            yerr=np.abs(bounds.T - share).tolist(), error_kw={"lw": 1, "ecolor": _TEXT},
         )  # fmt: skip
     axes.set_xticks(range(len(lengths)), [f"{words:,}" for words in lengths])
     axes.set(ylim=(0, 1))

@@ -1,0 +1,26 @@
+"""Compiled calls on a model's stream, shared by all evaluations of a process.
+
+A model's structure is a static argument, so two readers of one model compile once.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+from flax import nnx
+
+from fwpkm_jax.models.language_model import Stream
+
+
+@partial(jax.jit, static_argnames=("graphdef", "pending"))
+def reset_caches(graphdef: Any, params: Any, stream: Stream, *, pending: bool) -> Stream:
+    """The stream from position 0 with the memories as they are; see LanguageModel."""
+    return nnx.merge(graphdef, params).reset_caches(stream, pending=pending)
+
+
+@partial(jax.jit, static_argnames="graphdef", donate_argnames="stream")
+def flush(graphdef: Any, params: Any, stream: Stream) -> Stream:
+    """The stream with its waiting pairs written; see LanguageModel. Reuses the old buffers."""
+    return nnx.merge(graphdef, params).flush(stream)

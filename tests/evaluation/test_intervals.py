@@ -1,0 +1,41 @@
+import numpy as np
+import pytest
+
+from fwpkm_jax.evaluation.intervals import clustered_mean, wilson
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    # Newcombe 1998, "Two-sided confidence intervals for the single proportion", Table I, method 3.
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_wilson_equals_the_published_table(successes, trials, low, high):
+    np.testing.assert_allclose(wilson(successes, trials), (low, high), atol=5e-5)
+
+
+def test_nothing_tried_is_known_to_be_anything():
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+def test_clusters_of_one_give_the_interval_of_independent_items():
+    items = np.random.default_rng(0).normal(size=50)
+    mean, interval = clustered_mean(items, np.ones(50))
+    half = 1.959964 * items.std(ddof=1) / np.sqrt(50)
+    assert interval is not None
+    np.testing.assert_allclose((mean, *interval), (items.mean(), mean - half, mean + half))
+
+
+def test_repeating_an_item_within_its_cluster_tells_nothing_new():
+    items = np.random.default_rng(0).normal(size=20)
+    once = clustered_mean(items, np.ones(20))
+    often = clustered_mean(7 * items, np.full(20, 7))
+    np.testing.assert_allclose(once[1], often[1])
+
+
+def test_one_cluster_has_no_interval():
+    assert clustered_mean(np.array([6.0]), np.array([3])) == (2.0, None)

@@ -1,0 +1,191 @@
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from eval import main
+from fwpkm_jax.config import Experiment
+from fwpkm_jax.data import RecallData, TextData, TokenFile, write_token_file
+from fwpkm_jax.evaluation import EVALS, Subject, choose_suite, run_suite
+from fwpkm_jax.evaluation.sources import text_sources
+from fwpkm_jax.evaluation.tables import format_table
+from fwpkm_jax.training.checkpoint import CheckpointConfig, Checkpoints
+from fwpkm_jax.training.loop import TrainingConfig
+from fwpkm_jax.training.state import MemoryConfig, init_state
+from tests.evaluation.conftest import tiny_model_config
+
+RECALL = RecallData(
+    length=24, num_facts=2, num_keys=4, num_values=4, num_filler=4, min_distance=8, num_valid=8
+)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> TextData:
+    for name, words in (("a", 60), ("b", 20)):
+        (tmp_path / f"{name}.txt").write_text(" ".join(f"{name}{i % 7}" for i in range(words)))
+    paths = (str(tmp_path / "a.txt"), str(tmp_path / "b.txt"))
+    return TextData(train_paths=paths, valid_paths=paths, length=16)
+
+
+@pytest.fixture
+def subject(model, memory, text) -> Subject:
+    return Subject(
+        model=model, memory=memory, data=text, lifetime="carried", groups=1, batch_size=2
+    )
+
+
+def test_default_suites_suit_the_data(text):
+    assert choose_suite((), RECALL) == ("recall",)
+    assert choose_suite((), text) == ("ppl",)
+    assert choose_suite(("needle", "ppl"), text) == ("needle", "ppl")
+
+
+def test_an_unknown_evaluation_is_refused_with_the_nearest_name():
+    with pytest.raises(ValueError, match=r"'needel' is none of .*nearest name is needle"):
+        choose_suite(("needel",), RECALL)
+
+
+@pytest.mark.parametrize("name", ["ppl", "needle"])
+def test_text_evaluations_refuse_runs_on_generated_data(name):
+    with pytest.raises(ValueError, match=f"{name} evaluates runs on TextData.*choose among recall"):
+        choose_suite((name,), RECALL)
+
+
+def test_recall_refuses_runs_on_text(text):
+    with pytest.raises(ValueError, match="recall evaluates runs on RecallData"):
+        choose_suite(("recall",), text)
+
+
+def test_every_evaluation_has_defaults_and_a_limit_among_its_options():
+    for name, evaluation in EVALS.items():
+        fields = {field.name for field in dataclasses.fields(evaluation.config)}
+        assert evaluation.limit in fields, name
+        assert evaluation.config() == evaluation.config()
+
+
+def test_perplexity_writes_everything_with_its_provenance(subject, text, tmp_path, capsys):
+    results = run_suite(subject, ("ppl",), directory=tmp_path / "results", limit=1)
+    record = json.loads((tmp_path / "results" / "ppl.json").read_text())
+    assert record == results["ppl"].record
+    provenance = record["provenance"]
+    assert provenance["tokenizer"] == "bytes"
+    assert provenance["chunk_size"] == 8
+    assert provenance["fast_weight_dtype"] == "float32"
+    assert provenance["resets"]["memory"] == "never"
+    assert provenance["mode"] == "segmentation=overlap, segment_length=16"
+    for path in text.valid_paths:
+        digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        assert provenance["data_files"][path] == digest
+    # All tokens but the first, the end of the document among them.
+    scored = sum(len(Path(path).read_bytes()) for path in text.valid_paths)
+    assert provenance["scored_tokens"] == scored
+    arrays = np.load(tmp_path / "results" / "ppl.npz")
+    assert arrays["loss_writing"].shape == (scored,)
+    assert (tmp_path / "results" / "ppl.png").stat().st_size > 0
+    shown = capsys.readouterr().out
+    perplexity = record["results"]["writing"]["all"]["perplexity"]
+    assert f"{perplexity:.4f}" in shown
+    assert "layer_1" in shown
+
+
+def test_needles_are_hidden_in_the_runs_text(subject, tmp_path, capsys):
+    options = EVALS["needle"].config(haystack_words=(20,), readings=(1,), piece_length=16)
+    run_suite(subject, ("needle",), directory=tmp_path, configs={"needle": options}, limit=1)
+    (run,) = json.loads((tmp_path / "needle.json").read_text())["results"]["runs"]
+    assert [sample["document"] for sample in run["samples"]] == ["a.txt"]
+    assert "Needle in a haystack (mode paper, memory never reset)" in capsys.readouterr().out
+    assert (tmp_path / "needle.png").is_file()
+
+
+def test_other_texts_replace_the_runs_own(text, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("Something else.")
+    (source,) = text_sources(text, (str(other),))
+    (document,) = source.documents()
+    assert bytes(document.tokens[:-1].astype(np.uint8)) == b"Something else."
+    assert list(source.files) == [str(other)]
+    assert len(list(source.documents())) == 1  # A second pass starts anew.
+
+
+def test_a_tokenised_file_is_known_by_both_its_hashes(text, tmp_path):
+    path = tmp_path / "tokens.bin"
+    write_token_file(path, [np.arange(5, dtype=np.int32)], vocab_size=257)
+    assert TokenFile(path, vocab_size=257).num_entries == 1
+    (source,) = text_sources(text, (str(path),))
+    assert [Path(name).suffix for name in source.files] == [".bin", ".idx"]
+
+
+def test_a_run_without_validation_text_is_refused(text):
+    with pytest.raises(ValueError, match=r"--ppl\.data PATH"):
+        text_sources(dataclasses.replace(text, valid_paths=()))
+
+
+def test_columns_are_aligned():
+    table = format_table(["data", "tokens"], [["a", "1,000"], ["books", "7"]])
+    assert table == "data   tokens\n-----  ------\na       1,000\nbooks       7"
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run directory with a checkpoint of the initial weights."""
+    memory = MemoryConfig(groups=4, lifetime="batch")
+    experiment = Experiment(
+        model=tiny_model_config(vocab_size=RECALL.vocab_size, mixers=("swa", "swa")),
+        data=RECALL,
+        training=TrainingConfig(steps=1, batch_size=4, memory=memory),
+        run_dir=str(tmp_path / "run"),
+    )
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(experiment.to_json()))
+    state = jax.jit(lambda: init_state(experiment.model, memory=memory, optimizer=None, seed=0))()
+    with Checkpoints(directory / "checkpoints", CheckpointConfig()) as checkpoints:
+        checkpoints.save(state, data_position=None, config=experiment.to_json())
+    return directory
+
+
+def eval_main(*arguments: str) -> int:
+    return main(list(arguments))
+
+
+def test_the_program_evaluates_a_run_directory(run_dir, capsys):
+    assert eval_main(str(run_dir), "--recall.num-bins", "3", "--limit", "1") == 0
+    record = json.loads((run_dir / "results" / "recall.json").read_text())
+    assert record["provenance"]["checkpoint"]["step"] == 0
+    assert len(record["provenance"]["checkpoint"]["fingerprint"]) == 64
+    assert record["provenance"]["resets"] == {"memory": "batch", "groups": 4}
+    assert record["provenance"]["scored_tokens"] == 4 * 2  # One batch of two questions each.
+    assert "chance 0.250" in capsys.readouterr().out
+    assert (run_dir / "results" / "recall.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--suite", "recal"], "nearest name is recall"),
+        (["--suite", "ppl"], "ppl evaluates runs on TextData"),
+        (["--step", "7"], "no checkpoint of step 7"),
+        (["--recall.num-bins", "0"], "num_bins=0"),
+    ],
+)
+def test_the_program_says_what_is_wrong_and_exits_with_2(run_dir, capsys, arguments, message):
+    try:
+        code = eval_main(str(run_dir), *arguments)
+    except SystemExit as stop:  # Values that the command line refuses by itself.
+        code = stop.code
+    assert code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_options_of_every_evaluation_are_explained(capsys):
+    with pytest.raises(SystemExit) as stop:
+        eval_main("--help")
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    for name, evaluation in EVALS.items():
+        for field in dataclasses.fields(evaluation.config):
+            assert f"--{name}.{field.name}" in shown

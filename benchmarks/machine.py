@@ -27,7 +27,8 @@ def median_seconds(function: Callable[[], Any], *, repeats: int) -> tuple[float,
 def copy_bandwidth(num_bytes: int = 2**28) -> float:
     """Bytes per second read and written by a large elementwise copy."""
     x = jnp.zeros((num_bytes // 4,), jnp.float32)
-    seconds, _ = median_seconds(lambda f=jax.jit(lambda x: x + 1.0): f(x), repeats=5)
+    copy = jax.jit(lambda x: x + 1.0)
+    seconds, _ = median_seconds(lambda: copy(x), repeats=5)
     return 2 * num_bytes / seconds
 
 

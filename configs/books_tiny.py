@@ -2,8 +2,8 @@
 
     python train.py configs/books_tiny.py && python eval.py runs/books_tiny
 
-Expects `../shared/data/books/{train,valid}.jsonl` beside the checkout; any other text serves through
-`--data.train_paths PATH --data.valid_paths PATH`.
+Expects `../shared/data/books/{train,valid}.jsonl` beside the checkout; any other text serves
+through `--data.train_paths PATH --data.valid_paths PATH`.
 """
 
 from fwpkm_jax.config import Experiment

@@ -22,7 +22,9 @@ def get_config() -> Experiment:
             mixers=("swa", "swa"),
             window=32,
             mlp_dim=128,
-            attention=AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=16, rotary_fraction=0.5),
+            attention=AttentionConfig(
+                num_heads=4, num_kv_heads=2, head_dim=16, rotary_fraction=0.5
+            ),
             memory_layers=(1,),
             fast_weight=FastWeightConfig(
                 rule=FwPKM(num_subkeys=32, key_dim=64, value_dim=64, top_k=8), chunk_size=64

@@ -1,6 +1,6 @@
 """The default without its fast-weight memory: what the attention window alone can recall.
 
-    python train.py configs/recall_without_memory.py && python eval.py runs/recall_without_memory
+python train.py configs/recall_without_memory.py && python eval.py runs/recall_without_memory
 """
 
 import runpy

@@ -7,9 +7,9 @@ _FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import hypothesis
-import jax
-import pytest
+import hypothesis  # noqa: E402
+import jax  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

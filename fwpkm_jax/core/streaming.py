@@ -38,12 +38,12 @@ class Pending(NamedTuple):
     """Tokens that wait for their chunk to fill.
 
     Attributes:
-      signals: leaves `[batch, capacity, ...]`, valid in the first `count` positions.
-      count: number of waiting tokens, the same in every sequence.
+      signals: leaves `[batch, capacity, ...]`, valid in the first `num_waiting` positions.
+      num_waiting: number of waiting tokens, the same in every sequence.
     """
 
     signals: Signals
-    count: Int[Array, ""]
+    num_waiting: Int[Array, ""]
 
 
 def init_pending(signals: Signals, capacity: int) -> Pending:
@@ -120,7 +120,8 @@ def push(
         carry, out = push_piece(carry, last)
         outputs.append(out)
     output, access = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *outputs)
-    return (*carry, output, access)
+    memory, pending = carry
+    return memory, pending, output, access
 
 
 def flush(write: Write, memory: Memory, pending: Pending, *, lookahead: int):
@@ -134,17 +135,19 @@ def flush(write: Write, memory: Memory, pending: Pending, *, lookahead: int):
 
     def write_all(memory: Memory, pending: Pending):
         capacity = pending.signals.gate.shape[1]
-        complete = pending.count - lookahead
+        complete = pending.num_waiting - lookahead
         written = (jnp.arange(capacity) < complete).astype(pending.signals.gate.dtype)
         memory = write(memory, _chunk(pending.signals, capacity, lookahead, written))
         return memory, _drop(pending, complete)
 
-    return jax.lax.cond(pending.count > lookahead, write_all, lambda m, p: (m, p), memory, pending)
+    return jax.lax.cond(
+        pending.num_waiting > lookahead, write_all, lambda m, p: (m, p), memory, pending
+    )
 
 
-def count_after(pending: Pending, length: int, *, chunk_size: int, lookahead: int) -> jax.Array:
+def waiting_after(pending: Pending, length: int, *, chunk_size: int, lookahead: int) -> jax.Array:
     """How many tokens wait after `push` of `length` more."""
-    total = pending.count + length
+    total = pending.num_waiting + length
     left = lookahead + (total - lookahead) % chunk_size
     return jnp.where(total < chunk_size + lookahead, total, left)
 
@@ -158,7 +161,7 @@ def read_sequences(read: Read, memory: Memory, query: jax.Array) -> tuple[jax.Ar
 
 def clear(pending: Pending) -> Pending:
     """The queue without its tokens."""
-    return pending._replace(count=jnp.zeros_like(pending.count))
+    return pending._replace(num_waiting=jnp.zeros_like(pending.num_waiting))
 
 
 def _push_piece(read, write, memory, pending, piece, *, chunk_size, lookahead):
@@ -166,18 +169,18 @@ def _push_piece(read, write, memory, pending, piece, *, chunk_size, lookahead):
     length = piece.gate.shape[1]
     limit = chunk_size + lookahead
     output, access = read_sequences(read, memory, piece.query)
-    position = pending.count + jnp.arange(length)  # In the queue, were it long enough.
+    position = pending.num_waiting + jnp.arange(length)  # In the queue, were it long enough.
     queue = jax.tree.map(
         lambda waiting, new: jax.lax.dynamic_update_slice_in_dim(
             jnp.pad(waiting, [(0, 0), (0, length)] + [(0, 0)] * (new.ndim - 2)),
             new.astype(waiting.dtype),
-            pending.count,
+            pending.num_waiting,
             axis=1,
         ),
         pending.signals,
         piece,
     )
-    longer = Pending(queue, pending.count + length)
+    longer = Pending(queue, pending.num_waiting + length)
 
     def keep(memory: Memory, longer: Pending):
         return memory, longer, output, access
@@ -199,18 +202,18 @@ def _push_piece(read, write, memory, pending, piece, *, chunk_size, lookahead):
         return memory, _drop(longer, chunk_size), *out
 
     memory, longer, output, access = jax.lax.cond(
-        longer.count >= limit, write_chunk, keep, memory, longer
+        longer.num_waiting >= limit, write_chunk, keep, memory, longer
     )
     capacity = pending.signals.gate.shape[1]
     kept = jax.tree.map(lambda x: x[:, :capacity], longer.signals)
-    return memory, Pending(kept, longer.count), output, access
+    return memory, Pending(kept, longer.num_waiting), output, access
 
 
 def _drain(write, memory, pending, *, chunk_size, lookahead):
     """Writes chunks that are complete already, as after a call with a larger chunk size."""
 
     def complete(carry: tuple[Memory, Pending]) -> jax.Array:
-        return carry[1].count >= chunk_size + lookahead
+        return carry[1].num_waiting >= chunk_size + lookahead
 
     def write_chunk(carry: tuple[Memory, Pending]) -> tuple[Memory, Pending]:
         memory, pending = carry
@@ -243,4 +246,4 @@ def _chunk(signals: Signals, size: int, lookahead: int, written: jax.Array | Non
 def _drop(pending: Pending, number: int | jax.Array) -> Pending:
     """The queue without its first `number` tokens."""
     rolled = jax.tree.map(lambda x: jnp.roll(x, -number, axis=1), pending.signals)
-    return Pending(rolled, pending.count - number)
+    return Pending(rolled, pending.num_waiting - number)

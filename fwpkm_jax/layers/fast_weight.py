@@ -258,15 +258,15 @@ class FastWeight(nnx.Module):
             # The count is closed over, not mapped: all groups wait alike, and a mapped condition
             # would turn "write or not" into writing always and choosing afterwards.
             def push(memory: Memory, waiting: Signals, piece: Signals):
-                waiting = Pending(waiting, pending.count)
-                memory, waiting, read, access = streaming.push(
-                    rule.read, rule.write, memory, waiting, piece, **options
+                queue = Pending(waiting, pending.num_waiting)
+                memory, queue, read, access = streaming.push(
+                    rule.read, rule.write, memory, queue, piece, **options
                 )
-                return memory, waiting.signals, read, access
+                return memory, queue.signals, read, access
 
             memory, waiting, read, access = map_groups(push, memory, pending.signals, queued)
             length = x.shape[1]
-            pending = Pending(waiting, streaming.count_after(pending, length, **options))
+            pending = Pending(waiting, streaming.waiting_after(pending, length, **options))
         else:
             read, access = map_groups(self._read, memory, queued.query)
         read, access = jax.tree.map(merge_groups, (read, access))
@@ -281,12 +281,12 @@ class FastWeight(nnx.Module):
         rule = self.config.rule
 
         def flush(memory: Memory, waiting: Signals):
-            waiting = Pending(waiting, pending.count)
-            memory, waiting = streaming.flush(rule.write, memory, waiting, lookahead=rule.lookahead)
-            return memory, waiting.signals
+            queue = Pending(waiting, pending.num_waiting)
+            memory, queue = streaming.flush(rule.write, memory, queue, lookahead=rule.lookahead)
+            return memory, queue.signals
 
         memory, waiting = map_groups(flush, memory, pending.signals)
-        return memory, Pending(waiting, jnp.minimum(pending.count, rule.lookahead))
+        return memory, Pending(waiting, jnp.minimum(pending.num_waiting, rule.lookahead))
 
     def _read(self, memory: Memory, query: jax.Array):
         return streaming.read_sequences(self.config.rule.read, memory, query)

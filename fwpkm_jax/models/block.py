@@ -9,10 +9,14 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunking import Memory
 from fwpkm_jax.core.streaming import Pending, clear
+from fwpkm_jax.layers.attention import Attention
 from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightInfo
+from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.pkm import PKM
+
+Mixer = Attention | GatedDeltaNet
 
 
 class BlockStream(NamedTuple):
@@ -48,7 +52,7 @@ class Block(nnx.Module):
 
     def __init__(
         self,
-        mixer: nnx.Module,
+        mixer: Mixer,
         feed_forward: SwiGLU | PKM,
         memory: FastWeight | None,
         model_dim: int,
@@ -91,6 +95,7 @@ class Block(nnx.Module):
         """A piece of a stream, continuing `state`."""
         info, pending = None, state.pending
         if self.memory is not None:
+            assert pending is not None, "a stream of a memory layer carries its queue"
             x, memory, pending, info = self.memory.stream(
                 x, memory, pending, mask=mask, chunk_size=chunk_size, write=write
             )

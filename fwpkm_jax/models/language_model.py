@@ -1,8 +1,7 @@
 """A decoder language model whose layout is data: embedding, blocks, head, and their memories."""
 
 import dataclasses
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,78 +9,14 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunking import Memory
-from fwpkm_jax.layers.attention import Attention, AttentionConfig
-from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightConfig, FastWeightInfo
-from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
+from fwpkm_jax.layers.attention import Attention
+from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightInfo
+from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.pkm import PKM, PKMConfig
-from fwpkm_jax.models.block import Block, BlockStream
-
-Mixer = Literal["gdn", "swa", "attention"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """A decoder: what stands where. Layers are counted from 0."""
-
-    vocab_size: int = 32_000
-    """Tokens of the vocabulary."""
-    model_dim: int = 768
-    """Width of the residual stream."""
-    mixers: tuple[Mixer, ...] = ("gdn", "gdn", "gdn", "swa") * 3
-    """Token mixer of each layer: Gated DeltaNet, sliding-window or full attention."""
-    mlp_dim: int = 2304
-    """Hidden width of the SwiGLU layers."""
-    memory_layers: tuple[int, ...] = ()
-    """Layers with a fast-weight memory before the mixer."""
-    pkm_layers: tuple[int, ...] = ()
-    """Layers with a product-key memory in place of the MLP."""
-    window: int = 512
-    """Tokens a sliding-window layer sees, itself included."""
-    attention: AttentionConfig = field(default_factory=AttentionConfig)
-    """Of the attention layers, sliding-window and full."""
-    gdn: GatedDeltaNetConfig = field(default_factory=GatedDeltaNetConfig)
-    """Of the Gated DeltaNet layers."""
-    fast_weight: FastWeightConfig = field(default_factory=FastWeightConfig)
-    """Of the memory layers."""
-    pkm: PKMConfig = field(default_factory=PKMConfig)
-    """Of the product-key memory layers."""
-    tie_embeddings: bool = True
-    """The head shares the embedding's weights."""
-    head_bias: bool = False
-    """Adds a bias to the logits."""
-    norm_eps: float = 1e-5
-    """Added to the mean square in RMS norms."""
-    init_std: float = 0.02
-    """Standard deviation of initial weights."""
-    head_init_std: float | None = None
-    """Standard deviation of an untied head's initial weights; None: init_std."""
-    branch_init_scale: float = 1.0
-    """Multiplies the initial weights of the maps that write into the residual stream."""
-    activation_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of activations; parameters, memories and logits are float32."""
-
-    def __post_init__(self):
-        num_layers = len(self.mixers)
-        if num_layers == 0:
-            raise ValueError("mixers=() must name at least one layer's token mixer.")
-        for name in ("memory_layers", "pkm_layers"):
-            layers = getattr(self, name)
-            outside = [layer for layer in layers if not 0 <= layer < num_layers]
-            if outside or len(set(layers)) < len(layers):
-                raise ValueError(
-                    f"{name}={layers} must be distinct layers between 0 and {num_layers - 1}: "
-                    f"mixers names {num_layers} layers."
-                )
-        if self.tie_embeddings and self.head_init_std is not None:
-            raise ValueError(
-                f"head_init_std={self.head_init_std} has no effect with tie_embeddings=True; "
-                "set one of them."
-            )
-        for name in ("vocab_size", "model_dim", "mlp_dim", "window"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+from fwpkm_jax.layers.pkm import PKM
+from fwpkm_jax.models.block import Block, BlockStream, Mixer
+from fwpkm_jax.models.config import MixerName, ModelConfig
 
 
 class LMOutput(NamedTuple):
@@ -135,7 +70,7 @@ class LanguageModel(nnx.Module):
         self.config = config
         dtype = jnp.dtype(config.activation_dtype) if dtype == "config" else dtype
         self.dtype = dtype
-        shared = {"norm_eps": config.norm_eps, "init_std": config.init_std}
+        shared: dict[str, Any] = {"norm_eps": config.norm_eps, "init_std": config.init_std}
         shared |= {"dtype": dtype, "rngs": rngs}
         dim, init = config.model_dim, nnx.initializers.normal
         self.embedding = nnx.Param(
@@ -301,7 +236,7 @@ class LanguageModel(nnx.Module):
         }
         return Stream(stream.memory, layers)
 
-    def _mixer(self, name: Mixer, shared: dict[str, Any]) -> nnx.Module:
+    def _mixer(self, name: MixerName, shared: dict[str, Any]) -> Mixer:
         config = self.config
         if name == "gdn":
             return GatedDeltaNet(config.gdn, config.model_dim, **shared)

@@ -35,10 +35,10 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
 
     total = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(build)))
     rule, pkm = config.fast_weight.rule, config.pkm
-    idle = len(config.memory_layers) * rule.value_dim * (
-        rule.num_slots - rule.num_heads * rule.top_k
+    idle = (
+        len(config.memory_layers) * rule.value_dim * (rule.num_slots - rule.num_heads * rule.top_k)
     )
-    idle += len(config.pkm_layers) * pkm.value_dim * (
-        pkm.num_subkeys**2 - pkm.num_heads * pkm.top_k
+    idle += (
+        len(config.pkm_layers) * pkm.value_dim * (pkm.num_subkeys**2 - pkm.num_heads * pkm.top_k)
     )
     return ParameterCount(total, total - idle)

@@ -1,11 +1,13 @@
 """The interface of a memory rule: how a memory reads and writes one chunk."""
 
 import abc
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fwpkm_jax.core.array_types import Queries, TokenValues
 from fwpkm_jax.core.chunking import Chunk, Memory, RunOutput, StepOutput, scan_chunks
 from fwpkm_jax.core.targets import Pairing, shift_left, write_weights
 
@@ -50,7 +52,7 @@ class AbstractChunkRule(AbstractRule):
     lookahead: int
 
     @abc.abstractmethod
-    def read(self, memory: Memory, query: jax.Array):
+    def read(self, memory: Memory, query: Queries) -> tuple[TokenValues, Any]:
         """Reads `[tokens, heads, key]`: output `[tokens, value]` and per-token access."""
 
     def sequence(

@@ -55,7 +55,7 @@ def test_until_the_first_write_both_rules_agree(golden_path, dtype):
     output = jnp.concatenate(outputs, axis=1)
     vectors.assert_matches("output", output, arrays["output"][:, :length], golden_path, dtype)
     if quiet:
-        assert int(pending.count) == arrays["queue_length"][quiet - 1]
+        assert int(pending.num_waiting) == arrays["queue_length"][quiet - 1]
     np.testing.assert_array_equal(memory.values, start.values)
     np.testing.assert_array_equal(memory.keys, start.keys)
 

@@ -1,0 +1,74 @@
+"""The layout of a decoder as data."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fwpkm_jax.layers.attention import AttentionConfig
+from fwpkm_jax.layers.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.layers.pkm import PKMConfig
+
+MixerName = Literal["gdn", "swa", "attention"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A decoder: what stands where. Layers are counted from 0."""
+
+    vocab_size: int = 32_000
+    """Tokens of the vocabulary."""
+    model_dim: int = 768
+    """Width of the residual stream."""
+    mixers: tuple[MixerName, ...] = ("gdn", "gdn", "gdn", "swa") * 3
+    """Token mixer of each layer: Gated DeltaNet, sliding-window or full attention."""
+    mlp_dim: int = 2304
+    """Hidden width of the SwiGLU layers."""
+    memory_layers: tuple[int, ...] = ()
+    """Layers with a fast-weight memory before the mixer."""
+    pkm_layers: tuple[int, ...] = ()
+    """Layers with a product-key memory in place of the MLP."""
+    window: int = 512
+    """Tokens a sliding-window layer sees, itself included."""
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    """Of the attention layers, sliding-window and full."""
+    gdn: GatedDeltaNetConfig = field(default_factory=GatedDeltaNetConfig)
+    """Of the Gated DeltaNet layers."""
+    fast_weight: FastWeightConfig = field(default_factory=FastWeightConfig)
+    """Of the memory layers."""
+    pkm: PKMConfig = field(default_factory=PKMConfig)
+    """Of the product-key memory layers."""
+    tie_embeddings: bool = True
+    """The head shares the embedding's weights."""
+    head_bias: bool = False
+    """Adds a bias to the logits."""
+    norm_eps: float = 1e-5
+    """Added to the mean square in RMS norms."""
+    init_std: float = 0.02
+    """Standard deviation of initial weights."""
+    head_init_std: float | None = None
+    """Standard deviation of an untied head's initial weights; None: init_std."""
+    branch_init_scale: float = 1.0
+    """Multiplies the initial weights of the maps that write into the residual stream."""
+    activation_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of activations; parameters, memories and logits are float32."""
+
+    def __post_init__(self):
+        num_layers = len(self.mixers)
+        if num_layers == 0:
+            raise ValueError("mixers=() must name at least one layer's token mixer.")
+        for name in ("memory_layers", "pkm_layers"):
+            layers = getattr(self, name)
+            outside = [layer for layer in layers if not 0 <= layer < num_layers]
+            if outside or len(set(layers)) < len(layers):
+                raise ValueError(
+                    f"{name}={layers} must be distinct layers between 0 and {num_layers - 1}: "
+                    f"mixers names {num_layers} layers."
+                )
+        if self.tie_embeddings and self.head_init_std is not None:
+            raise ValueError(
+                f"head_init_std={self.head_init_std} has no effect with tie_embeddings=True; "
+                "set one of them."
+            )
+        for name in ("vocab_size", "model_dim", "mlp_dim", "window"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")

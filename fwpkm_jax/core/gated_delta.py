@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.triangular import unit_lower_inverse
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
@@ -134,11 +135,10 @@ def chunk_gated_delta_rule(
     gamma = jnp.exp(jnp.cumsum(log_decay, axis=-1))
     decay = jnp.exp(_log_decay_between(log_decay))  # Gamma: zero where r < s.
     overlap = jnp.einsum("nbhrk,nbhsk->nbhrs", key, key, precision=HIGHEST)
-    solved = jax.scipy.linalg.solve_triangular(
-        jnp.tril(beta[..., None] * overlap * decay, -1),
+    solved = jnp.matmul(
+        unit_lower_inverse(beta[..., None] * overlap * decay),
         beta[..., None] * jnp.concatenate([value, gamma[..., None] * key], axis=-1),
-        lower=True,
-        unit_diagonal=True,
+        precision=HIGHEST,
     )
     own, from_state = jnp.split(solved, [value.shape[-1]], axis=-1)
     attention = jnp.einsum("nbhrk,nbhsk->nbhrs", query, key, precision=HIGHEST) * decay

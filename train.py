@@ -16,6 +16,7 @@ DEFAULT_CONFIG = Path(__file__).parent / "configs" / "recall.py"
 def main(arguments: list[str]) -> int:
     """Trains as the command line asks; the program's exit code."""
     # Imported here so that the data's worker processes, which import this file, start fast.
+    from fwpkm_jax.command_line import report
     from fwpkm_jax.config import parse_command_line
     from fwpkm_jax.training.checkpoint import DamagedCheckpointError
     from fwpkm_jax.training.diagnosis import NonFiniteError
@@ -26,8 +27,7 @@ def main(arguments: list[str]) -> int:
         experiment = parse_command_line(arguments, default=DEFAULT_CONFIG)
         result = train(experiment)
     except (ValueError, FileNotFoundError) as error:
-        print(f"train.py: {error}", file=sys.stderr)
-        return 2
+        return report("train.py", error)
     except (NonFiniteError, DamagedCheckpointError) as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 1

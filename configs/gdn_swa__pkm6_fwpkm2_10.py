@@ -13,7 +13,7 @@ Needs accelerators: not trained here yet.
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import TextData
 from fwpkm_jax.models.language_model import ModelConfig
-from fwpkm_jax.training.loop import TrainingConfig
+from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.state import MemoryConfig
 

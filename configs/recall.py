@@ -7,7 +7,7 @@ from fwpkm_jax.layers.fast_weight import FastWeightConfig
 from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.training.checkpoint import CheckpointConfig
-from fwpkm_jax.training.loop import TrainingConfig
+from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.state import MemoryConfig
 

@@ -23,7 +23,7 @@ import tyro
 from fwpkm_jax.data import RecallData, TextData
 from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.training.checkpoint import CheckpointConfig
-from fwpkm_jax.training.loop import WITHOUT_EFFECT, TrainingConfig
+from fwpkm_jax.training.config import WITHOUT_EFFECT, TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 
 

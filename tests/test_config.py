@@ -18,7 +18,7 @@ from fwpkm_jax.config import (
 )
 from fwpkm_jax.data import TextData
 from fwpkm_jax.layers.rotary import YarnConfig
-from fwpkm_jax.training.loop import WITHOUT_EFFECT
+from fwpkm_jax.training.config import WITHOUT_EFFECT
 from tests.training.tiny_config import get_config
 
 CONFIG = Path(__file__).parent / "training" / "tiny_config.py"

@@ -9,7 +9,6 @@ import math
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TextIO
@@ -20,61 +19,18 @@ from flax import nnx
 from fwpkm_jax.data import make_dataset, vocab_size
 from fwpkm_jax.training.checkpoint import Checkpoints, read_metrics
 from fwpkm_jax.training.checksum import non_finite_leaves
+from fwpkm_jax.training.config import WITHOUT_EFFECT
 from fwpkm_jax.training.diagnosis import NonFiniteError, diagnose
 from fwpkm_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from fwpkm_jax.training.progress import Progress, Speedometer, format_duration
 from fwpkm_jax.training.run_directory import MetricsWriter, claim, record_session, write_json
 from fwpkm_jax.training.signals import StopSignals
-from fwpkm_jax.training.state import MemoryConfig, TrainState, init_state, model_graph
-from fwpkm_jax.training.step import Batch, Metrics, check_split, make_train_step
+from fwpkm_jax.training.state import TrainState, init_state, model_graph
+from fwpkm_jax.training.step import Batch, Metrics, make_train_step
 from fwpkm_jax.training.validation import Validation, make_validation
 
 if TYPE_CHECKING:
     from fwpkm_jax.config import Experiment
-
-WITHOUT_EFFECT = (
-    "run_dir",
-    "checkpoint",
-    "training.log_every",
-    "training.validate_every",
-    "training.validation_batches",
-    "data.num_workers",
-)
-"""Where a run writes, how often it looks, who prepares its batches: training computes the same."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """Length of the run, its batches and its memories."""
-
-    steps: int = 1000
-    """Training steps in all. A finished run continues when this grows."""
-    batch_size: int = 8
-    """Sequences per step."""
-    micro_batches: int = 1
-    """Pieces a batch is worked off in, one after the other, to save memory."""
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
-    """Fast-weight memories of a batch."""
-    log_every: int = 10
-    """Steps between two printed lines (not on a terminal) and TensorBoard events."""
-    validate_every: int | None = None
-    """Steps between two validations. None: only after the last step."""
-    validation_batches: int = 4
-    """Held-out batches per validation. 0: no validation."""
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "micro_batches", "log_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
-        if self.validate_every is not None and self.validate_every < 1:
-            raise ValueError(
-                f"validate_every={self.validate_every} must be at least 1, or None for the end."
-            )
-        if self.validation_batches < 0:
-            raise ValueError(
-                f"validation_batches={self.validation_batches} is negative; 0 turns it off."
-            )
-        check_split(self.batch_size, micro_batches=self.micro_batches, memory=self.memory)
 
 
 class TrainResult(NamedTuple):

@@ -14,7 +14,7 @@ from fwpkm_jax.evaluation import EVALS, Subject, choose_suite, run_suite
 from fwpkm_jax.evaluation.sources import text_sources
 from fwpkm_jax.evaluation.tables import format_table
 from fwpkm_jax.training.checkpoint import CheckpointConfig, Checkpoints
-from fwpkm_jax.training.loop import TrainingConfig
+from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.state import MemoryConfig, init_state
 from tests.evaluation.conftest import tiny_model_config
 

@@ -46,7 +46,7 @@ class EvalOptions:
 
 def main(arguments: list[str]) -> int:
     """Evaluates as the command line asks; the program's exit code."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
     logging.getLogger("fwpkm_jax").setLevel(logging.INFO)
     options = tyro.cli(EvalOptions, args=arguments, prog="eval.py", use_underscores=True)
     configs = {"ppl": options.ppl, "recall": options.recall, "needle": options.needle}

@@ -20,7 +20,8 @@ from fwpkm_jax.evaluation import plots, tables
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.intervals import wilson
 from fwpkm_jax.evaluation.record import Origin, Result, make_result
-from fwpkm_jax.models.language_model import LanguageModel, Memory, ModelConfig
+from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,13 @@ def matmul_rate(size: int = 2048) -> float:
     return 2 * size**3 / seconds
 
 
+def peak_device_megabytes() -> float | None:
+    """Most memory the device has held, where it keeps count (not on a CPU)."""
+    statistics_of_device = jax.devices()[0].memory_stats() or {}
+    peak = statistics_of_device.get("peak_bytes_in_use")
+    return None if peak is None else peak / 1e6
+
+
 def environment() -> dict[str, Any]:
     """Device, versions, commit, date, and the measured limits of the device."""
     device = jax.devices()[0]

@@ -1,0 +1,133 @@
+"""Training steps per second of a decoder without a memory, with PKM, and with FwPKM.
+
+    python benchmarks/train_step.py --size paper --out benchmarks/results/train_step_h100.json
+
+The same random tokens and optimiser for each; ratios are to the decoder without a memory.
+"""
+
+import gc
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import tyro
+from machine import environment, median_seconds, peak_device_megabytes
+
+from fwpkm_jax.layers.attention import AttentionConfig
+from fwpkm_jax.layers.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.layers.pkm import PKMConfig
+from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
+from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
+from fwpkm_jax.training.step import make_train_step
+
+MEMORY_LAYERS = (2, 6, 10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Times whole training steps."""
+
+    size: Literal["tiny", "paper"] = "tiny"
+    """tiny: 4 narrow layers for a CPU; paper: 12 layers, 768 wide, 512**2 slots."""
+    variants: tuple[Literal["none", "pkm", "fwpkm"], ...] = ("none", "pkm", "fwpkm")
+    """Without a memory; PKM, or FwPKM, in layers 2, 6, 10 (tiny: layer 2)."""
+    batch: int = 8
+    """Sequences per step, which share one carried memory."""
+    length: int | None = None
+    """Tokens per sequence; None: 4096 (tiny: 256)."""
+    repeats: int = 5
+    """Timed steps; the median is reported."""
+    out: Path | None = None
+    """File for the JSON; None: print it."""
+
+
+def model_config(size: str, variant: str) -> ModelConfig:
+    if size == "paper":
+        model, layers = ModelConfig(), MEMORY_LAYERS
+    else:
+        layers = (2,)
+        rule = FwPKM(num_subkeys=64, key_dim=64, value_dim=64)
+        model = ModelConfig(
+            vocab_size=512,
+            model_dim=64,
+            mixers=("gdn", "gdn", "gdn", "swa"),
+            mlp_dim=128,
+            window=64,
+            attention=AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=32),
+            gdn=GatedDeltaNetConfig(
+                num_key_heads=2, num_value_heads=2, key_head_dim=32, value_head_dim=32
+            ),
+            fast_weight=FastWeightConfig(rule=rule, chunk_size=64),
+            pkm=PKMConfig(num_subkeys=64, key_dim=64, value_dim=64, num_heads=2, top_k=8),
+            activation_dtype="float32",
+        )
+    return replace(
+        model,
+        memory_layers=layers if variant == "fwpkm" else (),
+        pkm_layers=layers if variant == "pkm" else (),
+    )
+
+
+def measure(options: Options, variant: str) -> dict[str, Any]:
+    model = model_config(options.size, variant)
+    length = options.length or (4096 if options.size == "paper" else 256)
+    memory = MemoryConfig(groups=1, lifetime="carried")
+    optimizer_config = OptimizerConfig()
+    optimizer = make_optimizer(optimizer_config, steps=1000)
+    schedule = learning_rate_schedule(optimizer_config, steps=1000)
+    step = make_train_step(
+        model_graph(model), optimizer, schedule=schedule, micro_batches=1, memory=memory
+    )
+    state = jax.jit(lambda: init_state(model, memory=memory, optimizer=optimizer, seed=0))()
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(model.vocab_size, size=(options.batch, length + 1), dtype=np.int32)
+    weights = np.ones((options.batch, length), np.float32)
+    batch = jax.device_put({"tokens": tokens, "loss_weight": weights})
+    compiled = step.lower(state, batch).compile()
+    holder = {"state": state}
+    del state
+
+    def call():
+        holder["state"], metrics = compiled(holder["state"], batch)
+        return metrics["loss"]
+
+    seconds, spread = median_seconds(call, repeats=options.repeats)
+    return {
+        "variant": variant,
+        "samples_per_second": options.batch / seconds,
+        "tokens_per_second": options.batch * length / seconds,
+        "milliseconds": 1e3 * seconds,
+        "milliseconds_spread": 1e3 * spread,
+        "temporary_megabytes": compiled.memory_analysis().temp_size_in_bytes / 1e6,
+        "peak_device_megabytes": peak_device_megabytes(),
+        "final_loss": float(call()),
+    }
+
+
+def main(options: Options) -> None:
+    rows = []
+    for variant in options.variants:
+        rows.append(measure(options, variant))
+        gc.collect()
+        print(json.dumps(rows[-1]), flush=True)
+    baseline = next((r for r in rows if r["variant"] == "none"), None)
+    if baseline is not None:
+        for row in rows:
+            ratio = row["samples_per_second"] / baseline["samples_per_second"]
+            row["speed_relative_to_none"] = ratio
+    result = {"environment": environment(), "options": asdict(options), "rows": rows}
+    text = json.dumps(result, indent=1, default=str)
+    if options.out is None:
+        print(text)
+    else:
+        options.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

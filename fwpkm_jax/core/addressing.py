@@ -99,7 +99,9 @@ def product_top_k(queries: Queries, keys: SubKeys, *, top_k: int, score: Score =
             "[heads, 2, subkeys, key // 2]."
         )
     scores = sub_key_scores(queries, keys, score=score)
-    _, sub_key_ids = jax.lax.top_k(jax.lax.stop_gradient(scores), top_k)
+    # top_k ranks 0 above -0, which are equal scores: without the sign the lower sub-key wins.
+    ranked = jax.lax.stop_gradient(jnp.where(scores == 0.0, 0.0, scores))
+    _, sub_key_ids = jax.lax.top_k(ranked, top_k)
     best = jnp.take_along_axis(scores, sub_key_ids, axis=-1)
 
     row_ranks, column_ranks = _candidate_ranks(top_k)

@@ -28,7 +28,7 @@ class Packing(NamedTuple):
 def pack_tokens(mask: Bool[Array, "batch length"] | Float[Array, "batch length"]) -> Packing:
     """The reordering that puts each sequence's real tokens (`mask` not 0) first."""
     chex.assert_rank(mask, 2)
-    real = mask != 0
+    real = mask.astype(bool)
     order = jnp.argsort(~real, axis=1, stable=True).astype(jnp.int32)
     places = jnp.argsort(order, axis=1).astype(jnp.int32)
     counts = jnp.sum(real, axis=1, dtype=jnp.int32)

@@ -136,7 +136,8 @@ def flush(write: Write, memory: Memory, pending: Pending, *, lookahead: int):
     def write_all(memory: Memory, pending: Pending):
         capacity = pending.signals.gate.shape[1]
         complete = pending.num_waiting - lookahead
-        written = (jnp.arange(capacity) < complete).astype(pending.signals.gate.dtype)
+        written = jnp.arange(capacity, dtype=jnp.int32)[None] < complete
+        written = written.astype(pending.signals.gate.dtype)
         memory = write(memory, _chunk(pending.signals, capacity, lookahead, written))
         return memory, _drop(pending, complete)
 
@@ -169,7 +170,8 @@ def _push_piece(read, write, memory, pending, piece, *, chunk_size, lookahead):
     length = piece.gate.shape[1]
     limit = chunk_size + lookahead
     output, access = read_sequences(read, memory, piece.query)
-    position = pending.num_waiting + jnp.arange(length)  # In the queue, were it long enough.
+    # In the queue, were it long enough.
+    position = pending.num_waiting + jnp.arange(length, dtype=jnp.int32)
     queue = jax.tree.map(
         lambda waiting, new: jax.lax.dynamic_update_slice_in_dim(
             jnp.pad(waiting, [(0, 0), (0, length)] + [(0, 0)] * (new.ndim - 2)),
@@ -224,7 +226,7 @@ def _drain(write, memory, pending, *, chunk_size, lookahead):
 
 
 def _chunk(signals: Signals, size: int, lookahead: int, written: jax.Array | None) -> Chunk:
-    """The first `size` waiting tokens as one chunk; `written` limits it to some of them."""
+    """The first `size` waiting tokens as one chunk; `written` `[1, size]` limits it to some."""
 
     def tokens(x: jax.Array) -> jax.Array:
         return x[:, :size].reshape(x.shape[0] * size, *x.shape[2:])

@@ -1,0 +1,231 @@
+"""The decoder: streams, causality, groups, padding, precision, layouts that make no sense."""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from fwpkm_jax.layers.attention import AttentionConfig
+from fwpkm_jax.layers.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.layers.pkm import PKMConfig
+from fwpkm_jax.models.language_model import LanguageModel, ModelConfig, memory_metrics
+from fwpkm_jax.rules import FwPKM
+
+CONFIG = ModelConfig(
+    vocab_size=17,
+    model_dim=12,
+    mixers=("gdn", "swa", "attention"),
+    mlp_dim=16,
+    memory_layers=(1, 2),
+    pkm_layers=(1,),
+    window=5,
+    attention=AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=8, rotary_fraction=0.5),
+    gdn=GatedDeltaNetConfig(
+        num_key_heads=1, num_value_heads=2, key_head_dim=4, value_head_dim=4, chunk_size=4
+    ),
+    fast_weight=FastWeightConfig(
+        rule=FwPKM(num_subkeys=6, key_dim=8, value_dim=6, top_k=3), chunk_size=4
+    ),
+    pkm=PKMConfig(num_subkeys=4, key_dim=4, value_dim=6, num_heads=2, top_k=2),
+    init_std=0.3,  # Large enough for every part to matter in the logits.
+    activation_dtype="float32",
+)
+BATCH, LENGTH = 2, 11
+
+
+@functools.cache
+def build(config=CONFIG):
+    return nnx.split(LanguageModel(config, rngs=nnx.Rngs(0)))
+
+
+@functools.partial(jax.jit, static_argnames=("config", "write"))
+def whole(params, tokens, memory, mask=None, *, config=CONFIG, write=True):
+    return nnx.merge(build(config)[0], params)(tokens, memory, mask=mask, write=write)
+
+
+@functools.partial(jax.jit, static_argnames=("write",))
+def piece(params, tokens, stream, *, write=True):
+    return nnx.merge(build()[0], params).stream(tokens, stream, write=write)
+
+
+def start(config=CONFIG, *, groups=1):
+    model = nnx.merge(*build(config))
+    return model, model.init_memory(jax.random.key(1), groups=groups)
+
+
+def tokens(seed=0, batch=BATCH, length=LENGTH):
+    return jax.random.randint(jax.random.key(seed), (batch, length), 0, CONFIG.vocab_size)
+
+
+def assert_close(actual, expected, tolerance=2e-5):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance),
+        actual,
+        expected,
+    )
+
+
+@pytest.mark.parametrize("cuts", [[2, 7], list(range(1, LENGTH))], ids=["pieces", "tokens"])
+def test_a_stream_cut_anywhere_equals_the_stream_at_once(cuts):
+    model, memory = start()
+    params = build()[1]
+    ids = tokens()
+    at_once = piece(params, ids, model.init_stream(memory, batch=BATCH, max_length=LENGTH))
+    stream = model.init_stream(memory, batch=BATCH, max_length=LENGTH)
+    logits = []
+    for begin, end in zip([0, *cuts], [*cuts, LENGTH], strict=True):
+        out = piece(params, ids[:, begin:end], stream)
+        logits.append(out.logits)
+        stream = out.stream
+    assert_close(jnp.concatenate(logits, axis=1), at_once.logits)
+    assert_close(stream.memory, at_once.stream.memory)
+
+
+def test_with_a_frozen_memory_stream_and_whole_pass_agree():
+    model, memory = start()
+    params = build()[1]
+    out = whole(params, tokens(), memory, write=False)
+    stream = model.init_stream(memory, batch=BATCH, max_length=LENGTH)
+    streamed = piece(params, tokens(), stream, write=False)
+    assert_close(streamed.logits, out.logits)
+    jax.tree.map(np.testing.assert_array_equal, streamed.stream.memory, memory)
+    jax.tree.map(np.testing.assert_array_equal, out.memory, memory)
+
+
+def test_writing_changes_memories_and_later_logits_only():
+    _, memory = start()
+    params = build()[1]
+    written = whole(params, tokens(), memory)
+    frozen = whole(params, tokens(), memory, write=False)
+    chunk = CONFIG.fast_weight.chunk_size
+    assert_close(written.logits[:, :chunk], frozen.logits[:, :chunk], 1e-6)
+    assert np.max(np.abs(written.logits[:, chunk:] - frozen.logits[:, chunk:])) > 1e-3
+    for name in memory:
+        assert np.any(np.asarray(written.memory[name].values) != memory[name].values)
+
+
+@pytest.mark.parametrize("position", [0, 5, LENGTH - 1])
+def test_a_token_changes_no_earlier_logits(position):
+    _, memory = start()
+    params = build()[1]
+    changed = tokens().at[:, position].add(1) % CONFIG.vocab_size
+    before, after = (whole(params, ids, memory).logits for ids in (tokens(), changed))
+    np.testing.assert_array_equal(before[:, :position], after[:, :position])
+    assert np.any(before[:, position] != after[:, position])
+
+
+def test_groups_do_not_see_each_other():
+    _, memory = start(groups=2)
+    params = build()[1]
+    changed = tokens().at[1].add(1) % CONFIG.vocab_size
+    one, two = (whole(params, ids, memory) for ids in (tokens(), changed))
+    np.testing.assert_array_equal(one.logits[0], two.logits[0])
+    first = lambda tree: jax.tree.map(lambda x: x[0], tree)  # noqa: E731
+    jax.tree.map(np.testing.assert_array_equal, first(one.memory), first(two.memory))
+    # In one group they do.
+    _, shared = start(groups=1)
+    one, two = (whole(params, ids, shared) for ids in (tokens(), changed))
+    assert np.any(one.logits[0] != two.logits[0])
+
+
+def test_a_group_of_its_own_is_a_batch_of_its_own():
+    _, memory = start(groups=2)
+    _, single = start(groups=1)
+    params = build()[1]
+    together = whole(params, tokens(), memory)
+    alone = whole(params, tokens()[1:], single)
+    assert_close(together.logits[1:], alone.logits)
+
+
+@pytest.mark.parametrize("padding", [1, 6])
+def test_padding_behind_changes_neither_real_logits_nor_memories(padding):
+    _, memory = start()
+    params = build()[1]
+    real = LENGTH - padding
+    mask = (jnp.arange(LENGTH) < real).astype(jnp.float32)
+    mask = jnp.broadcast_to(mask, (BATCH, LENGTH))
+    other = tokens().at[:, real:].add(3) % CONFIG.vocab_size
+    one, two = (whole(params, ids, memory, mask) for ids in (tokens(), other))
+    np.testing.assert_array_equal(one.logits[:, :real], two.logits[:, :real])
+    jax.tree.map(np.testing.assert_array_equal, one.memory, two.memory)
+    unpadded = whole(params, tokens()[:, :real], memory)
+    assert_close(one.logits[:, :real], unpadded.logits)
+    assert_close(one.memory, unpadded.memory)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_gradient_is_finite_and_memories_stay_float32(dtype):
+    config = replace(CONFIG, activation_dtype=dtype)
+    model, memory = start(config)
+    graphdef, params = nnx.split(model)
+
+    @jax.jit
+    def gradients(params):
+        def loss(params):
+            out = nnx.merge(graphdef, params)(tokens(), memory)
+            chosen = jnp.take_along_axis(out.logits, tokens()[..., None], axis=-1)
+            return jnp.mean(jax.nn.logsumexp(out.logits, axis=-1) - chosen[..., 0]), out.memory
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    grads, written = gradients(params)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
+        assert np.all(np.isfinite(leaf)), jax.tree_util.keystr(path)
+        assert np.any(np.asarray(leaf) != 0), f"{jax.tree_util.keystr(path)} learns nothing"
+    same = jax.tree.map(lambda a, b: a.shape == b.shape and a.dtype == b.dtype, written, memory)
+    assert all(jax.tree.leaves(same))
+
+
+def test_a_flush_writes_what_waits_and_a_reset_starts_over():
+    model, memory = start()
+    params = build()[1]
+    few = tokens(length=CONFIG.fast_weight.chunk_size)  # One short of a complete chunk.
+    stream = model.init_stream(memory, batch=BATCH, max_length=LENGTH)
+    out = piece(params, few, stream)
+    jax.tree.map(np.testing.assert_array_equal, out.stream.memory, memory)
+    flushed = model.flush(out.stream)
+    assert np.any(np.asarray(flushed.memory["layer_1"].values) != memory["layer_1"].values)
+    again = model.reset_caches(flushed, pending=True)
+    fresh = model.init_stream(flushed.memory, batch=BATCH, max_length=LENGTH)
+    assert_close(piece(params, few, again).logits, piece(params, few, fresh).logits, 1e-6)
+
+
+def test_an_id_outside_the_vocabulary_is_not_read_as_another():
+    _, memory = start()
+    ids = tokens().at[0, 3].set(CONFIG.vocab_size)
+    logits = whole(build()[1], ids, memory).logits
+    assert np.all(np.isnan(logits[0, 3]))
+
+
+def test_metrics_name_layer_and_measure():
+    _, memory = start()
+    metrics = memory_metrics(whole(build()[1], tokens(), memory).info)
+    measures = ("memory_loss", "addressing_loss", "gate_mean", "collision", "coverage", "kld")
+    assert set(metrics) == {f"layer_{i}/{m}" for i in (1, 2) for m in measures}
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_a_memory_of_another_model_is_refused():
+    model, memory = start()
+    with pytest.raises(ValueError, match=r"holds \['layer_1'\].*\['layer_1', 'layer_2'\]"):
+        model(tokens(), {"layer_1": memory["layer_1"]})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"memory_layers": (3,)}, r"memory_layers=\(3,\) must be distinct layers between 0 and 2"),
+        ({"pkm_layers": (1, 1)}, r"pkm_layers=\(1, 1\) must be distinct"),
+        ({"mixers": ()}, r"mixers=\(\) must name at least one"),
+        ({"model_dim": 0}, "model_dim=0 must be at least 1"),
+        ({"head_init_std": 0.1}, "head_init_std=0.1 has no effect with tie_embeddings=True"),
+    ],
+)
+def test_layouts_that_make_no_sense_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(CONFIG, **change)

@@ -105,7 +105,7 @@ def test_bfloat16_scores_are_summed_in_float32():
     # 256 equal terms of 1/16: bfloat16 sums of them would stall at 16 instead of reaching 32.
     query = jnp.full((1, 2, 1, 512), 0.25, jnp.bfloat16)
     key = query.at[:, 1].set(0.251)
-    value = jnp.asarray([0.0, 1.0], jnp.bfloat16)[None, :, None, None] * jnp.ones((1, 2, 1, 512))
+    value = jnp.broadcast_to(jnp.asarray([0.0, 1.0])[None, :, None, None], (1, 2, 1, 512))
     positions = jnp.arange(2)[None]
     output = masked_attention(
         query,

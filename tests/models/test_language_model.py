@@ -40,7 +40,8 @@ BATCH, LENGTH = 2, 11
 
 @functools.cache
 def build(config=CONFIG):
-    return nnx.split(LanguageModel(config, rngs=nnx.Rngs(0)))
+    with jax.ensure_compile_time_eval():  # Also when a traced function asks first.
+        return nnx.split(LanguageModel(config, rngs=nnx.Rngs(0)))
 
 
 @functools.partial(jax.jit, static_argnames=("config", "write"))

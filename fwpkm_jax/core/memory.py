@@ -1,6 +1,7 @@
 """One chunk's reads from and writes to a table of slot values."""
 
 import chex
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -23,7 +24,7 @@ def slot_read(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> To
     """
     chex.assert_equal_shape([slot_ids, weights])
     rows = values.at[slot_ids].get(mode="promise_in_bounds")
-    return jnp.einsum("tp,tpv->tv", weights, rows)
+    return jnp.einsum("tp,tpv->tv", weights, rows, precision=jax.lax.Precision.HIGHEST)
 
 
 def slot_counts(

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunking import Memory
 from fwpkm_jax.core.streaming import Pending, clear
+from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.attention import Attention
 from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightInfo
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet
@@ -72,12 +73,12 @@ class Block(nnx.Module):
         *,
         mask: Float[Array, "batch length"] | None = None,
         write: bool = True,
-        **pairing: Any,
+        pairing: Pairing = write_weights,
     ) -> BlockOutput:
         """Whole sequences from position 0; see `FastWeight.__call__` for the memory."""
         info = None
         if self.memory is not None:
-            x, memory, info = self.memory(x, memory, mask=mask, write=write, **pairing)
+            x, memory, info = self.memory(x, memory, mask=mask, write=write, pairing=pairing)
         mixed, _ = self.mixer(self.mixer_norm(x), mask=mask)
         x, pkm_slot_ids = self._feed_forward(x + mixed)
         return BlockOutput(x, memory, info, pkm_slot_ids)

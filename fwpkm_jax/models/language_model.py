@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunking import Memory
+from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.attention import Attention
 from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightInfo
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet
@@ -122,7 +123,7 @@ class LanguageModel(nnx.Module):
         *,
         mask: Float[Array, "batch length"] | None = None,
         write: bool = True,
-        **pairing: Any,
+        pairing: Pairing = write_weights,
     ) -> LMOutput:
         """Reads whole sequences from position 0, writing the memories chunk by chunk.
 
@@ -133,13 +134,14 @@ class LanguageModel(nnx.Module):
             what it differentiates.
           mask: 1 for real tokens, 0 for padding.
           write: False reads with the memories as they come in.
+          pairing: makes each token's write weights, see `core.targets.write_weights`.
         """
         self._check_memory(memory)
         x = self._embed(tokens)
         written, info, pkm_slot_ids = dict(memory), {}, {}
         for index, block in enumerate(self.blocks):
             name = layer_name(index)
-            out = block(x, memory.get(name), mask=mask, write=write, **pairing)
+            out = block(x, memory.get(name), mask=mask, write=write, pairing=pairing)
             x = out.x
             if out.info is not None:
                 written[name], info[name] = out.memory, out.info

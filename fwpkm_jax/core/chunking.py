@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 Memory = Any  # A rule's fast weights: a pytree of arrays.
 
@@ -32,6 +33,10 @@ class Chunk(NamedTuple):
     addressed: jax.Array
     factor: jax.Array | None = None
     key: jax.Array | None = None
+
+    def astype(self, dtype: DTypeLike) -> "Chunk":
+        """The chunk with every array in `dtype`, as a rule casts it to its memory's."""
+        return jax.tree.map(lambda x: x.astype(dtype), self)
 
 
 class StepOutput(NamedTuple):

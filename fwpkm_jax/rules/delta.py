@@ -38,6 +38,7 @@ class DeltaRule(AbstractRule):
         return jnp.zeros((self.key_dim, self.value_dim), jnp.float32)
 
     def step(self, memory: Float[Array, "key value"], chunk: Chunk) -> StepOutput:
+        chunk = chunk.astype(memory.dtype)
         keys = chunk.query if chunk.key is None else chunk.key
 
         def write(memory, token):

@@ -59,7 +59,7 @@ class FwPKMInfo(NamedTuple):
 class FwPKM(AbstractChunkRule):
     """A product-key memory that writes one normalised gradient step per chunk (arXiv:2601.00671).
 
-    All computation is at least float32; the memory keeps its dtype.
+    Everything is computed in the memory's dtype, whatever the tokens' is.
     """
 
     num_subkeys: int = 512
@@ -128,6 +128,7 @@ class FwPKM(AbstractChunkRule):
         return slot_read(memory.values, *access), access
 
     def step(self, memory: FwPKMMemory, chunk: Chunk) -> StepOutput:
+        chunk = chunk.astype(memory.values.dtype)
         address, access = self._address(memory.keys, chunk.query)
         output = slot_read(memory.values, *access)
         errors = chunk.write_weight[:, None] * (output - chunk.target)
@@ -159,6 +160,7 @@ class FwPKM(AbstractChunkRule):
         return StepOutput(FwPKMMemory(keys, values), output, access, jax.lax.stop_gradient(info))
 
     def _address(self, keys: SubKeys, query: Queries) -> tuple[Address, SlotAccess]:
+        query = query.astype(keys.dtype)
         address = product_top_k(query, keys, top_k=self.top_k, score=self.score)
         weights = slot_weights(
             address.slot_scores, nonlinearity=self.nonlinearity, temperature=self.temperature

@@ -1,0 +1,42 @@
+"""Random sequences and memories that fit any rule."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fwpkm_jax.core.chunking import Chunk, Memory
+from fwpkm_jax.core.streaming import Signals
+from fwpkm_jax.core.targets import shift_left, write_weights
+from fwpkm_jax.rules import AbstractRule
+
+
+def sample_signals(rule: AbstractRule, *, batch=2, length=10, seed=0, masked=False) -> Signals:
+    """Queries of unit length, so that no rule's memory grows without bound; float64 NumPy arrays.
+
+    With `masked`, about a third of the tokens is padding, and what stands there is large.
+    """
+    rng = np.random.default_rng(seed)
+    query = rng.normal(size=(batch, length, getattr(rule, "num_heads", 1), rule.key_dim))
+    query = query / np.linalg.norm(query, axis=-1, keepdims=True)
+    value = rng.normal(size=(batch, length, rule.value_dim))
+    gate = rng.uniform(0.2, 1.0, size=(batch, length))
+    mask = np.ones((batch, length))
+    if masked:
+        mask[rng.uniform(size=mask.shape) < 0.35] = 0
+        query = np.where(mask[..., None, None] == 1, query, 30 * query)
+        value = np.where(mask[..., None] == 1, value, 100 * value)
+    return Signals(query, value, gate, mask)
+
+
+def to_sequence(rule: AbstractRule, signals: Signals, *, chunk_size: int, dtype) -> Chunk:
+    """What `rule.run` takes, its arrays in `dtype`."""
+    query, value, gate, mask = (jnp.asarray(x, dtype) for x in signals)
+    lookahead = getattr(rule, "lookahead", 0)
+    weights = write_weights(gate, mask, chunk_size=chunk_size, lookahead=lookahead)
+    # Keys for the rules that do not write where they read; the others ignore them.
+    key = query[:, :, :, ::-1]
+    return Chunk(query, shift_left(value, lookahead), *weights, key=key)
+
+
+def init_memory(rule: AbstractRule, dtype) -> Memory:
+    return jax.tree.map(lambda x: x.astype(dtype), rule.init(jax.random.key(0)))

@@ -127,6 +127,8 @@ class FastWeight(nnx.Module):
 
     def init_memory(self, rng: jax.Array, *, groups: int = 1) -> Memory:
         """Fast weights before the first token, leaves `[groups, ...]`, every group the same."""
+        if groups < 1:
+            raise ValueError(f"groups={groups} must be at least 1; 1 is one memory for all.")
         memory = self.config.rule.init(rng)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (groups, *x.shape)), memory)
 

@@ -1,5 +1,8 @@
-"""The slow product-key memory: all slots scored by brute force, one softmax per head."""
+"""The slow product-key memory against a softmax over the best of all slots."""
 
+import dataclasses
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,56 +11,122 @@ from flax import nnx
 
 from fwpkm_jax.layers.pkm import PKM, PKMConfig
 
-CONFIG = PKMConfig(num_subkeys=4, key_dim=6, value_dim=5, num_heads=2, top_k=3)
+MODEL, BATCH, LENGTH = 5, 2, 3
+CONFIG = PKMConfig(num_subkeys=4, key_dim=6, value_dim=3, num_heads=2, top_k=3)
 
 
-def test_the_read_is_a_softmax_over_each_heads_best_slots():
-    layer = PKM(CONFIG, 8, rngs=nnx.Rngs(0))
-    x = jax.random.normal(jax.random.key(0), (1, 7, 8))
-    out, slot_ids = jax.jit(lambda x: layer(x))(x)
-
-    as_numpy = lambda p: np.asarray(p[...], np.float64)  # noqa: E731
-    tokens = np.asarray(x[0], np.float64)
-    query = tokens @ as_numpy(layer.query_proj.kernel) + as_numpy(layer.query_proj.bias)
-    query /= np.sqrt(np.mean(query**2, axis=-1, keepdims=True) + 1e-6)
-    query = (query * as_numpy(layer.query_scale)).reshape(7, 2, 2, 3)
-    keys, values = as_numpy(layer.keys), as_numpy(layer.values)
-    read = np.zeros((7, 5))
-    for token in range(7):
-        for head in range(2):
-            rows = keys[head, 0] @ query[token, head, 0]
-            columns = keys[head, 1] @ query[token, head, 1]
-            scores = (rows[:, None] + columns[None]).reshape(-1)
-            best = np.argsort(-scores)[:3]
-            np.testing.assert_array_equal(slot_ids[0, token, 3 * head : 3 * head + 3], best)
-            weights = np.exp(scores[best] - scores[best].max())
-            read[token] += weights / weights.sum() @ values[best]
-    gate = tokens @ as_numpy(layer.gate_proj.kernel) + as_numpy(layer.gate_proj.bias)
-    read = read * gate / (1 + np.exp(-gate))
-    expected = read @ as_numpy(layer.out_proj.kernel) + as_numpy(layer.out_proj.bias)
-    np.testing.assert_allclose(out[0], expected, rtol=1e-4, atol=1e-5)
+def build(config=CONFIG, **options):
+    return PKM(config, MODEL, rngs=nnx.Rngs(0), **options)
 
 
-def test_keys_and_values_learn_where_they_are_read():
-    layer = PKM(CONFIG, 8, rngs=nnx.Rngs(0))
-    graphdef, params = nnx.split(layer)
-    x = jax.random.normal(jax.random.key(0), (1, 2, 8))
-    grads = jax.grad(lambda p: jnp.sum(nnx.merge(graphdef, p)(x)[0] ** 2))(params)
-    _, slot_ids = layer(x)
-    touched = np.unique(slot_ids)
-    moved = np.any(np.asarray(grads["values"][...]) != 0, axis=-1)
-    np.testing.assert_array_equal(np.flatnonzero(moved), touched)
-    assert np.any(np.asarray(grads["keys"][...]) != 0)
+def sample(dtype=np.float64):
+    return jnp.asarray(np.random.default_rng(0).normal(size=(BATCH, LENGTH, MODEL)), dtype)
+
+
+def plain_linear(x, linear):
+    return x @ np.asarray(linear.kernel[...], np.float64) + np.asarray(linear.bias[...], np.float64)
+
+
+def by_search(layer, x):
+    """Output and slots of one token: every slot scored, the best of each head read."""
+    config, half = layer.config, layer.config.key_dim // 2
+    query = plain_linear(x, layer.query_proj)
+    if config.query_norm:
+        query = query / np.sqrt(np.mean(query**2) + 1e-6) * np.asarray(layer.query_scale[...])
+    keys, values = (np.asarray(p[...], np.float64) for p in (layer.keys, layer.values))
+    read, slots = np.zeros(config.value_dim), []
+    for head in range(config.num_heads):
+        mine = query[head * config.key_dim : (head + 1) * config.key_dim]
+        scores = np.add.outer(keys[head, 0] @ mine[:half], keys[head, 1] @ mine[half:]).ravel()
+        best = np.argsort(-scores, kind="stable")[: config.top_k]
+        weights = np.exp(scores[best])
+        read += weights / weights.sum() @ values[best]
+        slots += list(best)
+    if config.gated:
+        gate = plain_linear(x, layer.gate_proj)
+        read = read * gate / (1 + np.exp(-gate))
+    return plain_linear(read, layer.out_proj), slots
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"key_dim": 5}, "key_dim=5 must be even"),
-        ({"top_k": 9}, "top_k=9 must lie between 1 and num_subkeys=8"),
-        ({"num_heads": 0}, "num_heads=0"),
-    ],
+    "options",
+    [{}, {"query_norm": False}, {"gated": False}, {"num_heads": 1, "top_k": 4}],
+    ids=str,
 )
-def test_shapes_that_cannot_be_are_refused(change, message):
+def test_the_layer_reads_the_best_of_all_slots(options):
+    with jax.enable_x64(True):
+        layer, x = build(dataclasses.replace(CONFIG, **options)), sample()
+        if layer.query_scale is not None:
+            layer.query_scale[...] = layer.query_scale[...] + 0.1 * jnp.arange(
+                layer.query_scale.shape[0], dtype=jnp.float32
+            )
+        y, slot_ids = jax.jit(lambda x: layer(x))(x)
+        for b, t in np.ndindex(BATCH, LENGTH):
+            expected, slots = by_search(layer, np.asarray(x[b, t]))
+            np.testing.assert_array_equal(slot_ids[b, t], slots)
+            np.testing.assert_allclose(y[b, t], expected, rtol=1e-9, atol=1e-11)
+
+
+def test_only_the_slots_that_were_read_learn():
+    layer, x = build(), sample(np.float32)
+    graphdef, params = nnx.split(layer)
+
+    @jax.jit
+    @jax.grad
+    def gradient(params):
+        return jnp.sum(nnx.merge(graphdef, params)(x)[0] ** 2)
+
+    _, slot_ids = layer(x)
+    assert slot_ids.shape == (BATCH, LENGTH, CONFIG.num_heads * CONFIG.top_k)
+    rows = np.any(np.asarray(gradient(params)["values"][...]) != 0, axis=1)
+    np.testing.assert_array_equal(np.flatnonzero(rows), np.unique(slot_ids))
+
+
+def test_the_output_may_have_a_width_of_its_own():
+    y, _ = build(out_dim=7)(sample(np.float32))
+    assert y.shape == (BATCH, LENGTH, 7)
+
+
+def test_bfloat16_activations_have_finite_float32_gradients():
+    graphdef, params = nnx.split(build(dtype=jnp.bfloat16))
+    x = sample(jnp.bfloat16)
+
+    @jax.jit
+    def gradients(params):
+        def loss(params):
+            y, _ = nnx.merge(graphdef, params)(x)
+            assert y.dtype == jnp.bfloat16
+            return jnp.sum(y.astype(jnp.float32) ** 2)
+
+        return jax.grad(loss)(params)
+
+    leaves = jax.tree.leaves(gradients(params))
+    chex.assert_type(leaves, jnp.float32)
+    chex.assert_tree_all_finite(leaves)
+    assert all(np.any(np.asarray(leaf) != 0) for leaf in leaves)
+
+
+def test_initial_weights_have_their_stated_sizes():
+    layer = PKM(PKMConfig(num_subkeys=32, key_dim=16, value_dim=25), 36, rngs=nnx.Rngs(0))
+    assert np.max(np.abs(layer.keys[...])) <= 1 / 4
+    np.testing.assert_allclose(np.std(layer.keys[...]), 1 / 4 / 3**0.5, rtol=0.05)
+    np.testing.assert_allclose(np.std(layer.values[...]), 1 / 5, rtol=0.05)
+    np.testing.assert_allclose(np.std(layer.out_proj.kernel[...]), 1 / 6, rtol=0.1)
+    np.testing.assert_allclose(np.std(layer.gate_proj.kernel[...]), 1 / 6, rtol=0.1)
+    xavier = (6 / (36 + 4 * 16)) ** 0.5
+    assert np.max(np.abs(layer.query_proj.kernel[...])) <= xavier
+    np.testing.assert_allclose(np.std(layer.query_proj.kernel[...]), xavier / 3**0.5, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key_dim": 3}, "key_dim=3 must be even"),
+        ({"top_k": 5}, "top_k=5 must lie between 1 and num_subkeys=4"),
+        ({"num_heads": 0}, "num_heads=0 and value_dim=3 must be at least 1"),
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        PKMConfig(**{"num_subkeys": 8, "top_k": 2} | change)
+        dataclasses.replace(CONFIG, **options)

@@ -1,0 +1,100 @@
+"""Streams of the whole decoder, cut, masked and flushed at random places."""
+
+import dataclasses
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fwpkm_jax.models.language_model import LanguageModel
+from tests.models.test_language_model import CONFIG
+
+BATCH, MAX_LENGTH = 2, 12
+# Few lengths, so that each compiles once for all examples; 12 is longer than two windows.
+LENGTHS = (1, 3, 12)
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    # Rounding then cannot change which slots are read.
+    with jax.enable_x64(True):
+        yield
+
+
+@functools.cache
+def build():
+    return nnx.split(LanguageModel(CONFIG, rngs=nnx.Rngs(0), dtype=None))
+
+
+def model():
+    return nnx.merge(*build())
+
+
+@functools.partial(jax.jit, static_argnames="chunk_size")
+def piece(params, tokens, stream, mask, *, chunk_size=None):
+    decoder = nnx.merge(build()[0], params)
+    return decoder.stream(tokens, stream, mask=mask, chunk_size=chunk_size)
+
+
+@jax.jit
+def flush(params, stream):
+    return nnx.merge(build()[0], params).flush(stream)
+
+
+def params():
+    return jax.tree.map(lambda x: x.astype(jnp.float64), build()[1])
+
+
+def start(groups):
+    memory = model().init_memory(jax.random.key(1), groups=groups)
+    memory = jax.tree.map(lambda x: x.astype(jnp.float64), memory)
+    stream = model().init_stream(memory, batch=BATCH, max_length=MAX_LENGTH)
+    floating = lambda x: jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
+    return jax.tree.map(lambda x: x.astype(jnp.float64) if floating(x) else x, stream)
+
+
+def in_pieces(lengths, tokens, mask, groups):
+    stream, logits, first = start(groups), [], 0
+    for length in lengths:
+        part = slice(first, first + length)
+        out = piece(params(), tokens[:, part], stream, mask[:, part])
+        logits.append(out.logits)
+        stream = out.stream
+        first += length
+    return np.concatenate(logits, axis=1), stream.memory, flush(params(), stream).memory
+
+
+@pytest.mark.parametrize("groups", [1, BATCH])
+@settings(max_examples=5)
+@given(
+    lengths=st.lists(st.sampled_from(LENGTHS), min_size=1, max_size=4),
+    seed=st.integers(0, 99),
+    share=st.sampled_from([0.0, 0.3]),
+)
+def test_a_stream_cut_anywhere_is_the_stream_token_by_token(groups, lengths, seed, share):
+    rng = np.random.default_rng(seed)
+    shape = (BATCH, sum(lengths))
+    tokens = jnp.asarray(rng.integers(0, CONFIG.vocab_size, shape), jnp.int32)
+    mask = jnp.asarray(rng.uniform(size=shape) >= share, jnp.float64)
+    actual = in_pieces(lengths, tokens, mask, groups)
+    expected = in_pieces([1] * shape[1], tokens, mask, groups)
+    chex.assert_trees_all_close(actual, expected, rtol=1e-8, atol=1e-9)
+
+
+def test_jit_equals_eager():
+    config = dataclasses.replace(CONFIG, mixers=("swa",), memory_layers=(0,), pkm_layers=())
+    decoder = LanguageModel(config, rngs=nnx.Rngs(0), dtype=None)
+    memory = decoder.init_memory(jax.random.key(1))
+    memory = jax.tree.map(lambda x: x.astype(jnp.float64), memory)
+    graphdef, weights = nnx.split(decoder)
+    weights = jax.tree.map(lambda x: x.astype(jnp.float64), weights)
+    tokens = jnp.asarray([[3, 1, 4, 1, 5]], jnp.int32)
+    eager = nnx.merge(graphdef, weights)(tokens, memory)
+    jitted = jax.jit(lambda weights: nnx.merge(graphdef, weights)(tokens, memory))(weights)
+    chex.assert_trees_all_close(jitted, eager, rtol=1e-9, atol=1e-10)

@@ -87,6 +87,20 @@ def test_a_stream_cut_anywhere_is_the_stream_token_by_token(groups, lengths, see
     chex.assert_trees_all_close(actual, expected, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.parametrize("groups", [1, BATCH])
+def test_what_stands_at_padding_changes_no_token_and_no_memory(groups):
+    rng = np.random.default_rng(0)
+    tokens = jnp.asarray(rng.integers(0, CONFIG.vocab_size, (BATCH, 15)), jnp.int32)
+    mask = jnp.asarray(rng.uniform(size=tokens.shape) < 0.7, jnp.float64)
+    other = jnp.where(mask == 1, tokens, (tokens + 5) % CONFIG.vocab_size)
+    (logits, *memories), (same, *others) = (
+        in_pieces([12, 3], ids, mask, groups) for ids in (tokens, other)
+    )
+    real = np.asarray(mask) == 1
+    np.testing.assert_array_equal(logits[real], same[real])
+    chex.assert_trees_all_equal(memories, others)
+
+
 def test_jit_equals_eager():
     config = dataclasses.replace(CONFIG, mixers=("swa",), memory_layers=(0,), pkm_layers=())
     decoder = LanguageModel(config, rngs=nnx.Rngs(0), dtype=None)

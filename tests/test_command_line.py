@@ -8,7 +8,7 @@ from fwpkm_jax.rules import FwPKM
 
 
 def _caught(function):
-    with pytest.raises(ValueError, match=".") as caught:
+    with pytest.raises(ValueError, match=r".") as caught:
         function()
     return caught.value
 

@@ -71,22 +71,6 @@ def assert_close(actual, expected, tolerance=2e-5):
     )
 
 
-@pytest.mark.parametrize("cuts", [[2, 7], list(range(1, LENGTH))], ids=["pieces", "tokens"])
-def test_a_stream_cut_anywhere_equals_the_stream_at_once(cuts):
-    model, memory = start()
-    params = build()[1]
-    ids = tokens()
-    at_once = piece(params, ids, model.init_stream(memory, batch=BATCH, max_length=LENGTH))
-    stream = model.init_stream(memory, batch=BATCH, max_length=LENGTH)
-    logits = []
-    for begin, end in zip([0, *cuts], [*cuts, LENGTH], strict=True):
-        out = piece(params, ids[:, begin:end], stream)
-        logits.append(out.logits)
-        stream = out.stream
-    assert_close(jnp.concatenate(logits, axis=1), at_once.logits)
-    assert_close(stream.memory, at_once.stream.memory)
-
-
 def test_with_a_frozen_memory_stream_and_whole_pass_agree():
     model, memory = start()
     params = build()[1]

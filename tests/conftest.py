@@ -7,9 +7,13 @@ _FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+from collections.abc import Iterator  # noqa: E402
+
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
+
+from pallas_kernels import dispatch  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -28,3 +32,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="folder of reference vectors for tests/golden (default: ../shared/golden beside the "
         "repository; its tests are skipped where that is absent)",
     )
+    parser.addoption(
+        "--backend",
+        choices=["auto", "pallas"],
+        default="auto",
+        help="pallas: run every test over the kernels, by interpretation where their device is not",
+    )
+    parser.addoption(
+        "--kernels",
+        choices=["tpu", "gpu"],
+        default="tpu",
+        help="whose kernels --backend pallas interprets (default: tpu)",
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.config.getoption("--backend") == "auto":
+        yield
+        return
+    with dispatch.default_backend("pallas"):
+        if jax.default_backend() != "cpu":
+            yield
+            return
+        with dispatch.interpret_kernels(request.config.getoption("--kernels")):
+            yield
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    """Says which operations ran their kernels, so that a fallback cannot pass for a parity."""
+    if config.getoption("--backend") == "auto":
+        return
+    terminalreporter.section("implementations traced (of this process)")
+    for (op, chosen, reason), count in sorted(dispatch.decisions.items()):
+        terminalreporter.line(f"{op}: {chosen} {count} times ({reason})")

@@ -1,0 +1,150 @@
+"""The choice of an implementation: by platform, request, inputs and the device's own check."""
+
+import logging
+from collections.abc import Iterator
+
+import jax
+import jaxtyping
+import pytest
+
+from pallas_kernels import dispatch
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing checked or logged yet, and `auto` as users have it whatever --backend says."""
+    monkeypatch.setattr(dispatch, "_checked", {})
+    monkeypatch.setattr(dispatch, "_logged", set())
+    with dispatch.default_backend("auto"), dispatch._simulation(None):
+        yield
+
+
+@pytest.fixture
+def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process believes that it runs on a Hopper GPU."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(dispatch, "_device_too_old", lambda kernel: None)
+
+
+def agree(kernel):
+    del kernel
+
+
+def differ(kernel):
+    raise AssertionError(f"{kernel} is off by 3")
+
+
+def choose(backend, **options):
+    return dispatch.implementation("op", backend, **{"check": agree, **options})
+
+
+def test_a_cpu_runs_the_reference_and_says_so_once(caplog):
+    with caplog.at_level(logging.INFO, "pallas_kernels"):
+        assert [choose("auto") for _ in range(3)] == ["reference"] * 3
+    assert [r.getMessage() for r in caplog.records] == [
+        "op runs its reference: no kernels for cpu."
+    ]
+
+
+def test_a_kernel_asked_for_by_name_runs_or_raises():
+    with pytest.raises(ValueError, match="no kernel for platform 'cpu'; use 'auto' or 'reference'"):
+        choose("pallas")
+    with dispatch.interpret_kernels("tpu"):
+        assert choose("pallas") == "tpu"
+        with pytest.raises(NotImplementedError, match="tpu kernel does not take float64"):
+            choose("pallas", supports=lambda kernel: "float64")
+
+
+def test_unknown_backends_are_refused():
+    # The annotation refuses it first where annotations are checked, as in these tests.
+    with pytest.raises((ValueError, jaxtyping.TypeCheckError), match="'cuda'"):
+        choose("cuda")
+
+
+def test_the_reference_by_name_is_the_reference_everywhere(on_hopper):
+    assert choose("reference", check=differ) == "reference"
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_auto_takes_the_kernel_of_the_device():
+    assert choose("auto") == choose("pallas") == "gpu"
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_auto_leaves_inputs_a_kernel_does_not_take_to_the_reference(caplog):
+    for _ in range(2):
+        assert choose("auto", supports=lambda kernel: f"float64 ({kernel})") == "reference"
+    assert [r.getMessage() for r in caplog.records] == [
+        "op runs its reference: the gpu kernel does not take float64 (gpu)."
+    ]
+
+
+def test_an_old_gpu_has_no_kernels(monkeypatch, caplog):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert choose("auto") == "reference"
+    assert "compute capability unknown, only Hopper's 9.0" in caplog.text
+    with pytest.raises(NotImplementedError, match="only Hopper"):
+        choose("pallas")
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_a_kernel_that_fails_its_check_is_not_used(caplog):
+    assert choose("auto", check=differ) == choose("auto", check=differ) == "reference"
+    assert [r.getMessage() for r in caplog.records] == [
+        "op runs its reference: the gpu kernel failed its check on this device: "
+        "AssertionError: gpu is off by 3."
+    ]
+    with pytest.raises(RuntimeError, match="gpu is off by 3"):
+        choose("pallas", check=differ)
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_the_check_runs_once_and_computes_inside_a_trace():
+    ran = []
+
+    def check(kernel):
+        ran.append(float(jax.numpy.ones(3).sum()))  # A tracer has no float.
+
+    def step(carry, x):
+        assert choose("auto", check=check) == "gpu"
+        return carry, x
+
+    jax.jit(lambda x: jax.lax.scan(step, 0.0, x))(jax.numpy.ones(2))
+    jax.jit(lambda x: jax.lax.scan(step, 0.0, x))(jax.numpy.ones(4))
+    assert ran == [3.0]
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_interpreted_and_absent_devices_need_no_check():
+    with dispatch.interpret_kernels("tpu"):
+        assert choose("auto", check=differ) == "tpu"
+        assert dispatch.interpreted()
+    with dispatch.compile_kernels("gpu"):
+        assert choose("auto", check=differ) == "gpu"
+        assert not dispatch.interpreted()
+
+
+def test_contexts_retrace_what_was_compiled_outside():
+    @jax.jit
+    def chosen(x):
+        return x + {"reference": 0, "tpu": 1, "gpu": 2}[choose("auto")]
+
+    assert chosen(0) == 0
+    with dispatch.default_backend("pallas"), dispatch.interpret_kernels("tpu"):
+        assert chosen(0) == 1
+    with dispatch.compile_kernels("gpu"):
+        assert chosen(0) == 2
+    assert chosen(0) == 0
+
+
+def test_a_redirected_auto_still_leaves_what_kernels_do_not_take():
+    with dispatch.default_backend("pallas"), dispatch.interpret_kernels("tpu"):
+        assert choose("auto", supports=lambda kernel: "float64") == "reference"
+    with dispatch.default_backend("reference"), dispatch.interpret_kernels("tpu"):
+        assert choose("auto") == "reference"
+
+
+def test_decisions_are_counted():
+    before = dispatch.decisions["op", "reference", "by request"]
+    choose("reference")
+    assert dispatch.decisions["op", "reference", "by request"] == before + 1

@@ -1,0 +1,1 @@
+"""One file per operation, each with its `ENTRY`."""

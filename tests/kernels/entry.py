@@ -1,0 +1,90 @@
+"""What an operation tells the shared tests about itself, and where they find it."""
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.dispatch import Kernel
+from pallas_kernels.spec import Spec
+
+
+def equal_or_close(actual: Any, expected: Any, *, ratio: float) -> None:
+    """Integers equal; floats within `ratio` of the expected array's norm, named by their path."""
+    jax.tree.map_with_path(functools.partial(_compare_leaf, ratio=ratio), expected, actual)
+
+
+def _compare_leaf(path: Any, expected: Any, actual: Any, *, ratio: float) -> None:
+    name = jax.tree_util.keystr(path)
+    expected, actual = np.asarray(expected), np.asarray(actual)
+    assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype), name
+    if not np.issubdtype(expected.dtype, np.floating):
+        np.testing.assert_array_equal(actual, expected, err_msg=name)
+        return
+    error = np.linalg.norm((actual - expected).astype(np.float64).ravel())
+    norm = np.linalg.norm(expected.astype(np.float64).ravel())
+    assert error <= ratio * norm, f"{name}: error {error:.3g} exceeds {ratio:g} of {norm:.3g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """An operation under test; `tests/kernels/entries/<op>.py` holds it as `ENTRY`."""
+
+    op: str
+    specs: Sequence[Spec]
+    sample: Callable[[Any, Any], dict[str, Any]]
+    """`sample(spec, dtype)`: the arrays of one call, by argument name."""
+    call: Callable[..., Any]
+    """`call(spec, backend, **arrays)`: the public function, results as a pytree."""
+    differentiable: tuple[str, ...]
+    """Arrays that the VJP is compared for."""
+    kernels: tuple[Kernel, ...] = ("tpu", "gpu")
+    ratio: float = 1e-6
+    """Largest error of an output relative to its norm."""
+    vjp_ratio: float = 1e-5
+    """Largest error of a cotangent relative to its norm."""
+    compare: Callable[[Any, Any], None] | None = None
+    """Compares outputs in place of `equal_or_close`, for example where ties may break otherwise."""
+    not_interpreted: Callable[[Kernel, Any], str | None] = lambda kernel, spec: None
+    """Why a kernel cannot be interpreted here (a primitive that this JAX's interpreter lacks)."""
+
+    def outputs(self, spec: Spec, backend: str, arrays: dict[str, Any]) -> Any:
+        return jax.jit(lambda arrays: self.call(spec, backend, **arrays))(arrays)
+
+    def cotangents(self, spec: Spec, backend: str, arrays: dict[str, Any]) -> dict[str, Any]:
+        """Cotangents of the differentiable arrays for fixed random ones of all float outputs."""
+        moving = {name: arrays[name] for name in self.differentiable}
+
+        @jax.jit
+        @jax.grad
+        def gradient(moving, fixed):
+            leaves = jax.tree.leaves(self.call(spec, backend, **{**fixed, **moving}))
+            draw = np.random.default_rng(1)
+            total = jnp.zeros((), jnp.float32)
+            for leaf in leaves:
+                if jnp.issubdtype(leaf.dtype, jnp.floating):
+                    direction = draw.standard_normal(leaf.shape).astype(leaf.dtype)
+                    total += jnp.sum(leaf * direction).astype(jnp.float32)
+            return total
+
+        return gradient(moving, arrays)
+
+    def assert_outputs(self, actual: Any, expected: Any) -> None:
+        if self.compare is not None:
+            self.compare(actual, expected)
+        else:
+            equal_or_close(actual, expected, ratio=self.ratio)
+
+
+def entries() -> list[Entry]:
+    """Every operation's entry, by name."""
+    from tests.kernels import entries as package
+
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return [importlib.import_module(f"{package.__name__}.{name}").ENTRY for name in names]

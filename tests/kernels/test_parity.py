@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels import dispatch
-from tests.kernels.entry import equal_or_close, entries
+from tests.kernels.entry import entries, equal_or_close
 
 INTERPRETED = [
     pytest.param(entry, kernel, spec, id=f"{entry.op}-{kernel}-{spec.name}")

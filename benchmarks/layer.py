@@ -7,7 +7,6 @@ bandwidth and matmul rate are measured in the same run.
 """
 
 import json
-import resource
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import tyro
 from flax import nnx
-from machine import environment, median_seconds, peak_device_megabytes
+from machine import environment, median_seconds, peak_device_megabytes, peak_host_megabytes
 
 from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightConfig
 from fwpkm_jax.rules import FwPKM, FwPKMMemory
@@ -59,7 +58,7 @@ def measure(options: Options, subkeys: int, which: str) -> dict[str, Any]:
     graphdef, params = nnx.split(layer)
     # Rows all alike: drawing a large table takes several tables of memory, and no slot's value
     # changes what is timed.
-    memory = jax.jit(lambda: _uniform_memory(rule))()
+    memory = jax.jit(lambda: uniform_memory(rule))()
     jax.block_until_ready(memory)
     length = options.length if which == "forward" else options.backward_length
     shape = (options.batch, length, options.model_dim)
@@ -81,7 +80,7 @@ def measure(options: Options, subkeys: int, which: str) -> dict[str, Any]:
     # The memory is donated, as in training: what comes in is not needed after the step.
     step = jax.jit({"forward": forward, "train": train}[which], donate_argnums=1)
     compiled = step.lower(params, memory, x).compile()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_host_megabytes()
     state = {"memory": memory}
     del memory
 
@@ -100,14 +99,14 @@ def measure(options: Options, subkeys: int, which: str) -> dict[str, Any]:
         "ms_per_token_spread": 1e3 * spread / tokens,
         "table_megabytes": rule.num_slots * rule.value_dim * 4 / 1e6,
         "peak_device_megabytes": peak_device_megabytes(),
-        "peak_megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
-        "before_first_call_megabytes": before * 1024 / 1e6,
+        "peak_megabytes": peak_host_megabytes(),
+        "before_first_call_megabytes": before,
         "temporary_megabytes": compiled.memory_analysis().temp_size_in_bytes / 1e6,
         "table_copies": table_copies(compiled.as_text(), table),
     }
 
 
-def _uniform_memory(rule: FwPKM) -> FwPKMMemory:
+def uniform_memory(rule: FwPKM) -> FwPKMMemory:
     """One group's memory with the usual keys and one row of values repeated."""
     rngs = jax.random.split(jax.random.key(1))
     shape = (1, rule.num_heads, 2, rule.num_subkeys, rule.key_dim // 2)

@@ -47,6 +47,13 @@ def peak_device_megabytes() -> float | None:
     return None if peak is None else peak / 1e6
 
 
+def peak_host_megabytes() -> float:
+    """Most memory this process has held; `ru_maxrss` would start at its parent's."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024 / 1e6
+
+
 def environment() -> dict[str, Any]:
     """Device, versions, commit, date, and the measured limits of the device."""
     device = jax.devices()[0]

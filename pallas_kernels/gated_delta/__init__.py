@@ -1,0 +1,3 @@
+"""Chunkwise gated delta rule, forward and backward."""
+
+from pallas_kernels.gated_delta.api import chunk_gated_delta_rule as chunk_gated_delta_rule

@@ -1,0 +1,173 @@
+"""The chunkwise gated delta rule over kernels, with a written-out backward pass."""
+
+import functools
+import importlib
+from types import ModuleType
+
+import chex
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels.dispatch import Backend, Kernel, implementation
+from pallas_kernels.gated_delta import reference
+from pallas_kernels.gated_delta.arguments import (
+    CHUNK,
+    WIDEST_KEY,
+    WIDEST_VALUE,
+    WIDTH_STEP,
+    Inputs,
+)
+from pallas_kernels.gated_delta.reference import GatedDeltaOutput
+from pallas_kernels.gated_delta.specs import CHECK_RATIO, CHECKED, SPECS, sample
+
+OP = "chunk_gated_delta_rule"
+
+
+def chunk_gated_delta_rule(
+    query: Float[Array, "batch length heads key"],
+    key: Float[Array, "batch length heads key"],
+    value: Float[Array, "batch length heads value"],
+    *,
+    log_decay: Float[Array, "batch length heads"],
+    beta: Float[Array, "batch length heads"],
+    initial_state: Float[Array, "batch heads key value"] | None = None,
+    scale: float | None = None,
+    chunk_size: int = 64,
+    backend: Backend = "auto",
+) -> GatedDeltaOutput:
+    """The gated delta rule over whole sequences, by the device's kernels where it has them.
+
+    Arguments, results and gradients are those of `core.gated_delta.chunk_gated_delta_rule`, for
+    any length and any initial state. Kernels read bfloat16 or float32 and compute in float32.
+
+    Args:
+      query: `[batch, length, heads, key]`, key at most 128 for a kernel.
+      key: `[batch, length, heads, key]`.
+      value: `[batch, length, heads, value]`, value at most 256 for a kernel.
+      log_decay: `[batch, length, heads]`, `<= 0`.
+      beta: `[batch, length, heads]`.
+      initial_state: `[batch, heads, key, value]` or None.
+      scale: factor on the queries; None for `key ** -0.5`.
+      chunk_size: tokens per chunk of the reference; kernels have 64. Results depend on it only by
+        rounding.
+      backend: "auto", "reference" or "pallas".
+
+    Raises:
+      ValueError: `chunk_size` is not positive, or no kernel exists for the platform named.
+      NotImplementedError: `backend="pallas"` with float64 or wider heads.
+    """
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size={chunk_size} is not positive; use 64, or any number >= 1.")
+    arrays = (query, key, value, log_decay, beta)
+    arrays += () if initial_state is None else (initial_state,)
+    chosen = implementation(
+        OP,
+        backend,
+        supports=lambda kernel: _refusal(key, value, arrays),
+        check=_check,
+    )
+    if chosen == "reference":
+        return reference.chunk_gated_delta_rule(
+            query,
+            key,
+            value,
+            log_decay=log_decay,
+            beta=beta,
+            initial_state=initial_state,
+            scale=scale,
+            chunk_size=chunk_size,
+        )
+
+    scale = key.shape[-1] ** -0.5 if scale is None else float(scale)
+    length, key_dim, value_dim = value.shape[1], key.shape[-1], value.shape[-1]
+    inputs = _prepare(query, key, value, log_decay, beta, initial_state)
+    output, final = _run(chosen, scale, *inputs)
+    return GatedDeltaOutput(output[:, :length, :, :value_dim], final[:, :, :key_dim, :value_dim])
+
+
+def _prepare(query, key, value, log_decay, beta, initial_state) -> Inputs:
+    """Inputs in the kernels' dtypes, their length and widths filled up with zeros.
+
+    Tokens with `beta = log_decay = 0` leave the memory as it is; keys and values that are zero
+    beyond their width leave it zero there.
+    """
+    chex.assert_rank([query, key, value], 4)
+    chex.assert_equal_shape([query, key])
+    batch, length, heads, key_dim = key.shape
+    chex.assert_shape(value, (batch, length, heads, None))
+    chex.assert_shape([log_decay, beta], (batch, length, heads))
+    chex.assert_axis_dimension_gt(key, 1, 0)
+    memory = (batch, heads, key_dim, value.shape[-1])
+    if initial_state is None:
+        initial_state = jnp.zeros(memory, jnp.float32)
+    chex.assert_shape(initial_state, memory)
+    tokens = (query, key, value)
+    dtype = jnp.bfloat16 if all(x.dtype == jnp.bfloat16 for x in tokens) else jnp.float32
+    query, key, value = (_fill(x.astype(dtype), {1: CHUNK, 3: WIDTH_STEP}) for x in tokens)
+    log_decay, beta = (_fill(x.astype(jnp.float32), {1: CHUNK}) for x in (log_decay, beta))
+    state = _fill(initial_state.astype(jnp.float32), {2: WIDTH_STEP, 3: WIDTH_STEP})
+    return Inputs(query, key, value, log_decay, beta, state)
+
+
+def _fill(x: jax.Array, multiples: dict[int, int]) -> jax.Array:
+    """Zeros at the end of each axis named, up to a multiple of the number given."""
+    return jnp.pad(x, [(0, -n % multiples.get(axis, 1)) for axis, n in enumerate(x.shape)])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _run(chosen: Kernel, scale: float, *inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    output, final, _ = _kernels(chosen).forward(Inputs(*inputs), scale=scale, save=False)
+    return output, final
+
+
+def _run_forward(chosen, scale, *inputs):
+    inputs = Inputs(*inputs)
+    output, final, residuals = _kernels(chosen).forward(inputs, scale=scale, save=True)
+    return (output, final), (inputs, residuals)
+
+
+def _run_backward(chosen, scale, saved, cotangents):
+    return tuple(_kernels(chosen).backward(*saved, *cotangents, scale=scale))
+
+
+_run.defvjp(_run_forward, _run_backward)
+
+
+def _kernels(chosen: Kernel) -> ModuleType:
+    """The module of one device's kernels; loaded only when chosen."""
+    return importlib.import_module(f"pallas_kernels.gated_delta.{chosen}")
+
+
+def _refusal(key, value, arrays) -> str | None:
+    """Why no kernel takes these arrays, or None."""
+    if any(x.dtype == jnp.float64 for x in arrays):
+        return "float64"
+    if key.shape[-1] > WIDEST_KEY:
+        return f"keys of width {key.shape[-1]}, at most {WIDEST_KEY}"
+    if value.shape[-1] > WIDEST_VALUE:
+        return f"values of width {value.shape[-1]}, at most {WIDEST_VALUE}"
+    return None
+
+
+def _check(kernel: Kernel) -> None:
+    """Runs the kernel on the device at hand; raises where it differs from the reference."""
+    del kernel  # The one of this device.
+    spec = next(spec for spec in SPECS if spec.name == CHECKED)
+    arrays = sample(spec, jnp.float32)
+
+    def results(backend, arrays):
+        return tuple(chunk_gated_delta_rule(**arrays, backend=backend))
+
+    def with_gradients(backend):
+        outputs, pull = jax.vjp(functools.partial(results, backend), arrays)
+        return outputs, pull(outputs)
+
+    actual, expected = with_gradients("pallas"), with_gradients("reference")
+    for (path, a), b in zip(
+        jax.tree.leaves_with_path(actual), jax.tree.leaves(expected), strict=True
+    ):
+        error = jnp.linalg.norm((a - b).ravel()) / jnp.linalg.norm(b.ravel())
+        if not error <= CHECK_RATIO:
+            name = jax.tree_util.keystr(path)
+            raise AssertionError(f"{name} differs by {float(error):.2g} of its norm")

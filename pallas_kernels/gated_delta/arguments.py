@@ -1,0 +1,38 @@
+"""What goes into the kernels and what they keep for the backward pass."""
+
+from typing import NamedTuple
+
+import jax
+
+CHUNK = 64
+"""Tokens per chunk of every kernel: the triangle's work grows with it, the memory's shrinks."""
+WIDTH_STEP = 64
+"""Head widths are multiples of it."""
+WIDEST_KEY = 128
+WIDEST_VALUE = 256
+
+
+class Inputs(NamedTuple):
+    """Arguments of the kernels, and in the same shapes and dtypes their cotangents."""
+
+    query: jax.Array
+    """`[batch, length, heads, key]`, float32 or bfloat16; length a multiple of the chunk."""
+    key: jax.Array
+    """`[batch, length, heads, key]`, of the query's dtype."""
+    value: jax.Array
+    """`[batch, length, heads, value]`, of the query's dtype."""
+    log_decay: jax.Array
+    """`[batch, length, heads]` float32."""
+    beta: jax.Array
+    """`[batch, length, heads]` float32."""
+    state: jax.Array
+    """`[batch, heads, key, value]` float32, the memory before the first token."""
+
+
+class Residuals(NamedTuple):
+    """What the backward pass reads besides the inputs; all float32."""
+
+    states: jax.Array
+    """`[batch, chunks, heads, key, value]`: the memory at each chunk's start."""
+    inverses: jax.Array
+    """`[batch, chunks, heads, chunk, chunk]`: of each chunk's triangle."""

@@ -1,0 +1,76 @@
+"""Named shapes of the gated delta rule.
+
+Kernels and reference compute the same sums in another order, all in float32 (on the GPU with
+operands split in two bfloat16 halves, 16 bits of mantissa): they agree to about 1e-6 of a tensor's
+norm on a TPU and 1e-5 on a GPU, and the tolerances of the tests are a few times that.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from pallas_kernels.spec import Spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedDeltaSpec(Spec):
+    """Sizes of one call, and how strongly it forgets and writes."""
+
+    batch: int = 1
+    length: int
+    heads: int = 1
+    key: int = 64
+    value: int = 64
+    decay: float = 0.1
+    """Mean of `-log_decay`; its distribution has a long tail."""
+    largest_beta: float = 1.0
+    """Write strengths are uniform up to this; at 2 a write reflects what the key held."""
+
+
+SPECS = (
+    GatedDeltaSpec(name="one_token", length=1),
+    GatedDeltaSpec(name="63_tokens", length=63, heads=2),
+    GatedDeltaSpec(name="100_tokens", length=100),
+    GatedDeltaSpec(name="strong_decay", length=130, heads=2, decay=20.0),
+    GatedDeltaSpec(name="strong_writes", length=100, decay=0.001, largest_beta=2.0),
+    GatedDeltaSpec(name="wide_keys", length=65, key=128, value=64),
+    GatedDeltaSpec(name="wide_values", length=65, key=64, value=256),
+    GatedDeltaSpec(name="narrow", batch=2, length=20, heads=3, key=8, value=5),
+    GatedDeltaSpec(name="paper", batch=8, length=4096, heads=8, small=False, compiled=True),
+    GatedDeltaSpec(
+        name="wide", batch=8, length=4096, heads=16, key=128, value=128, small=False, compiled=True
+    ),
+    GatedDeltaSpec(
+        name="widest", batch=1, length=4096, heads=4, key=128, value=256, small=False, compiled=True
+    ),
+    GatedDeltaSpec(name="long", batch=1, length=32768, heads=8, small=False),
+)
+CHECKED = "100_tokens"
+"""What a device must get right before its kernels are trusted."""
+CHECK_RATIO = 1e-4
+"""By how much of a tensor's norm it may be off."""
+
+
+def sample(spec: GatedDeltaSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
+    """Keys of unit length and the rest as the spec says; `dtype` of queries, keys and values."""
+    rng = np.random.default_rng(spec.length)
+    tokens = (spec.batch, spec.length, spec.heads)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape, np.float32)
+
+    key = normal(*tokens, spec.key)
+    key /= np.linalg.norm(key, axis=-1, keepdims=True)
+    # The cube of an exponential has mean 6: most tokens hardly forget, some forget everything.
+    forgetting = spec.decay / 6 * rng.standard_exponential(tokens, np.float32) ** 3
+    return {
+        "query": jnp.asarray(normal(*tokens, spec.key), dtype),
+        "key": jnp.asarray(key, dtype),
+        "value": jnp.asarray(normal(*tokens, spec.value), dtype),
+        "log_decay": jnp.asarray(-forgetting),
+        "beta": jnp.asarray(spec.largest_beta * rng.random(tokens, np.float32)),
+        "initial_state": jnp.asarray(normal(spec.batch, spec.heads, spec.key, spec.value)),
+    }

@@ -1,0 +1,244 @@
+"""TPU: one kernel forward and one backward, each a walk over the chunks with the memory in VMEM.
+
+Everything of a chunk is fused: decays, the triangle's inverse, the errors written, output and
+memory. Device memory sees the arguments once and the results once; what the backward pass reads
+besides them are the memories at the chunks' starts and the inverses, as large as the values and
+keys are. Chunks are the last, sequential grid axis; the block that holds the memory has the same
+index at every chunk, so it stays in VMEM until the heads change.
+
+Several heads share a block, side by side along the lanes: `[batch, length, heads, width]` needs no
+transposed copy, and the heads' products, which do not depend on each other, fill the gaps in each
+other's latency.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.dispatch import interpreted
+from pallas_kernels.gated_delta.arguments import CHUNK, Inputs, Residuals
+from pallas_kernels.gated_delta.chunk import chunk_backward, chunk_forward
+
+LANES = 128
+MOST_HEADS = 4
+"""Heads per block: more hide more latency, and take longer to compile and more VMEM."""
+
+
+def forward(
+    inputs: Inputs, *, scale: float, save: bool
+) -> tuple[jax.Array, jax.Array, Residuals | None]:
+    """Output `[batch, length, heads, value]`, final memory, and residuals if `save`."""
+    shape = _Shape.of(inputs)
+    batch, chunks, heads = shape.batch, shape.chunks, shape.heads
+    float32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    out_shape = [
+        float32((batch, shape.length, heads * shape.value)),
+        float32(inputs.state.shape),
+    ]
+    out_specs = [shape.tokens(shape.value), shape.memory()]
+    if save:
+        out_shape += [
+            float32((batch, chunks, heads, shape.key, shape.value)),
+            float32((batch, chunks, heads, CHUNK, CHUNK)),
+        ]
+        out_specs += [shape.tiles(shape.key, shape.value), shape.tiles(CHUNK, CHUNK)]
+    output, state, *saved = _call(
+        functools.partial(_forward_kernel, shape=shape, scale=scale),
+        shape,
+        in_specs=shape.input_specs(),
+        out_specs=out_specs,
+        out_shape=out_shape,
+    )(*shape.arrange(inputs))
+    residuals = Residuals(*saved) if save else None
+    return output.reshape(inputs.value.shape), state, residuals
+
+
+def backward(
+    inputs: Inputs,
+    residuals: Residuals,
+    d_output: jax.Array,
+    d_state: jax.Array,
+    *,
+    scale: float,
+) -> Inputs:
+    """Cotangents of the inputs, in their dtypes, from those of output and final memory."""
+    shape = _Shape.of(inputs, reverse=True)
+    arranged = shape.arrange(inputs)
+    query, key, value, log_decay, beta, _ = arranged
+    results = _call(
+        functools.partial(_backward_kernel, shape=shape, scale=scale),
+        shape,
+        in_specs=[
+            *shape.input_specs()[:-1],
+            shape.tiles(shape.key, shape.value),
+            shape.tiles(CHUNK, CHUNK),
+            shape.tokens(shape.value),
+            shape.memory(),
+        ],
+        out_specs=shape.input_specs(),
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arranged],
+    )(
+        *(query, key, value, log_decay, beta),
+        *(residuals.states, residuals.inverses),
+        d_output.reshape(d_output.shape[0], d_output.shape[1], -1),
+        d_state,
+    )
+    return shape.restore(inputs, results)
+
+
+def _forward_kernel(
+    query, key, value, log_decay, beta, start, output, state, *residuals, shape, scale
+):
+    @pl.when(pl.program_id(2) == 0)
+    def _():
+        state[...] = start[...]
+
+    for head in range(shape.block):
+        keys, values = shape.lanes(shape.key, head), shape.lanes(shape.value, head)
+        before = state[0, head]
+        read, after, inverse = chunk_forward(
+            query[0, :, keys],
+            key[0, :, keys],
+            value[0, :, values],
+            log_decay[0, 0, 0, head : head + 1],
+            beta[0, 0, 0, head : head + 1],
+            before,
+            scale=scale,
+        )
+        output[0, :, values] = read
+        state[0, head] = after
+        for residual, saved in zip(residuals, (before, inverse), strict=False):
+            residual[0, 0, head] = saved
+
+
+def _backward_kernel(*refs, shape, scale):
+    query, key, value, log_decay, beta, states, inverses, d_output, d_end = refs[:9]
+    d_query, d_key, d_value, d_log_decay, d_beta, d_state = refs[9:]
+
+    @pl.when(pl.program_id(2) == 0)
+    def _():
+        d_state[...] = d_end[...]
+
+    for head in range(shape.block):
+        keys, values = shape.lanes(shape.key, head), shape.lanes(shape.value, head)
+        gradients = chunk_backward(
+            query[0, :, keys],
+            key[0, :, keys],
+            value[0, :, values],
+            log_decay[0, 0, 0, head : head + 1],
+            beta[0, 0, 0, head : head + 1],
+            states[0, 0, head],
+            inverses[0, 0, head],
+            d_output[0, :, values],
+            d_state[0, head],
+            scale=scale,
+        )
+        d_query[0, :, keys] = gradients.query.astype(d_query.dtype)
+        d_key[0, :, keys] = gradients.key.astype(d_key.dtype)
+        d_value[0, :, values] = gradients.value.astype(d_value.dtype)
+        d_log_decay[0, 0, 0, head : head + 1] = gradients.log_decay
+        d_beta[0, 0, 0, head : head + 1] = gradients.beta
+        d_state[0, head] = gradients.state
+
+
+class _Shape(NamedTuple):
+    """Sizes, and how arrays are cut into blocks over the grid (batch, blocks of heads, chunks)."""
+
+    batch: int
+    length: int
+    heads: int
+    key: int
+    value: int
+    block: int
+    """Heads per block."""
+    reverse: bool
+    """Whether the chunks are walked from the last to the first."""
+
+    @classmethod
+    def of(cls, inputs: Inputs, *, reverse: bool = False) -> "_Shape":
+        batch, length, heads, key = inputs.key.shape
+        assert length % CHUNK == 0, length
+        value = inputs.value.shape[-1]
+        # Blocks span whole rows of lanes, or all heads.
+        fitting = [
+            block
+            for block in range(1, MOST_HEADS + 1)
+            if heads % block == block * key % LANES == block * value % LANES == 0
+        ]
+        return cls(batch, length, heads, key, value, max(fitting, default=heads), reverse)
+
+    @property
+    def chunks(self) -> int:
+        return self.length // CHUNK
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        return self.batch, self.heads // self.block, self.chunks
+
+    def lanes(self, width: int, head: int) -> slice:
+        """Where one head lies in a block of several."""
+        return slice(head * width, (head + 1) * width)
+
+    def _chunk(self, step):
+        return self.chunks - 1 - step if self.reverse else step
+
+    def tokens(self, width: int) -> pl.BlockSpec:
+        """A chunk of `[batch, length, heads * width]`."""
+        return pl.BlockSpec(
+            (1, CHUNK, self.block * width), lambda b, h, step: (b, self._chunk(step), h)
+        )
+
+    def vectors(self) -> pl.BlockSpec:
+        """A chunk of `[batch, blocks, chunks, block, chunk]`."""
+        return pl.BlockSpec(
+            (1, 1, 1, self.block, CHUNK), lambda b, h, step: (b, h, self._chunk(step), 0, 0)
+        )
+
+    def tiles(self, rows: int, columns: int) -> pl.BlockSpec:
+        """A chunk of `[batch, chunks, heads, rows, columns]`."""
+        return pl.BlockSpec(
+            (1, 1, self.block, rows, columns), lambda b, h, step: (b, self._chunk(step), h, 0, 0)
+        )
+
+    def memory(self) -> pl.BlockSpec:
+        """The heads' memories, the same block at every chunk."""
+        return pl.BlockSpec((1, self.block, self.key, self.value), lambda b, h, step: (b, h, 0, 0))
+
+    def input_specs(self) -> list[pl.BlockSpec]:
+        tokens = [self.tokens(width) for width in (self.key, self.key, self.value)]
+        return [*tokens, self.vectors(), self.vectors(), self.memory()]
+
+    def arrange(self, inputs: Inputs) -> list[jax.Array]:
+        """Arrays as the specs expect them."""
+        tokens = [x.reshape(*x.shape[:2], -1) for x in inputs[:3]]
+        vectors = [
+            x.reshape(self.batch, self.chunks, CHUNK, -1, self.block).transpose(0, 3, 1, 4, 2)
+            for x in (inputs.log_decay, inputs.beta)
+        ]
+        return [*tokens, *vectors, inputs.state]
+
+    def restore(self, inputs: Inputs, arrays: Sequence[jax.Array]) -> Inputs:
+        """The inverse of `arrange`."""
+        *tokens, log_decay, beta, state = arrays
+        vectors = (x.transpose(0, 2, 4, 1, 3) for x in (log_decay, beta))
+        arrays = [*tokens, *vectors, state]
+        return Inputs(*(x.reshape(y.shape) for x, y in zip(arrays, inputs, strict=True)))
+
+
+def _call(kernel, shape: _Shape, *, in_specs, out_specs, out_shape):
+    return pl.pallas_call(
+        kernel,
+        grid=shape.grid,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        out_shape=out_shape,
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary")
+        ),
+        interpret=interpreted(),
+    )

@@ -1,0 +1,72 @@
+"""Descriptions of absent devices to compile for, where their compilers are installed.
+
+TPU: the package libtpu of jax's own line. H100: jax-cuda13-plugin and jax-cuda13-pjrt. Either can
+lie in a folder of its own that PYTHONPATH names, so that the environment stays a plain CPU's.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from jax.experimental import topologies
+from jax.sharding import AbstractDevice, AbstractMesh
+
+from pallas_kernels import dispatch
+from pallas_kernels.dispatch import Kernel
+
+TPUS = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
+DEVICES: tuple[str, ...] = (*TPUS, "h100")
+
+_TPU_KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite"}
+
+# libtpu otherwise asks the cloud's metadata server who and where it is.
+_LIBTPU_ALONE = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+}
+
+
+def kernel_of(device: str) -> Kernel:
+    return "tpu" if device in TPUS else "gpu"
+
+
+@contextlib.contextmanager
+def kernels_for(device: str) -> Iterator[None]:
+    """Traces and lowers kernels for the device, which need not even have a compiler here."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(dispatch.compile_kernels(kernel_of(device)))
+        if device in TPUS:
+            # Lowering to Mosaic asks the mesh for the kind of device, or else takes this CPU's.
+            kind = AbstractDevice(device_kind=_TPU_KINDS[device], num_cores=1, platform="tpu")
+            mesh = AbstractMesh((1,), ("only",), abstract_device=kind)
+            stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
+        yield
+
+
+def absent_device(device: str) -> Any:
+    """A device to give argument shardings; skips the test where its compiler is not installed."""
+    package = "libtpu" if device in TPUS else "jax_cuda13_plugin"
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed; see docs/performance.md")
+    return _topology(device).devices[0]
+
+
+@functools.cache
+def _topology(device: str) -> Any:
+    if device in TPUS:
+        for name, value in _LIBTPU_ALONE.items():
+            os.environ.setdefault(name, value)
+        return topologies.get_topology_desc(platform="tpu", topology_name=TPUS[device])
+    target = Path(__file__).with_name("h100.txtpb").read_text()
+    return topologies.get_topology_desc(
+        platform="cuda", topology_name="h100", target_config=target, topology="1x1x1"
+    )

@@ -1,0 +1,51 @@
+"""Every kernel lowers for the TPU everywhere, and compiles for v5e, v5p, v6e and H100."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from tests.aot.devices import DEVICES, absent_device, kernel_of, kernels_for
+from tests.kernels.entry import entries
+
+CUSTOM_CALL = {"tpu": "tpu_custom_call", "gpu": "mosaic_gpu"}
+COMPILED = [
+    pytest.param(entry, spec, direction, id=f"{entry.op}-{spec.name}-{direction}")
+    for entry in entries()
+    for spec in entry.specs
+    if spec.compiled
+    for direction in (["outputs", "cotangents"] if entry.differentiable else ["outputs"])
+]
+
+
+def abstract(entry, spec, sharding=None):
+    """The arrays of one call, as shapes and dtypes: nothing of the paper's widths is made."""
+    arrays = jax.eval_shape(lambda: entry.sample(spec, jnp.float32))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arrays)
+
+
+@pytest.mark.parametrize(("entry", "spec", "direction"), COMPILED)
+def test_kernels_lower_for_the_tpu_on_any_machine(entry, spec, direction):
+    if "tpu" not in entry.kernels:
+        pytest.skip(f"{entry.op} has no TPU kernel")
+    arrays = abstract(entry, spec)
+    with kernels_for("v5e"):
+        traced = jax.jit(lambda x: getattr(entry, direction)(spec, "pallas", x)).trace(arrays)
+        text = traced.lower(lowering_platforms=("tpu",)).as_text()
+    # A VJP may be matrix products alone, if what it needs was not the kernel's own result.
+    assert direction == "cotangents" or CUSTOM_CALL["tpu"] in text
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("entry", "spec", "direction"), COMPILED)
+def test_kernels_compile_ahead_of_time(entry, spec, direction, device):
+    kernel = kernel_of(device)
+    if kernel not in entry.kernels:
+        pytest.skip(f"{entry.op} has no {kernel} kernel")
+    arrays = abstract(entry, spec, SingleDeviceSharding(absent_device(device)))
+    with kernels_for(device):
+        traced = jax.jit(lambda x: getattr(entry, direction)(spec, "pallas", x)).trace(arrays)
+        compiled = traced.lower().compile()
+    assert direction == "cotangents" or CUSTOM_CALL[kernel] in compiled.as_text()
+    assert compiled.memory_analysis().output_size_in_bytes > 0

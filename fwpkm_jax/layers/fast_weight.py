@@ -20,7 +20,7 @@ from fwpkm_jax.core.targets import (
     write_weights,
 )
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.rules import FwMLP, FwPKM
 
 Normalizer = Literal["none", "standardize", "l2"]
 
@@ -32,7 +32,7 @@ _GATE_WIDTH = 8  # The gate is the sigmoid of a mean over this many projections.
 class FastWeightConfig:
     """A memory block before the token mixer."""
 
-    rule: FwPKM = field(default_factory=FwPKM)
+    rule: FwPKM | FwMLP = field(default_factory=FwPKM)
     """The memory and how it is written."""
     chunk_size: int = 512
     """Tokens of a sequence between two writes."""
@@ -60,23 +60,24 @@ class FastWeightInfo(NamedTuple):
       memory_loss: mean over the paired tokens of gate-weighted mean squared error, before each
         chunk's write.
       addressing_loss: mean over the chunks of the negative marginal entropy of the sub-keys; 0
-        when nothing was written.
+        when nothing was written, or where nothing is addressed.
       gate: share of the read in the output, 0 to 1.
-      slot_ids: slots read by each token.
-      slot_weights: their read weights.
+      slot_ids: slots read by each token; None for a memory without slots.
+      slot_weights: their read weights, or None.
       update_norm: mean over the chunks of the norm of the written change; 0 without writes.
       token_loss: gate-weighted mean squared error of each token's read, 0 where it has no target.
-      measures: how evenly this call used the slots; O(slots) to compute, free when unused in jit.
+      measures: how evenly this call used the slots, or None; O(slots) to compute, free when unused
+        in jit.
     """
 
     memory_loss: Float[Array, ""]
     addressing_loss: Float[Array, ""]
     gate: Float[Array, "batch length"]
-    slot_ids: Int[Array, "batch length places"]
-    slot_weights: Float[Array, "batch length places"]
+    slot_ids: Int[Array, "batch length places"] | None
+    slot_weights: Float[Array, "batch length places"] | None
     update_norm: Float[Array, ""]
     token_loss: Float[Array, "batch length"]
-    measures: AccessMeasures
+    measures: AccessMeasures | None
 
 
 class FastWeight(nnx.Module):
@@ -199,10 +200,8 @@ class FastWeight(nnx.Module):
         groups = jax.tree.leaves(memory)[0].shape[0]
         grouped = jax.tree.map(lambda leaf: split_groups(leaf, groups), sequence)
         if write:
-            memory, read, access, info = map_groups(
-                lambda memory, part: tuple(rule.run(memory, part, chunk_size=config.chunk_size)),
-                memory,
-                grouped,
+            memory, read, access, info = rule.run_groups(
+                memory, grouped, chunk_size=config.chunk_size
             )
         else:
             read, access = map_groups(self._read, memory, grouped.query)
@@ -255,24 +254,24 @@ class FastWeight(nnx.Module):
             lambda leaf: split_groups(leaf, groups), signals._replace(gate=loss_gate)
         )
         if write:
-            options = {"chunk_size": chunk_size, "lookahead": rule.lookahead}
+            counts = {"chunk_size": chunk_size, "lookahead": rule.lookahead}
 
             # The count is closed over, not mapped: all groups wait alike, and a mapped condition
             # would turn "write or not" into writing always and choosing afterwards.
             def push(memory: Memory, waiting: Signals, piece: Signals):
                 queue = Pending(waiting, pending.num_waiting)
                 memory, queue, read, access = streaming.push(
-                    rule.read, rule.write, memory, queue, piece, **options
+                    rule.read, rule.write, memory, queue, piece, targets=rule.targets, **counts
                 )
                 return memory, queue.signals, read, access
 
             memory, waiting, read, access = map_groups(push, memory, pending.signals, queued)
             length = x.shape[1]
-            pending = Pending(waiting, streaming.waiting_after(pending, length, **options))
+            pending = Pending(waiting, streaming.waiting_after(pending, length, **counts))
         else:
             read, access = map_groups(self._read, memory, queued.query)
         read, access = jax.tree.map(merge_groups, (read, access))
-        target = shift_left(signals.value, rule.lookahead)
+        target = rule.targets(signals.value)
         paired = shift_left(signals.mask, rule.lookahead) * signals.mask
         losses = loss_gate * paired * jnp.mean((read - target) ** 2, axis=-1)
         facts = _facts(rule, signals, losses, paired, access, None)
@@ -284,7 +283,9 @@ class FastWeight(nnx.Module):
 
         def flush(memory: Memory, waiting: Signals):
             queue = Pending(waiting, pending.num_waiting)
-            memory, queue = streaming.flush(rule.write, memory, queue, lookahead=rule.lookahead)
+            memory, queue = streaming.flush(
+                rule.write, memory, queue, lookahead=rule.lookahead, targets=rule.targets
+            )
             return memory, queue.signals
 
         memory, waiting = map_groups(flush, memory, pending.signals)
@@ -301,10 +302,10 @@ def _facts(rule, signals, losses, paired, access, info) -> FastWeightInfo:
         memory_loss=jnp.sum(losses) / jnp.maximum(jnp.sum(paired), 1.0),
         addressing_loss=zero if info is None else jnp.mean(info.addressing_loss),
         gate=signals.gate,
-        slot_ids=access.slot_ids,
-        slot_weights=access.slot_weights,
+        slot_ids=None if access is None else access.slot_ids,
+        slot_weights=None if access is None else access.slot_weights,
         update_norm=zero if info is None else jnp.mean(info.update_norm),
         token_loss=losses,
-        measures=access_measures(access.slot_ids, rule.num_slots),
+        measures=None if access is None else access_measures(access.slot_ids, rule.num_slots),
     )
     return jax.lax.stop_gradient(facts)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, TokenValues
-from fwpkm_jax.core.chunking import Chunk, Memory, RunOutput, StepOutput, scan_chunks
+from fwpkm_jax.core.chunking import Chunk, Memory, RunOutput, StepOutput, map_groups, scan_chunks
 from fwpkm_jax.core.targets import Pairing, shift_left, write_weights
 
 
@@ -35,6 +35,12 @@ class AbstractRule(abc.ABC):
         gradients.
         """
         return scan_chunks(self.step, memory, sequence, chunk_size=chunk_size)
+
+    def run_groups(self, memory: Memory, sequence: Chunk, *, chunk_size: int) -> RunOutput:
+        """`run` for several memories side by side, every leaf with a leading axis of groups."""
+        return map_groups(
+            lambda memory, part: self.run(memory, part, chunk_size=chunk_size), memory, sequence
+        )
 
     @classmethod
     @abc.abstractmethod
@@ -77,7 +83,13 @@ class AbstractChunkRule(AbstractRule):
         """
         gate = jnp.ones(value.shape[:2], value.dtype) if gate is None else gate
         weights = pairing(gate, mask, chunk_size=chunk_size, lookahead=self.lookahead)
-        return Chunk(query, shift_left(value, self.lookahead), *weights)
+        return Chunk(query, self.targets(value), *weights)
+
+    def targets(
+        self, value: Float[Array, "batch length value"]
+    ) -> Float[Array, "batch length value"]:
+        """What each token should read, given all values; of no use where a pair is not complete."""
+        return shift_left(value, self.lookahead)
 
     def write(self, memory: Memory, chunk: Chunk) -> Memory:
         """The memory after one chunk; what `step` leaves, without the reads."""

@@ -17,8 +17,9 @@ from fwpkm_jax.core.addressing import (
     slot_weights,
 )
 from fwpkm_jax.core.array_types import Queries, SubKeys, TokenValues, ValueTable
-from fwpkm_jax.core.chunking import Chunk, StepOutput
+from fwpkm_jax.core.chunking import Chunk, RunOutput, StepOutput, map_groups, scan_chunks
 from fwpkm_jax.core.memory import slot_counts, slot_read, slot_write
+from fwpkm_jax.core.value_run import value_run
 from fwpkm_jax.rules.base import AbstractChunkRule
 
 KeyLoss = Literal["addressing", "reconstruction", "both"]
@@ -127,6 +128,46 @@ class FwPKM(AbstractChunkRule):
         _, access = self._address(memory.keys, query)
         return slot_read(memory.values, *access), access
 
+    @property
+    def two_phase(self) -> bool:
+        """Whether the keys move without the values, and every write touches its own rows alone."""
+        return self.key_loss == "addressing" and self.write_clip is None and not self.weight_decay
+
+    def run(self, memory: FwPKMMemory, sequence: Chunk, *, chunk_size: int) -> RunOutput:
+        if not self.two_phase:
+            return super().run(memory, sequence, chunk_size=chunk_size)
+        one = jax.tree.map(lambda x: x[None], (memory, sequence))
+        return jax.tree.map(lambda x: x[0], self.run_groups(*one, chunk_size=chunk_size))
+
+    def run_groups(self, memory: FwPKMMemory, sequence: Chunk, *, chunk_size: int) -> RunOutput:
+        """All slots first, in one scan over the keys alone; then the values (core.value_run)."""
+        if not self.two_phase:
+            return super().run_groups(memory, sequence, chunk_size=chunk_size)
+        sequence = sequence.astype(memory.values.dtype)
+        keys, _, access, losses = map_groups(
+            lambda keys, part: scan_chunks(self._key_step, keys, part, chunk_size=chunk_size),
+            memory.keys,
+            sequence,
+        )
+        error_weights = sequence.write_weight
+        if sequence.factor is not None:
+            error_weights = sequence.factor * error_weights
+        out = value_run(
+            memory.values,
+            *access,
+            sequence.target,
+            error_weights=error_weights,
+            counted=sequence.counted,
+            step_size=self.learning_rate * self._value_step,
+            chunk_size=chunk_size,
+        )
+        info = jax.lax.stop_gradient(FwPKMInfo(losses, out.update_norm))
+        return RunOutput(FwPKMMemory(keys, out.values), out.output, access, info)
+
+    def write(self, memory: FwPKMMemory, chunk: Chunk) -> FwPKMMemory:
+        sequence = jax.tree.map(lambda x: x[None], chunk)
+        return self.run(memory, sequence, chunk_size=chunk.write_weight.shape[0]).memory
+
     def step(self, memory: FwPKMMemory, chunk: Chunk) -> StepOutput:
         chunk = chunk.astype(memory.values.dtype)
         address, access = self._address(memory.keys, chunk.query)
@@ -134,16 +175,13 @@ class FwPKM(AbstractChunkRule):
         errors = chunk.write_weight[:, None] * (output - chunk.target)
         if chunk.factor is not None:
             errors = chunk.factor[:, None] * errors
-        step_size = self.value_step
-        if step_size is None:
-            step_size = float(self.num_heads * self.top_k)
         values = slot_write(
             memory.values,
             access.slot_ids,
             access.slot_weights,
             errors,
             counted=chunk.counted,
-            step_size=step_size,
+            step_size=self._value_step,
             learning_rate=self.learning_rate,
             clip=self.write_clip,
             weight_decay=self.weight_decay,
@@ -158,6 +196,21 @@ class FwPKM(AbstractChunkRule):
             addressing_loss=loss, update_norm=_update_norm(memory.values, values, access.slot_ids)
         )
         return StepOutput(FwPKMMemory(keys, values), output, access, jax.lax.stop_gradient(info))
+
+    @property
+    def _value_step(self) -> float:
+        if self.value_step is None:
+            return float(self.num_heads * self.top_k)
+        return self.value_step
+
+    def _key_step(self, keys: SubKeys, chunk: Chunk) -> StepOutput:
+        """One chunk's part of `step` that concerns the keys alone."""
+        address, access = self._address(keys, chunk.query)
+        weights = {"token_weights": chunk.addressed}
+        gradient = addressing_gradient(chunk.query, keys, address, score=self.score, **weights)
+        loss = addressing_loss(address, num_subkeys=self.num_subkeys, **weights)
+        keys = keys - self.learning_rate * self.addressing_weight * gradient
+        return StepOutput(keys, None, access, loss)
 
     def _address(self, keys: SubKeys, query: Queries) -> tuple[Address, SlotAccess]:
         query = query.astype(keys.dtype)

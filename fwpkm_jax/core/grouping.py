@@ -1,0 +1,58 @@
+"""The references of a chunk to the slots of a table, grouped by slot.
+
+A row of the table then has one owner that sums its references in a fixed order: no two additions
+race for it, and two runs agree bit for bit.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from fwpkm_jax.core.array_types import SlotIds
+
+
+class SlotGroups(NamedTuple):
+    """References sorted by slot, and where each slot's run begins.
+
+    A reference is a place of a token, numbered token * places + place.
+
+    Attributes:
+      order: the reference at each sorted position; those of one slot in ascending order.
+      slots: the distinct slots, ascending; behind `num_groups` distinct numbers beyond the table.
+      starts: sorted position where each distinct slot's run begins; `references` behind the last.
+      rank: which of the distinct slots each reference reads.
+      num_groups: how many distinct slots there are.
+    """
+
+    order: Int[Array, " references"]
+    slots: Int[Array, " references"]
+    starts: Int[Array, " references_and_end"]
+    rank: Int[Array, "tokens places"]
+    num_groups: Int[Array, ""]
+
+
+def group_slots(slot_ids: SlotIds, *, num_slots: int) -> SlotGroups:
+    """Groups the references of one chunk by slot: one sort, then run lengths.
+
+    Args:
+      slot_ids: `[tokens, places]`, each below `num_slots`.
+      num_slots: rows of the table.
+    """
+    ids = slot_ids.reshape(-1).astype(jnp.int32)
+    references = jnp.arange(ids.size, dtype=jnp.int32)
+    sorted_ids, order = jax.lax.sort((ids, references), num_keys=1, is_stable=True)
+    begins = jnp.concatenate([jnp.ones((1,), bool), sorted_ids[1:] != sorted_ids[:-1]])
+    group = jnp.cumsum(begins.astype(jnp.int32)) - 1
+    rank = jnp.zeros_like(ids).at[order].set(group, unique_indices=True)
+    # Every reference of a run writes the same slot; only its first one writes the start.
+    slots = (num_slots + references).at[group].set(sorted_ids, indices_are_sorted=True)
+    ends = jnp.full((ids.size + 1,), ids.size, jnp.int32)
+    starts = ends.at[jnp.where(begins, group, ids.size + 1)].set(references, mode="drop")
+    return SlotGroups(order, slots, starts, rank.reshape(slot_ids.shape), group[-1] + 1)
+
+
+def run_lengths(groups: SlotGroups) -> Int[Array, "tokens places"]:
+    """How many references of the chunk share each reference's slot."""
+    return jnp.diff(groups.starts)[groups.rank]

@@ -1,0 +1,82 @@
+"""Rows of a table read, multiplied and added to, without a copy per reference.
+
+The three operations that `core.value_scan` is made of; kernels may stand in for them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from fwpkm_jax.core.array_types import SlotIds, SlotWeights, TokenValues, ValueTable
+from fwpkm_jax.core.grouping import SlotGroups
+
+
+def read_rows(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
+    """Weighted sums of rows, one per token: as `memory.slot_read`, without a backward pass.
+
+    One place at a time, so that gather and sum fuse and no row is written down twice.
+    """
+    total = jnp.zeros((slot_ids.shape[0], values.shape[1]), values.dtype)
+    for place in range(slot_ids.shape[1]):
+        rows = values.at[slot_ids[:, place]].get(mode="promise_in_bounds")
+        total = total + weights[:, place, None] * rows
+    return total
+
+
+def dot_rows(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> SlotWeights:
+    """Inner products of each token's vector with the rows it reads."""
+    rows = values.at[slot_ids].get(mode="promise_in_bounds")
+    return jnp.einsum("tpv,tv->tp", rows, vectors, precision=jax.lax.Precision.HIGHEST)
+
+
+def add_rows(
+    values: ValueTable, groups: SlotGroups, coefficients: SlotWeights, rows: TokenValues
+) -> ValueTable:
+    """Adds a multiple of each token's row to the rows of the table that it reads.
+
+        V[i] += sum of coefficients[t, p] * rows[t] over the places (t, p) that read slot i
+
+    In place in a loop. The sum's order is fixed: a CPU adds one reference after the other; other
+    devices sum sorted runs first, so that no two additions meet in one row.
+    """
+    return jax.lax.platform_dependent(
+        values, groups, coefficients, rows, cpu=_add_in_turn, default=_add_by_runs
+    )
+
+
+def _add_in_turn(
+    values: ValueTable, groups: SlotGroups, coefficients: SlotWeights, rows: TokenValues
+) -> ValueTable:
+    slot_ids = groups.slots[groups.rank]
+    added = coefficients[:, :, None] * rows[:, None, :]
+    return values.at[slot_ids].add(added, mode="promise_in_bounds")
+
+
+def _add_by_runs(
+    values: ValueTable, groups: SlotGroups, coefficients: SlotWeights, rows: TokenValues
+) -> ValueTable:
+    places = groups.rank.shape[1]
+    sorted_rows = coefficients.reshape(-1)[groups.order, None] * rows[groups.order // places]
+    group = groups.rank.reshape(-1)[groups.order]
+
+    def merge(left, right):
+        (left_group, left_sum), (right_group, right_sum) = left, right
+        carried = jnp.where((left_group == right_group)[:, None], left_sum, 0.0)
+        return right_group, carried + right_sum
+
+    _, sums = jax.lax.associative_scan(merge, (group, sorted_rows))
+    last = jnp.maximum(groups.starts[1:] - 1, 0)
+    return values.at[groups.slots].add(
+        sums[last], mode="drop", unique_indices=True, indices_are_sorted=True
+    )
+
+
+@dataclass(frozen=True)
+class RowOps:
+    """What carries out the three operations; each as the function of its default."""
+
+    read: Callable[[ValueTable, SlotIds, SlotWeights], TokenValues] = read_rows
+    dot: Callable[[ValueTable, SlotIds, TokenValues], SlotWeights] = dot_rows
+    add: Callable[[ValueTable, SlotGroups, SlotWeights, TokenValues], ValueTable] = add_rows

@@ -1,0 +1,207 @@
+"""A sequence's reads and writes of a value table, all chunks, with a backward pass of its own.
+
+What is read and how strongly must be known beforehand: the keys never read the values, so one scan
+over the chunks finds every slot and a second one, this, handles the values. Per chunk c, with the
+table V as earlier chunks left it:
+
+    y[t] = sum_p w[t, p] V[i[t, p]]         read
+    e[t] = m[t] (y[t] - v[t])               error
+    V[i] += sum over the places that read slot i of s[t, p] e[t]
+
+Columns of the table never meet: any slice of columns of V, v and y gives the same slice of the
+results, and the cotangents of w, s and m are sums over the slices.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fwpkm_jax.core.array_types import ValueTable
+from fwpkm_jax.core.grouping import SlotGroups, group_slots
+from fwpkm_jax.core.row_ops import RowOps
+
+
+class ChunkRows(NamedTuple):
+    """What the chunks of a sequence read and write.
+
+    Attributes:
+      weights: read weights w, `[chunks, tokens, places]`.
+      steps: the write's coefficients s, minus the step size over the slot's count times w.
+      targets: v, `[chunks, tokens, value]`.
+      error_weights: m, `[chunks, tokens]`; a token with 0 writes nothing.
+    """
+
+    weights: Float[Array, "chunks tokens places"]
+    steps: Float[Array, "chunks tokens places"]
+    targets: Float[Array, "chunks tokens value"]
+    error_weights: Float[Array, "chunks tokens"]
+
+
+class ValueScanOutput(NamedTuple):
+    """The table after the last chunk, and what each chunk read and changed.
+
+    Attributes:
+      values: `[slots, value]`.
+      output: y, `[chunks, tokens, value]`.
+      squared_change: `[chunks, tokens]`; a chunk's sum is the squared norm of its change of the
+        table. Without a gradient.
+    """
+
+    values: ValueTable
+    output: Float[Array, "chunks tokens value"]
+    squared_change: Float[Array, "chunks tokens"]
+
+
+def value_scan(
+    values: ValueTable,
+    slot_ids: Int[Array, "chunks tokens places"],
+    rows: ChunkRows,
+    *,
+    groups: SlotGroups,
+    ops: RowOps | None = None,
+) -> ValueScanOutput:
+    """Reads and writes every chunk, the table updated in place.
+
+    The backward pass keeps the touched rows as they were before each write, and a cotangent of the
+    touched rows alone; a gradient of the whole table is made only if someone asks for the gradient
+    of `values`.
+
+    Args:
+      values: the table before the first chunk.
+      slot_ids: which slots each token reads.
+      rows: what is read and written there.
+      groups: `group_slots` of each chunk, leaves `[chunks, ...]`.
+      ops: what reads and adds rows; None: plain XLA.
+    """
+    output = _scan(RowOps() if ops is None else ops, values, slot_ids, rows, groups)
+    return output._replace(squared_change=jax.lax.stop_gradient(output.squared_change))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _scan(
+    ops: RowOps, values: ValueTable, slot_ids: jax.Array, rows: ChunkRows, groups: SlotGroups
+) -> ValueScanOutput:
+    def body(values, chunk):
+        slot_ids, rows, groups = chunk
+        output = ops.read(values, slot_ids, rows.weights)
+        values, change = _write(ops, values, slot_ids, slot_ids, values, rows, groups, output)
+        return values, (output, change)
+
+    values, (output, change) = jax.lax.scan(body, values, (slot_ids, rows, groups))
+    return ValueScanOutput(values, output, change)
+
+
+def _write(ops, values, slot_ids, old_ids, old, rows, groups, output):
+    """The table after one chunk's write; `old[old_ids]` are the rows read."""
+    errors = rows.error_weights[:, None] * (output - rows.targets)
+    before = ops.dot(old, old_ids, errors)
+    values = ops.add(values, groups, rows.steps, errors)
+    # |change of a row|^2 = <change, sum of its references' steps * errors>.
+    change = jnp.sum(rows.steps * (ops.dot(values, slot_ids, errors) - before), axis=-1)
+    return values, change
+
+
+class _Residuals(NamedTuple):
+    log: jax.Array  # [chunks, distinct, value], the touched rows before each chunk's write
+    output: jax.Array
+    slot_ids: jax.Array
+    rows: ChunkRows
+    groups: SlotGroups
+    slots: jax.Array  # [slots, 0], for the number of slots
+    table: jax.Array | None  # something if the table's gradient is asked for
+
+
+def _scan_forward(ops, values, slot_ids, rows, groups):
+    asked = values.perturbed
+    values, slot_ids, rows, groups = jax.tree.map(
+        lambda x: x.value, (values, slot_ids, rows, groups)
+    )
+    distinct = min(groups.slots.shape[1], values.shape[0])
+
+    def body(values, chunk):
+        slot_ids, rows, groups = chunk
+        # The tokens read from the logged rows, so that the write waits for the log.
+        log = values.at[groups.slots[:distinct]].get(mode="clip")
+        output = ops.read(log, groups.rank, rows.weights)
+        values, change = _write(ops, values, slot_ids, groups.rank, log, rows, groups, output)
+        return values, (output, change, log)
+
+    slots = jnp.zeros((values.shape[0], 0), values.dtype)
+    values, (output, change, log) = jax.lax.scan(body, values, (slot_ids, rows, groups))
+    table = jnp.zeros((), values.dtype) if asked else None
+    residuals = _Residuals(log, output, slot_ids, rows, groups, slots, table)
+    return ValueScanOutput(values, output, change), residuals
+
+
+def _scan_backward(ops, residuals, cotangents):
+    log, output, slot_ids, rows, groups, slots, table = residuals
+    after = None if _is_zero(cotangents.values) else cotangents.values
+    output_bar = cotangents.output
+    if _is_zero(output_bar):
+        output_bar = jnp.zeros_like(output)
+    touched = _touched_rows(slot_ids, groups, slots.shape[0])
+    if after is None:
+        table_bar = jnp.zeros((touched.slots.size, output.shape[-1]), output.dtype)
+    else:
+        table_bar = after.at[touched.slots].get(mode="clip")
+
+    def body(table_bar, chunk):
+        slot_ids, groups, log, rows, output, output_bar = chunk
+        gap = output - rows.targets
+        errors = rows.error_weights[:, None] * gap
+        steps_bar = ops.dot(table_bar, slot_ids, errors)
+        errors_bar = ops.read(table_bar, slot_ids, rows.steps)
+        targets_bar = -rows.error_weights[:, None] * errors_bar
+        read_bar = output_bar - targets_bar
+        rows_bar = ChunkRows(
+            weights=ops.dot(log, groups.rank, read_bar),
+            steps=steps_bar,
+            targets=targets_bar,
+            error_weights=jnp.sum(errors_bar * gap, axis=-1),
+        )
+        return ops.add(table_bar, groups, rows.weights, read_bar), rows_bar
+
+    chunks = (touched.slot_ids, touched.groups, log, rows, output, output_bar)
+    table_bar, rows_bar = jax.lax.scan(body, table_bar, chunks, reverse=True)
+    values_bar = None
+    if table is not None:
+        values_bar = jnp.zeros((slots.shape[0], output.shape[-1]), output.dtype)
+        values_bar = values_bar if after is None else after
+        values_bar = values_bar.at[touched.slots].set(table_bar, mode="drop")
+    return values_bar, None, rows_bar, None
+
+
+_scan.defvjp(_scan_forward, _scan_backward, symbolic_zeros=True)
+
+
+class _Touched(NamedTuple):
+    """The rows that a sequence touches, numbered from 0, and its references by these numbers."""
+
+    slots: jax.Array  # [rows], the slot of each; ids beyond the table where there are fewer
+    slot_ids: jax.Array
+    groups: SlotGroups
+
+
+def _touched_rows(slot_ids: jax.Array, groups: SlotGroups, num_slots: int) -> _Touched:
+    chunks, tokens, places = slot_ids.shape
+    if slot_ids.size >= num_slots:
+        return _Touched(jnp.arange(num_slots, dtype=jnp.int32), slot_ids, groups)
+    sequence = group_slots(slot_ids.reshape(chunks * tokens, places), num_slots=num_slots)
+    numbers = sequence.rank.reshape(chunks, tokens, places)
+    references = groups.order.shape[1]
+    first = jnp.take_along_axis(
+        numbers.reshape(chunks, references),
+        jnp.take_along_axis(groups.order, groups.starts[:, :-1], axis=1, mode="clip"),
+        axis=1,
+        mode="clip",
+    )
+    position = jnp.arange(references, dtype=jnp.int32)[None]
+    slots = jnp.where(position < groups.num_groups[:, None], first, slot_ids.size + position)
+    return _Touched(sequence.slots, numbers, groups._replace(slots=slots))
+
+
+def _is_zero(x: object) -> bool:
+    return isinstance(x, jax.custom_derivatives.SymbolicZero)

@@ -1,0 +1,93 @@
+"""FwPKM's two phases, all slots first and then the values, equal the plain scan of its steps."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fwpkm_jax.core.chunking import map_groups, scan_chunks
+from fwpkm_jax.rules import FwPKM
+from tests.rules.sampling import init_memory, sample_signals, to_sequence
+
+RULE = FwPKM(num_subkeys=5, key_dim=6, value_dim=4, num_heads=2, top_k=3)
+WIDE = FwPKM(num_subkeys=30, key_dim=6, value_dim=4, top_k=3)  # More slots than references.
+CHUNK = 4
+
+
+def sample(rule, dtype, *, length, groups=1, masked=False):
+    parts = []
+    for seed in range(groups):
+        signals = sample_signals(rule, length=length, seed=seed, masked=masked)
+        parts.append(to_sequence(rule, signals, chunk_size=CHUNK, dtype=dtype))
+    memory = init_memory(rule, dtype)
+    sequence = jax.tree.map(lambda *x: jnp.stack(x), *parts)
+    sequence = sequence._replace(factor=1.0 + 0.5 * sequence.counted * sequence.write_weight)
+    return jax.tree.map(lambda x: jnp.stack([x] * groups), memory), sequence
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def outputs_and_gradients(rule, plain, memory, sequence):
+    """Of a loss over outputs and final memory, with respect to memory and all of the sequence."""
+
+    def loss(memory, sequence):
+        if plain:
+            out = map_groups(
+                lambda m, s: scan_chunks(rule.step, m, s, chunk_size=CHUNK), memory, sequence
+            )
+        else:
+            out = rule.run_groups(memory, sequence, chunk_size=CHUNK)
+        ends = jax.tree.leaves((out.output, out.memory))
+        # The change's norm is compared as an output; its slope is not part of either.
+        return sum(jnp.sum(jnp.sin(3.0 * x)) for x in ends), out
+
+    return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(memory, sequence)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("rule", [RULE, WIDE], ids=["few_slots", "many_slots"])
+@pytest.mark.parametrize(
+    ("length", "groups", "masked"),
+    [(4, 1, False), (3, 1, False), (10, 3, True), (64, 1, True)],
+    ids=["one_chunk", "short", "groups_and_rest", "sixteen_chunks"],
+)
+def test_outputs_and_all_gradients_equal_the_plain_scan(rule, length, groups, masked):
+    inputs = sample(rule, jnp.float64, length=length, groups=groups, masked=masked)
+    plain = outputs_and_gradients(rule, True, *inputs)
+    ours = outputs_and_gradients(rule, False, *inputs)
+    chex.assert_trees_all_close(ours, plain, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_single_precision_agrees_relative_to_the_norm(groups):
+    inputs = sample(WIDE, jnp.float32, length=16, groups=groups)
+    plain, ours = (outputs_and_gradients(WIDE, x, *inputs) for x in (True, False))
+
+    def compare(actual, expected):
+        if jnp.issubdtype(expected.dtype, jnp.floating):
+            gap = np.linalg.norm(actual - expected)
+            assert gap <= 1e-5 * max(np.linalg.norm(expected), 1e-3)
+        else:
+            np.testing.assert_array_equal(actual, expected)
+
+    jax.tree.map(compare, ours, plain)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key_loss": "reconstruction"},
+        {"key_loss": "both"},
+        {"write_clip": 1.0},
+        {"weight_decay": 0.1},
+    ],
+    ids=str,
+)
+def test_where_keys_read_values_or_writes_are_dense_the_plain_scan_runs(options):
+    rule = FwPKM(num_subkeys=5, key_dim=6, value_dim=4, top_k=3, **options)
+    assert not rule.two_phase
+    memory, sequence = sample(rule, jnp.float32, length=8)
+    plain, ours = (outputs_and_gradients(rule, x, memory, sequence) for x in (True, False))
+    chex.assert_trees_all_close(ours, plain, rtol=1e-6)

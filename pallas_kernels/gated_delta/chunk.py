@@ -121,9 +121,25 @@ def chunk_written(
     state: jax.Array,
 ) -> Written:
     """The errors that the chunk writes, given the memory at its start."""
+    key, value = key.astype(jnp.float32), value.astype(jnp.float32)
     recalled = product(key, state)
     own_error = value - decays.to_token * recalled
     return Written(own_error, recalled, product(inverse, beta * own_error))
+
+
+def chunk_read(
+    query: jax.Array,
+    key: jax.Array,
+    decays: Decays,
+    state: jax.Array,
+    errors: jax.Array,
+    *,
+    scale: float,
+) -> jax.Array:
+    """What the chunk's queries read `[chunk, value]`: the memory before, and the writes since."""
+    attention = scale * product(query, key, contract=(1, 1)) * decays.between
+    query = query.astype(jnp.float32)
+    return (scale * decays.to_token) * product(query, state) + product(attention, errors)
 
 
 def chunk_forward(
@@ -153,10 +169,9 @@ def chunk_forward(
     """
     decays, beta = chunk_decays(log_decay), as_column(beta)
     inverse = write_inverse(product(key, key, contract=(1, 1)), beta, decays)
-    attention = scale * product(query, key, contract=(1, 1)) * decays.between
-    query, key, value = (x.astype(jnp.float32) for x in (query, key, value))
     errors = chunk_written(key, value, beta, decays, inverse, state).errors
-    output = (scale * decays.to_token) * product(query, state) + product(attention, errors)
+    output = chunk_read(query, key, decays, state, errors, scale=scale)
+    key = key.astype(jnp.float32)
     state = decays.whole * state + product(decays.to_end * key, errors, contract=(0, 0))
     return output, state, inverse
 

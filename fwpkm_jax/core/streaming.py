@@ -16,6 +16,7 @@ from fwpkm_jax.core.targets import shift_left
 
 Read = Callable[[Memory, jax.Array], tuple[jax.Array, Any]]
 Write = Callable[[Memory, Chunk], Memory]
+Targets = Callable[[jax.Array], jax.Array]  # What tokens should read, from all their values.
 
 
 class Signals(NamedTuple):
@@ -64,6 +65,7 @@ def push(
     *,
     chunk_size: int,
     lookahead: int,
+    targets: Targets | None = None,
 ) -> tuple[Memory, Pending, jax.Array, Any]:
     """Reads a piece of a stream and writes the chunks that it completes.
 
@@ -75,6 +77,8 @@ def push(
       signals: the piece, leaves `[batch, length, ...]` with length >= 1.
       chunk_size: tokens per write, for this call.
       lookahead: distance from a token to its target.
+      targets: from values to targets, `[batch, length, value]` both; None: the value `lookahead`
+        tokens on.
 
     Returns:
       Memory, pending, output `[batch, length, value]` and access (leaves `[batch, length, ...]`).
@@ -91,14 +95,13 @@ def push(
         )
     length = signals.gate.shape[1]
     num_full, rest = divmod(length, chunk_size)
+    options = {"chunk_size": chunk_size, "lookahead": lookahead, "targets": targets}
 
     def push_piece(carry: tuple[Memory, Pending], piece: Signals):
-        memory, pending, *read_out = _push_piece(
-            read, write, *carry, piece, chunk_size=chunk_size, lookahead=lookahead
-        )
+        memory, pending, *read_out = _push_piece(read, write, *carry, piece, **options)
         return (memory, pending), tuple(read_out)
 
-    carry = _drain(write, memory, pending, chunk_size=chunk_size, lookahead=lookahead)
+    carry = _drain(write, memory, pending, **options)
     outputs = []
     if num_full == 1:
         first = jax.tree.map(lambda x: x[:, :chunk_size], signals)
@@ -124,7 +127,14 @@ def push(
     return memory, pending, output, access
 
 
-def flush(write: Write, memory: Memory, pending: Pending, *, lookahead: int):
+def flush(
+    write: Write,
+    memory: Memory,
+    pending: Pending,
+    *,
+    lookahead: int,
+    targets: Targets | None = None,
+):
     """Writes the complete pairs now, as one chunk, and keeps the last `lookahead` tokens.
 
     Does nothing while no more than `lookahead` tokens wait.
@@ -138,7 +148,7 @@ def flush(write: Write, memory: Memory, pending: Pending, *, lookahead: int):
         complete = pending.num_waiting - lookahead
         written = jnp.arange(capacity, dtype=jnp.int32)[None] < complete
         written = written.astype(pending.signals.gate.dtype)
-        memory = write(memory, _chunk(pending.signals, capacity, lookahead, written))
+        memory = write(memory, _chunk(pending.signals, capacity, lookahead, targets, written))
         return memory, _drop(pending, complete)
 
     return jax.lax.cond(
@@ -165,16 +175,19 @@ def clear(pending: Pending) -> Pending:
     return pending._replace(num_waiting=jnp.zeros_like(pending.num_waiting))
 
 
-def _push_piece(read, write, memory, pending, piece, *, chunk_size, lookahead):
+def _push_piece(read, write, memory, pending, piece, *, chunk_size, lookahead, targets):
     """`push` of at most `chunk_size` tokens, which complete at most one chunk."""
-    length = piece.gate.shape[1]
+    length, capacity = piece.gate.shape[1], pending.signals.gate.shape[1]
     limit = chunk_size + lookahead
     output, access = read_sequences(read, memory, piece.query)
     # In the queue, were it long enough.
     position = pending.num_waiting + jnp.arange(length, dtype=jnp.int32)
+    # Fewer than `limit` tokens wait here, so that a single token always finds room and a donated
+    # queue is changed in place.
+    added = max(0, limit - 1 + length - capacity)
     queue = jax.tree.map(
         lambda waiting, new: jax.lax.dynamic_update_slice_in_dim(
-            jnp.pad(waiting, [(0, 0), (0, length)] + [(0, 0)] * (new.ndim - 2)),
+            jnp.pad(waiting, [(0, 0), (0, added)] + [(0, 0)] * (new.ndim - 2)),
             new.astype(waiting.dtype),
             pending.num_waiting,
             axis=1,
@@ -184,12 +197,24 @@ def _push_piece(read, write, memory, pending, piece, *, chunk_size, lookahead):
     )
     longer = Pending(queue, pending.num_waiting + length)
 
-    def keep(memory: Memory, longer: Pending):
-        return memory, longer, output, access
+    # What was read goes through the condition too: without that order between the read and the
+    # write, XLA copies the table for every piece.
+    def write_chunk(memory: Memory, longer: Pending, *read_out: Any):
+        memory = write(memory, _chunk(longer.signals, chunk_size, lookahead, targets))
+        return memory, _drop(longer, chunk_size), *read_out
 
-    def write_chunk(memory: Memory, longer: Pending):
-        memory = write(memory, _chunk(longer.signals, chunk_size, lookahead, None))
-        # Tokens behind the one that completed the chunk already see the write.
+    memory, longer, output, access = jax.lax.cond(
+        longer.num_waiting >= limit,
+        write_chunk,
+        lambda *unchanged: unchanged,
+        memory,
+        longer,
+        output,
+        access,
+    )
+    if length > 1:
+        # Tokens behind the one that completed the chunk already see the write. A condition of its
+        # own: inside the one above, reading what was just written makes XLA copy the table.
         late = position >= limit
 
         def reread():
@@ -200,32 +225,35 @@ def _push_piece(read, write, memory, pending, piece, *, chunk_size, lookahead):
 
             return jax.tree.map(choose, new, (output, access))
 
-        out = jax.lax.cond(late[-1], reread, lambda: (output, access))
-        return memory, _drop(longer, chunk_size), *out
-
-    memory, longer, output, access = jax.lax.cond(
-        longer.num_waiting >= limit, write_chunk, keep, memory, longer
-    )
-    capacity = pending.signals.gate.shape[1]
+        output, access = jax.lax.cond(late[-1], reread, lambda: (output, access))
     kept = jax.tree.map(lambda x: x[:, :capacity], longer.signals)
     return memory, Pending(kept, longer.num_waiting), output, access
 
 
-def _drain(write, memory, pending, *, chunk_size, lookahead):
+def _drain(write, memory, pending, *, chunk_size, lookahead, targets):
     """Writes chunks that are complete already, as after a call with a larger chunk size."""
+    if chunk_size + lookahead == pending.signals.gate.shape[1]:
+        # No call can have left so many: the largest chunk size leaves fewer than fill the queue.
+        return memory, pending
 
     def complete(carry: tuple[Memory, Pending]) -> jax.Array:
         return carry[1].num_waiting >= chunk_size + lookahead
 
     def write_chunk(carry: tuple[Memory, Pending]) -> tuple[Memory, Pending]:
         memory, pending = carry
-        memory = write(memory, _chunk(pending.signals, chunk_size, lookahead, None))
+        memory = write(memory, _chunk(pending.signals, chunk_size, lookahead, targets))
         return memory, _drop(pending, chunk_size)
 
     return jax.lax.while_loop(complete, write_chunk, (memory, pending))
 
 
-def _chunk(signals: Signals, size: int, lookahead: int, written: jax.Array | None) -> Chunk:
+def _chunk(
+    signals: Signals,
+    size: int,
+    lookahead: int,
+    targets: Targets | None,
+    written: jax.Array | None = None,
+) -> Chunk:
     """The first `size` waiting tokens as one chunk; `written` `[1, size]` limits it to some."""
 
     def tokens(x: jax.Array) -> jax.Array:
@@ -235,9 +263,11 @@ def _chunk(signals: Signals, size: int, lookahead: int, written: jax.Array | Non
     real = mask if written is None else mask * written
     # A pair needs both of its tokens; the target may stand behind the written ones.
     pair = real * shift_left(mask, lookahead)
+    value = signals.value
+    target = shift_left(value, lookahead) if targets is None else targets(value)
     return Chunk(
         query=tokens(signals.query),
-        target=tokens(shift_left(signals.value, lookahead)),
+        target=tokens(target),
         write_weight=tokens(signals.gate * pair),
         paired=tokens(jnp.ones_like(mask) if written is None else jnp.ones_like(mask) * written),
         counted=tokens(real),

@@ -24,6 +24,7 @@ from fwpkm_jax.evaluation.segments import Segmentation
 from fwpkm_jax.evaluation.sources import Source, text_sources
 from fwpkm_jax.evaluation.token_losses import TokenLosses, curves, differences, scores
 from fwpkm_jax.models.language_model import LanguageModel, Memory
+from fwpkm_jax.rules import FwPKM
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,8 @@ def streaming_perplexity(
             queue=config.queue,
             memory_reset=config.memory_reset,
         )
-        num_slots = model.config.fast_weight.rule.num_slots
+        rule = model.config.fast_weight.rule
+        num_slots = rule.num_slots if isinstance(rule, FwPKM) else 0  # Without slots: no windows.
         name = "writing" if write else "frozen"
         passes[name], summaries[name] = _read_all(reader, sources, config, num_slots)
     first = next(iter(passes.values()))

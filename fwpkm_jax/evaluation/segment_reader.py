@@ -32,7 +32,7 @@ class PieceReading(NamedTuple):
     gates: dict[str, jax.Array]
     """`[length]` by memory layer."""
     slot_ids: dict[str, jax.Array]
-    """`[length, places]` by memory layer."""
+    """`[length, places]` by memory layer that has slots."""
 
 
 class SegmentReading(NamedTuple):
@@ -172,5 +172,7 @@ def _read_piece(
     chosen = jnp.take_along_axis(out.logits, labels[..., None], axis=-1)[..., 0]
     losses = jax.nn.logsumexp(out.logits, axis=-1) - chosen
     gates = {layer: facts.gate[0] for layer, facts in out.info.items()}
-    slot_ids = {layer: facts.slot_ids[0] for layer, facts in out.info.items()}
+    slot_ids = {
+        layer: facts.slot_ids[0] for layer, facts in out.info.items() if facts.slot_ids is not None
+    }
     return out.stream, PieceReading(losses[0], gates, slot_ids)

@@ -279,7 +279,8 @@ def memory_metrics(info: dict[str, FastWeightInfo]) -> dict[str, Float[Array, ""
             f"{name}/addressing_loss": facts.addressing_loss,
             f"{name}/gate_mean": jnp.mean(facts.gate),
         }
-        metrics |= {f"{name}/{key}": value for key, value in facts.measures._asdict().items()}
+        if facts.measures is not None:
+            metrics |= {f"{name}/{key}": value for key, value in facts.measures._asdict().items()}
     return metrics
 
 

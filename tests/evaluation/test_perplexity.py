@@ -8,12 +8,15 @@ import pytest
 from flax import nnx
 
 from fwpkm_jax.data import Document
+from fwpkm_jax.evaluation import tables
 from fwpkm_jax.evaluation.perplexity import PerplexityConfig, streaming_perplexity
 from fwpkm_jax.evaluation.segment_reader import SegmentReader
 from fwpkm_jax.evaluation.segments import split_into_segments
 from fwpkm_jax.evaluation.sources import Source
 from fwpkm_jax.evaluation.stream_calls import flush, reset_caches
+from fwpkm_jax.layers.fast_weight import FastWeightConfig
 from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.rules import FwMLP
 from tests.evaluation.conftest import tiny_model_config
 
 SEGMENT = 16
@@ -207,6 +210,19 @@ def test_addressing_is_measured_in_windows_of_segments(model, memory):
     assert measured["layer_1"]["windows"] == 2
     assert 0 < measured["layer_1"]["coverage"] <= 1
     assert measured["mean"]["kld"] == measured["layer_1"]["kld"] <= np.log(16)
+
+
+def test_a_memory_without_slots_has_no_addressing():
+    rule = FwMLP(key_dim=8, value_dim=8, hidden_dim=8, learning_rate=1.0)
+    config = tiny_model_config(fast_weight=FastWeightConfig(rule=rule, chunk_size=8))
+    model = LanguageModel(config, rngs=nnx.Rngs(0))
+    result = evaluate(
+        model, model.init_memory(jax.random.key(1)), source(random_document(40)), write="both"
+    )
+    results = result.record["results"]
+    assert results["writing"]["addressing"] == {}
+    assert results["difference"]["all"]["loss"] != 0
+    assert "layer_1" in tables.perplexity_table(result.record)
 
 
 def test_texts_without_a_prediction_are_refused(model, memory):

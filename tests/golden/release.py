@@ -9,7 +9,7 @@ import numpy as np
 
 from fwpkm_jax.core.chunking import Chunk
 from fwpkm_jax.core.targets import WriteWeights, shift_left
-from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory
+from fwpkm_jax.rules import FwMLP, FwPKM, FwPKMMemory
 
 SCORES = {"idw": "idw", "dot_product": "dot"}
 _MEMORY_FIELDS = {
@@ -50,8 +50,20 @@ def memory_rule(config: dict) -> FwPKM:
     )
 
 
-def block_rule(config: dict) -> FwPKM:
+def block_rule(config: dict) -> FwPKM | FwMLP:
     """The rule of a fwpkm_block or lm file, whose fields start with `fwpkm_`."""
+    if config["fwpkm_variant"] == "mlp":
+        # The rest of the fields is FwPKM's; the decoder always averages the targets.
+        assert not config["fwpkm_grad_clip"]
+        return FwMLP(
+            key_dim=config["fwpkm_k_dim"],
+            value_dim=config["fwpkm_v_dim"],
+            hidden_dim=config["fwpkm_n_subkeys"],
+            lookahead=config["fwpkm_target_value_lookahead"],
+            target="mean",
+            learning_rate=config["fwpkm_optimizer_lr"],
+            weight_decay=config["fwpkm_optimizer_weight_decay"],
+        )
     known = {
         "qk_score_type": config["fwpkm_qk_score_type"],
         "heads": config["fwpkm_heads"],
@@ -167,9 +179,7 @@ def stream(rule: FwPKM, start: FwPKMMemory, query, values, gate, mask, pieces, *
         first += piece
         record = {"updated": 0, "losses": [], "addressing_losses": []}
         reads = []
-        while positions.size:
-            room = chunk_size + lookahead - queue.size if not reads else chunk_size
-            cut, positions = positions[:room], positions[room:]
+        for cut in cuts(positions, queue.size, chunk_size=chunk_size, lookahead=lookahead):
             output, access = rule.read(now, query[:, cut].reshape(-1, *query.shape[2:]))
             reads.append(
                 jax.tree.map(lambda x: x.reshape(batch, -1, *x.shape[1:]), (output, *access))
@@ -193,6 +203,14 @@ def stream(rule: FwPKM, start: FwPKMMemory, query, values, gate, mask, pieces, *
             "queue_length": queue.size,
             "memory": now,
         }
+
+
+def cuts(positions, queued: int, *, chunk_size: int, lookahead: int):
+    """A piece cut where the release ends a read: when the queue is full, then every chunk."""
+    room = chunk_size + lookahead - queued
+    while positions.size:
+        yield positions[:room]
+        positions, room = positions[room:], chunk_size
 
 
 def _queued_chunk(rule, query, values, gate, mask, queue, *, last_cut: int) -> Chunk:

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import pytest
 from flax import nnx
 
 from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightConfig
@@ -21,15 +20,14 @@ def block_config(config: dict) -> FastWeightConfig:
         chunk_size=config["fwpkm_update_chunk_size"],
         query_norm=NORMS[config["fwpkm_compress_query"]],
         value_norm=NORMS[config["fwpkm_compress_value"]],
-        weight_by_gate=config["fwpkm_weight_loss_with_gates"],
+        # The release's fast MLP takes no loss weights, whatever this field says.
+        weight_by_gate=config["fwpkm_weight_loss_with_gates"] and config["fwpkm_variant"] == "pkm",
         gate_output=config["fwpkm_out_fuse_gate"],
     )
 
 
 def test_the_memory_block_matches_the_release(golden_path, dtype):
     file = open_file(golden_path, dtype)
-    if file.config["fwpkm_variant"] == "mlp":
-        pytest.skip("variant mlp: FwMLP comes with the paper's other models")
     config = config_values(
         golden_path,
         file.config,

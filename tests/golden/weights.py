@@ -10,7 +10,7 @@ from fwpkm_jax.layers.fast_weight import FastWeight
 from fwpkm_jax.layers.pkm import PKM
 from fwpkm_jax.models.block import Block
 from fwpkm_jax.models.language_model import LanguageModel
-from fwpkm_jax.rules import FwPKMMemory
+from fwpkm_jax.rules import FwMLP, FwMLPMemory, FwPKMMemory
 from tests.golden.test_attention import with_weights as _attention_with_weights
 from tests.golden.test_gdn_layer import with_weights as _gdn_with_weights
 
@@ -29,7 +29,7 @@ def fill_linear(linear, weights: Weights, name: str) -> None:
         linear.bias.set_value(weights.pop(f"{name}.bias"))
 
 
-def fill_fast_weight(layer: FastWeight, weights: Weights) -> FwPKMMemory | None:
+def fill_fast_weight(layer: FastWeight, weights: Weights) -> FwPKMMemory | FwMLPMemory | None:
     """Fills a memory block in place; its fast weights, as one group."""
     for ours, theirs in {"query": "fw_q", "value": "fw_v"}.items():
         getattr(layer, f"{ours}_norm").weight.set_value(weights.pop(f"{theirs}_norm.weight"))
@@ -43,12 +43,35 @@ def fill_fast_weight(layer: FastWeight, weights: Weights) -> FwPKMMemory | None:
     return fast_weights(layer, take(weights, "fwpkm."))
 
 
-def fast_weights(layer: FastWeight, weights: Weights) -> FwPKMMemory:
+def fast_weights(layer: FastWeight, weights: Weights) -> FwPKMMemory | FwMLPMemory:
     rule = layer.config.rule
+    if isinstance(rule, FwMLP):
+        return jax.tree.map(lambda x: x[None], fwmlp_memory(weights))
     keys = weights.pop("keys").reshape(1, rule.num_heads, 2, rule.num_subkeys, -1)
     values = weights.pop("values")[None]
     assert not weights, f"fast weights without a place: {sorted(weights)}"
     return FwPKMMemory(keys, values)
+
+
+def fwmlp_memory(weights: Weights) -> FwMLPMemory:
+    """One network from the release's six tensors."""
+    assert set(weights) == {f"{kind}_{part}" for kind in "wb" for part in ("up", "gate", "down")}
+    return FwMLPMemory(
+        *(
+            x
+            for part in ("up", "gate", "down")
+            for x in (weights[f"w_{part}"].T, weights[f"b_{part}"])
+        )
+    )
+
+
+def release_weights(memory: FwPKMMemory | FwMLPMemory) -> Weights:
+    """One group's fast weights under the release's names and in its shapes."""
+    if isinstance(memory, FwPKMMemory):
+        half = memory.keys.shape[-1]
+        return {"keys": memory.keys.reshape(-1, half), "values": memory.values}
+    names = [f"{kind}_{part}" for part in ("up", "gate", "down") for kind in "wb"]
+    return {name: x.T if x.ndim == 2 else x for name, x in zip(names, memory, strict=True)}
 
 
 def fill_pkm(layer: PKM, weights: Weights) -> None:
@@ -69,7 +92,7 @@ def fill_pkm(layer: PKM, weights: Weights) -> None:
     assert not weights, f"parameters without a place: {sorted(weights)}"
 
 
-def fill_block(block: Block, weights: Weights) -> FwPKMMemory | None:
+def fill_block(block: Block, weights: Weights) -> FwPKMMemory | FwMLPMemory | None:
     memory = None
     if block.memory is not None:
         memory = fill_fast_weight(block.memory, weights)
@@ -89,7 +112,9 @@ def fill_block(block: Block, weights: Weights) -> FwPKMMemory | None:
     return memory
 
 
-def fill_language_model(model: LanguageModel, weights: Weights) -> dict[str, FwPKMMemory]:
+def fill_language_model(
+    model: LanguageModel, weights: Weights
+) -> dict[str, FwPKMMemory | FwMLPMemory]:
     """Fills the model in place; its fast weights by layer name."""
     weights = dict(weights)
     model.embedding.set_value(weights.pop("model.embed_tokens.weight"))

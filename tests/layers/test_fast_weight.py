@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightConfig
-from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.rules import FwMLP, FwPKM
 
 MODEL, BATCH, LENGTH, CHUNK = 6, 2, 8, 3
 CONFIG = FastWeightConfig(
@@ -369,3 +369,39 @@ def test_bfloat16_activations_leave_a_float32_memory_and_finite_gradients():
 def test_a_chunk_without_room_for_a_pair_is_refused():
     with pytest.raises(ValueError, match=r"chunk_size=1 must exceed rule\.lookahead=1"):
         dataclasses.replace(CONFIG, chunk_size=1)
+
+
+def test_a_dense_memory_takes_the_place_of_the_slots():
+    """The block around FwMLP: its answer, no slots, the mean targets in both losses, a stream."""
+    rule = FwMLP(key_dim=6, value_dim=5, hidden_dim=4, target="mean", learning_rate=0.5)
+    config = FastWeightConfig(rule=rule, chunk_size=CHUNK, weight_by_gate=False)
+    params, x = params_of(config), sample()
+    layer, memory = layer_of(params, config), start(config=config)
+    signals = layer.signals(x, None)
+    sequence = rule.sequence(signals.query, signals.value, chunk_size=CHUNK)
+    run = jax.jit(lambda m, s: rule.run(m, s, chunk_size=CHUNK))
+    expected = run(jax.tree.map(lambda leaf: leaf[0], memory), sequence)
+    out, after, info = whole(params, x, memory, config=config)
+    assert_close(out, layer.merge(x, expected.output, signals))
+    assert_close(jax.tree.map(lambda leaf: leaf[0], after), expected.memory)
+    assert info.slot_ids is info.slot_weights is info.measures is None
+    assert info.addressing_loss == 0
+    errors = np.mean((expected.output - sequence.target) ** 2, axis=-1)
+    assert_close(info.token_loss, errors * sequence.paired)
+
+    @functools.partial(jax.jit, static_argnames="write")
+    def stream(x, memory, pending, write):
+        return layer_of(params, config).stream(x, memory, pending, write=write)
+
+    pending = layer.init_pending(BATCH, 1, max_chunk_size=CHUNK, dtype=x.dtype)
+    frozen, same, _, facts = stream(x, memory, pending, False)
+    assert_equal(same, memory)
+    values = signals.value
+    reads = jax.vmap(rule.read)(memory, signals.query.reshape(1, -1, 1, 6))[0]
+    reads = reads.reshape(values.shape)
+    assert_close(frozen, layer.merge(x, reads, signals))
+    errors = (reads[:, :-1] - (values[:, :-1] + values[:, 1:]) / 2) ** 2
+    assert_close(facts.token_loss[:, :-1], np.mean(errors, axis=-1))
+    assert_equal(facts.token_loss[:, -1], jnp.zeros(BATCH))
+    written = stream(x, memory, pending, True)[1]
+    assert all(np.any(a != b) for a, b in zip(written, memory, strict=True))

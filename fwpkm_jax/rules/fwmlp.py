@@ -1,0 +1,128 @@
+"""A fast-weight SwiGLU: one gradient step of a dense network per chunk."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fwpkm_jax.core.array_types import Queries, TokenValues
+from fwpkm_jax.core.chunking import Chunk, StepOutput
+from fwpkm_jax.rules.base import AbstractChunkRule
+
+
+class FwMLPMemory(NamedTuple):
+    """The six fast tensors of one network; kernels multiply from the right."""
+
+    up_kernel: Float[Array, "key hidden"]
+    up_bias: Float[Array, " hidden"]
+    gate_kernel: Float[Array, "key hidden"]
+    gate_bias: Float[Array, " hidden"]
+    down_kernel: Float[Array, "hidden value"]
+    down_bias: Float[Array, " value"]
+
+
+class FwMLPInfo(NamedTuple):
+    """Measures of one write.
+
+    Attributes:
+      addressing_loss: 0; a dense memory addresses nothing.
+      update_norm: Euclidean norm of the change of all six tensors.
+    """
+
+    addressing_loss: Float[Array, ""]
+    update_norm: Float[Array, ""]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FwMLP(AbstractChunkRule):
+    """A SwiGLU that takes one step on its mean squared error per chunk: the paper's baseline.
+
+    The error is averaged over the tokens that write and over the features, without a factor 1/2.
+    Everything is computed in the memory's dtype, whatever the tokens' is.
+
+    References: Zhao and Jones 2026, arXiv:2601.00671, Appendix C.
+    """
+
+    key_dim: int = 512
+    """Width of a query."""
+    value_dim: int = 512
+    """Width of a value."""
+    hidden_dim: int = 2304
+    """Width of the hidden layer."""
+    lookahead: int = 1
+    """A token's target is the value this many tokens later."""
+    target: Literal["later", "mean"] = "later"
+    """later: the value `lookahead` tokens on, as the paper says. mean: the average of that value
+    and the token's own, as the authors' release has it; lookahead 0 or 1."""
+    learning_rate: float = 0.1
+    """Size of the write."""
+    weight_decay: float = 0.0
+    """Decay of all six tensors at each write."""
+
+    num_heads = 1  # Of every instance, no field: one query per token.
+
+    def __post_init__(self):
+        for name, least in {"key_dim": 1, "value_dim": 2, "hidden_dim": 1, "lookahead": 0}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}.")
+        if self.target == "mean" and self.lookahead > 1:
+            raise ValueError(
+                f"target='mean' averages two neighbours, lookahead={self.lookahead} is too far; "
+                "use 0 or 1, or target='later'."
+            )
+
+    @classmethod
+    def tiny(cls) -> "FwMLP":
+        return cls(key_dim=6, value_dim=4, hidden_dim=5, learning_rate=0.5, weight_decay=0.01)
+
+    def init(self, rng: jax.Array) -> FwMLPMemory:
+        """Kernels normal with variance 1 / fan-in, biases zero; the paper does not say."""
+
+        def kernel(rng: jax.Array, inputs: int, outputs: int) -> jax.Array:
+            return inputs**-0.5 * jax.random.normal(rng, (inputs, outputs), jnp.float32)
+
+        up, gate, down = jax.random.split(rng, 3)
+        key, hidden, value = self.key_dim, self.hidden_dim, self.value_dim
+        return FwMLPMemory(
+            up_kernel=kernel(up, key, hidden),
+            up_bias=jnp.zeros((hidden,), jnp.float32),
+            gate_kernel=kernel(gate, key, hidden),
+            gate_bias=jnp.zeros((hidden,), jnp.float32),
+            down_kernel=kernel(down, hidden, value),
+            down_bias=jnp.zeros((value,), jnp.float32),
+        )
+
+    def targets(
+        self, value: Float[Array, "batch length value"]
+    ) -> Float[Array, "batch length value"]:
+        later = super().targets(value)
+        return later if self.target == "later" else 0.5 * (value + later)
+
+    def read(self, memory: FwMLPMemory, query: Queries) -> tuple[TokenValues, None]:
+        x = query[:, 0].astype(memory.up_kernel.dtype)
+        up = x @ memory.up_kernel + memory.up_bias[None]
+        gate = x @ memory.gate_kernel + memory.gate_bias[None]
+        return (up * jax.nn.silu(gate)) @ memory.down_kernel + memory.down_bias[None], None
+
+    def step(self, memory: FwMLPMemory, chunk: Chunk) -> StepOutput:
+        chunk = chunk.astype(memory.up_kernel.dtype)
+        weights = chunk.write_weight
+        num_written = jnp.sum((weights != 0).astype(weights.dtype))
+        if chunk.factor is not None:
+            weights = chunk.factor * weights
+
+        def loss(memory: FwMLPMemory) -> tuple[Float[Array, ""], TokenValues]:
+            output, _ = self.read(memory, chunk.query)
+            errors = weights * jnp.mean((output - chunk.target) ** 2, axis=-1)
+            return jnp.sum(errors) / jnp.maximum(num_written, 1.0), output
+
+        gradient, output = jax.grad(loss, has_aux=True)(memory)
+        # A chunk without a pair, padding say, writes nothing: it does not decay either.
+        rate = jnp.where(num_written > 0, self.learning_rate, 0.0).astype(weights.dtype)
+        change = jax.tree.map(lambda g, w: -rate * (g + self.weight_decay * w), gradient, memory)
+        squares = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(change))
+        info = FwMLPInfo(jnp.zeros((), output.dtype), jnp.sqrt(squares))
+        memory = jax.tree.map(jnp.add, memory, change)
+        return StepOutput(memory, output, None, jax.lax.stop_gradient(info))

@@ -1,0 +1,108 @@
+"""The fast SwiGLU against its update written out, its two targets, padding."""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fwpkm_jax.core import streaming
+from fwpkm_jax.rules import FwMLP
+from tests.rules.sampling import init_memory, sample_signals, to_sequence
+
+pytestmark = pytest.mark.usefixtures("float64")
+RULE = FwMLP(key_dim=3, value_dim=4, hidden_dim=5, learning_rate=0.3, weight_decay=0.02)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def test_the_update_written_out():
+    """The six gradients by the chain rule; weights are gates, the average runs over writers."""
+    memory = init_memory(RULE, jnp.float64)
+    memory = memory._replace(up_bias=memory.up_bias + 0.3, gate_bias=memory.gate_bias - 0.2)
+    sequence = to_sequence(
+        RULE, sample_signals(RULE, masked=True), chunk_size=10, dtype=jnp.float64
+    )
+    chunk = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sequence)
+    step = jax.jit(RULE.step)(memory, chunk)
+
+    m = type(memory)(*map(np.asarray, memory))
+    x, target, weight = (np.asarray(a) for a in (chunk.query[:, 0], chunk.target, chunk[2]))
+    up, gate = x @ m.up_kernel + m.up_bias, x @ m.gate_kernel + m.gate_bias
+    silu, s = gate * sigmoid(gate), sigmoid(gate)
+    output = (up * silu) @ m.down_kernel + m.down_bias
+    num_writers = np.count_nonzero(weight)
+    assert 0 < num_writers < np.sum(np.asarray(chunk.counted))
+    d_output = 2 * weight[:, None] * (output - target) / (4 * num_writers)
+    d_hidden = d_output @ m.down_kernel.T
+    d_up, d_gate = d_hidden * silu, d_hidden * up * (s + gate * s * (1 - s))
+    gradients = (
+        *(x.T @ d_up, d_up.sum(0), x.T @ d_gate, d_gate.sum(0)),
+        *((up * silu).T @ d_output, d_output.sum(0)),
+    )
+    np.testing.assert_allclose(step.output, output, rtol=1e-11)
+    squares = 0.0
+    for name, before, after, gradient in zip(m._fields, m, step.memory, gradients, strict=True):
+        change = -0.3 * (gradient + 0.02 * before)
+        np.testing.assert_allclose(after, before + change, rtol=1e-11, err_msg=name)
+        squares += np.sum(change**2)
+    np.testing.assert_allclose(step.info.update_norm, np.sqrt(squares), rtol=1e-11)
+
+
+def test_padding_does_not_dilute_a_write():
+    """Right-padded sequences leave the memory that the same sequences leave without padding."""
+    signals = sample_signals(RULE, length=6)
+    padded = streaming.Signals(
+        *(np.concatenate([x, np.zeros_like(x[:, :4])], axis=1) for x in signals)
+    )
+    memories = [
+        RULE.run(
+            init_memory(RULE, jnp.float64),
+            to_sequence(RULE, x, chunk_size=5, dtype=jnp.float64),
+            chunk_size=5,
+        ).memory
+        for x in (signals, padded)
+    ]
+    chex.assert_trees_all_close(*memories, rtol=1e-12)
+
+
+@pytest.mark.parametrize("pieces", [(7,), (2, 1, 4)])
+def test_the_mean_target_averages_two_neighbours_in_passes_and_streams(pieces):
+    rule = dataclasses.replace(RULE, target="mean")
+    signals = sample_signals(rule, length=7)
+    value = np.asarray(signals.value)
+    averaged = (value[:, :-1] + value[:, 1:]) / 2
+    sequence = rule.sequence(*map(jnp.asarray, signals[:2]), chunk_size=3)
+    np.testing.assert_allclose(sequence.target[:, :-1], averaged, rtol=1e-12)
+
+    # What a rule with `later` would be told to have the same targets.
+    told = signals._replace(value=np.concatenate([value[:, :1], averaged], axis=1))
+    memories = []
+    for this, given in ((rule, signals), (RULE, told)):
+        memory = init_memory(rule, jnp.float64)
+        pending, first = None, 0
+        for length in pieces:
+            piece = streaming.Signals(*(jnp.asarray(x[:, first : first + length]) for x in given))
+            pending = pending or streaming.init_pending(piece, 5)
+            memory, pending, *_ = streaming.push(
+                *(this.read, this.write, memory, pending, piece),
+                **{"chunk_size": 3, "lookahead": 1, "targets": this.targets},
+            )
+            first += length
+        memory, _ = streaming.flush(this.write, memory, pending, lookahead=1, targets=this.targets)
+        memories.append(memory)
+    chex.assert_trees_all_close(*memories, rtol=1e-12)
+
+
+def test_a_mean_of_far_neighbours_is_refused():
+    with pytest.raises(ValueError, match="averages two neighbours, lookahead=2 is too far"):
+        FwMLP(target="mean", lookahead=2)
+
+
+def test_an_empty_layer_is_refused():
+    with pytest.raises(ValueError, match="hidden_dim=0 must be at least 1"):
+        FwMLP(hidden_dim=0)

@@ -51,6 +51,7 @@ class Entry:
     """Largest error of a cotangent relative to its norm."""
     compare: Callable[[Any, Any], None] | None = None
     """Compares outputs in place of `equal_or_close`, for example where ties may break otherwise."""
+    compare_cotangents: Callable[[Any, Any], None] | None = None
     not_interpreted: Callable[[Kernel, Any], str | None] = lambda kernel, spec: None
     """Why a kernel cannot be interpreted here (a primitive that this JAX's interpreter lacks)."""
 
@@ -59,27 +60,38 @@ class Entry:
 
     def cotangents(self, spec: Spec, backend: str, arrays: dict[str, Any]) -> dict[str, Any]:
         """Cotangents of the differentiable arrays for fixed random ones of all float outputs."""
+        return self.outputs_and_cotangents(spec, backend, arrays)[1]
+
+    def outputs_and_cotangents(
+        self, spec: Spec, backend: str, arrays: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Both from one compilation."""
         moving = {name: arrays[name] for name in self.differentiable}
 
-        @jax.jit
-        @jax.grad
-        def gradient(moving, fixed):
-            leaves = jax.tree.leaves(self.call(spec, backend, **{**fixed, **moving}))
+        def call(moving, fixed):
+            outputs = self.call(spec, backend, **{**fixed, **moving})
             draw = np.random.default_rng(1)
             total = jnp.zeros((), jnp.float32)
-            for leaf in leaves:
+            for leaf in jax.tree.leaves(outputs):
                 if jnp.issubdtype(leaf.dtype, jnp.floating):
                     direction = draw.standard_normal(leaf.shape).astype(leaf.dtype)
                     total += jnp.sum(leaf * direction).astype(jnp.float32)
-            return total
+            return total, outputs
 
-        return gradient(moving, arrays)
+        cotangents, outputs = jax.jit(jax.grad(call, has_aux=True))(moving, arrays)
+        return outputs, cotangents
 
     def assert_outputs(self, actual: Any, expected: Any) -> None:
         if self.compare is not None:
             self.compare(actual, expected)
         else:
             equal_or_close(actual, expected, ratio=self.ratio)
+
+    def assert_cotangents(self, actual: dict[str, Any], expected: dict[str, Any]) -> None:
+        if self.compare_cotangents is not None:
+            self.compare_cotangents(actual, expected)
+        else:
+            equal_or_close(actual, expected, ratio=self.vjp_ratio)
 
 
 def entries() -> list[Entry]:

@@ -1,0 +1,53 @@
+"""Cotangents of an address: they enter through the chosen scores alone.
+
+One dense coefficient per (token, sub-key), mostly zero, turns them into two matrix products, which
+XLA does best. Everything here is plain JAX, so that the VJP can be differentiated again.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fwpkm_jax.core.addressing import IDW_EPSILON, Address, Score, split_halves
+from fwpkm_jax.core.array_types import Queries, SubKeys
+
+_FULL = jax.lax.Precision.HIGHEST
+
+
+def cotangents(
+    queries: Queries,
+    keys: SubKeys,
+    address: Address,
+    slot_cotangents: Float[Array, "tokens heads top_k"],
+    sub_key_cotangents: Float[Array, "tokens heads 2 top_k"],
+    *,
+    score: Score,
+) -> tuple[Queries, SubKeys]:
+    """Cotangents of queries and keys for those of the slots' and the sub-keys' scores."""
+    subkeys = keys.shape[2]
+    halves = split_halves(queries)
+    chosen = sub_key_cotangents + _of_pairs(slot_cotangents, address, subkeys)
+    if score == "idw":
+        # d(-log(eps + r^2)) / d(r^2) = -1 / (eps + r^2) = -exp(score), and d(r^2) = 2 (q - k) dq.
+        inside = address.sub_key_scores < -jnp.log(jnp.float32(IDW_EPSILON))
+        # At distance 0 the logarithm is clamped, and the slope is 0.
+        chosen = jnp.where(inside, -2.0 * chosen * jnp.exp(address.sub_key_scores), 0.0)
+
+    zeros = jnp.zeros((*chosen.shape[:-1], subkeys), chosen.dtype)
+    dense = jnp.put_along_axis(zeros, address.sub_key_ids, chosen, axis=-1, inplace=False)
+    to_queries = jnp.einsum("thps,hpsk->thpk", dense, keys, precision=_FULL)
+    to_keys = jnp.einsum("thps,thpk->hpsk", dense, halves, precision=_FULL)
+    if score == "idw":
+        to_queries = jnp.sum(chosen, axis=-1, keepdims=True) * halves - to_queries
+        to_keys = jnp.sum(dense, axis=0)[..., None] * keys - to_keys
+    return to_queries.reshape(queries.shape), to_keys
+
+
+def _of_pairs(
+    slot_cotangents: Float[Array, "tokens heads top_k"], address: Address, subkeys: int
+) -> Float[Array, "tokens heads 2 top_k"]:
+    """A slot's score is the sum of two sub-keys' scores: its cotangent goes to both."""
+    row, column = address.slot_ids // subkeys, address.slot_ids % subkeys
+    sub_keys = jnp.stack([row, column], axis=2)  # [tokens, heads, 2, top_k]
+    same = address.sub_key_ids[..., :, None] == sub_keys[..., None, :]
+    return jnp.sum(jnp.where(same, slot_cotangents[:, :, None, None, :], 0.0), axis=-1)

@@ -23,6 +23,9 @@ class Chunk(NamedTuple):
       paired, counted, addressed, factor: see `targets.WriteWeights`. The last may be None.
       key: `[tokens, heads, key]` for rules that write under another address than they read, or
         None.
+      rates: `[tokens, tensors]`, step size of each token for each fast tensor, for rules whose steps
+        depend on the data; None: the rule's own.
+      momentum: `[tokens]`, share of the last step kept in this one, likewise.
     """
 
     query: jax.Array
@@ -33,6 +36,8 @@ class Chunk(NamedTuple):
     addressed: jax.Array
     factor: jax.Array | None = None
     key: jax.Array | None = None
+    rates: jax.Array | None = None
+    momentum: jax.Array | None = None
 
     def astype(self, dtype: DTypeLike) -> "Chunk":
         """The chunk with every array in `dtype`, as a rule casts it to its memory's."""

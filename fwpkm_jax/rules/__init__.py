@@ -4,11 +4,13 @@ from fwpkm_jax.rules.base import AbstractChunkRule, AbstractRule
 from fwpkm_jax.rules.delta import DeltaRule
 from fwpkm_jax.rules.fwmlp import FwMLP, FwMLPMemory
 from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory
+from fwpkm_jax.rules.lact import LaCTRule
 
 RULES: dict[str, type[AbstractRule]] = {
     "delta": DeltaRule,
     "fwmlp": FwMLP,
     "fwpkm": FwPKM,
+    "lact": LaCTRule,
 }
 
 __all__ = [
@@ -20,4 +22,5 @@ __all__ = [
     "FwMLPMemory",
     "FwPKM",
     "FwPKMMemory",
+    "LaCTRule",
 ]

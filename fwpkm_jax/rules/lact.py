@@ -1,0 +1,186 @@
+"""LaCT: a fast SwiGLU whose steps, sized by the data, keep the rows' norms."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fwpkm_jax.core.array_types import Queries, TokenValues
+from fwpkm_jax.core.chunking import Chunk, StepOutput
+from fwpkm_jax.rules.base import AbstractRule
+
+_NORM_EPSILON = 1e-5
+_MUON_EPSILON = 1e-7
+# Coefficients of X <- a X + (b A + c A^2) X with A = X X^T, one row per iteration: a quintic each,
+# chosen so that five of them bring every singular value near 1. Jordan et al. 2024 (Muon).
+_NEWTON_SCHULZ = (
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+)
+
+
+class SwiGLUWeights(NamedTuple):
+    """`down (SiLU(gate x) * (up x))`; the order is that of a token's rates."""
+
+    gate: Float[Array, "hidden key"]
+    down: Float[Array, "value hidden"]
+    up: Float[Array, "hidden key"]
+
+
+class LaCTMemory(NamedTuple):
+    """Fast weights of one sequence and head.
+
+    Attributes:
+      weights: in use.
+      accumulated: what steps are added to: the same, or with `pre_norm` the sum of all steps
+        without normalisation.
+      momentum: the last step before orthogonalisation.
+      row_norms: norm of each row at the start, which `weights` keep.
+    """
+
+    weights: SwiGLUWeights
+    accumulated: SwiGLUWeights
+    momentum: SwiGLUWeights
+    row_norms: tuple[Float[Array, " hidden"], Float[Array, " value"], Float[Array, " hidden"]]
+
+
+class LaCTInfo(NamedTuple):
+    """Measures of one write: Euclidean norm of the change of the weights in use."""
+
+    update_norm: Float[Array, ""]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaCTRule(AbstractRule):
+    """A SwiGLU that takes one step per chunk on the inner product of its reads with the values.
+
+    The loss is `- sum over tokens of rate * <f(key), value>` with a rate per token and tensor
+    (`Chunk.rates`); `Chunk.momentum`, averaged over the chunk, keeps a share of the last step.
+    After each step every row is brought back to the norm it had at first. One head.
+
+    References: Zhang et al. 2025, arXiv:2505.23884.
+    """
+
+    key_dim: int = 192
+    """Width of keys and queries."""
+    value_dim: int = 192
+    """Width of values."""
+    hidden_dim: int = 192
+    """Width of the hidden layer."""
+    learning_rate: float = 1e-3
+    """Step size of tokens that bring none of their own."""
+    momentum: float = 0.0
+    """Share of the last step kept in chunks that bring none of their own."""
+    pre_norm: bool = False
+    """Adds steps up without normalising the sum, and uses the sum's rows at their first norms."""
+    muon: bool = False
+    """Orthogonalises each step by five Newton-Schulz iterations, after the momentum took it."""
+
+    @classmethod
+    def tiny(cls) -> "LaCTRule":
+        return cls(key_dim=3, value_dim=4, hidden_dim=5, learning_rate=0.3, momentum=0.5)
+
+    def init(self, rng: jax.Array) -> LaCTMemory:
+        """Normal with variance 1 / fan-in."""
+
+        def normal(rng: jax.Array, outputs: int, inputs: int) -> jax.Array:
+            return inputs**-0.5 * jax.random.normal(rng, (outputs, inputs), jnp.float32)
+
+        gate, down, up = jax.random.split(rng, 3)
+        return self.start(
+            SwiGLUWeights(
+                normal(gate, self.hidden_dim, self.key_dim),
+                normal(down, self.value_dim, self.hidden_dim),
+                normal(up, self.hidden_dim, self.key_dim),
+            )
+        )
+
+    def start(self, weights: SwiGLUWeights) -> LaCTMemory:
+        """The memory of a sequence that begins with these weights."""
+        norms = (_row_norms(weights.gate), _row_norms(weights.down), _row_norms(weights.up))
+        return LaCTMemory(weights, weights, jax.tree.map(jnp.zeros_like, weights), norms)
+
+    def read(self, memory: LaCTMemory, query: Queries) -> TokenValues:
+        """Reads `[tokens, 1, key]`."""
+        gate, down, up = memory.weights
+        x = query[:, 0].astype(gate.dtype)
+        return (jax.nn.silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+    def step(self, memory: LaCTMemory, chunk: Chunk) -> StepOutput:
+        chunk = chunk.astype(memory.weights.gate.dtype)
+        output = self.read(memory, chunk.query)
+        change = jax.tree.map(
+            lambda new, last: new + _mean_momentum(chunk, self.momentum) * last,
+            self.descent(memory, chunk),
+            memory.momentum,
+        )
+        step = jax.tree.map(_orthogonalize, change) if self.muon else change
+        total = jax.tree.map(jnp.add, memory.accumulated, step)
+        weights = SwiGLUWeights(*map(_with_row_norms, total, memory.row_norms))
+        after = LaCTMemory(weights, total if self.pre_norm else weights, change, memory.row_norms)
+        # A chunk of padding leaves everything as it was; the norms' rounding would not.
+        written = jnp.any(chunk.write_weight != 0)
+        after = jax.tree.map(lambda new, old: jnp.where(written, new, old), after, memory)
+        difference = jax.tree.map(jnp.subtract, after.weights, memory.weights)
+        squares = sum(jnp.sum(leaf**2) for leaf in difference)
+        info = LaCTInfo(jnp.sqrt(jax.lax.stop_gradient(squares)))
+        return StepOutput(after, output, None, info)
+
+    def descent(self, memory: LaCTMemory, chunk: Chunk) -> SwiGLUWeights:
+        """Minus the loss's gradient, each tensor by its own rates."""
+        gate, down, up = memory.weights
+        keys = (chunk.query if chunk.key is None else chunk.key)[:, 0]
+        rates = chunk.rates
+        if rates is None:
+            rates = jnp.full((keys.shape[0], 3), self.learning_rate, keys.dtype)
+        rates = rates * chunk.write_weight[:, None]
+        if chunk.factor is not None:
+            rates = rates * chunk.factor[:, None]
+        gate_rate, down_rate, up_rate = (rates[:, i : i + 1] for i in range(3))
+        before, upper = keys @ gate.T, keys @ up.T
+        slope = jax.nn.sigmoid(before)
+        silu = before * slope
+        slope = slope * (1 + before - silu)  # The derivative of SiLU.
+        back = chunk.target @ down
+        return SwiGLUWeights(
+            gate=(gate_rate * back * upper * slope).T @ keys,
+            down=chunk.target.T @ (down_rate * silu * upper),
+            up=(up_rate * back * silu).T @ keys,
+        )
+
+
+def _mean_momentum(chunk: Chunk, otherwise: float) -> Float[Array, ""] | float:
+    if chunk.momentum is None:
+        return otherwise
+    total = jnp.sum(chunk.counted * chunk.momentum)
+    return total / jnp.maximum(jnp.sum(chunk.counted), 1.0)
+
+
+def _row_norms(x: Float[Array, "rows columns"]) -> Float[Array, " rows"]:
+    return jnp.sqrt(jnp.sum(x**2, axis=1))
+
+
+def _with_row_norms(
+    x: Float[Array, "rows columns"], norms: Float[Array, " rows"]
+) -> Float[Array, "rows columns"]:
+    return x * (norms / (_row_norms(x) + _NORM_EPSILON))[:, None]
+
+
+def _orthogonalize(x: Float[Array, "rows columns"]) -> Float[Array, "rows columns"]:
+    """The nearest matrix with all singular values 1, roughly; zero for zero."""
+    rows, columns = x.shape
+    if rows > columns:
+        return _orthogonalize(x.T).T
+    squares = jnp.sum(x**2)
+    # The square root's slope is infinite at 0, where padding alone would give NaN gradients.
+    norm = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1.0)), 0.0)
+    x = x / (norm + _MUON_EPSILON)
+    for a, b, c in _NEWTON_SCHULZ:
+        square = x @ x.T
+        x = a * x + (b * square + c * square @ square) @ x
+    return x

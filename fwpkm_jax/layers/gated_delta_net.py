@@ -11,14 +11,12 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from fwpkm_jax.core.gated_delta import (
-    chunk_gated_delta_rule,
-    l2_normalize,
-    recurrent_gated_delta_rule,
-)
+from fwpkm_jax.core.gated_delta import l2_normalize, recurrent_gated_delta_rule
 from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.layers.norms import GatedRMSNorm
+from pallas_kernels.dispatch import Backend
+from pallas_kernels.gated_delta import chunk_gated_delta_rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +34,13 @@ class GatedDeltaNetConfig:
     conv_width: int = 4
     """Tokens that the causal convolution sees, the token itself included."""
     chunk_size: int = 64
-    """Tokens solved for at once; changes speed, and results only by rounding."""
+    """Tokens solved for at once in plain JAX; changes speed, and results only by rounding."""
+    backend: Backend = "auto"
+    """Kernels or plain JAX for more than one token: "auto", "reference" or "pallas"."""
 
     def __post_init__(self):
         for name in self.__dataclass_fields__:
-            if getattr(self, name) < 1:
+            if name != "backend" and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not positive.")
         if self.num_value_heads % self.num_key_heads:
             raise ValueError(
@@ -245,7 +245,9 @@ class GatedDeltaNet(nnx.Module):
         )
         rule = recurrent_gated_delta_rule
         if length > 1:
-            rule = functools.partial(chunk_gated_delta_rule, chunk_size=config.chunk_size)
+            rule = functools.partial(
+                chunk_gated_delta_rule, chunk_size=config.chunk_size, backend=config.backend
+            )
         output, memory = rule(
             query,
             key,

@@ -1,6 +1,6 @@
 """One chunk of the gated delta rule on one head's tiles, forward and backward.
 
-These functions are the inside of the kernels: two-dimensional float32 tiles, matrix products, sums
+These functions are the inside of the kernels: two-dimensional tiles, matrix products, sums
 along an axis and masks, which is what lowers everywhere. A vector over the chunk's tokens is a
 column `[chunk, 1]` or a row `[1, chunk]`. The derivation of the backward pass, and its letters, are
 in docs/math.md.
@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from fwpkm_jax.core.precision import compute_dtype
 
 
 class Decays(NamedTuple):
@@ -50,7 +52,7 @@ class ChunkGradients(NamedTuple):
 
 
 def product(a: jax.Array, b: jax.Array, *, contract: tuple[int, int] = (1, 0)) -> jax.Array:
-    """Sums `a` over axis `contract[0]` against `b` over axis `contract[1]`, in float32.
+    """Sums `a` over axis `contract[0]` against `b` over axis `contract[1]`, in at least float32.
 
     Float32 operands are multiplied exactly enough (HIGHEST); bfloat16 operands are exact in one
     pass, because their products fit float32.
@@ -61,7 +63,7 @@ def product(a: jax.Array, b: jax.Array, *, contract: tuple[int, int] = (1, 0)) -
         b,
         (((contract[0],), (contract[1],)), ((), ())),
         precision=jax.lax.Precision.DEFAULT if exact else jax.lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
+        preferred_element_type=compute_dtype(a.dtype),
     )
 
 
@@ -74,7 +76,7 @@ def chunk_decays(log_decay: jax.Array) -> Decays:
     size = log_decay.shape[1]
     row, column = _positions(size)
     until = jnp.where(column <= row, log_decay, 0.0)  # [r, t]: t <= r
-    spans = product(until, _mask(row > column))  # [r, s]: sum over s < t <= r
+    spans = product(until, _mask(row > column, until))  # [r, s]: sum over s < t <= r
     after = jnp.where(column > row, log_decay, 0.0)  # [s, t]: t > s
     return Decays(
         to_token=jnp.exp(jnp.sum(until, axis=1, keepdims=True)),
@@ -100,7 +102,7 @@ def write_inverse(overlap: jax.Array, beta: jax.Array, decays: Decays) -> jax.Ar
     row, column = _positions(size)
     lower = jnp.where(row > column, beta * overlap * decays.between, 0.0)
     block = 1
-    inverse = _mask(row == column)
+    inverse = _mask(row == column, lower)
     while block < size:
         same_pair = row // (2 * block) == column // (2 * block)
         joining = jnp.where(same_pair & (row // block > column // block), lower, 0.0)
@@ -121,7 +123,7 @@ def chunk_written(
     state: jax.Array,
 ) -> Written:
     """The errors that the chunk writes, given the memory at its start."""
-    key, value = key.astype(jnp.float32), value.astype(jnp.float32)
+    key, value = _wide(key, value)
     recalled = product(key, state)
     own_error = value - decays.to_token * recalled
     return Written(own_error, recalled, product(inverse, beta * own_error))
@@ -138,7 +140,7 @@ def chunk_read(
 ) -> jax.Array:
     """What the chunk's queries read `[chunk, value]`: the memory before, and the writes since."""
     attention = scale * product(query, key, contract=(1, 1)) * decays.between
-    query = query.astype(jnp.float32)
+    (query,) = _wide(query)
     return (scale * decays.to_token) * product(query, state) + product(attention, errors)
 
 
@@ -171,7 +173,7 @@ def chunk_forward(
     inverse = write_inverse(product(key, key, contract=(1, 1)), beta, decays)
     errors = chunk_written(key, value, beta, decays, inverse, state).errors
     output = chunk_read(query, key, decays, state, errors, scale=scale)
-    key = key.astype(jnp.float32)
+    (key,) = _wide(key)
     state = decays.whole * state + product(decays.to_end * key, errors, contract=(0, 0))
     return output, state, inverse
 
@@ -197,7 +199,7 @@ def chunk_backward(
     decays, beta = chunk_decays(log_decay), as_column(beta)
     overlap = product(key, key, contract=(1, 1))
     scores = scale * product(query, key, contract=(1, 1))
-    query, key, value = (x.astype(jnp.float32) for x in (query, key, value))
+    query, key, value = _wide(query, key, value)
     query = scale * query
     own_error, recalled, errors = chunk_written(key, value, beta, decays, inverse, state)
     row, column = _positions(overlap.shape[0])
@@ -241,7 +243,9 @@ def chunk_backward(
 
     # Each log decay takes part in every product that spans its token: again sums of exactly the
     # terms concerned, not differences of running sums.
-    spanning = product(d_log_between, _mask(row >= column), contract=(0, 0))  # [s, t]: sum r >= t
+    spanning = product(
+        d_log_between, _mask(row >= column, d_log_between), contract=(0, 0)
+    )  # [s, t]: sum r >= t
     before = row < column  # The row's token is before the column's.
     d_log_decay = (
         _column_sum(jnp.where(before, spanning + d_log_to_end, 0.0))
@@ -276,8 +280,14 @@ def _positions(size: int) -> tuple[jax.Array, jax.Array]:
     return row, column
 
 
-def _mask(where: jax.Array) -> jax.Array:
-    return jnp.where(where, jnp.float32(1), jnp.float32(0))
+def _mask(where: jax.Array, like: jax.Array) -> jax.Array:
+    """Ones and zeros."""
+    return jnp.where(where, jnp.ones((), like.dtype), jnp.zeros((), like.dtype))
+
+
+def _wide(*arrays: jax.Array) -> list[jax.Array]:
+    """The arrays in the dtype to compute in: float32, unless they are float64."""
+    return [x.astype(compute_dtype(x.dtype)) for x in arrays]
 
 
 def _row_sum(x: jax.Array) -> jax.Array:

@@ -105,7 +105,6 @@ def _walk_kernel(
     add_tile, left_tile, right_tile, step_tile, state_tile, errors_tile, arrived = scratch
     batch, head, block = (jax.lax.axis_index(name) for name in ("batch", "heads", "columns"))
     columns = pl.ds(block * VALUE_BLOCK, VALUE_BLOCK)
-    key = start.shape[2]
 
     def chunk_of(i):
         return chunks - 1 - i if reverse else i
@@ -119,7 +118,10 @@ def _walk_kernel(
             (left_lo.at[place], left_tile.lo),
             (right_hi.at[place], right_tile.hi),
             (right_lo.at[place], right_tile.lo),
-            *((x.at[(*place, slice(None), columns)], t) for x, t in zip(step, step_tile)),
+            *(
+                (x.at[(*place, slice(None), columns)], tile)
+                for x, tile in zip(step, step_tile, strict=True)
+            ),
         ):
             plgpu.copy_gmem_to_smem(source, tile.at[slot], arrived.at[slot])
 

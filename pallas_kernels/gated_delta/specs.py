@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 
+from fwpkm_jax.core.gated_delta import l2_normalize
 from pallas_kernels.spec import Spec
 
 
@@ -39,14 +39,18 @@ SPECS = (
     GatedDeltaSpec(name="wide_keys", length=65, key=128, value=64),
     GatedDeltaSpec(name="wide_values", length=65, key=64, value=256),
     GatedDeltaSpec(name="narrow", batch=2, length=20, heads=3, key=8, value=5),
-    GatedDeltaSpec(name="paper", batch=8, length=4096, heads=8, small=False, compiled=True),
+    GatedDeltaSpec(name="paper_widths", length=256, heads=8, small=False, compiled=True),
     GatedDeltaSpec(
-        name="wide", batch=8, length=4096, heads=16, key=128, value=128, small=False, compiled=True
+        name="wide", batch=2, length=256, heads=4, key=128, value=128, small=False, compiled=True
     ),
     GatedDeltaSpec(
-        name="widest", batch=1, length=4096, heads=4, key=128, value=256, small=False, compiled=True
+        name="widest", length=256, heads=3, key=128, value=256, small=False, compiled=True
     ),
-    GatedDeltaSpec(name="long", batch=1, length=32768, heads=8, small=False),
+    GatedDeltaSpec(name="paper", batch=8, length=4096, heads=8, small=False),
+    GatedDeltaSpec(
+        name="paper_wide", batch=8, length=4096, heads=16, key=128, value=128, small=False
+    ),
+    GatedDeltaSpec(name="long", length=32768, heads=8, small=False),
 )
 CHECKED = "100_tokens"
 """What a device must get right before its kernels are trusted."""
@@ -56,21 +60,19 @@ CHECK_RATIO = 1e-4
 
 def sample(spec: GatedDeltaSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
     """Keys of unit length and the rest as the spec says; `dtype` of queries, keys and values."""
-    rng = np.random.default_rng(spec.length)
+    rngs = iter(jax.random.split(jax.random.key(spec.length), 6))
     tokens = (spec.batch, spec.length, spec.heads)
 
-    def normal(*shape: int) -> np.ndarray:
-        return rng.standard_normal(shape, np.float32)
+    def normal(*shape: int) -> jax.Array:
+        return jax.random.normal(next(rngs), shape, jnp.float32)
 
-    key = normal(*tokens, spec.key)
-    key /= np.linalg.norm(key, axis=-1, keepdims=True)
     # The cube of an exponential has mean 6: most tokens hardly forget, some forget everything.
-    forgetting = spec.decay / 6 * rng.standard_exponential(tokens, np.float32) ** 3
+    forgetting = jax.random.exponential(next(rngs), tokens, jnp.float32) ** 3
     return {
-        "query": jnp.asarray(normal(*tokens, spec.key), dtype),
-        "key": jnp.asarray(key, dtype),
-        "value": jnp.asarray(normal(*tokens, spec.value), dtype),
-        "log_decay": jnp.asarray(-forgetting),
-        "beta": jnp.asarray(spec.largest_beta * rng.random(tokens, np.float32)),
-        "initial_state": jnp.asarray(normal(spec.batch, spec.heads, spec.key, spec.value)),
+        "query": normal(*tokens, spec.key).astype(dtype),
+        "key": l2_normalize(normal(*tokens, spec.key)).astype(dtype),
+        "value": normal(*tokens, spec.value).astype(dtype),
+        "log_decay": -spec.decay / 6 * forgetting,
+        "beta": spec.largest_beta * jax.random.uniform(next(rngs), tokens, jnp.float32),
+        "initial_state": normal(spec.batch, spec.heads, spec.key, spec.value),
     }

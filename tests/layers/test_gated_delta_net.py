@@ -13,6 +13,7 @@ from fwpkm_jax.layers.gated_delta_net import (
     GatedDeltaNetConfig,
     causal_convolution,
 )
+from pallas_kernels import dispatch
 
 SMALL = GatedDeltaNetConfig(
     num_key_heads=2, num_value_heads=4, key_head_dim=3, value_head_dim=5, chunk_size=4
@@ -114,3 +115,28 @@ def test_decay_starts_uniform_in_zero_to_sixteen():
 def test_impossible_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         GatedDeltaNetConfig(**options)
+
+
+def test_the_kernels_give_the_same_output_and_gradients():
+    x, mask = sample(2, 7, 6), jnp.arange(7)[None, :] < jnp.asarray([7, 5])[:, None]
+
+    def run(backend):
+        layer = make(
+            dataclasses.replace(SMALL, num_key_heads=1, num_value_heads=2, backend=backend)
+        )
+
+        @nnx.jit
+        @nnx.value_and_grad
+        def loss(layer):
+            return jnp.sum(jnp.sin(layer(x, mask=mask)[0]))
+
+        value, gradients = loss(layer)
+        return value, nnx.to_pure_dict(gradients)
+
+    with dispatch.interpret_kernels("tpu"):
+        actual = run("pallas")
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        actual,
+        run("reference"),
+    )

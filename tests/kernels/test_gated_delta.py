@@ -1,0 +1,109 @@
+"""The gated delta rule's kernels where the shared parity test does not look."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fwpkm_jax.core import gated_delta as core
+from pallas_kernels import dispatch
+from pallas_kernels.gated_delta import chunk, chunk_gated_delta_rule
+from pallas_kernels.gated_delta.specs import GatedDeltaSpec, sample
+
+SPEC = GatedDeltaSpec(name="here", length=20, key=8, value=16)
+
+
+@pytest.fixture
+def _interpreted():
+    with dispatch.interpret_kernels("tpu"):
+        yield
+
+
+def with_gradients(rule, arrays):
+    """Results, and the cotangents of all arguments for the results as cotangents."""
+    outputs, pull = jax.jit(functools.partial(jax.vjp, lambda x: tuple(rule(**x))))(arrays)
+    return outputs, pull(outputs)[0]
+
+
+def assert_close(actual, expected, ratio):
+    def compare(path, a, b):
+        assert a.dtype == b.dtype, path
+        a, b = (np.asarray(x, np.float64) for x in (a, b))
+        assert np.linalg.norm(a - b) <= ratio * np.linalg.norm(b), jax.tree_util.keystr(path)
+
+    jax.tree.map_with_path(compare, actual, expected)
+
+
+@pytest.mark.usefixtures("_interpreted")
+def test_bfloat16_inputs_are_computed_with_in_float32():
+    arrays = sample(SPEC, jnp.bfloat16)
+    actual = with_gradients(functools.partial(chunk_gated_delta_rule, backend="pallas"), arrays)
+    expected = with_gradients(core.chunk_gated_delta_rule, arrays)
+    assert actual[0][0].dtype == jnp.float32
+    assert_close(actual[0], expected[0], 2e-6)
+    assert_close(actual[1], expected[1], 1e-3)  # Some gradients round to the other bfloat16.
+
+
+@pytest.mark.usefixtures("_interpreted")
+def test_no_memory_is_an_empty_memory():
+    arrays = sample(SPEC, jnp.float32) | {"initial_state": jnp.zeros((1, 1, 8, 16))}
+    rule = functools.partial(chunk_gated_delta_rule, backend="pallas", scale=0.3)
+    given = rule(**arrays)
+    del arrays["initial_state"]
+    jax.tree.map(np.testing.assert_array_equal, rule(**arrays), given)
+
+
+@pytest.mark.usefixtures("_interpreted")
+def test_pieces_equal_the_whole():
+    arrays = sample(SPEC, jnp.float32)
+    rule = functools.partial(chunk_gated_delta_rule, backend="pallas")
+    whole = rule(**arrays)
+    state = arrays.pop("initial_state")
+    first = jax.tree.map(lambda x: x[:, :9], arrays)
+    second = jax.tree.map(lambda x: x[:, 9:], arrays)
+    before = rule(**first, initial_state=state)
+    after = rule(**second, initial_state=before.final_state)
+    joined = jnp.concatenate([before.output, after.output], axis=1)
+    assert_close((joined, after.final_state), tuple(whole), 2e-6)
+
+
+@pytest.mark.usefixtures("_interpreted")
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"key": 129}, "keys of width 129, at most 128"),
+        ({"value": 257}, "values of width 257, at most 256"),
+    ],
+)
+def test_wider_heads_are_refused(changes, reason):
+    arrays = sample(GatedDeltaSpec(name="here", length=1, **changes), jnp.float32)
+    with pytest.raises(NotImplementedError, match=reason):
+        chunk_gated_delta_rule(**arrays, backend="pallas")
+    chunk_gated_delta_rule(**arrays)  # Chosen automatically, the reference takes them.
+
+
+@pytest.mark.usefixtures("_interpreted")
+def test_float64_is_refused():
+    with jax.enable_x64(True):
+        arrays = jax.tree.map(lambda x: x.astype(jnp.float64), sample(SPEC, jnp.float32))
+        with pytest.raises(NotImplementedError, match="float64"):
+            chunk_gated_delta_rule(**arrays, backend="pallas")
+
+
+def test_one_chunks_backward_pass_is_exact_in_float64():
+    """The written-out derivatives against automatic ones, where rounding hides nothing."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        query, key, value = (rng.normal(size=(16, width)) for width in (4, 4, 6))
+        key /= np.linalg.norm(key, axis=-1, keepdims=True)
+        log_decay, beta = -(rng.exponential(size=(1, 16)) ** 3), rng.uniform(0, 2, size=(1, 16))
+        inputs = [jnp.asarray(x) for x in (query, key, value, log_decay, beta)]
+        inputs.append(jnp.asarray(rng.normal(size=(4, 6))))
+        forward = functools.partial(chunk.chunk_forward, scale=0.7)
+        (output, state), pull, inverse = jax.vjp(
+            jax.jit(lambda *x: (forward(*x)[:2], forward(*x)[2])), *inputs, has_aux=True
+        )
+        actual = chunk.chunk_backward(*inputs, inverse, output, state, scale=0.7)
+        assert_close(tuple(actual), pull((output, state)), 1e-12)

@@ -24,6 +24,7 @@ def with_yarn(model: LanguageModel, *, factor: float | None, original_length: in
         return model
     yarn = YarnConfig(factor=factor, original_length=original_length)
     attention = dataclasses.replace(model.config.attention, yarn=yarn)
-    config = dataclasses.replace(model.config, attention=attention)
+    lact = dataclasses.replace(model.config.lact, yarn=yarn)
+    config = dataclasses.replace(model.config, attention=attention, lact=lact)
     stretched = nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0), dtype=model.dtype))
     return nnx.merge(nnx.split(stretched)[0], nnx.split(model)[1])

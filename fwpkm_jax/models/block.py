@@ -13,11 +13,12 @@ from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.attention import Attention
 from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightInfo
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet
+from fwpkm_jax.layers.lact import LaCT
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.pkm import PKM
 
-Mixer = Attention | GatedDeltaNet
+Mixer = Attention | GatedDeltaNet | LaCT
 
 
 class BlockStream(NamedTuple):

@@ -6,9 +6,10 @@ from typing import Literal
 from fwpkm_jax.layers.attention import AttentionConfig
 from fwpkm_jax.layers.fast_weight import FastWeightConfig
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.layers.lact import LaCTConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 
-MixerName = Literal["gdn", "swa", "attention"]
+MixerName = Literal["gdn", "swa", "attention", "lact"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,7 @@ class ModelConfig:
     model_dim: int = 768
     """Width of the residual stream."""
     mixers: tuple[MixerName, ...] = ("gdn", "gdn", "gdn", "swa") * 3
-    """Token mixer of each layer: Gated DeltaNet, sliding-window or full attention."""
+    """Token mixer of each layer: Gated DeltaNet, sliding-window or full attention, LaCT."""
     mlp_dim: int = 2304
     """Hidden width of the SwiGLU layers."""
     memory_layers: tuple[int, ...] = ()
@@ -33,6 +34,8 @@ class ModelConfig:
     """Of the attention layers, sliding-window and full."""
     gdn: GatedDeltaNetConfig = field(default_factory=GatedDeltaNetConfig)
     """Of the Gated DeltaNet layers."""
+    lact: LaCTConfig = field(default_factory=LaCTConfig)
+    """Of the LaCT layers, which have a window of their own."""
     fast_weight: FastWeightConfig = field(default_factory=FastWeightConfig)
     """Of the memory layers."""
     pkm: PKMConfig = field(default_factory=PKMConfig)

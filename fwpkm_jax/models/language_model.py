@@ -13,6 +13,7 @@ from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.attention import Attention
 from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightInfo
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet
+from fwpkm_jax.layers.lact import LaCT
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.pkm import PKM
@@ -242,6 +243,8 @@ class LanguageModel(nnx.Module):
         config = self.config
         if name == "gdn":
             return GatedDeltaNet(config.gdn, config.model_dim, **shared)
+        if name == "lact":
+            return LaCT(config.lact, config.model_dim, **shared)
         window = config.window if name == "swa" else None
         attention = dataclasses.replace(config.attention, window=window)
         return Attention(attention, config.model_dim, **shared)
@@ -287,7 +290,7 @@ def memory_metrics(info: dict[str, FastWeightInfo]) -> dict[str, Float[Array, ""
 def _scale_branches(block: Block, scale: float) -> None:
     feed_forward = block.feed_forward
     mixer = block.mixer
-    outputs = [mixer.o_proj if isinstance(mixer, Attention) else mixer.out_proj]
+    outputs = [mixer.out_proj if isinstance(mixer, GatedDeltaNet) else mixer.o_proj]
     is_pkm = isinstance(feed_forward, PKM)
     outputs.append(feed_forward.out_proj if is_pkm else feed_forward.down_proj)
     if block.memory is not None:

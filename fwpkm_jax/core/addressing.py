@@ -143,7 +143,7 @@ def addressing_loss(
       token_weights: weight of each token in the average; 0 leaves a token out.
     """
     access, total = _sub_key_access(address, token_weights)
-    marginal = _scatter_sub_keys(access, address.sub_key_ids, num_subkeys).sum((0, 2)) / total
+    marginal = _scatter_sub_keys(access, address.sub_key_ids, num_subkeys).sum((0, 3)) / total
     return jnp.sum(marginal * jnp.log(marginal + _LOG_EPSILON))
 
 
@@ -164,7 +164,7 @@ def addressing_gradient(
     num_subkeys = keys.shape[2]
     access, total = _sub_key_access(address, token_weights)
     spread = _scatter_sub_keys(access, address.sub_key_ids, num_subkeys)
-    marginal = spread.sum((0, 2)) / total  # [2, subkeys]
+    marginal = spread.sum((0, 3)) / total  # [2, subkeys]
     slope = jnp.log(marginal + _LOG_EPSILON) + marginal / (marginal + _LOG_EPSILON)
 
     codebook = jnp.arange(2)[:, None]
@@ -175,12 +175,12 @@ def addressing_gradient(
     halves = split_halves(queries)
     if score == "dot":
         dense = _scatter_sub_keys(coefficients, address.sub_key_ids, num_subkeys)
-        return jnp.einsum("hpts,thpk->hpsk", dense, halves, precision=jax.lax.Precision.HIGHEST)
+        return jnp.einsum("hpst,thpk->hpsk", dense, halves, precision=jax.lax.Precision.HIGHEST)
     # d(-log(eps + r^2)) / dk = 2 (q - k) / (eps + r^2), and 1 / (eps + r^2) = exp(score).
     coefficients = 2.0 * coefficients * jnp.exp(address.sub_key_scores)
     dense = _scatter_sub_keys(coefficients, address.sub_key_ids, num_subkeys)
-    pulls = jnp.einsum("hpts,thpk->hpsk", dense, halves, precision=jax.lax.Precision.HIGHEST)
-    return pulls - dense.sum(2)[..., None] * keys
+    pulls = jnp.einsum("hpst,thpk->hpsk", dense, halves, precision=jax.lax.Precision.HIGHEST)
+    return pulls - dense.sum(3)[..., None] * keys
 
 
 def _scores(
@@ -235,8 +235,8 @@ def _scatter_sub_keys(
     chosen: Float[Array, "tokens heads 2 top_k"],
     sub_key_ids: Int[Array, "tokens heads 2 top_k"],
     num_subkeys: int,
-) -> Float[Array, "heads 2 tokens subkeys"]:
+) -> Float[Array, "heads 2 subkeys tokens"]:
     """Lays the chosen sub-keys' numbers out over all sub-keys, zero elsewhere."""
-    chosen, sub_key_ids = (jnp.moveaxis(x, 0, 2) for x in (chosen, sub_key_ids))
-    zeros = jnp.zeros((*chosen.shape[:-1], num_subkeys), chosen.dtype)
-    return jnp.put_along_axis(zeros, sub_key_ids, chosen, axis=-1, inplace=False)
+    chosen, sub_key_ids = (jnp.moveaxis(x, 0, 3) for x in (chosen, sub_key_ids))
+    zeros = jnp.zeros((*chosen.shape[:2], num_subkeys, chosen.shape[3]), chosen.dtype)
+    return jnp.put_along_axis(zeros, sub_key_ids, chosen, axis=2, inplace=False)

@@ -84,24 +84,27 @@ def value_scan(
 def _scan(
     ops: RowOps, values: ValueTable, slot_ids: jax.Array, rows: ChunkRows, groups: SlotGroups
 ) -> ValueScanOutput:
+    return _scan_and_log(ops, values, slot_ids, rows, groups)[0]
+
+
+def _scan_and_log(ops, values, slot_ids, rows, groups) -> tuple[ValueScanOutput, jax.Array]:
+    """The scan, and the touched rows before each write, `[chunks, distinct, value]`."""
+    distinct = min(groups.slots.shape[1], values.shape[0])
+
     def body(values, chunk):
         slot_ids, rows, groups = chunk
-        output = ops.read(values, slot_ids, rows.weights)
-        values, change = _write(ops, values, slot_ids, slot_ids, values, rows, groups, output)
-        return values, (output, change)
+        # The tokens read the logged rows: each row leaves the table once, and the write waits for
+        # every read of the old table, or XLA would copy it.
+        log = values.at[groups.slots[:distinct]].get(mode="clip")
+        output = ops.read(log, groups.rank, rows.weights)
+        errors = rows.error_weights[:, None] * (output - rows.targets)
+        values = ops.add(values, groups, rows.steps, errors)
+        # |change of a row|^2 = <change, sum of its references' steps * errors>.
+        change = ops.dot(values, slot_ids, errors) - ops.dot(log, groups.rank, errors)
+        return values, (output, jnp.sum(rows.steps * change, axis=-1), log)
 
-    values, (output, change) = jax.lax.scan(body, values, (slot_ids, rows, groups))
-    return ValueScanOutput(values, output, change)
-
-
-def _write(ops, values, slot_ids, old_ids, old, rows, groups, output):
-    """The table after one chunk's write; `old[old_ids]` are the rows read."""
-    errors = rows.error_weights[:, None] * (output - rows.targets)
-    before = ops.dot(old, old_ids, errors)
-    values = ops.add(values, groups, rows.steps, errors)
-    # |change of a row|^2 = <change, sum of its references' steps * errors>.
-    change = jnp.sum(rows.steps * (ops.dot(values, slot_ids, errors) - before), axis=-1)
-    return values, change
+    values, (output, change, log) = jax.lax.scan(body, values, (slot_ids, rows, groups))
+    return ValueScanOutput(values, output, change), log
 
 
 class _Residuals(NamedTuple):
@@ -119,21 +122,10 @@ def _scan_forward(ops, values, slot_ids, rows, groups):
     values, slot_ids, rows, groups = jax.tree.map(
         lambda x: x.value, (values, slot_ids, rows, groups)
     )
-    distinct = min(groups.slots.shape[1], values.shape[0])
-
-    def body(values, chunk):
-        slot_ids, rows, groups = chunk
-        # The tokens read from the logged rows, so that the write waits for the log.
-        log = values.at[groups.slots[:distinct]].get(mode="clip")
-        output = ops.read(log, groups.rank, rows.weights)
-        values, change = _write(ops, values, slot_ids, groups.rank, log, rows, groups, output)
-        return values, (output, change, log)
-
+    output, log = _scan_and_log(ops, values, slot_ids, rows, groups)
     slots = jnp.zeros((values.shape[0], 0), values.dtype)
-    values, (output, change, log) = jax.lax.scan(body, values, (slot_ids, rows, groups))
     table = jnp.zeros((), values.dtype) if asked else None
-    residuals = _Residuals(log, output, slot_ids, rows, groups, slots, table)
-    return ValueScanOutput(values, output, change), residuals
+    return output, _Residuals(log, output.output, slot_ids, rows, groups, slots, table)
 
 
 def _scan_backward(ops, residuals, cotangents):

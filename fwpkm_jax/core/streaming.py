@@ -101,7 +101,9 @@ def push(
         memory, pending, *read_out = _push_piece(read, write, *carry, piece, **options)
         return (memory, pending), tuple(read_out)
 
-    carry = _drain(write, memory, pending, **options)
+    carry = memory, pending
+    if chunk_size + lookahead < capacity:  # Else no call can have left a complete chunk.
+        carry = _write_complete(write, *carry, **options)
     outputs = []
     if num_full == 1:
         first = jax.tree.map(lambda x: x[:, :chunk_size], signals)
@@ -180,6 +182,7 @@ def _push_piece(read, write, memory, pending, piece, *, chunk_size, lookahead, t
     length, capacity = piece.gate.shape[1], pending.signals.gate.shape[1]
     limit = chunk_size + lookahead
     output, access = read_sequences(read, memory, piece.query)
+    piece = _ordered_after(piece, output)
     # In the queue, were it long enough.
     position = pending.num_waiting + jnp.arange(length, dtype=jnp.int32)
     # Fewer than `limit` tokens wait here, so that a single token always finds room and a donated
@@ -196,25 +199,11 @@ def _push_piece(read, write, memory, pending, piece, *, chunk_size, lookahead, t
         piece,
     )
     longer = Pending(queue, pending.num_waiting + length)
-
-    # What was read goes through the condition too: without that order between the read and the
-    # write, XLA copies the table for every piece.
-    def write_chunk(memory: Memory, longer: Pending, *read_out: Any):
-        memory = write(memory, _chunk(longer.signals, chunk_size, lookahead, targets))
-        return memory, _drop(longer, chunk_size), *read_out
-
-    memory, longer, output, access = jax.lax.cond(
-        longer.num_waiting >= limit,
-        write_chunk,
-        lambda *unchanged: unchanged,
-        memory,
-        longer,
-        output,
-        access,
+    memory, longer = _write_complete(
+        write, memory, longer, chunk_size=chunk_size, lookahead=lookahead, targets=targets
     )
     if length > 1:
-        # Tokens behind the one that completed the chunk already see the write. A condition of its
-        # own: inside the one above, reading what was just written makes XLA copy the table.
+        # Tokens behind the one that completed the chunk already see the write.
         late = position >= limit
 
         def reread():
@@ -230,11 +219,19 @@ def _push_piece(read, write, memory, pending, piece, *, chunk_size, lookahead, t
     return memory, Pending(kept, longer.num_waiting), output, access
 
 
-def _drain(write, memory, pending, *, chunk_size, lookahead, targets):
-    """Writes chunks that are complete already, as after a call with a larger chunk size."""
-    if chunk_size + lookahead == pending.signals.gate.shape[1]:
-        # No call can have left so many: the largest chunk size leaves fewer than fill the queue.
-        return memory, pending
+def _ordered_after(piece: Signals, output: jax.Array) -> Signals:
+    """The piece unchanged, as far as XLA can tell a function of what was read.
+
+    The write then depends on the read before it. Without that order XLA copies the table, to have
+    the old one for a read that might come later; it knows of no token's read that it never does.
+    """
+    first = output[:, :, 0]
+    never = (first > 0) & (first < 0)
+    return piece._replace(gate=jnp.where(never, 0, piece.gate))
+
+
+def _write_complete(write, memory, pending, *, chunk_size, lookahead, targets):
+    """Writes the chunks that are complete: none, one, or more after larger chunk sizes."""
 
     def complete(carry: tuple[Memory, Pending]) -> jax.Array:
         return carry[1].num_waiting >= chunk_size + lookahead

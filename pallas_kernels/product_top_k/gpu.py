@@ -67,6 +67,7 @@ def _select(
         ],
         grid=(tokens // TOKENS, codebooks),
         grid_names=("tile", "codebook"),
+        kernel_name="product_top_k_select",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=dispatch.gpu_interpreter(),
     )(queries, *_terms(jnp.swapaxes(keys, 1, 2)), offsets)  # fmt: skip
@@ -171,6 +172,7 @@ def _merge(
         ],
         grid=(tokens // THREADS, codebooks // 2),
         grid_names=("tile", "head"),
+        kernel_name="product_top_k_merge",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=dispatch.gpu_interpreter(),
     )(sub_key_ids, sub_key_scores)  # fmt: skip
@@ -192,16 +194,21 @@ def _merge_kernel(sub_key_ids, sub_key_scores, ids, scores, *, subkeys: int, top
     slots = [row_ids[i] * subkeys + column_ids[j] for i, j in pairs]
 
     def take(rank: Any, sums: list[jax.Array]) -> list[jax.Array]:
-        best = functools.reduce(jnp.maximum, sums)
+        best = _settled(functools.reduce(jnp.maximum, sums))
         candidates = (
             jnp.where(x == best, slot, _NOTHING) for x, slot in zip(sums, slots, strict=True)
         )
-        chosen = functools.reduce(jnp.minimum, candidates)
+        chosen = _settled(functools.reduce(jnp.minimum, candidates))
         ids[head, rank, tokens] = jnp.where(chosen == _NOTHING, 0, chosen)
         scores[head, rank, tokens] = best
         return [jnp.where(slot == chosen, -jnp.inf, x) for x, slot in zip(sums, slots, strict=True)]
 
     jax.lax.fori_loop(0, top_k, take, [rows[i] + columns[j] for i, j in pairs])
+
+
+def _settled(x: jax.Array) -> jax.Array:
+    """Keeps XLA, where it interprets, from repeating a long reduction in each of its consumers."""
+    return jax.lax.optimization_barrier(x) if dispatch.interpreted() else x
 
 
 def _lowest(scores: jax.Array, ids: jax.Array, best: jax.Array) -> jax.Array:

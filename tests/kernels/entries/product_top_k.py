@@ -19,6 +19,6 @@ ENTRY = Entry(
     sample=sample,
     call=call,
     differentiable=("queries", "keys"),
-    kernels=("tpu",),
+    kernels=("tpu", "gpu"),
     ratio=2e-6,
 )

@@ -1,0 +1,158 @@
+"""What the kernels of product_top_k owe their callers beyond parity on the named shapes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+from fwpkm_jax.core import addressing
+from pallas_kernels import dispatch
+from pallas_kernels.product_top_k import product_top_k
+
+TOP_K = 3
+select = functools.partial(product_top_k, top_k=TOP_K)
+both_kernels = pytest.mark.parametrize("kernel", ["tpu", "gpu"])
+
+
+def draw(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+def sample(*, tokens=6, heads=2, subkeys=7, half=4):
+    return draw(tokens, heads, 2 * half), draw(heads, 2, subkeys, half, seed=1)
+
+
+@both_kernels
+def test_small_distances_between_large_vectors_are_as_accurate_as_float32(kernel):
+    keys = 8 * draw(1, 2, 32, 64)
+    queries = keys[0].swapaxes(0, 1).reshape(32, 1, 128) + 0.3 * draw(32, 1, 128, seed=2)
+    with dispatch.interpret_kernels(kernel):
+        actual = jax.jit(functools.partial(select, backend="pallas"))(queries, keys).address
+    own = actual.sub_key_ids[:, 0, :, 0]
+    np.testing.assert_array_equal(own, np.arange(32)[:, None].repeat(2, 1))
+    halves = np.asarray(queries, np.float64).reshape(32, 2, 64)
+    exact = np.sum((halves - np.asarray(keys[0], np.float64).swapaxes(0, 1)) ** 2, axis=-1)
+    distances = np.exp(-np.asarray(actual.sub_key_scores[:, 0, :, 0], np.float64)) - 1e-3
+    # Norms near 64 * 8**2 are subtracted: float32 leaves a few of their last bits. Products of
+    # two bfloat16 terms instead of three would be off by four times the bound.
+    np.testing.assert_allclose(distances, exact, rtol=0, atol=16 * 64 * 8**2 * 2.0**-23)
+
+
+@both_kernels
+def test_groups_are_batched_and_chunks_scanned(kernel):
+    queries, keys = draw(3, 2, 5, 1, 8), draw(2, 1, 2, 7, 4, seed=1)  # chunks, groups, ...
+
+    def total(queries, keys, backend):
+        def chunk(carry, query):
+            result = jax.vmap(functools.partial(select, backend=backend))(query, keys)
+            return carry + jnp.sum(result.weights[..., 0]), result.address.slot_ids
+
+        return jax.lax.scan(chunk, 0.0, queries)
+
+    def run(backend):
+        return jax.jit(
+            jax.value_and_grad(functools.partial(total, backend=backend), (0, 1), has_aux=True)
+        )(queries, keys)
+
+    with dispatch.interpret_kernels(kernel):
+        (actual, slots), gradients = run("pallas")
+    (expected, expected_slots), expected_gradients = run("reference")
+    np.testing.assert_array_equal(slots, expected_slots)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+    for a, e in zip(gradients, expected_gradients, strict=True):
+        np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
+
+
+def test_it_may_be_differentiated_twice():
+    queries, keys = sample()
+
+    def slope(keys, backend):
+        def read(keys):
+            return jnp.sum(select(queries, keys, backend=backend).weights[..., 0] ** 2)
+
+        return jnp.sum(jax.grad(read)(keys) ** 2)
+
+    with dispatch.interpret_kernels("tpu"):
+        actual = jax.jit(jax.grad(functools.partial(slope, backend="pallas")))(keys)
+    expected = jax.jit(jax.grad(functools.partial(slope, backend="reference")))(keys)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_query_on_a_sub_key_pulls_nothing_there():
+    keys = jnp.asarray(np.random.default_rng(0).integers(-2, 3, (1, 2, 12, 3)), jnp.float32)
+    queries = keys[0, :, :5].swapaxes(0, 1).reshape(5, 1, 6)
+
+    def total(queries, keys, select):
+        address = select(queries, keys)
+        return jnp.sum(address.sub_key_scores[..., :2]) + jnp.sum(address.slot_scores)
+
+    def kernel_select(queries, keys):
+        return select(queries, keys, backend="pallas").address
+
+    with dispatch.interpret_kernels("tpu"):
+        gradient = jax.jit(jax.grad(functools.partial(total, select=kernel_select), (0, 1)))
+        actual = gradient(queries, keys)
+    with jax.enable_x64(True):  # In float32 the reference cancels terms 1000 times the result.
+        wide = [x.astype(jnp.float64) for x in (queries, keys)]
+        plain = functools.partial(addressing.product_top_k, top_k=TOP_K)
+        expected = jax.jit(jax.grad(functools.partial(total, select=plain), (0, 1)))(*wide)
+    for a, e in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-5)
+
+
+@both_kernels
+def test_slots_of_queries_that_are_no_numbers_lie_in_the_table(kernel):
+    queries, keys = sample(tokens=3, heads=1)
+    with dispatch.interpret_kernels(kernel):
+        damaged = queries.at[1].set(jnp.nan)
+        address = jax.jit(functools.partial(select, backend="pallas"))(damaged, keys).address
+    assert np.all((address.slot_ids >= 0) & (address.slot_ids < 7**2))
+    whole = jax.jit(functools.partial(select, backend="reference"))(queries, keys).address
+    np.testing.assert_array_equal(address.slot_ids[::2], whole.slot_ids[::2])
+
+
+def test_no_score_matrix_leaves_the_kernel():
+    queries, keys = sample(tokens=512, heads=1, subkeys=512, half=8)
+
+    def largest(jaxpr):
+        sizes = [var.aval.size for eqn in jaxpr.eqns for var in eqn.outvars]
+        for eqn in jaxpr.eqns:
+            if "pallas" not in eqn.primitive.name:
+                sizes += [largest(inner) for inner in jaxprs_in_params(eqn.params)]
+        return max(sizes, default=0)
+
+    with dispatch.compile_kernels("tpu"):
+        kernel = jax.make_jaxpr(functools.partial(select, backend="pallas"))(queries, keys)
+    plain = jax.make_jaxpr(functools.partial(select, backend="reference"))(queries, keys)
+    scores = 512 * 2 * 512
+    assert largest(kernel.jaxpr) < scores <= largest(plain.jaxpr)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "reason"),
+    [
+        ((3, 1, 8), (1, 2, 1025, 4), "subkeys=1025"),
+        ((3, 1, 1032), (1, 2, 7, 516), "half=516"),
+        ((0, 1, 8), (1, 2, 7, 4), "0 tokens"),
+    ],
+    ids=lambda case: str(case),
+)
+def test_sizes_that_kernels_do_not_take_are_refused_by_name(queries, keys, reason):
+    with dispatch.interpret_kernels("tpu"), pytest.raises(NotImplementedError, match=reason):
+        select(jnp.zeros(queries), jnp.zeros(keys), backend="pallas")
+
+
+def test_doubles_are_left_to_the_reference():
+    with jax.enable_x64(True), dispatch.interpret_kernels("tpu"):
+        wide = [x.astype(jnp.float64) for x in sample()]
+        with pytest.raises(NotImplementedError, match="float64"):
+            select(*wide, backend="pallas")
+        assert jax.eval_shape(select, *wide).weights.dtype == jnp.float64
+
+
+def test_senseless_shapes_are_refused_in_the_words_of_the_reference():
+    with dispatch.interpret_kernels("tpu"), pytest.raises(ValueError, match="top_k=8 exceeds"):
+        product_top_k(*sample(), top_k=8, backend="pallas")

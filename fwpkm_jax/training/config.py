@@ -30,6 +30,9 @@ class TrainingConfig:
     """Pieces a batch is worked off in, one after the other, to save memory."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """Fast-weight memories of a batch."""
+    window_probability: float = 0.0
+    """Probability, drawn once per step, that full-attention layers see `model.window` tokens only
+    (the paper's pSWA). Two branches are compiled; evaluations see everything."""
     log_every: int = 10
     """Steps between two printed lines (not on a terminal) and TensorBoard events."""
     validate_every: int | None = None
@@ -41,6 +44,10 @@ class TrainingConfig:
         for name in ("steps", "batch_size", "micro_batches", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        if not 0 <= self.window_probability <= 1:
+            raise ValueError(
+                f"window_probability={self.window_probability} must lie between 0 and 1."
+            )
         if self.validate_every is not None and self.validate_every < 1:
             raise ValueError(
                 f"validate_every={self.validate_every} must be at least 1, or None for the end."

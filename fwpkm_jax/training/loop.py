@@ -21,6 +21,7 @@ from fwpkm_jax.training.checkpoint import Checkpoints, read_metrics
 from fwpkm_jax.training.checksum import non_finite_leaves
 from fwpkm_jax.training.config import WITHOUT_EFFECT
 from fwpkm_jax.training.diagnosis import NonFiniteError, diagnose
+from fwpkm_jax.training.limited import limited_attention
 from fwpkm_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from fwpkm_jax.training.progress import Progress, Speedometer, format_duration
 from fwpkm_jax.training.run_directory import MetricsWriter, claim, record_session, write_json
@@ -96,6 +97,7 @@ class _Run:
         self.config_json = experiment.to_json()
         self.progress = Progress(steps=config.steps, every=config.log_every, stream=stream)
         self.graphdef = model_graph(experiment.model)
+        self.limited = limited_attention(experiment.model, config.window_probability)
         self.optimizer = make_optimizer(experiment.optimizer, steps=config.steps)
         self.init = partial(
             init_state,
@@ -226,6 +228,7 @@ class _Run:
             schedule=learning_rate_schedule(self.experiment.optimizer, steps=self.config.steps),
             micro_batches=self.config.micro_batches,
             memory=self.config.memory,
+            limited=self.limited,
         )
         began = time.perf_counter()
         compiled = step.lower(state, batch).compile()
@@ -296,8 +299,12 @@ class _Run:
 
     def _fail(self, symptom: str, pending: _Pending, state: TrainState) -> NoReturn:
         self.checkpoints.wait()
+        # The step that failed may be one that saw only the window.
+        graphdef = self.graphdef
+        if self.limited is not None and pending.metrics["limited"]:
+            graphdef = self.limited.graphdef
         cause = diagnose(
-            self.graphdef,
+            graphdef,
             state,
             pending.batch,
             clean_memory=jax.jit(lambda: self.init().memory)(),

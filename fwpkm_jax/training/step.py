@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import optax
 from flax import nnx
 
 from fwpkm_jax.models.language_model import LanguageModel, memory_metrics
+from fwpkm_jax.training.limited import Limited, draw_limited
 from fwpkm_jax.training.state import Memories, MemoryConfig, TrainState
 
 Batch = dict[str, Any]
@@ -97,6 +99,7 @@ def make_train_step(
     schedule: optax.Schedule,
     micro_batches: int,
     memory: MemoryConfig,
+    limited: Limited | None = None,
 ) -> jax.stages.Wrapped:
     """The jitted training step; it consumes (donates) the state it is given.
 
@@ -113,45 +116,66 @@ def make_train_step(
       schedule: its learning rate, for the metrics.
       micro_batches: pieces a batch is worked off in, one after the other.
       memory: groups and lifetime.
+      limited: another structure for the same weights, for steps that are drawn to use it; both are
+        compiled.
 
     Returns:
       `step(state, batch) -> (state, metrics)`, metrics float32 scalars: `loss`, `grad_norm` before
-      clipping, `param_norm`, `lr`, and `layer_<i>/...` for each memory layer.
+      clipping, `param_norm`, `lr`, `layer_<i>/...` for each memory layer, and with `limited`
+      `limited`, 1 in the steps that used it.
     """
 
-    def loss_fn(params: Any, micro_memory: Memories, micro: Batch, total_weight: jax.Array):
+    def loss_fn(
+        params: Any, micro_memory: Memories, micro: Batch, total_weight: jax.Array, graphdef: Any
+    ):
         model = nnx.merge(graphdef, params)
         output = model(micro["tokens"][:, :-1], micro_memory)
         loss = weighted_loss(output.logits, micro["tokens"][:, 1:], micro["loss_weight"])
         return loss / total_weight, (output.memory, memory_metrics(output.info))
 
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        batch = {name: batch[name] for name in ("tokens", "loss_weight")}
+    def gradients(graphdef: Any, params: Any, start: Memories, batch: Batch):
+        """Loss, memories after the batch, layers' metrics and gradients, of the whole batch."""
         # A batch in which no label counts has no gradient, rather than 0 / 0.
         weight = jnp.sum(batch["loss_weight"])
         total_weight = jnp.where(weight == 0, 1.0, weight)
-        start = micro_batch_memory(state.memory, memory, micro_batches)
-        grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
+        grad_fn = jax.value_and_grad(functools.partial(loss_fn, graphdef=graphdef), has_aux=True)
 
         def accumulate(carry, micro):
             loss, grads, micro_memory = carry
             (micro_loss, (written, layers)), micro_grads = grad_fn(
-                state.params, micro_memory, micro, total_weight
+                params, micro_memory, micro, total_weight
             )
             grads = jax.tree.map(jnp.add, grads, micro_grads)
             carried = written if memory.lifetime == "carried" else micro_memory
             return (loss + micro_loss, grads, carried), layers
 
         if micro_batches == 1:
-            (loss, (carried, layers)), grads = grad_fn(state.params, start, batch, total_weight)
+            (loss, (carried, layers)), grads = grad_fn(params, start, batch, total_weight)
         else:
-            zeros = jax.tree.map(jnp.zeros_like, state.params)
+            zeros = jax.tree.map(jnp.zeros_like, params)
             (loss, grads, carried), stacked = jax.lax.scan(
                 accumulate,
                 (jnp.zeros((), jnp.float32), zeros, start),
                 split_batch(batch, micro_batches=micro_batches, memory=memory),
             )
             layers = jax.tree.map(lambda x: jnp.mean(x, axis=0), stacked)
+        return loss, carried, layers, grads
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        batch = {name: batch[name] for name in ("tokens", "loss_weight")}
+        start = micro_batch_memory(state.memory, memory, micro_batches)
+        inputs, drawn = (state.params, start, batch), {}
+        if limited is None:
+            loss, carried, layers, grads = gradients(graphdef, *inputs)
+        else:
+            use_limited = draw_limited(state.rng, state.step, limited.probability)
+            loss, carried, layers, grads = jax.lax.cond(
+                use_limited,
+                functools.partial(gradients, limited.graphdef),
+                functools.partial(gradients, graphdef),
+                *inputs,
+            )
+            drawn = {"limited": use_limited.astype(jnp.float32)}
 
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
@@ -167,6 +191,7 @@ def make_train_step(
             "grad_norm": grad_norm,
             "param_norm": optax.tree.norm(params),
             "lr": jnp.asarray(schedule(state.step), jnp.float32),
+            **drawn,
             **layers,
         }
         new_state = TrainState(

@@ -1,0 +1,112 @@
+"""Full attention limited to a window in some steps: the draw, the branches, the whole step."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from fwpkm_jax.training.limited import draw_limited, limited_attention
+from fwpkm_jax.training.loop import train
+from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
+from fwpkm_jax.training.step import make_train_step
+from tests.training.test_step import sample_batch
+from tests.training.tiny_config import get_config
+
+FULL = dataclasses.replace(get_config().model, mixers=("attention",), memory_layers=(0,), window=3)
+WINDOWED = dataclasses.replace(FULL, mixers=("swa",))
+BARE = dataclasses.replace(FULL, memory_layers=())
+MEMORY = MemoryConfig(groups=1, lifetime="carried")
+
+
+def make_step(model, *, probability=0.0, micro_batches=2):
+    return make_train_step(
+        model_graph(model),
+        optax.sgd(0.1),
+        schedule=optax.constant_schedule(0.1),
+        micro_batches=micro_batches,
+        memory=MEMORY,
+        limited=limited_attention(model, probability),
+    )
+
+
+def start(model=FULL):
+    return init_state(model, memory=MEMORY, optimizer=optax.sgd(0.1), seed=0)
+
+
+def assert_same(actual, expected):
+    jax.tree.map(
+        lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-6), actual, expected
+    )
+
+
+def test_each_step_is_wholly_the_one_or_the_other_by_its_draw():
+    """Four steps at probability 1/2, each against the two models' own steps; micro-batches share
+    the draw."""
+    mixed, full, windowed = (
+        make_step(FULL, probability=0.5),
+        make_step(FULL),
+        make_step(WINDOWED),
+    )
+    state, drawn = start(), []
+    for seed in range(4):
+        before = jax.tree.map(np.asarray, state._replace(rng=jax.random.key_data(state.rng)))
+
+        def again(before=before):
+            return before._replace(rng=jax.random.wrap_key_data(before.rng))
+
+        limited = bool(draw_limited(state.rng, state.step, 0.5))
+        state, metrics = mixed(state, sample_batch(seed))
+        expected, other = (windowed, full) if limited else (full, windowed)
+        same, same_metrics = expected(again(), sample_batch(seed))
+        assert metrics.pop("limited") == limited
+        assert_same(metrics, same_metrics)
+        assert_same((state.params, state.memory), (same.params, same.memory))
+        assert abs(other(again(), sample_batch(seed))[1]["loss"] - metrics["loss"]) > 1e-5
+        drawn.append(limited)
+    assert set(drawn) == {True, False}
+
+
+def test_both_branches_are_compiled_once():
+    texts = [
+        make_step(BARE, probability=p).lower(start(BARE), sample_batch()).as_text()
+        for p in (0.9, 0.0)
+    ]
+    assert [text.count("stablehlo.case") for text in texts] == [1, 0]
+
+
+def test_the_draw_depends_on_the_runs_stream_and_the_step_alone():
+    rng = jax.random.key(3)
+    draws = jax.vmap(lambda step: draw_limited(rng, step, 0.9))(np.arange(2000))
+    assert abs(np.mean(draws) - 0.9) < 0.02
+    np.testing.assert_array_equal(draws[7], draw_limited(rng, np.int32(7), 0.9))
+    assert not np.array_equal(
+        draws, jax.vmap(lambda step: draw_limited(jax.random.key(4), step, 0.9))(np.arange(2000))
+    )
+
+
+def test_never_and_always_are_the_two_models():
+    assert limited_attention(FULL, 0.0) is None
+    always = limited_attention(FULL, 1.0)
+    assert always is not None
+    assert always.graphdef == model_graph(WINDOWED)
+
+
+def test_a_model_without_full_attention_is_refused():
+    with pytest.raises(ValueError, match=r"window_probability=0\.5 limits full attention"):
+        limited_attention(WINDOWED, 0.5)
+
+
+def test_a_run_records_which_steps_were_limited(tmp_path):
+    experiment = get_config()
+    training = dataclasses.replace(experiment.training, steps=6, window_probability=0.5)
+    result = train(
+        dataclasses.replace(
+            experiment, model=BARE, training=training, run_dir=str(tmp_path / "run")
+        )
+    )
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    recorded = [line.split('"limited": ')[1][:3] for line in lines if '"limited"' in line]
+    assert result.step == 6
+    assert set(recorded) == {"0.0", "1.0"}

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.addressing import product_top_k, slot_weights
 from fwpkm_jax.core.memory import slot_read
+from pallas_kernels.dispatch import Backend
+from pallas_kernels.product_top_k import product_top_k
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,8 @@ class PKMConfig:
     """RMS norm over the queries of all heads together."""
     gated: bool = True
     """Multiplies the read by SiLU of a projection of the input."""
+    backend: Backend = "auto"
+    """What selects the slots: the device's kernel where it can (auto), plain JAX, or pallas."""
 
     def __post_init__(self):
         if self.key_dim < 2 or self.key_dim % 2:
@@ -97,8 +100,14 @@ class PKM(nnx.Module):
             mean_square = jnp.mean(query**2, axis=-1, keepdims=True)
             query = query * jax.lax.rsqrt(mean_square + 1e-6) * self.query_scale[...][None, None]
         query = query.reshape(batch * length, config.num_heads, config.key_dim)
-        address = product_top_k(query, self.keys[...], top_k=config.top_k, score="dot")
-        weights = slot_weights(address.slot_scores, normalization="head")
+        address, weights = product_top_k(
+            query,
+            self.keys[...],
+            top_k=config.top_k,
+            score="dot",
+            normalization="head",
+            backend=config.backend,
+        )
         slot_ids = address.slot_ids.reshape(batch * length, -1)
         read = slot_read(self.values[...], slot_ids, weights.reshape(batch * length, -1))
         read = read.reshape(batch, length, -1).astype(x.dtype)

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from fwpkm_jax.layers.pkm import PKM, PKMConfig
+from pallas_kernels import dispatch
 
 MODEL, BATCH, LENGTH = 5, 2, 3
 CONFIG = PKMConfig(num_subkeys=4, key_dim=6, value_dim=3, num_heads=2, top_k=3)
@@ -80,6 +81,39 @@ def test_only_the_slots_that_were_read_learn():
     assert slot_ids.shape == (BATCH, LENGTH, CONFIG.num_heads * CONFIG.top_k)
     rows = np.any(np.asarray(gradient(params)["values"][...]) != 0, axis=1)
     np.testing.assert_array_equal(np.flatnonzero(rows), np.unique(slot_ids))
+
+
+@pytest.mark.parametrize("kernel", ["tpu", "gpu"])
+def test_kernels_give_the_outputs_and_gradients_of_plain_jax(kernel):
+    x = sample(np.float32)
+
+    def run(backend):
+        graphdef, params = nnx.split(build(dataclasses.replace(CONFIG, backend=backend)))
+
+        @jax.jit
+        def outputs_and_gradients(params, x):
+            def loss(params, x):
+                y, slot_ids = nnx.merge(graphdef, params)(x)
+                return jnp.sum(y**2), (y, slot_ids)
+
+            gradients, outputs = jax.grad(loss, (0, 1), has_aux=True)(params, x)
+            return outputs, gradients
+
+        return outputs_and_gradients(params, x)
+
+    with dispatch.interpret_kernels(kernel):
+        (y, slot_ids), gradients = run("pallas")
+    (expected, expected_ids), expected_gradients = run("reference")
+    np.testing.assert_array_equal(slot_ids, expected_ids)
+    chex.assert_trees_all_close(y, expected, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(gradients, expected_gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_a_kernel_asked_for_by_name_is_not_replaced():
+    layer = build(dataclasses.replace(CONFIG, backend="pallas"))
+    outside = dispatch._simulation(None)  # Whatever --backend says.
+    with outside, pytest.raises(ValueError, match="no kernel for platform"):
+        layer(sample(np.float32))
 
 
 def test_the_output_may_have_a_width_of_its_own():

@@ -101,16 +101,15 @@ def write_inverse(overlap: jax.Array, beta: jax.Array, decays: Decays) -> jax.Ar
     size = overlap.shape[0]
     row, column = _positions(size)
     lower = jnp.where(row > column, beta * overlap * decays.between, 0.0)
-    block = 1
     inverse = _mask(row == column, lower)
-    while block < size:
-        same_pair = row // (2 * block) == column // (2 * block)
-        joining = jnp.where(same_pair & (row // block > column // block), lower, 0.0)
+    # Row and column lie in one pair of blocks but not in one block.
+    apart = row ^ column
+    for block in (2**power for power in range((size - 1).bit_length())):
+        joining = jnp.where((apart >= block) & (apart < 2 * block), lower, 0.0)
         if block == 1:
             inverse = inverse - joining  # X is the identity.
         else:
             inverse = inverse - product(inverse, product(joining, inverse))
-        block *= 2
     return inverse
 
 

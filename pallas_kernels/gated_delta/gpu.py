@@ -19,11 +19,11 @@ from pallas_kernels.gated_delta.chunk import (
     as_column,
     chunk_backward,
     chunk_decays,
-    chunk_read,
-    chunk_written,
     product,
-    write_inverse,
 )
+from pallas_kernels.gated_delta.gpu_prepare import prepare
+from pallas_kernels.gated_delta.gpu_read import read
+from pallas_kernels.gated_delta.gpu_tiles import halves_of
 from pallas_kernels.gated_delta.gpu_walk import walk
 
 
@@ -31,13 +31,18 @@ def forward(
     inputs: Inputs, *, scale: float, save: bool
 ) -> tuple[jax.Array, jax.Array, Residuals | None]:
     """Output `[batch, length, heads, value]`, final memory, and residuals if `save`."""
-    query, key, value, log_decay, beta, start = _to_chunks(inputs)
-    inverse = _each_chunk(_inverse)(key, log_decay, beta)
-    add, left, right, whole = _each_chunk(_recurrence)(key, value, log_decay, beta, inverse)
-    states, final = walk(add, left, right, whole, start, None, reverse=False)
-    read = functools.partial(_read, scale=scale)
-    output = _each_chunk(read)(query, key, value, log_decay, beta, inverse, states)
-    return _to_length(output), final, Residuals(states, inverse) if save else None
+    query, key, value, log_decay, beta, start = inputs
+    log_decay, beta = (_tokens_to_chunks(x) for x in (log_decay, beta))
+    decays = _each_chunk(chunk_decays)(log_decay[..., None, :])
+    to_token, to_end = decays.to_token[..., 0], decays.to_end[..., 0]
+    prepared = prepare(key, value, log_decay, beta, to_token, to_end)
+    whole = decays.whole[..., 0, 0]
+    states, final = walk(
+        prepared.own, prepared.left, prepared.right, whole, start, None, reverse=False
+    )
+    residuals = Residuals(states, prepared.inverse)
+    output = read(query, key, value, log_decay, beta, to_token, residuals, scale=scale)
+    return output, final, residuals if save else None
 
 
 def backward(
@@ -49,43 +54,34 @@ def backward(
     scale: float,
 ) -> Inputs:
     """Cotangents of the inputs, in their dtypes, from those of output and final memory."""
-    query, key, value, log_decay, beta, _ = _to_chunks(inputs)
+    query, key, value, log_decay, beta = (_tokens_to_chunks(x) for x in inputs[:-1])
+    log_decay, beta = (x[..., None, :] for x in (log_decay, beta))
     states, inverse = residuals
     d_read = _tokens_to_chunks(d_output)
-    _, left, right, whole = _each_chunk(_recurrence)(key, value, log_decay, beta, inverse)
+    left, right, whole = _each_chunk(_recurrence)(key, log_decay, beta, inverse)
     of_output = functools.partial(_cotangents_of_read, scale=scale)
     d_errors, step = _each_chunk(of_output)(query, key, log_decay, d_read)
-    d_after, d_start = walk(d_errors, right, left, whole, d_state, step, reverse=True)
+    d_after, d_start = walk(
+        d_errors, halves_of(right), halves_of(left), whole, d_state, step, reverse=True
+    )
     of_chunk = functools.partial(chunk_backward, scale=scale)
     gradients = _each_chunk(of_chunk)(
         query, key, value, log_decay, beta, states, inverse, d_read, d_after
     )
     results = Inputs(
         *(_to_length(x) for x in gradients[:3]),
-        *(_to_length(jnp.swapaxes(x, -1, -2))[..., 0] for x in gradients[3:5]),
+        *(_to_length(x[..., 0, :]) for x in gradients[3:5]),
         d_start,
     )
     return Inputs(*(x.astype(y.dtype) for x, y in zip(results, inputs, strict=True)))
 
 
-def _inverse(key, log_decay, beta):
-    overlap = product(key, key, contract=(1, 1))
-    return write_inverse(overlap, as_column(beta), chunk_decays(log_decay))
-
-
-def _recurrence(key, value, log_decay, beta, inverse):
-    """What the walk takes of a chunk: own errors U, `-Y`, keys decayed to the end, whole decay."""
+def _recurrence(key, log_decay, beta, inverse):
+    """What the walk multiplies by: `-Y`, keys decayed to the chunk's end, the whole decay."""
     decays, beta = chunk_decays(log_decay), as_column(beta)
-    key, value = key.astype(jnp.float32), value.astype(jnp.float32)
-    own = product(inverse, beta * value)
+    key = key.astype(jnp.float32)
     from_state = product(inverse, (beta * decays.to_token) * key)
-    return own, -from_state, decays.to_end * key, decays.whole[0, 0]
-
-
-def _read(query, key, value, log_decay, beta, inverse, state, *, scale):
-    decays = chunk_decays(log_decay)
-    errors = chunk_written(key, value, as_column(beta), decays, inverse, state).errors
-    return chunk_read(query, key, decays, state, errors, scale=scale)
+    return -from_state, decays.to_end * key, decays.whole[0, 0]
 
 
 def _cotangents_of_read(query, key, log_decay, d_read, *, scale):
@@ -102,13 +98,6 @@ def _cotangents_of_read(query, key, log_decay, d_read, *, scale):
 def _each_chunk(of_one: Callable) -> Callable:
     """A function of one head's chunk, over `[batch, chunks, heads]`."""
     return jax.vmap(jax.vmap(jax.vmap(of_one)))
-
-
-def _to_chunks(inputs: Inputs) -> Inputs:
-    """Tokens as `[batch, chunks, heads, chunk, width]`, their vectors as rows of width chunk."""
-    query, key, value, log_decay, beta = (_tokens_to_chunks(x) for x in inputs[:-1])
-    rows = (x[..., None, :] for x in (log_decay, beta))
-    return Inputs(query, key, value, *rows, inputs.state)
 
 
 def _tokens_to_chunks(x: jax.Array) -> jax.Array:

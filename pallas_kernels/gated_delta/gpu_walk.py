@@ -6,14 +6,11 @@ is the memory's recurrence with `add = U, left = -Y, right = to_end * K` and no 
 cotangent's, from the last chunk to the first, with left and right exchanged: transposing a walk
 gives a walk. One Mosaic GPU kernel therefore does both.
 
-wgmma multiplies no float32 and takes transposed operands of 16 bits only, so each float32 operand
-is the sum of two bfloat16 halves, `hi + lo`, and a product is `hi hi + hi lo + lo hi` in a float32
-accumulator: what is left out is 2^-17 of the product. The memory itself stays float32, in
-registers, from the first chunk to the last.
+The memory itself stays float32, in registers, from the first chunk to the last; products are those
+of `gpu_tiles`.
 """
 
 import functools
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +19,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dispatch import gpu_interpreter
 from pallas_kernels.gated_delta.arguments import CHUNK
+from pallas_kernels.gated_delta.gpu_tiles import (
+    Halves,
+    compiler_params,
+    load,
+    multiply,
+    put,
+    smem,
+    smem_halves,
+)
 
 VALUE_BLOCK = 32
 """Columns of the memory per thread block: columns do not depend on each other, and with 32 the
@@ -32,35 +38,22 @@ SLOTS = 2
 """Chunks in shared memory: one in use, one arriving."""
 
 
-class Halves(NamedTuple):
-    """A float32 array as the sum of two bfloat16 arrays."""
-
-    hi: Any
-    lo: Any
-
-    @classmethod
-    def of(cls, x: jax.Array) -> "Halves":
-        # A plain cast to bfloat16 and back is what XLA may drop, and the low half with it.
-        hi = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
-        return cls(hi.astype(jnp.bfloat16), (x - hi).astype(jnp.bfloat16))
-
-
 def walk(
     add: jax.Array,
-    left: jax.Array,
-    right: jax.Array,
+    left: Halves,
+    right: Halves,
     whole: jax.Array,
     start: jax.Array,
     step: jax.Array | None,
     *,
     reverse: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """The state before each chunk, and after the last; all arrays float32.
+    """The state before each chunk, and after the last; float32 where not said otherwise.
 
     Args:
       add: `[batch, chunks, heads, chunk, value]`.
-      left: `[batch, chunks, heads, chunk, key]`.
-      right: `[batch, chunks, heads, chunk, key]`.
+      left: `[batch, chunks, heads, chunk, key]`, in bfloat16 halves.
+      right: `[batch, chunks, heads, chunk, key]`, in bfloat16 halves.
       whole: `[batch, chunks, heads]`.
       start: `[batch, heads, key, value]`, the state before the first chunk walked.
       step: `[batch, chunks, heads, key, value]` or None.
@@ -69,17 +62,17 @@ def walk(
     Returns:
       States `[batch, chunks, heads, key, value]` and the last state `[batch, heads, key, value]`.
     """
-    batch, chunks, heads, _, key = left.shape
+    batch, chunks, heads, _, key = left.hi.shape
     value = add.shape[-1]
     steps = () if step is None else (step,)
-    rows = functools.partial(_operand, CHUNK, key)
+    arriving = {"slots": SLOTS, "swizzle": SWIZZLE}
     scratch = [
-        _operand(CHUNK, VALUE_BLOCK, jnp.float32, slots=SLOTS),
-        Halves(*(rows(jnp.bfloat16, slots=SLOTS) for _ in range(2))),
-        Halves(*(rows(jnp.bfloat16, slots=SLOTS) for _ in range(2))),
-        tuple(_operand(key, VALUE_BLOCK, jnp.float32, slots=SLOTS) for _ in steps),
-        Halves(*(_operand(key, VALUE_BLOCK, jnp.bfloat16) for _ in range(2))),
-        Halves(*(_operand(CHUNK, VALUE_BLOCK, jnp.bfloat16) for _ in range(2))),
+        smem(CHUNK, VALUE_BLOCK, jnp.float32, **arriving),
+        smem_halves(CHUNK, key, **arriving),
+        smem_halves(CHUNK, key, **arriving),
+        tuple(smem(key, VALUE_BLOCK, jnp.float32, **arriving) for _ in steps),
+        smem_halves(key, VALUE_BLOCK, swizzle=SWIZZLE),
+        smem_halves(CHUNK, VALUE_BLOCK, swizzle=SWIZZLE),
         plgpu.Barrier(num_arrivals=5 + len(steps), num_barriers=SLOTS),
     ]
     states, last = plgpu.kernel(
@@ -91,9 +84,9 @@ def walk(
         scratch_types=scratch,
         grid=(batch, heads, value // VALUE_BLOCK),
         grid_names=("batch", "heads", "columns"),
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        compiler_params=compiler_params(),
         interpret=gpu_interpreter(),
-    )(add, *Halves.of(left), *Halves.of(right), whole, start, *steps)
+    )(add, *left, *right, whole, start, *steps)
     return states, last
 
 
@@ -131,19 +124,14 @@ def _walk_kernel(
     def advance(i, state):
         slot = jax.lax.rem(i, SLOTS)
         states.at[batch, chunk_of(i), head, :, columns][...] = state
-        _put(state_tile, state)
+        put(state_tile, state)
         plgpu.barrier_wait(arrived.at[slot])
-        errors = _multiply_add(
-            _load(add_tile.at[slot]),
-            Halves(left_tile.hi.at[slot], left_tile.lo.at[slot]),
-            state_tile,
-        )
-        _put(errors_tile, errors)
-        carried = whole[batch, chunk_of(i), head] * state
+        errors = load(add_tile.at[slot]) + multiply(left_tile.at(slot), state_tile)
+        put(errors_tile, errors)
+        state = whole[batch, chunk_of(i), head] * state
         for tile in step_tile:
-            carried += _load(tile.at[slot])
-        transposed = (tile.at[slot].transpose((1, 0)) for tile in right_tile)
-        state = _multiply_add(carried, Halves(*transposed), errors_tile)
+            state += load(tile.at[slot])
+        state += multiply(right_tile.at(slot).transposed, errors_tile)
         plgpu.commit_smem()  # All warps have read this slot.
 
         @pl.when(i + SLOTS < chunks)
@@ -152,45 +140,6 @@ def _walk_kernel(
 
         return state
 
-    state = _load(start.at[batch, head, :, columns])
+    state = load(start.at[batch, head, :, columns])
     state = jax.lax.fori_loop(0, chunks, advance, state)
     last.at[batch, head, :, columns][...] = state
-
-
-def _multiply_add(start: jax.Array, a: Halves, b: Halves) -> jax.Array:
-    """`start + a b`, up to the product of the two low halves."""
-
-    def accumulate(total):
-        plgpu.wgmma(total, a.lo, b.hi)
-        plgpu.wgmma(total, a.hi, b.lo)
-        plgpu.wgmma(total, a.hi, b.hi)
-        return total[...]
-
-    shape = (a.hi.shape[0], b.hi.shape[1])
-    return start + pl.run_scoped(accumulate, plgpu.ACC(shape, jnp.float32))
-
-
-def _put(tile: Halves, x: jax.Array) -> None:
-    """Splits registers into shared memory, ready to be multiplied."""
-    hi = x.astype(jnp.bfloat16)
-    tile.hi[...] = hi
-    tile.lo[...] = (x - hi.astype(jnp.float32)).astype(jnp.bfloat16)
-    plgpu.commit_smem()
-
-
-def _load(ref: Any) -> jax.Array:
-    """Reads a float32 tile in the layout of wgmma's accumulators."""
-    layout = plgpu.Layout.WGMMA
-    if jax.__version_info__ < (0, 11):  # TODO: drop once jax>=0.11.
-        return plgpu.load(ref, (), layout=layout, optimized=False)  # pyright: ignore
-    return plgpu.load(ref, layout=layout, optimized=False)
-
-
-def _operand(rows: int, columns: int, dtype: Any, *, slots: int | None = None) -> Any:
-    """Shared memory for a tile, tiled and swizzled as wgmma and TMA want it."""
-    transforms = (
-        plgpu.TilingTransform((8, SWIZZLE // jnp.dtype(dtype).itemsize)),
-        plgpu.SwizzleTransform(SWIZZLE),
-    )
-    shape = (rows, columns) if slots is None else (slots, rows, columns)
-    return plgpu.SMEM(shape, dtype, transforms=transforms)

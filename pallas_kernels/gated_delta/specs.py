@@ -34,7 +34,7 @@ SPECS = (
     GatedDeltaSpec(name="one_token", length=1),
     GatedDeltaSpec(name="63_tokens", length=63, heads=2),
     GatedDeltaSpec(name="100_tokens", length=100),
-    GatedDeltaSpec(name="strong_decay", length=130, heads=2, decay=20.0),
+    GatedDeltaSpec(name="strong_decay", length=130, decay=20.0),
     GatedDeltaSpec(name="strong_writes", length=100, decay=0.001, largest_beta=2.0),
     GatedDeltaSpec(name="wide_keys", length=65, key=128, value=64),
     GatedDeltaSpec(name="wide_values", length=65, key=64, value=256),

@@ -1,0 +1,178 @@
+"""GPU: what a chunk needs before the walk, all chunks in parallel, one program each.
+
+Keys against keys, decays, the inverse of the triangle and the two products with it, without a
+`[chunk, chunk]` array in device memory but the inverse itself, which the backward pass reads.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.dispatch import gpu_interpreter
+from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP
+from pallas_kernels.gated_delta.gpu_tiles import (
+    COLUMN,
+    ROW,
+    Halves,
+    compiler_params,
+    fetched,
+    load,
+    multiply,
+    put,
+    rows_times,
+    send,
+    smem,
+    smem_halves,
+)
+
+
+class Prepared(NamedTuple):
+    """What the walk and the backward pass take of every chunk."""
+
+    inverse: jax.Array
+    """`[batch, chunks, heads, chunk, chunk]` float32."""
+    own: jax.Array
+    """U, `[batch, chunks, heads, chunk, value]` float32."""
+    left: Halves
+    """`-Y`, `[batch, chunks, heads, chunk, key]` bfloat16."""
+    right: Halves
+    """Keys times the decay to the chunk's end, like `left`."""
+
+
+def prepare(
+    key: jax.Array,
+    value: jax.Array,
+    log_decay: jax.Array,
+    beta: jax.Array,
+    to_token: jax.Array,
+    to_end: jax.Array,
+) -> Prepared:
+    """The inverse of every chunk's triangle and what the walk takes.
+
+    Args:
+      key: `[batch, length, heads, key]`, float32 or bfloat16; length a multiple of the chunk.
+      value: `[batch, length, heads, value]`, of the same dtype.
+      log_decay: `[batch, chunks, heads, chunk]` float32, like the vectors that follow.
+      beta: write strengths.
+      to_token: decay from the chunk's start to each token.
+      to_end: decay from each token to the chunk's end.
+    """
+    place, width = beta.shape[:3], key.shape[-1]
+    half = jax.ShapeDtypeStruct((*place, CHUNK, width), jnp.bfloat16)
+    inverse, own, *halves = plgpu.kernel(
+        _prepare_kernel,
+        out_type=[
+            jax.ShapeDtypeStruct((*place, CHUNK, CHUNK), jnp.float32),
+            jax.ShapeDtypeStruct((*place, CHUNK, value.shape[-1]), jnp.float32),
+            *(half for _ in range(4)),
+        ],
+        scratch_types=[
+            smem_halves(CHUNK, width),
+            smem_halves(CHUNK, CHUNK),
+            smem_halves(CHUNK, CHUNK),
+            smem(CHUNK, WIDTH_STEP, key.dtype),
+            plgpu.Barrier(),
+        ],
+        grid=place,
+        grid_names=("batch", "chunks", "heads"),
+        compiler_params=compiler_params(),
+        interpret=gpu_interpreter(),
+    )(key, value, log_decay, beta, to_token, to_end)
+    return Prepared(inverse, own, Halves(*halves[:2]), Halves(*halves[2:]))
+
+
+def _prepare_kernel(key, value, log_decay, beta, to_token, to_end, *refs):
+    inverse_out, own, left_hi, left_lo, right_hi, right_lo, *scratch = refs
+    keys, a, b, stage, arrived = scratch
+    place = tuple(jax.lax.axis_index(name) for name in ("batch", "chunks", "heads"))
+    tokens = chunk_tokens(place)
+    beta, to_token, to_end = (load(x.at[place], COLUMN) for x in (beta, to_token, to_end))
+    fetch = functools.partial(fetched, stage=stage, arrived=arrived)
+
+    blocks = [pl.ds(start, WIDTH_STEP) for start in range(0, key.shape[-1], WIDTH_STEP)]
+    for columns in blocks:
+        put(keys.at(slice(None), columns), fetch(key.at[(*tokens, columns)]))
+    overlap = multiply(keys, keys.transposed)
+    between = decays_between(load(log_decay.at[place], ROW), a, b)
+    inverse = triangle_inverse(rows_times(beta, overlap * between), a, b)
+    inverse_out.at[place][...] = inverse
+
+    put(a, inverse)
+    for columns in blocks:
+        part = (*place, slice(None), columns)
+        block = fetch(key.at[(*tokens, columns)])
+        put(b, rows_times(beta * to_token, block))
+        send(b, -multiply(a, b), Halves(left_hi.at[part], left_lo.at[part]))
+        send(b, rows_times(to_end, block), Halves(right_hi.at[part], right_lo.at[part]))
+    for start in range(0, value.shape[-1], WIDTH_STEP):
+        columns = pl.ds(start, WIDTH_STEP)
+        put(b, rows_times(beta, fetch(value.at[(*tokens, columns)])))
+        own.at[(*place, slice(None), columns)][...] = multiply(a, b)
+
+
+def chunk_tokens(place: tuple) -> tuple:
+    """Where a program's tokens are in `[batch, length, heads, width]`."""
+    batch, chunk, head = place
+    return batch, pl.ds(chunk * CHUNK, CHUNK), head
+
+
+def decays_between(log_decay: jax.Array, a: Halves, b: Halves) -> jax.Array:
+    """`Decays.between` of a chunk, from its log decays in the row layout.
+
+    Sums of log decays must be float32's, not the halves': their error is the decay's relative
+    error. So each log decay is three bfloat16 numbers, all 24 bits, against a mask that is exact.
+
+    Args:
+      log_decay: `[chunk]` in the layout `ROW`.
+      a: square tiles in shared memory to work in.
+      b: others.
+    """
+    terms, mask = (*a, b.hi), b.lo
+    row, column = positions()
+    until = jax.lax.broadcast_in_dim(log_decay, (CHUNK, CHUNK), (1,))
+    until = jnp.where(column <= row, until, 0.0)
+    for term in terms:
+        part = until.astype(jnp.bfloat16)
+        term[...] = part
+        until = until - part.astype(jnp.float32)
+    mask[...] = jnp.where(row > column, 1.0, 0.0).astype(jnp.bfloat16)
+    plgpu.commit_smem()
+
+    def accumulate(total):
+        for term in reversed(terms):
+            plgpu.wgmma(total, term, mask)
+        return total[...]
+
+    spans = pl.run_scoped(accumulate, plgpu.ACC((CHUNK, CHUNK), jnp.float32))
+    return jnp.where(column <= row, jnp.exp(spans), 0.0)
+
+
+def triangle_inverse(lower: jax.Array, a: Halves, b: Halves) -> jax.Array:
+    """`chunk.write_inverse` in registers: `(I + tril(lower, -1))^-1`; `a` and `b` to work in."""
+    row, column = positions()
+    lower = jnp.where(row > column, lower, 0.0)
+    inverse = jnp.where(row == column, 1.0, 0.0)
+    # Row and column lie in one pair of blocks but not in one block.
+    apart = row ^ column
+    for block in (2**power for power in range((CHUNK - 1).bit_length())):
+        joining = jnp.where((apart >= block) & (apart < 2 * block), lower, 0.0)
+        if block == 1:
+            inverse = inverse - joining  # It is the identity.
+            continue
+        put(a, inverse)
+        put(b, joining)
+        put(b, multiply(b, a))
+        inverse = inverse - multiply(a, b)
+    return inverse
+
+
+def positions() -> tuple[jax.Array, jax.Array]:
+    """Row and column number of every entry of a square tile."""
+    return tuple(  # pyright: ignore[reportReturnType]
+        plgpu.broadcasted_iota(jnp.int32, (CHUNK, CHUNK), axis, layout=plgpu.Layout.WGMMA)
+        for axis in (0, 1)
+    )

@@ -1,0 +1,94 @@
+"""GPU: what every chunk's queries read, once the memory at its start is known; all in parallel."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.dispatch import gpu_interpreter
+from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP, Residuals
+from pallas_kernels.gated_delta.gpu_prepare import chunk_tokens, decays_between
+from pallas_kernels.gated_delta.gpu_tiles import (
+    COLUMN,
+    ROW,
+    compiler_params,
+    fetched,
+    load,
+    multiply,
+    put,
+    rows_times,
+    smem,
+    smem_halves,
+)
+
+
+def read(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    log_decay: jax.Array,
+    beta: jax.Array,
+    to_token: jax.Array,
+    saved: Residuals,
+    *,
+    scale: float,
+) -> jax.Array:
+    """The output `[batch, length, heads, value]` float32.
+
+    Args:
+      query: `[batch, length, heads, key]`, float32 or bfloat16; length a multiple of the chunk.
+      key: `[batch, length, heads, key]`, of the same dtype.
+      value: `[batch, length, heads, value]`, of the same dtype.
+      log_decay: `[batch, chunks, heads, chunk]` float32, like the vectors that follow.
+      beta: write strengths.
+      to_token: decay from the chunk's start to each token.
+      saved: the chunks' memories and inverses.
+      scale: factor on the queries.
+    """
+    width = key.shape[-1]
+    return plgpu.kernel(
+        functools.partial(_read_kernel, scale=scale),
+        out_type=jax.ShapeDtypeStruct(value.shape, jnp.float32),
+        scratch_types=[
+            *(smem_halves(CHUNK, width) for _ in range(2)),
+            smem_halves(width, WIDTH_STEP),
+            *(smem_halves(CHUNK, CHUNK) for _ in range(3)),
+            smem(CHUNK, WIDTH_STEP, key.dtype),
+            smem(CHUNK, WIDTH_STEP, jnp.float32),
+            plgpu.Barrier(),
+        ],
+        grid=beta.shape[:3],
+        grid_names=("batch", "chunks", "heads"),
+        compiler_params=compiler_params(),
+        interpret=gpu_interpreter(),
+    )(query, key, value, log_decay, beta, to_token, *saved)
+
+
+def _read_kernel(query, key, value, log_decay, beta, to_token, *refs, scale):
+    states, inverses, output, *scratch = refs
+    queries, keys, memory, inverse, attention, errors, stage, wide_stage, arrived = scratch
+    place = tuple(jax.lax.axis_index(name) for name in ("batch", "chunks", "heads"))
+    tokens = chunk_tokens(place)
+    beta, to_token = (load(x.at[place], COLUMN) for x in (beta, to_token))
+    fetch = functools.partial(fetched, stage=stage, arrived=arrived)
+    fetch_wide = functools.partial(fetched, stage=wide_stage, arrived=arrived)
+
+    blocks = [pl.ds(start, WIDTH_STEP) for start in range(0, key.shape[-1], WIDTH_STEP)]
+    for columns in blocks:
+        put(queries.at(slice(None), columns), scale * fetch(query.at[(*tokens, columns)]))
+        put(keys.at(slice(None), columns), fetch(key.at[(*tokens, columns)]))
+    between = decays_between(load(log_decay.at[place], ROW), attention, errors)
+    put(attention, multiply(queries, keys.transposed) * between)
+    put(inverse, fetch_wide(inverses.at[place]))
+
+    for start in range(0, value.shape[-1], WIDTH_STEP):
+        columns = pl.ds(start, WIDTH_STEP)
+        for rows in blocks:
+            put(memory.at(rows), fetch_wide(states.at[(*place, rows, columns)]))
+        own = fetch(value.at[(*tokens, columns)]) - rows_times(to_token, multiply(keys, memory))
+        put(errors, rows_times(beta, own))
+        put(errors, multiply(inverse, errors))
+        found = rows_times(to_token, multiply(queries, memory)) + multiply(attention, errors)
+        output.at[(*tokens, columns)][...] = found

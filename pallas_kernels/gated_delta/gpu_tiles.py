@@ -1,0 +1,126 @@
+"""Float32 tiles on Hopper's tensor cores: split in two halves, multiplied by wgmma.
+
+wgmma multiplies no float32, and 32-bit operands not transposed, so each float32 operand is the sum
+of two bfloat16 halves, `hi + lo`, and a product is `hi hi + hi lo + lo hi` in a float32
+accumulator: what is left out is about 2^-17 of the product.
+
+Every program is one warpgroup. Registers hold tiles in the layout of wgmma's accumulators.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+LAYOUT = plgpu.Layout.WGMMA
+COLUMN = LAYOUT.reduce(1)
+"""Layout of a vector with an entry per row of a tile."""
+ROW = LAYOUT.reduce(0)
+"""Layout of a vector with an entry per column of a tile."""
+
+
+class Halves(NamedTuple):
+    """A float32 array as the sum of two bfloat16 arrays, or refs to them."""
+
+    hi: Any
+    lo: Any
+
+    def at(self, *index: Any) -> "Halves":
+        """The same part of both."""
+        return Halves(self.hi.at[index], self.lo.at[index])
+
+    @property
+    def transposed(self) -> "Halves":
+        """Both refs with rows and columns exchanged; nothing moves."""
+        return Halves(self.hi.transpose((1, 0)), self.lo.transpose((1, 0)))
+
+
+def halves_of(x: jax.Array) -> Halves:
+    """Splits an array outside a kernel."""
+    # A plain cast to bfloat16 and back is what XLA may drop, and the low half with it.
+    hi = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+    return Halves(hi.astype(jnp.bfloat16), (x - hi).astype(jnp.bfloat16))
+
+
+def split(x: jax.Array) -> Halves:
+    """Splits registers inside a kernel."""
+    hi = x.astype(jnp.bfloat16)
+    return Halves(hi, (x - hi.astype(jnp.float32)).astype(jnp.bfloat16))
+
+
+def put(tile: Halves, x: jax.Array) -> Halves:
+    """Splits registers into shared memory, ready to be multiplied."""
+    tile.hi[...], tile.lo[...] = split(x)
+    plgpu.commit_smem()
+    return tile
+
+
+def multiply(a: Halves, b: Halves) -> jax.Array:
+    """`a b` of tiles in shared memory, up to the product of the two low halves."""
+
+    def accumulate(total):
+        plgpu.wgmma(total, a.lo, b.hi)
+        plgpu.wgmma(total, a.hi, b.lo)
+        plgpu.wgmma(total, a.hi, b.hi)
+        return total[...]
+
+    shape = (a.hi.shape[0], b.hi.shape[1])
+    return pl.run_scoped(accumulate, plgpu.ACC(shape, jnp.float32))
+
+
+def load(ref: Any, layout: Any = LAYOUT) -> jax.Array:
+    """Reads a float32 tile or vector into registers."""
+    if jax.__version_info__ < (0, 11):  # TODO: drop once jax>=0.11.
+        return plgpu.load(ref, (), layout=layout, optimized=False)  # pyright: ignore
+    return plgpu.load(ref, layout=layout, optimized=False)
+
+
+def fetched(source: Any, *, stage: Any, arrived: Any) -> jax.Array:
+    """A tile of GPU memory in float32 registers, by way of the shared memory `stage`.
+
+    A bfloat16 tile read straight into wgmma's layout would move half sectors.
+    """
+    plgpu.commit_smem()  # All warps have read what the stage held.
+    plgpu.copy_gmem_to_smem(source, stage, arrived)
+    plgpu.barrier_wait(arrived)
+    return load(stage).astype(jnp.float32)
+
+
+def send(tile: Halves, x: jax.Array, target: Halves) -> None:
+    """Splits registers, and copies the halves to GPU memory; the tile is then free again."""
+    put(tile, x)
+    for half, there in zip(tile, target, strict=True):
+        plgpu.copy_smem_to_gmem(half, there)
+    plgpu.wait_smem_to_gmem(0)
+
+
+def rows_times(column: jax.Array, x: jax.Array) -> jax.Array:
+    """Each row of `x` times the vector's entry for it."""
+    return jax.lax.broadcast_in_dim(column, x.shape, (0,)) * x
+
+
+def smem(
+    rows: int, columns: int, dtype: Any = jnp.bfloat16, *, slots: int = 0, swizzle: int = 128
+) -> Any:
+    """Shared memory for a tile, or several, tiled and swizzled as wgmma and TMA want it.
+
+    Both operands of a product need the same swizzle, in bytes; it divides a row's.
+    """
+    transforms = (
+        plgpu.TilingTransform((8, swizzle // jnp.dtype(dtype).itemsize)),
+        plgpu.SwizzleTransform(swizzle),
+    )
+    shape = (slots, rows, columns) if slots else (rows, columns)
+    return plgpu.SMEM(shape, dtype, transforms=transforms)
+
+
+def smem_halves(rows: int, columns: int, **options: Any) -> Halves:
+    """Shared memory for both halves of a float32 tile."""
+    return Halves(smem(rows, columns, **options), smem(rows, columns, **options))
+
+
+def compiler_params() -> plgpu.CompilerParams:
+    """One meaning of layouts on all versions of JAX."""
+    return plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)

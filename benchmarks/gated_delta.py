@@ -1,0 +1,131 @@
+"""The gated delta rule: the device's kernels, plain JAX, and flash-linear-attention beside them.
+
+    python benchmarks/gated_delta.py --peer-fla FLA_PYTHON --out benchmarks/results/gated_delta.json
+
+Forward, and forward + backward to every argument. `share_of_matmul` is the rate of the products
+that the chunk form needs (counted, not what an implementation spends on precision) over the rate of
+a large float32 product on this device. `--peer-fla` is a Python with torch and
+flash-linear-attention on the same GPU; its chunk kernel gets the same shapes in bfloat16, the dtype
+it is made for. The kernels get `--dtypes`.
+
+On a CPU, where there are no kernels, `--shapes tiny` times plain JAX alone.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import tyro
+from machine import environment, median_seconds, peak_device_megabytes
+
+from pallas_kernels.gated_delta import chunk_gated_delta_rule
+from pallas_kernels.gated_delta.arguments import CHUNK
+from pallas_kernels.gated_delta.specs import SPECS, GatedDeltaSpec, sample
+
+Pass = Literal["forward", "train"]
+Dtype = Literal["float32", "bfloat16"]
+TINY = GatedDeltaSpec(name="tiny", length=256, heads=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Times the gated delta rule by kernels, by plain JAX and by a peer."""
+
+    shapes: tuple[str, ...] = ("paper", "long", "paper_wide")
+    """Names of specs in `pallas_kernels/gated_delta/specs.py`, or `tiny`."""
+    passes: tuple[Pass, ...] = ("forward", "train")
+    """Forward alone, or forward + backward to every argument."""
+    backends: tuple[Literal["pallas", "reference"], ...] = ("pallas", "reference")
+    """Kernels, plain JAX."""
+    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
+    """Of queries, keys and values."""
+    repeats: int = 20
+    """Timed calls; the median is reported."""
+    peer_fla: Path | None = None
+    """A Python with flash-linear-attention; None: ours alone."""
+    out: Path | None = None
+    """File for the JSON; None: print it."""
+
+
+def find_spec(name: str) -> GatedDeltaSpec:
+    """The spec of that name."""
+    named = {spec.name: spec for spec in (*SPECS, TINY)}
+    if name not in named:
+        raise SystemExit(f"--shapes {name}: choose from {', '.join(named)}.")
+    return named[name]
+
+
+def flops(spec: GatedDeltaSpec, which: Pass) -> float:
+    """Operations of the chunk form's products; each has two of its size backward."""
+    tiles = spec.batch * spec.heads * -(-spec.length // CHUNK)
+    square = 3 * spec.key + 2 * spec.value  # K K^T, Q K^T, Y; U, P W.
+    forward = 2 * CHUNK * (CHUNK * square + 3 * spec.key * spec.value)  # Y S, Q S, K^T W.
+    return tiles * forward * {"forward": 1, "train": 3}[which]
+
+
+def measure(options: Options, spec: GatedDeltaSpec, **choice: Any) -> dict[str, Any]:
+    """One shape, pass, dtype and backend in this process."""
+    arrays = sample(spec, jnp.dtype(choice["dtype"]))
+
+    def forward(arrays):
+        return tuple(chunk_gated_delta_rule(**arrays, backend=choice["backend"]))
+
+    def train(arrays):
+        outputs, pull = jax.vjp(forward, arrays)
+        return outputs, pull(outputs)
+
+    function = {"forward": forward, "train": train}[choice["passes"]]
+    compiled = jax.jit(function).lower(arrays).compile()
+    seconds, spread = median_seconds(lambda: compiled(arrays), repeats=options.repeats)
+    return {
+        "seconds": seconds,
+        "spread": spread,
+        "gigaflops_per_second": flops(spec, choice["passes"]) / seconds / 1e9,
+        "peak_device_megabytes": peak_device_megabytes(),
+        "temporary_megabytes": compiled.memory_analysis().temp_size_in_bytes / 1e6,
+    }
+
+
+def measure_peer(options: Options, spec: GatedDeltaSpec, which: Pass) -> dict[str, Any]:
+    """The peer's time for the same shape, from a process of its own."""
+    sizes = {name: getattr(spec, name) for name in ("batch", "length", "heads", "key", "value")}
+    task = {**sizes, "train": which == "train", "repeats": options.repeats}
+    script = Path(__file__).with_name("peer_fla.py")
+    command = [str(options.peer_fla), str(script), "--task", json.dumps(task)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        return {"error": result.stderr.strip().splitlines()[-1:]}
+    return json.loads(result.stdout)
+
+
+def main(options: Options) -> None:
+    """Measures every combination and writes one JSON."""
+    machine = environment()
+    rows = []
+    for name in options.shapes:
+        spec = find_spec(name)
+        for which in options.passes:
+            for dtype in options.dtypes:
+                for backend in options.backends:
+                    choice = {"passes": which, "dtype": dtype, "backend": backend}
+                    row = {"shape": name, **choice, **measure(options, spec, **choice)}
+                    share = row["gigaflops_per_second"] / machine["matmul_gigaflops"]
+                    rows.append(row | {"share_of_matmul": share})
+                    print(f"{name} {choice}: {1e3 * row['seconds']:.3f} ms", file=sys.stderr)
+            if options.peer_fla is not None:
+                peer = measure_peer(options, spec, which)
+                rows.append({"shape": name, "passes": which, "backend": "fla", **peer})
+    text = json.dumps({"environment": machine, "rows": rows}, indent=2)
+    if options.out is None:
+        print(text)
+    else:
+        options.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

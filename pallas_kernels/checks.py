@@ -1,0 +1,58 @@
+"""What the operations on rows ask of their arguments, and of a device they have not met before."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import dispatch
+from pallas_kernels.dispatch import Kernel
+
+LANES = 128
+"""A row is moved by 128 lanes (TPU) or 128 threads (GPU) at a time."""
+
+
+def refuse_rows(
+    values: jax.Array, others: tuple[jax.Array | None, ...], kernel: Kernel
+) -> str | None:
+    """Why no kernel takes a table `values` with these arrays beside it, or None."""
+    if kernel == "tpu" and values.dtype == jnp.bfloat16:
+        # A row of a bfloat16 table shares its tile's words with its neighbour.
+        return "bfloat16 tables"
+    if values.dtype not in (jnp.float32, jnp.bfloat16):
+        return f"{values.dtype} tables"
+    for array in others:
+        if array is not None and array.dtype != jnp.float32:
+            return f"{array.dtype} arrays beside the table"
+    if values.shape[1] % LANES and not dispatch.interpreted():
+        # Only the devices mind: interpreted, kernels run at the widths of small tests.
+        return f"rows of {values.shape[1]} values, only multiples of {LANES}"
+    return None
+
+
+def assert_results_agree(op: Callable[..., Any], arrays: dict[str, Any], *, ratio: float) -> None:
+    """Compares an operation's kernel with its reference, results and cotangents, on this device.
+
+    Raises:
+      AssertionError: some result differs by more than `ratio` of its norm.
+    """
+    moving = {name: x for name, x in arrays.items() if _is_float(x)}
+    fixed = {name: x for name, x in arrays.items() if name not in moving}
+
+    def results(backend: dispatch.Backend) -> Any:
+        outputs, pull = jax.vjp(lambda moving: op(**moving, **fixed, backend=backend), moving)
+        return outputs, pull(outputs)
+
+    actual, expected = results("pallas"), results("reference")
+    for (path, a), e in zip(
+        jax.tree.leaves_with_path(actual), jax.tree.leaves(expected), strict=True
+    ):
+        error = jnp.linalg.norm((a - e).ravel()) / jnp.linalg.norm(e.ravel())
+        if not error <= ratio:
+            name = jax.tree_util.keystr(path)
+            raise AssertionError(f"{name} differs by {float(error):.2g} of its norm")
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)

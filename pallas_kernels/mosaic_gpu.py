@@ -1,0 +1,62 @@
+"""Launching Mosaic GPU kernels whose programs are one warpgroup each and move whole rows."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import dispatch
+
+WARPGROUP = 128
+"""Threads of a warpgroup; each holds the same columns of every row."""
+IN_FLIGHT = 8
+"""Rows loaded before the first is used: 16 KiB per warpgroup at 512 float32 columns."""
+
+
+def launch(
+    body: Callable[..., None],
+    *operands: Any,
+    programs: int,
+    out_type: Sequence[jax.ShapeDtypeStruct] = (),
+    name: str,
+) -> Any:
+    """Runs `body(program, *operands, *outputs)` once per program, refs in GPU memory.
+
+    Operands that are `jax.Ref`s are updated in place. No two threads of a program touch the same
+    element of what it writes, so no barriers are needed between its loads and stores.
+    """
+
+    def kernel(*refs):
+        body(jax.lax.axis_index("program"), *refs)
+
+    # Not `plgpu.kernel`: in jax 0.10 its batching wrapper does not pass refs on.
+    return pl.kernel(
+        kernel,
+        out_type=tuple(out_type),
+        mesh=plgpu.Mesh(grid=(programs,), grid_names=("program",)),
+        compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
+        interpret=dispatch.gpu_interpreter() or False,
+        name=name,
+    )(*operands)
+
+
+def row(ref: Any, index: Any) -> jax.Array:
+    """One row of a table in GPU memory, by 16-byte loads where its width allows."""
+    return _laid_out(ref[index])
+
+
+def zeros(width: int) -> jax.Array:
+    """A row of float32 zeros, spread over the threads as `row` spreads it."""
+    return _laid_out(jnp.zeros((width,), jnp.float32))
+
+
+def _laid_out(values: jax.Array) -> jax.Array:
+    if dispatch.interpreted():
+        return values
+    width = values.shape[0]
+    layout = plgpu.Layout.WG_STRIDED((width,), vec_size=math.gcd(width // WARPGROUP, 4))
+    return plgpu.layout_cast(values, layout)

@@ -1,0 +1,106 @@
+"""Weighted sums of and inner products with the rows that tokens read, over kernels."""
+
+import functools
+
+import chex
+import jax.numpy as jnp
+
+from fwpkm_jax.core.array_types import (
+    SlotIds,
+    SlotWeights,
+    TokenValues,
+    TokenWeights,
+    ValueTable,
+)
+from pallas_kernels.checks import assert_results_agree, refuse_rows
+from pallas_kernels.dispatch import Backend, Kernel, implementation
+from pallas_kernels.slot_read import reference, vjp
+from pallas_kernels.slot_read.reference import SlotRead
+from pallas_kernels.slot_read.specs import CHECK_RATIO, CHECKED, SPECS, sample, sample_dot
+
+
+def slot_read(
+    values: ValueTable,
+    slot_ids: SlotIds,
+    weights: SlotWeights,
+    *,
+    target: TokenValues | None = None,
+    write_weight: TokenWeights | None = None,
+    backend: Backend = "auto",
+) -> SlotRead:
+    """Weighted sums of slot values, one per token, and their errors if targets are given.
+
+        output[t] = sum_p weights[t, p] * values[slot_ids[t, p]]
+        errors[t] = write_weight[t] * (output[t] - target[t])
+
+    A kernel keeps a token's sum in registers while its rows come in: nothing of size
+    `[tokens, places, value]` is made. Places are summed in order, in float32. A gradient of the
+    whole table is made only if the table's gradient is asked for.
+
+    Args:
+      values: `[slots, value]` float32, on a GPU also bfloat16; value a multiple of 128.
+      slot_ids: `[tokens, places]` int32, each below `slots`.
+      weights: `[tokens, places]` float32.
+      target: `[tokens, value]` float32, or None.
+      write_weight: `[tokens]` float32; given with `target` only.
+      backend: "auto", "reference" or "pallas".
+
+    Raises:
+      ValueError: only one of `target` and `write_weight` is given, or no kernel exists here.
+      NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
+    """
+    if (target is None) != (write_weight is None):
+        raise ValueError("target and write_weight go together: pass both or neither.")
+    chex.assert_equal_shape([slot_ids, weights])
+    chosen = implementation(
+        "slot_read",
+        backend,
+        supports=functools.partial(refuse_rows, values, (weights, target, write_weight)),
+        check=check_read,
+    )
+    if chosen == "reference":
+        return reference.slot_read(values, slot_ids, weights, target, write_weight)
+    return SlotRead(*vjp.read(chosen, values, slot_ids, weights, target, write_weight))
+
+
+def slot_dot(
+    values: ValueTable, slot_ids: SlotIds, vectors: TokenValues, *, backend: Backend = "auto"
+) -> SlotWeights:
+    """Inner products of each token's vector with the rows it reads.
+
+        dot[t, p] = <values[slot_ids[t, p]], vectors[t]>
+
+    This is the cotangent of `slot_read`'s weights for the cotangent `vectors` of its output.
+
+    Args:
+      values: `[slots, value]` float32, on a GPU also bfloat16; value a multiple of 128.
+      slot_ids: `[tokens, places]` int32, each below `slots`.
+      vectors: `[tokens, value]` float32.
+      backend: "auto", "reference" or "pallas".
+
+    Raises:
+      ValueError: no kernel exists for the platform named.
+      NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
+    """
+    chex.assert_equal_shape_prefix([slot_ids, vectors], 1)
+    chosen = implementation(
+        "slot_dot",
+        backend,
+        supports=functools.partial(refuse_rows, values, (vectors,)),
+        check=check_dot,
+    )
+    if chosen == "reference":
+        return reference.slot_dot(values, slot_ids, vectors)
+    return vjp.dot(chosen, values, slot_ids, vectors)
+
+
+def check_read(kernel: Kernel) -> None:
+    del kernel  # The one of this device.
+    arrays = sample(next(spec for spec in SPECS if spec.name == CHECKED), jnp.float32)
+    assert_results_agree(slot_read, arrays, ratio=CHECK_RATIO)
+
+
+def check_dot(kernel: Kernel) -> None:
+    del kernel  # The one of this device.
+    arrays = sample_dot(next(spec for spec in SPECS if spec.name == CHECKED), jnp.float32)
+    assert_results_agree(slot_dot, arrays, ratio=CHECK_RATIO)

@@ -1,0 +1,42 @@
+"""What the kernels compute, in plain JAX."""
+
+from typing import NamedTuple
+
+from fwpkm_jax.core import memory
+from fwpkm_jax.core.array_types import (
+    SlotIds,
+    SlotWeights,
+    TokenValues,
+    TokenWeights,
+    ValueTable,
+)
+from fwpkm_jax.core.row_ops import dot_rows
+
+
+class SlotRead(NamedTuple):
+    """What tokens read, and by how much it misses what they should have read.
+
+    Attributes:
+      output: weighted sums of slot values, `[tokens, value]`.
+      errors: write weight times (output - target), `[tokens, value]`; None without targets.
+    """
+
+    output: TokenValues
+    errors: TokenValues | None
+
+
+def slot_read(
+    values: ValueTable,
+    slot_ids: SlotIds,
+    weights: SlotWeights,
+    target: TokenValues | None,
+    write_weight: TokenWeights | None,
+) -> SlotRead:
+    output = memory.slot_read(values.astype(weights.dtype), slot_ids, weights)
+    if target is None or write_weight is None:
+        return SlotRead(output, None)
+    return SlotRead(output, write_weight[:, None] * (output - target))
+
+
+def slot_dot(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> SlotWeights:
+    return dot_rows(values.astype(vectors.dtype), slot_ids, vectors)

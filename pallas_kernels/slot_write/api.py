@@ -1,0 +1,166 @@
+"""In-place additions to the rows of a table, one owner per row, over kernels."""
+
+import functools
+from typing import Literal, overload
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from fwpkm_jax.core.array_types import (
+    SlotIds,
+    SlotWeights,
+    TokenValues,
+    TokenWeights,
+    ValueTable,
+)
+from fwpkm_jax.core.grouping import SlotGroups, group_slots
+from pallas_kernels.checks import assert_results_agree, refuse_rows
+from pallas_kernels.dispatch import Backend, Kernel, implementation
+from pallas_kernels.slot_write import reference, vjp
+from pallas_kernels.slot_write.reference import SlotAdd
+from pallas_kernels.slot_write.specs import CHECK_RATIO, CHECKED, SPECS, sample
+
+
+@overload
+def slot_add(
+    values: ValueTable,
+    groups: SlotGroups,
+    coefficients: SlotWeights,
+    rows: TokenValues,
+    *,
+    with_old_rows: Literal[False] = False,
+    backend: Backend = "auto",
+) -> ValueTable: ...
+
+
+@overload
+def slot_add(
+    values: ValueTable,
+    groups: SlotGroups,
+    coefficients: SlotWeights,
+    rows: TokenValues,
+    *,
+    with_old_rows: Literal[True],
+    backend: Backend = "auto",
+) -> SlotAdd: ...
+
+
+def slot_add(
+    values: ValueTable,
+    groups: SlotGroups,
+    coefficients: SlotWeights,
+    rows: TokenValues,
+    *,
+    with_old_rows: bool = False,
+    backend: Backend = "auto",
+) -> ValueTable | SlotAdd:
+    """Adds multiples of each token's row to the rows of the table that it reads, in place.
+
+        values[i] += sum of coefficients[t, p] * rows[t] over the places that read slot i
+
+    Every row has one owner, which sums its references in an order that depends on `groups` alone:
+    two runs agree bit for bit. Under `jit` the table is updated in place if it is donated or
+    carried by a loop. The gradient by `values` is the cotangent itself, not a copy.
+
+    Args:
+      values: `[slots, value]` float32; value a multiple of 128.
+      groups: `group_slots` of the slots read.
+      coefficients: `[tokens, places]` float32.
+      rows: `[tokens, value]` float32.
+      with_old_rows: also return the touched rows as they were.
+      backend: "auto", "reference" or "pallas".
+
+    Returns:
+      The table; with `with_old_rows` a `SlotAdd` of table and old rows.
+
+    Raises:
+      ValueError: no kernel exists for the platform named.
+      NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
+    """
+    chex.assert_equal_shape([groups.rank, coefficients])
+    chosen = implementation(
+        "slot_add",
+        backend,
+        supports=functools.partial(_refuse, values, (coefficients, rows)),
+        check=check_add,
+    )
+    arrays = values, groups, coefficients, rows
+    if chosen == "reference":
+        if with_old_rows:
+            return reference.slot_add_with_old_rows(*arrays)
+        return reference.slot_add(*arrays)
+    values, old_rows = vjp.add(chosen, with_old_rows, *arrays)
+    return SlotAdd(values, old_rows) if with_old_rows else values
+
+
+def slot_write(
+    values: ValueTable,
+    slot_ids: SlotIds,
+    weights: SlotWeights,
+    errors: TokenValues,
+    *,
+    counted: TokenWeights,
+    step_size: float,
+    learning_rate: float = 1.0,
+    backend: Backend = "auto",
+) -> ValueTable:
+    """The table after a normalised gradient step on its touched rows: `core.memory.slot_write`.
+
+    Args:
+      values: `[slots, value]`.
+      slot_ids: `[tokens, places]`.
+      weights: read weights, `[tokens, places]`.
+      errors: write weight times (prediction - target), `[tokens, value]`.
+      counted: 1 for tokens whose reads count in a slot's number of accesses, `[tokens]`.
+      step_size: multiplies the gradient.
+      learning_rate: multiplies the step.
+      backend: "auto", "reference" or "pallas".
+
+    Raises:
+      ValueError: no kernel exists for the platform named.
+      NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
+    """
+    chex.assert_equal_shape([slot_ids, weights])
+    chosen = implementation(
+        "slot_write",
+        backend,
+        supports=functools.partial(_refuse, values, (weights, errors, counted)),
+        check=check_add,
+    )
+    if chosen == "reference":
+        return reference.slot_write(
+            *(values, slot_ids, weights, errors),
+            counted=counted,
+            step_size=step_size,
+            learning_rate=learning_rate,
+        )
+    groups = group_slots(slot_ids, num_slots=values.shape[0])
+    counts = _counts(groups, counted)
+    coefficients = -learning_rate * step_size * weights / jnp.maximum(counts, 1.0)
+    return vjp.add(chosen, False, values, groups, coefficients, errors)[0]
+
+
+def _counts(groups: SlotGroups, counted: TokenWeights) -> SlotWeights:
+    """As `memory.slot_counts`, without a contended counter per slot."""
+    places = groups.rank.shape[1]
+    sums = jnp.cumsum(counted[groups.order // places])
+    sums = jnp.concatenate([jnp.zeros((1,), sums.dtype), sums])
+    return jnp.diff(sums[groups.starts])[groups.rank]
+
+
+def _refuse(values: jax.Array, others: tuple[jax.Array, ...], kernel: Kernel) -> str | None:
+    if values.dtype == jnp.bfloat16:
+        return "bfloat16 tables"  # An addition would be rounded away; see stochastic rounding.
+    return refuse_rows(values, others, kernel)
+
+
+def check_add(kernel: Kernel) -> None:
+    del kernel  # The one of this device.
+    arrays = sample(next(spec for spec in SPECS if spec.name == CHECKED), jnp.float32)
+    groups = arrays.pop("groups")
+    assert_results_agree(functools.partial(_checked_add, groups=groups), arrays, ratio=CHECK_RATIO)
+
+
+def _checked_add(*, groups, backend, **arrays):
+    return slot_add(groups=groups, backend=backend, **arrays)

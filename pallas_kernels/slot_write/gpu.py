@@ -1,0 +1,154 @@
+"""Mosaic GPU kernels: a warpgroup owns a few rows and adds up their references in order.
+
+Most slots of a chunk are read once or twice, a few very often. The runs of sorted references are
+therefore cut at every `SEGMENT`-th one: first, each segment sums what it holds of longer runs (a
+kernel that ends at once where there are none), then each owner adds either its references or the
+segments' sums to its row. No addition ever meets another in memory.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from fwpkm_jax.core.grouping import SlotGroups
+from pallas_kernels.mosaic_gpu import IN_FLIGHT, launch, row, zeros
+
+SEGMENT = 64
+"""Longest run that its owner sums alone. A hot row costs its owner one step per `IN_FLIGHT`
+segments and every segment one per `IN_FLIGHT` references, so neither should be much longer."""
+OWNED = 4
+"""Rows of one program, loaded together: one would wait for three dependent loads in turn."""
+
+
+def add(
+    values: jax.Array,
+    groups: SlotGroups,
+    coefficients: jax.Array,
+    rows: jax.Array,
+    *,
+    with_old_rows: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+    """`slot_add` in place, and the touched rows as they were if asked for."""
+    tokens, places = coefficients.shape
+    references, width = tokens * places, rows.shape[1]
+    coefficients = coefficients.reshape(references)
+    partial_sums = _partial_sums(groups, coefficients, rows)
+
+    def body(program, order, slots, starts, num_groups, coefficients, rows, sums, table, *old_rows):
+        first, stop = program * OWNED, num_groups[0]
+
+        def own():
+            owned = [jnp.minimum(first + i, stop - 1) for i in range(OWNED)]
+            slot = [slots[group] for group in owned]
+            begin = [starts[group] for group in owned]
+            end = [starts[group + 1] for group in owned]
+            is_long = [e - b > SEGMENT for b, e in zip(begin, end, strict=True)]
+            old = [row(table, s) for s in slot]
+            reference = [order[b] for b in begin]
+            factor = [
+                jnp.where(long, 0.0, coefficients[r])
+                for long, r in zip(is_long, reference, strict=True)
+            ]
+            total = [f * row(rows, r // places) for f, r in zip(factor, reference, strict=True)]
+            for i in range(OWNED):
+                others = begin[i] + 1
+                total[i] = _add_references(
+                    *(total[i], order, coefficients, rows),
+                    begin=others,
+                    end=jnp.where(is_long[i], others, end[i]),
+                )
+                total[i] = _add_partial_sums(
+                    total[i], sums, begin[i], jnp.where(is_long[i], end[i], begin[i])
+                )
+            for i in range(OWNED):
+
+                @pl.when(first + i < stop)
+                def _(i=i):
+                    table[slot[i]] = old[i] + total[i]
+                    if with_old_rows:
+                        old_rows[0][owned[i]] = old[i]
+
+        pl.when(first < stop)(own)
+
+    table = jax.new_ref(values, memory_space=plgpu.GMEM)
+    logs = launch(
+        body,
+        *(groups.order, groups.slots, groups.starts, groups.num_groups[None]),
+        *(coefficients, rows, partial_sums, table),
+        programs=pl.cdiv(references, OWNED),
+        out_type=[jax.ShapeDtypeStruct((references, width), values.dtype)] * with_old_rows,
+        name="slot_add",
+    )
+    return jax.freeze(table), logs[0] if with_old_rows else None
+
+
+def _partial_sums(groups: SlotGroups, coefficients: jax.Array, rows: jax.Array) -> jax.Array:
+    """`[segments, 2, value]`: what a segment holds of the long run that covers its first
+    reference, and of the one that covers its last, if that is another. Of shorter runs nothing
+    is written, and nothing read.
+    """
+    references, width = coefficients.shape[0], rows.shape[1]
+    segments = pl.cdiv(references, SEGMENT)
+
+    def body(segment, order, rank, starts, coefficients, rows, sums):
+        segment_begin = segment * SEGMENT
+        segment_end = jnp.minimum(segment_begin + SEGMENT, references)
+        head, tail = rank[order[segment_begin]], rank[order[segment_end - 1]]
+
+        def sum_part(which, group, exists):
+            begin, end = starts[group], starts[group + 1]
+
+            @pl.when(exists & (end - begin > SEGMENT))
+            def _():
+                sums[segment, which] = _add_references(
+                    *(zeros(width), order, coefficients, rows),
+                    begin=jnp.maximum(begin, segment_begin),
+                    end=jnp.minimum(end, segment_end),
+                )
+
+        sum_part(0, head, True)
+        sum_part(1, tail, tail != head)
+
+    (sums,) = launch(
+        body,
+        *(groups.order, groups.rank.reshape(references), groups.starts, coefficients, rows),
+        programs=segments,
+        out_type=[jax.ShapeDtypeStruct((segments, 2, width), jnp.float32)],
+        name="slot_add_segments",
+    )
+    return sums
+
+
+def _add_references(total, order, coefficients, rows, *, begin, end):
+    """`total` plus the references at sorted positions begin to end, in order."""
+    places = coefficients.shape[0] // rows.shape[0]
+
+    def step(i, total):
+        position = [begin + i * IN_FLIGHT + j for j in range(IN_FLIGHT)]
+        reference = [order[jnp.minimum(p, end - 1)] for p in position]
+        row_of = [row(rows, r // places) for r in reference]
+        for p, r, x in zip(position, reference, row_of, strict=True):
+            total += jnp.where(p < end, coefficients[r], 0.0) * x
+        return total
+
+    return jax.lax.fori_loop(0, pl.cdiv(end - begin, IN_FLIGHT), step, total)
+
+
+def _add_partial_sums(total, sums, begin, end):
+    """`total` plus the segments' sums of the run at sorted positions begin to end."""
+    first, last = begin // SEGMENT, (end - 1) // SEGMENT
+    # The run is its first segment's last one, unless it begins with the segment.
+    part_of_first = (begin % SEGMENT != 0).astype(jnp.int32)
+    count = jnp.where(end > begin, last - first + 1, 0)
+
+    def step(i, total):
+        segment = [first + i * IN_FLIGHT + j for j in range(IN_FLIGHT)]
+        inside = [jnp.minimum(s, last) for s in segment]
+        part = [jnp.where(s == first, part_of_first, 0) for s in inside]
+        summed = [row(sums, (s, p)) for s, p in zip(inside, part, strict=True)]
+        for s, x in zip(segment, summed, strict=True):
+            total += jnp.where(s <= last, 1.0, 0.0) * x
+        return total
+
+    return jax.lax.fori_loop(0, pl.cdiv(count, IN_FLIGHT), step, total)

@@ -1,0 +1,36 @@
+"""What the kernels compute, in plain JAX."""
+
+from typing import NamedTuple
+
+from jaxtyping import Array, Float
+
+from fwpkm_jax.core.array_types import SlotWeights, TokenValues, ValueTable
+from fwpkm_jax.core.grouping import SlotGroups
+from fwpkm_jax.core.memory import slot_write as slot_write
+from fwpkm_jax.core.row_ops import add_rows
+
+
+class SlotAdd(NamedTuple):
+    """A table after an addition, and the touched rows before it.
+
+    Attributes:
+      values: `[slots, value]`.
+      old_rows: the row of the r-th distinct slot before the addition, `[references, value]`;
+        behind the last distinct slot its content is not specified.
+    """
+
+    values: ValueTable
+    old_rows: Float[Array, "references value"]
+
+
+def slot_add(
+    values: ValueTable, groups: SlotGroups, coefficients: SlotWeights, rows: TokenValues
+) -> ValueTable:
+    return add_rows(values, groups, coefficients, rows)
+
+
+def slot_add_with_old_rows(
+    values: ValueTable, groups: SlotGroups, coefficients: SlotWeights, rows: TokenValues
+) -> SlotAdd:
+    old_rows = values.at[groups.slots].get(mode="clip")
+    return SlotAdd(add_rows(values, groups, coefficients, rows), old_rows)

@@ -1,15 +1,23 @@
 """Rows of a table read, multiplied and added to, without a copy per reference.
 
-The three operations that `core.value_scan` is made of; kernels may stand in for them.
+What `core.value_scan` is made of; kernels may stand in for them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
-from fwpkm_jax.core.array_types import SlotIds, SlotWeights, TokenValues, ValueTable
+from fwpkm_jax.core.array_types import (
+    SlotIds,
+    SlotWeights,
+    TokenValues,
+    TokenWeights,
+    ValueTable,
+)
 from fwpkm_jax.core.grouping import SlotGroups
 
 
@@ -73,10 +81,50 @@ def _add_by_runs(
     )
 
 
+class Exchange(NamedTuple):
+    """What one chunk reads and leaves.
+
+    Attributes:
+      values: the table after the write, `[slots, value]`.
+      output: what each token read, `[tokens, value]`.
+      errors: what it wrote a multiple of, `[tokens, value]`.
+      log: the touched rows before the write, by their number in `SlotGroups`.
+    """
+
+    values: ValueTable
+    output: TokenValues
+    errors: TokenValues
+    log: Float[Array, "distinct value"]
+
+
+def exchange_rows(
+    values: ValueTable,
+    slot_ids: SlotIds,
+    groups: SlotGroups,
+    *,
+    weights: SlotWeights,
+    steps: SlotWeights,
+    targets: TokenValues,
+    error_weights: TokenWeights,
+) -> Exchange:
+    """Reads, compares and writes one chunk; see `core.value_scan` for the formulas.
+
+    The tokens read the logged rows: each row leaves the table once, and the write waits for every
+    read of the old table, or XLA would copy it.
+    """
+    del slot_ids
+    distinct = min(groups.slots.shape[0], values.shape[0])
+    log = values.at[groups.slots[:distinct]].get(mode="clip")
+    output = read_rows(log, groups.rank, weights)
+    errors = error_weights[:, None] * (output - targets)
+    return Exchange(add_rows(values, groups, steps, errors), output, errors, log)
+
+
 @dataclass(frozen=True)
 class RowOps:
-    """What carries out the three operations; each as the function of its default."""
+    """What carries out a chunk's work on rows; each as the function of its default."""
 
+    exchange: Callable[..., Exchange] = exchange_rows
     read: Callable[[ValueTable, SlotIds, SlotWeights], TokenValues] = read_rows
     dot: Callable[[ValueTable, SlotIds, TokenValues], SlotWeights] = dot_rows
     add: Callable[[ValueTable, SlotGroups, SlotWeights, TokenValues], ValueTable] = add_rows

@@ -89,16 +89,10 @@ def _scan(
 
 def _scan_and_log(ops, values, slot_ids, rows, groups) -> tuple[ValueScanOutput, jax.Array]:
     """The scan, and the touched rows before each write, `[chunks, distinct, value]`."""
-    distinct = min(groups.slots.shape[1], values.shape[0])
 
     def body(values, chunk):
         slot_ids, rows, groups = chunk
-        # The tokens read the logged rows: each row leaves the table once, and the write waits for
-        # every read of the old table, or XLA would copy it.
-        log = values.at[groups.slots[:distinct]].get(mode="clip")
-        output = ops.read(log, groups.rank, rows.weights)
-        errors = rows.error_weights[:, None] * (output - rows.targets)
-        values = ops.add(values, groups, rows.steps, errors)
+        values, output, errors, log = ops.exchange(values, slot_ids, groups, **rows._asdict())
         # |change of a row|^2 = <change, sum of its references' steps * errors>.
         change = ops.dot(values, slot_ids, errors) - ops.dot(log, groups.rank, errors)
         return values, (output, jnp.sum(rows.steps * change, axis=-1), log)

@@ -13,14 +13,16 @@ from fwpkm_jax.core.addressing import (
     Score,
     addressing_gradient,
     addressing_loss,
-    product_top_k,
-    slot_weights,
 )
 from fwpkm_jax.core.array_types import Queries, SubKeys, TokenValues, ValueTable
 from fwpkm_jax.core.chunking import Chunk, RunOutput, StepOutput, map_groups, scan_chunks
 from fwpkm_jax.core.memory import slot_counts, slot_read, slot_write
 from fwpkm_jax.core.value_run import value_run
 from fwpkm_jax.rules.base import AbstractChunkRule
+from pallas_kernels import product_top_k as selection_kernels
+from pallas_kernels import slot_read as read_kernels
+from pallas_kernels.dispatch import Backend
+from pallas_kernels.row_ops import row_ops
 
 KeyLoss = Literal["addressing", "reconstruction", "both"]
 
@@ -93,6 +95,8 @@ class FwPKM(AbstractChunkRule):
     """Bound on each element of the write's gradients, or None. Costs a pass over the table."""
     weight_decay: float = 0.0
     """Decay of keys and values at each write. Costs a pass over the table."""
+    backend: Backend = "auto"
+    """Kernels (pallas), plain XLA (reference), or kernels where they run (auto)."""
 
     def __post_init__(self):
         if self.key_dim < 2 or self.key_dim % 2:
@@ -125,8 +129,8 @@ class FwPKM(AbstractChunkRule):
         return FwPKMMemory(keys, values * self.value_dim**-0.5)
 
     def read(self, memory: FwPKMMemory, query: Queries) -> tuple[TokenValues, SlotAccess]:
-        _, access = self._address(memory.keys, query)
-        return slot_read(memory.values, *access), access
+        _, access = self._select(memory.keys, query, self.backend)
+        return read_kernels.slot_read(memory.values, *access, backend=self.backend).output, access
 
     @property
     def two_phase(self) -> bool:
@@ -160,6 +164,7 @@ class FwPKM(AbstractChunkRule):
             counted=sequence.counted,
             step_size=self.learning_rate * self._value_step,
             chunk_size=chunk_size,
+            ops=row_ops(memory.values, backend=self.backend),
         )
         info = jax.lax.stop_gradient(FwPKMInfo(losses, out.update_norm))
         return RunOutput(FwPKMMemory(keys, out.values), out.output, access, info)
@@ -170,7 +175,7 @@ class FwPKM(AbstractChunkRule):
 
     def step(self, memory: FwPKMMemory, chunk: Chunk) -> StepOutput:
         chunk = chunk.astype(memory.values.dtype)
-        address, access = self._address(memory.keys, chunk.query)
+        address, access = self._select(memory.keys, chunk.query, "reference")
         output = slot_read(memory.values, *access)
         errors = chunk.write_weight[:, None] * (output - chunk.target)
         if chunk.factor is not None:
@@ -205,18 +210,24 @@ class FwPKM(AbstractChunkRule):
 
     def _key_step(self, keys: SubKeys, chunk: Chunk) -> StepOutput:
         """One chunk's part of `step` that concerns the keys alone."""
-        address, access = self._address(keys, chunk.query)
+        address, access = self._select(keys, chunk.query, self.backend)
         weights = {"token_weights": chunk.addressed}
         gradient = addressing_gradient(chunk.query, keys, address, score=self.score, **weights)
         loss = addressing_loss(address, num_subkeys=self.num_subkeys, **weights)
         keys = keys - self.learning_rate * self.addressing_weight * gradient
         return StepOutput(keys, None, access, loss)
 
-    def _address(self, keys: SubKeys, query: Queries) -> tuple[Address, SlotAccess]:
-        query = query.astype(keys.dtype)
-        address = product_top_k(query, keys, top_k=self.top_k, score=self.score)
-        weights = slot_weights(
-            address.slot_scores, nonlinearity=self.nonlinearity, temperature=self.temperature
+    def _select(
+        self, keys: SubKeys, query: Queries, backend: Backend
+    ) -> tuple[Address, SlotAccess]:
+        address, weights = selection_kernels.product_top_k(
+            query.astype(keys.dtype),
+            keys,
+            top_k=self.top_k,
+            score=self.score,
+            nonlinearity=self.nonlinearity,
+            temperature=self.temperature,
+            backend=backend,
         )
         tokens = query.shape[0]
         return address, SlotAccess(
@@ -238,7 +249,8 @@ class FwPKM(AbstractChunkRule):
         self, keys: SubKeys, memory: FwPKMMemory, chunk: Chunk
     ) -> Float[Array, ""]:
         """Half the mean squared error over pairs and features, as a function of the keys."""
-        output, _ = self.read(FwPKMMemory(keys, memory.values), chunk.query)
+        _, access = self._select(keys, chunk.query, "reference")
+        output = slot_read(memory.values, *access)
         losses = chunk.write_weight * jnp.mean((output - chunk.target) ** 2, axis=-1)
         return 0.5 * jnp.sum(losses) / jnp.maximum(jnp.sum(chunk.paired), 1.0)
 

@@ -1,5 +1,6 @@
 """FwPKM's two phases, all slots first and then the values, equal the plain scan of its steps."""
 
+import dataclasses
 import functools
 
 import chex
@@ -10,6 +11,7 @@ import pytest
 
 from fwpkm_jax.core.chunking import map_groups, scan_chunks
 from fwpkm_jax.rules import FwPKM
+from pallas_kernels import dispatch
 from tests.rules.sampling import init_memory, sample_signals, to_sequence
 
 RULE = FwPKM(num_subkeys=5, key_dim=6, value_dim=4, num_heads=2, top_k=3)
@@ -60,11 +62,7 @@ def test_outputs_and_all_gradients_equal_the_plain_scan(rule, length, groups, ma
     chex.assert_trees_all_close(ours, plain, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_single_precision_agrees_relative_to_the_norm(groups):
-    inputs = sample(WIDE, jnp.float32, length=16, groups=groups)
-    plain, ours = (outputs_and_gradients(WIDE, x, *inputs) for x in (True, False))
-
+def assert_close_by_norm(actual, expected):
     def compare(actual, expected):
         if jnp.issubdtype(expected.dtype, jnp.floating):
             gap = np.linalg.norm(actual - expected)
@@ -72,7 +70,23 @@ def test_single_precision_agrees_relative_to_the_norm(groups):
         else:
             np.testing.assert_array_equal(actual, expected)
 
-    jax.tree.map(compare, ours, plain)
+    jax.tree.map(compare, actual, expected)
+
+
+def test_single_precision_agrees_relative_to_the_norm():
+    inputs = sample(WIDE, jnp.float32, length=16, groups=2)
+    plain, ours = (outputs_and_gradients(WIDE, x, *inputs) for x in (True, False))
+    assert_close_by_norm(ours, plain)
+
+
+@pytest.mark.parametrize("kernel", ["tpu", "gpu"])
+def test_kernels_agree_with_the_plain_scan(kernel):
+    inputs = sample(WIDE, jnp.float32, length=10, groups=2, masked=True)
+    plain = outputs_and_gradients(WIDE, True, *inputs)
+    with dispatch.interpret_kernels(kernel):
+        ours = outputs_and_gradients(dataclasses.replace(WIDE, backend="pallas"), False, *inputs)
+    assert dispatch.decisions["value_scan", kernel, "chosen"]
+    assert_close_by_norm(ours, plain)
 
 
 @pytest.mark.parametrize(

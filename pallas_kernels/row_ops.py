@@ -1,0 +1,72 @@
+"""The rows of a chunk through kernels: what `core.value_scan` is given on a GPU or TPU."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from fwpkm_jax.core.grouping import SlotGroups
+from fwpkm_jax.core.row_ops import Exchange, RowOps
+from pallas_kernels.checks import refuse_rows
+from pallas_kernels.dispatch import Backend, Kernel, implementation
+from pallas_kernels.slot_read.api import check_dot, check_read, slot_dot, slot_read
+from pallas_kernels.slot_write.api import check_add, slot_add
+
+
+def row_ops(values: jax.Array, *, backend: Backend = "auto") -> RowOps:
+    """The operations on tables `values`, all kernels or all plain XLA.
+
+    Args:
+      values: `[..., value]`.
+      backend: "auto", "reference" or "pallas".
+
+    Raises:
+      ValueError: no kernel exists for the platform named.
+      NotImplementedError: `backend="pallas"` with a width or dtype that the kernels do not take.
+    """
+    table = values.reshape(-1, values.shape[-1])
+    chosen = implementation(
+        "value_scan", backend, supports=functools.partial(_refuse, table), check=_check
+    )
+    return RowOps() if chosen == "reference" else _KERNELS
+
+
+def _exchange(
+    values: jax.Array,
+    slot_ids: jax.Array,
+    groups: SlotGroups,
+    *,
+    weights: jax.Array,
+    steps: jax.Array,
+    targets: jax.Array,
+    error_weights: jax.Array,
+) -> Exchange:
+    read = slot_read(
+        *(values, slot_ids, weights), target=targets, write_weight=error_weights, backend="pallas"
+    )
+    assert read.errors is not None
+    added = slot_add(values, groups, steps, read.errors, with_old_rows=True, backend="pallas")
+    return Exchange(added.values, read.output, read.errors, added.old_rows)
+
+
+def _read(values: jax.Array, slot_ids: jax.Array, weights: jax.Array) -> jax.Array:
+    return slot_read(values, slot_ids, weights, backend="pallas").output
+
+
+_KERNELS = RowOps(
+    exchange=_exchange,
+    read=_read,
+    dot=functools.partial(slot_dot, backend="pallas"),
+    add=functools.partial(slot_add, backend="pallas"),
+)
+
+
+def _refuse(table: jax.Array, kernel: Kernel) -> str | None:
+    if table.dtype != jnp.float32:
+        return f"{table.dtype} tables"
+    return refuse_rows(table, (), kernel)
+
+
+def _check(kernel: Kernel) -> None:
+    for check in (check_read, check_dot, check_add):
+        check(kernel)

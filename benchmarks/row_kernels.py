@@ -1,0 +1,196 @@
+"""Times of the operations on rows against the bytes that they cannot but move.
+
+Each call of a loop on the device has a stream of slots of its own, so that host and launches do not
+count and no call finds its rows in the cache because the call before read the same ones.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from machine import median_seconds
+
+from fwpkm_jax.core.grouping import SlotGroups, group_slots
+from pallas_kernels.dispatch import Backend
+from pallas_kernels.slot_read.api import slot_dot, slot_read
+from pallas_kernels.slot_read.specs import RowSpec, draw_slots
+from pallas_kernels.slot_write.api import slot_add
+
+Stream = Literal["random", "zipf", "hot10", "hot50", "recorded"]
+WORD = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSize:
+    """A table, and tokens that read it."""
+
+    slots: int = 512**2
+    value: int = 512
+    tokens: int = 4096
+    places: int = 8
+    calls: int = 16
+    """Calls of the loop that is timed, each on slots of its own."""
+
+
+SIZES = {
+    "tiny": (RowSize(slots=64, value=128, tokens=16, places=4, calls=2),),
+    "paper": (
+        RowSize(tokens=512, calls=64),
+        RowSize(),
+        RowSize(tokens=131072, calls=3),
+        RowSize(value=128, places=32, tokens=1024, calls=64),
+    ),
+}
+
+
+def slot_stream(size: RowSize, stream: Stream, recorded: Path | None) -> np.ndarray:
+    """Slots of every call, `[calls, tokens, places]` int32.
+
+    A recorded stream is the array `slot_ids` of an .npz file, `[..., places]`, in the order of its
+    tokens; its number of places and its largest slot have to fit the size.
+
+    Raises:
+      ValueError: the recorded stream is too short, too wide, or reads slots beyond the table.
+    """
+    shape = (size.calls, size.tokens, size.places)
+    rng = np.random.default_rng(0)
+    if stream == "recorded":
+        if recorded is None:
+            raise ValueError("The stream 'recorded' needs a file; name it with --stream PATH.")
+        with np.load(recorded) as file:
+            slot_ids = file["slot_ids"]
+        slot_ids = slot_ids.reshape(-1, slot_ids.shape[-1])
+        needed = size.calls * size.tokens
+        if slot_ids.shape[1] != size.places or len(slot_ids) < needed:
+            raise ValueError(
+                f"{recorded} holds {slot_ids.shape} slots; {needed} tokens of {size.places} are "
+                "needed."
+            )
+        if slot_ids.max() >= size.slots:
+            raise ValueError(f"{recorded} reads slot {slot_ids.max()} of {size.slots}.")
+        return slot_ids[:needed].reshape(shape).astype(np.int32)
+    spec = RowSpec(
+        name=stream,
+        tokens=size.calls * size.tokens,
+        places=size.places,
+        slots=size.slots,
+        drawn="zipf" if stream == "zipf" else "random",
+    )
+    slot_ids = draw_slots(spec, rng).reshape(shape)
+    if stream in ("hot10", "hot50"):
+        share = 0.1 if stream == "hot10" else 0.5
+        slot_ids = np.where(rng.random(shape) < share, size.slots // 3, slot_ids)
+    return slot_ids.astype(np.int32)
+
+
+def row_times(
+    op: str, size: RowSize, slot_ids: np.ndarray, *, backend: Backend, repeats: int
+) -> dict[str, Any]:
+    """Seconds and bytes of one call of `op`, averaged over the stream."""
+    tokens, places = slot_ids.shape[1:]
+    rngs = jax.random.split(jax.random.key(0), 3)
+    # Rows all alike: no value changes what is timed, and drawing a table takes several.
+    table = jnp.full((size.slots, size.value), 0.5, jnp.float32)
+    rows = jax.random.normal(rngs[0], (tokens, size.value), jnp.float32)
+    weights = jax.random.uniform(rngs[1], (tokens, places), jnp.float32) - 0.5
+    write_weight = jax.random.uniform(rngs[2], (tokens,), jnp.float32)
+    ids = jnp.asarray(slot_ids)
+    groups = None
+    if op.startswith("write"):
+        grouped = jax.vmap(lambda x: group_slots(x, num_slots=size.slots))
+        groups = jax.jit(grouped)(ids)
+    run = _loop(op, rows, weights, write_weight, backend)
+    carried = [jax.block_until_ready(table)]
+    loop = jax.jit(run, donate_argnums=0)
+
+    def call() -> Any:
+        carried[0], result = loop(carried[0], ids, groups)
+        return carried[0], result
+
+    seconds, spread = median_seconds(call, repeats=repeats)
+    unique = float(np.mean([len(np.unique(x)) for x in slot_ids]))
+    references = tokens * places
+    row = size.value * WORD
+    moved = {
+        "read": unique * row + tokens * row + references * 2 * WORD,
+        "read_error": unique * row + 3 * tokens * row + references * 2 * WORD,
+        "dot": unique * row + tokens * row + references * 2 * WORD,
+        "write": 2 * unique * row + tokens * row + references * 2 * WORD,
+        "write_log": 3 * unique * row + tokens * row + references * 2 * WORD,
+        "group": references * 4 * WORD,
+    }[op]
+    return {
+        "seconds": seconds / size.calls,
+        "spread": spread / size.calls,
+        "unique_rows": unique,
+        "bytes": moved,
+    }
+
+
+def _loop(
+    op: str, rows: jax.Array, weights: jax.Array, write_weight: jax.Array, backend: Backend
+) -> Callable[[jax.Array, jax.Array, SlotGroups | None], tuple[jax.Array, jax.Array]]:
+    """All calls of a stream: the table, and something of every result, so that none is dropped."""
+
+    def call(table: jax.Array, slot_ids: jax.Array, groups: SlotGroups | None) -> tuple[Any, Any]:
+        if op == "read":
+            return table, slot_read(table, slot_ids, weights, backend=backend).output[0]
+        if op == "read_error":
+            read = slot_read(
+                *(table, slot_ids, weights),
+                target=rows,
+                write_weight=write_weight,
+                backend=backend,
+            )
+            return table, (read.output[0], read.errors[0] if read.errors is not None else None)
+        if op == "dot":
+            return table, slot_dot(table, slot_ids, rows, backend=backend)[0]
+        if op == "group":
+            found = group_slots(slot_ids, num_slots=table.shape[0])
+            return table, (found.order[0], found.slots[0], found.starts[0], found.rank[0])
+        assert groups is not None
+        if op == "write":
+            return slot_add(table, groups, weights, rows, backend=backend), None
+        added = slot_add(table, groups, weights, rows, with_old_rows=True, backend=backend)
+        return added.values, added.old_rows[0]
+
+    def run(table: jax.Array, ids: jax.Array, groups: SlotGroups | None) -> Any:
+        def step(table: jax.Array, xs: tuple[jax.Array, SlotGroups | None]) -> Any:
+            return call(table, *xs)
+
+        return jax.lax.scan(step, table, (ids, groups))
+
+    return run
+
+
+def cases(
+    op: str,
+    *,
+    size: str,
+    recorded: Path | None,
+    backends: tuple[Backend, ...],
+    repeats: int,
+) -> Iterator[dict[str, Any]]:
+    """Every size, stream and implementation of one operation on rows."""
+    streams: tuple[Stream, ...] = ("random", "zipf")
+    if op.startswith("write"):
+        streams += ("hot10", "hot50")
+    if recorded is not None:
+        streams += ("recorded",)
+    for row_size in SIZES[size]:
+        for stream in streams:
+            slot_ids = slot_stream(row_size, stream, recorded)
+            for backend in backends if op != "group" else backends[:1]:
+                measured = row_times(op, row_size, slot_ids, backend=backend, repeats=repeats)
+                sizes = {name: getattr(row_size, name) for name in ("slots", "value", "tokens")}
+                yield {
+                    "backend": backend if op != "group" else "xla",
+                    "stream": stream,
+                    **sizes,
+                    "places": row_size.places,
+                    **measured,
+                }

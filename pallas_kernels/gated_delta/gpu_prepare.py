@@ -103,15 +103,39 @@ def _prepare_kernel(key, value, log_decay, beta, to_token, to_end, *refs):
 
     put(a, inverse)
     for columns in blocks:
-        part = (*place, slice(None), columns)
         block = fetch(key.at[(*tokens, columns)])
-        put(b, rows_times(beta * to_token, block))
-        send(b, -multiply(a, b), Halves(left_hi.at[part], left_lo.at[part]))
-        send(b, rows_times(to_end, block), Halves(right_hi.at[part], right_lo.at[part]))
+        part = (*place, slice(None), columns)
+        left, right = Halves(left_hi, left_lo).at(*part), Halves(right_hi, right_lo).at(*part)
+        send_factors(a, b, block, beta * to_token, to_end, left, right)
     for start in range(0, value.shape[-1], WIDTH_STEP):
         columns = pl.ds(start, WIDTH_STEP)
         put(b, rows_times(beta, fetch(value.at[(*tokens, columns)])))
         own.at[(*place, slice(None), columns)][...] = multiply(a, b)
+
+
+def send_factors(
+    inverse: Halves,
+    work: Halves,
+    keys: jax.Array,
+    to_start: jax.Array,
+    to_end: jax.Array,
+    left: Halves,
+    right: Halves,
+) -> None:
+    """Writes what the walk multiplies by, for a block of the keys' columns: `-Y` and the keys.
+
+    Args:
+      inverse: of the chunk's triangle, in shared memory.
+      work: a tile in shared memory.
+      keys: `[chunk, 64]` in registers.
+      to_start: write strengths times decays from the chunk's start, a column.
+      to_end: decays to the chunk's end, a column.
+      left: where `-Y` goes, in GPU memory.
+      right: where the decayed keys go.
+    """
+    put(work, rows_times(to_start, keys))
+    send(work, -multiply(inverse, work), left)
+    send(work, rows_times(to_end, keys), right)
 
 
 def chunk_tokens(place: tuple) -> tuple:

@@ -88,6 +88,20 @@ def fetched(source: Any, *, stage: Any, arrived: Any) -> jax.Array:
     return load(stage).astype(jnp.float32)
 
 
+def joined(tile: Halves) -> jax.Array:
+    """A split tile back in float32 registers."""
+    return load(tile.hi).astype(jnp.float32) + load(tile.lo).astype(jnp.float32)
+
+
+def send_through(stage: Any, x: jax.Array, target: Any) -> None:
+    """Copies registers to GPU memory in the dtype of `stage`, by way of it."""
+    plgpu.commit_smem()  # All warps have read what the stage held.
+    stage[...] = x.astype(stage.dtype)
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(stage, target)
+    plgpu.wait_smem_to_gmem(0)
+
+
 def send(tile: Halves, x: jax.Array, target: Halves) -> None:
     """Splits registers, and copies the halves to GPU memory; the tile is then free again."""
     put(tile, x)

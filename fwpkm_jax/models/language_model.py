@@ -38,6 +38,20 @@ class LMOutput(NamedTuple):
     pkm_slot_ids: dict[str, Int[Array, "batch length places"]]
 
 
+class Hidden(NamedTuple):
+    """`LMOutput` before the readout.
+
+    Attributes:
+      x: `[batch, length, model]`, after the final norm; `LanguageModel.readout` turns it into
+        logits.
+    """
+
+    x: Float[Array, "batch length model"]
+    memory: dict[str, Memory]
+    info: dict[str, FastWeightInfo]
+    pkm_slot_ids: dict[str, Int[Array, "batch length places"]]
+
+
 class Stream(NamedTuple):
     """Everything a stream carries: fast weights by layer name, and each layer's state."""
 
@@ -137,6 +151,19 @@ class LanguageModel(nnx.Module):
           write: False reads with the memories as they come in.
           pairing: makes each token's write weights, see `core.targets.write_weights`.
         """
+        hidden = self.hidden(tokens, memory, mask=mask, write=write, pairing=pairing)
+        return LMOutput(self._project(hidden.x), *hidden[1:])
+
+    def hidden(
+        self,
+        tokens: Int[Array, "batch length"],
+        memory: dict[str, Memory],
+        *,
+        mask: Float[Array, "batch length"] | None = None,
+        write: bool = True,
+        pairing: Pairing = write_weights,
+    ) -> Hidden:
+        """`__call__` without the logits, for a loss that forms them block by block."""
         self._check_memory(memory)
         x = self._embed(tokens)
         written, info, pkm_slot_ids = dict(memory), {}, {}
@@ -148,7 +175,12 @@ class LanguageModel(nnx.Module):
                 written[name], info[name] = out.memory, out.info
             if out.pkm_slot_ids is not None:
                 pkm_slot_ids[name] = out.pkm_slot_ids
-        return LMOutput(self._logits(x), written, info, pkm_slot_ids)
+        return Hidden(self.final_norm(x), written, info, pkm_slot_ids)
+
+    def readout(self) -> tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None]:
+        """The linear map from the final norm to logits, and its bias if it has one."""
+        head = self.embedding[...].T if self.head is None else self.head[...]
+        return head, None if self.head_bias is None else self.head_bias[...]
 
     def init_stream(
         self,
@@ -213,7 +245,7 @@ class LanguageModel(nnx.Module):
             )
             if facts is not None:
                 memory[name], info[name] = after, facts
-        return StreamOutput(self._logits(x), Stream(memory, layers), info)
+        return StreamOutput(self._project(self.final_norm(x)), Stream(memory, layers), info)
 
     def flush(self, stream: Stream) -> Stream:
         """Writes the complete waiting pairs of every memory now."""
@@ -254,15 +286,14 @@ class LanguageModel(nnx.Module):
         rows = self.embedding[...].at[tokens].get(mode="fill", fill_value=jnp.nan)
         return rows if self.dtype is None else rows.astype(self.dtype)
 
-    def _logits(self, x: Float[Array, "batch length model"]) -> Float[Array, "batch length vocab"]:
-        x = self.final_norm(x)
-        head = self.embedding[...].T if self.head is None else self.head[...]
+    def _project(self, x: Float[Array, "batch length model"]) -> Float[Array, "batch length vocab"]:
+        head, bias = self.readout()
         logits = jnp.matmul(
             x,
             head.astype(x.dtype),
             preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
         )
-        return logits if self.head_bias is None else logits + self.head_bias[...][None, None]
+        return logits if bias is None else logits + bias[None, None]
 
     def _check_memory(self, memory: dict[str, Memory]) -> None:
         expected = {layer_name(index) for index in self.config.memory_layers}

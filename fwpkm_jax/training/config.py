@@ -28,6 +28,8 @@ class TrainingConfig:
     """Sequences per step."""
     micro_batches: int = 1
     """Pieces a batch is worked off in, one after the other, to save memory."""
+    loss_block: int = 2048
+    """Tokens whose logits exist at once in the training loss; smaller takes less memory."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """Fast-weight memories of a batch."""
     window_probability: float = 0.0
@@ -41,7 +43,7 @@ class TrainingConfig:
     """Held-out batches per validation. 0: no validation."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "micro_batches", "log_every"):
+        for name in ("steps", "batch_size", "micro_batches", "loss_block", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
         if not 0 <= self.window_probability <= 1:

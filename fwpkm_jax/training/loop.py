@@ -229,6 +229,7 @@ class _Run:
             micro_batches=self.config.micro_batches,
             memory=self.config.memory,
             limited=self.limited,
+            loss_block=self.config.loss_block,
         )
         began = time.perf_counter()
         compiled = step.lower(state, batch).compile()

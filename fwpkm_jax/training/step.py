@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from fwpkm_jax.core.cross_entropy import linear_cross_entropy
 from fwpkm_jax.models.language_model import LanguageModel, memory_metrics
 from fwpkm_jax.training.limited import Limited, draw_limited
 from fwpkm_jax.training.state import Memories, MemoryConfig, TrainState
@@ -28,6 +29,16 @@ def weighted_loss(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> j
     """
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     return jnp.sum(losses * weights)
+
+
+def readout_loss(
+    model: LanguageModel, x: jax.Array, labels: jax.Array, weights: jax.Array, *, block: int
+) -> jax.Array:
+    """`weighted_loss` of the logits of `x [batch, length, model]`, `block` tokens at a time."""
+    head, bias = model.readout()
+    x = x.reshape(-1, x.shape[-1])
+    labels, weights = labels.reshape(-1), weights.reshape(-1)
+    return linear_cross_entropy(x, head, bias, labels, weights, block=block)
 
 
 def check_split(batch_size: int, *, micro_batches: int, memory: MemoryConfig) -> None:
@@ -100,6 +111,7 @@ def make_train_step(
     micro_batches: int,
     memory: MemoryConfig,
     limited: Limited | None = None,
+    loss_block: int = 2048,
 ) -> jax.stages.Wrapped:
     """The jitted training step; it consumes (donates) the state it is given.
 
@@ -118,6 +130,7 @@ def make_train_step(
       memory: groups and lifetime.
       limited: another structure for the same weights, for steps that are drawn to use it; both are
         compiled.
+      loss_block: tokens whose logits exist at once.
 
     Returns:
       `step(state, batch) -> (state, metrics)`, metrics float32 scalars: `loss`, `grad_norm` before
@@ -129,8 +142,9 @@ def make_train_step(
         params: Any, micro_memory: Memories, micro: Batch, total_weight: jax.Array, graphdef: Any
     ):
         model = nnx.merge(graphdef, params)
-        output = model(micro["tokens"][:, :-1], micro_memory)
-        loss = weighted_loss(output.logits, micro["tokens"][:, 1:], micro["loss_weight"])
+        output = model.hidden(micro["tokens"][:, :-1], micro_memory)
+        labels, weights = micro["tokens"][:, 1:], micro["loss_weight"]
+        loss = readout_loss(model, output.x, labels, weights, block=loss_block)
         return loss / total_weight, (output.memory, memory_metrics(output.info))
 
     def gradients(graphdef: Any, params: Any, start: Memories, batch: Batch):

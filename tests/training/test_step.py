@@ -33,13 +33,14 @@ def start(memory):
     return init_state(MODEL, memory=memory, optimizer=OPTIMIZER, seed=0)
 
 
-def take_step(memory, batch, *, micro_batches=1, state=None):
+def take_step(memory, batch, *, micro_batches=1, state=None, **options):
     step = make_train_step(
         model_graph(MODEL),
         OPTIMIZER,
         schedule=optax.constant_schedule(0.25),
         micro_batches=micro_batches,
         memory=memory,
+        **options,
     )
     return step(start(memory) if state is None else state, batch)
 
@@ -107,6 +108,16 @@ def test_micro_batches_change_nothing_where_each_has_its_memories(per_sequence):
     assert any(name.startswith("layer_1/") for name in metrics)
     for name in ("loss", "grad_norm", "param_norm", "lr"):
         np.testing.assert_allclose(metrics[name], whole_metrics[name], rtol=1e-4)
+
+
+def test_the_loss_block_changes_nothing(per_sequence):
+    blocks, metrics = take_step(
+        MemoryConfig(groups=4, lifetime="batch"), sample_batch(), loss_block=7
+    )
+    whole, whole_metrics = per_sequence
+    assert_trees_close(blocks.params, whole.params, rtol=1e-4, atol=1e-6)
+    for name in ("loss", "grad_norm"):
+        np.testing.assert_allclose(metrics[name], whole_metrics[name], rtol=1e-5)
 
 
 def test_carried_memory_goes_through_the_micro_batches_and_on_to_the_next_step():

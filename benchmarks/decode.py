@@ -1,0 +1,135 @@
+"""Time per token of streaming decoding, with FwPKM and without a memory.
+
+    python benchmarks/decode.py --size paper --out benchmarks/results/decode_cpu.json
+
+`LanguageModel.stream` one token per call, greedy, the stream donated, no wait between tokens.
+Blocks of tokens of all variants take turns, so that a busy moment of the machine hits all;
+together they span whole chunks, so that the writes are in the mean.
+"""
+
+import json
+import statistics
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import tyro
+from flax import nnx
+from layer import table_copies, uniform_memory
+from machine import environment, peak_device_megabytes, peak_host_megabytes
+from train_step import model_config
+
+from fwpkm_jax.models.language_model import LanguageModel, layer_name
+
+Variant = Literal["none", "pkm", "fwpkm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Times decoding, one sequence, token by token."""
+
+    size: Literal["tiny", "paper"] = "tiny"
+    """tiny: 4 narrow layers; paper: 12 layers, 768 wide, 512**2 slots in each memory."""
+    variants: tuple[Variant, ...] = ("none", "fwpkm")
+    """Without a memory; PKM, or FwPKM, in layers 2, 6, 10 (tiny: layer 2)."""
+    chunks: int = 1
+    """Chunks of tokens to decode; each ends with one write of every memory."""
+    block: int = 32
+    """Tokens timed together; must divide the chunk size."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of activations; None: float32 on a CPU, bfloat16 elsewhere."""
+    out: Path | None = None
+    """File for the JSON; None: print it."""
+
+
+class Decoder:
+    """One variant's compiled step and stream."""
+
+    def __init__(self, options: Options, variant: Variant):
+        on_cpu = jax.default_backend() == "cpu"
+        dtype = options.dtype or ("float32" if on_cpu else "bfloat16")
+        config = replace(model_config(options.size, variant), activation_dtype=dtype)
+        self.chunk_size = config.fast_weight.chunk_size
+        if self.chunk_size % options.block:
+            raise ValueError(f"block={options.block} does not divide chunks of {self.chunk_size}.")
+        graphdef = nnx.split(nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0))))[0]
+        params = jax.jit(lambda: nnx.state(LanguageModel(config, rngs=nnx.Rngs(0))))()
+        rule = config.fast_weight.rule
+
+        def start():
+            memory = {layer_name(index): uniform_memory(rule) for index in config.memory_layers}
+            model = nnx.merge(graphdef, params)
+            return model.init_stream(memory, batch=1, max_length=self.chunk_size)
+
+        def step(params, token, stream):
+            out = nnx.merge(graphdef, params).stream(token, stream)
+            return jnp.argmax(out.logits, axis=-1).astype(jnp.int32), out.stream
+
+        self.stream, self.params = jax.jit(start)(), params
+        self.token = jnp.zeros((1, 1), jnp.int32)
+        lowered = jax.jit(step, donate_argnums=2).lower(self.params, self.token, self.stream)
+        self.step = lowered.compile()
+        table = f"f32[{rule.num_slots},{rule.value_dim}]"
+        self.table_copies = table_copies(self.step.as_text(), table)
+        self.parameters = sum(x.size for x in jax.tree.leaves(params))
+
+    def decode(self, tokens: int) -> float:
+        """Seconds for so many tokens."""
+        began = time.perf_counter()
+        for _ in range(tokens):
+            self.token, self.stream = self.step(self.params, self.token, self.stream)
+        jax.block_until_ready(self.token)
+        return time.perf_counter() - began
+
+
+def measure(options: Options) -> list[dict[str, Any]]:
+    decoders = {variant: Decoder(options, variant) for variant in options.variants}
+    times: dict[Variant, list[float]] = {variant: [] for variant in decoders}
+    for decoder in decoders.values():
+        decoder.decode(options.block)  # Warms up, and moves the write into the middle.
+    chunk_size = next(iter(decoders.values())).chunk_size
+    for _ in range(options.chunks * chunk_size // options.block):
+        for variant, decoder in decoders.items():
+            times[variant].append(decoder.decode(options.block) / options.block)
+    rows = []
+    for variant, decoder in decoders.items():
+        blocks = sorted(times[variant])
+        rows.append(
+            {
+                "variant": variant,
+                "parameters": decoder.parameters,
+                "ms_per_token": 1e3 * statistics.mean(blocks),
+                "ms_per_token_without_write": 1e3 * statistics.median(blocks),
+                "ms_per_token_quartiles": [1e3 * q for q in statistics.quantiles(blocks, n=4)[::2]],
+                "table_copies": decoder.table_copies,
+            }
+        )
+    return rows
+
+
+def main(options: Options) -> None:
+    rows = measure(options)
+    baseline = next((r for r in rows if r["variant"] == "none"), None)
+    if baseline is not None:
+        for row in rows:
+            for name in ("ms_per_token", "ms_per_token_without_write"):
+                row[f"{name}_speed_relative_to_none"] = baseline[name] / row[name]
+    result = {
+        "environment": environment(),
+        "options": asdict(options),
+        "rows": rows,
+        "peak_megabytes": peak_host_megabytes(),
+        "peak_device_megabytes": peak_device_megabytes(),
+    }
+    text = json.dumps(result, indent=1, default=str)
+    if options.out is None:
+        print(text)
+    else:
+        options.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

@@ -178,9 +178,9 @@ def cases(
     """Every size, stream and implementation of one operation on rows."""
     streams: tuple[Stream, ...] = ("random", "zipf")
     if op.startswith("write"):
-        streams += ("hot10", "hot50")
+        streams = (*streams, "hot10", "hot50")
     if recorded is not None:
-        streams += ("recorded",)
+        streams = (*streams, "recorded")
     for row_size in SIZES[size]:
         for stream in streams:
             slot_ids = slot_stream(row_size, stream, recorded)

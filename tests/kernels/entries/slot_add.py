@@ -22,7 +22,7 @@ ENTRY = Entry(
     differentiable=("values", "coefficients", "rows"),
     ratio=2e-6,
     not_interpreted=interpreted_only(
-        tpu=("one_token", "one_reference", "63_tokens", "one_slot", "distinct", "many_tiles"),
-        gpu=("one_token", "63_tokens", "three_slots", "distinct", "one_slot"),
+        tpu=("one_reference", "63_tokens", "distinct", "many_tiles"),
+        gpu=("one_token", "63_tokens", "three_slots", "one_slot"),
     ),
 )

@@ -33,7 +33,7 @@ ENTRY = Entry(
     differentiable=("values", "weights", "target", "write_weight"),
     ratio=2e-6,
     not_interpreted=interpreted_only(
-        tpu=("one_token", "one_reference", "63_tokens", "100_tokens", "many_places", "many_tiles"),
+        tpu=("one_token", "63_tokens", "100_tokens", "many_places", "many_tiles"),
         gpu=("one_token",),
     ),
 )

@@ -1,35 +1,85 @@
-"""Every config file: it loads, its model can be built, and it trains when shrunk."""
+"""Every config file: it loads, its model has the right size, and its parts train when shrunk."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fwpkm_jax.config import Experiment, load_config
+from fwpkm_jax.analysis.cost import model_cost
+from fwpkm_jax.analysis.published import PUBLISHED
+from fwpkm_jax.config import Experiment, from_json, load_config
 from fwpkm_jax.data import RecallData, TextData, vocab_size
-from fwpkm_jax.models.parameters import count_parameters
+from fwpkm_jax.paper import PSWA, TABLE_1
+from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.training.limited import limited_attention
 from fwpkm_jax.training.loop import train
 
-CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("**/*.py"))
+FOLDER = Path(__file__).parents[1] / "configs"
+CONFIGS = {str(path.relative_to(FOLDER).with_suffix("")): path for path in FOLDER.glob("**/*.py")}
+# The paper's models share their parts; these few train each part once.
+TRAINED = {
+    *("recall", "recall_without_memory", "recall_carried", "books_tiny"),
+    *("gdn_swa__pkm6_fwpkm2_10", "fa__fwmlp2_6_10", "lact"),
+}
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_the_model_of_every_config_can_be_built(path):
-    model = load_config(path).model
-    counts = count_parameters(model)
-    assert 0 < counts.active <= counts.total
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_is_valid_and_comes_back_from_json(name):
+    experiment = load_config(CONFIGS[name])
+    assert from_json(json.loads(json.dumps(experiment.to_json()))) == experiment
+    assert experiment.run_dir == f"runs/{name}"
+    limited_attention(experiment.model, experiment.training.window_probability)
 
 
-def test_the_papers_hybrid_has_the_papers_parameters():
-    path = Path(__file__).parents[1] / "configs" / "gdn_swa__pkm6_fwpkm2_10.py"
-    total, active = count_parameters(load_config(path).model)
-    assert total / 1e6 == pytest.approx(516.31, abs=0.01)
-    assert active / 1e6 == pytest.approx(113.73, abs=0.01)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_model_can_be_built_and_the_papers_have_its_parameters(name):
+    cost = model_cost(load_config(CONFIGS[name]).model)
+    assert 0 < cost.active <= cost.total
+    if name in PUBLISHED:
+        paper = PUBLISHED[name]
+        assert cost.total / 1e6 == pytest.approx(paper.total, abs=0.01)
+        assert cost.active / 1e6 == pytest.approx(paper.active, abs=0.01)
+        assert cost.flops / 1e12 == pytest.approx(paper.flops, rel=0.02)
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_config_trains_when_shrunk(path, tmp_path):
-    experiment = shrink(load_config(path), tmp_path)
+def test_every_model_of_the_paper_has_a_config():
+    assert set(CONFIGS) >= {*TABLE_1, *PSWA}
+    assert len(TABLE_1) == len(set(TABLE_1)) == 21
+
+
+def test_every_ablation_changes_the_memories_of_its_parent_alone():
+    """Their number, and Table 3's parameters where they differ from the parent's."""
+    parent = load_config(CONFIGS["gdn_swa__pkm6_fwpkm2_10"])
+    names = [name for name in CONFIGS if name.startswith("ablations/")]
+    models = {name: load_config(CONFIGS[name]) for name in names}
+    assert len({experiment.model for experiment in models.values()} - {parent.model}) == 8
+    for name, experiment in models.items():
+        fast_weight = parent.model.fast_weight
+        back = replace(experiment, model=replace(experiment.model, fast_weight=fast_weight))
+        assert replace(back, run_dir=parent.run_dir) == parent, name
+    wider = model_cost(models["ablations/four_heads_top8"].model)
+    assert wider.total / 1e6 == pytest.approx(520.24, abs=0.01)
+    assert wider.active / 1e6 == pytest.approx(117.69, abs=0.01)
+    deeper = model_cost(models["ablations/one_head_top32"].model)
+    assert deeper.active / 1e6 == pytest.approx(113.76, abs=0.01)
+
+
+def test_every_part_of_a_config_is_trained_in_one():
+    def parts(name):
+        experiment = load_config(CONFIGS[name])
+        model = experiment.model
+        found = {*model.mixers, experiment.training.memory.lifetime}
+        if model.memory_layers:
+            found.add(type(model.fast_weight.rule))
+        return found | ({"pkm"} if model.pkm_layers else set())
+
+    assert set().union(*map(parts, CONFIGS)) == set().union(*map(parts, TRAINED))
+
+
+@pytest.mark.parametrize("name", sorted(TRAINED))
+def test_it_trains_when_shrunk(name, tmp_path):
+    experiment = shrink(load_config(CONFIGS[name]), tmp_path)
     result = train(experiment)
     assert result.step == 2
     assert all(value == value for value in result.results["validation"].values())
@@ -46,7 +96,11 @@ def shrink(experiment: Experiment, folder: Path) -> Experiment:
         text = folder / "text.txt"
         text.write_text("It was the best of times, it was the worst of times. " * 20)
         data = TextData(train_paths=(str(text),), valid_paths=(str(text),), length=32)
-    rule = replace(model.fast_weight.rule, num_subkeys=8, key_dim=8, value_dim=8, top_k=2)
+    rule = replace(model.fast_weight.rule, key_dim=8, value_dim=8)
+    if isinstance(rule, FwPKM):
+        rule = replace(rule, num_subkeys=8, top_k=2)
+    else:
+        rule = replace(rule, hidden_dim=8)
     small = replace(
         model,
         vocab_size=vocab_size(data),
@@ -63,6 +117,11 @@ def shrink(experiment: Experiment, folder: Path) -> Experiment:
             model.gdn, num_key_heads=1, num_value_heads=2, key_head_dim=8, value_head_dim=8
         ),
         fast_weight=replace(model.fast_weight, rule=rule, chunk_size=8),
+        lact=replace(
+            model.lact,
+            **{"num_heads": 2, "num_fast_heads": 2, "hidden_dim": 4, "low_rank": 2},
+            **{"chunk_size": 8, "window": 8},
+        ),
         pkm=replace(model.pkm, num_subkeys=8, key_dim=8, value_dim=8, num_heads=2, top_k=2),
     )
     groups = 2 if training.memory.lifetime == "batch" else 1

@@ -23,8 +23,8 @@ class Chunk(NamedTuple):
       paired, counted, addressed, factor: see `targets.WriteWeights`. The last may be None.
       key: `[tokens, heads, key]` for rules that write under another address than they read, or
         None.
-      rates: `[tokens, tensors]`, step size of each token for each fast tensor, for rules whose steps
-        depend on the data; None: the rule's own.
+      rates: `[tokens, tensors]`, step size of each token for each fast tensor, for rules whose
+        steps depend on the data; None: the rule's own.
       momentum: `[tokens]`, share of the last step kept in this one, likewise.
     """
 

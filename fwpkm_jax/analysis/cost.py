@@ -1,0 +1,131 @@
+"""Size and speed of the paper's models beside the paper's own figures: `python -m
+fwpkm_jax.analysis.cost`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax
+import tyro
+
+from fwpkm_jax.analysis.published import PUBLISHED, TOKENS_PER_STEP
+from fwpkm_jax.analysis.throughput import Throughput, samples_per_second
+from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.models.parameters import count_parameters
+from fwpkm_jax.paper import TABLE_1, paper_model
+from fwpkm_jax.rules import FwMLP
+
+APPENDIX_HIDDEN = 2304
+"""FwMLP's hidden width by the paper's Appendix C; Table 1's counts come out with 512."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Prints the paper's Table 1: parameters, FLOPs and speed, each beside the paper's figure."""
+
+    models: tuple[str, ...] = TABLE_1
+    """Rows to print, by the names of the files in configs/."""
+    measure: bool = False
+    """Times training steps on this machine; the paper's figures are of an H100."""
+    batch_size: int = 8
+    """Sequences per measured step."""
+    length: int = 4096
+    """Tokens per measured sequence."""
+    steps: int = 10
+    """Measured steps, after one that is not; the median counts."""
+
+
+class Cost(NamedTuple):
+    """What a model takes: numbers held, numbers one token uses, operations per training step."""
+
+    total: int
+    active: int
+    flops: float
+
+
+def model_cost(config: ModelConfig, *, tokens: int = TOKENS_PER_STEP, length: int = 4096) -> Cost:
+    """Parameters, and FLOPs of a training step, by the paper's conventions.
+
+    A step costs 6 operations per token and active parameter, 2 forward and 4 backward; attention
+    scores and writes of slots are not counted. LaCT's fast networks are: a token passes 3 matrices
+    to be read and 6 products to be written, where its parameters' share in the active ones would
+    count a low-rank product once.
+
+    Args:
+      config: the model.
+      tokens: of a step.
+      length: tokens of a sequence; LaCT never writes its last chunk.
+    """
+    total, active = count_parameters(config)
+    flops = 6.0 * active * tokens
+    lact, layers = config.lact, config.mixers.count("lact")
+    if layers:
+        width = config.model_dim // lact.num_fast_heads
+        matrix = lact.num_fast_heads * width * lact.hidden_dim
+        low_rank = 2 * lact.num_fast_heads * lact.low_rank * (width + lact.hidden_dim)
+        written = (length - 1) // lact.chunk_size * lact.chunk_size / length
+        products = (3 + 6 * written) * matrix
+        flops += 6.0 * tokens * layers * (products - matrix - low_rank)
+    return Cost(total, active, flops)
+
+
+def cost_table(options: Options) -> str:
+    """The table as text, ours beside the paper's."""
+    header = ["model", "total M", "paper", "active M", "paper", "TFLOP/step", "paper"]
+    header += ["samples/s", "paper (H100)"]
+    rows = []
+    for name in options.models:
+        model, paper = paper_model(name), PUBLISHED.get(name)
+        speed = _speed(model, options)
+        rows.append(_row(name, model, paper and tuple(paper), speed))
+        rule = model.fast_weight.rule
+        if isinstance(rule, FwMLP) and model.memory_layers:
+            wide = replace(rule, hidden_dim=APPENDIX_HIDDEN)
+            wider = replace(model, fast_weight=replace(model.fast_weight, rule=wide))
+            rows.append(_row(f"  with hidden {APPENDIX_HIDDEN} (Appendix C)", wider, None, "-"))
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = [
+        "  ".join(f"{cell:{'<' if i == 0 else '>'}{widths[i]}}" for i, cell in enumerate(row))
+        for row in [header, ["-" * width for width in widths], *rows]
+    ]
+    if options.measure:
+        device = jax.devices()[0]
+        lines.append(
+            f"samples/s: training steps of {options.batch_size} x {options.length} tokens on one "
+            f"{device.device_kind}, median of {options.steps}."
+        )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _row(name: str, model: ModelConfig, paper: tuple[float, ...] | None, speed: str) -> list[str]:
+    cost = model_cost(model)
+    ours = (cost.total / 1e6, cost.active / 1e6, cost.flops / 1e12)
+    theirs = [f"{x:.2f}" for x in paper] if paper else ["-"] * 4
+    cells = [cell for x, y in zip(ours, theirs[:3], strict=True) for cell in (f"{x:.2f}", y)]
+    return [name, *cells, speed, theirs[3]]
+
+
+def _speed(model: ModelConfig, options: Options) -> str:
+    if not options.measure:
+        return "-"
+    try:
+        measured: Throughput = samples_per_second(
+            model, batch_size=options.batch_size, length=options.length, steps=options.steps
+        )
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return "out of memory"
+    return f"{measured.median:.2f}"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Prints the table that the command line asks for."""
+    print(cost_table(tyro.cli(Options, args=list(arguments), prog="fwpkm_jax.analysis.cost")))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

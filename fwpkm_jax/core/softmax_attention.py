@@ -5,12 +5,20 @@ the keys at `query position - window < position <= query position`, and a key at
 (an empty cache entry, padding) is seen by none.
 """
 
+import logging
+from functools import partial
+from typing import Literal
+
 import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.precision import compute_dtype
+
+AttentionBackend = Literal["auto", "xla", "cudnn"]
+_WHOLE_LENGTH = 1024  # Longest sequence whose scores are formed all at once.
+_LOGGER = logging.getLogger(__name__)
 
 
 def masked_attention(
@@ -61,6 +69,124 @@ def masked_attention(
     weights = jnp.where(seen, jax.nn.softmax(scores, axis=-1), 0).astype(value.dtype)
     output = jnp.einsum("bhrqk,bkhd->bqhrd", weights, value, preferred_element_type=dtype)
     return output.reshape(batch, queries, heads, head).astype(value.dtype)
+
+
+def query_block_attention(
+    query: Float[Array, "batch queries heads head"],
+    key: Float[Array, "batch keys kv_heads head"],
+    value: Float[Array, "batch keys kv_heads head"],
+    *,
+    query_positions: Int[Array, "batch queries"],
+    key_positions: Int[Array, "batch keys"],
+    window: int | None,
+    block: int,
+) -> Float[Array, "batch queries heads head"]:
+    """`masked_attention` for `block` queries at a time: the same, in memory linear in the length.
+
+    A block's scores are formed again in the backward pass.
+    """
+    batch, queries = query.shape[:2]
+    added = -queries % block
+
+    def blocks(x, fill=0):
+        widths = [(0, 0), (0, added)] + [(0, 0)] * (x.ndim - 2)
+        x = jnp.pad(x, widths, constant_values=fill)
+        return jnp.moveaxis(x.reshape(batch, -1, block, *x.shape[2:]), 1, 0)
+
+    @partial(jax.checkpoint, prevent_cse=False)
+    def attend(part):
+        query, positions = part
+        options = {"query_positions": positions, "key_positions": key_positions}
+        return masked_attention(query, key, value, **options, window=window)
+
+    output = jax.lax.map(attend, (blocks(query), blocks(query_positions, -1)))
+    output = jnp.moveaxis(output, 0, 1).reshape(batch, -1, *query.shape[2:])
+    return output[:, :queries]
+
+
+def cudnn_attention(
+    query: Float[Array, "batch length heads head"],
+    key: Float[Array, "batch length kv_heads head"],
+    value: Float[Array, "batch length kv_heads head"],
+    *,
+    positions: Int[Array, "batch length"],
+    window: int | None,
+) -> Float[Array, "batch length heads head"]:
+    """`masked_attention` within whole sequences by cuDNN's fused kernel, on an NVIDIA GPU.
+
+    Args:
+      query: `[batch, length, heads, head]`, bfloat16 or float16.
+      key: `[batch, length, kv_heads, head]`.
+      value: `[batch, length, kv_heads, head]`.
+      positions: 0, 1, 2, ... for real tokens, which come first; -1 behind them.
+      window: as in `masked_attention`.
+
+    Raises:
+      ValueError: cuDNN has no such attention, or this is no GPU; the reason is named.
+    """
+    if refusal := cudnn_refusal(query):
+        raise ValueError(f"cuDNN attention does not run here: {refusal}; use backend='xla'.")
+    local = None if window is None else (window - 1, 0)
+    output = jax.nn.dot_product_attention(
+        query, key, value, is_causal=True, local_window_size=local, implementation="cudnn"
+    )
+    # Padding stands behind all real tokens, so that causality hides it from them.
+    return jnp.where((positions >= 0)[:, :, None, None], output, 0)
+
+
+def cudnn_refusal(query: jax.Array) -> str | None:
+    """Why cuDNN cannot attend with such queries on this machine, or None."""
+    if jax.default_backend() != "gpu":
+        return f"the device is a {jax.default_backend()}"
+    if query.dtype not in (jnp.bfloat16, jnp.float16):
+        return f"activations are {query.dtype}, not bfloat16 or float16"
+    if query.shape[-1] % 8 or query.shape[-1] > 128:
+        return f"heads of width {query.shape[-1]} are not a multiple of 8 up to 128"
+    return None
+
+
+def whole_sequence_attention(
+    query: Float[Array, "batch length heads head"],
+    key: Float[Array, "batch length kv_heads head"],
+    value: Float[Array, "batch length kv_heads head"],
+    *,
+    positions: Int[Array, "batch length"],
+    window: int | None,
+    backend: AttentionBackend = "auto",
+) -> Float[Array, "batch length heads head"]:
+    """`masked_attention` within whole sequences, by the fastest way there is.
+
+    Args:
+      query: as in `cudnn_attention`, of any floating dtype.
+      key: likewise.
+      value: likewise.
+      positions: as in `cudnn_attention`.
+      window: as in `masked_attention`.
+      backend: `cudnn` runs or raises; `xla` is plain JAX; `auto` is cuDNN on a GPU that has it,
+        else plain JAX, with a logged line on a GPU.
+
+    Raises:
+      ValueError: see `cudnn_attention`.
+    """
+    if backend == "auto":
+        refusal = cudnn_refusal(query)
+        backend = "xla" if refusal else "cudnn"
+        if refusal and jax.default_backend() == "gpu":
+            _LOGGER.warning("Attention in plain JAX, not by cuDNN: %s.", refusal)
+    if backend == "cudnn":
+        return cudnn_attention(query, key, value, positions=positions, window=window)
+    length = query.shape[1]
+    options = {"query_positions": positions, "key_positions": positions}
+    if window is not None and length > 2 * window:
+        widths = ((0, 0), (window, 0), (0, 0), (0, 0))
+        options["key_positions"] = jnp.pad(positions, widths[:2], constant_values=-1)
+        key, value = jnp.pad(key, widths), jnp.pad(value, widths)
+        return blockwise_attention(query, key, value, **options, window=window)
+    if length > _WHOLE_LENGTH:
+        return query_block_attention(
+            query, key, value, **options, window=window, block=_WHOLE_LENGTH // 2
+        )
+    return masked_attention(query, key, value, **options, window=window)
 
 
 def blockwise_attention(

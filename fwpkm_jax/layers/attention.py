@@ -11,7 +11,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
-from fwpkm_jax.core.softmax_attention import blockwise_attention, masked_attention
+from fwpkm_jax.core.softmax_attention import (
+    AttentionBackend,
+    blockwise_attention,
+    masked_attention,
+    whole_sequence_attention,
+)
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.rotary import YarnConfig, apply_rotary, rotary_frequencies
 
@@ -35,6 +40,9 @@ class AttentionConfig:
     yarn: YarnConfig | None = None
     """Stretching of the positions to longer contexts. Touches no parameter, so a trained model
     may be evaluated with another one."""
+    backend: AttentionBackend = "auto"
+    """Of whole sequences: cudnn runs or raises, xla is plain JAX, auto takes cuDNN where it runs.
+    Streams are plain JAX."""
 
     def __post_init__(self):
         for name in ("num_heads", "num_kv_heads", "head_dim"):
@@ -194,24 +202,13 @@ class Attention(nnx.Module):
         positions: Int[Array, "batch length"],
     ) -> Float[Array, "batch length heads head"]:
         """Attention within one whole sequence, before the gate."""
-        window, length = self.config.window, query.shape[1]
-        if window is None or length <= 2 * window:
-            return masked_attention(
-                query,
-                key,
-                value,
-                query_positions=positions,
-                key_positions=positions,
-                window=window,
-            )
-        widths = ((0, 0), (window, 0), (0, 0), (0, 0))
-        return blockwise_attention(
+        return whole_sequence_attention(
             query,
-            jnp.pad(key, widths),
-            jnp.pad(value, widths),
-            query_positions=positions,
-            key_positions=jnp.pad(positions, widths[:2], constant_values=-1),
-            window=window,
+            key,
+            value,
+            positions=positions,
+            window=self.config.window,
+            backend=self.config.backend,
         )
 
     def attend_cached(

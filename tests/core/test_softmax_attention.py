@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwpkm_jax.core.softmax_attention import blockwise_attention, masked_attention
+from fwpkm_jax.core import softmax_attention
+from fwpkm_jax.core.softmax_attention import (
+    blockwise_attention,
+    cudnn_attention,
+    masked_attention,
+    query_block_attention,
+    whole_sequence_attention,
+)
 
 
 def sample(seed=0, *, batch=2, queries=6, keys=6, heads=4, kv_heads=2, head=3):
@@ -128,3 +135,89 @@ def test_wrong_shapes_are_named():
         masked_attention(query, key, value, **options)
     with pytest.raises(ValueError, match="put window=2 keys"):
         blockwise_attention(query, key, value, **options)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize(("queries", "block"), [(7, 3), (6, 2), (5, 8)])
+def test_query_blocks_equal_masked_attention_and_its_gradients(queries, block, window):
+    arrays = sample(queries=queries, keys=queries)
+    positions = np.broadcast_to(np.arange(queries), (2, queries)).copy()
+    positions[1, -2:] = -1
+    options = {"query_positions": positions, "key_positions": positions, "window": window}
+    with jax.enable_x64(True):
+        arrays = [jnp.asarray(x) for x in arrays]
+        options = jax.tree.map(lambda x: x if isinstance(x, int) else jnp.asarray(x), options)
+
+        def output_and_gradients(attention, **more):
+            output, pullback = jax.vjp(lambda *x: attention(*x, **options, **more), *arrays)
+            return output, pullback(jnp.cos(jnp.arange(output.size)).reshape(output.shape))
+
+        expected = output_and_gradients(masked_attention)
+        actual = output_and_gradients(query_block_attention, block=block)
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12), actual, expected
+        )
+
+
+def test_long_sequences_form_no_square_of_scores():
+    length, head = 4096, 8
+    shapes = [(1, length, heads, head) for heads in (2, 1, 1)]
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    positions = jax.ShapeDtypeStruct((1, length), jnp.int32)
+
+    def gradient(query, key, value, positions):
+        def loss(*arrays):
+            return jnp.sum(whole_sequence_attention(*arrays, positions=positions, window=None))
+
+        return jax.grad(loss, argnums=(0, 1, 2))(query, key, value)
+
+    compiled = jax.jit(gradient).lower(*arrays, positions).compile()
+    square = 2 * length**2 * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < square
+
+
+def test_cudnn_by_name_runs_or_says_why_not():
+    arrays = [jnp.asarray(x, jnp.float32) for x in sample()]
+    positions = jnp.broadcast_to(jnp.arange(6), (2, 6))
+    if jax.default_backend() != "gpu":
+        with pytest.raises(ValueError, match=r"the device is a .*; use backend='xla'"):
+            whole_sequence_attention(*arrays, positions=positions, window=None, backend="cudnn")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head", "named"), [("float32", 8, "float32"), ("bfloat16", 12, "width 12")]
+)
+def test_on_a_gpu_auto_logs_why_it_is_not_cudnn(dtype, head, named, monkeypatch, caplog):
+    monkeypatch.setattr(softmax_attention.jax, "default_backend", lambda: "gpu")
+    arrays = [jnp.asarray(x, dtype) for x in sample(head=head)]
+    positions = jnp.broadcast_to(jnp.arange(6), (2, 6))
+    whole_sequence_attention(*arrays, positions=positions, window=2)
+    assert named in caplog.text
+    with pytest.raises(ValueError, match=named):
+        cudnn_attention(*arrays, positions=positions, window=2)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_cudnn_is_asked_for_the_same_window_and_padding(window, monkeypatch):
+    """cuDNN itself needs a GPU; here its place is taken by the same call's plain implementation."""
+    plain = jax.nn.dot_product_attention
+    asked = []
+
+    def stand_in(*arrays, implementation, **options):
+        asked.append(implementation)
+        with jax.numpy_dtype_promotion("standard"):
+            return plain(*arrays, implementation="xla", **options)
+
+    monkeypatch.setattr(softmax_attention.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(softmax_attention.jax.nn, "dot_product_attention", stand_in)
+    arrays = [jnp.asarray(x, jnp.bfloat16) for x in sample(head=8)]
+    positions = jnp.asarray([[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, -1, -1]])
+    output = whole_sequence_attention(*arrays, positions=positions, window=window)
+    expected = masked_attention(
+        *arrays, query_positions=positions, key_positions=positions, window=window
+    )
+    assert asked == ["cudnn"]
+    np.testing.assert_allclose(
+        output.astype(jnp.float32), expected.astype(jnp.float32), rtol=2e-2, atol=2e-2
+    )
+    np.testing.assert_array_equal(output[1, 4:].astype(jnp.float32), 0)

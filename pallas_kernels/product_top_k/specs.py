@@ -40,17 +40,16 @@ SPECS = (
     TopKSpec(
         name="all_the_same", tokens=33, subkeys=20, key=4, top_k=8, score="dot", draw="same"
     ),
-    TopKSpec(
-        name="paper", tokens=4096, subkeys=512, key=512, top_k=8, small=False, compiled=True
-    ),
+    TopKSpec(name="paper", tokens=4096, subkeys=512, key=512, top_k=8, small=False, compiled=True),
     TopKSpec(
         name="paper_pkm", tokens=4096, heads=4, subkeys=512, key=512, top_k=32, score="dot",
-        draw="integer", small=False, compiled=True,
+        draw="integer", small=False,
     ),
     TopKSpec(
-        name="million_slots", tokens=4096, subkeys=1024, key=512, top_k=8, small=False,
-        compiled=True,
+        name="widest", tokens=4096, heads=4, subkeys=1024, key=512, top_k=32, score="dot",
+        draw="integer", small=False, compiled=True,
     ),
+    TopKSpec(name="million_slots", tokens=4096, subkeys=1024, key=512, top_k=8, small=False),
     TopKSpec(name="few_sub_keys", tokens=4096, subkeys=128, key=512, top_k=8, small=False),
     TopKSpec(
         name="paper_ties", tokens=4096, subkeys=512, key=512, top_k=8, score="dot",

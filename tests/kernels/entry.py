@@ -49,6 +49,8 @@ class Entry:
     """Largest error of an output relative to its norm."""
     vjp_ratio: float = 1e-5
     """Largest error of a cotangent relative to its norm."""
+    vjp_has_kernels: bool = True
+    """Whether the VJP runs kernels beyond the outputs' own, so that compiling it says more."""
     compare: Callable[[Any, Any], None] | None = None
     """Compares outputs in place of `equal_or_close`, for example where ties may break otherwise."""
     compare_cotangents: Callable[[Any, Any], None] | None = None

@@ -21,4 +21,5 @@ ENTRY = Entry(
     differentiable=("queries", "keys"),
     kernels=("tpu", "gpu"),
     ratio=2e-6,
+    vjp_has_kernels=False,
 )

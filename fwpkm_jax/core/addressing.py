@@ -143,7 +143,7 @@ def addressing_loss(
       token_weights: weight of each token in the average; 0 leaves a token out.
     """
     access, total = _sub_key_access(address, token_weights)
-    marginal = _scatter_sub_keys(access, address.sub_key_ids, num_subkeys).sum((0, 3)) / total
+    marginal = scatter_sub_keys(access, address.sub_key_ids, num_subkeys).sum((0, 3)) / total
     return jnp.sum(marginal * jnp.log(marginal + _LOG_EPSILON))
 
 
@@ -163,7 +163,7 @@ def addressing_gradient(
     """
     num_subkeys = keys.shape[2]
     access, total = _sub_key_access(address, token_weights)
-    spread = _scatter_sub_keys(access, address.sub_key_ids, num_subkeys)
+    spread = scatter_sub_keys(access, address.sub_key_ids, num_subkeys)
     marginal = spread.sum((0, 3)) / total  # [2, subkeys]
     slope = jnp.log(marginal + _LOG_EPSILON) + marginal / (marginal + _LOG_EPSILON)
 
@@ -174,11 +174,11 @@ def addressing_gradient(
     coefficients = access / total * centred  # dL / dscore
     halves = split_halves(queries)
     if score == "dot":
-        dense = _scatter_sub_keys(coefficients, address.sub_key_ids, num_subkeys)
+        dense = scatter_sub_keys(coefficients, address.sub_key_ids, num_subkeys)
         return jnp.einsum("hpst,thpk->hpsk", dense, halves, precision=jax.lax.Precision.HIGHEST)
     # d(-log(eps + r^2)) / dk = 2 (q - k) / (eps + r^2), and 1 / (eps + r^2) = exp(score).
     coefficients = 2.0 * coefficients * jnp.exp(address.sub_key_scores)
-    dense = _scatter_sub_keys(coefficients, address.sub_key_ids, num_subkeys)
+    dense = scatter_sub_keys(coefficients, address.sub_key_ids, num_subkeys)
     pulls = jnp.einsum("hpst,thpk->hpsk", dense, halves, precision=jax.lax.Precision.HIGHEST)
     return pulls - dense.sum(3)[..., None] * keys
 
@@ -231,7 +231,7 @@ def _sub_key_access(address: Address, token_weights: TokenWeights) -> tuple[jax.
     return probabilities * token_weights[:, None, None, None], jnp.maximum(total, 1e-20)
 
 
-def _scatter_sub_keys(
+def scatter_sub_keys(
     chosen: Float[Array, "tokens heads 2 top_k"],
     sub_key_ids: Int[Array, "tokens heads 2 top_k"],
     num_subkeys: int,

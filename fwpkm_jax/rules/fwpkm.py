@@ -1,5 +1,6 @@
 """Fast-weight product-key memory: a large table of slots, rewritten where it was read."""
 
+import functools
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -212,7 +213,9 @@ class FwPKM(AbstractChunkRule):
         """One chunk's part of `step` that concerns the keys alone."""
         address, access = self._select(keys, chunk.query, self.backend)
         weights = {"token_weights": chunk.addressed}
-        gradient = addressing_gradient(chunk.query, keys, address, score=self.score, **weights)
+        # Its backward pass lays the coefficients out again, rather than keep them per chunk.
+        spread = functools.partial(addressing_gradient, score=self.score)
+        gradient = spread(chunk.query, keys, address, **weights)
         loss = addressing_loss(address, num_subkeys=self.num_subkeys, **weights)
         keys = keys - self.learning_rate * self.addressing_weight * gradient
         return StepOutput(keys, None, access, loss)

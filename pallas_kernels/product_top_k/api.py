@@ -32,7 +32,8 @@ def product_top_k(
     The kernels score a tile of tokens against one codebook after the other, keep the best sub-keys
     of each, and merge the pairs of ranks i j <= top_k. Scores are accurate to float32, and equal
     scores go to the lower sub-key, then to the lower slot. Cotangents pass through the chosen
-    scores; the operation may be differentiated twice, batched and scanned over.
+    scores, and no matrix of scores is kept for them; the operation may be differentiated twice,
+    batched and scanned over.
 
     Args:
       queries: `[tokens, heads, key]`; the first half of `key` addresses rows.
@@ -86,47 +87,40 @@ def unsupported(
     return None
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _address(
     chosen: dispatch.Implementation, top_k: int, score: Score, queries: Queries, keys: SubKeys
 ) -> Address:
     if chosen == "reference":
         return reference.address(queries, keys, top_k=top_k, score=score)
-    return _kernel_address(chosen, top_k, score, queries, keys)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _kernel_address(
-    kernel: dispatch.Kernel, top_k: int, score: Score, queries: Queries, keys: SubKeys
-) -> Address:
-    if kernel == "tpu":
+    if chosen == "tpu":
         from pallas_kernels.product_top_k import tpu as implementation
     else:
         from pallas_kernels.product_top_k import gpu as implementation
     return implementation.address(queries, keys, top_k=top_k, score=score)
 
 
-def _forward(kernel, top_k, score, queries, keys):
+def _forward(chosen, top_k, score, queries, keys):
     # Calls the differentiable function, not the kernel: a second derivative finds its rule again.
-    address = _kernel_address(kernel, top_k, score, queries, keys)
+    address = _address(chosen, top_k, score, queries, keys)
     return address, (queries, keys, address)
 
 
-def _backward(kernel, top_k, score, residuals, cotangent: Address):
-    del kernel, top_k
+def _backward(chosen, top_k, score, residuals, cotangent: Address):
+    del top_k
     queries, keys, address = residuals
-    return vjp.cotangents(
-        queries, keys, address, cotangent.slot_scores, cotangent.sub_key_scores, score=score
-    )
+    scores = cotangent.slot_scores, cotangent.sub_key_scores
+    return vjp.cotangents(queries, keys, address, *scores, score=score, on=chosen)
 
 
-_kernel_address.defvjp(_forward, _backward)
+_address.defvjp(_forward, _backward)
 
 
 def _check(kernel: dispatch.Kernel) -> None:
     """Compares the kernel with the reference on a small call, on the device at hand."""
     spec = next(spec for spec in SPECS if spec.name == CHECKED)
     arrays = sample(spec, jnp.float32)
-    actual = _kernel_address(kernel, spec.top_k, spec.score, **arrays)
+    actual = _address(kernel, spec.top_k, spec.score, **arrays)
     expected = reference.address(**arrays, top_k=spec.top_k, score=spec.score)
     np.testing.assert_array_equal(actual.slot_ids, expected.slot_ids)
     np.testing.assert_array_equal(actual.sub_key_ids, expected.sub_key_ids)

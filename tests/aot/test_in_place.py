@@ -1,0 +1,107 @@
+"""A table that kernels read and write in a loop is never copied, on any device."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from fwpkm_jax.core.grouping import group_slots
+from fwpkm_jax.rules import FwPKM
+from pallas_kernels.slot_read.api import slot_dot, slot_read
+from pallas_kernels.slot_write.api import slot_add
+from tests.aot.devices import DEVICES, absent_device, kernels_for
+
+SLOTS, VALUE, CHUNKS, TOKENS, PLACES = 512**2, 512, 3, 512, 8
+
+
+def read_and_write(values, slot_ids, weights, targets, write_weights):
+    def step(values, chunk):
+        slot_ids, weights, targets, write_weights = chunk
+        groups = group_slots(slot_ids, num_slots=SLOTS)
+        output, errors = slot_read(
+            *(values, slot_ids, weights),
+            target=targets,
+            write_weight=write_weights,
+            backend="pallas",
+        )
+        written = slot_add(
+            *(values, groups, -weights, errors), with_old_rows=True, backend="pallas"
+        )
+        after = slot_dot(written.values, slot_ids, errors, backend="pallas")
+        return written.values, (output, written.old_rows[:1], after)
+
+    return jax.lax.scan(step, values, (slot_ids, weights, targets, write_weights))
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_table_carried_through_kernels_is_not_copied(device):
+    sharding = SingleDeviceSharding(absent_device(device))
+
+    def array(*shape, dtype=jnp.float32):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    arrays = (
+        array(SLOTS, VALUE),
+        array(CHUNKS, TOKENS, PLACES, dtype=jnp.int32),
+        array(CHUNKS, TOKENS, PLACES),
+        array(CHUNKS, TOKENS, VALUE),
+        array(CHUNKS, TOKENS),
+    )
+    with kernels_for(device):
+        compiled = jax.jit(read_and_write, donate_argnums=0).trace(*arrays).lower().compile()
+    table = rf"f32\[{SLOTS},{VALUE}\]"
+    assert re.search(table, compiled.as_text())
+    copies = re.findall(rf"= \(?{table}\S* (?:copy|copy-start|fusion)\(.*", compiled.as_text())
+    assert copies == []
+    # The log of a chunk's rows and a chunk's reads; the table itself is 512 MiB.
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * TOKENS * PLACES * VALUE * 4
+    assert compiled.memory_analysis().alias_size_in_bytes >= SLOTS * VALUE * 4
+
+
+LENGTH, RULE = 2048, FwPKM(num_subkeys=512, key_dim=512, value_dim=512, backend="pallas")
+
+
+def gradients(memory, sequence):
+    """Of the memory alone at the paper's widths, 4 chunks, as in training: the table is state."""
+
+    def loss(query, target):
+        moved = sequence._replace(query=query, target=target)
+        out = RULE.run_groups(memory, moved, chunk_size=512)
+        return jnp.sum(out.output**2), (out.memory, out.info)
+
+    return jax.grad(loss, argnums=(0, 1), has_aux=True)(sequence.query, sequence.target)
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("device", DEVICES)
+def test_training_the_memory_copies_no_table_and_keeps_touched_rows(device):
+    sharding = SingleDeviceSharding(absent_device(device))
+    query = jnp.zeros((1, 1, LENGTH, 1, RULE.key_dim), jnp.float32)
+    value = jnp.zeros((1, 1, LENGTH, RULE.value_dim), jnp.float32)
+    arrays = jax.eval_shape(
+        lambda: (
+            jax.tree.map(lambda x: x[None], RULE.init(jax.random.key(0))),
+            jax.vmap(lambda q, v: RULE.sequence(q, v, chunk_size=512))(query, value),
+        )
+    )
+    arrays = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arrays
+    )
+    with kernels_for(device):
+        compiled = jax.jit(gradients, donate_argnums=0).trace(*arrays).lower().compile()
+    assert made_tables(compiled.as_text()) == []
+    rows = LENGTH * RULE.top_k * RULE.value_dim * 4
+    # The log, the cotangent of the touched rows, a chunk in passing; one array like the scores.
+    scores = LENGTH * 2 * RULE.num_subkeys * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < 3 * rows + scores
+    assert compiled.memory_analysis().alias_size_in_bytes >= SLOTS * VALUE * 4
+
+
+def made_tables(text):
+    """Instructions that write a new table-shaped buffer, rather than pass one on."""
+    passed_on = "parameter|get-tuple-element|bitcast|while|tuple|custom-call|opt-barrier"
+    table = rf"= f32\[(?:1,)?{SLOTS},{VALUE}\]\S* (?!{passed_on})"
+    return [line.strip() for line in text.splitlines() if re.search(table, line)]

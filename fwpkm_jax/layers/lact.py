@@ -160,13 +160,18 @@ class LaCT(nnx.Module):
 
     def initial_memory(self, batch: int, dtype: DTypeLike) -> LaCTMemory:
         """The learned fast weights for every sequence, leaves `[batch, heads, ...]`."""
-        half = 0.5 * jnp.eye(self.config.hidden_dim, self.rule.key_dim)[None]
+        # Cast first: the products, too, are computed in the memory's dtype.
+        dtype = compute_dtype(dtype, jnp.float32)
+        half = 0.5 * jnp.eye(self.config.hidden_dim, self.rule.key_dim, dtype=dtype)[None]
+
+        def product(left: nnx.Param, right: nnx.Param) -> jax.Array:
+            return left[...].astype(dtype) @ right[...].astype(dtype) + half
+
         weights = SwiGLUWeights(
-            gate=self.gate_left[...] @ self.gate_right[...] + half,
-            down=self.down[...],
-            up=self.up_left[...] @ self.up_right[...] + half,
+            gate=product(self.gate_left, self.gate_right),
+            down=self.down[...].astype(dtype),
+            up=product(self.up_left, self.up_right),
         )
-        weights = jax.tree.map(lambda x: x.astype(compute_dtype(dtype, x.dtype)), weights)
         memory = jax.vmap(self.rule.start)(weights)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), memory)
 

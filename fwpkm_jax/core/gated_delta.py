@@ -32,15 +32,6 @@ class GatedDeltaOutput(NamedTuple):
     final_state: Float[Array, "batch heads key value"]
 
 
-def l2_normalize(x: Float[Array, "*dims"], *, eps: float = 1e-6) -> Float[Array, "*dims"]:
-    """Vectors of (almost) unit length along the last axis: `x / sqrt(sum(x^2) + eps)`.
-
-    A zero vector stays zero and has a finite gradient. Computed and returned in at least float32.
-    """
-    x = x.astype(compute_dtype(x.dtype))
-    return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + eps)
-
-
 def recurrent_gated_delta_rule(
     query: Float[Array, "batch length heads key"],
     key: Float[Array, "batch length heads key"],

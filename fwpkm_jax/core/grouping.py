@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from fwpkm_jax.core.array_types import SlotIds
+from fwpkm_jax.core.array_types import SlotIds, SlotWeights, TokenWeights
 
 
 class SlotGroups(NamedTuple):
@@ -53,6 +53,12 @@ def group_slots(slot_ids: SlotIds, *, num_slots: int) -> SlotGroups:
     return SlotGroups(order, slots, starts, rank.reshape(slot_ids.shape), group[-1] + 1)
 
 
-def run_lengths(groups: SlotGroups) -> Int[Array, "tokens places"]:
-    """How many references of the chunk share each reference's slot."""
-    return jnp.diff(groups.starts)[groups.rank]
+def reference_counts(groups: SlotGroups, counted: TokenWeights) -> SlotWeights:
+    """How often the chunk read each place's slot, counting the tokens with `counted` = 1.
+
+    As `memory.slot_counts`, from the sorted references: no counter per slot of the table.
+    """
+    places = groups.rank.shape[1]
+    sums = jnp.cumsum(counted[groups.order // places])
+    sums = jnp.concatenate([jnp.zeros((1,), sums.dtype), sums])
+    return jnp.diff(sums[groups.starts])[groups.rank]

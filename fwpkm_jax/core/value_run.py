@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.grouping import SlotGroups, group_slots
+from fwpkm_jax.core.grouping import group_slots, reference_counts
 from fwpkm_jax.core.row_ops import RowOps
 from fwpkm_jax.core.value_scan import ChunkRows, value_scan
 
@@ -68,7 +68,7 @@ def value_run(
     ids = ids.reshape(chunks, -1, slot_ids.shape[-1])
     groups = jax.vmap(lambda x: group_slots(x, num_slots=num_groups * num_slots))(ids)
     weights = to_chunks(weights)
-    counts = jax.vmap(_counts)(groups, to_chunks(counted))
+    counts = jax.vmap(reference_counts)(groups, to_chunks(counted))
     rows = ChunkRows(
         weights=weights,
         steps=-step_size * weights / jnp.maximum(counts, 1.0),
@@ -83,11 +83,3 @@ def value_run(
     return ValueRunOutput(
         out.values.reshape(values.shape), output[:, :, :length], jnp.sqrt(change.T)
     )
-
-
-def _counts(groups: SlotGroups, counted: jax.Array) -> jax.Array:
-    """As `memory.slot_counts`, from the sorted references: no counter per slot of the table."""
-    places = groups.rank.shape[1]
-    sums = jnp.cumsum(counted[groups.order // places])
-    sums = jnp.concatenate([jnp.zeros((1,), sums.dtype), sums])
-    return jnp.diff(sums[groups.starts])[groups.rank]

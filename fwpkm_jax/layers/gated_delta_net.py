@@ -11,9 +11,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from fwpkm_jax.core.gated_delta import l2_normalize, recurrent_gated_delta_rule
+from fwpkm_jax.core.gated_delta import recurrent_gated_delta_rule
 from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.targets import l2_normalize
 from fwpkm_jax.layers.norms import GatedRMSNorm
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.gated_delta import chunk_gated_delta_rule

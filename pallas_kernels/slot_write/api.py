@@ -14,7 +14,7 @@ from fwpkm_jax.core.array_types import (
     TokenWeights,
     ValueTable,
 )
-from fwpkm_jax.core.grouping import SlotGroups, group_slots
+from fwpkm_jax.core.grouping import SlotGroups, group_slots, reference_counts
 from pallas_kernels.checks import assert_results_agree, refuse_rows
 from pallas_kernels.dispatch import Backend, Kernel, implementation
 from pallas_kernels.slot_write import reference, vjp
@@ -136,17 +136,9 @@ def slot_write(
             learning_rate=learning_rate,
         )
     groups = group_slots(slot_ids, num_slots=values.shape[0])
-    counts = _counts(groups, counted)
+    counts = reference_counts(groups, counted)
     coefficients = -learning_rate * step_size * weights / jnp.maximum(counts, 1.0)
     return vjp.add(chosen, False, values, groups, coefficients, errors)[0]
-
-
-def _counts(groups: SlotGroups, counted: TokenWeights) -> SlotWeights:
-    """As `memory.slot_counts`, without a contended counter per slot."""
-    places = groups.rank.shape[1]
-    sums = jnp.cumsum(counted[groups.order // places])
-    sums = jnp.concatenate([jnp.zeros((1,), sums.dtype), sums])
-    return jnp.diff(sums[groups.starts])[groups.rank]
 
 
 def _refuse(values: jax.Array, others: tuple[jax.Array, ...], kernel: Kernel) -> str | None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from fwpkm_jax.core.gated_delta import (
     chunk_gated_delta_rule,
-    l2_normalize,
     recurrent_gated_delta_rule,
 )
 
@@ -199,16 +198,6 @@ def test_bfloat16_inputs_compute_in_float32_with_finite_gradients(form):
     gradients = jax.grad(lambda x: jnp.sum(jnp.square(run(x).output)))(arguments)
     chex.assert_type(list(gradients.values()), jnp.bfloat16)
     chex.assert_tree_all_finite(gradients)
-
-
-def test_l2_normalize_gives_unit_vectors_and_keeps_zero():
-    x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
-    expected = x / np.sqrt(np.sum(x**2, axis=-1, keepdims=True) + 1e-6)
-    np.testing.assert_allclose(l2_normalize(jnp.asarray(x)), expected, rtol=1e-6)
-    zeros = jnp.zeros((1, 4))
-    np.testing.assert_array_equal(l2_normalize(zeros), zeros)
-    assert np.all(np.isfinite(jax.jacobian(l2_normalize)(zeros)))
-    assert l2_normalize(zeros.astype(jnp.bfloat16)).dtype == jnp.float32
 
 
 def test_wrong_arguments_are_named():

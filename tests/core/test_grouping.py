@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fwpkm_jax.core.grouping import group_slots
+from fwpkm_jax.core.grouping import group_slots, reference_counts
+from fwpkm_jax.core.memory import slot_counts
 
 
 @given(
@@ -44,3 +45,11 @@ def test_chunks_are_grouped_side_by_side(chunks):
         alone = group_slots(ids[index], num_slots=6)
         mine = jax.tree.map(lambda x, i=index: x[i], together)
         jax.tree.map(np.testing.assert_array_equal, mine, alone)
+
+
+def test_counts_from_sorted_references_are_those_of_a_counter_per_slot():
+    ids = jax.random.randint(jax.random.key(0), (6, 3), 0, 5)
+    counted = jnp.asarray([1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
+    groups = group_slots(ids, num_slots=5)
+    expected = slot_counts(ids, counted, num_slots=5)
+    np.testing.assert_array_equal(reference_counts(groups, counted), expected)

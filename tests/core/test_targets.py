@@ -71,3 +71,8 @@ def test_a_constant_vector_has_a_finite_result_and_gradient(normalize, number):
     gradient = jax.grad(lambda x: normalize(x)[0])(x)
     assert np.all(np.isfinite(normalize(x)))
     assert np.all(np.isfinite(gradient))
+
+
+def test_l2_normalizing_computes_in_at_least_single_precision():
+    zeros = jnp.zeros((1, 4), jnp.bfloat16)
+    assert l2_normalize(zeros).dtype == jnp.float32

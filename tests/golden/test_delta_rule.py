@@ -7,9 +7,9 @@ import pytest
 from fwpkm_jax.core.gated_delta import (
     GatedDeltaOutput,
     chunk_gated_delta_rule,
-    l2_normalize,
     recurrent_gated_delta_rule,
 )
+from fwpkm_jax.core.targets import l2_normalize
 from tests.golden.vectors import assert_all_match, config_values, load
 
 KIND = "delta_rule"

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels.checks import assert_results_agree
 from pallas_kernels.dispatch import Backend, Kernel, implementation
 from pallas_kernels.gated_delta import reference
 from pallas_kernels.gated_delta.arguments import (
@@ -154,20 +155,4 @@ def _check(kernel: Kernel) -> None:
     """Runs the kernel on the device at hand; raises where it differs from the reference."""
     del kernel  # The one of this device.
     spec = next(spec for spec in SPECS if spec.name == CHECKED)
-    arrays = sample(spec, jnp.float32)
-
-    def results(backend, arrays):
-        return tuple(chunk_gated_delta_rule(**arrays, backend=backend))
-
-    def with_gradients(backend):
-        outputs, pull = jax.vjp(functools.partial(results, backend), arrays)
-        return outputs, pull(outputs)
-
-    actual, expected = with_gradients("pallas"), with_gradients("reference")
-    for (path, a), b in zip(
-        jax.tree.leaves_with_path(actual), jax.tree.leaves(expected), strict=True
-    ):
-        error = jnp.linalg.norm((a - b).ravel()) / jnp.linalg.norm(b.ravel())
-        if not error <= CHECK_RATIO:
-            name = jax.tree_util.keystr(path)
-            raise AssertionError(f"{name} differs by {float(error):.2g} of its norm")
+    assert_results_agree(chunk_gated_delta_rule, sample(spec, jnp.float32), ratio=CHECK_RATIO)

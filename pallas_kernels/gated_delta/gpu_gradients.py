@@ -213,8 +213,7 @@ def _after_kernel(*refs, scale):
         put(keys.at(slice(None), columns), fetch(key.at[(*tokens, columns)]))
         put(a, scale * fetch(query.at[(*tokens, columns)]))
         attended += multiply(a, keys.at(slice(None), columns).transposed)
-    between = decays_between(load(log_decay.at[place], ROW), a, b)
-    put(attention, attended * between)
+    put(attention, attended * decays_between(load(log_decay.at[place], ROW), a, b))
     put(inverse, fetch_wide(inverses.at[place]))
 
     # Values: W, dV, dH; dP and dA summed over them.
@@ -246,6 +245,8 @@ def _after_kernel(*refs, scale):
 
     # The square tiles; the inverse's and the attention's places take their cotangents.
     row, column = positions()
+    # Once more: kept in registers over the values, these would not all fit.
+    between = decays_between(load(log_decay.at[place], ROW), a, b)
     overlap = multiply(keys, keys.transposed)
     d_lower = jnp.where(row > column, -d_triangle, 0.0) * between
     of_beta += _row_sum(d_lower * overlap)

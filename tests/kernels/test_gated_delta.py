@@ -9,7 +9,7 @@ import pytest
 
 from fwpkm_jax.core import gated_delta as core
 from pallas_kernels import dispatch
-from pallas_kernels.gated_delta import chunk, chunk_gated_delta_rule
+from pallas_kernels.gated_delta import api, chunk, chunk_gated_delta_rule, tpu
 from pallas_kernels.gated_delta.specs import GatedDeltaSpec, sample
 
 SPEC = GatedDeltaSpec(name="here", length=20, key=8, value=16)
@@ -34,6 +34,19 @@ def assert_close(actual, expected, ratio):
         assert np.linalg.norm(a - b) <= ratio * np.linalg.norm(b), jax.tree_util.keystr(path)
 
     jax.tree.map_with_path(compare, actual, expected)
+
+
+def test_the_check_before_first_use_notices_a_wrong_kernel(monkeypatch):
+    right = tpu.forward
+
+    def wrong(inputs, **options):
+        output, *rest = right(inputs, **options)
+        return output.at[0, 0].mul(1.01), *rest
+
+    monkeypatch.setattr(tpu, "forward", wrong)
+    monkeypatch.setattr(api, "CHECKED", "one_token")
+    with dispatch.interpret_kernels("tpu"), pytest.raises(AssertionError, match="differs by"):
+        api._check("tpu")
 
 
 @pytest.mark.usefixtures("_interpreted")

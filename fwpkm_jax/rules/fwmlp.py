@@ -102,9 +102,12 @@ class FwMLP(AbstractChunkRule):
 
     def read(self, memory: FwMLPMemory, query: Queries) -> tuple[TokenValues, None]:
         x = query[:, 0].astype(memory.up_kernel.dtype)
-        up = x @ memory.up_kernel + memory.up_bias[None]
-        gate = x @ memory.gate_kernel + memory.gate_bias[None]
-        return (up * jax.nn.silu(gate)) @ memory.down_kernel + memory.down_bias[None], None
+        # Full precision on every device, in the gradients too: a write is small beside the weights.
+        with jax.default_matmul_precision("highest"):
+            up = x @ memory.up_kernel + memory.up_bias[None]
+            gate = x @ memory.gate_kernel + memory.gate_bias[None]
+            hidden = up * jax.nn.silu(gate)
+            return hidden @ memory.down_kernel + memory.down_bias[None], None
 
     def step(self, memory: FwMLPMemory, chunk: Chunk) -> StepOutput:
         chunk = chunk.astype(memory.up_kernel.dtype)

@@ -61,7 +61,8 @@ class LaCTRule(AbstractRule):
 
     The loss is `- sum over tokens of rate * <f(key), value>` with a rate per token and tensor
     (`Chunk.rates`); `Chunk.momentum`, averaged over the chunk, keeps a share of the last step.
-    After each step every row is brought back to the norm it had at first. One head.
+    After each step every row is brought back to the norm it had at first. One head. Weights are in
+    float32; products take the device's default precision, as the published layer's do.
 
     References: Zhang et al. 2025, arXiv:2505.23884.
     """

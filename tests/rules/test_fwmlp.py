@@ -106,3 +106,20 @@ def test_a_mean_of_far_neighbours_is_refused():
 def test_an_empty_layer_is_refused():
     with pytest.raises(ValueError, match="hidden_dim=0 must be at least 1"):
         FwMLP(hidden_dim=0)
+
+
+def test_every_product_is_in_full_precision_gradients_included():
+    memory = init_memory(RULE, jnp.float32)
+    chunk = jax.tree.map(
+        lambda x: x.reshape(-1, *x.shape[2:]),
+        to_sequence(RULE, sample_signals(RULE), chunk_size=10, dtype=jnp.float32),
+    )
+
+    def loss(query):
+        after = RULE.step(memory, chunk._replace(query=query)).memory
+        return jnp.sum(RULE.read(after, chunk.query)[0])
+
+    text = jax.jit(jax.grad(loss)).lower(chunk.query).as_text()
+    products = [line for line in text.splitlines() if "dot_general" in line]
+    assert len(products) > 10
+    assert all("HIGHEST" in line for line in products)

@@ -1,9 +1,12 @@
 """Everything that needs a GPU in one command, resumable in parts.
 
-    python benchmarks/gpu_suite.py --out benchmarks/results/h100
+    python benchmarks/gpu_suite.py --out benchmarks/results/h100 \\
+        --peer CHECKOUT --peer-python TORCH_PYTHON --peer-fla FLA_PYTHON
 
 Each part runs in a process of its own and leaves one JSON file; a part whose file is there is not
-run again. `--size tiny` runs the same parts on a CPU.
+run again, and none is started after `--seconds`. So a session that ends early is continued by the
+same command. `--size tiny` runs the same parts on a CPU: row kernels interpreted, the
+kernels' tests on the device skipped.
 """
 
 import json
@@ -26,37 +29,78 @@ class Options:
     out: Path
     """Folder for the results."""
     size: Literal["tiny", "paper"] = "paper"
-    """paper: the paper's widths on a GPU; tiny: seconds on a CPU."""
+    """paper: the paper's widths on a GPU; tiny: some two minutes of a CPU."""
+    parts: tuple[str, ...] = ()
+    """Names of the parts to run; none: all."""
+    seconds: float = 540
+    """No part is started after so many seconds."""
+    peer: Path | None = None
+    """Checkout of the authors' repository, timed beside the memory."""
+    peer_python: Path | None = None
+    """Python with torch, triton and numpy, for `--peer`."""
+    peer_fla: Path | None = None
+    """Python with flash-linear-attention, timed beside the gated delta rule."""
 
 
 def parts(options: Options) -> dict[str, list[str]]:
-    """Each part's command; its results go to a JSON file of its name."""
+    """Each part's command after the interpreter, shortest first; `OUT` is its JSON file."""
     tiny = options.size == "tiny"
-    widths = ["--dim", "32", "--model_dim", "32", "--length", "256", "--backward_length", "128"]
-    layer = ["--batch", "8", "--chunk_size", "512", "--backward_length", "4096"]
-    small = ["--subkeys", "8", "16", "--batch", "1", "--chunk_size", "64", *widths]
-    paper = ["--subkeys", "128", "512", "1024", *layer]
+    size, json_out = ["--size", options.size], ["--out", "OUT"]
+    stream = options.out / "slots.npz"
+    few = ["--repeats", "2" if tiny else "10"]
+
+    def script(name: str, *arguments: str) -> list[str]:
+        return [str(HERE / f"{name}.py"), *arguments, *json_out]
+
+    widths = ["--dim", "32", "--length", "256", "--backward_length", "128", "--chunk_size", "64"]
+    if tiny:
+        memory = ["--subkeys", "8", "--peer_subkeys", "8", "--batch", "1", *widths]
+        layer = ["--subkeys", "8", "--batch", "1", "--model_dim", "32", *widths]
+    else:
+        memory = ["--subkeys", "128", "512", "1024", "--batch", "8", "--backward_length", "4096"]
+        layer = [*memory, "--chunk_size", "512"]
+        memory += ["--peer_subkeys", "512"]
+    memory += ["--allocators", "default"]  # The allocators of the host do not matter on a GPU.
+    if options.peer is not None:
+        memory += ["--peer", str(options.peer)]
+        if options.peer_python is not None:
+            memory += ["--peer-python", str(options.peer_python)]
+    rule = ["--shapes", "tiny", "--backends", "reference"] if tiny else []
+    if options.peer_fla is not None:
+        rule += ["--peer-fla", str(options.peer_fla)]
+    recorded = ["--stream", str(stream)] if stream.exists() else []
     return {
-        "determinism": ["determinism.py", "--size", options.size],
-        "layer": ["layer.py", "--repeats", "2" if tiny else "20", *(small if tiny else paper)],
-        "train_step": ["train_step.py", "--size", options.size, "--repeats", "2" if tiny else "10"],
+        "determinism": script("determinism", *size),
+        "train_step": script("train_step", *size, *few, "--record", str(stream)),
+        "decode": script("decode", *size),
+        "kernels": script("kernels", *size, *few, *(() if tiny else recorded)),
+        "gated_delta": script("gated_delta", *few, *rule),
+        "layer": script("layer", *few, *layer),
+        "memory": script("memory", *few, *memory),
+        "parity": [str(HERE / "device_tests.py"), *json_out],
     }
 
 
 def main(options: Options) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
-    failed = []
-    for name, command in parts(options).items():
+    unknown = set(options.parts) - set(parts(options))
+    if unknown:
+        raise SystemExit(f"No such part: {sorted(unknown)}; there are {list(parts(options))}.")
+    failed, start = [], time.perf_counter()
+    for name in options.parts or parts(options):
         result = options.out / f"{name}.json"
         if result.exists():
             print(f"{name}: done before, {result}")
             continue
+        if time.perf_counter() - start > options.seconds:
+            print(f"{name}: not started, {options.seconds:.0f} s are over; run the command again.")
+            failed.append(name)
+            continue
         began = time.perf_counter()
-        script, *arguments = command
         partial = result.with_suffix(".partial")
-        run = subprocess.run(
-            [sys.executable, str(HERE / script), *arguments, "--out", str(partial)], check=False
-        )
+        # Asked for again: a stream that an earlier part recorded is there by now.
+        command = [str(partial) if a == "OUT" else a for a in parts(options)[name]]
+        run = subprocess.run([sys.executable, *command], check=False)
         if run.returncode:
             failed.append(name)
             print(f"{name}: failed with exit code {run.returncode}")

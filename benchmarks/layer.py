@@ -117,9 +117,11 @@ def uniform_memory(rule: FwPKM) -> FwPKMMemory:
 
 
 def table_copies(text: str, table: str) -> int:
-    """Copies of a table-shaped buffer in compiled code."""
+    """Copies of a table-shaped buffer in compiled code, with or without the axis of groups."""
+    grouped = table.replace("[", "[1,")
     return sum(
-        f"= {table}" in line and (" copy(" in line or " copy-start(" in line)
+        (f"= {table}" in line or f"= {grouped}" in line)
+        and (" copy(" in line or " copy-start(" in line)
         for line in text.splitlines()
     )
 

@@ -1,6 +1,7 @@
 """What a benchmark states about where it ran: versions, device, and the device's own limits."""
 
 import datetime
+import os
 import platform
 import statistics
 import subprocess
@@ -11,6 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+# Read when the device is first used. A benchmark's parent process and a peer share the device with
+# the process that is timed; neither may take most of its memory in advance.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def median_seconds(function: Callable[[], Any], *, repeats: int) -> tuple[float, float]:
@@ -32,9 +38,9 @@ def copy_bandwidth(num_bytes: int = 2**28) -> float:
     return 2 * num_bytes / seconds
 
 
-def matmul_rate(size: int = 2048) -> float:
-    """Floating-point operations per second of a square float32 product."""
-    x = jnp.ones((size, size), jnp.float32)
+def matmul_rate(size: int = 2048, dtype: DTypeLike = jnp.float32) -> float:
+    """Floating-point operations per second of a square product, float32 at full precision."""
+    x = jnp.ones((size, size), dtype)
     product = jax.jit(lambda x: jnp.matmul(x, x, precision=jax.lax.Precision.HIGHEST))
     seconds, _ = median_seconds(lambda: product(x), repeats=5)
     return 2 * size**3 / seconds
@@ -64,6 +70,12 @@ def environment() -> dict[str, Any]:
         text=True,
         check=False,
     )
+    limits = {
+        "copy_gigabytes_per_second": copy_bandwidth() / 1e9,
+        "matmul_gigaflops": matmul_rate() / 1e9,
+    }
+    if device.platform != "cpu":
+        limits["bfloat16_matmul_gigaflops"] = matmul_rate(8192, jnp.bfloat16) / 1e9
     return {
         "date": datetime.date.today().isoformat(),
         "commit": commit.stdout.strip() or None,
@@ -71,6 +83,5 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "python": platform.python_version(),
         "jax": jax.__version__,
-        "copy_gigabytes_per_second": copy_bandwidth() / 1e9,
-        "matmul_gigaflops": matmul_rate() / 1e9,
+        **limits,
     }

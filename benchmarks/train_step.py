@@ -2,11 +2,14 @@
 
     python benchmarks/train_step.py --size paper --out benchmarks/results/train_step_h100.json
 
-The same random tokens and optimiser for each; ratios are to the decoder without a memory.
+The same random tokens and optimiser for each, every one in a process of its own; ratios are to the
+decoder without a memory. `--record` keeps the slots that the first memory layer reads, for
+`kernels.py --stream`.
 """
 
-import gc
 import json
+import subprocess
+import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,8 +17,10 @@ from typing import Any, Literal
 import jax
 import numpy as np
 import tyro
-from machine import environment, median_seconds, peak_device_megabytes
+from flax import nnx
+from machine import environment, median_seconds, peak_device_megabytes, peak_host_megabytes
 
+from fwpkm_jax.core.chunking import split_chunks
 from fwpkm_jax.layers.attention import AttentionConfig
 from fwpkm_jax.layers.fast_weight import FastWeightConfig
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
@@ -23,7 +28,7 @@ from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
-from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
+from fwpkm_jax.training.state import MemoryConfig, TrainState, init_state, model_graph
 from fwpkm_jax.training.step import make_train_step
 
 MEMORY_LAYERS = (2, 6, 10)
@@ -43,6 +48,10 @@ class Options:
     """Tokens per sequence; None: 4096 (tiny: 256)."""
     repeats: int = 5
     """Timed steps; the median is reported."""
+    loss_block: int = 2048
+    """Tokens whose logits exist at once."""
+    record: Path | None = None
+    """.npz file for `slot_ids [tokens, places]`, read by FwPKM's first layer after the steps."""
     out: Path | None = None
     """File for the JSON; None: print it."""
 
@@ -82,7 +91,12 @@ def measure(options: Options, variant: str) -> dict[str, Any]:
     optimizer = make_optimizer(optimizer_config, steps=1000)
     schedule = learning_rate_schedule(optimizer_config, steps=1000)
     step = make_train_step(
-        model_graph(model), optimizer, schedule=schedule, micro_batches=1, memory=memory
+        model_graph(model),
+        optimizer,
+        schedule=schedule,
+        micro_batches=1,
+        memory=memory,
+        loss_block=options.loss_block,
     )
     state = jax.jit(lambda: init_state(model, memory=memory, optimizer=optimizer, seed=0))()
     rng = np.random.default_rng(0)
@@ -98,24 +112,46 @@ def measure(options: Options, variant: str) -> dict[str, Any]:
         return metrics["loss"]
 
     seconds, spread = median_seconds(call, repeats=options.repeats)
+    final_loss = float(call())
+    if options.record is not None and variant == "fwpkm":
+        record(options.record, model, holder["state"], batch)
+    cost = compiled.cost_analysis() or {}
     return {
         "variant": variant,
         "samples_per_second": options.batch / seconds,
         "tokens_per_second": options.batch * length / seconds,
         "milliseconds": 1e3 * seconds,
         "milliseconds_spread": 1e3 * spread,
+        "gigabytes_accessed": cost.get("bytes accessed", 0.0) / 1e9,
+        "gigaflop": cost.get("flops", 0.0) / 1e9,
         "temporary_megabytes": compiled.memory_analysis().temp_size_in_bytes / 1e6,
         "peak_device_megabytes": peak_device_megabytes(),
-        "final_loss": float(call()),
+        "peak_megabytes": peak_host_megabytes(),
+        "final_loss": final_loss,
     }
+
+
+def record(path: Path, model: ModelConfig, state: TrainState, batch: dict[str, Any]) -> None:
+    """Writes the slots of the first memory layer, in the order of chunks, then of sequences."""
+
+    def slots(params, memory):
+        out = nnx.merge(model_graph(model), params).hidden(batch["tokens"][:, :-1], memory)
+        return next(iter(out.info.values())).slot_ids
+
+    slot_ids = split_chunks(
+        jax.jit(slots)(state.params, state.memory), model.fast_weight.chunk_size
+    )
+    np.savez(path, slot_ids=np.asarray(slot_ids).reshape(-1, slot_ids.shape[-1]))
 
 
 def main(options: Options) -> None:
     rows = []
     for variant in options.variants:
-        rows.append(measure(options, variant))
-        gc.collect()
-        print(json.dumps(rows[-1]), flush=True)
+        fields = json.dumps(asdict(replace(options, variants=(variant,), out=None)), default=str)
+        command = [sys.executable, __file__, "--worker", fields]
+        run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        rows.append(json.loads(run.stdout.splitlines()[-1]))
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     baseline = next((r for r in rows if r["variant"] == "none"), None)
     if baseline is not None:
         for row in rows:
@@ -130,4 +166,10 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    if sys.argv[1:2] == ["--worker"]:
+        fields = json.loads(sys.argv[2])
+        fields["record"] = Path(fields["record"]) if fields["record"] else None
+        worker = Options(**fields)
+        print(json.dumps(measure(worker, worker.variants[0])))
+    else:
+        main(tyro.cli(Options))

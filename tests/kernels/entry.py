@@ -50,7 +50,8 @@ class Entry:
     vjp_ratio: float = 1e-5
     """Largest error of a cotangent relative to its norm."""
     vjp_has_kernels: bool = True
-    """Whether the VJP runs kernels beyond the outputs' own, so that compiling it says more."""
+    """Whether the VJP runs kernels that no operation's outputs run, so that compiling it ahead of
+    time says more. XLA's own part, sorts above all, compiles ten times as long as a kernel."""
     compare: Callable[[Any, Any], None] | None = None
     """Compares outputs in place of `equal_or_close`, for example where ties may break otherwise."""
     compare_cotangents: Callable[[Any, Any], None] | None = None

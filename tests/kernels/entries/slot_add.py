@@ -21,6 +21,7 @@ ENTRY = Entry(
     call=call,
     differentiable=("values", "coefficients", "rows"),
     ratio=2e-6,
+    vjp_has_kernels=False,
     not_interpreted=interpreted_only(
         tpu=("one_reference", "63_tokens", "distinct", "many_tiles"),
         gpu=("one_token", "63_tokens", "three_slots", "one_slot"),

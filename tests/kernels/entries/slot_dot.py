@@ -12,6 +12,7 @@ ENTRY = Entry(
     call=lambda spec, backend, **arrays: slot_dot(**arrays, backend=backend),
     differentiable=("values", "vectors"),
     ratio=2e-6,
+    vjp_has_kernels=False,
     not_interpreted=interpreted_only(
         tpu=("one_reference", "63_tokens", "many_places", "many_tiles"), gpu=("63_tokens",)
     ),

@@ -32,6 +32,7 @@ ENTRY = Entry(
     call=call,
     differentiable=("values", "weights", "target", "write_weight"),
     ratio=2e-6,
+    vjp_has_kernels=False,
     not_interpreted=interpreted_only(
         tpu=("one_token", "63_tokens", "100_tokens", "many_places", "many_tiles"),
         gpu=("one_token",),

@@ -14,5 +14,6 @@ ENTRY = Entry(
     ),
     differentiable=("values", "weights", "errors"),
     ratio=2e-6,
+    vjp_has_kernels=False,
     not_interpreted=interpreted_only(tpu=("zipf",), gpu=()),
 )

@@ -44,6 +44,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="tpu",
         help="whose kernels --backend pallas interprets (default: tpu)",
     )
+    parser.addoption(
+        "--plain-scan",
+        action="store_true",
+        help="run every FwPKM memory as a scan of its steps, but for the tests of the two phases",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--plain-scan"):
+        kept = [item for item in items if item.get_closest_marker("two_phase") is None]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _plain_scan(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("--plain-scan"):
+            from fwpkm_jax.rules import FwPKM  # Not before its annotations are being checked.
+
+            patch.setattr(FwPKM, "two_phase", property(lambda rule: False))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

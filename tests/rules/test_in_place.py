@@ -54,6 +54,7 @@ def test_no_table_is_copied_in_the_loop(function, groups):
     assert _table_copies(loops, groups) == []
 
 
+@pytest.mark.two_phase
 @pytest.mark.parametrize("groups", [1, 3])
 def test_the_backward_pass_keeps_touched_rows_and_makes_no_table(groups):
     compiled = jax.jit(_gradient, donate_argnums=0).lower(*_inputs(groups)).compile()

@@ -14,6 +14,7 @@ from fwpkm_jax.rules import FwPKM
 from pallas_kernels import dispatch
 from tests.rules.sampling import init_memory, sample_signals, to_sequence
 
+pytestmark = pytest.mark.two_phase
 RULE = FwPKM(num_subkeys=5, key_dim=6, value_dim=4, num_heads=2, top_k=3)
 WIDE = FwPKM(num_subkeys=30, key_dim=6, value_dim=4, top_k=3)  # More slots than references.
 CHUNK = 4

@@ -8,6 +8,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -153,8 +154,10 @@ def _failure(op: str, kernel: Kernel, check: Callable[[Kernel], None]) -> str | 
     place = (op, kernel, jax.devices()[0].device_kind)
     if place not in _checked:
         try:
-            with jax.ensure_compile_time_eval():
-                check(kernel)
+            # A thread of its own begins outside every trace. `jax.ensure_compile_time_eval` would
+            # evaluate, too, but kernels cannot be traced inside it: their axes are unbound.
+            with ThreadPoolExecutor(max_workers=1) as thread:
+                thread.submit(check, kernel).result()
             _checked[place] = None
         except Exception as error:  # Whatever breaks, the reference still works.
             _checked[place] = f"{type(error).__name__}: {error}"

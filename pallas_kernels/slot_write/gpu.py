@@ -6,6 +6,8 @@ kernel that ends at once where there are none), then each owner adds either its 
 segments' sums to its row. No addition ever meets another in memory.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -21,6 +23,8 @@ OWNED = 4
 """Rows of one program, loaded together: one would wait for three dependent loads in turn."""
 
 
+# A ref in a device's memory exists only inside a compiled function, and the device's check is none.
+@functools.partial(jax.jit, static_argnames="with_old_rows")
 def add(
     values: jax.Array,
     groups: SlotGroups,

@@ -55,6 +55,28 @@ def test_a_bfloat16_table_is_read_in_float32_on_the_gpu_and_refused_on_the_tpu()
 
 
 @pytest.mark.parametrize("kernel", ["tpu", "gpu"])
+def test_kernels_run_eagerly_inside_a_trace_as_a_devices_check_does(kernel, monkeypatch):
+    reads, adds = sample(SMALL, jnp.float32), sample_add(SMALL, jnp.float32)
+
+    def results(backend):
+        return tuple(slot_read(**reads, backend=backend)), slot_add(**adds, backend=backend)
+
+    def check(kernel):
+        with dispatch.interpret_kernels(kernel):
+            equal_or_close(results("pallas"), results("reference"), ratio=1e-6)
+
+    @jax.jit
+    def checked(x):
+        monkeypatch.setattr(dispatch, "_checked", {})
+        failures.append(dispatch._failure("rows", kernel, check))
+        return x
+
+    failures = []
+    checked(0)
+    assert failures == [None]
+
+
+@pytest.mark.parametrize("kernel", ["tpu", "gpu"])
 def test_additions_refuse_narrow_tables(kernel):
     arrays = sample_add(SMALL, jnp.float32)
     arrays["values"] = arrays["values"].astype(jnp.bfloat16)

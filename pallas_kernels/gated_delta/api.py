@@ -83,7 +83,7 @@ def chunk_gated_delta_rule(
     scale = key.shape[-1] ** -0.5 if scale is None else float(scale)
     length, key_dim, value_dim = value.shape[1], key.shape[-1], value.shape[-1]
     inputs = _prepare(query, key, value, log_decay, beta, initial_state)
-    output, final = _run(chosen, scale, *inputs)
+    output, final = _run(chosen, scale, *inputs)  # pyright: ignore[reportGeneralTypeIssues]
     return GatedDeltaOutput(output[:, :length, :, :value_dim], final[:, :, :key_dim, :value_dim])
 
 

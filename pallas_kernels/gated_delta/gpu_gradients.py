@@ -296,7 +296,9 @@ def _spanning(of_spans: Halves, mask: Any) -> jax.Array:
         plgpu.wgmma(total, mask, of_spans.hi)
         return total[...]
 
-    later = pl.run_scoped(accumulate, plgpu.ACC((CHUNK, CHUNK), jnp.float32))  # [t, s]: r >= t
+    later = pl.run_scoped(
+        accumulate, plgpu.WGMMAAccumulatorRef((CHUNK, CHUNK), jnp.float32)
+    )  # [t, s]: r >= t
     return _row_sum(jnp.where(column < row, later, 0.0))
 
 

@@ -171,7 +171,7 @@ def decays_between(log_decay: jax.Array, a: Halves, b: Halves) -> jax.Array:
             plgpu.wgmma(total, term, mask)
         return total[...]
 
-    spans = pl.run_scoped(accumulate, plgpu.ACC((CHUNK, CHUNK), jnp.float32))
+    spans = pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((CHUNK, CHUNK), jnp.float32))
     return jnp.where(column <= row, jnp.exp(spans), 0.0)
 
 

@@ -67,14 +67,14 @@ def multiply(a: Halves, b: Halves) -> jax.Array:
         return total[...]
 
     shape = (a.hi.shape[0], b.hi.shape[1])
-    return pl.run_scoped(accumulate, plgpu.ACC(shape, jnp.float32))
+    return pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
 
 
 def load(ref: Any, layout: Any = LAYOUT) -> jax.Array:
     """Reads a float32 tile or vector into registers."""
     if jax.__version_info__ < (0, 11):  # TODO: drop once jax>=0.11.
         return plgpu.load(ref, (), layout=layout, optimized=False)  # pyright: ignore
-    return plgpu.load(ref, layout=layout, optimized=False)
+    return plgpu.load(ref, layout=layout, optimized=False)  # pyright: ignore
 
 
 def fetched(source: Any, *, stage: Any, arrived: Any) -> jax.Array:

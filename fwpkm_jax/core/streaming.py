@@ -220,10 +220,10 @@ def _push_piece(read, write, memory, pending, piece, *, chunk_size, lookahead, t
 
 
 def _ordered_after(piece: Signals, output: jax.Array) -> Signals:
-    """The piece unchanged, as far as XLA can tell a function of what was read.
+    """The piece, unchanged, but to XLA a function of what was read.
 
-    The write then depends on the read before it. Without that order XLA copies the table, to have
-    the old one for a read that might come later; it knows of no token's read that it never does.
+    The write depends on the queue, so it now waits for the read. Without that order XLA copies the
+    table for every piece, in case the old one were read after the write began.
     """
     first = output[:, :, 0]
     never = (first > 0) & (first < 0)

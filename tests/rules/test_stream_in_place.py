@@ -1,0 +1,58 @@
+"""A token of a stream costs what it touches: neither the table nor the queue is copied for it."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fwpkm_jax.core import streaming
+from fwpkm_jax.core.streaming import Signals
+from fwpkm_jax.rules import FwPKM
+
+RULE = FwPKM(num_subkeys=64, key_dim=16, value_dim=32, top_k=4)
+CHUNK = 24
+
+
+def compiled_push(length):
+    memory = RULE.init(jax.random.key(0))
+    one = Signals(
+        jnp.zeros((1, 1, 1, RULE.key_dim)),
+        jnp.zeros((1, 1, RULE.value_dim)),
+        jnp.zeros((1, 1)),
+        jnp.zeros((1, 1)),
+    )
+    pending = streaming.init_pending(one, CHUNK + RULE.lookahead)
+    piece = jax.tree.map(lambda x: jnp.repeat(x, length, axis=1), one)
+
+    def push(memory, pending, piece):
+        options = {"chunk_size": CHUNK, "lookahead": RULE.lookahead}
+        return streaming.push(RULE.read, RULE.write, memory, pending, piece, **options)
+
+    lowered = jax.jit(push, donate_argnums=(0, 1)).lower(memory, pending, piece)
+    return lowered.compile().as_text()
+
+
+def copies(text, *shape):
+    """Instructions that copy an array of this shape, whatever axes of length 1 it has."""
+    shapes = {f"f32[{','.join(map(str, s))}]" for s in (shape, (1, *shape))}
+    return [
+        line.strip()
+        for line in text.splitlines()
+        if (" copy(" in line or " copy-start(" in line) and any(f"= {s}" in line for s in shapes)
+    ]
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_a_piece_of_a_stream_copies_no_table(length):
+    text = compiled_push(length)
+    assert "while" in text  # Of the write, which most tokens skip.
+    assert copies(text, RULE.num_slots, RULE.value_dim) == []
+
+
+def test_a_token_is_queued_in_place():
+    entry = compiled_push(1).split("ENTRY")[1]
+    assert copies(entry, CHUNK + RULE.lookahead, RULE.value_dim) == []
+
+
+def test_without_the_order_of_read_and_write_the_guard_sees_a_copy(monkeypatch):
+    monkeypatch.setattr(streaming, "_ordered_after", lambda piece, output: piece)
+    assert copies(compiled_push(1), RULE.num_slots, RULE.value_dim)

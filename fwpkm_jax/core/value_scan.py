@@ -76,8 +76,9 @@ def value_scan(
       groups: `group_slots` of each chunk, leaves `[chunks, ...]`.
       ops: what reads and adds rows; None: plain XLA.
     """
-    output = _scan(RowOps() if ops is None else ops, values, slot_ids, rows, groups)
-    return output._replace(squared_change=jax.lax.stop_gradient(output.squared_change))
+    ops = RowOps() if ops is None else ops
+    values, output, change = _scan(ops, values, slot_ids, rows, groups)
+    return ValueScanOutput(values, output, jax.lax.stop_gradient(change))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

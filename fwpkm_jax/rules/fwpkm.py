@@ -159,7 +159,8 @@ class FwPKM(AbstractChunkRule):
             error_weights = sequence.factor * error_weights
         out = value_run(
             memory.values,
-            *access,
+            access.slot_ids,
+            access.slot_weights,
             sequence.target,
             error_weights=error_weights,
             counted=sequence.counted,
@@ -212,13 +213,13 @@ class FwPKM(AbstractChunkRule):
     def _key_step(self, keys: SubKeys, chunk: Chunk) -> StepOutput:
         """One chunk's part of `step` that concerns the keys alone."""
         address, access = self._select(keys, chunk.query, self.backend)
-        weights = {"token_weights": chunk.addressed}
         # Its backward pass lays the coefficients out again, rather than keep them per chunk.
-        spread = functools.partial(addressing_gradient, score=self.score)
-        gradient = spread(chunk.query, keys, address, **weights)
-        loss = addressing_loss(address, num_subkeys=self.num_subkeys, **weights)
+        spread = jax.checkpoint(functools.partial(addressing_gradient, score=self.score))
+        gradient = spread(chunk.query, keys, address, token_weights=chunk.addressed)
         keys = keys - self.learning_rate * self.addressing_weight * gradient
-        return StepOutput(keys, None, access, loss)
+        loss = addressing_loss(address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed)
+        nothing_read = jnp.zeros((chunk.query.shape[0], 0), keys.dtype)
+        return StepOutput(keys, nothing_read, access, loss)
 
     def _select(
         self, keys: SubKeys, query: Queries, backend: Backend

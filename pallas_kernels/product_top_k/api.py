@@ -1,6 +1,7 @@
 """The public product_top_k: chooses an implementation, and differentiates it."""
 
 import functools
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +63,7 @@ def product_top_k(
         supports=lambda kernel: unsupported(kernel, queries, keys, top_k=top_k),
         check=_check,
     )
-    address = _address(chosen, top_k, score, queries, keys)
+    address = cast(Address, _address(chosen, top_k, score, queries, keys))
     weights = slot_weights(
         address.slot_scores,
         normalization=normalization,
@@ -120,7 +121,7 @@ def _check(kernel: dispatch.Kernel) -> None:
     """Compares the kernel with the reference on a small call, on the device at hand."""
     spec = next(spec for spec in SPECS if spec.name == CHECKED)
     arrays = sample(spec, jnp.float32)
-    actual = _address(kernel, spec.top_k, spec.score, **arrays)
+    actual = cast(Address, _address(kernel, spec.top_k, spec.score, **arrays))
     expected = reference.address(**arrays, top_k=spec.top_k, score=spec.score)
     np.testing.assert_array_equal(actual.slot_ids, expected.slot_ids)
     np.testing.assert_array_equal(actual.sub_key_ids, expected.sub_key_ids)

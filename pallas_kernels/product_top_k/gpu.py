@@ -126,7 +126,8 @@ def _select_kernel(
 
     def improve(tile: Any, best: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         products = pl.run_scoped(
-            functools.partial(score_tile, tile), plgpu.ACC((TOKENS, SUBKEYS), jnp.float32)
+            functools.partial(score_tile, tile),
+            plgpu.ACC((TOKENS, SUBKEYS), jnp.float32),  # pyright: ignore[reportPrivateImportUsage]
         )
         offset = _load(offsets.at[codebook, pl.ds(tile * SUBKEYS, SUBKEYS)], _by_column())
         offset = jax.lax.broadcast_in_dim(offset, products.shape, (1,))
@@ -271,7 +272,7 @@ def _load(ref: Any, registers: Any) -> jax.Array:
         return ref[...]
     if jax.__version_info__ < (0, 11):  # TODO: drop once jax>=0.11.
         return plgpu.load(ref, (), layout=registers, optimized=False)  # pyright: ignore
-    return plgpu.load(ref, layout=registers, optimized=False)
+    return plgpu.load(ref, layout=registers, optimized=False)  # pyright: ignore
 
 
 def _operand(rows: int, columns: int, *, slots: int | None = None) -> Any:

@@ -4,15 +4,19 @@ Among thousands of random scores a few differ by less than float32's rounding, a
 in a thousand may differ, which in the small shapes is none.
 """
 
+import jax
 import numpy as np
 
 from pallas_kernels.product_top_k import product_top_k
 from pallas_kernels.product_top_k.api import OP
 from pallas_kernels.product_top_k.specs import SPECS, sample
+from tests.kernels.entries.slot_read import interpreted_only
 from tests.kernels.entry import Entry, equal_or_close
 
 RATIO, VJP_RATIO = 2e-6, 1e-5
 SWAPPED = 1e-3
+# jax 0.10's XLA takes 12 seconds to compile the 119 pairs of the GPU's merge for a CPU.
+MERGES_QUICKLY = ("top_32",) if jax.__version_info__ >= (0, 11) else ()
 
 
 def call(spec, backend, **arrays):
@@ -49,6 +53,10 @@ ENTRY = Entry(
     sample=sample,
     call=call,
     differentiable=("queries", "keys"),
+    not_interpreted=interpreted_only(
+        tpu=("one_token", "63_tokens", "two_tiles", "top_32", "odd_sizes", "ties"),
+        gpu=("63_tokens", "two_tiles", "ties", *MERGES_QUICKLY),
+    ),
     compare=compare,
     compare_cotangents=compare_cotangents,
     vjp_has_kernels=False,

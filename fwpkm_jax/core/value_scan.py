@@ -12,7 +12,6 @@ Columns of the table never meet: any slice of columns of V, v and y gives the sa
 results, and the cotangents of w, s and m are sums over the slices.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -81,11 +80,13 @@ def value_scan(
     return ValueScanOutput(values, output, jax.lax.stop_gradient(change))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scan(
+def _primal(
     ops: RowOps, values: ValueTable, slot_ids: jax.Array, rows: ChunkRows, groups: SlotGroups
 ) -> ValueScanOutput:
     return _scan_and_log(ops, values, slot_ids, rows, groups)[0]
+
+
+_scan = jax.custom_vjp(_primal, nondiff_argnums=(0,))
 
 
 def _scan_and_log(ops, values, slot_ids, rows, groups) -> tuple[ValueScanOutput, jax.Array]:

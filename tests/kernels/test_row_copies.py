@@ -1,0 +1,49 @@
+"""The TPU row kernels' copies in flight, simulated: none is late, early, or races with another."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels import dispatch
+from pallas_kernels.slot_read import tpu as slot_read
+from pallas_kernels.slot_read.reference import slot_read as expected_read
+from pallas_kernels.slot_read.specs import RowSpec
+from pallas_kernels.slot_read.specs import sample as sample_read
+from pallas_kernels.slot_write import tpu as slot_write
+from pallas_kernels.slot_write.reference import slot_add as expected_add
+from pallas_kernels.slot_write.specs import sample
+from tests.kernels.entry import equal_or_close
+
+SPEC = RowSpec(name="copies", tokens=20, places=2, slots=9)
+
+
+def test_copies_that_run_as_late_as_they_may_change_nothing(monkeypatch):
+    # Rings and tiles small enough that a few tokens wrap them and a slot's run crosses tiles.
+    monkeypatch.setattr(slot_read, "RING", 8)
+    monkeypatch.setattr(slot_read, "TOKENS", 8)
+    monkeypatch.setattr(slot_write, "AHEAD", 4)
+    monkeypatch.setattr(slot_write, "TILE", 24)
+    simulation = pltpu.InterpretParams(
+        detect_races=True, dma_execution_mode="on_wait", uninitialized_memory="nan"
+    )
+    monkeypatch.setattr(dispatch, "interpreted", lambda: simulation)
+
+    reads = sample_read(SPEC, jnp.float32)
+    actual = slot_read.read(*reads.values())
+    assert not interpret_pallas_call.races.races_found
+    equal_or_close(tuple(actual), tuple(expected_read(*reads.values())), ratio=1e-6)
+
+    dots = slot_read.dot(reads["values"], reads["slot_ids"], reads["target"])
+    assert not interpret_pallas_call.races.races_found
+    rows = np.asarray(reads["values"])[np.asarray(reads["slot_ids"])]
+    expected = np.einsum("tpv,tv->tp", rows, np.asarray(reads["target"]))
+    equal_or_close(dots, expected, ratio=1e-6)
+
+    adds = sample(SPEC, jnp.float32)
+    values, old_rows = slot_write.add(**adds, with_old_rows=True)
+    assert not interpret_pallas_call.races.races_found
+    equal_or_close(values, expected_add(**adds), ratio=1e-6)
+    distinct = int(adds["groups"].num_groups)
+    before = jnp.take(adds["values"], adds["groups"].slots[:distinct], axis=0)
+    np.testing.assert_array_equal(old_rows[:distinct], before)

@@ -6,7 +6,6 @@ loss is a weighted sum whose weights are known, so each block's gradient can be 
 logits are there, and the backward pass only scales the sums. Nothing is computed twice.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import chex
@@ -56,13 +55,13 @@ def linear_cross_entropy(
     return _loss(size, x, head, bias, labels, weights)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _loss(size, x, head, bias, labels, weights):
+def _value(size, x, head, bias, labels, weights):
     readout = head.astype(x.dtype)
 
     def body(total, part):
-        losses = _losses(*part[:2], readout, bias)[0]
-        return total + jnp.sum(losses * part[2].astype(losses.dtype)), None
+        x, labels, weights = part
+        losses, _ = _losses(x, labels, readout, bias)
+        return total + jnp.sum(losses * weights.astype(losses.dtype)), None
 
     zero = jnp.zeros((), compute_dtype(x.dtype))
     return jax.lax.scan(body, zero, _blocks(size, x, labels, weights))[0]
@@ -96,7 +95,7 @@ def _forward(size, x, head, bias, labels, weights):
     (total, head_gradient, bias_gradient), (x_gradient, losses) = jax.lax.scan(body, start, parts)
     tokens = x.shape[0]
     x_gradient = x_gradient.reshape(-1, x.shape[1])[:tokens]
-    if bias_gradient is not None:
+    if bias is not None and bias_gradient is not None:
         bias_gradient = bias_gradient.astype(bias.dtype)
     gradients = _Gradients(x_gradient, head_gradient.astype(head.dtype), bias_gradient)
     return total, (gradients, losses.reshape(-1)[:tokens].astype(weights.dtype))
@@ -109,6 +108,7 @@ def _backward(size, residuals, cotangent):
     return *scaled[:3], None, scaled[3]
 
 
+_loss = jax.custom_vjp(_value, nondiff_argnums=(0,))
 _loss.defvjp(_forward, _backward)
 
 

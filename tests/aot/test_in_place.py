@@ -93,11 +93,13 @@ def test_training_the_memory_copies_no_table_and_keeps_touched_rows(device):
     with kernels_for(device):
         compiled = jax.jit(gradients, donate_argnums=0).trace(*arrays).lower().compile()
     assert made_tables(compiled.as_text()) == []
+    memory = compiled.memory_analysis()
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    # The log, the cotangent of the touched rows and a chunk in passing take three times the
+    # touched rows; v5e's compiler lays the log out a second time.
     rows = LENGTH * RULE.top_k * RULE.value_dim * 4
-    # The log, the cotangent of the touched rows, a chunk in passing; one array like the scores.
-    scores = LENGTH * 2 * RULE.num_subkeys * 4
-    assert compiled.memory_analysis().temp_size_in_bytes < 3 * rows + scores
-    assert compiled.memory_analysis().alias_size_in_bytes >= SLOTS * VALUE * 4
+    assert memory.peak_memory_in_bytes - held < (4 if device == "v5e" else 3) * rows
+    assert memory.alias_size_in_bytes >= SLOTS * VALUE * 4
 
 
 def made_tables(text):

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.memory import slot_read
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.product_top_k import product_top_k
+from pallas_kernels.slot_read import slot_read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,8 @@ class PKMConfig:
     gated: bool = True
     """Multiplies the read by SiLU of a projection of the input."""
     backend: Backend = "auto"
-    """What selects the slots: the device's kernel where it can (auto), plain JAX, or pallas."""
+    """What selects and reads the slots: the device's kernels where they run (auto), plain JAX
+    (reference), or pallas."""
 
     def __post_init__(self):
         if self.key_dim < 2 or self.key_dim % 2:
@@ -109,7 +110,12 @@ class PKM(nnx.Module):
             backend=config.backend,
         )
         slot_ids = address.slot_ids.reshape(batch * length, -1)
-        read = slot_read(self.values[...], slot_ids, weights.reshape(batch * length, -1))
+        read = slot_read(
+            self.values[...],
+            slot_ids,
+            weights.reshape(batch * length, -1),
+            backend=config.backend,
+        ).output
         read = read.reshape(batch, length, -1).astype(x.dtype)
         if self.gate_proj is not None:
             read = read * jax.nn.silu(self.gate_proj(x))

@@ -120,11 +120,29 @@ def exchange_rows(
     return Exchange(add_rows(values, groups, steps, errors), output, errors, log)
 
 
+def pull_rows(
+    values: ValueTable,
+    slot_ids: SlotIds,
+    groups: SlotGroups,
+    *,
+    weights: SlotWeights,
+    vectors: TokenValues,
+) -> tuple[TokenValues, SlotWeights]:
+    """`read_rows` and `dot_rows` of the same rows, before they are added to.
+
+    From a copy of the rows, so that the addition waits for both, or XLA would copy the table.
+    """
+    del slot_ids
+    distinct = min(groups.slots.shape[0], values.shape[0])
+    rows = values.at[groups.slots[:distinct]].get(mode="clip")
+    return read_rows(rows, groups.rank, weights), dot_rows(rows, groups.rank, vectors)
+
+
 @dataclass(frozen=True)
 class RowOps:
     """What carries out a chunk's work on rows; each as the function of its default."""
 
     exchange: Callable[..., Exchange] = exchange_rows
-    read: Callable[[ValueTable, SlotIds, SlotWeights], TokenValues] = read_rows
+    pull: Callable[..., tuple[TokenValues, SlotWeights]] = pull_rows
     dot: Callable[[ValueTable, SlotIds, TokenValues], SlotWeights] = dot_rows
     add: Callable[[ValueTable, SlotGroups, SlotWeights, TokenValues], ValueTable] = add_rows

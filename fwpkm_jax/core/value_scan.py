@@ -140,8 +140,9 @@ def _scan_backward(ops, residuals, cotangents):
         slot_ids, groups, log, rows, output, output_bar = chunk
         gap = output - rows.targets
         errors = rows.error_weights[:, None] * gap
-        steps_bar = ops.dot(table_bar, slot_ids, errors)
-        errors_bar = ops.read(table_bar, slot_ids, rows.steps)
+        errors_bar, steps_bar = ops.pull(
+            table_bar, slot_ids, groups, weights=rows.steps, vectors=errors
+        )
         targets_bar = -rows.error_weights[:, None] * errors_bar
         read_bar = output_bar - targets_bar
         rows_bar = ChunkRows(

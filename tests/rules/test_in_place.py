@@ -64,6 +64,9 @@ def test_the_backward_pass_keeps_touched_rows_and_makes_no_table(groups):
     assert compiled.memory_analysis().temp_size_in_bytes < 3 * rows + 8 * subkeys
     slots, width = groups * RULE.num_slots, RULE.value_dim
     assert not re.search(rf"f32\[{slots},{width}\]\S* broadcast", compiled.as_text())
+    # Nor is the cotangent of the touched rows copied from chunk to chunk.
+    touched = groups * LENGTH * RULE.top_k
+    assert not re.search(rf"f32\[{touched},{width}\]\S* copy", compiled.as_text())
 
 
 def test_the_guard_sees_a_copy_where_there_is_one():

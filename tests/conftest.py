@@ -8,6 +8,7 @@ if os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu":
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()
 
 from collections.abc import Iterator  # noqa: E402
+from pathlib import Path  # noqa: E402
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
@@ -22,6 +23,9 @@ hypothesis.settings.register_profile(
     "fwpkm", deadline=None, derandomize=True, max_examples=10, database=None
 )
 hypothesis.settings.load_profile("fwpkm")
+
+
+_MAX_MAPS = 20_000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -88,3 +92,15 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     terminalreporter.section("implementations traced (of this process)")
     for (op, chosen, reason), count in sorted(dispatch.decisions.items()):
         terminalreporter.line(f"{op}: {chosen} {count} times ({reason})")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _release_compiled_code() -> Iterator[None]:
+    """Drops compiled functions before the process runs out of memory maps.
+
+    Each takes about four, Linux allows 65,530 per process, and beyond them the compiler crashes.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > _MAX_MAPS:
+        jax.clear_caches()

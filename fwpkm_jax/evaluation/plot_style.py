@@ -1,0 +1,61 @@
+"""One look for all pictures: colours, axes, titles, legends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+
+# Blue and orange that colour-blind readers tell apart (Okabe and Ito 2008), and greys.
+BLUE, ORANGE, GREY, TEXT = "#0072B2", "#D55E00", "#8A8A8A", "#333333"
+# More of the same set, for lines that stand for different things.
+COLORS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", GREY)
+
+
+def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of one pair of axes, `width` by `height` inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    style_axes(axes)
+    return figure, axes
+
+
+def add_legend(axes: Axes, **options: Any) -> None:
+    """A legend above the axes on the right, where no curve can run through it."""
+    legend = axes.legend(
+        loc="lower right", bbox_to_anchor=(1.01, 0.99), borderaxespad=0, frameon=False,
+        fontsize=9, title_fontsize=9,
+        **({"ncols": 2, "handlelength": 1.2, "columnspacing": 1.2} | options),
+    )  # fmt: skip
+    for entry, handle in zip(legend.get_texts(), legend.get_lines(), strict=False):  # Not bars.
+        entry.set(color=handle.get_color(), weight="bold")
+
+
+def count_in_thousands(axis: Axis) -> None:
+    """Ticks like 4K."""
+    axis.set_major_formatter(lambda value, _: f"{value / 1000:g}K" if value else "0")
+
+
+def style_axes(axes: Axes) -> None:
+    """Two thin spines and a faint horizontal grid."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(colors=TEXT, labelsize=9)
+    axes.grid(axis="y", color="#E6E6E6", lw=0.8)
+    axes.set_axisbelow(True)
+
+
+def set_title(axes: Axes, title: str, subtitle: str) -> None:
+    """A bold title to the left, a grey line below it."""
+    axes.set_title(title, loc="left", weight="bold", fontsize=11, pad=20)
+    axes.text(0, 1.02, subtitle, transform=axes.transAxes, color=GREY, fontsize=9)
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Writes the picture, with its directory; returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path

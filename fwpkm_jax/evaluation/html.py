@@ -1,0 +1,96 @@
+"""Self-contained HTML pages: one file, no script, nothing loaded from elsewhere.
+
+Functions take text, which they escape, and give markup, which they join.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+_STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.55 system-ui, sans-serif; color: #222; background: #fff;
+  max-width: 72rem; margin: 2rem auto 4rem; padding: 0 1.5rem; }
+h1 { font-size: 1.6rem; margin: 0 0 .6rem; }
+h2 { font-size: 1.15rem; margin: 2.2rem 0 .5rem; }
+p { max-width: 46rem; margin: .4rem 0 .8rem; }
+table { border-collapse: collapse; font-size: .9rem; margin: .6rem 0 1rem; }
+th { text-align: left; font-weight: 600; border-bottom: 2px solid #999; }
+td { border-bottom: 1px solid #e4e4e4; vertical-align: top; }
+th, td { padding: .25rem .7rem .25rem 0; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; }
+pre, code, .mono { font-family: ui-monospace, "DejaVu Sans Mono", monospace; }
+pre { font-size: .85rem; overflow-x: auto; }
+.small { font-size: .85rem; color: #666; }
+img { max-width: 100%; height: auto; }
+"""
+
+
+def escape(text: object) -> str:
+    """The text as markup that shows it, quotes escaped too."""
+    return html.escape(str(text))
+
+
+def page(title: str, *body: str, style: str = "") -> str:
+    """A whole page.
+
+    Args:
+      title: text of the heading and of the browser's tab.
+      *body: markup, in order.
+      style: CSS rules beside the common ones.
+    """
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}{style}</style>\n</head>\n<body>\n"
+        f"<h1>{escape(title)}</h1>\n" + "\n".join(body) + "\n</body>\n</html>\n"
+    )
+
+
+def heading(text: str) -> str:
+    """A heading within the page."""
+    return f"<h2>{escape(text)}</h2>"
+
+
+def paragraph(text: str, *, kind: str = "") -> str:
+    """A paragraph of text; `kind` names its CSS class, such as "small"."""
+    return f'<p class="{escape(kind)}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table of texts; numbers stand to the right."""
+    head = "".join(f"<th>{escape(entry)}</th>" for entry in header)
+    lines = [f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows]
+    return f"<table>\n<tr>{head}</tr>\n" + "\n".join(lines) + "\n</table>"
+
+
+def image(path: Path, *, description: str) -> str:
+    """A PNG file, carried within the page."""
+    content = base64.b64encode(path.read_bytes()).decode()
+    return f'<img src="data:image/png;base64,{content}" alt="{escape(description)}">'
+
+
+def show_token(text: str) -> str:
+    """A token's text as markup in which line ends, tabs and other invisible characters show."""
+    names = {"\n": "\u23ce", "\t": "\u21e5", "\r": "\u240d"}
+    shown = "".join(names.get(c, c if c.isprintable() else f"\\x{ord(c):02x}") for c in text)
+    return escape(shown)
+
+
+def save_page(markup: str, path: Path) -> Path:
+    """Writes a page, whole or not at all; makes the folder where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(markup, encoding="utf-8")
+    os.replace(temporary, path)
+    return path
+
+
+def _cell(entry: object) -> str:
+    number = isinstance(entry, int | float) and not isinstance(entry, bool)
+    shown = f"{entry:,.4g}" if isinstance(entry, float) else entry
+    return f'<td class="number">{escape(shown)}</td>' if number else f"<td>{escape(shown)}</td>"

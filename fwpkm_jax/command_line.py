@@ -1,10 +1,15 @@
-"""What a command says when it fails: one line for a mistake of its user, a traceback for a bug."""
+"""A command line's option names, and what a command says when it fails."""
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import sys
 import traceback
+import typing
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 _PACKAGE = Path(__file__).parent
 
@@ -22,3 +27,50 @@ def report(program: str, error: Exception) -> int:
         return 2
     traceback.print_exception(error)
     return 1
+
+
+def separate_options(arguments: Sequence[str]) -> list[str]:
+    """Options with underscores and their values apart: `--run-dir=x` as `--run_dir`, `x`."""
+    separate = []
+    for argument in arguments:
+        if argument.startswith("--"):
+            name, *value = argument.split("=", 1)
+            separate += [name.replace("-", "_").replace("__", "--", 1), *value]
+        else:
+            separate.append(argument)
+    return separate
+
+
+def check_options(arguments: Sequence[str], config: Any) -> None:
+    """Raises ValueError for an option that does not exist; tyro does not always know a near one.
+
+    Args:
+      arguments: from `separate_options`.
+      config: the dataclass whose fields the options set.
+    """
+    names = {"--help", *_option_names(config)}
+    for argument in arguments:
+        if argument.startswith("--") and argument not in names:
+            raise ValueError(f"{argument} is not an option{nearest(argument, names)}.")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The end of a message about an unknown name: `; the nearest name is NAME`."""
+    close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.0)
+    return f"; the nearest name is {close[0]}" if close else ""
+
+
+def _option_names(config: Any, prefix: str = "--") -> Iterator[str]:
+    """Every option of a configuration, those of sections that are None but could be set too."""
+    cls = config if isinstance(config, type) else type(config)
+    hints = typing.get_type_hints(cls)
+    for name in (f.name for f in dataclasses.fields(cls)):
+        yield f"{prefix}{name}"
+        section = None if isinstance(config, type) else getattr(config, name)
+        if dataclasses.is_dataclass(section):
+            yield from _option_names(section, f"{prefix}{name}.")
+        elif section is None:
+            options = [hints[name], *typing.get_args(hints[name])]
+            for option in options:
+                if isinstance(option, type) and dataclasses.is_dataclass(option):
+                    yield from _option_names(option, f"{prefix}{name}.")

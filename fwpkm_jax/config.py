@@ -7,7 +7,6 @@ The JSON form goes into the run directory and into every checkpoint.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import runpy
@@ -20,6 +19,7 @@ from typing import Any, Literal, Union
 
 import tyro
 
+from fwpkm_jax.command_line import check_options, nearest, separate_options
 from fwpkm_jax.data import RecallData, TextData
 from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.training.checkpoint import CheckpointConfig
@@ -93,7 +93,7 @@ def from_json(values: Any, annotation: Any = Experiment, *, path: str = "config"
         return _from_json_union(values, arguments, path)
     if origin is Literal:
         if values not in arguments:
-            hint = _nearest(str(values), [str(a) for a in arguments])
+            hint = nearest(str(values), [str(a) for a in arguments])
             raise ValueError(f"{path}={values!r} is none of {list(arguments)}{hint}.")
         return values
     if origin is tuple:
@@ -119,7 +119,7 @@ def _from_json_union(values: Any, options: Sequence[Any], path: str) -> Any:
         name = values.get("class")
         if name not in classes:
             raise ValueError(
-                f"{path}.class={name!r} is none of {sorted(classes)}{_nearest(str(name), classes)}."
+                f"{path}.class={name!r} is none of {sorted(classes)}{nearest(str(name), classes)}."
             )
         return from_json(values, classes[name], path=path)
     errors = []
@@ -149,13 +149,13 @@ def _from_json_dataclass(values: Any, annotation: type, path: str) -> Any:
     classes = {cls.__name__: cls for cls in _final_classes(annotation)}
     name = values.pop("class", annotation.__name__)
     if name not in classes:
-        hint = _nearest(str(name), classes)
+        hint = nearest(str(name), classes)
         raise ValueError(f"{path}.class={name!r} is none of {sorted(classes)}{hint}.")
     cls = classes[name]
     hints = typing.get_type_hints(cls)
     names = [f.name for f in dataclasses.fields(cls)]
     for unknown in values.keys() - set(names):
-        raise ValueError(f"{path}.{unknown} is not a field{_nearest(unknown, names)}.")
+        raise ValueError(f"{path}.{unknown} is not a field{nearest(unknown, names)}.")
     decoded = {n: from_json(v, hints[n], path=f"{path}.{n}") for n, v in values.items()}
     try:
         return cls(**decoded)
@@ -170,11 +170,6 @@ def _final_classes(annotation: type) -> Iterator[type]:
         yield from _final_classes(subclass)
 
 
-def _nearest(name: str, names: Any) -> str:
-    close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.0)
-    return f"; the nearest name is {close[0]}" if close else ""
-
-
 def load_config(path: str | Path) -> Experiment:
     """The experiment that `get_config()` in the Python file `path` returns.
 
@@ -187,7 +182,7 @@ def load_config(path: str | Path) -> Experiment:
         beside = (
             [str(p) for p in sorted(path.parent.glob("**/*.py"))] if path.parent.is_dir() else []
         )
-        raise FileNotFoundError(f"There is no config file {path}{_nearest(str(path), beside)}.")
+        raise FileNotFoundError(f"There is no config file {path}{nearest(str(path), beside)}.")
     get_config = runpy.run_path(str(path)).get("get_config")
     if get_config is None:
         raise ValueError(f"{path} defines no get_config(); a config file must.")
@@ -228,8 +223,8 @@ def parse_command_line(
     if arguments and not arguments[0].startswith("-"):
         path = arguments.pop(0)
     experiment = load_config(path)
-    arguments = _normalize(arguments)
-    _check_names(arguments, experiment)
+    arguments = separate_options(arguments)
+    check_options(arguments, experiment)
     experiment, arguments = _fill_optional_sections(experiment, arguments, prog=prog)
     return tyro.cli(
         Experiment,
@@ -240,42 +235,6 @@ def parse_command_line(
         use_underscores=True,
         config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
     )
-
-
-def _normalize(arguments: Sequence[str]) -> list[str]:
-    """Options with underscores and their values apart: `--run-dir=x` as `--run_dir`, `x`."""
-    separate = []
-    for argument in arguments:
-        if argument.startswith("--"):
-            name, *value = argument.split("=", 1)
-            separate += [name.replace("-", "_").replace("__", "--", 1), *value]
-        else:
-            separate.append(argument)
-    return separate
-
-
-def _check_names(arguments: Sequence[str], experiment: Experiment) -> None:
-    """Raises ValueError for an option that does not exist; tyro does not always know a near one."""
-    names = {"--help", *_option_names(experiment)}
-    for argument in arguments:
-        if argument.startswith("--") and argument not in names:
-            raise ValueError(f"{argument} is not an option{_nearest(argument, names)}.")
-
-
-def _option_names(config: Any, prefix: str = "--") -> Iterator[str]:
-    """Every option of a configuration, those of sections that are None but could be set too."""
-    cls = config if isinstance(config, type) else type(config)
-    hints = typing.get_type_hints(cls)
-    for name in (f.name for f in dataclasses.fields(cls)):
-        yield f"{prefix}{name}"
-        section = None if isinstance(config, type) else getattr(config, name)
-        if dataclasses.is_dataclass(section):
-            yield from _option_names(section, f"{prefix}{name}.")
-        elif section is None:
-            options = [hints[name], *typing.get_args(hints[name])]
-            for option in options:
-                if isinstance(option, type) and dataclasses.is_dataclass(option):
-                    yield from _option_names(option, f"{prefix}{name}.")
 
 
 def _fill_optional_sections(

@@ -52,3 +52,6 @@ class Evaluation:
     """A result's record as text."""
     plot: Callable[[Mapping[str, Any], Path], list[Path]]
     """Draws a result's record into a directory; returns the files."""
+    missing: Callable[[Subject, Any], str | None] = lambda subject, config: None
+    """What the run or the options lack for it, in a few words; None: nothing. `--suite all` skips
+    an evaluation that lacks something; asked for by name, it fails and says so."""

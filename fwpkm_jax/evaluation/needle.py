@@ -22,7 +22,7 @@ from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.intervals import wilson
 from fwpkm_jax.evaluation.needle_samples import NeedleSample, build_samples
 from fwpkm_jax.evaluation.record import Origin, Result, make_result, one_group
-from fwpkm_jax.evaluation.sources import text_sources
+from fwpkm_jax.evaluation.sources import missing_text, text_sources
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
@@ -316,4 +316,5 @@ NEEDLE = Evaluation(
     run=_run,
     table=tables.needle_table,
     plot=plots.plot_needle,
+    missing=lambda subject, config: missing_text(subject.data, config.data),
 )

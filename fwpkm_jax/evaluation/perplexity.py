@@ -21,7 +21,7 @@ from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.record import Origin, Result, make_result, one_group
 from fwpkm_jax.evaluation.segment_reader import SegmentReader, SegmentReading
 from fwpkm_jax.evaluation.segments import Segmentation
-from fwpkm_jax.evaluation.sources import Source, text_sources
+from fwpkm_jax.evaluation.sources import Source, missing_text, text_sources
 from fwpkm_jax.evaluation.token_losses import TokenLosses, curves, differences, scores
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.rules import FwPKM
@@ -250,4 +250,5 @@ PERPLEXITY = Evaluation(
     run=_run,
     table=tables.perplexity_table,
     plot=plots.plot_perplexity,
+    missing=lambda subject, config: missing_text(subject.data, config.data),
 )

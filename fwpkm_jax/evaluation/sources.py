@@ -41,16 +41,22 @@ def text_sources(data: TextData, paths: Sequence[str | Path] = ()) -> list[Sourc
             "as in --ppl.data PATH."
         )
     return [
-        Source(name, _reader(dataclasses.replace(data, valid_paths=(name,))), _hashes(name))
+        Source(name, _reader(dataclasses.replace(data, valid_paths=(name,))), file_hashes(name))
         for name in names
     ]
+
+
+def missing_text(data: TextData, paths: Sequence[str | Path] = ()) -> str | None:
+    """What an evaluation that reads `text_sources` lacks; None: nothing."""
+    return None if paths or data.valid_paths else "a text (no --data PATH, no data.valid_paths)"
 
 
 def _reader(data: TextData) -> Callable[[], Iterable[Document]]:
     return lambda: stream_documents(data, "valid")
 
 
-def _hashes(name: str) -> dict[str, str]:
+def file_hashes(name: str) -> dict[str, str]:
+    """SHA-256 of each file of a path, by path; of a tokenised file also of its index."""
     hashes = {}
     for file in find_files(name):
         index = file.with_suffix(".idx")

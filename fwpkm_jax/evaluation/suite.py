@@ -3,42 +3,67 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.data import RecallData, TextData
+from fwpkm_jax.command_line import nearest
+from fwpkm_jax.evaluation.continual import CONTINUAL
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.needle import NEEDLE
 from fwpkm_jax.evaluation.perplexity import PERPLEXITY
 from fwpkm_jax.evaluation.recall import RECALL
 from fwpkm_jax.evaluation.record import Result, save_result
 
+logger = logging.getLogger(__name__)
+
 EVALS: dict[str, Evaluation] = {
     "ppl": PERPLEXITY,
     "recall": RECALL,
     "needle": NEEDLE,
+    "continual": CONTINUAL,
 }
 
 
-def choose_suite(names: Sequence[str], data: RecallData | TextData) -> tuple[str, ...]:
+def choose_suite(
+    names: Sequence[str], subject: Subject, configs: Mapping[str, Any] | None = None
+) -> tuple[str, ...]:
     """The evaluations asked for, checked; without names the default ones that suit the data.
+
+    "all" among the names stands for every evaluation that suits the data and lacks nothing; those
+    that lack something are logged, a line each.
+
+    Args:
+      names: in EVALS, or "all".
+      subject: what is evaluated.
+      configs: options by name; defaults where a name is missing.
 
     Raises:
       ValueError: a name is unknown (the nearest is given), or does not suit the run's data.
     """
+    data = subject.data
     suiting = [name for name, one in EVALS.items() if isinstance(data, one.data)]
     for name in names:
-        if name not in EVALS:
-            near = difflib.get_close_matches(name, EVALS, n=1, cutoff=0.0)[0]
-            raise ValueError(f"{name!r} is none of {', '.join(EVALS)}; the nearest name is {near}.")
-        if name not in suiting:
+        if name not in EVALS and name != "all":
+            hint = nearest(name, [*EVALS, "all"])
+            raise ValueError(f"{name!r} is none of {', '.join([*EVALS, 'all'])}{hint}.")
+        if name in EVALS and name not in suiting:
             raise ValueError(
                 f"{name} evaluates runs on {EVALS[name].data.__name__}, this one was trained on "
                 f"{type(data).__name__}; choose among {', '.join(suiting)}."
             )
+    if "all" in names:
+        return tuple(name for name in suiting if not _lacks(name, subject, configs or {}))
     return tuple(names) or tuple(name for name in suiting if EVALS[name].in_default_suite)
+
+
+def _lacks(name: str, subject: Subject, configs: Mapping[str, Any]) -> bool:
+    """Whether an evaluation cannot run on the subject, logged."""
+    missing = EVALS[name].missing(subject, configs.get(name, EVALS[name].config()))
+    if missing:
+        logger.warning("skipped %s, which lacks %s", name, missing)
+    return bool(missing)
 
 
 def run_suite(

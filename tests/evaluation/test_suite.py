@@ -38,26 +38,44 @@ def subject(model, memory, text) -> Subject:
     )
 
 
-def test_default_suites_suit_the_data(text):
-    assert choose_suite((), RECALL) == ("recall",)
-    assert choose_suite((), text) == ("ppl",)
-    assert choose_suite(("needle", "ppl"), text) == ("needle", "ppl")
+@pytest.fixture
+def recall_subject(subject) -> Subject:
+    return dataclasses.replace(subject, data=RECALL)
 
 
-def test_an_unknown_evaluation_is_refused_with_the_nearest_name():
+def test_default_suites_suit_the_data(subject, recall_subject):
+    assert choose_suite((), recall_subject) == ("recall",)
+    assert choose_suite((), subject) == ("ppl",)
+    assert choose_suite(("needle", "ppl"), subject) == ("needle", "ppl")
+
+
+def test_all_is_what_suits_the_data_and_lacks_nothing(subject, recall_subject, text, caplog):
+    assert "recall" in choose_suite(("all",), recall_subject)
+    chosen = choose_suite(("all",), subject)
+    assert {"ppl", "needle"} <= set(chosen)
+    assert "recall" not in chosen
+    without = dataclasses.replace(subject, data=dataclasses.replace(text, valid_paths=()))
+    given = {"ppl": EVALS["ppl"].config(data=text.valid_paths)}
+    chosen = choose_suite(("all",), without, given)
+    assert "ppl" in chosen
+    assert "needle" not in chosen
+    assert "skipped needle, which lacks a text (no --data PATH" in caplog.text
+
+
+def test_an_unknown_evaluation_is_refused_with_the_nearest_name(subject):
     with pytest.raises(ValueError, match=r"'needel' is none of .*nearest name is needle"):
-        choose_suite(("needel",), RECALL)
+        choose_suite(("needel",), subject)
 
 
 @pytest.mark.parametrize("name", ["ppl", "needle"])
-def test_text_evaluations_refuse_runs_on_generated_data(name):
+def test_text_evaluations_refuse_runs_on_generated_data(name, recall_subject):
     with pytest.raises(ValueError, match=f"{name} evaluates runs on TextData.*choose among recall"):
-        choose_suite((name,), RECALL)
+        choose_suite((name,), recall_subject)
 
 
-def test_recall_refuses_runs_on_text(text):
+def test_recall_refuses_runs_on_text(subject):
     with pytest.raises(ValueError, match="recall evaluates runs on RecallData"):
-        choose_suite(("recall",), text)
+        choose_suite(("recall",), subject)
 
 
 def test_every_evaluation_has_defaults_and_a_limit_among_its_options():
@@ -170,6 +188,10 @@ def test_the_program_evaluates_a_run_directory(run_dir, capsys):
         (["--suite", "ppl"], "ppl evaluates runs on TextData"),
         (["--step", "7"], "no checkpoint of step 7"),
         (["--recall.num-bins", "0"], "num_bins=0"),
+        (
+            ["--recal.num_bins", "3"],
+            "the nearest name is --recall.num_bins",
+        ),
     ],
 )
 def test_the_program_says_what_is_wrong_and_exits_with_2(run_dir, capsys, arguments, message):

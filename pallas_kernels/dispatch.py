@@ -31,6 +31,7 @@ class _Simulation(NamedTuple):
 # User contexts are part of jit's cache key: a function traced inside one is traced anew outside.
 _simulation = jax.make_user_context(None)
 _default_backend = jax.make_user_context("auto")
+_under_check = jax.make_user_context(None)
 
 _checked: dict[tuple[str, Kernel, str], str | None] = {}
 _logged: set[tuple[str, str]] = set()
@@ -77,6 +78,8 @@ def implementation(
     kernel = _KERNEL_OF_PLATFORM.get(platform) if simulation is None else simulation.kernel
     if simulation is None and backend == "auto" and kernel is None:
         return _fall_back(op, f"no kernels for {platform}", logging.INFO)
+    if _under_check.value is not None:
+        return _decided(op, _under_check.value, "under check")
     if kernel is None:
         raise ValueError(
             f"{op}: backend='pallas' has no kernel for platform {platform!r}; use 'auto' or "
@@ -157,11 +160,17 @@ def _failure(op: str, kernel: Kernel, check: Callable[[Kernel], None]) -> str | 
             # A thread of its own begins outside every trace. `jax.ensure_compile_time_eval` would
             # evaluate, too, but kernels cannot be traced inside it: their axes are unbound.
             with ThreadPoolExecutor(max_workers=1) as thread:
-                thread.submit(check, kernel).result()
+                thread.submit(_run_check, kernel, check).result()
             _checked[place] = None
         except Exception as error:  # Whatever breaks, the reference still works.
             _checked[place] = f"{type(error).__name__}: {error}"
     return _checked[place]
+
+
+def _run_check(kernel: Kernel, check: Callable[[Kernel], None]) -> None:
+    """Checks a kernel, which the operation's own function then runs without a further check."""
+    with _under_check(kernel):
+        check(kernel)
 
 
 def _fall_back(op: str, reason: str, level: int) -> Implementation:

@@ -115,6 +115,21 @@ def test_the_check_runs_once_and_computes_inside_a_trace():
 
 
 @pytest.mark.usefixtures("on_hopper")
+def test_a_check_that_runs_the_operation_by_name_checks_it_once(caplog):
+    ran = []
+
+    def check(kernel):
+        ran.append(kernel)
+        assert len(ran) == 1, "a check within a check"
+        assert choose("pallas", check=check) == kernel
+        assert choose("reference", check=check) == "reference"
+
+    assert choose("auto", check=check) == "gpu"
+    assert ran == ["gpu"]
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("on_hopper")
 def test_interpreted_and_absent_devices_need_no_check():
     with dispatch.interpret_kernels("tpu"):
         assert choose("auto", check=differ) == "tpu"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SUFFIXES = (".jsonl", ".txt", ".bin")
 
@@ -61,38 +61,68 @@ def read_documents(path: Path, *, field: str) -> Iterator[TextDocument]:
       ValueError: a line is not UTF-8, not JSON or has no such field; the error names it.
     """
     if path.suffix == ".txt":
-        if text := _decode(path.read_bytes(), path=path, start=0, first_line=1):
+        if text := read_text(path):
             yield TextDocument(path.name, text)
         return
-    start = 0
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                content = _decode(line, path=path, start=start, first_line=number)
-                document = _parse(content, field=field, place=f"{path}, line {number}")
-                if document.text:
-                    yield document._replace(id=document.id or f"{path.name}:{number}")
-            start += len(line)
+        for number, record in read_json_lines(lines, name=str(path)):
+            if text := text_field(record, field, place=f"{path}, line {number}"):
+                own = record.get("id")
+                yield TextDocument(f"{path.name}:{number}" if own in (None, "") else str(own), text)
 
 
-def _decode(content: bytes, *, path: Path, start: int, first_line: int) -> str:
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file to the byte.
+
+    Raises:
+      ValueError: it is not UTF-8; the error names the place.
+    """
+    return decode_utf8(path.read_bytes(), name=str(path))
+
+
+def read_json_lines(
+    lines: Iterable[bytes], *, name: str, skip: int = 0
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line numbers, from 1, and records of JSON lines; blank lines are left out.
+
+    Args:
+      lines: the lines of a file opened in binary.
+      name: what errors call it.
+      skip: lines to pass over unread.
+
+    Raises:
+      ValueError: a line is not UTF-8 or no JSON object; the error names it.
+    """
+    start = 0
+    for number, line in enumerate(lines, start=1):
+        if number > skip and line.strip():
+            content = decode_utf8(line, name=name, start=start, first_line=number)
+            yield number, _parse(content, place=f"{name}, line {number}")
+        start += len(line)
+
+
+def decode_utf8(content: bytes, *, name: str, start: int = 0, first_line: int = 1) -> str:
+    """Text of the bytes of file `name` from offset `start` on, which lies in line `first_line`.
+
+    Raises:
+      ValueError: they are not UTF-8; the error names the place.
+    """
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         line = first_line + content.count(b"\n", 0, error.start)
         raise ValueError(
-            f"{path} is not UTF-8: byte 0x{content[error.start]:02x} at offset "
+            f"{name} is not UTF-8: byte 0x{content[error.start]:02x} at offset "
             f"{start + error.start}, line {line}; convert the file to UTF-8."
         ) from error
 
 
-def _parse(line: str, *, field: str, place: str) -> TextDocument:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{place} is not JSON: {error.msg}, column {error.colno}.") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"{place} is no JSON object but a {type(record).__name__}.")
+def text_field(record: dict[str, Any], field: str, *, place: str) -> str:
+    """The text of one field of a record.
+
+    Raises:
+      ValueError: there is no such field or it holds no text; the error names `place`.
+    """
     if field not in record:
         raise ValueError(
             f"{place} has no field {field!r}, only {', '.join(map(repr, record)) or 'none'}; "
@@ -108,4 +138,14 @@ def _parse(line: str, *, field: str, place: str) -> TextDocument:
             f"{place}: field {field!r} holds half a surrogate pair, \\u{ord(text[error.start]):x}, "
             "which no UTF-8 text can; repair or drop the record."
         ) from error
-    return TextDocument(str(record["id"]) if record.get("id") is not None else "", text)
+    return text
+
+
+def _parse(line: str, *, place: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{place} is not JSON: {error.msg}, column {error.colno}.") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{place} is no JSON object but a {type(record).__name__}.")
+    return record

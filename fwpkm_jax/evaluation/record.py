@@ -61,6 +61,7 @@ def make_result(
     results: Mapping[str, Any],
     arrays: Mapping[str, np.ndarray] | None = None,
     chunk_size: int | str | None = None,
+    fast_weight_dtype: str | None = None,
 ) -> Result:
     """A result with its provenance.
 
@@ -77,8 +78,11 @@ def make_result(
       results: the numbers.
       arrays: data by token or answer.
       chunk_size: tokens per write, a word where it varies; None: the model's.
+      fast_weight_dtype: in which the memory waits between calls; None: the checkpoint's.
     """
     leaves = jax.tree.leaves(memory)
+    if fast_weight_dtype is None and leaves:
+        fast_weight_dtype = str(leaves[0].dtype)
     attention = model.config.attention
     device = jax.devices()[0]
     provenance = {
@@ -91,7 +95,7 @@ def make_result(
         "tokenizer": origin.tokenizer,
         "chunk_size": model.config.fast_weight.chunk_size if chunk_size is None else chunk_size,
         "yarn": dataclasses.asdict(attention.yarn) if attention.yarn else None,
-        "fast_weight_dtype": str(leaves[0].dtype) if leaves else None,
+        "fast_weight_dtype": fast_weight_dtype if leaves else None,
         "memory_groups_in_checkpoint": leaves[0].shape[0] if leaves else 0,
         "resets": dict(resets),
         "mode": mode,

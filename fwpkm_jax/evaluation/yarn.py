@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from flax import nnx
-
+from fwpkm_jax.evaluation.reconfigure import reconfigure
 from fwpkm_jax.layers.rotary import YarnConfig
 from fwpkm_jax.models.language_model import LanguageModel
 
@@ -26,5 +25,4 @@ def with_yarn(model: LanguageModel, *, factor: float | None, original_length: in
     attention = dataclasses.replace(model.config.attention, yarn=yarn)
     lact = dataclasses.replace(model.config.lact, yarn=yarn)
     config = dataclasses.replace(model.config, attention=attention, lact=lact)
-    stretched = nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0), dtype=model.dtype))
-    return nnx.merge(nnx.split(stretched)[0], nnx.split(model)[1])
+    return reconfigure(model, config)

@@ -129,6 +129,28 @@ def slot_weights(
     return jax.nn.softmax(scores, axis=(-2, -1) if normalization == "token" else -1)
 
 
+class SubKeyUsage(NamedTuple):
+    """How much tokens use each sub-key; adds up over blocks of tokens.
+
+    Attributes:
+      access: each token's softmax over its best sub-keys, summed over tokens and heads.
+      total: the weight that `access` is an average over, when divided by it.
+    """
+
+    access: Float[Array, "2 subkeys"]
+    total: Float[Array, ""]
+
+
+def sub_key_usage(
+    address: Address, *, num_subkeys: int, token_weights: TokenWeights
+) -> SubKeyUsage:
+    """The usage by the tokens of one address, each with its weight."""
+    spread = scatter_sub_keys(
+        _sub_key_access(address, token_weights), address.sub_key_ids, num_subkeys
+    )
+    return SubKeyUsage(spread.sum((0, 3)), address.slot_ids.shape[1] * jnp.sum(token_weights))
+
+
 def addressing_loss(
     address: Address, *, num_subkeys: int, token_weights: TokenWeights
 ) -> Float[Array, ""]:
@@ -142,8 +164,8 @@ def addressing_loss(
       num_subkeys: sub-keys per codebook.
       token_weights: weight of each token in the average; 0 leaves a token out.
     """
-    access, total = _sub_key_access(address, token_weights)
-    marginal = scatter_sub_keys(access, address.sub_key_ids, num_subkeys).sum((0, 3)) / total
+    usage = sub_key_usage(address, num_subkeys=num_subkeys, token_weights=token_weights)
+    marginal = usage.access / _weight(usage)
     return jnp.sum(marginal * jnp.log(marginal + _LOG_EPSILON))
 
 
@@ -154,24 +176,35 @@ def addressing_gradient(
     *,
     token_weights: TokenWeights,
     score: Score = "idw",
+    usage: SubKeyUsage | None = None,
 ) -> SubKeys:
     """Gradient of `addressing_loss` with respect to the keys, written out.
 
     Only the chosen sub-keys' scores enter, so that the work beyond the address is one product of
     the queries with a sparse coefficient per sub-key. Differentiable once more, for training
     through the key update. Derived in docs/math.md.
+
+    Args:
+      queries: `[tokens, heads, key]`.
+      keys: `[heads, 2, subkeys, key // 2]`.
+      address: of the queries.
+      token_weights: as in `addressing_loss`.
+      score: the scoring function.
+      usage: of all tokens of the loss where these are one block of them; the blocks' results then
+        add up to the gradient. None: the loss is of these tokens alone.
     """
     num_subkeys = keys.shape[2]
-    access, total = _sub_key_access(address, token_weights)
-    spread = scatter_sub_keys(access, address.sub_key_ids, num_subkeys)
-    marginal = spread.sum((0, 3)) / total  # [2, subkeys]
+    if usage is None:
+        usage = sub_key_usage(address, num_subkeys=num_subkeys, token_weights=token_weights)
+    marginal = usage.access / _weight(usage)
     slope = jnp.log(marginal + _LOG_EPSILON) + marginal / (marginal + _LOG_EPSILON)
 
     codebook = jnp.arange(2)[:, None]
     chosen_slope = slope[codebook, address.sub_key_ids]  # [tokens, heads, 2, top_k]
     probabilities = jax.nn.softmax(address.sub_key_scores, axis=-1)
     centred = chosen_slope - jnp.sum(probabilities * chosen_slope, axis=-1, keepdims=True)
-    coefficients = access / total * centred  # dL / dscore
+    access = _sub_key_access(address, token_weights)
+    coefficients = access / _weight(usage) * centred  # dL / dscore
     halves = split_halves(queries)
     if score == "dot":
         dense = scatter_sub_keys(coefficients, address.sub_key_ids, num_subkeys)
@@ -222,13 +255,15 @@ def _candidate_ranks(top_k: int) -> tuple[np.ndarray, np.ndarray]:
     return rows[keep], columns[keep]
 
 
-def _sub_key_access(address: Address, token_weights: TokenWeights) -> tuple[jax.Array, jax.Array]:
-    """Weighted access of each chosen sub-key, and the total weight it is averaged over."""
+def _sub_key_access(address: Address, token_weights: TokenWeights) -> jax.Array:
+    """Weighted access of each chosen sub-key."""
     probabilities = jax.nn.softmax(address.sub_key_scores, axis=-1)
-    heads = probabilities.shape[1]
-    total = heads * jnp.sum(token_weights)
+    return probabilities * token_weights[:, None, None, None]
+
+
+def _weight(usage: SubKeyUsage) -> jax.Array:
     # Without any token the average is empty: zero access, not 0 / 0.
-    return probabilities * token_weights[:, None, None, None], jnp.maximum(total, 1e-20)
+    return jnp.maximum(usage.total, 1e-20)
 
 
 def scatter_sub_keys(

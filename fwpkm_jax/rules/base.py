@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, TokenValues
+from fwpkm_jax.core.block_write import ChunkBlocks
 from fwpkm_jax.core.chunking import Chunk, Memory, RunOutput, StepOutput, map_groups, scan_chunks
 from fwpkm_jax.core.targets import Pairing, shift_left, write_weights
 
@@ -94,3 +95,10 @@ class AbstractChunkRule(AbstractRule):
     def write(self, memory: Memory, chunk: Chunk) -> Memory:
         """The memory after one chunk; what `step` leaves, without the reads."""
         return self.step(memory, chunk).memory
+
+    def write_blocks(self, memory: Memory, blocks: ChunkBlocks) -> Memory:
+        """`write` of a chunk too long to be formed at once, equal to it up to the order of sums.
+
+        The default forms it; a rule that is to read long texts in bounded memory overrides this.
+        """
+        return self.write(memory, blocks.whole())

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, TokenValues
+from fwpkm_jax.core.block_write import ChunkBlocks
 from fwpkm_jax.core.chunking import Chunk, StepOutput
 from fwpkm_jax.rules.base import AbstractChunkRule
 
@@ -111,8 +112,33 @@ class FwMLP(AbstractChunkRule):
 
     def step(self, memory: FwMLPMemory, chunk: Chunk) -> StepOutput:
         chunk = chunk.astype(memory.up_kernel.dtype)
+        num_written = _num_written(chunk)
+        gradient, output = self._gradient(memory, chunk, num_written)
+        change = self._change(memory, gradient, num_written)
+        squares = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(change))
+        info = FwMLPInfo(jnp.zeros((), output.dtype), jnp.sqrt(squares))
+        memory = jax.tree.map(jnp.add, memory, change)
+        return StepOutput(memory, output, None, jax.lax.stop_gradient(info))
+
+    def write_blocks(self, memory: FwMLPMemory, blocks: ChunkBlocks) -> FwMLPMemory:
+        dtype = memory.up_kernel.dtype
+        zero = jnp.zeros((), dtype)
+        num_written = blocks.fold(
+            lambda number, total: total + _num_written(blocks.block(number).astype(dtype)), zero
+        )
+
+        def add(number: jax.Array, gradient: FwMLPMemory) -> FwMLPMemory:
+            chunk = blocks.block(number).astype(dtype)
+            return jax.tree.map(jnp.add, gradient, self._gradient(memory, chunk, num_written)[0])
+
+        gradient = blocks.fold(add, jax.tree.map(jnp.zeros_like, memory))
+        return jax.tree.map(jnp.add, memory, self._change(memory, gradient, num_written))
+
+    def _gradient(
+        self, memory: FwMLPMemory, chunk: Chunk, num_written: Float[Array, ""]
+    ) -> tuple[FwMLPMemory, TokenValues]:
+        """These tokens' part of the gradient of a mean over `num_written`, and what they read."""
         weights = chunk.write_weight
-        num_written = jnp.sum((weights != 0).astype(weights.dtype))
         if chunk.factor is not None:
             weights = chunk.factor * weights
 
@@ -121,11 +147,16 @@ class FwMLP(AbstractChunkRule):
             errors = weights * jnp.mean((output - chunk.target) ** 2, axis=-1)
             return jnp.sum(errors) / jnp.maximum(num_written, 1.0), output
 
-        gradient, output = jax.grad(loss, has_aux=True)(memory)
+        return jax.grad(loss, has_aux=True)(memory)
+
+    def _change(
+        self, memory: FwMLPMemory, gradient: FwMLPMemory, num_written: Float[Array, ""]
+    ) -> FwMLPMemory:
         # A chunk without a pair, padding say, writes nothing: it does not decay either.
-        rate = jnp.where(num_written > 0, self.learning_rate, 0.0).astype(weights.dtype)
-        change = jax.tree.map(lambda g, w: -rate * (g + self.weight_decay * w), gradient, memory)
-        squares = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(change))
-        info = FwMLPInfo(jnp.zeros((), output.dtype), jnp.sqrt(squares))
-        memory = jax.tree.map(jnp.add, memory, change)
-        return StepOutput(memory, output, None, jax.lax.stop_gradient(info))
+        rate = jnp.where(num_written > 0, self.learning_rate, 0.0).astype(num_written.dtype)
+        return jax.tree.map(lambda g, w: -rate * (g + self.weight_decay * w), gradient, memory)
+
+
+def _num_written(chunk: Chunk) -> Float[Array, ""]:
+    """How many tokens of a chunk write."""
+    return jnp.sum((chunk.write_weight != 0).astype(chunk.write_weight.dtype))

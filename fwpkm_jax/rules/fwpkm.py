@@ -15,7 +15,15 @@ from fwpkm_jax.core.addressing import (
     addressing_gradient,
     addressing_loss,
 )
-from fwpkm_jax.core.array_types import Queries, SubKeys, TokenValues, ValueTable
+from fwpkm_jax.core.array_types import (
+    Queries,
+    SlotIds,
+    SlotWeights,
+    SubKeys,
+    TokenValues,
+    ValueTable,
+)
+from fwpkm_jax.core.block_write import ChunkBlocks, write_in_blocks
 from fwpkm_jax.core.chunking import Chunk, RunOutput, StepOutput, map_groups, scan_chunks
 from fwpkm_jax.core.memory import slot_counts, slot_read, slot_write
 from fwpkm_jax.core.value_run import value_run
@@ -174,6 +182,33 @@ class FwPKM(AbstractChunkRule):
     def write(self, memory: FwPKMMemory, chunk: Chunk) -> FwPKMMemory:
         sequence = jax.tree.map(lambda x: x[None], chunk)
         return self.run(memory, sequence, chunk_size=chunk.write_weight.shape[0]).memory
+
+    def write_blocks(self, memory: FwPKMMemory, blocks: ChunkBlocks) -> FwPKMMemory:
+        if not self.two_phase:
+            return super().write_blocks(memory, blocks)
+        dtype = memory.values.dtype
+        block = blocks.block
+
+        def select(keys: SubKeys, query: Queries) -> tuple[Address, jax.Array]:
+            address, access = self._select(keys, query, self.backend)
+            return address, access.slot_weights
+
+        def read(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
+            return read_kernels.slot_read(values, slot_ids, weights, backend=self.backend).output
+
+        return FwPKMMemory(
+            *write_in_blocks(
+                memory.keys,
+                memory.values,
+                blocks._replace(block=lambda number: block(number).astype(dtype)),
+                select=select,
+                read=read,
+                step_size=self.learning_rate * self._value_step,
+                key_step=self.learning_rate * self.addressing_weight,
+                score=self.score,
+                ops=row_ops(memory.values, backend=self.backend),
+            )
+        )
 
     def step(self, memory: FwPKMMemory, chunk: Chunk) -> StepOutput:
         chunk = chunk.astype(memory.values.dtype)

@@ -8,7 +8,6 @@ References: Bai et al. 2023, arXiv:2308.14508; as used by Zhao and Jones 2026, a
 
 from __future__ import annotations
 
-import io
 import zipfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -121,7 +120,7 @@ def open_task(path: Path, task: str) -> AbstractContextManager[IO[bytes]]:
         for name in names:
             if name in archive.namelist():
                 # Stays open with the member, which checks its CRC at the end.
-                return io.BufferedReader(archive.open(name))
+                return archive.open(name)
     raise FileNotFoundError(f"The archive {path.absolute()} holds no {' or '.join(names)}.")
 
 

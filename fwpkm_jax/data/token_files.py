@@ -99,6 +99,20 @@ def write_token_file(
     Raises:
       ValueError: the name does not end in `.bin`, or ids are outside the vocabulary or uint16.
     """
+    check_token_file(path, vocab_size=vocab_size)
+    written = 0
+    with path.open("wb") as data, path.with_suffix(".idx").open("w", encoding="ascii") as index:
+        for number, entry in enumerate(entries):
+            data.write(entry_bytes(entry, number=number, vocab_size=vocab_size))
+            index.write(index_line(len(entry), start=written))
+            written += len(entry)
+            if max_tokens is not None and written >= max_tokens:
+                break
+    return written
+
+
+def check_token_file(path: Path, *, vocab_size: int) -> None:
+    """Raises ValueError unless `path` can name a tokenised file of this vocabulary."""
     if path.suffix != ".bin":
         raise ValueError(f"{path} must end in .bin; its index gets the same name and .idx.")
     if vocab_size > _MAX_VOCAB_SIZE:
@@ -106,20 +120,21 @@ def write_token_file(
             f"vocab_size={vocab_size} exceeds the {_MAX_VOCAB_SIZE} ids of uint16; "
             "the format cannot hold this tokenizer's text."
         )
-    written = 0
-    with path.open("wb") as data, path.with_suffix(".idx").open("w", encoding="ascii") as index:
-        for number, entry in enumerate(entries):
-            if len(entry) and not 0 <= entry.min() <= entry.max() < vocab_size:
-                outside = entry[(entry < 0) | (entry >= vocab_size)][0]
-                raise ValueError(
-                    f"Entry {number} holds the id {outside}, outside a vocabulary of {vocab_size}."
-                )
-            data.write(entry.astype(_DTYPE).tobytes())
-            index.write(f"{len(entry)} {written * _DTYPE.itemsize}\n")
-            written += len(entry)
-            if max_tokens is not None and written >= max_tokens:
-                break
-    return written
+
+
+def entry_bytes(entry: np.ndarray, *, number: int, vocab_size: int) -> bytes:
+    """An entry as `.bin` holds it; ValueError, naming its `number`, for ids outside."""
+    if len(entry) and not 0 <= entry.min() <= entry.max() < vocab_size:
+        outside = entry[(entry < 0) | (entry >= vocab_size)][0]
+        raise ValueError(
+            f"Entry {number} holds the id {outside}, outside a vocabulary of {vocab_size}."
+        )
+    return entry.astype(_DTYPE).tobytes()
+
+
+def index_line(length: int, *, start: int) -> str:
+    """The line of `.idx` for an entry of `length` tokens after `start` earlier ones."""
+    return f"{length} {start * _DTYPE.itemsize}\n"
 
 
 def _read_index(path: Path) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.resources
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -46,6 +46,10 @@ class Tokenizer(Protocol):
         """Token ids of `text`, int32 `[tokens]`, nothing added at either end."""
         ...
 
+    def encode_batch(self, texts: Sequence[str], *, num_threads: int) -> list[np.ndarray]:
+        """What `encode` gives for each text, by up to `num_threads` threads at once."""
+        ...
+
     def decode(self, token_ids: Iterable[int]) -> str:
         """Text of the ids; the end of a document reads as nothing."""
         ...
@@ -64,6 +68,11 @@ class ByteTokenizer:
     def encode(self, text: str) -> np.ndarray:
         """The bytes of `text`, int32 `[bytes]`."""
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def encode_batch(self, texts: Sequence[str], *, num_threads: int) -> list[np.ndarray]:
+        """The bytes of each text; there is nothing for threads to do."""
+        del num_threads
+        return [self.encode(text) for text in texts]
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Text of the bytes; bytes that are not UTF-8 (a cut character) read as U+FFFD."""
@@ -102,6 +111,11 @@ class SentencePieceTokenizer:
     def encode(self, text: str) -> np.ndarray:
         """Piece ids of `text`, int32 `[pieces]`."""
         return np.asarray(self._processor.encode(text), np.int32)
+
+    def encode_batch(self, texts: Sequence[str], *, num_threads: int) -> list[np.ndarray]:
+        """Piece ids of each text; the library's threads share the texts."""
+        encoded = self._processor.encode(list(texts), num_threads=num_threads)
+        return [np.asarray(ids, np.int32) for ids in encoded]
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Text of the pieces; control pieces read as nothing."""

@@ -93,6 +93,15 @@ def test_the_papers_tokenizer_never_writes_a_control_piece(mistral, text):
     assert mistral.decode([*ids, mistral.eos_id]) == text
 
 
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_batch_is_encoded_as_its_texts_are(mistral, num_threads):
+    for tokenizer in (ByteTokenizer(), mistral):
+        batch = tokenizer.encode_batch([*TEXTS, ""], num_threads=num_threads)
+        assert [ids.dtype.name for ids in batch] == ["int32"] * len(batch)
+        expected = [tokenizer.encode(text).tolist() for text in [*TEXTS, ""]]
+        assert [ids.tolist() for ids in batch] == expected
+
+
 def test_without_its_package_the_papers_tokenizer_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mistral_common", None)
     with pytest.raises(ImportError, match=r"pip install 'fwpkm-jax\[tokenizers\]'"):

@@ -1,0 +1,116 @@
+"""Checksums of files, and JSON files that are whole or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypedDict
+
+from fwpkm_jax.data.prepare.records import Part
+
+
+class Checksum(TypedDict):
+    """Of a file."""
+
+    bytes: int
+    sha256: str
+
+
+class InputRecord(Checksum):
+    """Of a file that was read; the time tells whether it must be hashed again."""
+
+    mtime_ns: int
+
+
+def checksum(path: Path) -> Checksum:
+    """Size and SHA-256 of a file."""
+    with path.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+class InputChecksums:
+    """The checksums of all files read so far; a file that changes in between is an error.
+
+    A file is hashed once, before it is first read, and again only where its size or time differs.
+    """
+
+    def __init__(self, known: dict[str, InputRecord]):
+        self._known = known
+
+    def add(self, part: Part) -> None:
+        """Records the files of a part.
+
+        Raises:
+          ValueError: a file is not what it was when it was recorded.
+        """
+        for name, file in part.files.items():
+            self._add(name, file)
+
+    def _add(self, name: str, file: Path) -> None:
+        status, known = file.stat(), self._known.get(name)
+        if known and (known["bytes"], known["mtime_ns"]) == (status.st_size, status.st_mtime_ns):
+            return
+        now = checksum(file)
+        if known and known["sha256"] != now["sha256"]:
+            raise ValueError(
+                f"{file} has changed since the preparation began (SHA-256 {now['sha256']}, was "
+                f"{known['sha256']}); put it back, or delete the .partial files and start again."
+            )
+        self._known[name] = {**now, "mtime_ns": status.st_mtime_ns}
+
+    @property
+    def known(self) -> dict[str, InputRecord]:
+        """By the name a part gives its file."""
+        return self._known
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes `value` so that a reader finds the old file or the new one, whatever happens."""
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file, None where there is none.
+
+    Raises:
+      ValueError: the file is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it to start again.") from error
+
+
+@contextlib.contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Keeps other processes from writing `path` meanwhile.
+
+    Raises:
+      ValueError: another process does.
+    """
+    lock = path.with_name(f"{path.name}.lock")
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"Another process is writing {path}; wait for it, or give another output."
+            ) from error
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)

@@ -1,0 +1,174 @@
+"""A source to a tokenised file, in bounded memory, from wherever an earlier run was stopped.
+
+Beside `NAME.bin` and `NAME.idx` comes `NAME.json`, the manifest, written last: where it is, the
+files are complete. Until then `NAME.partial.json` says how far the partial files are good.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypedDict
+
+from fwpkm_jax.data.prepare.files import Checksum, checksum, hold, read_json, write_json
+from fwpkm_jax.data.prepare.output import Layout, discard, final_files, publish
+from fwpkm_jax.data.prepare.progress import Progress
+from fwpkm_jax.data.prepare.records import Source
+from fwpkm_jax.data.prepare.writing import Counts, State, first_state, write
+from fwpkm_jax.data.token_files import check_token_file
+from fwpkm_jax.data.tokenizers import Tokenizer, load_tokenizer
+
+
+class Manifest(TypedDict):
+    """What a tokenised file holds and what it was made of."""
+
+    job: dict[str, Any]
+    """Source, tokenizer, layout and limits: all that determines the files."""
+    read: Counts
+    written: dict[str, int]
+    """`entries` and `tokens` of the files."""
+    inputs: dict[str, Checksum]
+    """Of the files that were read."""
+    outputs: dict[str, Checksum]
+
+
+def prepare(
+    source: Source,
+    *,
+    out: Path,
+    tokenizer: str,
+    layout: Layout,
+    max_tokens: int | None = None,
+    max_characters: int | None = None,
+    num_threads: int = 1,
+    progress: Progress | None = None,
+    save_seconds: float = 30.0,
+) -> Manifest:
+    """Writes a tokenised file and its manifest, or goes on writing it.
+
+    Killed at any moment and called again with the same arguments, it ends with the files of an
+    unbroken run, to the byte. Called once more, it checks the files against the manifest.
+
+    Args:
+      source: the documents.
+      out: the `.bin` file; index and manifest get its name, with `.idx` and `.json`.
+      tokenizer: as for `load_tokenizer`.
+      layout: "l4096" or "stream".
+      max_tokens: stop after the entry that reaches this many tokens.
+      max_characters: stop after the document that reaches this many characters.
+      num_threads: of the tokenizer; changes nothing else.
+      progress: shows how far it is; None: on standard output.
+      save_seconds: the least time between two points to go on from.
+
+    Raises:
+      ValueError: an argument is out of range, the files belong to another command or have
+        changed, or the source gives less than one entry.
+    """
+    for name, limit in (("max_tokens", max_tokens), ("max_characters", max_characters)):
+        if limit is not None and limit < 1:
+            raise ValueError(f"{name}={limit} must be 1 or more; leave it out for no limit.")
+    encoder = load_tokenizer(tokenizer)
+    check_token_file(out, vocab_size=encoder.vocab_size)
+    job = {
+        **source.describe(),
+        **_describe(encoder, name=tokenizer),
+        "layout": layout,
+        "max_tokens": max_tokens,
+        "max_characters": max_characters,
+    }
+    job = json.loads(json.dumps(job))  # As it will read back, for comparison.
+    progress = progress or Progress()
+    manifest_path, state_path = out.with_suffix(".json"), out.with_suffix(".partial.json")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with hold(out):
+        if (manifest := read_json(manifest_path)) is not None:
+            _check_complete(out, manifest, job)
+            progress.say(f"{out} is complete; its checksums are those of {manifest_path.name}")
+            return manifest
+        state: State | None = read_json(state_path)
+        if state is None:
+            _check_absent(out)
+            state = first_state(job)
+        _check_same_job(state["job"], job, what=str(state_path))
+        if not state["finished"]:
+            state = write(
+                state,
+                source=source,
+                out=out,
+                encoder=encoder,
+                num_threads=num_threads,
+                progress=progress,
+                save=lambda state: write_json(state_path, state),
+                save_seconds=save_seconds,
+            )
+        if not state["written"]["entries"]:
+            discard(out)
+            state_path.unlink()
+            raise ValueError(
+                f"{source.name} gave {state['read']['documents']} documents with "
+                f"{state['read']['tokens']} tokens, less than one entry of layout {layout}; give "
+                "more text, or take the layout stream."
+            )
+        publish(out)
+        manifest = _manifest(out, state)
+        write_json(manifest_path, manifest)
+        state_path.unlink()
+    counts = manifest["written"]
+    progress.say(f"{out}: {counts['entries']:,} entries, {counts['tokens']:,} tokens")
+    return manifest
+
+
+def _describe(encoder: Tokenizer, *, name: str) -> dict[str, Any]:
+    return {
+        "tokenizer": Path(name).name,
+        "tokenizer_fingerprint": encoder.fingerprint,
+        "vocab_size": encoder.vocab_size,
+        "eos_id": encoder.eos_id,
+    }
+
+
+def _manifest(out: Path, state: State) -> Manifest:
+    inputs: dict[str, Checksum] = {
+        name: {"bytes": file["bytes"], "sha256": file["sha256"]}
+        for name, file in sorted(state["inputs"].items())
+    }
+    return {
+        "job": state["job"],
+        "read": state["read"],
+        "written": {name: state["written"][name] for name in ("entries", "tokens")},
+        "inputs": inputs,
+        "outputs": {file.name: checksum(file) for file in final_files(out)},
+    }
+
+
+def _check_absent(out: Path) -> None:
+    for file in final_files(out):
+        if file.exists():
+            raise ValueError(
+                f"{file} exists without a manifest that says what it is; move it away or give "
+                "another output."
+            )
+
+
+def _check_complete(out: Path, manifest: Manifest, job: dict[str, Any]) -> None:
+    _check_same_job(manifest["job"], job, what=f"{out}, with its .idx and .json,")
+    for file in final_files(out):
+        if not file.exists() or checksum(file) != manifest["outputs"][file.name]:
+            raise ValueError(
+                f"{file} is not the file its manifest {out.stem}.json describes; delete all three "
+                "and run the command again."
+            )
+
+
+def _check_same_job(saved: dict[str, Any], job: dict[str, Any], *, what: str) -> None:
+    for name in job | saved:
+        if saved.get(name) != job.get(name):
+            raise ValueError(
+                f"{what} belongs to another command: its {name} is {_short(saved.get(name))}, "
+                f"not {_short(job.get(name))}; give another output, or delete it to start again."
+            )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 200 else f"{text[:200]}..."

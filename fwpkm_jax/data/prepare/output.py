@@ -1,0 +1,144 @@
+"""Tokenised files while they are written: they can be cut back to any saved point."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import IO, Literal, TypedDict
+
+import numpy as np
+
+from fwpkm_jax.data.token_files import check_token_file, entry_bytes, index_line
+
+Layout = Literal["l4096", "stream"]
+"""l4096: rows of 4097 tokens of all documents laid end to end, a short last one dropped.
+stream: one entry per document."""
+
+ROW_LENGTH = 4097
+
+
+class Written(TypedDict):
+    """A point that writing can go on from."""
+
+    entries: int
+    tokens: int
+    index_bytes: int
+    pending: list[int]
+    """Tokens that do not fill a row yet."""
+
+
+START: Written = {"entries": 0, "tokens": 0, "index_bytes": 0, "pending": []}
+
+
+class TokenOutput:
+    """`NAME.bin.partial` and `NAME.idx.partial`, and what of a document is not in them yet."""
+
+    def __init__(self, path: Path, *, layout: Layout, vocab_size: int, max_tokens: int | None):
+        """Opens the partial files of `path` (`.bin`); `resume` says where they go on.
+
+        Raises:
+          ValueError: the name does not end in `.bin` or ids do not fit uint16.
+        """
+        check_token_file(path, vocab_size=vocab_size)
+        self._layout = layout
+        self._vocab_size = vocab_size
+        self._max_tokens = max_tokens
+        self._partial = partial_files(path)
+        self._data, self._index = (_open(file) for file in self._partial)
+        self.resume(START)
+
+    def resume(self, written: Written) -> None:
+        """Cuts the files back to a point that `sync` returned.
+
+        Raises:
+          ValueError: they hold less than that.
+        """
+        sizes = (2 * written["tokens"], written["index_bytes"])
+        for file, path, size in zip((self._data, self._index), self._partial, sizes, strict=True):
+            if (held := file.seek(0, os.SEEK_END)) < size:
+                raise ValueError(
+                    f"{path} holds {held} bytes, fewer than the {size} already written; delete "
+                    "the .partial files to start again."
+                )
+            file.truncate(size)
+            file.seek(size)
+        self.entries, self.tokens = written["entries"], written["tokens"]
+        self._index_bytes = written["index_bytes"]
+        self._pending = np.asarray(written["pending"], np.int32)
+
+    @property
+    def full(self) -> bool:
+        """Whether an entry has reached the cap."""
+        return self._max_tokens is not None and self.tokens >= self._max_tokens
+
+    def add(self, document: np.ndarray) -> None:
+        """Writes a document's tokens, int32 `[tokens]`, or what the cap leaves of its entries.
+
+        Raises:
+          ValueError: an id lies outside the vocabulary.
+        """
+        if self._layout == "stream":
+            self._write(document)
+            return
+        tokens = np.concatenate([self._pending, document])
+        whole = len(tokens) // ROW_LENGTH * ROW_LENGTH
+        for row in tokens[:whole].reshape(-1, ROW_LENGTH):
+            if self.full:
+                return
+            self._write(row)
+        self._pending = tokens[whole:]
+
+    def _write(self, entry: np.ndarray) -> None:
+        content = entry_bytes(entry, number=self.entries, vocab_size=self._vocab_size)
+        line = index_line(len(entry), start=self.tokens).encode("ascii")
+        self._data.write(content)
+        self._index.write(line)
+        self.entries += 1
+        self.tokens += len(entry)
+        self._index_bytes += len(line)
+
+    def sync(self) -> Written:
+        """Where writing stands, once all of it is on disk."""
+        for file in (self._data, self._index):
+            file.flush()
+            os.fsync(file.fileno())
+        return {
+            "entries": self.entries,
+            "tokens": self.tokens,
+            "index_bytes": self._index_bytes,
+            "pending": self._pending.tolist(),
+        }
+
+    def close(self) -> None:
+        """Lets go of the files as they are."""
+        self._index.close()
+        self._data.close()
+
+
+def partial_files(path: Path) -> tuple[Path, Path]:
+    """What `path` (`.bin`) and its index are called until they are complete."""
+    data, index = final_files(path)
+    return data.with_name(f"{data.name}.partial"), index.with_name(f"{index.name}.partial")
+
+
+def final_files(path: Path) -> tuple[Path, Path]:
+    """`path` (`.bin`) and its index."""
+    return path, path.with_suffix(".idx")
+
+
+def publish(path: Path) -> None:
+    """Gives complete files their final names, data first: a reader asks for the index last."""
+    for partial, final in zip(partial_files(path), final_files(path), strict=True):
+        if partial.exists():
+            partial.replace(final)
+
+
+def discard(path: Path) -> None:
+    """Removes the partial files of `path` (`.bin`)."""
+    for partial in partial_files(path):
+        partial.unlink(missing_ok=True)
+
+
+def _open(path: Path) -> IO[bytes]:
+    """Opens a file for reading and writing as it is, made where there is none."""
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")

@@ -1,0 +1,55 @@
+"""What a person watching a preparation sees."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+_SECONDS = {True: 0.5, False: 30.0}  # Between lines, on a terminal and elsewhere.
+
+
+class Progress:
+    """One line that changes on a terminal, plain lines elsewhere."""
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
+        self._stream = sys.stdout if stream is None else stream
+        self._terminal = self._stream.isatty()
+        self._clock = clock
+        self._started = self._shown = clock()
+        self._first_tokens: int | None = None
+        self._line_open = False
+
+    def show(self, *, part: str, documents: int, tokens: int, limit: int | None) -> None:
+        """Prints where the work stands if a line is due.
+
+        Args:
+          part: what is being read.
+          documents: encoded so far, earlier runs included.
+          tokens: the same of tokens.
+          limit: tokens at which the work ends, where that is known.
+        """
+        if self._first_tokens is None:
+            self._first_tokens = tokens
+        now = self._clock()
+        if now - self._shown < _SECONDS[self._terminal]:
+            return
+        self._shown = now
+        speed = (tokens - self._first_tokens) / max(now - self._started, 1e-9)
+        total = "" if limit is None else f" of {limit:,}"
+        line = f"{part}  {documents:,} documents  {tokens:,}{total} tokens  {speed:,.0f} tokens/s"
+        if limit is not None and speed > 0:
+            line += f"  {max(limit - tokens, 0) / speed / 60:.0f} min left"
+        if self._terminal:
+            print(f"\r{line}\x1b[K", end="", file=self._stream, flush=True)
+            self._line_open = True
+        else:
+            print(line, file=self._stream, flush=True)
+
+    def say(self, message: str) -> None:
+        """Prints a line of its own."""
+        if self._line_open:
+            print(file=self._stream)
+            self._line_open = False
+        print(message, file=self._stream, flush=True)

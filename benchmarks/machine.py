@@ -19,14 +19,20 @@ from jax.typing import DTypeLike
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
-def median_seconds(function: Callable[[], Any], *, repeats: int) -> tuple[float, float]:
-    """Median and spread (slowest minus fastest) of the time of a call, after one warm-up call."""
+def call_seconds(function: Callable[[], Any], *, repeats: int) -> list[float]:
+    """The times of `repeats` calls, after one warm-up call."""
     jax.block_until_ready(function())
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
         jax.block_until_ready(function())
         times.append(time.perf_counter() - start)
+    return times
+
+
+def median_seconds(function: Callable[[], Any], *, repeats: int) -> tuple[float, float]:
+    """Median and spread (slowest minus fastest) of the time of a call, after one warm-up call."""
+    times = call_seconds(function, repeats=repeats)
     return statistics.median(times), max(times) - min(times)
 
 

@@ -3,13 +3,18 @@
     python benchmarks/train_step.py --size paper --out benchmarks/results/train_step_h100.json
 
 The same random tokens and optimiser for each, every one in a process of its own; ratios are to the
-decoder without a memory. `--record` keeps the slots that the first memory layer reads, for
+decoder without a memory. On a machine that does other work, `--rounds` lets them take turns.
+`--record` keeps the slots that the first memory layer reads, for
 `kernels.py --stream`.
 """
 
 import json
+import os
+import statistics
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +23,7 @@ import jax
 import numpy as np
 import tyro
 from flax import nnx
-from machine import environment, median_seconds, peak_device_megabytes, peak_host_megabytes
+from machine import call_seconds, environment, peak_device_megabytes, peak_host_megabytes
 
 from fwpkm_jax.core.chunking import split_chunks
 from fwpkm_jax.layers.attention import AttentionConfig
@@ -33,6 +38,8 @@ from fwpkm_jax.training.step import make_train_step
 
 MEMORY_LAYERS = (2, 6, 10)
 
+Variant = Literal["none", "pkm", "fwpkm", "none_remat", "pkm_remat", "fwpkm_remat"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -40,14 +47,17 @@ class Options:
 
     size: Literal["tiny", "paper"] = "tiny"
     """tiny: 4 narrow layers for a CPU; paper: 12 layers, 768 wide, 512**2 slots."""
-    variants: tuple[Literal["none", "pkm", "fwpkm"], ...] = ("none", "pkm", "fwpkm")
-    """Without a memory; PKM, or FwPKM, in layers 2, 6, 10 (tiny: layer 2)."""
+    variants: tuple[Variant, ...] = ("none", "pkm", "fwpkm")
+    """Without a memory; PKM, or FwPKM, in layers 2, 6, 10 (tiny: layer 2); the same with
+    `training.remat=block`."""
     batch: int = 8
     """Sequences per step, which share one carried memory."""
     length: int | None = None
     """Tokens per sequence; None: 4096 (tiny: 256)."""
     repeats: int = 5
-    """Timed steps; the median is reported."""
+    """Timed steps in a round; the median of all rounds is reported."""
+    rounds: int = 1
+    """Turns that each model takes, each in a new process; the step is compiled in the first."""
     loss_block: int = 2048
     """Tokens whose logits exist at once."""
     record: Path | None = None
@@ -57,6 +67,7 @@ class Options:
 
 
 def model_config(size: str, variant: str) -> ModelConfig:
+    variant = variant.removesuffix("_remat")
     if size == "paper":
         model, layers = ModelConfig(), MEMORY_LAYERS
     else:
@@ -83,9 +94,9 @@ def model_config(size: str, variant: str) -> ModelConfig:
     )
 
 
-def measure(options: Options, variant: str) -> dict[str, Any]:
+def make_step(options: Options, variant: str) -> tuple[Any, Callable[[], TrainState]]:
+    """The jitted training step of a variant, and what makes its first state."""
     model = model_config(options.size, variant)
-    length = options.length or (4096 if options.size == "paper" else 256)
     memory = MemoryConfig(groups=1, lifetime="carried")
     optimizer_config = OptimizerConfig()
     optimizer = make_optimizer(optimizer_config, steps=1000)
@@ -97,8 +108,17 @@ def measure(options: Options, variant: str) -> dict[str, Any]:
         micro_batches=1,
         memory=memory,
         loss_block=options.loss_block,
+        remat="block" if variant.endswith("_remat") else None,
     )
-    state = jax.jit(lambda: init_state(model, memory=memory, optimizer=optimizer, seed=0))()
+    return step, lambda: init_state(model, memory=memory, optimizer=optimizer, seed=0)
+
+
+def measure(options: Options, variant: str) -> dict[str, Any]:
+    """One variant's row, its times one by one, in this process."""
+    model = model_config(options.size, variant)
+    length = options.length or default_length(options.size)
+    step, make_state = make_step(options, variant)
+    state = jax.jit(make_state)()
     rng = np.random.default_rng(0)
     tokens = rng.integers(model.vocab_size, size=(options.batch, length + 1), dtype=np.int32)
     weights = np.ones((options.batch, length), np.float32)
@@ -111,23 +131,38 @@ def measure(options: Options, variant: str) -> dict[str, Any]:
         holder["state"], metrics = compiled(holder["state"], batch)
         return metrics["loss"]
 
-    seconds, spread = median_seconds(call, repeats=options.repeats)
+    times = call_seconds(call, repeats=options.repeats)
     final_loss = float(call())
     if options.record is not None and variant == "fwpkm":
         record(options.record, model, holder["state"], batch)
     cost = compiled.cost_analysis() or {}
     return {
         "variant": variant,
-        "samples_per_second": options.batch / seconds,
-        "tokens_per_second": options.batch * length / seconds,
-        "milliseconds": 1e3 * seconds,
-        "milliseconds_spread": 1e3 * spread,
+        "seconds": times,
+        "tokens": options.batch * length,
         "gigabytes_accessed": cost.get("bytes accessed", 0.0) / 1e9,
         "gigaflop": cost.get("flops", 0.0) / 1e9,
         "temporary_megabytes": compiled.memory_analysis().temp_size_in_bytes / 1e6,
         "peak_device_megabytes": peak_device_megabytes(),
         "peak_megabytes": peak_host_megabytes(),
         "final_loss": final_loss,
+    }
+
+
+def default_length(size: str) -> int:
+    return 4096 if size == "paper" else 256
+
+
+def combine(options: Options, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """A variant's row from those of its rounds."""
+    times = [seconds for row in rounds for seconds in row["seconds"]]
+    median = statistics.median(times)
+    return rounds[0] | {
+        "seconds": times,
+        "samples_per_second": options.batch / median,
+        "tokens_per_second": rounds[0]["tokens"] / median,
+        "milliseconds": 1e3 * median,
+        "milliseconds_spread": 1e3 * (max(times) - min(times)),
     }
 
 
@@ -145,13 +180,19 @@ def record(path: Path, model: ModelConfig, state: TrainState, batch: dict[str, A
 
 
 def main(options: Options) -> None:
-    rows = []
-    for variant in options.variants:
-        fields = json.dumps(asdict(replace(options, variants=(variant,), out=None)), default=str)
-        command = [sys.executable, __file__, "--worker", fields]
-        run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        rows.append(json.loads(run.stdout.splitlines()[-1]))
-        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    rounds: dict[str, list[dict[str, Any]]] = {variant: [] for variant in options.variants}
+    with tempfile.TemporaryDirectory() as cache:
+        kept = {"JAX_COMPILATION_CACHE_DIR": cache} if options.rounds > 1 else {}
+        for _ in range(options.rounds):
+            for variant in options.variants:
+                fields = asdict(replace(options, variants=(variant,), out=None))
+                command = [sys.executable, __file__, "--worker", json.dumps(fields, default=str)]
+                run = subprocess.run(
+                    command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | kept
+                )
+                rounds[variant].append(json.loads(run.stdout.splitlines()[-1]))
+                print(json.dumps(rounds[variant][-1]), file=sys.stderr, flush=True)
+    rows = [combine(options, of_variant) for of_variant in rounds.values()]
     baseline = next((r for r in rows if r["variant"] == "none"), None)
     if baseline is not None:
         for row in rows:

@@ -1,6 +1,6 @@
 """One decoder layer: the order of its sub-layers."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunking import Memory
+from fwpkm_jax.core.holding import ChunkSize
 from fwpkm_jax.core.streaming import Pending, clear
 from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.attention import Attention
@@ -19,6 +20,11 @@ from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.pkm import PKM
 
 Mixer = Attention | GatedDeltaNet | LaCT
+
+Remat = Literal["block"]
+"""What a backward pass computes again instead of keeping it from the forward pass: of every layer
+the token mixer and the MLP or PKM. Never the memory: to write it again, its table from before would
+have to be kept."""
 
 
 class BlockStream(NamedTuple):
@@ -75,13 +81,14 @@ class Block(nnx.Module):
         mask: Float[Array, "batch length"] | None = None,
         write: bool = True,
         pairing: Pairing = write_weights,
+        remat: Remat | None = None,
     ) -> BlockOutput:
         """Whole sequences from position 0; see `FastWeight.__call__` for the memory."""
         info = None
         if self.memory is not None:
             x, memory, info = self.memory(x, memory, mask=mask, write=write, pairing=pairing)
-        mixed, _ = self.mixer(self.mixer_norm(x), mask=mask)
-        x, pkm_slot_ids = self._feed_forward(x + mixed)
+        rest = self._mix_and_feed_forward
+        x, pkm_slot_ids = (rest if remat is None else jax.checkpoint(rest))(x, mask)
         return BlockOutput(x, memory, info, pkm_slot_ids)
 
     def stream(
@@ -91,7 +98,7 @@ class Block(nnx.Module):
         state: BlockStream,
         *,
         mask: Float[Array, "batch length"] | None = None,
-        chunk_size: int | None = None,
+        chunk_size: ChunkSize | None = None,
         write: bool = True,
     ) -> tuple[jax.Array, Memory | None, BlockStream, FastWeightInfo | None]:
         """A piece of a stream, continuing `state`."""
@@ -125,6 +132,12 @@ class Block(nnx.Module):
         if pending and state.pending is not None:
             return BlockStream(cache, clear(state.pending))
         return BlockStream(cache, state.pending)
+
+    def _mix_and_feed_forward(
+        self, x: jax.Array, mask: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array | None]:
+        mixed, _ = self.mixer(self.mixer_norm(x), mask=mask)
+        return self._feed_forward(x + mixed)
 
     def _feed_forward(self, x: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         normed = self.feed_forward_norm(x)

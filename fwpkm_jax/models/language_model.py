@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunking import Memory
+from fwpkm_jax.core.holding import ChunkSize
 from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.attention import Attention
 from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightInfo
@@ -17,7 +18,7 @@ from fwpkm_jax.layers.lact import LaCT
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.pkm import PKM
-from fwpkm_jax.models.block import Block, BlockStream, Mixer
+from fwpkm_jax.models.block import Block, BlockStream, Mixer, Remat
 from fwpkm_jax.models.config import MixerName, ModelConfig
 
 
@@ -162,14 +163,25 @@ class LanguageModel(nnx.Module):
         mask: Float[Array, "batch length"] | None = None,
         write: bool = True,
         pairing: Pairing = write_weights,
+        remat: Remat | None = None,
     ) -> Hidden:
-        """`__call__` without the logits, for a loss that forms them block by block."""
+        """`__call__` without the logits, for a loss that forms them block by block.
+
+        Args:
+          tokens: as in `__call__`, as are the next four.
+          memory: fast weights.
+          mask: 1 for real tokens.
+          write: False only reads.
+          pairing: makes the write weights.
+          remat: what a backward pass computes again rather than keep, see `models.block.Remat`;
+            changes time and memory, results only by rounding.
+        """
         self._check_memory(memory)
         x = self._embed(tokens)
         written, info, pkm_slot_ids = dict(memory), {}, {}
         for index, block in enumerate(self.blocks):
             name = layer_name(index)
-            out = block(x, memory.get(name), mask=mask, write=write, pairing=pairing)
+            out = block(x, memory.get(name), mask=mask, write=write, pairing=pairing, remat=remat)
             x = out.x
             if out.info is not None:
                 written[name], info[name] = out.memory, out.info
@@ -217,7 +229,7 @@ class LanguageModel(nnx.Module):
         stream: Stream,
         *,
         mask: Float[Array, "batch length"] | None = None,
-        chunk_size: int | None = None,
+        chunk_size: ChunkSize | None = None,
         write: bool = True,
     ) -> StreamOutput:
         """Reads a piece of a stream; any cut of the stream gives the same logits and memories.
@@ -228,7 +240,8 @@ class LanguageModel(nnx.Module):
           tokens: the piece, at least one token.
           stream: from `init_stream` or the last call.
           mask: 1 for real tokens, 0 for padding.
-          chunk_size: tokens per write for this call; None: the config's.
+          chunk_size: tokens per write for this call; None: the config's. "flush": tokens only
+            wait, at most `max_chunk_size` of them in all, until `flush` writes them.
           write: False leaves memories and queues alone.
         """
         x = self._embed(tokens)

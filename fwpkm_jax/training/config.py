@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fwpkm_jax.models.block import Remat
 from fwpkm_jax.training.state import MemoryConfig
 from fwpkm_jax.training.step import check_split
 
@@ -30,6 +31,9 @@ class TrainingConfig:
     """Pieces a batch is worked off in, one after the other, to save memory."""
     loss_block: int = 2048
     """Tokens whose logits exist at once in the training loss; smaller takes less memory."""
+    remat: Remat | None = None
+    """block: the backward pass computes each layer again, but for its memory, rather than keep what
+    is inside; less memory, more time. None: everything is kept."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """Fast-weight memories of a batch."""
     window_probability: float = 0.0

@@ -230,6 +230,7 @@ class _Run:
             memory=self.config.memory,
             limited=self.limited,
             loss_block=self.config.loss_block,
+            remat=self.config.remat,
         )
         began = time.perf_counter()
         compiled = step.lower(state, batch).compile()

@@ -11,6 +11,7 @@ import optax
 from flax import nnx
 
 from fwpkm_jax.core.cross_entropy import linear_cross_entropy
+from fwpkm_jax.models.block import Remat
 from fwpkm_jax.models.language_model import LanguageModel, memory_metrics
 from fwpkm_jax.training.limited import Limited, draw_limited
 from fwpkm_jax.training.state import Memories, MemoryConfig, TrainState
@@ -112,6 +113,7 @@ def make_train_step(
     memory: MemoryConfig,
     limited: Limited | None = None,
     loss_block: int = 2048,
+    remat: Remat | None = None,
 ) -> jax.stages.Wrapped:
     """The jitted training step; it consumes (donates) the state it is given.
 
@@ -131,6 +133,7 @@ def make_train_step(
       limited: another structure for the same weights, for steps that are drawn to use it; both are
         compiled.
       loss_block: tokens whose logits exist at once.
+      remat: what the backward pass computes again rather than keep, see `models.block.Remat`.
 
     Returns:
       `step(state, batch) -> (state, metrics)`, metrics float32 scalars: `loss`, `grad_norm` before
@@ -142,7 +145,7 @@ def make_train_step(
         params: Any, micro_memory: Memories, micro: Batch, total_weight: jax.Array, graphdef: Any
     ):
         model = nnx.merge(graphdef, params)
-        output = model.hidden(micro["tokens"][:, :-1], micro_memory)
+        output = model.hidden(micro["tokens"][:, :-1], micro_memory, remat=remat)
         labels, weights = micro["tokens"][:, 1:], micro["loss_weight"]
         loss = readout_loss(model, output.x, labels, weights, block=loss_block)
         return loss / total_weight, (output.memory, memory_metrics(output.info))

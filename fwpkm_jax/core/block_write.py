@@ -20,7 +20,7 @@ from fwpkm_jax.core.addressing import (
     sub_key_usage,
 )
 from fwpkm_jax.core.array_types import Queries, SubKeys, TokenValues, ValueTable
-from fwpkm_jax.core.chunking import Chunk
+from fwpkm_jax.core.chunking import Chunk, Memory
 from fwpkm_jax.core.grouping import group_slots
 from fwpkm_jax.core.row_ops import RowOps
 
@@ -47,6 +47,18 @@ class ChunkBlocks(NamedTuple):
     def fold(self, function: Callable[[jax.Array, Any], Any], start: Any) -> Any:
         """`function(number, carry)` over the blocks in order, from the carry `start`."""
         return jax.lax.fori_loop(jnp.int32(0), self.number, function, start)
+
+
+def write_whole(
+    write: Callable[[Memory, Chunk], Memory], memory: Memory, blocks: ChunkBlocks
+) -> Memory:
+    """`write` of the whole chunk; the memory as it is where there are no blocks."""
+    return jax.lax.cond(
+        blocks.number > 0,
+        lambda memory: write(memory, blocks.whole()),
+        lambda memory: memory,
+        memory,
+    )
 
 
 class _Looked(NamedTuple):

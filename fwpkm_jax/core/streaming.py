@@ -40,7 +40,7 @@ class Pending(NamedTuple):
 
     Attributes:
       signals: leaves `[batch, capacity, ...]`, valid in the first `num_waiting` positions.
-      num_waiting: number of waiting tokens, the same in every sequence.
+      num_waiting: number of waiting tokens, the same in every sequence of a group.
     """
 
     signals: Signals
@@ -66,6 +66,7 @@ def push(
     chunk_size: int,
     lookahead: int,
     targets: Targets | None = None,
+    num_real: Int[Array, ""] | None = None,
 ) -> tuple[Memory, Pending, jax.Array, Any]:
     """Reads a piece of a stream and writes the chunks that it completes.
 
@@ -79,6 +80,8 @@ def push(
       lookahead: distance from a token to its target.
       targets: from values to targets, `[batch, length, value]` both; None: the value `lookahead`
         tokens on.
+      num_real: tokens of the piece, its first ones; those behind are read and forgotten, as if the
+        piece had ended before them. None: all.
 
     Returns:
       Memory, pending, output `[batch, length, value]` and access (leaves `[batch, length, ...]`).
@@ -97,8 +100,11 @@ def push(
     num_full, rest = divmod(length, chunk_size)
     options = {"chunk_size": chunk_size, "lookahead": lookahead, "targets": targets}
 
-    def push_piece(carry: tuple[Memory, Pending], piece: Signals):
-        memory, pending, *read_out = _push_piece(read, write, *carry, piece, **options)
+    def push_piece(carry: tuple[Memory, Pending], part: tuple[Signals, jax.Array | int]):
+        piece, start = part
+        size = piece.gate.shape[1]
+        count = size if num_real is None else jnp.clip(num_real - start, 0, size)
+        memory, pending, *read_out = _push_piece(read, write, *carry, piece, count, **options)
         return (memory, pending), tuple(read_out)
 
     carry = memory, pending
@@ -107,7 +113,7 @@ def push(
     outputs = []
     if num_full == 1:
         first = jax.tree.map(lambda x: x[:, :chunk_size], signals)
-        carry, out = push_piece(carry, first)
+        carry, out = push_piece(carry, (first, 0))
         outputs.append(out)
     elif num_full:
 
@@ -118,51 +124,16 @@ def push(
         def merge(x: jax.Array) -> jax.Array:
             return x.swapaxes(0, 1).reshape(x.shape[1], num_full * chunk_size, *x.shape[3:])
 
-        carry, out = jax.lax.scan(push_piece, carry, jax.tree.map(split, signals))
+        starts = chunk_size * jnp.arange(num_full, dtype=jnp.int32)
+        carry, out = jax.lax.scan(push_piece, carry, (jax.tree.map(split, signals), starts))
         outputs.append(jax.tree.map(merge, out))
     if rest:
         last = jax.tree.map(lambda x: x[:, num_full * chunk_size :], signals)
-        carry, out = push_piece(carry, last)
+        carry, out = push_piece(carry, (last, num_full * chunk_size))
         outputs.append(out)
     output, access = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *outputs)
     memory, pending = carry
     return memory, pending, output, access
-
-
-def flush(
-    write: Write,
-    memory: Memory,
-    pending: Pending,
-    *,
-    lookahead: int,
-    targets: Targets | None = None,
-):
-    """Writes the complete pairs now, as one chunk, and keeps the last `lookahead` tokens.
-
-    Does nothing while no more than `lookahead` tokens wait.
-
-    Returns:
-      Memory and pending.
-    """
-
-    def write_all(memory: Memory, pending: Pending):
-        capacity = pending.signals.gate.shape[1]
-        complete = pending.num_waiting - lookahead
-        written = jnp.arange(capacity, dtype=jnp.int32)[None] < complete
-        written = written.astype(pending.signals.gate.dtype)
-        memory = write(memory, _chunk(pending.signals, capacity, lookahead, targets, written))
-        return memory, _drop(pending, complete)
-
-    return jax.lax.cond(
-        pending.num_waiting > lookahead, write_all, lambda m, p: (m, p), memory, pending
-    )
-
-
-def waiting_after(pending: Pending, length: int, *, chunk_size: int, lookahead: int) -> jax.Array:
-    """How many tokens wait after `push` of `length` more."""
-    total = pending.num_waiting + length
-    left = lookahead + (total - lookahead) % chunk_size
-    return jnp.where(total < chunk_size + lookahead, total, left)
 
 
 def read_sequences(read: Read, memory: Memory, query: jax.Array) -> tuple[jax.Array, Any]:
@@ -177,8 +148,11 @@ def clear(pending: Pending) -> Pending:
     return pending._replace(num_waiting=jnp.zeros_like(pending.num_waiting))
 
 
-def _push_piece(read, write, memory, pending, piece, *, chunk_size, lookahead, targets):
-    """`push` of at most `chunk_size` tokens, which complete at most one chunk."""
+def _push_piece(read, write, memory, pending, piece, count, *, chunk_size, lookahead, targets):
+    """`push` of at most `chunk_size` tokens, which complete at most one chunk.
+
+    The first `count` tokens of the piece are queued.
+    """
     length, capacity = piece.gate.shape[1], pending.signals.gate.shape[1]
     limit = chunk_size + lookahead
     output, access = read_sequences(read, memory, piece.query)
@@ -198,7 +172,7 @@ def _push_piece(read, write, memory, pending, piece, *, chunk_size, lookahead, t
         pending.signals,
         piece,
     )
-    longer = Pending(queue, pending.num_waiting + length)
+    longer = Pending(queue, pending.num_waiting + count)
     memory, longer = _write_complete(
         write, memory, longer, chunk_size=chunk_size, lookahead=lookahead, targets=targets
     )
@@ -214,7 +188,8 @@ def _push_piece(read, write, memory, pending, piece, *, chunk_size, lookahead, t
 
             return jax.tree.map(choose, new, (output, access))
 
-        output, access = jax.lax.cond(late[-1], reread, lambda: (output, access))
+        any_late = pending.num_waiting + count > limit
+        output, access = jax.lax.cond(any_late, reread, lambda: (output, access))
     kept = jax.tree.map(lambda x: x[:, :capacity], longer.signals)
     return memory, Pending(kept, longer.num_waiting), output, access
 
@@ -238,20 +213,28 @@ def _write_complete(write, memory, pending, *, chunk_size, lookahead, targets):
 
     def write_chunk(carry: tuple[Memory, Pending]) -> tuple[Memory, Pending]:
         memory, pending = carry
-        memory = write(memory, _chunk(pending.signals, chunk_size, lookahead, targets))
+        memory = write(memory, waiting_chunk(pending.signals, chunk_size, lookahead, targets))
         return memory, _drop(pending, chunk_size)
 
     return jax.lax.while_loop(complete, write_chunk, (memory, pending))
 
 
-def _chunk(
+def waiting_chunk(
     signals: Signals,
     size: int,
     lookahead: int,
     targets: Targets | None,
     written: jax.Array | None = None,
 ) -> Chunk:
-    """The first `size` waiting tokens as one chunk; `written` `[1, size]` limits it to some."""
+    """The first `size` waiting tokens as one chunk.
+
+    Args:
+      signals: of the tokens, those that hold their targets included.
+      size: tokens of the chunk.
+      lookahead: distance from a token to its target.
+      targets: as in `push`.
+      written: `[1, length]`, 1 for the tokens that the chunk is limited to; None: all.
+    """
 
     def tokens(x: jax.Array) -> jax.Array:
         return x[:, :size].reshape(x.shape[0] * size, *x.shape[2:])

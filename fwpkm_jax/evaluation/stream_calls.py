@@ -14,9 +14,12 @@ from flax import nnx
 from fwpkm_jax.models.language_model import Stream
 
 
-@partial(jax.jit, static_argnames=("graphdef", "pending"))
+@partial(jax.jit, static_argnames=("graphdef", "pending"), donate_argnames="stream")
 def reset_caches(graphdef: Any, params: Any, stream: Stream, *, pending: bool) -> Stream:
-    """The stream from position 0 with the memories as they are; see LanguageModel."""
+    """The stream from position 0 with the memories as they are; see LanguageModel.
+
+    Reuses the old buffers.
+    """
     return nnx.merge(graphdef, params).reset_caches(stream, pending=pending)
 
 

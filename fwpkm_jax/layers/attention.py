@@ -10,6 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from fwpkm_jax.core.cached_attention import RingCache, put_in_ring, ring_attention
 from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
 from fwpkm_jax.core.softmax_attention import (
     AttentionBackend,
@@ -78,6 +79,10 @@ class AttentionCache(NamedTuple):
     next_position: Int[Array, " batch"]
 
 
+Cache = AttentionCache | RingCache
+"""Of sliding-window and of full attention."""
+
+
 class AttentionInputs(NamedTuple):
     """What the projections make of a token: normalised and rotated, the gate before sigmoid."""
 
@@ -123,7 +128,7 @@ class Attention(nnx.Module):
         self.q_norm = RMSNorm(config.head_dim, eps=norm_eps)
         self.k_norm = RMSNorm(config.head_dim, eps=norm_eps)
 
-    def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> AttentionCache:
+    def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> Cache:
         """An empty cache.
 
         Args:
@@ -134,7 +139,8 @@ class Attention(nnx.Module):
         """
         capacity = max_length if self.config.window is None else self.config.window
         shape = (batch, capacity, self.config.num_kv_heads, self.config.head_dim)
-        return AttentionCache(
+        kind = RingCache if self.config.window is None else AttentionCache
+        return kind(
             keys=jnp.zeros(shape, dtype),
             values=jnp.zeros(shape, dtype),
             positions=jnp.full((batch, capacity), -1, jnp.int32),
@@ -146,8 +152,8 @@ class Attention(nnx.Module):
         x: Float[Array, "batch length model"],
         *,
         mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
-        cache: AttentionCache | None = None,
-    ) -> tuple[Float[Array, "batch length model"], AttentionCache | None]:
+        cache: Cache | None = None,
+    ) -> tuple[Float[Array, "batch length model"], Cache | None]:
         """The layer's output, and the cache to continue from.
 
         Args:
@@ -172,6 +178,9 @@ class Attention(nnx.Module):
         query, key, value, gate = self.project(x, positions)
         if cache is None:
             output = self.attend(query, key, value, positions)
+        elif isinstance(cache, RingCache):
+            output = ring_attention(query, key, value, cache, positions=positions)
+            cache = put_in_ring(cache, key, value, positions=positions, after=output)
         else:
             counts = None if packing is None else packing.counts
             output, cache = self.attend_cached(query, key, value, positions, cache, counts)
@@ -220,7 +229,7 @@ class Attention(nnx.Module):
         cache: AttentionCache,
         counts: Int[Array, " batch"] | None,
     ) -> tuple[Float[Array, "batch length heads head"], AttentionCache]:
-        """Attention to the cached tokens and the new ones, before the gate; the new cache.
+        """Windowed attention to the cached tokens and the new ones, before the gate; the new cache.
 
         `counts` says how many tokens of each sequence are real, None for all.
         """
@@ -228,8 +237,6 @@ class Attention(nnx.Module):
         keys = jnp.concatenate([cache.keys, key.astype(cache.keys.dtype)], axis=1)
         values = jnp.concatenate([cache.values, value.astype(cache.values.dtype)], axis=1)
         key_positions = jnp.concatenate([cache.positions, positions], axis=1)
-        # The cache's capacity is the window, also for full attention: what a token sees then
-        # does not depend on where the stream was cut, even past `max_length`.
         implementation = blockwise_attention if length > 2 * capacity else masked_attention
         output = implementation(
             query,

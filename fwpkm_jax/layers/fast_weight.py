@@ -10,7 +10,9 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core import streaming
 from fwpkm_jax.core.chunking import Memory, map_groups, merge_groups, split_groups
+from fwpkm_jax.core.holding import ChunkSize, flush, hold
 from fwpkm_jax.core.measures import AccessMeasures, access_measures
+from fwpkm_jax.core.padding import pack_tokens
 from fwpkm_jax.core.streaming import Pending, Signals
 from fwpkm_jax.core.targets import (
     Pairing,
@@ -221,8 +223,9 @@ class FastWeight(nnx.Module):
             jnp.zeros((batch, 1), dtype),
         )
         pending = streaming.init_pending(one, max_chunk_size + rule.lookahead)
-        return pending._replace(
-            signals=jax.tree.map(lambda x: split_groups(x, groups), pending.signals)
+        return Pending(
+            jax.tree.map(lambda x: split_groups(x, groups), pending.signals),
+            jnp.broadcast_to(pending.num_waiting, (groups,)),
         )
 
     def stream(
@@ -232,7 +235,7 @@ class FastWeight(nnx.Module):
         pending: Pending,
         *,
         mask: Float[Array, "batch length"] | None = None,
-        chunk_size: int | None = None,
+        chunk_size: ChunkSize | None = None,
         write: bool = True,
     ) -> tuple[Float[Array, "batch length model"], Memory, Pending, FastWeightInfo]:
         """Reads a piece of a stream and writes the chunks that it completes.
@@ -241,8 +244,11 @@ class FastWeight(nnx.Module):
           x: the residual stream.
           memory: fast weights, leaves `[groups, ...]`.
           pending: from `init_pending` or the last call.
-          mask: 1 for real tokens.
-          chunk_size: tokens per write for this call; None: the config's.
+          mask: 1 for real tokens. A position at which all sequences of a group have padding takes
+            no place in the group's queue; where some have a token, the others' padding waits too,
+            so that the sequences that share a memory stay side by side.
+          chunk_size: tokens per write for this call; None: the config's. "flush": nothing is
+            written before `flush` is called, and the queue must have room until then.
           write: False reads with the memory as it comes in and queues nothing.
         """
         rule = self.config.rule
@@ -254,20 +260,27 @@ class FastWeight(nnx.Module):
             lambda leaf: split_groups(leaf, groups), signals._replace(gate=loss_gate)
         )
         if write:
-            counts = {"chunk_size": chunk_size, "lookahead": rule.lookahead}
+            packing = None if mask is None else pack_tokens(jnp.any(queued.mask != 0, axis=1))
+            if packing is not None:
+                queued = _reorder(queued, packing.order)
+            num_real = None if packing is None else packing.counts
 
-            # The count is closed over, not mapped: all groups wait alike, and a mapped condition
-            # would turn "write or not" into writing always and choosing afterwards.
-            def push(memory: Memory, waiting: Signals, piece: Signals):
-                queue = Pending(waiting, pending.num_waiting)
-                memory, queue, read, access = streaming.push(
-                    rule.read, rule.write, memory, queue, piece, targets=rule.targets, **counts
+            # With several groups the writes' loop runs while any has a complete chunk, and the
+            # others keep what they have: a token that completes none costs no write.
+            def push(memory: Memory, pending: Pending, piece: Signals, num_real: jax.Array | None):
+                if chunk_size == "flush":
+                    return memory, *hold(rule.read, memory, pending, piece, num_real=num_real)
+                return streaming.push(
+                    *(rule.read, rule.write, memory, pending, piece),
+                    chunk_size=chunk_size,
+                    lookahead=rule.lookahead,
+                    targets=rule.targets,
+                    num_real=num_real,
                 )
-                return memory, queue.signals, read, access
 
-            memory, waiting, read, access = map_groups(push, memory, pending.signals, queued)
-            length = x.shape[1]
-            pending = Pending(waiting, streaming.waiting_after(pending, length, **counts))
+            memory, pending, read, access = map_groups(push, memory, pending, queued, num_real)
+            if packing is not None:
+                read, access = _reorder((read, access), packing.places)
         else:
             read, access = map_groups(self._read, memory, queued.query)
         read, access = jax.tree.map(merge_groups, (read, access))
@@ -278,21 +291,27 @@ class FastWeight(nnx.Module):
         return self.merge(x, read, signals), memory, pending, facts
 
     def flush(self, memory: Memory, pending: Pending) -> tuple[Memory, Pending]:
-        """Writes the complete waiting pairs now; see `core.streaming.flush`."""
+        """Writes the complete waiting pairs now; see `core.holding.flush`."""
         rule = self.config.rule
 
-        def flush(memory: Memory, waiting: Signals):
-            queue = Pending(waiting, pending.num_waiting)
-            memory, queue = streaming.flush(
-                rule.write, memory, queue, lookahead=rule.lookahead, targets=rule.targets
+        def flush_group(memory: Memory, pending: Pending):
+            return flush(
+                rule.write_blocks, memory, pending, lookahead=rule.lookahead, targets=rule.targets
             )
-            return memory, queue.signals
 
-        memory, waiting = map_groups(flush, memory, pending.signals)
-        return memory, Pending(waiting, jnp.minimum(pending.num_waiting, rule.lookahead))
+        return map_groups(flush_group, memory, pending)
 
     def _read(self, memory: Memory, query: jax.Array):
         return streaming.read_sequences(self.config.rule.read, memory, query)
+
+
+def _reorder(tree: Any, order: Int[Array, "groups length"]) -> Any:
+    """Leaves `[groups, members, length, ...]` with each group's positions in the given order."""
+
+    def reorder(x: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(x, jnp.expand_dims(order, (1, *range(3, x.ndim))), axis=2)
+
+    return jax.tree.map(reorder, tree)
 
 
 def _facts(rule, signals, losses, paired, access, info) -> FastWeightInfo:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, TokenValues
-from fwpkm_jax.core.block_write import ChunkBlocks
+from fwpkm_jax.core.block_write import ChunkBlocks, write_whole
 from fwpkm_jax.core.chunking import Chunk, Memory, RunOutput, StepOutput, map_groups, scan_chunks
 from fwpkm_jax.core.targets import Pairing, shift_left, write_weights
 
@@ -99,6 +99,8 @@ class AbstractChunkRule(AbstractRule):
     def write_blocks(self, memory: Memory, blocks: ChunkBlocks) -> Memory:
         """`write` of a chunk too long to be formed at once, equal to it up to the order of sums.
 
+        Without any block the memory stays as it is.
+
         The default forms it; a rule that is to read long texts in bounded memory overrides this.
         """
-        return self.write(memory, blocks.whole())
+        return write_whole(self.write, memory, blocks)

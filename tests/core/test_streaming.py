@@ -9,14 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwpkm_jax.core.streaming import (
-    Signals,
-    clear,
-    flush,
-    init_pending,
-    push,
-    waiting_after,
-)
+from fwpkm_jax.core.block_write import write_whole
+from fwpkm_jax.core.holding import flush, hold
+from fwpkm_jax.core.streaming import Signals, clear, init_pending, push
 
 pytestmark = pytest.mark.usefixtures("float64")
 BATCH, KEY, VALUE, CAPACITY = 2, 3, 2, 7
@@ -95,10 +90,13 @@ jitted_push = functools.partial(
 )
 
 
-def jitted_flush(memory, pending, *, lookahead):
-    return jax.jit(flush, static_argnums=0, static_argnames="lookahead")(
-        write, memory, pending, lookahead=lookahead
-    )
+# Blocks of 2 tokens, so that a flush takes several and the last one overlaps the one before.
+jitted_flush = functools.partial(
+    jax.jit(flush, static_argnums=0, static_argnames=("lookahead", "block")),
+    functools.partial(write_whole, write),
+    block=2,
+)
+jitted_hold = functools.partial(jax.jit(hold, static_argnums=0), read)
 
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
@@ -119,13 +117,11 @@ def test_any_cut_chunk_size_and_flush_follows_the_rule(lookahead, calls, seed):
         piece = piece_of(signals, position, length)
         position += length
         options = {"chunk_size": chunk_size, "lookahead": lookahead}
-        announced = waiting_after(pending, length, **options)
         memory, pending, output, access = jitted_push(
             memory, pending, jax.tree.map(jnp.asarray, piece), **options
         )
         np.testing.assert_allclose(output, by_hand.push(piece, chunk_size), rtol=1e-11, atol=1e-12)
         np.testing.assert_array_equal(access["first"], piece.query[:, :, 0, 0])
-        assert announced == pending.num_waiting
         if flushed:
             memory, pending = jitted_flush(memory, pending, lookahead=lookahead)
             by_hand.flush()
@@ -134,6 +130,33 @@ def test_any_cut_chunk_size_and_flush_follows_the_rule(lookahead, calls, seed):
         for index, token in enumerate(by_hand.waiting):
             waiting = Signals(*(x[:, index] for x in pending.signals))
             jax.tree.map(np.testing.assert_array_equal, waiting, token)
+
+
+@pytest.mark.parametrize("num_real", [0, 1, 3, 4, 6])
+def test_what_stands_behind_the_real_tokens_is_as_if_never_pushed(num_real):
+    memory, pending, by_hand = start(1)
+    options = {"chunk_size": 2, "lookahead": 1}
+    before, piece, behind = sample(2, seed=4), sample(6), sample(2, seed=5)
+    memory, pending, _, _ = jitted_push(
+        memory, pending, jax.tree.map(jnp.asarray, before), **options
+    )
+    memory, pending, output, _ = jitted_push(
+        memory,
+        pending,
+        jax.tree.map(jnp.asarray, piece),
+        num_real=jnp.asarray(num_real, jnp.int32),
+        **options,
+    )
+    by_hand.push(before, 2)
+    if num_real:
+        expected = by_hand.push(piece_of(piece, 0, num_real), 2)
+        np.testing.assert_allclose(output[:, :num_real], expected, rtol=1e-11)
+    assert pending.num_waiting == len(by_hand.waiting)
+    memory, _, output, _ = jitted_push(
+        memory, pending, jax.tree.map(jnp.asarray, behind), **options
+    )
+    np.testing.assert_allclose(output, by_hand.push(behind, 2), rtol=1e-11)
+    np.testing.assert_allclose(memory, by_hand.memory, rtol=1e-11)
 
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
@@ -165,6 +188,33 @@ def test_a_flush_writes_all_but_the_lookahead_once(lookahead):
     again, kept = jitted_flush(memory, pending, lookahead=lookahead)
     np.testing.assert_array_equal(again, memory)
     jax.tree.map(np.testing.assert_array_equal, kept, pending)
+
+
+@pytest.mark.parametrize("lookahead", LOOKAHEADS)
+def test_tokens_held_back_are_read_at_once_and_written_as_one_chunk(lookahead):
+    memory, pending, by_hand = start(lookahead)
+    for length in (1, 2, 2, 2):  # As many as there is room for.
+        signals = sample(length, seed=length)
+        pending, output, _ = jitted_hold(memory, pending, jax.tree.map(jnp.asarray, signals))
+        expected = by_hand.push(signals, chunk_size=CAPACITY)
+        np.testing.assert_allclose(output, expected, rtol=1e-11, atol=1e-12)
+    memory, pending = jitted_flush(memory, pending, lookahead=lookahead)
+    by_hand.flush()
+    np.testing.assert_allclose(memory, by_hand.memory, rtol=1e-11)
+    assert pending.num_waiting == lookahead
+
+
+def test_padding_behind_held_tokens_is_overwritten_by_the_next():
+    memory, pending, by_hand = start(1)
+    for num_real in (1, 2):
+        signals = sample(3, seed=num_real)
+        pending, _, _ = jitted_hold(
+            memory, pending, jax.tree.map(jnp.asarray, signals), num_real=jnp.int32(num_real)
+        )
+        by_hand.push(piece_of(signals, 0, num_real), chunk_size=CAPACITY)
+    memory, _ = jitted_flush(memory, pending, lookahead=1)
+    by_hand.flush()
+    np.testing.assert_allclose(memory, by_hand.memory, rtol=1e-11)
 
 
 def test_a_cleared_queue_writes_as_if_nothing_had_waited():

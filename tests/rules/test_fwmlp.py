@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.core import streaming
+from fwpkm_jax.core.holding import flush
 from fwpkm_jax.rules import FwMLP
 from tests.rules.sampling import init_memory, sample_signals, to_sequence
 
@@ -93,7 +94,7 @@ def test_the_mean_target_averages_two_neighbours_in_passes_and_streams(pieces):
                 **{"chunk_size": 3, "lookahead": 1, "targets": this.targets},
             )
             first += length
-        memory, _ = streaming.flush(this.write, memory, pending, lookahead=1, targets=this.targets)
+        memory, _ = flush(this.write_blocks, memory, pending, lookahead=1, targets=this.targets)
         memories.append(memory)
     chex.assert_trees_all_close(*memories, rtol=1e-12)
 

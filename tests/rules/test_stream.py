@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwpkm_jax.core import streaming
+from fwpkm_jax.core import holding, streaming
 from fwpkm_jax.core.chunking import Chunk
 from fwpkm_jax.core.streaming import Signals
 from fwpkm_jax.rules import RULES, AbstractChunkRule
@@ -54,7 +54,7 @@ def push(rule, memory, pending, signals, *, chunk_size):
 
 @functools.partial(jax.jit, static_argnums=0)
 def flush(rule, memory, pending):
-    return streaming.flush(rule.write, memory, pending, lookahead=rule.lookahead)
+    return holding.flush(rule.write_blocks, memory, pending, lookahead=rule.lookahead, block=4)
 
 
 def start(rule, capacity=CAPACITY):

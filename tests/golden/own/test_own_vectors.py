@@ -10,6 +10,7 @@ import pytest
 
 from fwpkm_jax.core import streaming
 from fwpkm_jax.core.chunking import map_groups, merge_groups, split_groups
+from fwpkm_jax.core.holding import flush
 from fwpkm_jax.core.streaming import Signals
 from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory
 from tests.golden import vectors
@@ -71,7 +72,7 @@ def _results(config, arrays):
         after, pending, output, _ = streaming.push(
             rule.read, rule.write, memory, pending, signals, **options
         )
-        flushed, _ = streaming.flush(rule.write, after, pending, lookahead=rule.lookahead)
+        flushed, _ = flush(rule.write_blocks, after, pending, lookahead=rule.lookahead)
         return output, after, flushed
 
     after, output, access, info = map_groups(run, memory, grouped[0])

@@ -1,0 +1,147 @@
+"""Softmax attention to a long cache and to the new tokens, and the cache with them, in place.
+
+A cache of 170,000 tokens is neither copied for a piece of the stream nor scored all at once.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fwpkm_jax.core.precision import compute_dtype
+
+_SCORES = 2**23  # Scores formed at a time.
+
+
+class RingCache(NamedTuple):
+    """Keys and values of the latest tokens: the one at position p stands at p % capacity.
+
+    Attributes:
+      keys: `[batch, capacity, kv_heads, head]`.
+      values: likewise.
+      positions: -1 marks an empty entry.
+      next_position: of each sequence's next token.
+    """
+
+    keys: Float[Array, "batch capacity kv_heads head"]
+    values: Float[Array, "batch capacity kv_heads head"]
+    positions: Int[Array, "batch capacity"]
+    next_position: Int[Array, " batch"]
+
+
+class _Sums(NamedTuple):
+    """A softmax-weighted mean under way, by query: `[batch, kv_heads, shared, queries]`."""
+
+    highest: jax.Array
+    weight: jax.Array
+    value: jax.Array  # [..., head]
+
+
+def ring_attention(
+    query: Float[Array, "batch queries heads head"],
+    key: Float[Array, "batch queries kv_heads head"],
+    value: Float[Array, "batch queries kv_heads head"],
+    cache: RingCache,
+    *,
+    positions: Int[Array, "batch queries"],
+    max_scores: int = _SCORES,
+) -> Float[Array, "batch queries heads head"]:
+    """`masked_attention` to the cached and the new tokens, `capacity` positions back.
+
+    Args:
+      query: of the new tokens, as in `masked_attention`.
+      key: of the new tokens.
+      value: of the new tokens.
+      cache: of the tokens before.
+      positions: of the new tokens; -1 for padding, which no token sees.
+      max_scores: bounds the scores formed at a time, but for those of one key.
+    """
+    batch, queries, heads, head = query.shape
+    capacity, kv_heads = cache.keys.shape[1:3]
+    dtype = compute_dtype(query.dtype, key.dtype)
+    shape = (batch, kv_heads, heads // kv_heads, queries)
+    query = query.reshape(batch, queries, kv_heads, heads // kv_heads, head)
+    lowest = 0.5 * jnp.finfo(dtype).min  # Finite, so that a query that sees no key has no NaN.
+    sums = _Sums(
+        jnp.full(shape, lowest, dtype), jnp.zeros(shape, dtype), jnp.zeros((*shape, head), dtype)
+    )
+
+    def add(sums: _Sums, keys: jax.Array, values: jax.Array, key_positions: jax.Array) -> _Sums:
+        scores = jnp.einsum(
+            "bqhrd,bkhd->bhrqk", query, keys.astype(key.dtype), preferred_element_type=dtype
+        )
+        at, key_at = positions[:, :, None], key_positions[:, None, :]
+        seen = ((key_at >= 0) & (key_at <= at) & (key_at > at - capacity))[:, None, None]
+        scores = jnp.where(seen, scores * head**-0.5, lowest)
+        highest = jnp.maximum(sums.highest, jnp.max(scores, axis=-1))
+        kept = jnp.exp(sums.highest - highest)
+        weights = jnp.where(seen, jnp.exp(scores - highest[..., None]), 0)
+        new = jnp.einsum(
+            "bhrqk,bkhd->bhrqd",
+            weights.astype(value.dtype),
+            values.astype(value.dtype),
+            preferred_element_type=dtype,
+        )
+        weight = kept * sums.weight + jnp.sum(weights, axis=-1)
+        return _Sums(highest, weight, kept[..., None] * sums.value + new)
+
+    def add_blocks(sums: _Sums, keys, values, key_positions, filled: jax.Array) -> _Sums:
+        """Adds the first `filled` keys, a block at a time."""
+        length = keys.shape[1]
+        block = min(length, max(1, max_scores // (batch * heads * queries)))
+        if block == length:
+            return add(sums, keys, values, key_positions)
+
+        def add_block(number: jax.Array, sums: _Sums) -> _Sums:
+            # The last block may start earlier; what the block before had is then hidden.
+            first = number * block
+            start = jnp.minimum(first, length - block)
+            part = [
+                jax.lax.dynamic_slice_in_dim(x, start, block, 1)
+                for x in (keys, values, key_positions)
+            ]
+            fresh = start + jnp.arange(block, dtype=jnp.int32)[None] >= first
+            return add(sums, part[0], part[1], jnp.where(fresh, part[2], -1))
+
+        return jax.lax.fori_loop(jnp.int32(0), -(-filled // block), add_block, sums)
+
+    filled = jnp.minimum(jnp.max(cache.next_position), capacity)
+    sums = add_blocks(sums, cache.keys, cache.values, cache.positions, filled)
+    sums = add_blocks(sums, key, value, positions, jnp.int32(queries))
+    output = sums.value / jnp.where(sums.weight > 0, sums.weight, 1)[..., None]
+    return jnp.moveaxis(output, 3, 1).reshape(batch, queries, heads, head).astype(value.dtype)
+
+
+def put_in_ring(
+    cache: RingCache,
+    key: Float[Array, "batch length kv_heads head"],
+    value: Float[Array, "batch length kv_heads head"],
+    *,
+    positions: Int[Array, "batch length"],
+    after: Float[Array, "batch length heads head"],
+) -> RingCache:
+    """The cache with the new tokens in place of the oldest; changed in place where it is donated.
+
+    Args:
+      cache: of the tokens before.
+      key: of the new tokens, in order.
+      value: likewise.
+      positions: of the new tokens; -1 for padding, which is not kept.
+      after: what was read from the old cache; the change waits for it, or XLA would copy the cache.
+    """
+    batch, capacity = cache.positions.shape
+    end = jnp.maximum(cache.next_position, jnp.max(positions, axis=1) + 1)
+    # Of a piece longer than the cache only the end is kept, so that no place is set twice.
+    kept = (positions >= 0) & (positions >= end[:, None] - capacity)
+    places = jnp.where(kept, positions % capacity, capacity)
+    first = after[:, :, 0, 0]
+    places = jnp.where((first > 0) & (first < 0), capacity, places)
+    rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
+
+    def put(old: jax.Array, new: jax.Array) -> jax.Array:
+        return old.at[rows, places].set(new.astype(old.dtype), mode="drop")
+
+    return RingCache(
+        put(cache.keys, key), put(cache.values, value), put(cache.positions, positions), end
+    )

@@ -2,6 +2,13 @@
 
 from fwpkm_jax.data.batches import Batch, BatchDataset, BatchIterator
 from fwpkm_jax.data.dataset import make_dataset, vocab_size
+from fwpkm_jax.data.needles import (
+    NeedleMix,
+    needle_question,
+    needle_sentence,
+    random_key,
+    random_value,
+)
 from fwpkm_jax.data.packing import cut_rows
 from fwpkm_jax.data.recall import RecallData
 from fwpkm_jax.data.text import Document, TextData, stream_documents
@@ -13,6 +20,7 @@ __all__ = [
     "BatchDataset",
     "BatchIterator",
     "Document",
+    "NeedleMix",
     "RecallData",
     "TextData",
     "TokenFile",
@@ -20,6 +28,10 @@ __all__ = [
     "cut_rows",
     "load_tokenizer",
     "make_dataset",
+    "needle_question",
+    "needle_sentence",
+    "random_key",
+    "random_value",
     "stream_documents",
     "vocab_size",
     "write_token_file",

@@ -12,6 +12,7 @@ import grain
 import numpy as np
 
 from fwpkm_jax.data.documents import find_files, read_documents
+from fwpkm_jax.data.needles import Example, NeedleMix
 from fwpkm_jax.data.packing import PackedRows, TokenSegment
 from fwpkm_jax.data.recall import Split
 from fwpkm_jax.data.token_files import TokenFile
@@ -19,6 +20,8 @@ from fwpkm_jax.data.tokenizers import BYTES, Tokenizer, load_tokenizer
 
 # Rows of a mixture change places within windows of this many; see `train_rows`.
 _MIXTURE_WINDOW = 1024
+# The needles' child of the seed; the orders of rows come from the seed itself.
+_NEEDLES = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,8 @@ class TextData:
     """Field of a .jsonl record that holds the text."""
     tokenizer: str = BYTES
     """"bytes", "mistral-v1" (the paper's 32,000 pieces), or a SentencePiece .model file."""
+    needles: NeedleMix | None = None
+    """Needles hidden in the training rows, of bytes only. None: plain text."""
     num_workers: int = 0
     """Worker processes that prepare batches; 0 prepares them in a thread of this process."""
 
@@ -53,6 +58,8 @@ class TextData:
             raise ValueError(f"length={self.length} is too small; use 1 or more.")
         if self.num_workers < 0:
             raise ValueError(f"num_workers={self.num_workers} is too small; use 0 or more.")
+        if self.needles is not None:
+            self._check_needles(self.needles)
         weights = self.train_weights
         if weights is None:
             return
@@ -63,6 +70,18 @@ class TextData:
             )
         if not all(weight > 0 and math.isfinite(weight) for weight in weights):
             raise ValueError(f"train_weights={weights} must be positive; drop unused paths.")
+
+    def _check_needles(self, needles: NeedleMix) -> None:
+        if self.tokenizer != BYTES:
+            raise ValueError(
+                f"needles are hidden in bytes, tokenizer={self.tokenizer!r}; use {BYTES!r}."
+            )
+        if self.length < needles.least_length:
+            raise ValueError(
+                f"length={self.length} cannot hold needles.num_needles={needles.num_needles} "
+                f"sentences twice, min_distance={needles.min_distance} apart; raise length to "
+                f"{needles.least_length} or lower one of them."
+            )
 
 
 class Document(NamedTuple):
@@ -90,7 +109,24 @@ def stream_documents(config: TextData, split: Split) -> Iterator[Document]:
 
 
 def train_rows(config: TextData, *, seed: int) -> grain.MapDataset:
-    """Rows of the training text without end: shuffled anew in every epoch, mixed by weight."""
+    """Rows of the training text without end: shuffled anew in every epoch, mixed by weight.
+
+    Needles, where the configuration has any, are a function of (seed, row's number) alone.
+    """
+    rows = _mixture(config, seed=seed)
+    needles = config.needles
+    if needles is None:
+        return rows
+
+    def hide(index: int, row: Example) -> Example:
+        sequence = np.random.SeedSequence(seed, spawn_key=(_NEEDLES, index))
+        return needles.hide(row, rng=np.random.default_rng(sequence))
+
+    return rows.map_with_index(hide)
+
+
+def _mixture(config: TextData, *, seed: int) -> grain.MapDataset:
+    """Rows of all sources without end."""
     tokenizer = load_tokenizer(config.tokenizer)
     sources = [_rows([path], config, tokenizer) for path in config.train_paths]
     seeds = np.random.SeedSequence(seed).generate_state(len(sources) + 1)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_HEX = "0123456789abcdef"
+from fwpkm_jax.data import needle_question, needle_sentence, random_key, random_value
 
 
 class Needle(NamedTuple):
@@ -22,7 +22,7 @@ class Needle(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        return f"The secret number for ID-{self.key} is {self.value}."
+        return needle_sentence(self.key, self.value)
 
 
 class NeedleSample(NamedTuple):
@@ -100,7 +100,7 @@ def build_samples(
                     "for fewer samples."
                 )
             keys = [_new_key(rng, used, key_characters) for _ in range(num_needles)]
-            values = ["".join(map(str, rng.integers(10, size=value_digits))) for _ in keys]
+            values = [random_value(rng, value_digits) for _ in keys]
             places = rng.random(num_needles)
             target = int(rng.integers(num_needles))
             if depths:
@@ -111,7 +111,7 @@ def build_samples(
             )
             yield NeedleSample(
                 haystack=_hide(cut, needles),
-                question=f" The secret number for ID-{keys[target]} is ",
+                question=f" {needle_question(keys[target])}",
                 answer=values[target],
                 needles=needles,
                 target=target,
@@ -123,7 +123,7 @@ def build_samples(
 
 def _new_key(rng: np.random.Generator, used: set[str], length: int) -> str:
     while True:
-        key = "".join(_HEX[i] for i in rng.integers(16, size=length))
+        key = random_key(rng, length)
         if key not in used:
             used.add(key)
             return key

@@ -1,0 +1,147 @@
+"""Needles in training text: numbers stated once, and asked for beyond any attention window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+Example = dict[str, np.ndarray]
+
+_HEX = "0123456789abcdef"
+_WORD_ENDS = tuple(b" \n")
+
+
+def needle_question(key: str) -> str:
+    """What comes before a needle's number, the space before the first digit included."""
+    return f"The secret number for ID-{key} is "
+
+
+def needle_sentence(key: str, value: str) -> str:
+    """The sentence that states a needle."""
+    return f"{needle_question(key)}{value}."
+
+
+def random_key(rng: np.random.Generator, characters: int) -> str:
+    """Hexadecimal characters, uniform."""
+    return "".join(_HEX[i] for i in rng.integers(16, size=characters))
+
+
+def random_value(rng: np.random.Generator, digits: int) -> str:
+    """Decimal digits, uniform."""
+    return "".join(map(str, rng.integers(10, size=digits)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedleMix:
+    """Needles hidden in rows of bytes.
+
+    Each needle's sentence (that of the paper's needle evaluation, arXiv:2601.00671, section 4.3)
+    stands twice in a row: among the words of its first part, and again, in another order, among
+    those of its last part, where its digits are answers. Keys and values are drawn anew for every
+    row, so slow weights can learn to look a number up, never the number.
+    """
+
+    share: float = 1.0
+    """Share of the rows that carry needles, each row drawn by itself."""
+    num_needles: int = 4
+    """Needles per row."""
+    key_characters: int = 4
+    """Hexadecimal characters of a key."""
+    value_digits: int = 6
+    """Digits of a number."""
+    min_distance: int = 128
+    """Least distance in bytes from a stated digit to the answer that repeats it. A stack of
+    sliding windows reaches layers * (window - 1) bytes back; stay beyond that, and beyond the
+    memory's chunk."""
+    answer_weight: float = 1.0
+    """Weight in the training loss of a digit that is an answer; other labels have 1."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share={self.share} must lie above 0 and at most at 1.")
+        for name in ("num_needles", "key_characters", "value_digits", "min_distance"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        if not self.answer_weight > 0:
+            raise ValueError(f"answer_weight={self.answer_weight} must be above 0.")
+        if self.num_needles > 16**self.key_characters:
+            raise ValueError(
+                f"key_characters={self.key_characters} gives {16**self.key_characters} keys, too "
+                f"few for num_needles={self.num_needles} in a row; raise it."
+            )
+
+    @property
+    def least_length(self) -> int:
+        """Labels that a row needs to hold every sentence twice, `min_distance` apart."""
+        return 2 * self.num_needles * self._sentence + self._gap - 1
+
+    def hide(self, example: Example, *, rng: np.random.Generator) -> Example:
+        """A row of text with needles, or the row itself in the share of rows without.
+
+        Args:
+          example: `tokens` `[length + 1]`, bytes, `length` at least `least_length`, and
+            `loss_weight` `[length]`. What the needles push off the end of the row is dropped.
+          rng: of this row.
+
+        Returns:
+          The same arrays with needles; `loss_weight` is `answer_weight` at the answers.
+        """
+        if rng.random() >= self.share:
+            return example
+        text, total = example["tokens"], len(example["tokens"])
+        text = text[: total - 2 * self.num_needles * self._sentence]
+        needles = self._draw(rng)
+        # Between the parts lies text that keeps the last statement and the first question apart.
+        first_end = (len(text) - self._gap) // 2
+        last_start = first_end + self._gap
+        places = np.concatenate(
+            [
+                _word_starts(rng, text, 0, first_end, size=self.num_needles),
+                _word_starts(rng, text, last_start, len(text), size=self.num_needles),
+            ]
+        )
+        order = np.concatenate(
+            [rng.permutation(self.num_needles), rng.permutation(self.num_needles)]
+        )
+        tokens, weights, at = [], [], 0
+        for number, (place, needle) in enumerate(zip(places, order, strict=True)):
+            key, value = needles[needle]
+            sentence = np.frombuffer(f"{needle_sentence(key, value)} ".encode(), np.uint8)
+            weight = np.ones(len(sentence), np.float32)
+            if number >= self.num_needles:
+                weight[-2 - self.value_digits : -2] = self.answer_weight
+            tokens += [text[at:place], sentence]
+            weights += [np.ones(place - at, np.float32), weight]
+            at = place
+        tokens.append(text[at:])
+        weights.append(np.ones(len(text) - at, np.float32))
+        return {
+            "tokens": np.concatenate(tokens).astype(np.int32),
+            "loss_weight": np.concatenate(weights)[1:] * example["loss_weight"],
+        }
+
+    @property
+    def _sentence(self) -> int:
+        """Bytes of a sentence and the space behind it."""
+        return len(needle_sentence("0" * self.key_characters, "0" * self.value_digits)) + 1
+
+    @property
+    def _gap(self) -> int:
+        # The same digit of the last statement and the first question: one sentence is between.
+        return max(self.min_distance - self._sentence, 0)
+
+    def _draw(self, rng: np.random.Generator) -> list[tuple[str, str]]:
+        needles: dict[str, str] = {}
+        while len(needles) < self.num_needles:
+            key = random_key(rng, self.key_characters)
+            needles[key] = random_value(rng, self.value_digits)
+        return list(needles.items())
+
+
+def _word_starts(
+    rng: np.random.Generator, text: np.ndarray, start: int, end: int, *, size: int
+) -> np.ndarray:
+    """Sorted places in `[start, end]` of the text: the start, or behind a space or a line's end."""
+    ends = np.flatnonzero(np.isin(text[start:end], _WORD_ENDS))
+    return np.sort(rng.choice(np.concatenate([[start], start + ends + 1]), size=size))

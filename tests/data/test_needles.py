@@ -1,0 +1,135 @@
+import itertools
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fwpkm_jax.data import NeedleMix, TextData, load_tokenizer, make_dataset
+
+NEEDLES = NeedleMix(
+    num_needles=2, key_characters=2, value_digits=3, min_distance=64, answer_weight=5.0
+)
+SENTENCE = re.compile(r"The secret number for ID-([0-9a-f]{2}) is ([0-9]{3})\.")
+BYTES = load_tokenizer("bytes")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """Rows of one book of numbered words."""
+    path = tmp_path_factory.mktemp("text") / "book.jsonl"
+    words = " ".join(f"word{number}" for number in range(4000))
+    path.write_text(json.dumps({"id": "b", "text": words}))
+    return TextData(train_paths=(str(path),), length=256, needles=NEEDLES)
+
+
+def rows_of(config, number, *, seed=0, batch_size=1):
+    batches = itertools.islice(
+        make_dataset(config, split="train", batch_size=batch_size, seed=seed), number
+    )
+    return [(batch["tokens"][0], batch["loss_weight"][0]) for batch in batches]
+
+
+def test_each_needle_is_stated_in_the_first_part_and_again_far_behind(config):
+    for tokens, _ in rows_of(config, 20):
+        text = BYTES.decode(tokens)
+        found = list(SENTENCE.finditer(text))
+        stated, asked = found[:2], found[2:]
+        assert len(found) == 4
+        assert {m.groups() for m in stated} == {m.groups() for m in asked}
+        assert len({m[1] for m in stated}) == 2
+        where = {m[1]: m.start() for m in stated}
+        assert min(m.start() - where[m[1]] for m in asked) >= NEEDLES.min_distance
+
+
+def test_answers_alone_have_the_answer_weight(config):
+    for tokens, weight in rows_of(config, 20):
+        answers = [m[2] for m in SENTENCE.finditer(BYTES.decode(tokens))][2:]
+        assert BYTES.decode(tokens[1:][weight == 5.0]) == "".join(answers)
+        assert set(weight.tolist()) == {1.0, 5.0}
+
+
+def test_without_its_needles_a_row_is_the_text_it_was_made_of(config):
+    plain = rows_of(replace(config, needles=None), 20)
+    for (tokens, _), (text, _) in zip(rows_of(config, 20), plain, strict=True):
+        left = SENTENCE.sub("", BYTES.decode(tokens)).replace(" ", "")
+        assert BYTES.decode(text).replace(" ", "").startswith(left)
+        assert len(tokens) == len(text)
+
+
+def test_needles_stand_before_words(config):
+    for tokens, _ in rows_of(config, 20):
+        # The start of a part may cut a word: at most the first sentence of each part.
+        text = BYTES.decode(tokens)
+        cut = [m for m in SENTENCE.finditer(text) if m.start() and text[m.start() - 1] != " "]
+        assert len(cut) <= 2
+
+
+def test_needles_follow_the_seed_and_change_from_row_to_row(config):
+    def keys(**arguments):
+        return [SENTENCE.findall(BYTES.decode(t)) for t, _ in rows_of(config, 40, **arguments)]
+
+    assert keys() == keys()
+    assert keys() != keys(seed=1)
+    # The book has 118 rows, so a row of the second epoch has the text of one before.
+    first = keys()
+    assert len({tuple(row) for row in first}) == len(first)
+
+
+def test_a_share_of_the_rows_stays_plain_text(config):
+    mixed = replace(config, needles=replace(NEEDLES, share=0.5))
+    plain = rows_of(replace(config, needles=None), 60)
+    same = [
+        bool(np.array_equal(tokens, text))
+        for (tokens, _), (text, _) in zip(rows_of(mixed, 60), plain, strict=True)
+    ]
+    assert 15 < sum(same) < 45
+
+
+def test_a_stopped_iterator_continues_with_the_same_needles(config):
+    dataset = make_dataset(config, split="train", batch_size=2, seed=0)
+    iterator = iter(dataset)
+    next(iterator)
+    state = iterator.get_state()
+    expected = next(iterator)["tokens"]
+    resumed = iter(dataset)
+    resumed.set_state(state)
+    np.testing.assert_array_equal(next(resumed)["tokens"], expected)
+
+
+def test_validation_text_has_no_needles(config):
+    config = replace(config, valid_paths=config.train_paths)
+    for batch in make_dataset(config, split="valid", batch_size=1, seed=0):
+        assert not SENTENCE.search(BYTES.decode(batch["tokens"][0]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"length": NEEDLES.least_length - 1}, f"raise length to {NEEDLES.least_length}"),
+        ({"tokenizer": "mistral-v1"}, "hidden in bytes"),
+    ],
+)
+def test_text_that_cannot_hold_needles_is_refused(config, fields, message):
+    with pytest.raises(ValueError, match=message):
+        replace(config, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"share": 0.0}, "share=0.0"),
+        ({"num_needles": 0}, "num_needles=0"),
+        ({"answer_weight": 0.0}, "answer_weight=0.0"),
+        ({"num_needles": 17, "key_characters": 1}, "gives 16 keys"),
+    ],
+)
+def test_a_mix_that_means_nothing_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        NeedleMix(**fields)
+
+
+def test_the_least_length_holds_the_needles(config):
+    ((tokens, _),) = rows_of(replace(config, length=NEEDLES.least_length), 1)
+    assert len(SENTENCE.findall(BYTES.decode(tokens))) == 4

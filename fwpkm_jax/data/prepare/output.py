@@ -1,4 +1,4 @@
-"""Tokenised files while they are written: they can be cut back to any saved point."""
+"""Tokenised files while they are written: they can be cut back to any point that was saved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import IO, Literal, TypedDict
 
 import numpy as np
 
-from fwpkm_jax.data.token_files import check_token_file, entry_bytes, index_line
+from fwpkm_jax.data.token_files import entry_bytes, index_line
 
 Layout = Literal["l4096", "stream"]
 """l4096: rows of 4097 tokens of all documents laid end to end, a short last one dropped.
@@ -33,35 +33,35 @@ START: Written = {"entries": 0, "tokens": 0, "index_bytes": 0, "pending": []}
 class TokenOutput:
     """`NAME.bin.partial` and `NAME.idx.partial`, and what of a document is not in them yet."""
 
-    def __init__(self, path: Path, *, layout: Layout, vocab_size: int, max_tokens: int | None):
-        """Opens the partial files of `path` (`.bin`); `resume` says where they go on.
+    def __init__(
+        self,
+        path: Path,
+        written: Written,
+        *,
+        layout: Layout,
+        vocab_size: int,
+        max_tokens: int | None,
+    ):
+        """Opens the partial files of `path` (`.bin`), cut back to where they go on.
+
+        Args:
+          path: what the files will be called.
+          written: `START`, or what `sync` returned.
+          layout: see `Layout`.
+          vocab_size: of the tokenizer.
+          max_tokens: nothing follows the entry that reaches this many tokens.
 
         Raises:
-          ValueError: the name does not end in `.bin` or ids do not fit uint16.
+          ValueError: the files hold less than was written.
         """
-        check_token_file(path, vocab_size=vocab_size)
         self._layout = layout
         self._vocab_size = vocab_size
         self._max_tokens = max_tokens
-        self._partial = partial_files(path)
-        self._data, self._index = (_open(file) for file in self._partial)
-        self.resume(START)
-
-    def resume(self, written: Written) -> None:
-        """Cuts the files back to a point that `sync` returned.
-
-        Raises:
-          ValueError: they hold less than that.
-        """
-        sizes = (2 * written["tokens"], written["index_bytes"])
-        for file, path, size in zip((self._data, self._index), self._partial, sizes, strict=True):
-            if (held := file.seek(0, os.SEEK_END)) < size:
-                raise ValueError(
-                    f"{path} holds {held} bytes, fewer than the {size} already written; delete "
-                    "the .partial files to start again."
-                )
-            file.truncate(size)
-            file.seek(size)
+        data, index = partial_files(path)
+        _check_size(data, 2 * written["tokens"])
+        _check_size(index, written["index_bytes"])
+        self._data = _open(data, size=2 * written["tokens"])
+        self._index = _open(index, size=written["index_bytes"])
         self.entries, self.tokens = written["entries"], written["tokens"]
         self._index_bytes = written["index_bytes"]
         self._pending = np.asarray(written["pending"], np.int32)
@@ -111,8 +111,8 @@ class TokenOutput:
 
     def close(self) -> None:
         """Lets go of the files as they are."""
-        self._index.close()
         self._data.close()
+        self._index.close()
 
 
 def partial_files(path: Path) -> tuple[Path, Path]:
@@ -139,6 +139,18 @@ def discard(path: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _open(path: Path) -> IO[bytes]:
-    """Opens a file for reading and writing as it is, made where there is none."""
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+def _check_size(path: Path, size: int) -> None:
+    held = path.stat().st_size if path.exists() else 0
+    if held < size:
+        raise ValueError(
+            f"{path} holds {held} bytes, fewer than the {size} already written; delete the "
+            ".partial files to start again."
+        )
+
+
+def _open(path: Path, *, size: int) -> IO[bytes]:
+    """A file cut to `size` bytes, to be written on; made where there is none."""
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+    file.truncate(size)
+    file.seek(size)
+    return file

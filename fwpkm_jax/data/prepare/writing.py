@@ -72,9 +72,14 @@ def write(
       ValueError: a file has changed or cannot be read.
     """
     max_tokens, layout = state["job"]["max_tokens"], state["job"]["layout"]
-    output = TokenOutput(out, layout=layout, vocab_size=encoder.vocab_size, max_tokens=max_tokens)
+    output = TokenOutput(
+        out,
+        state["written"],
+        layout=layout,
+        vocab_size=encoder.vocab_size,
+        max_tokens=max_tokens,
+    )
     try:
-        output.resume(state["written"])
         worker = _Worker(state, source, encoder, num_threads, output, save)
         saved = time.monotonic()
         for batch in worker.batches():

@@ -108,9 +108,9 @@ def parquet_parts(
     return [ParquetText(file, file.relative_to(root).as_posix(), field, domain) for file in files]
 
 
-def _domains(table: Any) -> list[str]:
+def _domains(table: Any) -> list[str | None]:
     """`meta.pile_set_name` of each row of a pyarrow batch or table."""
-    return [meta["pile_set_name"] for meta in table.column("meta").to_pylist()]
+    return [meta and meta["pile_set_name"] for meta in table.column("meta").to_pylist()]
 
 
 def _import_parquet() -> Any:

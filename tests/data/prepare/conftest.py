@@ -1,0 +1,52 @@
+import json
+
+import pytest
+
+from fwpkm_jax.data.prepare import prepare
+from fwpkm_jax.data.prepare.progress import Progress
+
+
+class Silence:
+    def isatty(self):
+        return False
+
+    def write(self, text):
+        return len(text)
+
+    def flush(self):
+        pass
+
+
+@pytest.fixture
+def texts_of(tmp_path):
+    """What a source's documents say, read back from the tokenised file that it gives."""
+
+    def read(source, **arguments):
+        from fwpkm_jax.data import TokenFile, load_tokenizer
+
+        out = tmp_path / "prepared" / f"{source.name}.bin"
+        arguments = {"tokenizer": "bytes", "layout": "stream", **arguments}
+        prepare(source, out=out, progress=Progress(Silence()), **arguments)
+        file = TokenFile(out, vocab_size=257)
+        entries = [file.entry(index) for index in range(file.num_entries)]
+        for suffix in (".bin", ".idx", ".json"):
+            out.with_suffix(suffix).unlink()
+        assert all(entry[-1] == 256 for entry in entries)
+        return [load_tokenizer("bytes").decode(entry) for entry in entries]
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def vocabulary(tmp_path_factory):
+    """A vocabulary of GPT-2's shape: the 256 bytes, 50,000 pieces of four of them, and the end."""
+    symbols = [chr(byte) for byte in (*range(33, 127), *range(161, 173), *range(174, 256))]
+    symbols += [chr(256 + index) for index in range(68)]
+    letters = symbols[32:58]
+    merged = (
+        f"Ġ{a}{b}{c}" for a in symbols[:94] for b in letters for c in letters
+    )  # Space and three.
+    pieces = [*symbols, *(next(merged) for _ in range(50_000)), "<|endoftext|>"]
+    path = tmp_path_factory.mktemp("gpt2") / "encoder.json"
+    path.write_text(json.dumps({piece: token_id for token_id, piece in enumerate(pieces)}))
+    return path

@@ -20,6 +20,8 @@ from fwpkm_jax.core.array_types import (
 )
 from fwpkm_jax.core.grouping import SlotGroups
 
+_BLOCK = 64  # tokens whose rows a CPU forms at once
+
 
 def read_rows(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
     """Weighted sums of rows, one per token: as `memory.slot_read`, without a backward pass.
@@ -35,8 +37,23 @@ def read_rows(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> To
 
 def dot_rows(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> SlotWeights:
     """Inner products of each token's vector with the rows it reads."""
+    return jax.lax.platform_dependent(
+        values, slot_ids, vectors, cpu=_dot_by_blocks, default=_dot_at_once
+    )
+
+
+def _dot_at_once(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> SlotWeights:
     rows = values.at[slot_ids].get(mode="promise_in_bounds")
     return jnp.einsum("tpv,tv->tp", rows, vectors, precision=jax.lax.Precision.HIGHEST)
+
+
+def _dot_by_blocks(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> SlotWeights:
+    """The rows of a few tokens at a time stay in the cache; those of a chunk are fresh pages."""
+    return jax.lax.map(
+        lambda token: _dot_at_once(values, token[0][None], token[1][None])[0],
+        (slot_ids, vectors),
+        batch_size=_BLOCK,
+    )
 
 
 def add_rows(
@@ -57,9 +74,20 @@ def add_rows(
 def _add_in_turn(
     values: ValueTable, groups: SlotGroups, coefficients: SlotWeights, rows: TokenValues
 ) -> ValueTable:
-    slot_ids = groups.slots[groups.rank]
-    added = coefficients[:, :, None] * rows[:, None, :]
-    return values.at[slot_ids].add(added, mode="promise_in_bounds")
+    """A few tokens at a time, for the same reason as `_dot_by_blocks`."""
+    blocks, rest = divmod(rows.shape[0], _BLOCK)
+    everything = (groups.slots[groups.rank], coefficients, rows)
+
+    def add(values: ValueTable, start: jax.Array | int, length: int) -> ValueTable:
+        slot_ids, coefficients, rows = (
+            jax.lax.dynamic_slice_in_dim(x, start, length) for x in everything
+        )
+        added = coefficients[:, :, None] * rows[:, None, :]
+        return values.at[slot_ids].add(added, mode="promise_in_bounds")
+
+    if blocks:
+        values = jax.lax.fori_loop(0, blocks, lambda i, v: add(v, i * _BLOCK, _BLOCK), values)
+    return add(values, blocks * _BLOCK, rest) if rest else values
 
 
 def _add_by_runs(
@@ -120,29 +148,11 @@ def exchange_rows(
     return Exchange(add_rows(values, groups, steps, errors), output, errors, log)
 
 
-def pull_rows(
-    values: ValueTable,
-    slot_ids: SlotIds,
-    groups: SlotGroups,
-    *,
-    weights: SlotWeights,
-    vectors: TokenValues,
-) -> tuple[TokenValues, SlotWeights]:
-    """`read_rows` and `dot_rows` of the same rows, before they are added to.
-
-    From a copy of the rows, so that the addition waits for both, or XLA would copy the table.
-    """
-    del slot_ids
-    distinct = min(groups.slots.shape[0], values.shape[0])
-    rows = values.at[groups.slots[:distinct]].get(mode="clip")
-    return read_rows(rows, groups.rank, weights), dot_rows(rows, groups.rank, vectors)
-
-
 @dataclass(frozen=True)
 class RowOps:
     """What carries out a chunk's work on rows; each as the function of its default."""
 
     exchange: Callable[..., Exchange] = exchange_rows
-    pull: Callable[..., tuple[TokenValues, SlotWeights]] = pull_rows
+    read: Callable[[ValueTable, SlotIds, SlotWeights], TokenValues] = read_rows
     dot: Callable[[ValueTable, SlotIds, TokenValues], SlotWeights] = dot_rows
     add: Callable[[ValueTable, SlotGroups, SlotWeights, TokenValues], ValueTable] = add_rows

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import ValueTable
-from fwpkm_jax.core.grouping import SlotGroups, group_slots
+from fwpkm_jax.core.grouping import SlotGroups
 from fwpkm_jax.core.row_ops import RowOps
 
 
@@ -64,9 +64,9 @@ def value_scan(
 ) -> ValueScanOutput:
     """Reads and writes every chunk, the table updated in place.
 
-    The backward pass keeps the touched rows as they were before each write, and a cotangent of the
-    touched rows alone; a gradient of the whole table is made only if someone asks for the gradient
-    of `values`.
+    The backward pass keeps the touched rows as they were before each write, and puts the cotangents
+    of these rows into their place; a gradient of the whole table is made only if someone asks for
+    the gradient of `values`.
 
     Args:
       values: the table before the first chunk.
@@ -106,7 +106,6 @@ def _scan_and_log(ops, values, slot_ids, rows, groups) -> tuple[ValueScanOutput,
 class _Residuals(NamedTuple):
     log: jax.Array  # [chunks, distinct, value], the touched rows before each chunk's write
     output: jax.Array
-    slot_ids: jax.Array
     rows: ChunkRows
     groups: SlotGroups
     slots: jax.Array  # [slots, 0], for the number of slots
@@ -121,75 +120,67 @@ def _scan_forward(ops, values, slot_ids, rows, groups):
     output, log = _scan_and_log(ops, values, slot_ids, rows, groups)
     slots = jnp.zeros((values.shape[0], 0), values.dtype)
     table = jnp.zeros((), values.dtype) if asked else None
-    return output, _Residuals(log, output.output, slot_ids, rows, groups, slots, table)
+    return output, _Residuals(log, output.output, rows, groups, slots, table)
 
 
 def _scan_backward(ops, residuals, cotangents):
-    log, output, slot_ids, rows, groups, slots, table = residuals
+    """Chunks from last to first; each leaves the cotangents of its rows where its log stood.
+
+    A row's cotangent is that of the same slot's row in the next chunk that touched it, plus what
+    this chunk's reads add: `latest` says where that row lies, so that no table is made.
+    """
+    log, output, rows, groups, slots, table = residuals
     after = None if _is_zero(cotangents.values) else cotangents.values
     output_bar = cotangents.output
     if _is_zero(output_bar):
         output_bar = jnp.zeros_like(output)
-    touched = _touched_rows(slot_ids, groups, slots.shape[0])
-    if after is None:
-        table_bar = jnp.zeros((touched.slots.size, output.shape[-1]), output.dtype)
-    else:
-        table_bar = after.at[touched.slots].get(mode="clip")
+    chunks, distinct, width = log.shape
+    nowhere = chunks * distinct
+    position = jnp.arange(distinct, dtype=jnp.int32)
 
-    def body(table_bar, chunk):
-        slot_ids, groups, log, rows, output, output_bar = chunk
+    def of_slots(kept: jax.Array, latest: jax.Array, slots: jax.Array | None) -> jax.Array:
+        found = kept.at[latest].get(mode="fill", fill_value=0)
+        if after is None:
+            return found
+        beyond = after if slots is None else after.at[slots].get(mode="clip")
+        return jnp.where((latest == nowhere)[:, None], beyond, found)
+
+    def body(carry, chunk):
+        kept, latest = carry
+        start, groups, rows, output, output_bar = chunk
+        slots = groups.slots[:distinct]
+        table_bar = of_slots(kept, latest.at[slots].get(mode="fill", fill_value=nowhere), slots)
         gap = output - rows.targets
-        errors = rows.error_weights[:, None] * gap
-        errors_bar, steps_bar = ops.pull(
-            table_bar, slot_ids, groups, weights=rows.steps, vectors=errors
-        )
+        errors_bar = ops.read(table_bar, groups.rank, rows.steps)
         targets_bar = -rows.error_weights[:, None] * errors_bar
         read_bar = output_bar - targets_bar
         rows_bar = ChunkRows(
-            weights=ops.dot(log, groups.rank, read_bar),
-            steps=steps_bar,
+            weights=ops.dot(kept, start + groups.rank, read_bar),
+            steps=ops.dot(table_bar, groups.rank, rows.error_weights[:, None] * gap),
             targets=targets_bar,
             error_weights=jnp.sum(errors_bar * gap, axis=-1),
         )
-        return ops.add(table_bar, groups, rows.weights, read_bar), rows_bar
+        # Added nothings: XLA copies what is rewritten here unless the write waits for each read.
+        coefficients = rows.weights + 0.0 * (rows_bar.weights + rows_bar.steps)
+        own = groups._replace(slots=jnp.arange(groups.slots.shape[0], dtype=jnp.int32))
+        table_bar = ops.add(table_bar, own, coefficients, read_bar)
+        kept = jax.lax.dynamic_update_slice_in_dim(kept, table_bar, start, axis=0)
+        latest = latest.at[slots].set(start + position, mode="drop", unique_indices=True)
+        return (kept, latest), rows_bar
 
-    chunks = (touched.slot_ids, touched.groups, log, rows, output, output_bar)
-    table_bar, rows_bar = jax.lax.scan(body, table_bar, chunks, reverse=True)
-    values_bar = None
-    if table is not None:
-        values_bar = jnp.zeros((slots.shape[0], output.shape[-1]), output.dtype)
-        values_bar = values_bar if after is None else after
-        values_bar = values_bar.at[touched.slots].set(table_bar, mode="drop")
+    starts = distinct * jnp.arange(chunks, dtype=jnp.int32)
+    latest = jnp.full(slots.shape[:1], nowhere, jnp.int32)
+    (kept, latest), rows_bar = jax.lax.scan(
+        body,
+        (log.reshape(nowhere, width), latest),
+        (starts, groups, rows, output, output_bar),
+        reverse=True,
+    )
+    values_bar = None if table is None else of_slots(kept, latest, None)
     return values_bar, None, rows_bar, None
 
 
 _scan.defvjp(_scan_forward, _scan_backward, symbolic_zeros=True)
-
-
-class _Touched(NamedTuple):
-    """The rows that a sequence touches, numbered from 0, and its references by these numbers."""
-
-    slots: jax.Array  # [rows], the slot of each; ids beyond the table where there are fewer
-    slot_ids: jax.Array
-    groups: SlotGroups
-
-
-def _touched_rows(slot_ids: jax.Array, groups: SlotGroups, num_slots: int) -> _Touched:
-    chunks, tokens, places = slot_ids.shape
-    if slot_ids.size >= num_slots:
-        return _Touched(jnp.arange(num_slots, dtype=jnp.int32), slot_ids, groups)
-    sequence = group_slots(slot_ids.reshape(chunks * tokens, places), num_slots=num_slots)
-    numbers = sequence.rank.reshape(chunks, tokens, places)
-    references = groups.order.shape[1]
-    first = jnp.take_along_axis(
-        numbers.reshape(chunks, references),
-        jnp.take_along_axis(groups.order, groups.starts[:, :-1], axis=1, mode="clip"),
-        axis=1,
-        mode="clip",
-    )
-    position = jnp.arange(references, dtype=jnp.int32)[None]
-    slots = jnp.where(position < groups.num_groups[:, None], first, slot_ids.size + position)
-    return _Touched(sequence.slots, numbers, groups._replace(slots=slots))
 
 
 def _is_zero(x: object) -> bool:

@@ -1,7 +1,8 @@
 """Evaluates a run: `python eval.py RUN [--suite all] [--step best] [--ppl.FIELD VALUE ...]`.
 
-Prints tables and writes JSON and PNG files into RUN/results. Exit codes: 0 done; 2 wrong command
-line, or the run cannot be evaluated like this.
+Prints tables and writes JSON and PNG files into RUN/results, and report.html, which shows and
+explains all results of the run so far. Exit codes: 0 done; 2 wrong command line, or the run cannot
+be evaluated like this.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tyro
 
 from fwpkm_jax.command_line import check_options, report, separate_options
 from fwpkm_jax.evaluation import EVALS, Origin, Subject, choose_suite, run_suite
+from fwpkm_jax.evaluation.report import write_report
 from fwpkm_jax.run import Run, load_run
 from fwpkm_jax.training.checkpoint import DamagedCheckpointError
 
@@ -96,6 +98,7 @@ def main(arguments: list[str]) -> int:
         suite = choose_suite(options.suite, subject, configs)
         directory = options.run / "results"
         run_suite(subject, suite, directory=directory, configs=configs, limit=options.limit)
+        print(f"wrote {write_report(options.run)}")
     except (ValueError, FileNotFoundError) as error:
         return report("eval.py", error)
     except DamagedCheckpointError as error:

@@ -52,6 +52,12 @@ class Evaluation:
     """A result's record as text."""
     plot: Callable[[Mapping[str, Any], Path], list[Path]]
     """Draws a result's record into a directory; returns the files."""
+    title: str = ""
+    """What a report calls it."""
+    about: str = ""
+    """What it asks and how to read the answer: two sentences for a reader without the paper."""
+    finding: Callable[[Mapping[str, Any]], str] = lambda record: ""
+    """What a result's record says, in a sentence; empty where its table says it all."""
     missing: Callable[[Subject, Any], str | None] = lambda subject, config: None
     """What the run or the options lack for it, in a few words; None: nothing. `--suite all` skips
     an evaluation that lacks something; asked for by name, it fails and says so."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fwpkm_jax.data import Document, TextData, load_tokenizer
-from fwpkm_jax.evaluation import plots, tables
+from fwpkm_jax.evaluation import findings, plots, tables
 from fwpkm_jax.evaluation.addressing import AddressingWindows
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.record import Origin, Result, make_result, one_group
@@ -250,5 +250,12 @@ PERPLEXITY = Evaluation(
     run=_run,
     table=tables.perplexity_table,
     plot=plots.plot_perplexity,
+    title="Perplexity while reading on",
+    about=(
+        "The model reads whole documents, piece by piece, and is scored on every next token. The "
+        "same text is read twice, once with the memory writing what it reads and once with it "
+        "frozen; where writing gives the lower loss, the memory learned from the text itself."
+    ),
+    finding=findings.perplexity_finding,
     missing=lambda subject, config: missing_text(subject.data, config.data),
 )

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from fwpkm_jax.data import RecallData, make_dataset
-from fwpkm_jax.evaluation import plots, tables
+from fwpkm_jax.evaluation import findings, plots, tables
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.intervals import wilson
 from fwpkm_jax.evaluation.record import Origin, Result, make_result
@@ -236,4 +236,11 @@ RECALL = Evaluation(
     run=_run,
     table=tables.recall_table,
     plot=plots.plot_recall,
+    title="Recall of stated facts",
+    about=(
+        "Each sequence states facts, fills in other tokens and then asks for the facts; an answer "
+        "is right if the most likely token is. Attention cannot see facts beyond its window, so "
+        "right answers there come from the memory, and vanish where writing is disabled."
+    ),
+    finding=findings.recall_finding,
 )

@@ -1,0 +1,140 @@
+"""What happened while a run trained, from its `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fwpkm_jax.evaluation.plot_style import (
+    BLUE,
+    COLORS,
+    GREY,
+    ORANGE,
+    add_legend,
+    count_in_thousands,
+    save_figure,
+    set_title,
+    style_axes,
+)
+
+_POINTS = 200  # Of a curve; longer runs are averaged over equal stretches of steps.
+
+
+class Curve(NamedTuple):
+    """A measure by training step, where it was taken."""
+
+    steps: np.ndarray
+    values: np.ndarray
+
+
+def read_metrics(path: Path) -> dict[str, Curve]:
+    """Every measure of a `metrics.jsonl`; empty where there is no such file.
+
+    A value that was not finite is left out, and so is a last line that is still being written.
+    """
+    measures: dict[str, tuple[list[int], list[float]]] = {}
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            break
+        step = record.pop("step")
+        for name, value in record.items():
+            if value is not None:
+                steps, values = measures.setdefault(name, ([], []))
+                steps.append(step)
+                values.append(value)
+    return {name: Curve(np.array(s), np.array(v)) for name, (s, v) in measures.items()}
+
+
+def plot_training(metrics: dict[str, Curve], directory: Path) -> list[Path]:
+    """Loss, the memories' error, and how they are used; only what was measured."""
+    if "loss" not in metrics:
+        return []
+    layers = sorted(
+        (name.split("/")[0] for name in metrics if name.endswith("/memory_loss")),
+        key=lambda name: int(name.split("_")[1]),
+    )
+    panels = 3 if layers else 1
+    figure = Figure(figsize=(4.6 * panels + 0.6, 3.7), layout="constrained")
+    axes = list(figure.subplots(1, panels, squeeze=False)[0])
+    _plot_loss(axes[0], metrics)
+    if layers:
+        for color, layer in zip(COLORS * len(layers), layers, strict=False):
+            _line(axes[1], metrics[f"{layer}/memory_loss"], color, layer)
+        _finish(axes[1], "mean squared error", "What the memory got wrong")
+        shades = {"gate_mean": BLUE, "coverage": ORANGE, "collision": GREY}
+        for name, color in shades.items():
+            curves = [metrics[f"{n}/{name}"] for n in layers if f"{n}/{name}" in metrics]
+            for number, curve in enumerate(curves):
+                label = name.replace("_mean", "") if number == 0 else None
+                _line(axes[2], curve, color, label)
+        axes[2].set_ylim(-0.02, 1.02)
+        _finish(axes[2], "share", "Use of the memory")
+    return [save_figure(figure, directory / "training.png")]
+
+
+def describe_training(metrics: dict[str, Curve]) -> str:
+    """Two sentences on how the loss went."""
+    if "loss" not in metrics:
+        return "This run has no metrics.jsonl: nothing is known about its training."
+    steps, losses = metrics["loss"]
+    stretch = max(1, len(losses) // 20)
+    first, last = np.mean(losses[:stretch]), np.mean(losses[-stretch:])
+    text = (
+        f"Over {steps[-1]:,} steps the training loss went from {first:.3f} to {last:.3f} nats per "
+        f"predicted token (means of the first and the last {stretch} steps). "
+    )
+    if "valid/loss" not in metrics:
+        return text + "Nothing was held out for validation."
+    value = metrics["valid/loss"].values[-1]
+    text += f"On held-out data it was {value:.3f} at the end"
+    if "valid/answer_accuracy" in metrics:
+        accuracy = metrics["valid/answer_accuracy"].values[-1]
+        text += f", with {accuracy:.1%} of the answers right"
+    return text + "."
+
+
+def describe_memory_curves(metrics: dict[str, Curve]) -> str:
+    """How to read the curves of the memory; empty where there is none."""
+    if not any(name.endswith("/memory_loss") for name in metrics):
+        return ""
+    return (
+        "The middle curve is the memory's own error, how far what a token read was from what it "
+        "should have read, before each write; the model also changes what it asks the memory to "
+        "predict, so the curve need not fall. On the right, how much of the memory's answer the "
+        "tokens took (gate), the share of its slots that were read (coverage) and the share of "
+        "reads whose slot was read more than once (collision)."
+    )
+
+
+def _plot_loss(axes: Axes, metrics: dict[str, Curve]) -> None:
+    _line(axes, metrics["loss"], BLUE, "training")
+    if "valid/loss" in metrics:
+        steps, losses = metrics["valid/loss"]
+        axes.plot(steps, losses, color=ORANGE, marker="o", ms=4, lw=1.2, label="held-out data")
+    _finish(axes, "nats per token", "Loss")
+
+
+def _line(axes: Axes, curve: Curve, color: str, label: str | None) -> None:
+    stretch = -(-len(curve.steps) // _POINTS)
+    cuts = range(0, len(curve.steps), stretch)
+    steps, values = (
+        [np.mean(part[cut : cut + stretch]) for cut in cuts] for part in (curve.steps, curve.values)
+    )
+    axes.plot(steps, values, color=color, lw=1.6, label=label)
+
+
+def _finish(axes: Axes, label: str, title: str) -> None:
+    style_axes(axes)
+    axes.set_xlabel("training step")
+    axes.set_ylabel(label)
+    if axes.get_xlim()[1] > 5000:
+        count_in_thousands(axes.xaxis)
+    add_legend(axes, ncols=4)
+    set_title(axes, title, "")

@@ -1,0 +1,136 @@
+"""A run's configuration in plain sentences, and the words that a report uses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+Config = Mapping[str, Any]
+
+GLOSSARY = (
+    (
+        "memory",
+        "Numbers that change while the model reads, beside its parameters, which only training "
+        "changes. Every token asks the memory for what it knows and adds the answer to its own "
+        "state. Also called fast weights.",
+    ),
+    (
+        "writing, frozen",
+        "After each chunk of tokens the memory is changed so that what was read would have "
+        "predicted the next token better: it writes. Frozen: it is read but left as training left "
+        "it. The difference between the two is what reading the text at hand adds.",
+    ),
+    (
+        "slot",
+        "A row of the memory. A token reads the few slots whose addresses fit it best, and writes "
+        "only to those.",
+    ),
+    (
+        "gate",
+        "How much of the memory's answer a token takes, from 0 (none) to 1 (only that).",
+    ),
+    (
+        "nats, perplexity",
+        "The loss is minus the logarithm of the probability that the model gave to the token that "
+        "came, in nats; less is better. Perplexity is its exponential: among how many equally "
+        "likely tokens the model still hesitates.",
+    ),
+    (
+        "collision, coverage, KLD",
+        "How slots were shared: the share of reads whose slot was read more than once; the share "
+        "of slots read at all; and how far the use is from even (0 is even).",
+    ),
+    (
+        "[0.1, 0.2]",
+        "A 95 % interval: repeated with other texts or samples of this kind, the number would lie "
+        "in such an interval 19 times of 20. It says nothing about other training seeds.",
+    ),
+)
+
+_MIXERS = {
+    "gdn": "Gated DeltaNet",
+    "swa": "attention over the last {window:,} tokens",
+    "attention": "attention over all tokens",
+    "lact": "LaCT",
+}
+
+
+def describe_model(config: Config, results: Config | None) -> str:
+    """What the model is and holds.
+
+    Args:
+      config: a run's `config.json`.
+      results: its `results.json`; None while it has not finished.
+    """
+    model = config["model"]
+    counted = Counter(model["mixers"])
+    mixers = " and ".join(
+        f"{_MIXERS[name].format(window=model['window'])} in {count} of them"
+        for name, count in counted.items()
+    )
+    text = (
+        f"A language model of {len(model['mixers'])} layers, {model['model_dim']:,} wide, with "
+        f"{mixers}. {_describe_memory(model)}"
+    )
+    if model["pkm_layers"]:
+        pkm = model["pkm"]
+        text += (
+            f" In layer {_join(model['pkm_layers'])} a product-key memory of "
+            f"{pkm['num_subkeys'] ** 2:,} slots that only training changes replaces the MLP."
+        )
+    if results is None:
+        return text + " The run has not finished, so its parameters were not counted."
+    memory = results.get("memory_parameters", 0)
+    text += f" It has {results['parameters']:,} parameters"
+    return text + (f" and {memory:,} numbers of memory." if memory else ".")
+
+
+def describe_task(config: Config) -> str:
+    """What it was trained on, and for how long."""
+    data, training = config["data"], config["training"]
+    if data["class"] == "RecallData":
+        kind = (
+            f"generated sequences of {data['length']:,} tokens that state {data['num_facts']} "
+            f"facts and ask for them at least {data['min_distance']} tokens later"
+        )
+    else:
+        paths = ", ".join(str(path) for path in data["train_paths"])
+        kind = f"text in pieces of {data['length']:,} tokens ({data['tokenizer']} tokens; {paths})"
+    lifetime = training["memory"]["lifetime"]
+    text = (
+        f"It was trained for {training['steps']:,} steps of {training['batch_size']} sequences on "
+        f"{kind}."
+    )
+    if not config["model"]["memory_layers"]:
+        return text
+    kept = {
+        "carried": "The memory was carried from step to step",
+        "batch": "Every batch started with a new memory",
+    }[lifetime]
+    groups = training["memory"]["groups"]
+    shared = "one for all sequences of a batch" if groups == 1 else f"{groups} for a batch"
+    return f"{text} {kept}, {shared}."
+
+
+def _describe_memory(model: Config) -> str:
+    layers, block = model["memory_layers"], model["fast_weight"]
+    if not layers:
+        return "No layer writes a memory while it reads."
+    rule = block["rule"]
+    every = f"written after every {block['chunk_size']:,} tokens"
+    if rule["class"] == "FwPKM":
+        return (
+            f"In layer {_join(layers)} a memory of {rule['num_subkeys'] ** 2:,} slots, "
+            f"{rule['num_heads'] * rule['top_k']} of them read by each token, {every} (FwPKM)."
+        )
+    return (
+        f"In layer {_join(layers)} a memory that is a small dense network with "
+        f"{rule['hidden_dim']:,} hidden units, {every} (FwMLP)."
+    )
+
+
+def _join(numbers: list[int]) -> str:
+    """2, 6 and 10."""
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} and {last}" if first else last

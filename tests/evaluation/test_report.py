@@ -1,0 +1,106 @@
+"""The report of a run directory: complete, self-contained, and clear about what is missing."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fwpkm_jax.config import Experiment
+from fwpkm_jax.data import RecallData
+from fwpkm_jax.evaluation import EVALS
+from fwpkm_jax.evaluation.report import training, write_report
+from fwpkm_jax.training.config import TrainingConfig
+from tests.evaluation.conftest import tiny_model_config
+from tests.evaluation.test_plots import recall_record, share
+
+PROVENANCE = {"checkpoint": {"run": "runs/<x>", "step": 20}, "seed": 7, "scored_tokens": 160}
+
+
+def result(right: int) -> dict:
+    record = recall_record(right)
+    for scores in (record["results"]["writing"], record["results"]["frozen"]):
+        scores |= {"beyond_window": scores["all"], "beyond_reach": share(0, 4)}
+    record["results"]["writing"]["beyond_reach"] = None
+    return {"evaluation": "recall", "provenance": PROVENANCE, "config": {"num_bins": 4}} | record
+
+
+def write_json(path: Path, values: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    experiment = Experiment(
+        model=tiny_model_config(), data=RecallData(), training=TrainingConfig(steps=20)
+    )
+    run = tmp_path / "my <run>"
+    write_json(run / "config.json", experiment.to_json())
+    return run
+
+
+def train(run: Path) -> None:
+    lines = [
+        {"step": step, "loss": 3 - step / 20, "layer_1/memory_loss": 0.5, "layer_1/gate_mean": 0.25}
+        for step in range(1, 21)
+    ]
+    lines[9]["loss"] = None
+    lines[19]["valid/loss"] = 1.875
+    text = "\n".join(map(json.dumps, lines))
+    (run / "metrics.jsonl").write_text(text + '\n{"step": 21, "lo')  # Cut off while written.
+    write_json(run / "results.json", {"parameters": 8024, "memory_parameters": 192})
+
+
+def test_everything_is_in_one_file_that_loads_nothing(run):
+    train(run)
+    write_json(run / "results" / "recall.json", result(39))
+    page = write_report(run).read_text()
+    assert page.count('src="data:image/png;base64,') == 2  # Training and recall.
+    assert not re.search(r"(src|href)=\"(?!data:)", page)
+    assert "<script" not in page
+    assert "my &lt;run&gt;" in page
+    assert "my <run>" not in page
+    assert "8,024 parameters and 192 numbers of memory" in page
+    assert "1.875 at the end" in page
+    assert "Of 160 facts further away than one layer" in page
+    assert "97.5% were told right with the memory writing" in page
+    assert EVALS["recall"].table(result(39)).splitlines()[0] in page
+    for name, value in (("checkpoint.step", "20"), ("seed", "7"), ("option num_bins", "4")):
+        assert f"<td>{name}</td><td>{value}</td>" in page
+    assert "<td>model.fast_weight.rule.top_k</td><td>2</td>" in page
+
+
+def test_a_new_run_says_what_is_still_missing(run):
+    page = write_report(run).read_text()
+    assert "has not finished" in page
+    assert "no metrics.jsonl" in page
+    assert "Nothing was evaluated yet" in page
+
+
+def test_a_result_of_another_version_is_explained_and_the_others_shown(run):
+    old = result(39)
+    del old["results"]["chance"]
+    write_json(run / "results" / "recall.json", old)
+    write_json(run / "results" / "other.json", {"evaluation": "other"})
+    page = write_report(run).read_text()
+    assert "has no &#x27;chance&#x27;" in page
+    assert "eval.py RUN --suite recall makes it anew" in page
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        write_report(tmp_path)
+
+
+def test_a_long_curve_is_averaged_and_a_short_one_is_not(tmp_path):
+    drawn = []
+    axes = type("Axes", (), {"plot": lambda self, x, y, **_: drawn.append((x, y))})()
+    steps = np.arange(1, 1001)
+    training._line(axes, training.Curve(steps, steps / 10.0), "black", None)
+    training._line(axes, training.Curve(steps[:200], steps[:200] / 10.0), "black", None)
+    assert len(drawn[0][0]) == 200
+    np.testing.assert_allclose(drawn[0][1], np.array(drawn[0][0]) / 10)
+    assert drawn[0][0][0] == 3  # The middle of the first five steps.
+    assert drawn[1][0] == list(range(1, 201))

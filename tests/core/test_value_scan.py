@@ -59,7 +59,7 @@ def test_the_scan_is_the_loop_over_chunks_and_places(slots):
     )
 
 
-@pytest.mark.parametrize("slots", [SLOTS, 200], ids=["dense", "compact"])
+@pytest.mark.parametrize("slots", [SLOTS, 200], ids=["few_slots", "many_slots"])
 @pytest.mark.parametrize("through", ["output", "values", "both"])
 def test_gradients_of_everything_are_the_automatic_ones(slots, through):
     values, ids, rows = sample(slots)
@@ -122,4 +122,20 @@ def test_sums_over_sorted_runs_equal_additions_in_turn(slots):
     arguments = values, groups, rows.steps[0], rows.targets[0]
     chex.assert_trees_all_close(
         row_ops._add_by_runs(*arguments), row_ops._add_in_turn(*arguments), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 150])
+def test_blocks_of_tokens_equal_all_at_once(tokens):
+    """A CPU takes 64 tokens' rows at a time; the last block may be shorter."""
+    rng = np.random.default_rng(tokens)
+    ids = jnp.asarray(rng.integers(SLOTS, size=(tokens, PLACES)), jnp.int32)
+    values, vectors = (jnp.asarray(rng.normal(size=(n, VALUE))) for n in (SLOTS, tokens))
+    steps = jnp.asarray(rng.normal(size=(tokens, PLACES)))
+    groups = group_slots(ids, num_slots=SLOTS)
+    dots = row_ops.dot_rows(values, ids, vectors)
+    chex.assert_trees_all_close(dots, jnp.sum(values[ids] * vectors[:, None], -1), rtol=1e-12)
+    added = steps[:, :, None] * vectors[:, None]
+    chex.assert_trees_all_close(
+        row_ops.add_rows(values, groups, steps, vectors), values.at[ids].add(added), rtol=1e-12
     )

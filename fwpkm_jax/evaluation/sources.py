@@ -55,12 +55,17 @@ def _reader(data: TextData) -> Callable[[], Iterable[Document]]:
     return lambda: stream_documents(data, "valid")
 
 
-def file_hashes(name: str) -> dict[str, str]:
+def file_hashes(name: str | Path) -> dict[str, str]:
     """SHA-256 of each file of a path, by path; of a tokenised file also of its index."""
     hashes = {}
     for file in find_files(name):
         index = file.with_suffix(".idx")
         for path in (file, index) if file.suffix == ".bin" else (file,):
-            with path.open("rb") as content:
-                hashes[str(path)] = hashlib.file_digest(content, "sha256").hexdigest()
+            hashes[str(path)] = sha256(path)
     return hashes
+
+
+def sha256(path: Path) -> str:
+    """Of a file's bytes, in hexadecimal."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

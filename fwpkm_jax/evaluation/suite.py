@@ -11,6 +11,7 @@ from typing import Any
 from fwpkm_jax.command_line import nearest
 from fwpkm_jax.evaluation.continual import CONTINUAL
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
+from fwpkm_jax.evaluation.longbench import LONGBENCH
 from fwpkm_jax.evaluation.needle import NEEDLE
 from fwpkm_jax.evaluation.perplexity import PERPLEXITY
 from fwpkm_jax.evaluation.recall import RECALL
@@ -23,6 +24,7 @@ EVALS: dict[str, Evaluation] = {
     "recall": RECALL,
     "needle": NEEDLE,
     "continual": CONTINUAL,
+    "longbench": LONGBENCH,
 }
 
 

@@ -22,6 +22,14 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), rule, *map(line, rows)])
 
 
+def signed(difference: Record) -> str:
+    """A difference of losses with its interval, where it has one."""
+    if difference["interval"] is None:
+        return f"{difference['loss']:+.4f}"
+    low, high = difference["interval"]
+    return f"{difference['loss']:+.4f} [{low:+.4f}, {high:+.4f}]"
+
+
 def perplexity_table(record: Record) -> str:
     """Perplexity by data set and pass, the effect of writing, the use of the memory by layer."""
     results = record["results"]
@@ -36,7 +44,7 @@ def perplexity_table(record: Record) -> str:
         row = [name, f"{_pick(first, name)['tokens']:,}"]
         row += [f"{_pick(results[p], name)['perplexity']:.4f}" for p in passes]
         if difference:
-            row.append(_signed(_pick(difference, name)))
+            row.append(signed(_pick(difference, name)))
         rows.append(row)
     text = "Streaming perplexity\n" + format_table(header, rows)
     layers = _layer_rows(first)
@@ -64,12 +72,14 @@ def recall_table(record: Record) -> str:
 
 def needle_table(record: Record) -> str:
     """Exact, digit and candidate match by haystack length and number of readings."""
-    config = record["config"]
-    reset = "reset between samples" if config["reset_memory_between_samples"] else "never reset"
+    config, provenance = record["config"], record["provenance"]
+    kept = {"never": "never reset", "sample": "reset between samples"}
+    memory = kept.get(provenance["resets"]["memory"], "reset at every reading")
     rows = [
         [
             f"{run['words']:,}",
             f"{run['token_length']['mean']:,.0f}",
+            str(run["yarn_factor"] or "-"),
             str(run["readings"]),
             str(run["exact"]["answers"]),
             _share(run["exact"]),
@@ -78,11 +88,11 @@ def needle_table(record: Record) -> str:
         ]
         for run in record["results"]["runs"]
     ]
-    header = ["words", "tokens", "readings", "samples", "exact match"]
+    header = ["words", "tokens", "YaRN", "readings", "samples", "exact match"]
     header += [f"digits of {config['value_digits']}", "any needle"]
-    title = f"Needle in a haystack (mode {config['mode']}, memory {reset}"
+    title = f"Needle in a haystack (mode {config['mode']}, memory {memory}"
     title += ")" if config["write"] else ", writing disabled)"
-    return f"{title}\n{format_table(header, rows)}"
+    return f"{title}\n{format_table(header, rows)}\ntokens per write: {provenance['chunk_size']}"
 
 
 _PASSES = {"writing": "writing", "frozen": "frozen memory"}
@@ -95,13 +105,6 @@ def _pick(scores: Record, name: str) -> Record:
 def _share(score: Record) -> str:
     low, high = score["interval"]
     return f"{score['accuracy']:.3f} [{low:.3f}, {high:.3f}]"
-
-
-def _signed(difference: Record) -> str:
-    if difference["interval"] is None:
-        return f"{difference['loss']:+.4f}"
-    low, high = difference["interval"]
-    return f"{difference['loss']:+.4f} [{low:+.4f}, {high:+.4f}]"
 
 
 def _layer_rows(scores: Record) -> list[list[str]]:

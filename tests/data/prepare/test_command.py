@@ -1,0 +1,214 @@
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from fwpkm_jax.data import TextData, TokenFile, load_tokenizer, make_dataset
+from fwpkm_jax.data.longbench import TASKS, read_samples
+from fwpkm_jax.data.prepare import command
+from fwpkm_jax.data.prepare.command import main
+
+BYTES = ("--tokenizer", "bytes")
+
+
+def entries(path, vocab_size=257):
+    file = TokenFile(path, vocab_size=vocab_size)
+    return [file.entry(index) for index in range(file.num_entries)]
+
+
+def texts(path):
+    return [load_tokenizer("bytes").decode(entry) for entry in entries(path)]
+
+
+@pytest.fixture
+def books(tmp_path):
+    path = tmp_path / "books.jsonl"
+    records = [{"id": n, "text": chr(97 + n) * 2000, "body": str(n)} for n in range(9)]
+    path.write_text("\n".join(map(json.dumps, records)))
+    return path
+
+
+def test_any_json_lines_become_rows_for_training(books, tmp_path, capsys):
+    out = tmp_path / "out" / "books.bin"
+    assert main(["jsonl", "--input", str(books), "--out", str(out), *BYTES]) == 0
+    assert [len(row) for row in entries(out)] == [4097] * 4
+    assert "4 entries, 16,388 tokens" in capsys.readouterr().out
+    data = TextData(train_paths=(str(out),), length=512)
+    batch = next(iter(make_dataset(data, split="train", batch_size=4, seed=0)))
+    assert batch["tokens"].shape == (4, 513)
+
+
+def test_options_reach_the_job(books, tmp_path):
+    out = tmp_path / "x.bin"
+    options = {
+        "--layout": "stream",
+        "--field": "body",
+        "--skip_documents": "2",
+        "--max_documents": "5",
+        "--max_tokens": "7",
+        "--num_threads": "1",
+        "--save_seconds": "0",
+    }
+    flat = [word for option in options.items() for word in option]
+    assert main(["jsonl", "--input", str(books), "--out", str(out), *BYTES, *flat]) == 0
+    assert texts(out) == ["2", "3", "4", "5"]
+    assert main(["jsonl", "--input", str(books), "--out", str(out), *BYTES, *flat]) == 0
+
+
+def test_the_papers_tokenizer_is_the_default(books, tmp_path):
+    out = tmp_path / "x.bin"
+    assert main(["jsonl", "--input", str(books), "--out", str(out), "--layout", "stream"]) == 0
+    mistral = load_tokenizer("mistral-v1")
+    first = entries(out, vocab_size=32_000)[0]
+    np.testing.assert_array_equal(first, [*mistral.encode("a" * 2000), mistral.eos_id])
+    manifest = json.loads(out.with_suffix(".json").read_text())
+    assert manifest["job"]["tokenizer_fingerprint"] == mistral.fingerprint
+
+
+def test_every_parquet_source_has_its_command(tmp_path):
+    names = ["FreeLaw", "Ubuntu IRC"]
+    table = {"text": ["l", "i", "m"], "meta": [{"pile_set_name": n} for n in (*names, names[0])]}
+    folder = tmp_path / "pile"
+    folder.mkdir()
+    pyarrow.parquet.write_table(pyarrow.table(table), folder / "000_00000.parquet")
+    arguments = ["--input", str(folder), *BYTES, "--layout", "stream"]
+    out = tmp_path / "domains"
+    pile = ["pile", *arguments, "--out", str(out), "--domains", *names, "--max_characters", "1"]
+    assert main(pile) == 0
+    assert (texts(out / "freelaw.bin"), texts(out / "ubuntu_irc.bin")) == (["l"], ["i"])
+    for source, options in (("fineweb_edu", ["--split", "train"]), ("lambada", [])):
+        out = tmp_path / f"{source}.bin"
+        assert main([source, *arguments, "--out", str(out), *options]) == 0
+        assert texts(out) == ["l", "i", "m"]
+
+
+def test_the_pile_is_capped_as_in_the_paper():
+    defaults = command.Pile(input=None, out=None)
+    assert (defaults.max_characters, defaults.max_tokens) == (80_000_000, 8_192_000)
+    assert (defaults.layout, len(defaults.domains)) == ("l4096", 6)
+
+
+def test_longcrawl64_has_its_command(tmp_path, vocabulary):
+    tokens = [32, 33, 50_256, 34, 50_256, 35]
+    (tmp_path / "val.bin").write_bytes(np.asarray(tokens, "<u2").tobytes())
+    out = tmp_path / "out.bin"
+    arguments = ["longcrawl64", "--input", str(tmp_path / "val.bin"), "--out", str(out), *BYTES]
+    arguments += ["--layout", "stream", "--vocabulary", str(vocabulary), "--skip_documents", "1"]
+    assert main([*arguments, "--missing_chunks", "skip"]) == 0
+    assert texts(out) == ["C", "D"]
+
+
+def test_longbench_gives_three_entries_per_sample_and_no_ends(tmp_path):
+    sample = {"input": "Who?", "context": "A tale.", "answers": ["Bo", "B"], "length": 2}
+    sample |= {"language": "en", "_id": "x"}
+    archive = tmp_path / "data.zip"
+    with zipfile.ZipFile(archive, "w") as content:
+        for task in TASKS:
+            lines = [sample, {**sample, "language": "zh"}, {**sample, "answers": [task]}]
+            content.writestr(f"data/{task}.jsonl", "\n".join(map(json.dumps, lines)))
+    out = tmp_path / "out"
+    assert main(["longbench", "--input", str(archive), "--out", str(out), *BYTES]) == 0
+    for task in TASKS:
+        samples = [found for _, found in read_samples(archive, task) if found is not None]
+        expected = [part for s in samples for part in (s.context, s.question, s.answers[0])]
+        found = [bytes(entry.tolist()).decode() for entry in entries(out / f"{task}.bin")]
+        assert found == expected
+        assert found[5] == task
+
+
+def test_samples_beyond_the_limit_of_tokens_are_left_out(tmp_path, monkeypatch):
+    sample = {"input": "Who?", "answers": ["Bo"], "length": 2, "language": "en"}
+    lines = [{**sample, "context": "c" * 5}, {**sample, "context": "c" * 6}]
+    (tmp_path / "musique.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    first = next(read_samples(tmp_path, "musique"))[1]
+    limit = first.num_tokens(load_tokenizer("bytes"))
+    monkeypatch.setattr("fwpkm_jax.data.prepare.longbench.MAX_TOKENS", limit)
+    arguments = ["--input", str(tmp_path), "--out", str(tmp_path / "out"), "--tasks", "musique"]
+    assert main(["longbench", *arguments, *BYTES]) == 0
+    assert len(entries(tmp_path / "out" / "musique.bin")) == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("jsonl", [], "There is no file or folder"),
+        ("fineweb_edu", ["--split", "test"], "huggingface.co/datasets/HuggingFaceFW/fineweb-edu"),
+        ("pile", [], "huggingface.co/datasets/monology/pile-uncopyrighted-parquet"),
+        ("lambada", [], "lambada-dataset.tar.gz of zenodo.org"),
+        ("longbench", [], "data.zip of huggingface.co/datasets/THUDM/LongBench"),
+        ("longcrawl64", ["--vocabulary", "VOCABULARY"], "datasets/clankur/longcrawl64"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(
+    tmp_path, capsys, source, options, message, vocabulary
+):
+    options = [str(vocabulary) if option == "VOCABULARY" else option for option in options]
+    arguments = ["--input", str(tmp_path / "nothing"), "--out", str(tmp_path / "x.bin")]
+    assert main([source, *arguments, *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.glob("x*"))
+
+
+def test_half_of_a_mixture_comes_from_each_budget(tmp_path):
+    """The paper's 5B + 5B: two files capped alike, mixed one to one, each row once an epoch."""
+    for name, letter, documents in (("web", "w", 3_000), ("long", "l", 900)):
+        size = 1_000 if name == "web" else 5_000
+        with (tmp_path / f"{name}.jsonl").open("w") as file:
+            for number in range(documents):
+                text = f"{letter}{number:05} " * (size // 7)
+                file.write(json.dumps({"text": text}) + "\n")
+        arguments = ["--input", str(tmp_path / f"{name}.jsonl"), *BYTES]
+        budget = ["--max_tokens", str(512 * 4097)]
+        assert main(["jsonl", *arguments, *budget, "--out", str(tmp_path / f"{name}.bin")]) == 0
+    data = TextData(
+        train_paths=(str(tmp_path / "web.bin"), str(tmp_path / "long.bin")), train_weights=(1, 1)
+    )
+    batches = iter(make_dataset(data, split="train", batch_size=128, seed=0))
+    rows = [row.tobytes() for _ in range(8) for row in next(batches)["tokens"]]
+    stored = [
+        entry.astype(np.int32).tobytes()
+        for name in ("web", "long")
+        for entry in entries(tmp_path / f"{name}.bin")
+    ]
+    assert len(stored) == 2 * 512
+    assert sorted(rows) == sorted(stored)
+
+
+@pytest.mark.slow  # Starts the program a dozen times.
+def test_killed_at_random_moments_it_ends_with_the_same_files(tmp_path):
+    with (tmp_path / "x.jsonl").open("w") as file:
+        for number in range(4_000):
+            file.write(json.dumps({"text": f"{number} and so on. " * 400}) + "\n")
+    options = [*BYTES, "--save_seconds", "0"]
+
+    def start(out):
+        arguments = ["jsonl", "--input", str(tmp_path / "x.jsonl"), "--out", str(out), *options]
+        return subprocess.Popen([sys.executable, "-m", "fwpkm_jax.data.prepare", *arguments])
+
+    whole, out = tmp_path / "whole" / "x.bin", tmp_path / "x.bin"
+    begun = time.monotonic()
+    assert start(whole).wait() == 0
+    seconds = time.monotonic() - begun
+    generator, kills = random.Random(0), 0
+    for _ in range(8):
+        process = start(out)
+        try:
+            process.wait(seconds * generator.uniform(0.3, 0.95))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            kills += process.wait() == -signal.SIGKILL
+    assert start(out).wait() == 0
+    assert kills >= 3
+    for suffix in (".bin", ".idx", ".json"):
+        assert out.with_suffix(suffix).read_bytes() == whole.with_suffix(suffix).read_bytes()
+    assert not list(tmp_path.glob("*partial*"))

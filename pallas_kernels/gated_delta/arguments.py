@@ -36,3 +36,14 @@ class Residuals(NamedTuple):
     """`[batch, chunks, heads, key, value]`: the memory at each chunk's start."""
     inverses: jax.Array
     """`[batch, chunks, heads, chunk, chunk]`: of each chunk's triangle."""
+
+
+class Vectors(NamedTuple):
+    """What the GPU's stages know of each token, `[batch, chunks, heads, chunk]` float32."""
+
+    log_decay: jax.Array
+    beta: jax.Array
+    to_token: jax.Array
+    """Decay from the chunk's start to the token, it included."""
+    to_end: jax.Array
+    """Decay from after the token to the chunk's end."""

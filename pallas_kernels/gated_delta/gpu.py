@@ -2,18 +2,19 @@
 
 A GPU has more processors than a batch has memories, so only what must be sequential is: the walk
 (`gpu_walk`), two products a chunk. What a chunk needs before (`gpu_prepare`), its output afterwards
-(`gpu_read`) and the cotangents (`gpu_gradients`) depend on no other chunk and have a program each
-for every chunk of every head. The backward pass walks the transposed recurrence to find the
-memory's cotangent after every chunk. All are Mosaic GPU kernels; XLA is left with vectors, one
-number per token.
+(`gpu_read`) and the cotangents (`gpu_before_walk`, `gpu_after_walk`) depend on no other chunk and
+have a program each for every chunk of every head. The backward pass walks the transposed recurrence
+to find the memory's cotangent after every chunk. All are Mosaic GPU kernels; XLA is left with
+vectors, one number per token.
 """
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.gated_delta.arguments import CHUNK, Inputs, Residuals
+from pallas_kernels.gated_delta.arguments import CHUNK, Inputs, Residuals, Vectors
 from pallas_kernels.gated_delta.chunk import chunk_decays
-from pallas_kernels.gated_delta.gpu_gradients import Vectors, after_walk, before_walk
+from pallas_kernels.gated_delta.gpu_after_walk import after_walk
+from pallas_kernels.gated_delta.gpu_before_walk import before_walk
 from pallas_kernels.gated_delta.gpu_prepare import prepare
 from pallas_kernels.gated_delta.gpu_read import read
 from pallas_kernels.gated_delta.gpu_walk import walk

@@ -9,11 +9,19 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dispatch import gpu_interpreter
 from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP
+from pallas_kernels.gated_delta.gpu_chunk import (
+    GRID_NAMES,
+    chunk_tokens,
+    column_blocks,
+    decays_between,
+    positions,
+    program_place,
+    send_factors,
+)
 from pallas_kernels.gated_delta.gpu_tiles import (
     COLUMN,
     ROW,
@@ -24,7 +32,6 @@ from pallas_kernels.gated_delta.gpu_tiles import (
     multiply,
     put,
     rows_times,
-    send,
     smem,
     smem_halves,
 )
@@ -78,7 +85,7 @@ def prepare(
             plgpu.Barrier(),
         ],
         grid=place,
-        grid_names=("batch", "chunks", "heads"),
+        grid_names=GRID_NAMES,
         compiler_params=compiler_params(),
         interpret=gpu_interpreter(),
     )(key, value, log_decay, beta, to_token, to_end)
@@ -88,12 +95,12 @@ def prepare(
 def _prepare_kernel(key, value, log_decay, beta, to_token, to_end, *refs):
     inverse_out, own, left_hi, left_lo, right_hi, right_lo, *scratch = refs
     keys, a, b, stage, arrived = scratch
-    place = tuple(jax.lax.axis_index(name) for name in ("batch", "chunks", "heads"))
+    place = program_place()
     tokens = chunk_tokens(place)
     beta, to_token, to_end = (load(x.at[place], COLUMN) for x in (beta, to_token, to_end))
     fetch = functools.partial(fetched, stage=stage, arrived=arrived)
 
-    blocks = [pl.ds(start, WIDTH_STEP) for start in range(0, key.shape[-1], WIDTH_STEP)]
+    blocks = column_blocks(key)
     for columns in blocks:
         put(keys.at(slice(None), columns), fetch(key.at[(*tokens, columns)]))
     overlap = multiply(keys, keys.transposed)
@@ -107,72 +114,9 @@ def _prepare_kernel(key, value, log_decay, beta, to_token, to_end, *refs):
         part = (*place, slice(None), columns)
         left, right = Halves(left_hi, left_lo).at(*part), Halves(right_hi, right_lo).at(*part)
         send_factors(a, b, block, beta * to_token, to_end, left, right)
-    for start in range(0, value.shape[-1], WIDTH_STEP):
-        columns = pl.ds(start, WIDTH_STEP)
+    for columns in column_blocks(value):
         put(b, rows_times(beta, fetch(value.at[(*tokens, columns)])))
         own.at[(*place, slice(None), columns)][...] = multiply(a, b)
-
-
-def send_factors(
-    inverse: Halves,
-    work: Halves,
-    keys: jax.Array,
-    to_start: jax.Array,
-    to_end: jax.Array,
-    left: Halves,
-    right: Halves,
-) -> None:
-    """Writes what the walk multiplies by, for a block of the keys' columns: `-Y` and the keys.
-
-    Args:
-      inverse: of the chunk's triangle, in shared memory.
-      work: a tile in shared memory.
-      keys: `[chunk, 64]` in registers.
-      to_start: write strengths times decays from the chunk's start, a column.
-      to_end: decays to the chunk's end, a column.
-      left: where `-Y` goes, in GPU memory.
-      right: where the decayed keys go.
-    """
-    put(work, rows_times(to_start, keys))
-    send(work, -multiply(inverse, work), left)
-    send(work, rows_times(to_end, keys), right)
-
-
-def chunk_tokens(place: tuple) -> tuple:
-    """Where a program's tokens are in `[batch, length, heads, width]`."""
-    batch, chunk, head = place
-    return batch, pl.ds(chunk * CHUNK, CHUNK), head
-
-
-def decays_between(log_decay: jax.Array, a: Halves, b: Halves) -> jax.Array:
-    """`Decays.between` of a chunk, from its log decays in the row layout.
-
-    Sums of log decays must be float32's, not the halves': their error is the decay's relative
-    error. So each log decay is three bfloat16 numbers, all 24 bits, against a mask that is exact.
-
-    Args:
-      log_decay: `[chunk]` in the layout `ROW`.
-      a: square tiles in shared memory to work in.
-      b: others.
-    """
-    terms, mask = (*a, b.hi), b.lo
-    row, column = positions()
-    until = jax.lax.broadcast_in_dim(log_decay, (CHUNK, CHUNK), (1,))
-    until = jnp.where(column <= row, until, 0.0)
-    for term in terms:
-        part = until.astype(jnp.bfloat16)
-        term[...] = part
-        until = until - part.astype(jnp.float32)
-    mask[...] = jnp.where(row > column, 1.0, 0.0).astype(jnp.bfloat16)
-    plgpu.commit_smem()
-
-    def accumulate(total):
-        for term in reversed(terms):
-            plgpu.wgmma(total, term, mask)
-        return total[...]
-
-    spans = pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((CHUNK, CHUNK), jnp.float32))
-    return jnp.where(column <= row, jnp.exp(spans), 0.0)
 
 
 def triangle_inverse(lower: jax.Array, a: Halves, b: Halves) -> jax.Array:
@@ -192,11 +136,3 @@ def triangle_inverse(lower: jax.Array, a: Halves, b: Halves) -> jax.Array:
         put(b, multiply(b, a))
         inverse = inverse - multiply(a, b)
     return inverse
-
-
-def positions() -> tuple[jax.Array, jax.Array]:
-    """Row and column number of every entry of a square tile."""
-    return tuple(  # pyright: ignore[reportReturnType]
-        plgpu.broadcasted_iota(jnp.int32, (CHUNK, CHUNK), axis, layout=plgpu.Layout.WGMMA)
-        for axis in (0, 1)
-    )

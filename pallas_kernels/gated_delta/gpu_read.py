@@ -4,12 +4,17 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dispatch import gpu_interpreter
 from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP, Residuals
-from pallas_kernels.gated_delta.gpu_prepare import chunk_tokens, decays_between
+from pallas_kernels.gated_delta.gpu_chunk import (
+    GRID_NAMES,
+    chunk_tokens,
+    column_blocks,
+    decays_between,
+    program_place,
+)
 from pallas_kernels.gated_delta.gpu_tiles import (
     COLUMN,
     ROW,
@@ -60,7 +65,7 @@ def read(
             plgpu.Barrier(),
         ],
         grid=beta.shape[:3],
-        grid_names=("batch", "chunks", "heads"),
+        grid_names=GRID_NAMES,
         compiler_params=compiler_params(),
         interpret=gpu_interpreter(),
     )(query, key, value, log_decay, beta, to_token, *saved)
@@ -69,13 +74,13 @@ def read(
 def _read_kernel(query, key, value, log_decay, beta, to_token, *refs, scale):
     states, inverses, output, *scratch = refs
     queries, keys, memory, inverse, attention, errors, stage, wide_stage, arrived = scratch
-    place = tuple(jax.lax.axis_index(name) for name in ("batch", "chunks", "heads"))
+    place = program_place()
     tokens = chunk_tokens(place)
     beta, to_token = (load(x.at[place], COLUMN) for x in (beta, to_token))
     fetch = functools.partial(fetched, stage=stage, arrived=arrived)
     fetch_wide = functools.partial(fetched, stage=wide_stage, arrived=arrived)
 
-    blocks = [pl.ds(start, WIDTH_STEP) for start in range(0, key.shape[-1], WIDTH_STEP)]
+    blocks = column_blocks(key)
     for columns in blocks:
         put(queries.at(slice(None), columns), scale * fetch(query.at[(*tokens, columns)]))
         put(keys.at(slice(None), columns), fetch(key.at[(*tokens, columns)]))
@@ -83,8 +88,7 @@ def _read_kernel(query, key, value, log_decay, beta, to_token, *refs, scale):
     put(attention, multiply(queries, keys.transposed) * between)
     put(inverse, fetch_wide(inverses.at[place]))
 
-    for start in range(0, value.shape[-1], WIDTH_STEP):
-        columns = pl.ds(start, WIDTH_STEP)
+    for columns in column_blocks(value):
         for rows in blocks:
             put(memory.at(rows), fetch_wide(states.at[(*place, rows, columns)]))
         own = fetch(value.at[(*tokens, columns)]) - rows_times(to_token, multiply(keys, memory))

@@ -1,8 +1,8 @@
-"""GPU: the backward pass's two parallel stages, before and after the transposed walk.
+"""GPU: the backward pass after the transposed walk, one program for each chunk of each head.
 
-Each program has one chunk of one head. The letters are those of docs/math.md. Values are taken 64
-columns at a time, then keys; what is summed over the values stays in registers, and the errors W
-and the cotangents dH, which the keys' part reads again, pass through GPU memory.
+The letters are those of docs/math.md. Values are taken 64 columns at a time, then keys; what is
+summed over the values stays in registers, and the errors W and the cotangents dH, which the keys'
+part reads again, pass through GPU memory.
 """
 
 import functools
@@ -14,12 +14,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dispatch import gpu_interpreter
-from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP, Residuals
-from pallas_kernels.gated_delta.gpu_prepare import (
+from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP, Residuals, Vectors
+from pallas_kernels.gated_delta.gpu_chunk import (
+    GRID_NAMES,
     chunk_tokens,
+    column_blocks,
     decays_between,
     positions,
-    send_factors,
+    program_place,
 )
 from pallas_kernels.gated_delta.gpu_tiles import (
     COLUMN,
@@ -38,30 +40,6 @@ from pallas_kernels.gated_delta.gpu_tiles import (
     smem_halves,
 )
 
-GRID_NAMES = ("batch", "chunks", "heads")
-
-
-class Vectors(NamedTuple):
-    """Per token, `[batch, chunks, heads, chunk]` float32."""
-
-    log_decay: jax.Array
-    beta: jax.Array
-    to_token: jax.Array
-    to_end: jax.Array
-
-
-class BeforeWalk(NamedTuple):
-    """What the transposed walk takes of every chunk."""
-
-    d_errors: jax.Array
-    """`P^T dO`, `[batch, chunks, heads, chunk, value]` float32."""
-    step: jax.Array
-    """`(gamma Q)^T dO`, `[batch, chunks, heads, key, value]` float32."""
-    left: Halves
-    """`-Y`, `[batch, chunks, heads, chunk, key]` bfloat16."""
-    right: Halves
-    """Keys times the decay to the chunk's end, like `left`."""
-
 
 class ChunkCotangents(NamedTuple):
     """Of tokens `[batch, length, heads, width]`; of vectors `[batch, chunks, heads, chunk]`."""
@@ -76,81 +54,6 @@ class ChunkCotangents(NamedTuple):
     """Of the logarithm of each token's `to_token`."""
     log_to_end: jax.Array
     """Of the logarithm of each token's `to_end`."""
-
-
-def before_walk(
-    query: jax.Array,
-    key: jax.Array,
-    vectors: Vectors,
-    inverse: jax.Array,
-    d_output: jax.Array,
-    *,
-    scale: float,
-) -> BeforeWalk:
-    """Cotangents that reach the errors and the memory through a chunk's own output.
-
-    Args:
-      query: `[batch, length, heads, key]`.
-      key: `[batch, length, heads, key]`.
-      vectors: per token.
-      inverse: `[batch, chunks, heads, chunk, chunk]`.
-      d_output: `[batch, length, heads, value]` float32.
-      scale: factor on the queries.
-    """
-    place, width, value = vectors.beta.shape[:3], key.shape[-1], d_output.shape[-1]
-    half = jax.ShapeDtypeStruct((*place, CHUNK, width), jnp.bfloat16)
-    d_errors, step, *halves = plgpu.kernel(
-        functools.partial(_before_kernel, scale=scale),
-        out_type=[
-            jax.ShapeDtypeStruct((*place, CHUNK, value), jnp.float32),
-            jax.ShapeDtypeStruct((*place, width, value), jnp.float32),
-            *(half for _ in range(4)),
-        ],
-        scratch_types=[
-            *(smem_halves(CHUNK, width) for _ in range(2)),
-            *(smem_halves(CHUNK, CHUNK) for _ in range(3)),
-            smem(CHUNK, WIDTH_STEP, key.dtype),
-            smem(CHUNK, WIDTH_STEP, jnp.float32),
-            plgpu.Barrier(),
-        ],
-        grid=place,
-        grid_names=GRID_NAMES,
-        compiler_params=compiler_params(),
-        interpret=gpu_interpreter(),
-    )(query, key, *vectors, inverse, d_output)
-    return BeforeWalk(d_errors, step, Halves(*halves[:2]), Halves(*halves[2:]))
-
-
-def _before_kernel(query, key, log_decay, beta, to_token, to_end, inverse, d_output, *refs, scale):
-    d_errors, step, left_hi, left_lo, right_hi, right_lo, *scratch = refs
-    queries, keys, inverse_tile, attention, work, stage, wide_stage, arrived = scratch
-    place = tuple(jax.lax.axis_index(name) for name in GRID_NAMES)
-    tokens = chunk_tokens(place)
-    beta, to_token, to_end = (load(x.at[place], COLUMN) for x in (beta, to_token, to_end))
-    fetch = functools.partial(fetched, stage=stage, arrived=arrived)
-    fetch_wide = functools.partial(fetched, stage=wide_stage, arrived=arrived)
-
-    blocks = _blocks(key)
-    for columns in blocks:
-        put(queries.at(slice(None), columns), scale * fetch(query.at[(*tokens, columns)]))
-        put(keys.at(slice(None), columns), fetch(key.at[(*tokens, columns)]))
-    between = decays_between(load(log_decay.at[place], ROW), attention, work)
-    put(attention, multiply(queries, keys.transposed) * between)
-    put(inverse_tile, fetch_wide(inverse.at[place]))
-    for columns in blocks:
-        block = joined(keys.at(slice(None), columns))
-        part = (*place, slice(None), columns)
-        left, right = Halves(left_hi, left_lo).at(*part), Halves(right_hi, right_lo).at(*part)
-        send_factors(inverse_tile, work, block, beta * to_token, to_end, left, right)
-        block = scale * fetch(query.at[(*tokens, columns)])
-        put(queries.at(slice(None), columns), rows_times(to_token, block))
-
-    for columns in _blocks(d_output):
-        put(work, fetch_wide(d_output.at[(*tokens, columns)]))
-        d_errors.at[(*place, slice(None), columns)][...] = multiply(attention.transposed, work)
-        for rows in blocks:
-            block = queries.at(slice(None), rows)
-            step.at[(*place, rows, columns)][...] = multiply(block.transposed, work)
 
 
 def after_walk(
@@ -201,12 +104,12 @@ def _after_kernel(*refs, scale):
     d_log_to_token, d_log_to_end, errors_hi, errors_lo, d_recalled_hi, d_recalled_lo, *refs = refs
     keys, memory, inverse, attention, a, b, stage, wide_stage, arrived = refs
     errors, d_recalled = Halves(errors_hi, errors_lo), Halves(d_recalled_hi, d_recalled_lo)
-    place = tuple(jax.lax.axis_index(name) for name in GRID_NAMES)
+    place = program_place()
     tokens = chunk_tokens(place)
     beta, to_token, to_end = (load(x.at[place], COLUMN) for x in (beta, to_token, to_end))
     fetch = functools.partial(fetched, stage=stage, arrived=arrived)
     fetch_wide = functools.partial(fetched, stage=wide_stage, arrived=arrived)
-    blocks, value_blocks = _blocks(key), _blocks(value)
+    blocks, value_blocks = column_blocks(key), column_blocks(value)
 
     attended = _zeros()
     for columns in blocks:
@@ -307,11 +210,6 @@ def _fetch_halves(source: Halves, tile: Halves, arrived: Any) -> None:
     for there, half in zip(source, tile, strict=True):
         plgpu.copy_gmem_to_smem(there, half, arrived)
         plgpu.barrier_wait(arrived)
-
-
-def _blocks(x: Any) -> list:
-    """The last axis, 64 at a time."""
-    return [pl.ds(start, WIDTH_STEP) for start in range(0, x.shape[-1], WIDTH_STEP)]
 
 
 def _zeros() -> jax.Array:

@@ -1,0 +1,115 @@
+"""The backward pass of one chunk of the gated delta rule, derived in docs/math.md."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.gated_delta.chunk import chunk_decays, chunk_written
+from pallas_kernels.gated_delta.tiles import (
+    as_column,
+    as_row,
+    column_sum,
+    mask,
+    positions,
+    product,
+    row_sum,
+    wide,
+)
+
+
+class ChunkGradients(NamedTuple):
+    """Cotangents of a chunk's inputs and of the memory at its start."""
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    log_decay: jax.Array
+    """`[1, chunk]`."""
+    beta: jax.Array
+    """`[1, chunk]`."""
+    state: jax.Array
+
+
+def chunk_backward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    log_decay: jax.Array,
+    beta: jax.Array,
+    state: jax.Array,
+    inverse: jax.Array,
+    d_output: jax.Array,
+    d_state: jax.Array,
+    *,
+    scale: float,
+) -> ChunkGradients:
+    """Cotangents of one chunk's inputs, given those of its output and of the memory after it.
+
+    Args: as `chunk_forward`, then `inverse [chunk, chunk]` as it returned it, `d_output
+      [chunk, value]` and `d_state [key, value]`, both float32.
+    """
+    decays, beta = chunk_decays(log_decay), as_column(beta)
+    overlap = product(key, key, contract=(1, 1))
+    scores = scale * product(query, key, contract=(1, 1))
+    query, key, value = wide(query, key, value)
+    query = scale * query
+    own_error, recalled, errors = chunk_written(key, value, beta, decays, inverse, state)
+    row, column = positions(overlap.shape[0])
+    strict = row > column
+
+    # The memory after: whole * S + (to_end * K)^T W.
+    from_end = product(errors, d_state, contract=(1, 1))  # [chunk, key]
+    d_errors = product(decays.to_end * key, d_state)
+    d_key = decays.to_end * from_end
+    d_log_to_end = decays.to_end * row_sum(key * from_end)
+    d_log_whole = decays.whole * jnp.sum(row_sum(d_state * state), axis=0, keepdims=True)
+    d_start = decays.whole * d_state
+
+    # The output: to_token * Q S + (scores * between) W.
+    from_output = product(d_output, state, contract=(1, 1))  # [chunk, key]
+    d_query = decays.to_token * from_output
+    d_log_to_token = decays.to_token * row_sum(query * from_output)
+    d_start += product(decays.to_token * query, d_output, contract=(0, 0))
+    d_errors += product(scores * decays.between, d_output, contract=(0, 0))
+    d_scores = product(d_output, errors, contract=(1, 1)) * decays.between
+    d_log_between = d_scores * scores
+    d_query += product(d_scores, key)
+    d_key += product(d_scores, query, contract=(0, 0))
+
+    # The errors: inverse times beta * R, R = V - to_token * K S.
+    d_weighted = product(inverse, d_errors, contract=(0, 0))
+    d_value = beta * d_weighted
+    d_beta = row_sum(d_weighted * own_error)
+    d_recalled = -decays.to_token * d_value
+    d_log_to_token += row_sum(d_recalled * recalled)
+    d_key += product(d_recalled, state, contract=(1, 1))
+    d_start += product(key, d_recalled, contract=(0, 0))
+
+    # The triangle inside the inverse: beta * overlap * between, below the diagonal.
+    d_lower = jnp.where(strict, -product(d_weighted, errors, contract=(1, 1)), 0.0)
+    d_lower *= decays.between
+    d_beta += row_sum(d_lower * overlap)
+    d_overlap = beta * d_lower
+    d_log_between += d_overlap * overlap
+    d_key += product(d_overlap, key) + product(d_overlap, key, contract=(0, 0))
+
+    # Each log decay takes part in every product that spans its token: again sums of exactly the
+    # terms concerned, not differences of running sums.
+    spanning = product(
+        d_log_between, mask(row >= column, d_log_between), contract=(0, 0)
+    )  # [s, t]: sum r >= t
+    before = row < column  # The row's token is before the column's.
+    d_log_decay = (
+        column_sum(jnp.where(before, spanning + d_log_to_end, 0.0))
+        + column_sum(jnp.where(before, 0.0, d_log_to_token))
+        + d_log_whole
+    )
+    return ChunkGradients(
+        query=scale * d_query,
+        key=d_key,
+        value=d_value,
+        log_decay=d_log_decay,
+        beta=as_row(d_beta),
+        state=d_start,
+    )

@@ -1,0 +1,93 @@
+"""GPU: what programs of one chunk and head share: place, blocks of columns, decays, factors."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP
+from pallas_kernels.gated_delta.gpu_tiles import Halves, multiply, put, rows_times, send
+
+GRID_NAMES = ("batch", "chunks", "heads")
+
+
+def program_place() -> tuple:
+    """Which batch, chunk and head a program has."""
+    return tuple(jax.lax.axis_index(name) for name in GRID_NAMES)
+
+
+def chunk_tokens(place: tuple) -> tuple:
+    """Where a program's tokens are in `[batch, length, heads, width]`."""
+    batch, chunk, head = place
+    return batch, pl.ds(chunk * CHUNK, CHUNK), head
+
+
+def column_blocks(x: Any) -> list:
+    """The last axis, 64 at a time."""
+    return [pl.ds(start, WIDTH_STEP) for start in range(0, x.shape[-1], WIDTH_STEP)]
+
+
+def positions() -> tuple[jax.Array, jax.Array]:
+    """Row and column number of every entry of a square tile."""
+    return tuple(  # pyright: ignore[reportReturnType]
+        plgpu.broadcasted_iota(jnp.int32, (CHUNK, CHUNK), axis, layout=plgpu.Layout.WGMMA)
+        for axis in (0, 1)
+    )
+
+
+def decays_between(log_decay: jax.Array, a: Halves, b: Halves) -> jax.Array:
+    """`Decays.between` of a chunk, from its log decays in the row layout.
+
+    Sums of log decays must be float32's, not the halves': their error is the decay's relative
+    error. So each log decay is three bfloat16 numbers, all 24 bits, against a mask that is exact.
+
+    Args:
+      log_decay: `[chunk]` in the layout `ROW`.
+      a: square tiles in shared memory to work in.
+      b: others.
+    """
+    terms, mask = (*a, b.hi), b.lo
+    row, column = positions()
+    until = jax.lax.broadcast_in_dim(log_decay, (CHUNK, CHUNK), (1,))
+    until = jnp.where(column <= row, until, 0.0)
+    for term in terms:
+        part = until.astype(jnp.bfloat16)
+        term[...] = part
+        until = until - part.astype(jnp.float32)
+    mask[...] = jnp.where(row > column, 1.0, 0.0).astype(jnp.bfloat16)
+    plgpu.commit_smem()
+
+    def accumulate(total):
+        for term in reversed(terms):
+            plgpu.wgmma(total, term, mask)
+        return total[...]
+
+    spans = pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((CHUNK, CHUNK), jnp.float32))
+    return jnp.where(column <= row, jnp.exp(spans), 0.0)
+
+
+def send_factors(
+    inverse: Halves,
+    work: Halves,
+    keys: jax.Array,
+    to_start: jax.Array,
+    to_end: jax.Array,
+    left: Halves,
+    right: Halves,
+) -> None:
+    """Writes what the walk multiplies by, for a block of the keys' columns: `-Y` and the keys.
+
+    Args:
+      inverse: of the chunk's triangle, in shared memory.
+      work: a tile in shared memory.
+      keys: `[chunk, 64]` in registers.
+      to_start: write strengths times decays from the chunk's start, a column.
+      to_end: decays to the chunk's end, a column.
+      left: where `-Y` goes, in GPU memory.
+      right: where the decayed keys go.
+    """
+    put(work, rows_times(to_start, keys))
+    send(work, -multiply(inverse, work), left)
+    send(work, rows_times(to_end, keys), right)

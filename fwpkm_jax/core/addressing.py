@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import Queries, SubKeys, TokenWeights
+from fwpkm_jax.core.top_k import top_k_ids
 
 Score = Literal["idw", "dot"]
 Nonlinearity = Literal["softmax", "silu", "relu"]
@@ -91,9 +92,7 @@ def product_top_k(queries: Queries, keys: SubKeys, *, top_k: int, score: Score =
             "[heads, 2, subkeys, key // 2]."
         )
     scores = _scores(queries, keys, score)
-    # top_k ranks 0 above -0, which are equal scores: without the sign the lower sub-key wins.
-    ranked = jax.lax.stop_gradient(jnp.where(scores == 0.0, 0.0, scores))
-    _, sub_key_ids = jax.lax.top_k(ranked, top_k)
+    sub_key_ids = top_k_ids(scores, top_k)
     best = jnp.moveaxis(jnp.take_along_axis(scores, sub_key_ids, axis=-1), 2, 0)
     sub_key_ids = jnp.moveaxis(sub_key_ids, 2, 0)
 

@@ -1,0 +1,219 @@
+"""The small study of docs/study.md: trains the models of configs/study/, evaluates them, shows all.
+
+    python benchmarks/study.py                          every run, one after another
+    python benchmarks/study.py --runs gdn_swa__fwpkm:0  some of them, as NAME:SEED
+    python benchmarks/study.py --tables                 the tables of the runs that are finished
+
+What is finished is not done again; an interrupted training run continues. Results go to
+`runs/study/NAME_seedS/study/EVALUATION/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import runpy
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fwpkm_jax.evaluation import NeedleConfig, PerplexityConfig, run_suite
+from fwpkm_jax.evaluation.continual import ContinualConfig
+from fwpkm_jax.evaluation.intervals import clustered_mean
+from fwpkm_jax.run import load_run
+
+ROOT = Path(__file__).parents[1]
+RUNS_DIR = Path("runs/study")
+DATA = Path("../shared/data")
+EXCERPTS = RUNS_DIR / "books_excerpts.jsonl"
+EXCERPT_CHARACTERS = 25_000
+
+SEEDS = {
+    "gdn_swa__fwpkm": (0, 1, 2),
+    "gdn_swa": (0, 1, 2),
+    "gdn_swa__pkm": (0,),
+    "gdn_swa__pkm_fwpkm": (0,),
+    "gdn_swa__fwmlp": (0,),
+    "lact": (0,),
+    "fa": (0,),
+    "fa__fwpkm": (0,),
+    "fa__fwpkm__pswa": (0,),
+}
+"""Runs in the order they are made: config and seeds."""
+
+DOMAINS = ("math", "law", "philosophy", "biomed", "irc", "patents")
+# With its five needles a haystack of 56 words is about a training row, of 700 words eight.
+HAYSTACKS = {"needle_1x": (56, 100), "needle_8x": (700, 40)}
+"""Words and samples."""
+
+
+def evaluations(*, has_memory: bool) -> dict[str, tuple[str, Any]]:
+    """Evaluation and options by the name of the result."""
+    chosen: dict[str, tuple[str, Any]] = {
+        "ppl": (
+            "ppl",
+            PerplexityConfig(data=(str(EXCERPTS),), write="both" if has_memory else "on"),
+        )
+    }
+    for name, (words, samples) in HAYSTACKS.items():
+        # Without a memory nothing is left of one reading in the next.
+        readings = (1, 2, 3, 4) if has_memory else (1,)
+        options = NeedleConfig(haystack_words=(words,), samples=samples, readings=readings)
+        chosen[name] = ("needle", options)
+    if has_memory:
+        words = tuple(words for words, _ in HAYSTACKS.values())
+        chosen["needle_frozen"] = (
+            "needle",
+            NeedleConfig(haystack_words=words, samples=50, readings=(1,), write=False),
+        )
+    chosen["continual"] = (
+        "continual",
+        ContinualConfig(
+            domains=tuple(f"{name}={DATA / 'domains' / name}" for name in DOMAINS),
+            max_batches=16,
+            max_eval_batches=4,
+        ),
+    )
+    return chosen
+
+
+def write_excerpts() -> None:
+    """The beginning of each unseen book: eight books, so that an interval over books exists."""
+    books = (DATA / "books" / "valid.jsonl").read_text().splitlines()
+    lines = [
+        json.dumps({"id": book["id"], "text": book["text"][:EXCERPT_CHARACTERS]})
+        for book in map(json.loads, books)
+    ]
+    EXCERPTS.parent.mkdir(parents=True, exist_ok=True)
+    EXCERPTS.write_text("\n".join(lines) + "\n")
+
+
+def make_run(name: str, seed: int) -> None:
+    """Trains and evaluates one run as far as it is not done."""
+    directory = run_directory(name, seed)
+    config = ROOT / "configs" / "study" / f"{name}.py"
+    options = ["--seed", str(seed), "--run_dir", str(directory)]
+    command = [sys.executable, str(ROOT / "train.py"), str(config), *options]
+    subprocess.run(command, check=True)
+    run = load_run(directory)
+    subject = runpy.run_path(str(ROOT / "eval.py"))["subject_of"](run, name=str(directory))
+    for label, (evaluation, options) in evaluations(has_memory=bool(run.memory)).items():
+        results = directory / "study" / label
+        if (results / f"{evaluation}.json").exists():
+            continue
+        began = time.monotonic()
+        run_suite(subject, (evaluation,), directory=results, configs={evaluation: options})
+        print(f"{directory} {label}: {time.monotonic() - began:.0f} s", flush=True)
+
+
+def run_directory(name: str, seed: int) -> Path:
+    return RUNS_DIR / f"{name}_seed{seed}"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    every = [f"{name}:{seed}" for name, seeds in SEEDS.items() for seed in seeds]
+    parser.add_argument("--runs", nargs="*", default=every, choices=every, metavar="NAME:SEED")
+    parser.add_argument("--tables", action="store_true", help="only show what is there")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
+    if not options.tables:
+        if not EXCERPTS.exists():
+            write_excerpts()
+        for one in options.runs:
+            name, seed = one.split(":")
+            make_run(name, int(seed))
+    print("\n\n".join(tables()))
+    return 0
+
+
+def tables() -> list[str]:
+    """Markdown tables of the finished runs."""
+    return [_perplexity_table(), _needle_table(), _continual_table()]
+
+
+def _finished(label: str, evaluation: str) -> list[tuple[str, int, dict[str, Any], Path]]:
+    """Name, seed, record and directory of every run that has a result."""
+    found = []
+    for name, seeds in SEEDS.items():
+        for seed in seeds:
+            directory = run_directory(name, seed) / "study" / label
+            path = directory / f"{evaluation}.json"
+            if path.exists():
+                found.append((name, seed, json.loads(path.read_text()), directory))
+    return found
+
+
+def _perplexity_table() -> str:
+    lines = [
+        "| model | seed | written | frozen | difference, nats | over books |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, seed, record, directory in _finished("ppl", "ppl"):
+        results = record["results"]
+        written = f"{results['writing']['all']['perplexity']:.4f}"
+        frozen = segments = books = ""
+        if "difference" in results:
+            frozen = f"{results['frozen']['all']['perplexity']:.4f}"
+            difference = results["difference"]["all"]
+            segments = _interval(difference["loss"], difference["interval"])
+            books = _interval(*_over_books(directory / "ppl.npz"))
+        lines.append(f"| {name} | {seed} | {written} | {frozen} | {segments} | {books} |")
+    return "\n".join(lines)
+
+
+def _over_books(path: Path) -> tuple[float, Any]:
+    """Mean difference of the losses, written minus frozen, with an interval over documents."""
+    with np.load(path) as arrays:
+        difference = arrays["loss_writing"].astype(np.float64) - arrays["loss_frozen"]
+        sums = np.bincount(arrays["document"], difference)
+        return clustered_mean(sums, np.bincount(arrays["document"]))
+
+
+def _interval(mean: float, interval: Any) -> str:
+    low, high = interval
+    return f"{mean:.4f} [{low:.4f}, {high:.4f}]"
+
+
+def _needle_table() -> str:
+    lines = [
+        "| model | seed | words | frozen | 1 reading | 2 | 3 | 4 | digits of 6, 1 and 4 readings |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    frozen = {
+        (name, seed, run["words"]): run["exact"]["accuracy"]
+        for name, seed, record, _ in _finished("needle_frozen", "needle")
+        for run in record["results"]["runs"]
+    }
+    for label, (words, _) in HAYSTACKS.items():
+        for name, seed, record, _ in _finished(label, "needle"):
+            runs = {run["readings"]: run for run in record["results"]["runs"]}
+            shares = [
+                f"{runs[n]['exact']['accuracy']:.2f}" if n in runs else "" for n in (1, 2, 3, 4)
+            ]
+            still = frozen.get((name, seed, words))
+            digits = ", ".join(f"{runs[n]['digits']:.1f}" for n in (1, 4) if n in runs)
+            cells = [name, str(seed), str(words), "" if still is None else f"{still:.2f}"]
+            lines.append(f"| {' | '.join([*cells, *shares, digits])} |")
+    return "\n".join(lines)
+
+
+def _continual_table() -> str:
+    lines = [
+        "| model | seed | adaptation, nats | forgetting | unseen |",
+        "|---|---|---|---|---|",
+    ]
+    for name, seed, record, _ in _finished("continual", "continual"):
+        results = record["results"]
+        cells = [f"{results[key]:.4f}" for key in ("adaptation", "forgetting", "unseen")]
+        lines.append(f"| {name} | {seed} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

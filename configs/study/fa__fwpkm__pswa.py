@@ -1,0 +1,17 @@
+"""Full attention and FwPKM; in nine of ten training steps attention sees the window alone."""
+
+import runpy
+from pathlib import Path
+
+from fwpkm_jax.config import Experiment
+
+_PARENT = runpy.run_path(str(Path(__file__).with_name("gdn_swa.py")))
+
+
+def get_config() -> Experiment:
+    return _PARENT["variant"](
+        "fa__fwpkm__pswa",
+        mixers=("attention",) * 3,
+        memory_layers=(2,),
+        training={"window_probability": 0.9},
+    )

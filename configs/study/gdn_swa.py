@@ -1,0 +1,99 @@
+"""The study's backbone: a small GDN and sliding-window model of bytes, no memory; its parent.
+
+    python train.py configs/study/gdn_swa.py && python eval.py runs/study/gdn_swa
+
+Books with needles hidden in half of the rows (`fwpkm_jax.data.needles`): a model this small cannot
+follow the question of the needle evaluation unless it was trained on it. All models of
+`configs/study/` differ from this one in what `variant` replaces; `benchmarks/study.py` runs them.
+Expects `../shared/data/books/{train,valid}.jsonl` beside the checkout.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from fwpkm_jax.config import Experiment
+from fwpkm_jax.data import NeedleMix, TextData, vocab_size
+from fwpkm_jax.layers.attention import AttentionConfig
+from fwpkm_jax.layers.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.layers.lact import LaCTConfig
+from fwpkm_jax.layers.pkm import PKMConfig
+from fwpkm_jax.models.language_model import ModelConfig
+from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.training.config import TrainingConfig
+from fwpkm_jax.training.optimizer import OptimizerConfig
+from fwpkm_jax.training.state import MemoryConfig
+
+BATCH_SIZE = 8
+CHUNK_SIZE = 64
+WINDOW = 16
+
+
+def get_config() -> Experiment:
+    data = TextData(
+        train_paths=("../shared/data/books/train.jsonl",),
+        valid_paths=("../shared/data/books/valid.jsonl",),
+        length=512,
+        needles=NeedleMix(share=0.75, num_needles=4, min_distance=128, answer_weight=16.0),
+    )
+    return Experiment(
+        model=ModelConfig(
+            vocab_size=vocab_size(data),
+            model_dim=128,
+            mixers=("gdn", "swa", "swa"),
+            window=WINDOW,
+            mlp_dim=256,
+            attention=AttentionConfig(
+                num_heads=4, num_kv_heads=2, head_dim=32, rotary_fraction=0.5
+            ),
+            gdn=GatedDeltaNetConfig(
+                num_key_heads=4,
+                num_value_heads=4,
+                key_head_dim=16,
+                value_head_dim=16,
+                conv_width=16,  # Bytes: about as far as four of the paper's tokens.
+            ),
+            lact=LaCTConfig(
+                num_heads=4,
+                num_fast_heads=2,
+                hidden_dim=64,
+                low_rank=16,
+                chunk_size=CHUNK_SIZE,
+                window=2 * WINDOW,  # The paper's is four times that of its sliding windows.
+            ),
+            # Narrow queries and larger initial weights: without them the model learned no needle's
+            # key in 400 steps (docs/study.md).
+            fast_weight=FastWeightConfig(
+                rule=FwPKM(num_subkeys=128, key_dim=16, value_dim=64),
+                chunk_size=CHUNK_SIZE,
+                weight_by_gate=False,
+                gate_output=False,
+            ),
+            pkm=PKMConfig(num_subkeys=128, key_dim=16, value_dim=64, num_heads=2, top_k=8),
+            tie_embeddings=False,
+            init_std=0.05,
+            branch_init_scale=0.1,
+            activation_dtype="float32",
+        ),
+        data=data,
+        optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=50, weight_decay=0.01),
+        training=TrainingConfig(
+            steps=400,
+            batch_size=BATCH_SIZE,
+            # One memory for each place in the batch, carried from step to step.
+            memory=MemoryConfig(groups=BATCH_SIZE, lifetime="carried"),
+            log_every=20,
+        ),
+        run_dir="runs/study/gdn_swa",
+    )
+
+
+def variant(name: str, *, training: dict[str, Any] | None = None, **model: Any) -> Experiment:
+    """The parent with other fields of its model and training, and a run directory of that name."""
+    parent = get_config()
+    return replace(
+        parent,
+        model=replace(parent.model, **model),
+        training=replace(parent.training, **(training or {})),
+        run_dir=f"runs/study/{name}",
+    )

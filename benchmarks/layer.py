@@ -4,6 +4,10 @@
 
 Every size runs in a process of its own, so that its peak memory is its own; the device's copy
 bandwidth and matmul rate are measured in the same run.
+
+`--peer-titans` times the neural memory of titans-pytorch beside it: a layer of `model_dim` with
+projections of its own, too, whose memory is an MLP per sequence, written by gradient steps with
+momentum. It is another memory, so speeds compare and results do not.
 """
 
 import json
@@ -45,6 +49,10 @@ class Options:
     """Timed calls; the median is reported."""
     passes: tuple[Literal["forward", "train"], ...] = ("forward", "train")
     """Forward alone, or forward + backward to the layer's parameters and input."""
+    peer_titans: Path | None = None
+    """Python with titans-pytorch; None: ours alone."""
+    peer_chunks: tuple[int, ...] = (64, 512)
+    """The peer's tokens per gradient; it writes every `chunk_size` tokens, as ours does."""
     out: Path | None = None
     """File for the JSON; None: print it."""
 
@@ -106,6 +114,27 @@ def measure(options: Options, subkeys: int, which: str) -> dict[str, Any]:
     }
 
 
+def measure_peer(options: Options, which: str, chunk_size: int) -> dict[str, Any]:
+    """The peer's row, from a process of its own, or what it died of."""
+    length = options.length if which == "forward" else options.backward_length
+    task = {
+        "pass": which,
+        "width": options.model_dim,
+        "chunk_size": chunk_size,
+        "write_every": options.chunk_size,
+        "batch": options.batch,
+        "tokens": options.batch * length,
+        "repeats": options.repeats,
+        "device": "cpu" if jax.default_backend() == "cpu" else "cuda",
+    }
+    script = str(Path(__file__).with_name("peer_titans.py"))
+    command = [str(options.peer_titans), script, "--task", json.dumps(task)]
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if run.returncode:
+        return {"peer": "titans-pytorch", **task, "failed": f"exit code {run.returncode}"}
+    return {"peer": "titans-pytorch", **task, **json.loads(run.stdout.splitlines()[-1])}
+
+
 def uniform_memory(rule: FwPKM) -> FwPKMMemory:
     """One group's memory with the usual keys and one row of values repeated."""
     rngs = jax.random.split(jax.random.key(1))
@@ -130,7 +159,7 @@ def main(options: Options) -> None:
     rows = []
     for which in options.passes:
         for subkeys in options.subkeys:
-            task = replace(options, subkeys=(subkeys,), passes=(which,), out=None)
+            task = replace(options, subkeys=(subkeys,), passes=(which,), peer_titans=None, out=None)
             arguments = json.dumps(asdict(task), default=str)
             run = subprocess.run(
                 [sys.executable, __file__, "--worker", arguments],
@@ -139,6 +168,9 @@ def main(options: Options) -> None:
                 check=True,
             )
             rows.append(json.loads(run.stdout.splitlines()[-1]))
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+        for chunk_size in options.peer_chunks if options.peer_titans else ():
+            rows.append(measure_peer(options, which, chunk_size))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     result = {"environment": environment(), "options": asdict(options), "rows": rows}
     text = json.dumps(result, indent=1, default=str)

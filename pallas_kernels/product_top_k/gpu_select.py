@@ -1,0 +1,197 @@
+"""GPU: each query's best sub-keys, a tile of 64 tokens and a codebook to a warpgroup.
+
+Tensor cores score 128 sub-keys at a time, and the warpgroup takes the best from those scores and
+from the best so far, all in registers.
+
+wgmma multiplies no float32, so each float32 operand is the sum of three bfloat16 terms, and a
+product is the six largest of their nine products in a float32 accumulator: what is left out is
+below 2^-24 of the operands, float32's own rounding. Two terms would leave 2^-16, which is
+percents of a small distance between large vectors.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from fwpkm_jax.core.addressing import IDW_EPSILON, Score
+from pallas_kernels import dispatch
+from pallas_kernels.product_top_k.gpu_registers import (
+    NOTHING,
+    by_column,
+    by_row,
+    laid_out,
+    load,
+    matrix,
+)
+
+TOKENS, SUBKEYS, WIDTH = 64, 128, 64
+"""A warpgroup's tile of tokens, the sub-keys scored at once, the columns multiplied at once."""
+_SLOTS = 2  # Tiles of keys in shared memory: one in use, one arriving.
+_PRODUCTS = ((2, 0), (1, 1), (0, 2), (1, 0), (0, 1), (0, 0))
+"""Terms of query and key to multiply, smallest products first."""
+
+
+def select(
+    queries: jax.Array, keys: jax.Array, *, subkeys: int, top_k: int, score: Score
+) -> tuple[jax.Array, jax.Array]:
+    """Ids and scores of the best sub-keys, `[codebooks, top_k, tokens]`."""
+    tokens = queries.shape[0]
+    codebooks, padded_subkeys, half = keys.shape
+    offsets = jnp.sum(keys**2, axis=-1) if score == "idw" else jnp.zeros(keys.shape[:2])
+    # An infinite distance, or an infinitely small product, for sub-keys that are padding.
+    real = jnp.arange(padded_subkeys)[None] < subkeys
+    offsets = jnp.where(real, offsets, jnp.inf if score == "idw" else -jnp.inf)
+    shape = (codebooks, top_k, tokens)
+    ids, scores = plgpu.kernel(
+        functools.partial(_select_kernel, top_k=top_k, score=score),
+        out_type=[
+            jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)
+        ],
+        scratch_types=[
+            tuple(_operand(TOKENS, half) for _ in range(3)),
+            tuple(_operand(WIDTH, SUBKEYS, slots=_SLOTS) for _ in range(3)),
+            plgpu.Barrier(num_arrivals=3, num_barriers=_SLOTS),
+        ],
+        grid=(tokens // TOKENS, codebooks),
+        grid_names=("tile", "codebook"),
+        kernel_name="product_top_k_select",
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        interpret=dispatch.gpu_interpreter(),
+    )(queries, *_terms(jnp.swapaxes(keys, 1, 2)), offsets)  # fmt: skip
+    return ids, scores
+
+
+def _select_kernel(
+    queries, keys_high, keys_middle, keys_low, offsets, ids, scores,
+    query_tiles, key_tiles, arrived,
+    *, top_k: int, score: Score,
+):  # fmt: skip
+    codebook = jax.lax.axis_index("codebook")
+    tokens = pl.ds(jax.lax.axis_index("tile") * TOKENS, TOKENS)
+    half = keys_high.shape[1]
+    widths = half // WIDTH
+    steps = widths * (keys_high.shape[2] // SUBKEYS)
+
+    def fetch(step: Any) -> None:
+        slot = jax.lax.rem(step, _SLOTS)
+        columns = pl.ds(jax.lax.rem(step, widths) * WIDTH, WIDTH)
+        chosen = pl.ds(jax.lax.div(step, widths) * SUBKEYS, SUBKEYS)
+        for source, tile in zip((keys_high, keys_middle, keys_low), key_tiles, strict=True):
+            source = source.at[codebook, columns, chosen]
+            plgpu.copy_gmem_to_smem(source, tile.at[slot], arrived.at[slot])
+
+    for step in range(min(_SLOTS, steps)):
+        fetch(jnp.int32(step))
+
+    query_norms = laid_out(jnp.zeros((TOKENS,), jnp.float32), by_row())
+    for width in range(widths):
+        columns = pl.ds(width * WIDTH, WIDTH)
+        query = load(queries.at[tokens, pl.ds(codebook * half + width * WIDTH, WIDTH)], matrix())
+        query_norms += jnp.sum(query * query, axis=1)
+        for tile in query_tiles:
+            term = query.astype(jnp.bfloat16)
+            tile[:, columns] = term
+            query -= term.astype(jnp.float32)
+    plgpu.commit_smem()
+
+    def score_tile(start: Any, total: Any) -> jax.Array:
+        for width in range(widths):
+            step = start * widths + width
+            slot = jax.lax.rem(step, _SLOTS)
+            plgpu.barrier_wait(arrived.at[slot])
+            for q, k in _PRODUCTS:
+                query = query_tiles[q].at[:, pl.ds(width * WIDTH, WIDTH)]
+                plgpu.wgmma(total, query, key_tiles[k].at[slot])
+            plgpu.wgmma_wait(0)
+            plgpu.commit_smem()  # All warps have read this slot.
+
+            @pl.when(step + _SLOTS < steps)
+            def _(step=step):
+                fetch(step + _SLOTS)
+
+        return total[...]
+
+    def improve(tile: Any, best: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        products = pl.run_scoped(
+            functools.partial(score_tile, tile),
+            plgpu.ACC((TOKENS, SUBKEYS), jnp.float32),  # pyright: ignore[reportPrivateImportUsage]
+        )
+        offset = load(offsets.at[codebook, pl.ds(tile * SUBKEYS, SUBKEYS)], by_column())
+        offset = jax.lax.broadcast_in_dim(offset, products.shape, (1,))
+        if score == "dot":
+            new = products + offset
+        else:
+            distances = _spread(query_norms, SUBKEYS) + offset - 2.0 * products
+            new = -jnp.log(IDW_EPSILON + jnp.maximum(distances, 0.0))
+        new_ids = _iota(SUBKEYS) + tile * SUBKEYS
+        ranks = _iota(_rounded(top_k))
+
+        def take(rank: Any, carry: Any) -> Any:
+            new, (old, old_ids), (taken, taken_ids) = carry
+            top = jnp.maximum(jnp.max(new, axis=1), jnp.max(old, axis=1))
+            chosen = jnp.minimum(_lowest(new, new_ids, top), _lowest(old, old_ids, top))
+            # Not a number equals nothing: sub-key 0 then, so that ids stay within the codebook.
+            ids[codebook, rank, tokens] = jnp.where(chosen == NOTHING, 0, chosen)
+            scores[codebook, rank, tokens] = top
+            new = jnp.where(new_ids == _spread(chosen, SUBKEYS), -jnp.inf, new)
+            here = ranks == rank
+            spread = _spread(chosen, ranks.shape[1])
+            old = jnp.where(old_ids == spread, -jnp.inf, old)
+            taken = jnp.where(here, _spread(top, ranks.shape[1]), taken)
+            taken_ids = jnp.where(here, spread, taken_ids)
+            return new, (old, old_ids), (taken, taken_ids)
+
+        return jax.lax.fori_loop(0, top_k, take, (new, best, _no_best(top_k)))[2]
+
+    # Each tile of keys writes the best so far; the last one's remain.
+    jax.lax.fori_loop(0, steps // widths, improve, _no_best(top_k))
+
+
+def _lowest(scores: jax.Array, ids: jax.Array, best: jax.Array) -> jax.Array:
+    """The lowest id of those that score `best`, in each row."""
+    equal = scores == _spread(best, scores.shape[1])
+    return jnp.min(jnp.where(equal, ids, NOTHING), axis=1)
+
+
+def _no_best(top_k: int) -> tuple[jax.Array, jax.Array]:
+    shape = (TOKENS, _rounded(top_k))
+    scores = jnp.full(shape, -jnp.inf, jnp.float32)
+    ids = jnp.full(shape, NOTHING, jnp.int32)
+    return laid_out(scores, matrix()), laid_out(ids, matrix())
+
+
+def _rounded(top_k: int) -> int:
+    return math.ceil(top_k / 8) * 8  # The accumulator's layout has eight columns at least.
+
+
+def _spread(of_row: jax.Array, columns: int) -> jax.Array:
+    return jax.lax.broadcast_in_dim(of_row, (TOKENS, columns), (0,))
+
+
+def _iota(columns: int) -> jax.Array:
+    if dispatch.interpreted():
+        return jax.lax.broadcasted_iota(jnp.int32, (TOKENS, columns), 1)
+    return plgpu.broadcasted_iota(jnp.int32, (TOKENS, columns), 1, layout=matrix())
+
+
+def _terms(x: jax.Array) -> list[jax.Array]:
+    """Three bfloat16 arrays whose sum is the float32 one."""
+    terms = []
+    for _ in range(3):
+        # A plain cast to bfloat16 and back is what XLA may drop, and the lower terms with it.
+        term = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+        terms.append(term.astype(jnp.bfloat16))
+        x = x - term
+    return terms
+
+
+def _operand(rows: int, columns: int, *, slots: int | None = None) -> Any:
+    """Shared memory for a bfloat16 tile, tiled and swizzled as wgmma and TMA want it."""
+    shape = (rows, columns) if slots is None else (slots, rows, columns)
+    transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    return plgpu.SMEM(shape, jnp.bfloat16, transforms=transforms)

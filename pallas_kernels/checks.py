@@ -11,13 +11,20 @@ from pallas_kernels.dispatch import Kernel
 
 LANES = 128
 """A row is moved by 128 lanes (TPU) or 128 threads (GPU) at a time."""
+SPARSE_CORE_WIDTH, SPARSE_CORE_PLACES, SPARSE_CORE_TOKEN = 512, 128, 64 * 1024
+"""Most values of a row, places of a token, and bytes of a token's rows: what a SparseCore's
+processors have memory for, twice."""
 
 
 def refuse_rows(
-    values: jax.Array, others: tuple[jax.Array | None, ...], kernel: Kernel
+    values: jax.Array,
+    others: tuple[jax.Array | None, ...],
+    kernel: Kernel,
+    *,
+    places: int = 1,
 ) -> str | None:
     """Why no kernel takes a table `values` with these arrays beside it, or None."""
-    if kernel == "tpu" and values.dtype == jnp.bfloat16:
+    if kernel != "gpu" and values.dtype == jnp.bfloat16:
         # A row of a bfloat16 table shares its tile's words with its neighbour.
         return "bfloat16 tables"
     if values.dtype not in (jnp.float32, jnp.bfloat16):
@@ -28,6 +35,18 @@ def refuse_rows(
     if values.shape[1] % LANES and not dispatch.interpreted():
         # Only the devices mind: interpreted, kernels run at the widths of small tests.
         return f"rows of {values.shape[1]} values, only multiples of {LANES}"
+    return _refuse_sparse_core(values.shape[1], places) if kernel == "tpu_sparse_core" else None
+
+
+def _refuse_sparse_core(width: int, places: int) -> str | None:
+    if width % 8:  # Interpreted only: a vector of its interpreter.
+        return f"rows of {width} values, only multiples of 8"
+    if width > SPARSE_CORE_WIDTH:
+        return f"rows of {width} values, at most {SPARSE_CORE_WIDTH}"
+    if places > SPARSE_CORE_PLACES:
+        return f"{places} places, at most {SPARSE_CORE_PLACES}"
+    if places * width * 4 > SPARSE_CORE_TOKEN:
+        return f"{places} rows of {width} values for a token, at most {SPARSE_CORE_TOKEN} bytes"
     return None
 
 

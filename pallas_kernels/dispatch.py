@@ -7,18 +7,23 @@ checked once per operation and kind of device against the reference before they 
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
 import jax
 
 Backend = Literal["auto", "reference", "pallas"]
-Kernel = Literal["gpu", "tpu"]
-Implementation = Literal["reference", "gpu", "tpu"]
+Kernel = Literal["gpu", "tpu", "tpu_sparse_core"]
+Implementation = Literal["reference", "gpu", "tpu", "tpu_sparse_core"]
 
 _LOGGER = logging.getLogger("pallas_kernels")
-_KERNEL_OF_PLATFORM: dict[str, Kernel] = {"gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
+_KERNELS_OF_PLATFORM: dict[str, tuple[Kernel, ...]] = {
+    "gpu": ("gpu",),
+    "cuda": ("gpu",),
+    "tpu": ("tpu_sparse_core", "tpu"),
+}
+"""In the order in which they are tried."""
 
 
 class _Simulation(NamedTuple):
@@ -34,7 +39,7 @@ _default_backend = jax.make_user_context("auto")
 _under_check = jax.make_user_context(None)
 
 _checked: dict[tuple[str, Kernel, str], str | None] = {}
-_logged: set[tuple[str, str]] = set()
+_logged: set[tuple[str, str, str]] = set()
 
 decisions: Counter[tuple[str, Implementation, str]] = Counter()
 """How often each (operation, implementation, reason) was chosen in this process."""
@@ -44,6 +49,7 @@ def implementation(
     op: str,
     backend: Backend,
     *,
+    kernels: Sequence[Kernel] = ("gpu", "tpu"),
     supports: Callable[[Kernel], str | None] | None = None,
     check: Callable[[Kernel], None] | None,
 ) -> Implementation:
@@ -51,14 +57,16 @@ def implementation(
 
     `reference` is plain JAX everywhere. `pallas` is this platform's kernel or an error. `auto` is
     the kernel where there is one that takes these inputs and agrees with the reference on this
-    device, else the reference, with one logged line that says why.
+    device, else the reference, with one logged line that says why. A platform's second kernel is
+    tried where the first cannot run, with such a line, too.
 
     Args:
       op: name of the operation, for messages.
       backend: the request; `auto` can be redirected by `default_backend`.
+      kernels: those that the operation has.
       supports: given a kernel, None or why it does not take these shapes and dtypes.
       check: given a kernel, runs it eagerly on small inputs and raises where it differs from the
-        reference; called once per operation and kind of device.
+        reference; called once per operation, kernel and kind of device.
 
     Raises:
       ValueError: `pallas` where no kernel exists for the platform, or an unknown backend.
@@ -72,35 +80,66 @@ def implementation(
         backend = _default_backend.value
     if backend == "reference":
         return _decided(op, "reference", "by request")
+    if _under_check.value is not None:
+        return _decided(op, _under_check.value, "under check")
 
     simulation: _Simulation | None = _simulation.value
     platform = jax.default_backend()
-    kernel = _KERNEL_OF_PLATFORM.get(platform) if simulation is None else simulation.kernel
-    if simulation is None and backend == "auto" and kernel is None:
+    tried = [kernel for kernel in _kernels_here(platform) if kernel in kernels]
+    if simulation is None and backend == "auto" and not tried:
         return _fall_back(op, f"no kernels for {platform}", logging.INFO)
-    if _under_check.value is not None:
-        return _decided(op, _under_check.value, "under check")
-    if kernel is None:
+    if not tried:
         raise ValueError(
             f"{op}: backend='pallas' has no kernel for platform {platform!r}; use 'auto' or "
             "'reference', or run inside pallas_kernels.dispatch.interpret_kernels('tpu')."
         )
+    refusal = None
+    for kernel in tried:
+        if refusal is not None:
+            _log_once(op, f"its {kernel} kernel", *refusal[1:])
+        refusal = _refusal(op, kernel, supports, check)
+        if refusal is None:
+            return _decided(op, kernel, "chosen")
+    assert refusal is not None
+    error, reason, _ = refusal
+    if by_name:
+        raise error(f"{op}: {reason}.")
+    return _fall_back(op, reason, logging.WARNING)
 
-    reason = _device_too_old(kernel) if simulation is None else None
-    if reason is None and supports is not None:
-        reason = supports(kernel)
-    if reason is not None:
-        if by_name:
-            raise NotImplementedError(f"{op}: the {kernel} kernel does not take {reason}.")
-        return _fall_back(op, f"the {kernel} kernel does not take {reason}", logging.WARNING)
-    if simulation is None and check is not None:
-        failure = _failure(op, kernel, check)
-        if failure is not None:
-            message = f"the {kernel} kernel failed its check on this device: {failure}"
-            if by_name:
-                raise RuntimeError(f"{op}: {message}")
-            return _fall_back(op, message, logging.WARNING)
-    return _decided(op, kernel, "chosen")
+
+def _kernels_here(platform: str) -> tuple[Kernel, ...]:
+    """The platform's kernels, or those of the simulated device, in the order to try them."""
+    simulation: _Simulation | None = _simulation.value
+    if simulation is None:
+        return _KERNELS_OF_PLATFORM.get(platform, ())
+    # An operation without kernels for SparseCores runs on the TensorCores beside them.
+    return (
+        ("tpu_sparse_core", "tpu")
+        if simulation.kernel == "tpu_sparse_core"
+        else (simulation.kernel,)
+    )
+
+
+def _refusal(
+    op: str,
+    kernel: Kernel,
+    supports: Callable[[Kernel], str | None] | None,
+    check: Callable[[Kernel], None] | None,
+) -> tuple[type[Exception], str, int] | None:
+    """What to raise, why, and how loudly to say it if a kernel cannot run here, or None."""
+    simulated = _simulation.value is not None
+    lacking = None if simulated else _device_lacks(kernel)
+    if lacking is not None:
+        level = logging.INFO if kernel == "tpu_sparse_core" else logging.WARNING
+        return NotImplementedError, f"the {kernel} kernel does not take {lacking}", level
+    refused = None if supports is None else supports(kernel)
+    if refused is not None:
+        return NotImplementedError, f"the {kernel} kernel does not take {refused}", logging.WARNING
+    failure = None if simulated or check is None else _failure(op, kernel, check)
+    if failure is not None:
+        reason = f"the {kernel} kernel failed its check on this device: {failure}"
+        return RuntimeError, reason, logging.WARNING
+    return None
 
 
 def interpreted() -> bool:
@@ -127,7 +166,11 @@ def interpret_kernels(kernel: Kernel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def compile_kernels(kernel: Kernel) -> Iterator[None]:
-    """Traces the kernels of a device that is not here, to compile them ahead of time."""
+    """Traces one kind of kernels without a look at the device.
+
+    To compile ahead of time for one that is not here, or to measure or test, on a device, a kernel
+    that would not be chosen there.
+    """
     with _simulation(_Simulation(kernel, interpreted=False)):
         yield
 
@@ -143,13 +186,25 @@ def default_backend(backend: Backend) -> Iterator[None]:
         yield
 
 
-def _device_too_old(kernel: Kernel) -> str | None:
+def _device_lacks(kernel: Kernel) -> str | None:
     """Why no kernel of this kind compiles for the device at hand, or None."""
+    device = jax.devices()[0]
     if kernel == "tpu":
         return None
-    capability = getattr(jax.devices()[0], "compute_capability", "unknown")
+    if kernel == "tpu_sparse_core":
+        return None if _has_sparse_core() else f"a {device.device_kind}, which has no SparseCore"
+    capability = getattr(device, "compute_capability", "unknown")
     # wgmma and TMA's swizzled layouts, as written here, are sm_90a's alone.
     return None if capability == "9.0" else f"compute capability {capability}, only Hopper's 9.0"
+
+
+def _has_sparse_core() -> bool:
+    from jax.experimental.pallas import tpu as pltpu
+
+    try:
+        return pltpu.get_tpu_info().sparse_core is not None
+    except ValueError:  # A chip that this JAX does not know.
+        return False
 
 
 def _failure(op: str, kernel: Kernel, check: Callable[[Kernel], None]) -> str | None:
@@ -174,10 +229,14 @@ def _run_check(kernel: Kernel, check: Callable[[Kernel], None]) -> None:
 
 
 def _fall_back(op: str, reason: str, level: int) -> Implementation:
-    if (op, reason) not in _logged:
-        _logged.add((op, reason))
-        _LOGGER.log(level, "%s runs its reference: %s.", op, reason)
+    _log_once(op, "its reference", reason, level)
     return _decided(op, "reference", reason)
+
+
+def _log_once(op: str, runs: str, reason: str, level: int) -> None:
+    if (op, runs, reason) not in _logged:
+        _logged.add((op, runs, reason))
+        _LOGGER.log(level, "%s runs %s: %s.", op, runs, reason)
 
 
 def _decided(op: str, chosen: Implementation, reason: str) -> Implementation:

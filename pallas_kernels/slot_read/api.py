@@ -18,6 +18,8 @@ from pallas_kernels.slot_read import reference, vjp
 from pallas_kernels.slot_read.reference import SlotRead
 from pallas_kernels.slot_read.specs import CHECK_RATIO, CHECKED, SPECS, sample, sample_dot
 
+KERNELS: tuple[Kernel, ...] = ("gpu", "tpu", "tpu_sparse_core")
+
 
 def slot_read(
     values: ValueTable,
@@ -55,7 +57,10 @@ def slot_read(
     chosen = implementation(
         "slot_read",
         backend,
-        supports=functools.partial(refuse_rows, values, (weights, target, write_weight)),
+        kernels=KERNELS,
+        supports=functools.partial(
+            refuse_rows, values, (weights, target, write_weight), places=slot_ids.shape[1]
+        ),
         check=check_read,
     )
     if chosen == "reference":
@@ -86,7 +91,8 @@ def slot_dot(
     chosen = implementation(
         "slot_dot",
         backend,
-        supports=functools.partial(refuse_rows, values, (vectors,)),
+        kernels=KERNELS,
+        supports=functools.partial(refuse_rows, values, (vectors,), places=slot_ids.shape[1]),
         check=check_dot,
     )
     if chosen == "reference":

@@ -21,6 +21,8 @@ from pallas_kernels.slot_write import reference, vjp
 from pallas_kernels.slot_write.reference import SlotAdd
 from pallas_kernels.slot_write.specs import CHECK_RATIO, CHECKED, SPECS, sample
 
+KERNELS: tuple[Kernel, ...] = ("gpu", "tpu", "tpu_sparse_core")
+
 
 @overload
 def slot_add(
@@ -82,7 +84,8 @@ def slot_add(
     chosen = implementation(
         "slot_add",
         backend,
-        supports=functools.partial(_refuse, values, (coefficients, rows)),
+        kernels=KERNELS,
+        supports=functools.partial(_refuse, values, coefficients, (rows,)),
         check=check_add,
     )
     arrays = values, groups, coefficients, rows
@@ -125,7 +128,8 @@ def slot_write(
     chosen = implementation(
         "slot_write",
         backend,
-        supports=functools.partial(_refuse, values, (weights, errors, counted)),
+        kernels=KERNELS,
+        supports=functools.partial(_refuse, values, weights, (errors, counted)),
         check=check_add,
     )
     if chosen == "reference":
@@ -141,10 +145,12 @@ def slot_write(
     return vjp.add(chosen, False, values, groups, coefficients, errors)[0]
 
 
-def _refuse(values: jax.Array, others: tuple[jax.Array, ...], kernel: Kernel) -> str | None:
+def _refuse(
+    values: jax.Array, of_places: jax.Array, others: tuple[jax.Array, ...], kernel: Kernel
+) -> str | None:
     if values.dtype == jnp.bfloat16:
         return "bfloat16 tables"  # An addition would be rounded away; see stochastic rounding.
-    return refuse_rows(values, others, kernel)
+    return refuse_rows(values, (of_places, *others), kernel, places=of_places.shape[1])
 
 
 def check_add(kernel: Kernel) -> None:

@@ -12,6 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from fwpkm_jax.core.grouping import SlotGroups
 from pallas_kernels import dispatch
+from pallas_kernels.slot_write.sorted_references import sorted_references
 
 TILE = 4096
 """References of a tile: what its scalars may take of scalar memory."""
@@ -67,18 +68,9 @@ def _scalars(
     groups: SlotGroups, coefficients: jax.Array, tile: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """By sorted position: reference, coefficient, and the slot if its run ends there, else -1."""
-    references = groups.order.shape[0]
-    position = jnp.arange(references, dtype=jnp.int32)
-    ended = jnp.where(position < groups.num_groups, groups.starts[1:] - 1, references + position)
-    ends = jnp.full((references,), -1, jnp.int32)
-    ends = ends.at[ended].set(groups.slots, mode="drop", unique_indices=True)
-    sorted_coefficients = coefficients.reshape(-1).at[groups.order].get(unique_indices=True)
-
-    def tiled(x: jax.Array, filling: int) -> jax.Array:
-        x = jnp.pad(x, (0, -references % tile), constant_values=filling)
-        return x.reshape(-1, 1, tile)
-
-    return tiled(groups.order, 0), tiled(sorted_coefficients, 0), tiled(ends, -1)
+    in_order = sorted_references(groups, coefficients, multiple=tile)
+    order, factors, ends = (x.reshape(-1, 1, tile) for x in in_order[:3])
+    return order, factors, ends
 
 
 class _Kernel:

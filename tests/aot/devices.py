@@ -21,9 +21,16 @@ from pallas_kernels import dispatch
 from pallas_kernels.dispatch import Kernel
 
 TPUS = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
-DEVICES: tuple[str, ...] = (*TPUS, "h100")
+SPARSE_CORES = {
+    "v5p_sparse_core": TPUS["v5p"],
+    "v6e_sparse_core": TPUS["v6e"],
+    "7x_sparse_core": "tpu7x:2x2x1",
+}
+"""Chips whose kernels for SparseCores are compiled, where an operation has one."""
+DEVICES: tuple[str, ...] = (*TPUS, *SPARSE_CORES, "h100")
 
-_TPU_KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite"}
+_TOPOLOGIES = TPUS | SPARSE_CORES
+_TPU_KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "7x": "TPU7x"}
 
 # libtpu otherwise asks the cloud's metadata server who and where it is.
 _LIBTPU_ALONE = {
@@ -36,6 +43,8 @@ _LIBTPU_ALONE = {
 
 
 def kernel_of(device: str) -> Kernel:
+    if device in SPARSE_CORES:
+        return "tpu_sparse_core"
     return "tpu" if device in TPUS else "gpu"
 
 
@@ -44,9 +53,10 @@ def kernels_for(device: str) -> Iterator[None]:
     """Traces and lowers kernels for the device, which need not even have a compiler here."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(dispatch.compile_kernels(kernel_of(device)))
-        if device in TPUS:
+        if device in _TOPOLOGIES:
             # Lowering to Mosaic asks the mesh for the kind of device, or else takes this CPU's.
-            kind = AbstractDevice(device_kind=_TPU_KINDS[device], num_cores=1, platform="tpu")
+            kind = _TPU_KINDS[device.split("_")[0]]
+            kind = AbstractDevice(device_kind=kind, num_cores=1, platform="tpu")
             mesh = AbstractMesh((1,), ("only",), abstract_device=kind)
             stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
         yield
@@ -54,7 +64,7 @@ def kernels_for(device: str) -> Iterator[None]:
 
 def absent_device(device: str) -> Any:
     """A device to give argument shardings; skips the test where its compiler is not installed."""
-    package = "libtpu" if device in TPUS else "jax_cuda13_plugin"
+    package = "libtpu" if device in _TOPOLOGIES else "jax_cuda13_plugin"
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed; see docs/performance.md")
     return _topology(device).devices[0]
@@ -62,10 +72,10 @@ def absent_device(device: str) -> Any:
 
 @functools.cache
 def _topology(device: str) -> Any:
-    if device in TPUS:
+    if device in _TOPOLOGIES:
         for name, value in _LIBTPU_ALONE.items():
             os.environ.setdefault(name, value)
-        return topologies.get_topology_desc(platform="tpu", topology_name=TPUS[device])
+        return topologies.get_topology_desc(platform="tpu", topology_name=_TOPOLOGIES[device])
     target = Path(__file__).with_name("h100.txtpb").read_text()
     return topologies.get_topology_desc(
         platform="cuda", topology_name="h100", target_config=target, topology="1x1x1"

@@ -18,9 +18,12 @@ INTERPRETED = [
     for spec in entry.specs
     if spec.small
 ]
+PLATFORM = {"gpu": "gpu", "tpu": "tpu", "tpu_sparse_core": "tpu"}
 ON_DEVICE = [
     pytest.param(
-        entry, kernel, spec, id=f"{entry.op}-{spec.name}", marks=getattr(pytest.mark, kernel)
+        *(entry, kernel, spec),
+        id=f"{entry.op}-{kernel}-{spec.name}",
+        marks=getattr(pytest.mark, PLATFORM[kernel]),
     )
     for entry in entries()
     for kernel in entry.kernels
@@ -41,34 +44,44 @@ def interpreting(entry, kernel, spec):
     return dispatch.interpret_kernels(kernel)
 
 
-def require(kernel):
-    if jax.default_backend() != kernel:
-        pytest.skip(f"runs on a {kernel} only; this is a {jax.default_backend()}")
+def times_chosen(kernel):
+    return sum(n for (_, chosen, _), n in dispatch.decisions.items() if chosen == kernel)
+
+
+def on_device(kernel):
+    """Runs this kernel, whichever of the device's would be chosen."""
+    if jax.default_backend() != PLATFORM[kernel]:
+        pytest.skip(f"runs on a {PLATFORM[kernel]} only; this is a {jax.default_backend()}")
+    lacking = dispatch._device_lacks(kernel)
+    if lacking is not None:
+        pytest.skip(f"this is {lacking}")
+    return dispatch.compile_kernels(kernel)
 
 
 @pytest.mark.parametrize(("entry", "kernel", "spec"), INTERPRETED)
 def test_interpreted_kernels_and_their_vjps_equal_the_reference(entry, kernel, spec):
     with interpreting(entry, kernel, spec):
+        before = times_chosen(kernel)
+        arrays = entry.sample(spec, jnp.float32)
+        outputs, cotangents = entry.outputs_and_cotangents(spec, "pallas", arrays)
+    assert times_chosen(kernel) > before  # Not another kernel of the same platform.
+    assert_equal_to_the_reference(entry, spec, arrays, outputs, cotangents)
+
+
+@pytest.mark.parametrize(("entry", "kernel", "spec"), ON_DEVICE)
+def test_kernels_and_their_vjps_on_the_device_equal_the_reference(entry, kernel, spec):
+    with on_device(kernel):
         arrays = entry.sample(spec, jnp.float32)
         outputs, cotangents = entry.outputs_and_cotangents(spec, "pallas", arrays)
     assert_equal_to_the_reference(entry, spec, arrays, outputs, cotangents)
 
 
 @pytest.mark.parametrize(("entry", "kernel", "spec"), ON_DEVICE)
-def test_kernels_and_their_vjps_on_the_device_equal_the_reference(entry, kernel, spec):
-    require(kernel)
-    arrays = entry.sample(spec, jnp.float32)
-    outputs, cotangents = entry.outputs_and_cotangents(spec, "pallas", arrays)
-    assert_equal_to_the_reference(entry, spec, arrays, outputs, cotangents)
-
-
-@pytest.mark.parametrize(("entry", "kernel", "spec"), ON_DEVICE)
 def test_two_runs_on_the_device_are_bitwise_equal(entry, kernel, spec):
-    require(kernel)
-    arrays = entry.sample(spec, jnp.float32)
-    equal_or_close(
-        entry.outputs(spec, "pallas", arrays), entry.outputs(spec, "pallas", arrays), ratio=0.0
-    )
+    with on_device(kernel):
+        arrays = entry.sample(spec, jnp.float32)
+        first, second = (entry.outputs(spec, "pallas", arrays) for _ in range(2))
+    equal_or_close(first, second, ratio=0.0)
 
 
 def assert_equal_to_the_reference(entry, spec, arrays, outputs, cotangents):

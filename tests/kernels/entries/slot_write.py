@@ -12,8 +12,9 @@ ENTRY = Entry(
     call=lambda spec, backend, **arrays: slot_write(
         **arrays, step_size=8.0, learning_rate=0.5, backend=backend
     ),
+    kernels=("tpu", "gpu", "tpu_sparse_core"),
     differentiable=("values", "weights", "errors"),
     ratio=2e-6,
     vjp_has_kernels=False,
-    not_interpreted=interpreted_only(tpu=("zipf",), gpu=()),
+    not_interpreted=interpreted_only(tpu=("zipf",), gpu=(), tpu_sparse_core=()),
 )

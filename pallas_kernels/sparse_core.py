@@ -1,0 +1,192 @@
+"""What kernels on a TPU's SparseCores share: their launch, and copies of rows by index.
+
+A SparseCore is 16 small processors, each with a memory of its own (0.25 MiB or more), vectors of 8
+or 16 numbers, and an engine that moves the rows of a list of indices with one command. Pallas
+calls the processors subcores. JAX cannot interpret such copies on a CPU: there they are loops over
+the rows, and the subcores take turns.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import tpu_sc as plsc
+
+from pallas_kernels import dispatch
+
+T = TypeVar("T")
+
+IGNORED = -1
+"""An index whose row is not copied."""
+
+
+class Subcores(NamedTuple):
+    """How many subcores a device has, and how many float32 numbers are one's vector."""
+
+    count: int
+    lanes: int
+
+
+@runtime_checkable
+class Copy(Protocol):
+    """A copy that runs beside the subcore, between `start` and `wait`."""
+
+    def start(self) -> None: ...
+    def wait(self) -> None: ...
+
+
+def subcores() -> Subcores:
+    """Those of the device to trace for."""
+    if dispatch.interpreted():
+        return Subcores(count=4, lanes=8)
+    info = plsc.get_sparse_core_info()
+    return Subcores(info.num_cores * info.num_subcores, info.num_lanes)
+
+
+def launch(
+    body: Callable[..., None],
+    *operands: jax.Array,
+    table: jax.Array | None = None,
+    out_type: Sequence[jax.ShapeDtypeStruct],
+    scratch: Sequence[Any],
+    name: str,
+) -> list[jax.Array]:
+    """Runs `body(subcore, *operands, *results, *scratch)` on every subcore.
+
+    Args:
+      body: takes the subcore's number, then references: operands and results in HBM.
+      operands: read only.
+      table: an array that is updated in place, the first of the results.
+      out_type: the other results.
+      scratch: of each subcore.
+      name: the kernel's, for profiles.
+    """
+    if dispatch.interpreted():
+        return _interpret(body, operands, table, out_type, scratch, name)
+    mesh = plsc.VectorSubcoreMesh(core_axis_name="core", subcore_axis_name="subcore")
+
+    def program(*refs):
+        core, subcore = jax.lax.axis_index("core"), jax.lax.axis_index("subcore")
+        body(core * mesh.num_subcores + subcore, *refs)
+
+    run = pl.kernel(
+        program,
+        out_type=out_type,
+        scratch_types=scratch,
+        mesh=mesh,
+        # Every vector here is one of the hardware's; loops that carry some need it so on jax 0.10.
+        compiler_params=pltpu.CompilerParams(needs_layout_passes=False),
+        name=name,
+    )
+    if table is None:
+        return list(run(*operands))
+    updated = jax.new_ref(table)
+    results = run(*operands, updated)
+    return [jax.freeze(updated), *results]
+
+
+def _interpret(body, operands, table, out_type, scratch, name):
+    tables = [] if table is None else [table]
+
+    def program(*refs):
+        # The table comes as an input, too; it is the same memory.
+        refs = refs[: len(operands)] + refs[len(operands) + len(tables) :]
+        body(pl.program_id(0), *refs)
+
+    hbm = pl.BlockSpec(memory_space=pltpu.HBM)
+    run = pl.pallas_call(
+        program,
+        grid=(subcores().count,),
+        in_specs=[hbm] * (len(operands) + len(tables)),
+        out_specs=[hbm] * (len(tables) + len(out_type)),
+        out_shape=[*(jax.typeof(x) for x in tables), *out_type],
+        scratch_shapes=scratch,
+        input_output_aliases={len(operands): 0} if tables else {},
+        interpret=True,
+        name=name,
+    )
+    return list(run(*operands, *tables))
+
+
+def load(source: Any, target: Any, semaphore: Any) -> Copy:
+    """A copy from HBM to the subcore."""
+    return pltpu.make_async_copy(source, target, semaphore)
+
+
+def store(source: Any, target: Any, semaphore: Any) -> Copy:
+    """A copy from the subcore to HBM; the source may change when it has been waited for."""
+    if _SOURCE_HAS_SEMAPHORE and not dispatch.interpreted():
+        return pltpu.make_async_copy(source, target, src_sem=semaphore)
+    return pltpu.make_async_copy(source, target, semaphore)
+
+
+def gather(source: Any, indices: Any, target: Any, semaphore: Any) -> Copy:
+    """A copy of the source's rows in HBM at `indices` to the subcore, those of `IGNORED` left out.
+
+    The indices lie in the subcore's memory, at most 128 of them.
+    """
+    if dispatch.interpreted():
+        return _RowByRow(lambda row, i: _copy_row(source, i, target, row), indices)
+    return pltpu.make_async_copy(source.at[_named(indices)], target, semaphore)
+
+
+def scatter(source: Any, indices: Any, target: Any, semaphore: Any) -> Copy:
+    """A copy of the subcore's rows to `indices` of a target in HBM, those of `IGNORED` left out.
+
+    No index may occur twice. When it has been waited for the source may change; the target has
+    changed when the kernel has ended.
+    """
+    if dispatch.interpreted():
+        return _RowByRow(lambda row, i: _copy_row(source, row, target, i), indices)
+    return pltpu.make_async_copy(source, target.at[_named(indices)], semaphore)
+
+
+def take(source: Any, indices: jax.Array) -> jax.Array:
+    """Numbers at a vector of indices of a flat array in the subcore's memory."""
+    if dispatch.interpreted():
+        return source[...][indices]
+    return plsc.load_gather(source, [indices])
+
+
+def for_columns(width: int, lanes: int, body: Callable[[Any], None]) -> None:
+    """Calls `body(columns)` for a row's vectors, in any order, several at a time."""
+    sum_columns(width, lanes, lambda columns, carry: body(columns) or carry, ())
+
+
+def sum_columns(width: int, lanes: int, body: Callable[[Any, T], T], carry: T) -> T:
+    """`carry` after `body(columns, carry)` for a row's vectors in turn."""
+    if dispatch.interpreted():
+        return jax.lax.fori_loop(
+            0, width // lanes, lambda i, carry: body(pl.ds(i * lanes, lanes), carry), carry
+        )
+    loop = plsc.parallel_loop(0, width, step=lanes, unroll=2, carry=carry)
+    return loop(lambda column, carry: body(pl.ds(column, lanes), carry))
+
+
+# TODO: drop once jax>=0.12, where a copy out of a subcore signals its source's semaphore.
+_SOURCE_HAS_SEMAPHORE = "src_sem" in inspect.signature(pltpu.make_async_copy).parameters
+_named = functools.partial(plsc.Indices, ignored_value=IGNORED)
+
+
+class _RowByRow:
+    """What an indexed copy does, for the interpreter."""
+
+    def __init__(self, copy_row: Callable[[Any, Any], None], indices: Any):
+        self.copy_row, self.indices = copy_row, indices
+
+    def start(self) -> None:
+        @pl.loop(0, self.indices.shape[0])
+        def _(row):
+            index = self.indices[row]
+            pl.when(index != IGNORED)(lambda: self.copy_row(row, index))
+
+    def wait(self) -> None:
+        pass
+
+
+def _copy_row(source: Any, i: Any, target: Any, j: Any) -> None:
+    target[pl.ds(j, 1)] = source[pl.ds(i, 1)]

@@ -18,7 +18,11 @@ import numpy as np
 from flax import nnx
 
 from fwpkm_jax.data import TextData, load_tokenizer
-from fwpkm_jax.evaluation.continual_views import continual_table, plot_continual
+from fwpkm_jax.evaluation.continual_views import (
+    continual_finding,
+    continual_table,
+    plot_continual,
+)
 from fwpkm_jax.evaluation.domains import Domain, Part, read_domains
 from fwpkm_jax.evaluation.fast_weight_dtype import FastWeightDtype, as_stored
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
@@ -239,5 +243,13 @@ CONTINUAL = Evaluation(
     run=_run,
     table=continual_table,
     plot=plot_continual,
+    title="Learning domain after domain",
+    about=(
+        "The memory reads texts of several domains one after the other, and after each all domains "
+        "are scored on other texts of theirs with writing disabled; the model's own weights never "
+        "change. A loss that falls when its domain was read shows adaptation, one that rises again "
+        "while others are read shows forgetting."
+    ),
+    finding=continual_finding,
     missing=lambda subject, config: None if config.domains else "domains (--continual.domains)",
 )

@@ -40,6 +40,23 @@ def continual_table(record: Record) -> str:
     return f"{text}\n\n" + format_table(["mean change of the loss", "nats per token"], rows)
 
 
+def continual_finding(record: Record) -> str:
+    """How much was learned of each domain, and how much of it was lost again."""
+    results = record["results"]
+    learned, lost = results["adaptation"], results["forgetting"]
+    text = (
+        f"Reading a domain {_moved(learned)} its loss by {abs(learned):.4f} nats per token on "
+        f"average, and what was read after it {_moved(lost)} it by {abs(lost):.4f}"
+    )
+    if (unseen := results["unseen"]) is not None:
+        text += f"; domains not read yet were {_moved(unseen)} by {abs(unseen):.4f}"
+    return text + "."
+
+
+def _moved(change: float) -> str:
+    return "lowered" if change < 0 else "raised"
+
+
 def plot_continual(record: Record, directory: Path) -> list[Path]:
     """Each domain's loss minus that of the initial memory, along the stages."""
     results = record["results"]

@@ -59,10 +59,10 @@ def _read_domain(named_path: str, data: TextData) -> Domain:
     path = Path(place).expanduser()
     if path.is_dir():
         parts = [_find_part(path, name) for name in ("train", "valid")]
-        adapt, evaluate = (_whole(_read_rows(part, data)) for part in parts)
+        adapt, evaluate = (_whole(read_rows(part, data)) for part in parts)
         files = {name: digest for part in parts for name, digest in file_hashes(part).items()}
     else:
-        rows = _read_rows(path, data)
+        rows = read_rows(path, data)
         middle = len(rows) // 2
         adapt, evaluate = Part(rows, range(middle)), Part(rows, range(middle, len(rows)))
         files = file_hashes(path)
@@ -84,7 +84,8 @@ def _find_part(folder: Path, name: str) -> Path:
     return found[0]
 
 
-def _read_rows(path: Path, data: TextData) -> PackedRows:
+def read_rows(path: str | Path, data: TextData) -> PackedRows:
+    """All rows of a file or folder, tokenised and as long as `data` says."""
     return valid_rows(dataclasses.replace(data, valid_paths=(str(path),)))
 
 

@@ -22,7 +22,11 @@ from fwpkm_jax.evaluation.fast_weight_dtype import FastWeightDtype, as_stored
 from fwpkm_jax.evaluation.haystack_reader import HaystackReader
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.intervals import clustered_mean
-from fwpkm_jax.evaluation.longbench_views import longbench_table, plot_longbench
+from fwpkm_jax.evaluation.longbench_views import (
+    longbench_finding,
+    longbench_table,
+    plot_longbench,
+)
 from fwpkm_jax.evaluation.record import Origin, Result, make_result, one_group
 from fwpkm_jax.evaluation.sources import sha256
 from fwpkm_jax.evaluation.yarn import with_yarn
@@ -348,5 +352,12 @@ LONGBENCH = Evaluation(
     run=_run,
     table=longbench_table,
     plot=plot_longbench,
+    title="Answers about long texts",
+    about=(
+        "The model reads a long text, a question about it and the right answer, and is scored on "
+        "the answer's tokens alone; the memory is written once, behind the text. Lower perplexity "
+        "with the memory writing means that the text was of use to the answer through it."
+    ),
+    finding=longbench_finding,
     missing=_missing,
 )

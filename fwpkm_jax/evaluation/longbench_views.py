@@ -44,6 +44,17 @@ def longbench_table(record: Record) -> str:
     return f"{title}, {yarn})\n{format_table(header, rows)}"
 
 
+def longbench_finding(record: Record) -> str:
+    """In how many tasks writing helped, and where that is certain."""
+    difference = record["results"].get("difference")
+    if not difference:
+        return ""
+    lower = [task for task, one in difference.items() if one["loss"] < 0]
+    sure = [task for task in lower if (difference[task]["interval"] or [0, 0])[1] < 0]
+    text = f"Writing lowered the answers' loss in {len(lower)} of {len(difference)} tasks"
+    return f"{text}; at 95 % that is certain in {', '.join(sure) or 'none'}."
+
+
 def plot_longbench(record: Record, directory: Path) -> list[Path]:
     """Perplexity of each task's answers, writing and frozen."""
     results = record["results"]

@@ -10,6 +10,7 @@ from typing import Any
 
 from fwpkm_jax.command_line import nearest
 from fwpkm_jax.evaluation.continual import CONTINUAL
+from fwpkm_jax.evaluation.gates import GATES
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.longbench import LONGBENCH
 from fwpkm_jax.evaluation.needle import NEEDLE
@@ -25,6 +26,7 @@ EVALS: dict[str, Evaluation] = {
     "needle": NEEDLE,
     "continual": CONTINUAL,
     "longbench": LONGBENCH,
+    "gates": GATES,
 }
 
 

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fwpkm_jax.evaluation.plot_style import (
     BLUE,
     GREY,
     ORANGE,
-    TEXT,
     add_legend,
     count_in_thousands,
     new_figure,
@@ -106,71 +104,6 @@ def plot_perplexity(record: Record, directory: Path) -> list[Path]:
             axes[1], "What writing changes", "documents thin, their mean thick; below 0 helps"
         )
     return [save_figure(figure, directory / "ppl.png")]
-
-
-def plot_needle(record: Record, directory: Path) -> list[Path]:
-    """Exact match by number of readings, and where in the haystack the answers were found."""
-    runs = record["results"]["runs"]
-    lengths = sorted({run["words"] for run in runs})
-    figure = Figure(figsize=(10.5, max(3.6, 1.6 + 0.32 * len(runs))), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.35))
-    _bars(left, runs, lengths)
-    _depths(figure, right, runs)
-    return [save_figure(figure, directory / "needle.png")]
-
-
-def _bars(axes: Axes, runs: list[Record], lengths: list[int]) -> None:
-    shades = ("#9ECAE1", "#6BAED6", "#3182BD", "#08519C", "#08306B")
-    readings = sorted({run["readings"] for run in runs})
-    width = 0.8 / len(readings)
-    for order, number in enumerate(readings):
-        chosen = [run for run in runs if run["readings"] == number]
-        at = [lengths.index(run["words"]) + (order - (len(readings) - 1) / 2) * width
-              for run in chosen]  # fmt: skip
-        share = np.array([run["exact"]["accuracy"] for run in chosen])
-        bounds = np.array([run["exact"]["interval"] for run in chosen])
-        axes.bar(
-            at, share, width * 0.9, color=shades[min(order, 4)], label=str(number),
-            yerr=np.abs(bounds.T - share).tolist(), error_kw={"lw": 1, "ecolor": TEXT},
-        )  # fmt: skip
-    axes.set_xticks(range(len(lengths)), [f"{words:,}" for words in lengths])
-    axes.set(ylim=(0, 1))
-    axes.set_xlabel("haystack (words)")
-    axes.set_ylabel("exact match (share)")
-    add_legend(axes, ncols=5, handlelength=0.9, columnspacing=0.9, title="readings")
-    style_axes(axes)
-    samples = max(run["exact"]["answers"] for run in runs)
-    set_title(axes, "Exact match", f"{samples} samples, 95 % intervals")
-
-
-def _depths(figure: Figure, axes: Axes, runs: list[Record]) -> None:
-    table = np.full((len(runs), _DEPTH_BINS), np.nan)
-    for row, run in enumerate(runs):
-        for depth in run["by_depth"]:
-            table[row, round(depth["from"] * _DEPTH_BINS / 100)] = depth["accuracy"]
-    image = axes.imshow(table, vmin=0, vmax=1, cmap="Blues", aspect="auto")
-    axes.set_facecolor("#EEEEEE")  # No sample at this depth.
-    for (row, column), share in np.ndenumerate(table):
-        if not np.isnan(share):
-            axes.text(column, row, f"{share:.2f}", ha="center", va="center", fontsize=7.5,
-                      color="white" if share > 0.6 else TEXT)  # fmt: skip
-    axes.set_yticks(
-        range(len(runs)), [f"{run['words']:,} {_TIMES} {run['readings']}" for run in runs]
-    )
-    axes.set_xticks(np.arange(_DEPTH_BINS + 1) - 0.5, [str(10 * n) for n in range(11)])
-    axes.set_xlabel("depth of the needle (% of the haystack)")
-    axes.set_ylabel(f"haystack words {_TIMES} readings")
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0, labelsize=8.5, colors=TEXT)
-    lengths = [run["words"] for run in runs]
-    for row in range(1, len(runs)):
-        if lengths[row] != lengths[row - 1]:
-            axes.axhline(row - 0.5, color="white", lw=4)
-    gaps = "grey: no sample" if np.isnan(table).any() else "share of each tenth"
-    set_title(axes, "Exact match by depth", gaps)
-    bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02)
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-    bar.ax.tick_params(length=0, labelsize=8.5, colors=TEXT)
 
 
 def _positions(curve: Record) -> np.ndarray:

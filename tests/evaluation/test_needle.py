@@ -7,18 +7,24 @@ import pytest
 from flax import nnx
 
 from fwpkm_jax.data import load_tokenizer
-from fwpkm_jax.evaluation import needle as needle_module
 from fwpkm_jax.evaluation.haystack_reader import HaystackReader
 from fwpkm_jax.evaluation.needle import (
+    Needle,
     NeedleConfig,
+    NeedleSample,
     encode_prompt,
     needle_accuracy,
+    reading,
     score_answers,
 )
-from fwpkm_jax.evaluation.needle_samples import Needle, NeedleSample
+from fwpkm_jax.evaluation.needle.evaluate import describe_chunks
+from fwpkm_jax.evaluation.needle.files import SampleOptions, read_samples
+from fwpkm_jax.evaluation.needle.files import main as write_file
+from fwpkm_jax.evaluation.needle.samples import build_samples
 from fwpkm_jax.evaluation.stream_calls import flush, reset_caches
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.models.language_model import LanguageModel
+from tests.evaluation.conftest import tiny_model_config
 
 BYTES = load_tokenizer("bytes")
 TEXT = " ".join(f"word{i}" for i in range(40))
@@ -69,6 +75,11 @@ class Transcript:
         return list(re.findall(rf"ID-{key} is (\d+)\.", self.text)[-1][:length].encode())
 
 
+def moved(reader: HaystackReader, memory) -> float:
+    change = jax.tree.map(lambda a, b: np.max(np.abs(a - b)), reader.stream.memory, memory)
+    return max(jax.tree.leaves(change))
+
+
 READING = ["restart", "haystack", "write"]
 LAST = {
     "paper": ["restart", "haystack", "write", "question", "next_token", "decode"],
@@ -81,7 +92,7 @@ LAST = {
 def test_a_perfect_reader_is_asked_in_the_order_of_the_protocol(
     model, memory, monkeypatch, mode, reset
 ):
-    monkeypatch.setattr(needle_module, "HaystackReader", Transcript)
+    monkeypatch.setattr(reading, "HaystackReader", Transcript)
     record = evaluate(model, memory, mode=mode, reset_memory_between_samples=reset, readings=(3,))
     sample = [*READING, *READING, *LAST[mode]]
     again = ["reset"] if reset else []
@@ -91,6 +102,86 @@ def test_a_perfect_reader_is_asked_in_the_order_of_the_protocol(
     assert run["digits"] == 6
     assert record["provenance"]["resets"]["memory"] == ("sample" if reset else "never")
     assert record["provenance"]["scored_tokens"] == 18
+
+
+@pytest.mark.parametrize(("mode", "ends"), [("paper", True), ("reference", False)])
+def test_with_chunks_of_a_fixed_size_only_the_paper_mode_writes_the_end_of_a_reading(
+    model, memory, monkeypatch, mode, ends
+):
+    monkeypatch.setattr(reading, "HaystackReader", Transcript)
+    record = evaluate(model, memory, mode=mode, chunk_size="model", readings=(2,), samples=1)
+    left_out = () if ends else ("write",)
+    expected = ["reset", *READING, *LAST[mode]]
+    assert Transcript.last.calls == [call for call in expected if call not in left_out]
+    assert Transcript.last.sizes["chunk_size"] == model.config.fast_weight.chunk_size
+    assert record["provenance"]["chunk_size"] == model.config.fast_weight.chunk_size
+
+
+def test_a_reader_of_fixed_chunks_writes_as_they_fill(model, memory):
+    tokens = np.random.default_rng(0).integers(8, size=9).astype(np.int32)
+    reader = reader_of(model, memory, chunk_size=4)
+    reader.read(tokens[:4])
+    assert moved(reader, memory) == 0
+    reader.read(tokens[4:])
+    assert moved(reader, memory) > 1e-3
+
+
+def test_fast_weights_are_rounded_between_calls_where_asked(model, memory):
+    tokens = np.random.default_rng(0).integers(8, size=9).astype(np.int32)
+    rounded = reader_of(model, memory, fast_weight_dtype="bfloat16")
+    rounded.read(tokens)
+    rounded.write()
+    for leaf in jax.tree.leaves(rounded.stream.memory):
+        np.testing.assert_array_equal(leaf, leaf.astype(jax.numpy.bfloat16).astype(leaf.dtype))
+    assert moved(rounded, memory) > 1e-3
+
+
+def test_more_tokens_than_there_is_room_for_are_refused(model, memory):
+    reader = reader_of(model, memory, capacity=8)
+    with pytest.raises(ValueError, match="10 tokens wait for a write and there is room for 9"):
+        reader.read(np.zeros(10, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("words", "factor"), [(500, None), (4000, None), (8000, 4), (9000, 8), (32_000, 16), (1e6, 64)]
+)
+def test_positions_are_stretched_as_in_the_paper(words, factor):
+    assert NeedleConfig().factor(words) == factor
+    assert NeedleConfig(yarn_factor=3.0).factor(words) == 3
+    assert NeedleConfig(yarn_factor=None).factor(words) is None
+
+
+def test_what_a_model_without_override_writes_is_told(model):
+    lact = tiny_model_config(mixers=("lact",), memory_layers=())
+    assert "it has no override" in describe_chunks(lact, NeedleConfig())
+    plain = tiny_model_config(memory_layers=())
+    assert describe_chunks(plain, NeedleConfig()) == "nothing is written: the model has no memory"
+    assert describe_chunks(model.config, NeedleConfig(chunk_size=3)) == 3
+
+
+def test_samples_of_a_file_are_those_that_are_made_here(model, memory, monkeypatch, tmp_path):
+    monkeypatch.setattr(reading, "HaystackReader", Transcript)
+    (tmp_path / "book.txt").write_text(TEXT)
+    path, options = tmp_path / "needles.jsonl", {"words": 10, "seed": 5, "depths": (0.0, 50.0)}
+    data = (str(tmp_path / "book.txt"),)
+    assert write_file(SampleOptions(data=data, out=path, samples=3, **options)) == 0
+    header, samples = read_samples(path)
+    assert {name: header[name] for name in ("words", "seed")} == {"words": 10, "seed": 5}
+    assert list(header["data_files"]) == list(data)
+    texts = [("book.txt", TEXT)]
+    made = list(build_samples(texts, words=10, seed=5, depths=(0, 50)))
+    assert list(samples) == made[:3]
+    record = evaluate(model, memory, sample_files=(str(path),), readings=(1,))
+    (run,) = record["results"]["runs"]
+    assert (run["words"], run["sample_seed"]) == (10, 5)
+    assert [sample["expected"] for sample in run["samples"]] == [s.answer for s in made[:3]]
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    path = tmp_path / "text.jsonl"
+    path.write_text('{"text": "no needles"}\n')
+    with pytest.raises(ValueError, match="holds no needle samples"):
+        read_samples(path)
 
 
 def test_scores_follow_the_definitions():
@@ -105,6 +196,7 @@ def test_scores_follow_the_definitions():
     assert [r["candidate"] for r in scores["samples"]] == [True, False, True, False, False]
     assert scores["exact"]["accuracy"] == 0.2
     assert scores["digits"] == pytest.approx(11 / 5)
+    assert scores["progress"] == [1, 1, 1, 1, 1]
     depths = {d["from"]: (d["accuracy"], d["answers"]) for d in scores["by_depth"]}
     assert depths == {0: (pytest.approx(1 / 3), 3), 90: (0, 2)}
 
@@ -168,21 +260,17 @@ def test_a_reading_in_pieces_writes_one_chunk_of_the_texts_length(model, memory)
 def test_reading_writes_only_when_told_and_only_where_allowed(model, memory):
     tokens = np.random.default_rng(0).integers(8, size=LENGTH).astype(np.int32)
 
-    def moved(reader: HaystackReader) -> float:
-        change = jax.tree.map(lambda a, b: np.max(np.abs(a - b)), reader.stream.memory, memory)
-        return max(jax.tree.leaves(change))
-
     reader = reader_of(model, memory)
     reader.read(tokens)
-    assert moved(reader) == 0
+    assert moved(reader, memory) == 0
     reader.write()
-    assert moved(reader) > 1e-3
+    assert moved(reader, memory) > 1e-3
     reader.reset_memory()
-    assert moved(reader) == 0
+    assert moved(reader, memory) == 0
     frozen = reader_of(model, memory, write=False)
     frozen.read(tokens)
     frozen.write()
-    assert moved(frozen) == 0
+    assert moved(frozen, memory) == 0
 
 
 def test_decoding_is_greedy(model, memory):
@@ -206,7 +294,7 @@ def test_a_real_model_is_evaluated_the_same_twice_and_its_settings_are_recorded(
 
 
 def test_every_length_and_number_of_readings_starts_afresh(model, memory, monkeypatch):
-    monkeypatch.setattr(needle_module, "HaystackReader", Transcript)
+    monkeypatch.setattr(reading, "HaystackReader", Transcript)
     record = evaluate(model, memory, haystack_words=(10, 20), readings=(1, 2), samples=1)
     runs = [(run["words"], run["readings"]) for run in record["results"]["runs"]]
     assert runs == [(10, 1), (10, 2), (20, 1), (20, 2)]

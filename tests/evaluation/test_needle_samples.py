@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from fwpkm_jax.evaluation.needle_samples import build_samples
+from fwpkm_jax.evaluation.needle.samples import build_samples
 
 WORDS = [f"w{i}" for i in range(1000)]
 

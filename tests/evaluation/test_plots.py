@@ -4,6 +4,7 @@ import pytest
 
 from fwpkm_jax.evaluation import plots
 from fwpkm_jax.evaluation.intervals import wilson
+from fwpkm_jax.evaluation.needle.plots import plot_needle
 
 
 def share(right: int, answers: int) -> dict:
@@ -43,6 +44,7 @@ def needle_record(right: int) -> dict:
     depths = [{"from": 10.0 * i, "to": 10.0 * i + 10} | share(right, 20) for i in (0, 3, 9)]
     runs = [
         {"words": words, "readings": n, "exact": share(right, 20), "by_depth": depths}
+        | {"progress": [min(i, right) for i in range(1, 21)]}
         for words in (500, 4000)
         for n in (1, 2)
     ]
@@ -52,7 +54,8 @@ def needle_record(right: int) -> dict:
 CASES = {
     "recall": (plots.plot_recall, lambda better: recall_record(39 if better else 10)),
     "ppl": (plots.plot_perplexity, lambda better: perplexity_record(0.2 if better else 0.01)),
-    "needle": (plots.plot_needle, lambda better: needle_record(19 if better else 2)),
+    "needle": (plot_needle, lambda better: needle_record(19 if better else 2)),
+    "needle_depth": (plot_needle, lambda better: needle_record(19 if better else 2)),
 }
 
 
@@ -61,8 +64,7 @@ def test_a_picture_shows_its_numbers(name, tmp_path):
     plot, record = CASES[name]
     images = []
     for better in (True, False):
-        (path,) = plot(record(better), tmp_path / str(better))
-        assert path.name == f"{name}.png"
+        (path,) = (p for p in plot(record(better), tmp_path / str(better)) if p.stem == name)
         images.append(matplotlib.image.imread(path))
     # Other numbers, another picture; and ink on both.
     size = [min(image.shape[axis] for image in images) for axis in (0, 1)]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from fwpkm_jax.data import needle_question, needle_sentence, random_key, random_value
+from fwpkm_jax.evaluation.needle.config import NeedleConfig
+
+logger = logging.getLogger(__name__)
 
 
 class Needle(NamedTuple):
@@ -119,6 +124,30 @@ def build_samples(
                 words=len(cut),
             )
             number += 1
+
+
+def take_samples(
+    texts: Iterable[tuple[str, str]], config: NeedleConfig, *, words: int, seed: int
+) -> list[NeedleSample]:
+    """The samples of one length; fewer than asked for are logged, none is a ValueError."""
+    samples = build_samples(
+        texts,
+        words=words,
+        seed=seed,
+        num_needles=config.num_needles,
+        key_characters=config.key_characters,
+        value_digits=config.value_digits,
+        depths=config.depths,
+    )
+    samples = list(itertools.islice(samples, config.samples))
+    if not samples:
+        raise ValueError(
+            f"No text has the {-(-words // 2)} words that a haystack of {words} needs at least; "
+            "lower haystack_words or give longer texts."
+        )
+    if len(samples) < config.samples:
+        logger.warning("The text gives %d haystacks of %d words.", len(samples), words)
+    return samples
 
 
 def _new_key(rng: np.random.Generator, used: set[str], length: int) -> str:

@@ -1,0 +1,174 @@
+"""The needle evaluation: every length and number of readings, scored."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
+from fwpkm_jax.evaluation import findings, tables
+from fwpkm_jax.evaluation.interface import Evaluation, Subject
+from fwpkm_jax.evaluation.needle.config import NeedleConfig
+from fwpkm_jax.evaluation.needle.files import read_samples, texts_of
+from fwpkm_jax.evaluation.needle.plots import plot_needle
+from fwpkm_jax.evaluation.needle.reading import answer_each, encode_prompt, open_reader
+from fwpkm_jax.evaluation.needle.samples import NeedleSample, take_samples
+from fwpkm_jax.evaluation.needle.scores import score_answers
+from fwpkm_jax.evaluation.record import Origin, Result, make_result, one_group
+from fwpkm_jax.evaluation.sources import file_hashes, missing_text, text_sources
+from fwpkm_jax.evaluation.yarn import with_yarn
+from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.models.language_model import LanguageModel, Memory
+
+
+def needle_accuracy(
+    model: LanguageModel,
+    memory: Memory,
+    *,
+    config: NeedleConfig,
+    texts: Callable[[], Iterable[tuple[str, str]]],
+    tokenizer: Tokenizer,
+    seed: int = 0,
+    origin: Origin | None = None,
+) -> Result:
+    """How often a number hidden in a text is told after reading the text n times.
+
+    Args:
+      model: the language model.
+      memory: fast weights to start from; with several groups the first is taken.
+      config: the protocol.
+      texts: starts a pass over pairs of id and text; not asked for where `config.sample_files` are
+        given.
+      tokenizer: the model's.
+      seed: of the samples.
+      origin: of weights and texts, for the record.
+
+    Returns:
+      `results` holds a row per length and number of readings under `runs`: `words`, `readings`,
+      `sample_seed`, `yarn_factor`, `token_length` and what `score_answers` gives, shares with 95 %
+      intervals.
+
+    Raises:
+      ValueError: the texts give no sample of a length, or a file holds other than samples.
+    """
+    start, groups = one_group(memory)
+    stretched, runs = model, []
+    for words, sample_seed, samples in _each_length(config, texts, seed):
+        factor = config.factor(words)
+        stretched = with_yarn(model, factor=factor, original_length=config.yarn_original_length)
+        prompts = [encode_prompt(sample, tokenizer) for sample in samples]
+        reader = open_reader(stretched, start, prompts, config, tokenizer)
+        for readings in config.readings:
+            answers = list(answer_each(reader, prompts, tokenizer, config, readings=readings))
+            runs.append(
+                {
+                    "words": words,
+                    "readings": readings,
+                    "sample_seed": sample_seed,
+                    "yarn_factor": factor,
+                    "token_length": _spread([len(p.haystack) for p in prompts]),
+                    **score_answers(samples, answers),
+                }
+            )
+    kept = "sample" if config.reset_memory_between_samples else "never"
+    return make_result(
+        "needle",
+        model=stretched,  # Of the last length; each run has its factor.
+        memory=memory,
+        config=config,
+        origin=origin or Origin(),
+        seed=seed,
+        scored_tokens=config.value_digits * sum(run["exact"]["answers"] for run in runs),
+        mode=config.mode,
+        chunk_size=describe_chunks(model.config, config),
+        resets={
+            "memory": "reading" if "lact" in model.config.mixers else kept,
+            "queue": kept,
+            "attention_and_gdn": "reading",
+            "memory_group_used": 0 if groups else None,
+        },
+        results={"runs": runs},
+        fast_weight_dtype=config.fast_weight_dtype,
+    )
+
+
+def describe_chunks(model: ModelConfig, config: NeedleConfig) -> str | int:
+    """What is written at once, for the record."""
+    if "lact" in model.mixers:
+        own = model.lact.chunk_size
+        return f"{own}, LaCT's own: it has no override, and its memory starts anew at each reading"
+    if not model.memory_layers:
+        return "nothing is written: the model has no memory"
+    if config.chunk_size == "text":
+        return "one write per reading, all waiting tokens"
+    own = model.fast_weight.chunk_size
+    return own if config.chunk_size == "model" else config.chunk_size
+
+
+def _each_length(
+    config: NeedleConfig, texts: Callable[[], Iterable[tuple[str, str]]], seed: int
+) -> Iterator[tuple[int, int, Sequence[NeedleSample]]]:
+    """Words, seed and samples of each length."""
+    for path in config.sample_files:
+        header, samples = read_samples(path)
+        yield header["words"], header["seed"], list(itertools.islice(samples, config.samples))
+    for words in () if config.sample_files else config.haystack_words:
+        yield words, seed, take_samples(texts(), config, words=words, seed=seed)
+
+
+def _spread(lengths: Sequence[int]) -> dict[str, float]:
+    return {"min": min(lengths), "mean": float(np.mean(lengths)), "max": max(lengths)}
+
+
+def _run(subject: Subject, config: NeedleConfig) -> Result:
+    assert isinstance(subject.data, TextData)  # Other data are refused before.
+    tokenizer = load_tokenizer(subject.data.tokenizer)
+    if config.sample_files:
+        sources = []
+        hashes = [file_hashes(path) for path in config.sample_files]
+    else:
+        sources = text_sources(subject.data, config.data)
+        hashes = [source.files for source in sources]
+    return needle_accuracy(
+        subject.model,
+        subject.memory,
+        config=config,
+        texts=lambda: texts_of(sources, tokenizer),
+        tokenizer=tokenizer,
+        seed=subject.seed,
+        origin=dataclasses.replace(
+            subject.origin,
+            files={path: digest for files in hashes for path, digest in files.items()},
+            tokenizer=tokenizer.fingerprint,
+        ),
+    )
+
+
+def _missing(subject: Subject, config: NeedleConfig) -> str | None:
+    absent = [path for path in config.sample_files if not Path(path).is_file()]
+    if absent:
+        return f"the file {absent[0]}"
+    return None if config.sample_files else missing_text(subject.data, config.data)
+
+
+NEEDLE = Evaluation(
+    config=NeedleConfig,
+    data=TextData,
+    limit="samples",
+    in_default_suite=False,  # Small models of text cannot follow the question.
+    run=_run,
+    table=tables.needle_table,
+    plot=plot_needle,
+    title="Needle in a haystack",
+    about=(
+        "Sentences with a secret number are hidden in a long text; the model reads the text one or "
+        "more times and is asked for one of the numbers. An answer counts if all its digits are "
+        "right; where more readings give more right answers, the memory was filled by reading."
+    ),
+    finding=findings.needle_finding,
+    missing=_missing,
+)

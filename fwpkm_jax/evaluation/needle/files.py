@@ -1,0 +1,141 @@
+"""Needle samples as files, so that several models or programs answer the same questions.
+
+    python -m fwpkm_jax.evaluation.needle.files --data books.jsonl --words 4000 --out needles.jsonl
+
+A JSONL file: a header with seed, words and hashes of the texts, then a sample per line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from fwpkm_jax.command_line import report
+from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
+from fwpkm_jax.evaluation.needle.samples import Needle, NeedleSample, build_samples
+from fwpkm_jax.evaluation.sources import Source, text_sources
+
+_KIND = "needle samples"
+_SETTINGS = ("words", "seed", "num_needles", "key_characters", "value_digits", "depths")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions:
+    """Writes needle samples of one length to a file."""
+
+    data: tuple[str, ...]
+    """Files or folders of text for the haystacks, in order."""
+    out: Path
+    """File to write."""
+    words: int = 4000
+    """Whitespace words of a haystack."""
+    seed: int = 0
+    """Of keys, values, depths and targets."""
+    samples: int = 500
+    """Samples, fewer where the text runs out."""
+    num_needles: int = 5
+    """Needles per haystack, one of which is asked for."""
+    key_characters: int = 4
+    """Hexadecimal characters of a needle's key."""
+    value_digits: int = 6
+    """Digits of a needle's number."""
+    depths: tuple[float, ...] = ()
+    """Depths in percent that targets take turns at. Empty: uniform over the haystack."""
+    tokenizer: str = "bytes"
+    """Of tokenised files (.bin); text needs none."""
+
+
+def texts_of(sources: Sequence[Source], tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
+    """Pairs of id and text of all documents, in order."""
+    for source in sources:
+        for document in source.documents():
+            yield document.id, tokenizer.decode(document.tokens)
+
+
+def write_samples(path: Path, samples: Iterable[NeedleSample], header: dict[str, Any]) -> int:
+    """Writes a file of samples; returns how many there are."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    number = 0
+    with path.open("w", encoding="utf-8") as file:
+        file.write(json.dumps({"kind": _KIND, **header}) + "\n")
+        for sample in samples:
+            number += 1
+            target = sample.needles[sample.target]
+            record = {
+                "haystack": sample.haystack,
+                "question": sample.question,
+                "question_key": target.key,
+                "answer": sample.answer,
+                "depth": target.depth,
+                "needles": [needle._asdict() for needle in sample.needles],
+                "target": sample.target,
+                "document": sample.document,
+                "words": sample.words,
+            }
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    return number
+
+
+def read_samples(path: str | Path) -> tuple[dict[str, Any], Iterator[NeedleSample]]:
+    """The header of a file of samples, and its samples.
+
+    Raises:
+      ValueError: the file holds something else.
+    """
+    path = Path(path)
+    with path.open(encoding="utf-8") as file:
+        first = file.readline()
+    header = json.loads(first) if first.startswith("{") else {}
+    if header.get("kind") != _KIND:
+        raise ValueError(
+            f"{path} holds no needle samples; python -m fwpkm_jax.evaluation.needle.files makes a "
+            "file of them."
+        )
+    return header, _samples_of(path)
+
+
+def _samples_of(path: Path) -> Iterator[NeedleSample]:
+    with path.open(encoding="utf-8") as file:
+        for line in itertools.islice(file, 1, None):
+            record = json.loads(line)
+            yield NeedleSample(
+                needles=tuple(Needle(**needle) for needle in record["needles"]),
+                **{name: record[name] for name in NeedleSample._fields if name != "needles"},
+            )
+
+
+def main(options: SampleOptions) -> int:
+    """Writes the file that the options describe; the program's exit code."""
+    try:
+        data = TextData(
+            train_paths=options.data, valid_paths=options.data, tokenizer=options.tokenizer
+        )
+        sources = text_sources(data)
+        settings = {name: getattr(options, name) for name in _SETTINGS}
+        samples = build_samples(texts_of(sources, load_tokenizer(options.tokenizer)), **settings)
+        files = {path: digest for source in sources for path, digest in source.files.items()}
+        header = {**settings, "data_files": files}
+        number = write_samples(options.out, itertools.islice(samples, options.samples), header)
+        print(f"wrote {number} samples to {options.out}")
+    except (ValueError, FileNotFoundError) as error:
+        return report("needle.files", error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(
+        main(
+            tyro.cli(
+                SampleOptions,
+                prog="python -m fwpkm_jax.evaluation.needle.files",
+                use_underscores=True,
+            )
+        )
+    )

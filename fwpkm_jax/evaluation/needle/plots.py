@@ -1,0 +1,142 @@
+"""Pictures of needle results: stacked bars, progress along the samples, depth by length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fwpkm_jax.evaluation.needle.scores import DEPTH_BINS
+from fwpkm_jax.evaluation.plot_style import (
+    COLORS,
+    TEXT,
+    add_legend,
+    save_figure,
+    set_title,
+    style_axes,
+)
+
+Record = Mapping[str, Any]
+
+_SHADES = ("#C6DBEF", "#9ECAE1", "#4292C6", "#08519C")
+
+
+def plot_needle(record: Record, directory: Path) -> list[Path]:
+    """Exact match by length, readings and samples seen; and by depth of the needle."""
+    runs = record["results"]["runs"]
+    lengths = sorted({run["words"] for run in runs})
+    figure = Figure(figsize=(10.5, 3.9), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
+    stacked_bars(
+        left, {f"{words:,}": [r for r in runs if r["words"] == words] for words in lengths}
+    )
+    left.set_xlabel("haystack (words)")
+    samples = max(run["exact"]["answers"] for run in runs)
+    set_title(left, "Exact match", f"{samples} samples; intervals in the table")
+    _progress(right, runs)
+    bars = save_figure(figure, directory / "needle.png")
+    return [bars, _save_depths(runs, lengths, directory / "needle_depth.png")]
+
+
+def stacked_bars(axes: Axes, bars: Mapping[str, Sequence[Record]]) -> None:
+    """A bar for each name, in which the share after each number of readings is a level.
+
+    Args:
+      axes: to draw on.
+      bars: rows of `results.runs` of one model and length, by what stands below the bar.
+    """
+    readings = sorted({run["readings"] for runs in bars.values() for run in runs})
+    colors = {n: _shade(order, len(readings)) for order, n in enumerate(readings)}
+    shown = set()
+    for place, runs in enumerate(bars.values()):
+        # The tallest first, so that every level shows whatever their order.
+        for run in sorted(runs, key=lambda run: (-run["exact"]["accuracy"], run["readings"])):
+            number, share = run["readings"], run["exact"]["accuracy"]
+            label = None if number in shown else str(number)
+            shown.add(number)
+            axes.bar(place, share, 0.62, color=colors[number], label=label)
+            axes.plot([place - 0.31, place + 0.31], [share, share], color="white", lw=1.2)
+        best = max(run["exact"]["accuracy"] for run in runs)
+        axes.annotate(
+            f"{best:.2f}", (place, best), xytext=(0, 3), textcoords="offset points",
+            ha="center", color=TEXT, fontsize=8.5,
+        )  # fmt: skip
+    axes.set_xticks(range(len(bars)), list(bars))
+    axes.set(ylim=(0, 1.06), xlim=(-0.6, len(bars) - 0.4))
+    axes.set_ylabel("exact match (share)")
+    handles, labels = axes.get_legend_handles_labels()
+    order = np.argsort([int(label) for label in labels])
+    add_legend(
+        axes, handles=[handles[i] for i in order], labels=[labels[i] for i in order],
+        ncols=5, handlelength=0.9, columnspacing=0.9, title="readings",
+    )  # fmt: skip
+    style_axes(axes)
+
+
+def _progress(axes: Axes, runs: Sequence[Record]) -> None:
+    """Right answers against samples seen: a bend shows that earlier samples help or disturb."""
+    readings = sorted({run["readings"] for run in runs})
+    lengths = sorted({run["words"] for run in runs})
+    styles = ("-", "--", ":", "-.", (0, (1, 3)))
+    for run in runs:
+        color = COLORS[readings.index(run["readings"]) % len(COLORS)]
+        label = str(run["readings"]) if run["words"] == lengths[0] else None
+        right = [0, *run["progress"]]
+        axes.plot(range(len(right)), right, color=color, lw=1.6, label=label,
+                  ls=styles[lengths.index(run["words"]) % len(styles)])  # fmt: skip
+    most = max(len(run["progress"]) for run in runs)
+    axes.plot([0, most], [0, most], color="#CCCCCC", lw=1, zorder=0)
+    axes.set(xlim=(0, most), ylim=(0, None))
+    axes.set_xlabel("samples seen")
+    axes.set_ylabel("exact matches so far")
+    add_legend(axes, ncols=5, title="readings")
+    style_axes(axes)
+    names = ("solid", "dashed", "dotted", "dash-dotted", "sparse dots")
+    which = ", ".join(f"{n}: {words:,}" for n, words in zip(names, lengths, strict=False))
+    set_title(
+        axes, "Along the samples", f"{which} words" if len(lengths) > 1 else "grey: all right"
+    )
+
+
+def _save_depths(runs: Sequence[Record], lengths: list[int], path: Path) -> Path:
+    """A heat map of depth by length for every number of readings."""
+    readings = sorted({run["readings"] for run in runs})
+    width = 0.75 * len(lengths) + 1.0
+    figure = Figure(figsize=(1.6 + width * len(readings), 3.9), layout="constrained")
+    panels = list(figure.subplots(1, len(readings), squeeze=False, sharey=True)[0])
+    image = None
+    for axes, number in zip(panels, readings, strict=True):
+        table = np.full((DEPTH_BINS, len(lengths)), np.nan)
+        for run in runs:
+            for depth in run["by_depth"] if run["readings"] == number else ():
+                row = round(depth["from"] * DEPTH_BINS / 100)
+                table[row, lengths.index(run["words"])] = depth["accuracy"]
+        image = axes.imshow(table, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+        axes.set_facecolor("#EEEEEE")  # No sample at this depth.
+        for (row, column), share in np.ndenumerate(table):
+            if not np.isnan(share):
+                axes.text(column, row, f"{share:.2f}", ha="center", va="center", fontsize=7.5,
+                          color="white" if share > 0.6 else TEXT)  # fmt: skip
+        axes.set_xticks(range(len(lengths)), [f"{words / 1000:g}K" for words in lengths])
+        axes.set_yticks(np.arange(DEPTH_BINS + 1) - 0.5, [str(10 * n) for n in range(11)])
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0, labelsize=8.5, colors=TEXT)
+        axes.set_title(f"{number} reading" + "s" * (number > 1), fontsize=9.5, color=TEXT)
+    panels[0].set_ylabel("depth of the needle (% of the haystack)")
+    figure.supxlabel("haystack (words)", fontsize=10)
+    figure.suptitle("Exact match by depth; grey: no sample", x=0.01, ha="left", fontsize=11,
+                    weight="bold")  # fmt: skip
+    assert image is not None, "a result has at least one run"
+    bar = figure.colorbar(image, ax=panels, fraction=0.04, pad=0.02)
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    bar.ax.tick_params(length=0, labelsize=8.5, colors=TEXT)
+    return save_figure(figure, path)
+
+
+def _shade(order: int, number: int) -> str:
+    """Darker with every reading."""
+    return _SHADES[round(order * (len(_SHADES) - 1) / (number - 1)) if number > 1 else 2]

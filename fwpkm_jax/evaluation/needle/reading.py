@@ -1,0 +1,111 @@
+"""What is read in which order, and where it is written."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fwpkm_jax.core.holding import ChunkSize
+from fwpkm_jax.data import Tokenizer
+from fwpkm_jax.evaluation.haystack_reader import HaystackReader, Reader
+from fwpkm_jax.evaluation.needle.config import NeedleConfig
+from fwpkm_jax.evaluation.needle.samples import NeedleSample
+from fwpkm_jax.models.language_model import LanguageModel, Memory
+
+logger = logging.getLogger(__name__)
+
+
+class Prompt(NamedTuple):
+    """A sample as token ids."""
+
+    haystack: np.ndarray
+    question: np.ndarray
+
+
+def encode_prompt(sample: NeedleSample, tokenizer: Tokenizer) -> Prompt:
+    """Token ids of haystack and question, which are encoded together, as they are read.
+
+    The haystack's tokens are those that do not depend on the question behind it.
+    """
+    whole = tokenizer.encode(sample.haystack + sample.question)
+    alone = tokenizer.encode(sample.haystack)
+    shorter = min(len(alone), len(whole))
+    differing = np.flatnonzero(alone[:shorter] != whole[:shorter])
+    cut = int(differing[0]) if len(differing) else shorter
+    return Prompt(whole[:cut], whole[cut:])
+
+
+def open_reader(
+    model: LanguageModel,
+    memory: Memory,
+    prompts: Sequence[Prompt],
+    config: NeedleConfig,
+    tokenizer: Tokenizer,
+) -> HaystackReader:
+    """A reader with room for any of the prompts and its answer."""
+    longest = max(len(p.haystack) + len(p.question) for p in prompts)
+    question = max(len(p.question) for p in prompts)
+    fast_weight = model.config.fast_weight
+    chunk_size: ChunkSize
+    match config.chunk_size:
+        case "text":
+            chunk_size = "flush"
+        case "model":
+            chunk_size = fast_weight.chunk_size
+        case number:
+            chunk_size = number
+    return HaystackReader(
+        model,
+        memory,
+        # One write may have to hold a whole prompt, and what the sample before left.
+        capacity=longest + fast_weight.rule.lookahead + question + config.value_digits,
+        max_length=longest + config.value_digits,
+        piece_length=config.piece_length,
+        vocab_size=tokenizer.vocab_size,
+        write=config.write,
+        chunk_size=chunk_size,
+        fast_weight_dtype=config.fast_weight_dtype,
+    )
+
+
+def answer_each(
+    reader: Reader,
+    prompts: Sequence[Prompt],
+    tokenizer: Tokenizer,
+    config: NeedleConfig,
+    *,
+    readings: int,
+) -> Iterator[str]:
+    """The answers, one after the other, from a reader that starts afresh.
+
+    Where the chunks are shorter than the text, they are written as they fill; `paper` mode then
+    still writes what is left at the end of a reading, `reference` mode leaves it waiting.
+    """
+    reader.reset_memory()
+    shown = time.monotonic()
+    ends_written = config.mode == "paper" or config.chunk_size == "text"
+    for number, prompt in enumerate(prompts):
+        if number and config.reset_memory_between_samples:
+            reader.reset_memory()
+        for _ in range(readings - 1):
+            reader.restart()
+            reader.read(prompt.haystack)
+            if ends_written:
+                reader.write()
+        reader.restart()
+        reader.read(prompt.haystack)
+        if config.mode == "paper":
+            reader.write()
+        reader.read(prompt.question)
+        # The next token is chosen before the write in either mode; the release writes here.
+        answer = reader.next_token()
+        if config.mode == "reference" and ends_written:
+            reader.write()
+        yield tokenizer.decode(reader.decode(answer, length=config.value_digits))
+        if time.monotonic() - shown > 10:
+            shown = time.monotonic()
+            logger.info("needle, %d readings: %d of %d", readings, number + 1, len(prompts))

@@ -1,0 +1,68 @@
+"""Scores of decoded answers: exact, digit and candidate match, all together and by depth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fwpkm_jax.evaluation.intervals import wilson
+from fwpkm_jax.evaluation.needle.samples import NeedleSample
+
+DEPTH_BINS = 10
+
+
+def score_answers(samples: Sequence[NeedleSample], answers: Sequence[str]) -> dict[str, Any]:
+    """How far the answers agree with the samples'.
+
+    Returns:
+      `exact`: share of answers that are, without spaces around them, the number asked for;
+      `digits`: mean number of characters right in their place; `candidate`: share of answers that
+      are the number of any needle of the sample; `by_depth`: exact match by tenth of the haystack
+      that the target stands in; `progress`: exact matches among the first 1, 2, ... samples;
+      `samples`: each answer.
+    """
+    records = []
+    for sample, answer in zip(samples, answers, strict=True):
+        digits = sum(a == b for a, b in zip(answer, sample.answer, strict=False))
+        records.append(
+            {
+                "answer": answer,
+                "expected": sample.answer,
+                "exact": answer.strip() == sample.answer,
+                "digits": digits,
+                "candidate": answer in [needle.value for needle in sample.needles],
+                "depth": sample.depth,
+                "words": sample.words,
+                "document": sample.document,
+            }
+        )
+    by_depth = []
+    for bin_index in range(DEPTH_BINS):
+        inside = [r for r in records if depth_bin(r["depth"]) == bin_index]
+        if inside:
+            low, high = (100 * (bin_index + side) / DEPTH_BINS for side in (0, 1))
+            by_depth.append({"from": low, "to": high, **_share(inside, "exact")})
+    return {
+        "exact": _share(records, "exact"),
+        "digits": float(np.mean([r["digits"] for r in records])),
+        "candidate": _share(records, "candidate"),
+        "by_depth": by_depth,
+        "progress": np.cumsum([r["exact"] for r in records]).tolist(),
+        "samples": records,
+    }
+
+
+def depth_bin(depth: float) -> int:
+    """Which tenth of the haystack a depth in percent lies in."""
+    return min(int(depth / 100 * DEPTH_BINS), DEPTH_BINS - 1)
+
+
+def _share(records: Sequence[dict[str, Any]], field: str) -> dict[str, Any]:
+    right = sum(record[field] for record in records)
+    return {
+        "accuracy": right / len(records),
+        "interval": wilson(right, len(records)),
+        "answers": len(records),
+    }

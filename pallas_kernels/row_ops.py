@@ -49,13 +49,16 @@ def _exchange(
     return Exchange(added.values, read.output, read.errors, added.old_rows)
 
 
-def _read(values: jax.Array, slot_ids: jax.Array, weights: jax.Array) -> jax.Array:
-    return slot_read(values, slot_ids, weights, backend="pallas").output
+def _pull(
+    values: jax.Array, slot_ids: jax.Array, weights: jax.Array, vectors: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    read = slot_read(values, slot_ids, weights, backend="pallas")
+    return read.output, slot_dot(values, slot_ids, vectors, backend="pallas")
 
 
 _KERNELS = RowOps(
     exchange=_exchange,
-    read=_read,
+    pull=_pull,
     dot=functools.partial(slot_dot, backend="pallas"),
     add=functools.partial(slot_add, backend="pallas"),
 )

@@ -211,7 +211,8 @@ def addressing_gradient(
     # d(-log(eps + r^2)) / dk = 2 (q - k) / (eps + r^2), and 1 / (eps + r^2) = exp(score).
     coefficients = 2.0 * coefficients * jnp.exp(address.sub_key_scores)
     dense = scatter_sub_keys(coefficients, address.sub_key_ids, num_subkeys)
-    pulls = jnp.einsum("hpst,thpk->hpsk", dense, halves, precision=jax.lax.Precision.HIGHEST)
+    halves = jnp.moveaxis(halves, 0, 2)
+    pulls = jnp.einsum("hpst,hptk->hpsk", dense, halves, precision=jax.lax.Precision.HIGHEST)
     return pulls - dense.sum(3)[..., None] * keys
 
 

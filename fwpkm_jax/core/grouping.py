@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int
 
 from fwpkm_jax.core.array_types import SlotIds, SlotWeights, TokenWeights
@@ -42,7 +43,7 @@ def group_slots(slot_ids: SlotIds, *, num_slots: int) -> SlotGroups:
     """
     ids = slot_ids.reshape(-1).astype(jnp.int32)
     references = jnp.arange(ids.size, dtype=jnp.int32)
-    sorted_ids, order = jax.lax.sort((ids, references), num_keys=1, is_stable=True)
+    sorted_ids, order = _sort_by_slot(ids, references, num_slots)
     begins = jnp.concatenate([jnp.ones((1,), bool), sorted_ids[1:] != sorted_ids[:-1]])
     group = jnp.cumsum(begins.astype(jnp.int32)) - 1
     rank = jnp.zeros_like(ids).at[order].set(group, unique_indices=True)
@@ -51,6 +52,17 @@ def group_slots(slot_ids: SlotIds, *, num_slots: int) -> SlotGroups:
     ends = jnp.full((ids.size + 1,), ids.size, jnp.int32)
     starts = ends.at[jnp.where(begins, group, ids.size + 1)].set(references, mode="drop")
     return SlotGroups(order, slots, starts, rank.reshape(slot_ids.shape), group[-1] + 1)
+
+
+def _sort_by_slot(
+    ids: jax.Array, references: jax.Array, num_slots: int
+) -> tuple[jax.Array, jax.Array]:
+    """Slots in ascending order, and the reference of each; as one number where both fit into it."""
+    if num_slots * ids.size > 2**32:
+        return jax.lax.sort((ids, references), num_keys=1, is_stable=True)
+    both = ids.astype(jnp.uint32) * np.uint32(ids.size) + references.astype(jnp.uint32)
+    slots, order = jnp.divmod(jax.lax.sort(both, is_stable=False), np.uint32(ids.size))
+    return slots.astype(jnp.int32), order.astype(jnp.int32)
 
 
 def reference_counts(groups: SlotGroups, counted: TokenWeights) -> SlotWeights:

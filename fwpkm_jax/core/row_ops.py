@@ -20,19 +20,14 @@ from fwpkm_jax.core.array_types import (
 )
 from fwpkm_jax.core.grouping import SlotGroups
 
-_BLOCK = 64  # tokens whose rows a CPU forms at once
+_BLOCK = 64  # Tokens whose rows a CPU forms at once: a chunk's would be fresh pages, these are not.
 
 
 def read_rows(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
-    """Weighted sums of rows, one per token: as `memory.slot_read`, without a backward pass.
-
-    One place at a time, so that gather and sum fuse and no row is written down twice.
-    """
-    total = jnp.zeros((slot_ids.shape[0], values.shape[1]), values.dtype)
-    for place in range(slot_ids.shape[1]):
-        rows = values.at[slot_ids[:, place]].get(mode="promise_in_bounds")
-        total = total + weights[:, place, None] * rows
-    return total
+    """Weighted sums of rows, one per token: as `memory.slot_read`, without a backward pass."""
+    return jax.lax.platform_dependent(
+        values, slot_ids, weights, cpu=_read_by_blocks, default=_read_by_places
+    )
 
 
 def dot_rows(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> SlotWeights:
@@ -42,18 +37,63 @@ def dot_rows(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> Slo
     )
 
 
-def _dot_at_once(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> SlotWeights:
-    rows = values.at[slot_ids].get(mode="promise_in_bounds")
-    return jnp.einsum("tpv,tv->tp", rows, vectors, precision=jax.lax.Precision.HIGHEST)
-
-
-def _dot_by_blocks(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> SlotWeights:
-    """The rows of a few tokens at a time stay in the cache; those of a chunk are fresh pages."""
-    return jax.lax.map(
-        lambda token: _dot_at_once(values, token[0][None], token[1][None])[0],
-        (slot_ids, vectors),
-        batch_size=_BLOCK,
+def pull_rows(
+    values: ValueTable, slot_ids: SlotIds, weights: SlotWeights, vectors: TokenValues
+) -> tuple[TokenValues, SlotWeights]:
+    """`read_rows` and `dot_rows` of the same rows."""
+    return jax.lax.platform_dependent(
+        *(values, slot_ids, weights, vectors), cpu=_pull_by_blocks, default=_pull_in_turn
     )
+
+
+def _read_by_places(values, slot_ids, weights):
+    """One place at a time, so that gather and sum fuse and no row is written down twice."""
+    total = jnp.zeros((slot_ids.shape[0], values.shape[1]), values.dtype)
+    for place in range(slot_ids.shape[1]):
+        rows = values.at[slot_ids[:, place]].get(mode="promise_in_bounds")
+        total = total + weights[:, place, None] * rows
+    return total
+
+
+def _dot_at_once(values, slot_ids, vectors):
+    rows = values.at[slot_ids].get(mode="promise_in_bounds")
+    return _dot(rows, vectors)
+
+
+def _pull_in_turn(values, slot_ids, weights, vectors):
+    return _read_by_places(values, slot_ids, weights), _dot_at_once(values, slot_ids, vectors)
+
+
+def _read_by_blocks(values, slot_ids, weights):
+    return _by_blocks(values, slot_ids, _sum, weights)
+
+
+def _dot_by_blocks(values, slot_ids, vectors):
+    return _by_blocks(values, slot_ids, _dot, vectors)
+
+
+def _pull_by_blocks(values, slot_ids, weights, vectors):
+    return _by_blocks(
+        *(values, slot_ids, lambda rows, w, v: (_sum(rows, w), _dot(rows, v)), weights, vectors)
+    )
+
+
+def _by_blocks(values, slot_ids, function, *arguments):
+    """`function(rows [tokens, places, value], *arguments)` of a few tokens at a time."""
+
+    def of_token(token):
+        rows = values.at[token[0][None]].get(mode="promise_in_bounds")
+        return jax.tree.map(lambda x: x[0], function(rows, *(x[None] for x in token[1:])))
+
+    return jax.lax.map(of_token, (slot_ids, *arguments), batch_size=_BLOCK)
+
+
+def _sum(rows: jax.Array, weights: jax.Array) -> jax.Array:
+    return jnp.einsum("tpv,tp->tv", rows, weights, precision=jax.lax.Precision.HIGHEST)
+
+
+def _dot(rows: jax.Array, vectors: jax.Array) -> jax.Array:
+    return jnp.einsum("tpv,tv->tp", rows, vectors, precision=jax.lax.Precision.HIGHEST)
 
 
 def add_rows(
@@ -74,7 +114,6 @@ def add_rows(
 def _add_in_turn(
     values: ValueTable, groups: SlotGroups, coefficients: SlotWeights, rows: TokenValues
 ) -> ValueTable:
-    """A few tokens at a time, for the same reason as `_dot_by_blocks`."""
     blocks, rest = divmod(rows.shape[0], _BLOCK)
     everything = (groups.slots[groups.rank], coefficients, rows)
 
@@ -153,6 +192,6 @@ class RowOps:
     """What carries out a chunk's work on rows; each as the function of its default."""
 
     exchange: Callable[..., Exchange] = exchange_rows
-    read: Callable[[ValueTable, SlotIds, SlotWeights], TokenValues] = read_rows
+    pull: Callable[..., tuple[TokenValues, SlotWeights]] = pull_rows
     dot: Callable[[ValueTable, SlotIds, TokenValues], SlotWeights] = dot_rows
     add: Callable[[ValueTable, SlotGroups, SlotWeights, TokenValues], ValueTable] = add_rows

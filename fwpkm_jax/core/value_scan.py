@@ -90,21 +90,42 @@ _scan = jax.custom_vjp(_primal, nondiff_argnums=(0,))
 
 
 def _scan_and_log(ops, values, slot_ids, rows, groups) -> tuple[ValueScanOutput, jax.Array]:
-    """The scan, and the touched rows before each write, `[chunks, distinct, value]`."""
+    """The scan, and the touched rows before each write: `[chunks * distinct + 1, value]`.
 
-    def body(values, chunk):
-        slot_ids, rows, groups = chunk
-        values, output, errors, log = ops.exchange(values, slot_ids, groups, **rows._asdict())
+    The last row is zero: it stands for a row that no later chunk touches.
+    """
+    starts = _starts(groups, values.shape[0])
+    distinct = _distinct(groups, values.shape[0])
+
+    def body(carry, chunk):
+        values, log = carry
+        start, slot_ids, rows, groups = chunk
+        values, output, errors, before = ops.exchange(values, slot_ids, groups, **rows._asdict())
         # |change of a row|^2 = <change, sum of its references' steps * errors>.
-        change = ops.dot(values, slot_ids, errors) - ops.dot(log, groups.rank, errors)
-        return values, (output, jnp.sum(rows.steps * change, axis=-1), log)
+        change = ops.dot(values, slot_ids, errors) - ops.dot(before, groups.rank, errors)
+        log = jax.lax.dynamic_update_slice_in_dim(log, before[:distinct], start, axis=0)
+        return (values, log), (output, jnp.sum(rows.steps * change, axis=-1))
 
-    values, (output, change, log) = jax.lax.scan(body, values, (slot_ids, rows, groups))
+    log = jnp.zeros((starts.size * distinct + 1, values.shape[1]), values.dtype)
+    (values, log), (output, change) = jax.lax.scan(
+        body, (values, log), (starts, slot_ids, rows, groups)
+    )
     return ValueScanOutput(values, output, change), log
 
 
+def _distinct(groups: SlotGroups, num_slots: int) -> int:
+    """Rows that one chunk may touch."""
+    return min(groups.order.shape[1], num_slots)
+
+
+def _starts(groups: SlotGroups, num_slots: int) -> jax.Array:
+    """Where the rows of each chunk begin in the log."""
+    chunks = groups.order.shape[0]
+    return _distinct(groups, num_slots) * jnp.arange(chunks, dtype=jnp.int32)
+
+
 class _Residuals(NamedTuple):
-    log: jax.Array  # [chunks, distinct, value], the touched rows before each chunk's write
+    log: jax.Array
     output: jax.Array
     rows: ChunkRows
     groups: SlotGroups
@@ -134,12 +155,12 @@ def _scan_backward(ops, residuals, cotangents):
     output_bar = cotangents.output
     if _is_zero(output_bar):
         output_bar = jnp.zeros_like(output)
-    chunks, distinct, width = log.shape
-    nowhere = chunks * distinct
+    distinct = _distinct(groups, slots.shape[0])
+    nowhere = log.shape[0] - 1
     position = jnp.arange(distinct, dtype=jnp.int32)
 
     def of_slots(kept: jax.Array, latest: jax.Array, slots: jax.Array | None) -> jax.Array:
-        found = kept.at[latest].get(mode="fill", fill_value=0)
+        found = kept.at[latest].get(mode="promise_in_bounds")
         if after is None:
             return found
         beyond = after if slots is None else after.at[slots].get(mode="clip")
@@ -151,31 +172,27 @@ def _scan_backward(ops, residuals, cotangents):
         slots = groups.slots[:distinct]
         table_bar = of_slots(kept, latest.at[slots].get(mode="fill", fill_value=nowhere), slots)
         gap = output - rows.targets
-        errors_bar = ops.read(table_bar, groups.rank, rows.steps)
+        errors = rows.error_weights[:, None] * gap
+        errors_bar, steps_bar = ops.pull(table_bar, groups.rank, rows.steps, errors)
         targets_bar = -rows.error_weights[:, None] * errors_bar
         read_bar = output_bar - targets_bar
         rows_bar = ChunkRows(
             weights=ops.dot(kept, start + groups.rank, read_bar),
-            steps=ops.dot(table_bar, groups.rank, rows.error_weights[:, None] * gap),
+            steps=steps_bar,
             targets=targets_bar,
             error_weights=jnp.sum(errors_bar * gap, axis=-1),
         )
         # Added nothings: XLA copies what is rewritten here unless the write waits for each read.
-        coefficients = rows.weights + 0.0 * (rows_bar.weights + rows_bar.steps)
+        coefficients = rows.weights + 0.0 * (rows_bar.weights + steps_bar)
         own = groups._replace(slots=jnp.arange(groups.slots.shape[0], dtype=jnp.int32))
         table_bar = ops.add(table_bar, own, coefficients, read_bar)
         kept = jax.lax.dynamic_update_slice_in_dim(kept, table_bar, start, axis=0)
         latest = latest.at[slots].set(start + position, mode="drop", unique_indices=True)
         return (kept, latest), rows_bar
 
-    starts = distinct * jnp.arange(chunks, dtype=jnp.int32)
     latest = jnp.full(slots.shape[:1], nowhere, jnp.int32)
-    (kept, latest), rows_bar = jax.lax.scan(
-        body,
-        (log.reshape(nowhere, width), latest),
-        (starts, groups, rows, output, output_bar),
-        reverse=True,
-    )
+    chunks = (_starts(groups, slots.shape[0]), groups, rows, output, output_bar)
+    (kept, latest), rows_bar = jax.lax.scan(body, (log, latest), chunks, reverse=True)
     values_bar = None if table is None else of_slots(kept, latest, None)
     return values_bar, None, rows_bar, None
 

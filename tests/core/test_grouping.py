@@ -14,7 +14,7 @@ from fwpkm_jax.core.memory import slot_counts
 @given(
     tokens=st.integers(1, 7),
     places=st.integers(1, 4),
-    num_slots=st.sampled_from([1, 3, 50]),
+    num_slots=st.sampled_from([1, 3, 50, 2**30]),
     seed=st.integers(0, 99),
 )
 def test_groups_are_the_sorted_distinct_slots_with_their_references(

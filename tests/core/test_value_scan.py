@@ -133,8 +133,12 @@ def test_blocks_of_tokens_equal_all_at_once(tokens):
     values, vectors = (jnp.asarray(rng.normal(size=(n, VALUE))) for n in (SLOTS, tokens))
     steps = jnp.asarray(rng.normal(size=(tokens, PLACES)))
     groups = group_slots(ids, num_slots=SLOTS)
-    dots = row_ops.dot_rows(values, ids, vectors)
-    chex.assert_trees_all_close(dots, jnp.sum(values[ids] * vectors[:, None], -1), rtol=1e-12)
+    sums = jnp.sum(values[ids] * steps[:, :, None], 1)
+    dots = jnp.sum(values[ids] * vectors[:, None], -1)
+    chex.assert_trees_all_close(row_ops.read_rows(values, ids, steps), sums, rtol=1e-12)
+    chex.assert_trees_all_close(row_ops.dot_rows(values, ids, vectors), dots, rtol=1e-12)
+    pulled = row_ops.pull_rows(values, ids, steps, vectors)
+    chex.assert_trees_all_close(pulled, (sums, dots), rtol=1e-12)
     added = steps[:, :, None] * vectors[:, None]
     chex.assert_trees_all_close(
         row_ops.add_rows(values, groups, steps, vectors), values.at[ids].add(added), rtol=1e-12

@@ -117,7 +117,7 @@ class Pile(_Common):
     def jobs(self) -> Iterator[tuple[Path, Source, int | None]]:
         for domain in self.domains:
             source = pile_domain(self.input, domain)
-            yield self.out / file_name(domain), source, self.max_characters
+            yield _folder(self.out) / file_name(domain), source, self.max_characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ class LongBench(_Common):
         tokenizer = load_tokenizer(self.tokenizer)
         for task in self.tasks:
             source = longbench_task(self.input, task, tokenizer=tokenizer)
-            yield self.out / f"{task}.bin", source, None
+            yield _folder(self.out) / f"{task}.bin", source, None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +146,12 @@ class JsonLines(_Ranged):
     def jobs(self) -> Iterator[tuple[Path, Source, int | None]]:
         source = text_files(self.input, field=self.field, start=self.skip_documents, stop=self.stop)
         yield self.out, source, None
+
+
+def _folder(out: Path) -> Path:
+    if out.suffix == ".bin":
+        raise ValueError(f"--out {out} is to be a folder: this source gives several .bin files.")
+    return out
 
 
 Command = (

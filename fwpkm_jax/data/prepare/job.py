@@ -114,8 +114,24 @@ def prepare(
         write_json(manifest_path, manifest)
         state_path.unlink()
     counts = manifest["written"]
-    progress.say(f"{out}: {counts['entries']:,} entries, {counts['tokens']:,} tokens")
+    progress.say(
+        f"{out}: {counts['entries']:,} entries, {counts['tokens']:,} tokens{_shortfall(manifest)}"
+    )
     return manifest
+
+
+def _shortfall(manifest: Manifest) -> str:
+    """What to say of a source that ended before any of its limits."""
+    held = {
+        "max_tokens": manifest["written"]["tokens"],
+        "max_characters": manifest["read"]["characters"],
+    }
+    limits = {name: manifest["job"][name] for name in held if manifest["job"][name] is not None}
+    if not limits or any(held[name] >= limit for name, limit in limits.items()):
+        return ""
+    return "; the source ended before " + " and ".join(
+        f"{name}={limit:,}" for name, limit in limits.items()
+    )
 
 
 def _describe(encoder: Tokenizer, *, name: str) -> dict[str, Any]:

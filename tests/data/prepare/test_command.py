@@ -90,6 +90,27 @@ def test_every_parquet_source_has_its_command(tmp_path):
         assert texts(out) == ["l", "i", "m"]
 
 
+def test_several_files_go_into_a_folder(tmp_path, capsys):
+    (tmp_path / "musique.jsonl").write_text("")
+    arguments = ["--input", str(tmp_path), "--out", str(tmp_path / "x.bin"), *BYTES]
+    assert main(["longbench", *arguments, "--tasks", "musique"]) == 2
+    assert "x.bin is to be a folder" in capsys.readouterr().err
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": ["a"], "meta": [{"pile_set_name": "FreeLaw"}]}),
+        tmp_path / "a.parquet",
+    )
+    assert main(["pile", *arguments]) == 2
+    assert "x.bin is to be a folder" in capsys.readouterr().err
+
+
+def test_a_source_that_ends_before_its_limit_is_no_secret(books, tmp_path, capsys):
+    for tokens, message in ((16_388, "tokens\n"), (16_389, "ended before max_tokens=16,389\n")):
+        out = tmp_path / f"{tokens}.bin"
+        arguments = ["--input", str(books), "--out", str(out), "--max_tokens", str(tokens)]
+        assert main(["jsonl", *arguments, *BYTES]) == 0
+        assert capsys.readouterr().out.endswith(message)
+
+
 def test_the_pile_is_capped_as_in_the_paper():
     defaults = command.Pile(input=None, out=None)
     assert (defaults.max_characters, defaults.max_tokens) == (80_000_000, 8_192_000)

@@ -64,16 +64,26 @@ def launch(
       out_type: the other results.
       scratch: of each subcore.
       name: the kernel's, for profiles.
+
+    Under `vmap` the calls of a batch follow each other; with a table, on jax before 0.12, JAX
+    refuses batches of such kernels (`NotImplementedError`).
     """
-    if dispatch.interpreted():
-        return _interpret(body, operands, table, out_type, scratch, name)
+    prepare = _interpreted if dispatch.interpreted() else _compiled
+    tables = [] if table is None else [table]
+    run = prepare(body, len(tables), out_type, scratch, name)
+    if _BATCHES_TABLES or not tables:
+        run = jax.custom_batching.sequential_vmap(run)
+    return list(run(*operands, *tables))
+
+
+def _compiled(body, num_tables, out_type, scratch, name):
     mesh = plsc.VectorSubcoreMesh(core_axis_name="core", subcore_axis_name="subcore")
 
     def program(*refs):
         core, subcore = jax.lax.axis_index("core"), jax.lax.axis_index("subcore")
         body(core * mesh.num_subcores + subcore, *refs)
 
-    run = pl.kernel(
+    kernel = pl.kernel(
         program,
         out_type=out_type,
         scratch_types=scratch,
@@ -82,34 +92,39 @@ def launch(
         compiler_params=pltpu.CompilerParams(needs_layout_passes=False),
         name=name,
     )
-    if table is None:
-        return list(run(*operands))
-    updated = jax.new_ref(table)
-    results = run(*operands, updated)
-    return [jax.freeze(updated), *results]
+
+    def run(*arrays):
+        operands, tables = arrays[: len(arrays) - num_tables], arrays[len(arrays) - num_tables :]
+        updated = [jax.new_ref(table) for table in tables]
+        results = kernel(*operands, *updated)
+        return [*(jax.freeze(table) for table in updated), *results]
+
+    return run
 
 
-def _interpret(body, operands, table, out_type, scratch, name):
-    tables = [] if table is None else [table]
+def _interpreted(body, num_tables, out_type, scratch, name):
+    def run(*arrays):
+        num_operands = len(arrays) - num_tables
 
-    def program(*refs):
-        # The table comes as an input, too; it is the same memory.
-        refs = refs[: len(operands)] + refs[len(operands) + len(tables) :]
-        body(pl.program_id(0), *refs)
+        def program(*refs):
+            # The table comes as an input, too; it is the same memory.
+            body(pl.program_id(0), *refs[:num_operands], *refs[len(arrays) :])
 
-    hbm = pl.BlockSpec(memory_space=pltpu.HBM)
-    run = pl.pallas_call(
-        program,
-        grid=(subcores().count,),
-        in_specs=[hbm] * (len(operands) + len(tables)),
-        out_specs=[hbm] * (len(tables) + len(out_type)),
-        out_shape=[*(jax.typeof(x) for x in tables), *out_type],
-        scratch_shapes=scratch,
-        input_output_aliases={len(operands): 0} if tables else {},
-        interpret=True,
-        name=name,
-    )
-    return list(run(*operands, *tables))
+        hbm = pl.BlockSpec(memory_space=pltpu.HBM)
+        tables = [jax.typeof(x) for x in arrays[num_operands:]]
+        return pl.pallas_call(
+            program,
+            grid=(subcores().count,),
+            in_specs=[hbm] * len(arrays),
+            out_specs=[hbm] * (num_tables + len(out_type)),
+            out_shape=[*tables, *out_type],
+            scratch_shapes=scratch,
+            input_output_aliases={num_operands + i: i for i in range(num_tables)},
+            interpret=True,
+            name=name,
+        )(*arrays)
+
+    return run
 
 
 def load(source: Any, target: Any, semaphore: Any) -> Copy:
@@ -167,7 +182,9 @@ def sum_columns(width: int, lanes: int, body: Callable[[Any, T], T], carry: T) -
     return loop(lambda column, carry: body(pl.ds(column, lanes), carry))
 
 
-# TODO: drop once jax>=0.12, where a copy out of a subcore signals its source's semaphore.
+# TODO: drop both once jax>=0.12, where batching rules may hold references, and a copy out of a
+# subcore signals its source's semaphore.
+_BATCHES_TABLES = jax.__version_info__ >= (0, 12)
 _SOURCE_HAS_SEMAPHORE = "src_sem" in inspect.signature(pltpu.make_async_copy).parameters
 _named = functools.partial(plsc.Indices, ignored_value=IGNORED)
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import pytest
 from jax.experimental import topologies
-from jax.sharding import AbstractDevice, AbstractMesh
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from pallas_kernels import dispatch
 from pallas_kernels.dispatch import Kernel
@@ -57,7 +57,8 @@ def kernels_for(device: str) -> Iterator[None]:
             # Lowering to Mosaic asks the mesh for the kind of device, or else takes this CPU's.
             kind = _TPU_KINDS[device.split("_")[0]]
             kind = AbstractDevice(device_kind=kind, num_cores=1, platform="tpu")
-            mesh = AbstractMesh((1,), ("only",), abstract_device=kind)
+            auto = (AxisType.Auto,)
+            mesh = AbstractMesh((1,), ("only",), axis_types=auto, abstract_device=kind)
             stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
         yield
 

@@ -49,7 +49,7 @@ def continual_finding(record: Record) -> str:
         f"average, and what was read after it {_moved(lost)} it by {abs(lost):.4f}"
     )
     if (unseen := results["unseen"]) is not None:
-        text += f"; domains not read yet were {_moved(unseen)} by {abs(unseen):.4f}"
+        text += f"; what was read before it had {_moved(unseen)} it by {abs(unseen):.4f}"
     return text + "."
 
 

@@ -172,7 +172,8 @@ def tokenize_task(config: LongBenchConfig, task: str, tokenizer: Tokenizer) -> l
     found = (
         QuestionTokens(
             sample.id,
-            *(tokenizer.encode(text) for text in (sample.context, sample.question)),
+            tokenizer.encode(sample.context),
+            tokenizer.encode(sample.question),
             tokenizer.encode(sample.answers[0]),
         )
         for _, sample in read_samples(config.data, task)

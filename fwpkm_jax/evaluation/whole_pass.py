@@ -69,9 +69,11 @@ def frozen_row_losses(graphdef: Any, params: Any, memory: Memory, tokens: jax.Ar
     x = model.hidden(tokens[:, :-1], memory, write=False).x
     length = x.shape[1]
 
+    head, bias = model.readout()
+
     def row_loss(row: tuple[jax.Array, jax.Array]) -> jax.Array:
         weights = jnp.ones(length, jnp.float32)
-        total = linear_cross_entropy(row[0], *model.readout(), row[1], weights, block=_BLOCK)
+        total = linear_cross_entropy(row[0], head, bias, row[1], weights, block=_BLOCK)
         return total / length
 
     return jax.lax.map(row_loss, (x, tokens[:, 1:]))

@@ -91,7 +91,6 @@ def _progress(axes: Axes, runs: Sequence[Record]) -> None:
     most = max(len(run["progress"]) for run in runs)
     axes.plot([0, most], [0, most], color="#CCCCCC", lw=1, zorder=0)
     axes.set(xlim=(0, most), ylim=(0, None))
-    axes.set_xlabel("samples seen")
     axes.set_ylabel("exact matches so far")
     add_legend(axes, ncols=5, title="readings")
     style_axes(axes)
@@ -106,7 +105,7 @@ def _save_depths(runs: Sequence[Record], lengths: list[int], path: Path) -> Path
     """A heat map of depth by length for every number of readings."""
     readings = sorted({run["readings"] for run in runs})
     width = 0.75 * len(lengths) + 1.0
-    figure = Figure(figsize=(1.6 + width * len(readings), 3.9), layout="constrained")
+    figure = Figure(figsize=(max(3.9, 1.6 + width * len(readings)), 3.9), layout="constrained")
     panels = list(figure.subplots(1, len(readings), squeeze=False, sharey=True)[0])
     image = None
     for axes, number in zip(panels, readings, strict=True):
@@ -128,7 +127,7 @@ def _save_depths(runs: Sequence[Record], lengths: list[int], path: Path) -> Path
         axes.set_title(f"{number} reading" + "s" * (number > 1), fontsize=9.5, color=TEXT)
     panels[0].set_ylabel("depth of the needle (% of the haystack)")
     figure.supxlabel("haystack (words)", fontsize=10)
-    figure.suptitle("Exact match by depth; grey: no sample", x=0.01, ha="left", fontsize=11,
+    figure.suptitle("Exact match by depth (grey: none)", x=0.01, ha="left", fontsize=11,
                     weight="bold")  # fmt: skip
     assert image is not None, "a result has at least one run"
     bar = figure.colorbar(image, ax=panels, fraction=0.04, pad=0.02)

@@ -1,0 +1,173 @@
+"""Peak memory and time of reading one very long text with one write at its end, then answering.
+
+    python benchmarks/long_reading.py --tokens 170000 --out benchmarks/results/long_reading_cpu.json
+
+What a needle evaluation does with a haystack (`fwpkm_jax.evaluation.haystack_reader`), with random
+weights and random tokens: read, write, read a question of 32 tokens, decode 6. Text of 128,000
+words has about 170,000 tokens. On a shared machine `cpu_seconds` says more than `seconds`.
+"""
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from flax import nnx
+from layer import uniform_memory
+from machine import peak_device_megabytes, peak_host_megabytes
+
+from fwpkm_jax.config import load_config
+from fwpkm_jax.evaluation import haystack_reader
+from fwpkm_jax.evaluation.haystack_reader import HaystackReader
+from fwpkm_jax.evaluation.stream_calls import flush
+from fwpkm_jax.evaluation.yarn import with_yarn
+from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.models.language_model import LanguageModel, layer_name
+
+_QUESTION, _ANSWER = 32, 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Reads one text of `tokens` tokens, once."""
+
+    config: Path = Path("configs/gdn_swa__pkm6_fwpkm2_10.py")
+    """The model's."""
+    tokens: int = 8192
+    """Length of the text."""
+    piece_length: int = 512
+    """Tokens read per call."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of activations."""
+    run: bool = True
+    """Off: only compiles, and says how much memory the compiled calls take: `planned`."""
+    out: Path | None = None
+    """File for the JSON; None: print it."""
+
+
+class _Clock:
+    """Seconds, CPU seconds and peak memory of one part after another."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, dict[str, float]] = {}
+        self._mark()
+
+    def _mark(self) -> None:
+        self._began, self._cpu = time.perf_counter(), time.process_time()
+
+    def end(self, name: str) -> None:
+        self.parts[name] = {
+            "seconds": time.perf_counter() - self._began,
+            "cpu_seconds": time.process_time() - self._cpu,
+            "peak_megabytes": peak_host_megabytes(),
+        }
+        print(name, self.parts[name], flush=True)
+        self._mark()
+
+
+def plan(options: Options) -> dict[str, dict[str, float]]:
+    """Memory of the compiled calls in MB: what they are given, and what they need besides."""
+    config = _model_config(options)
+    model = nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
+    graphdef, params = nnx.split(with_yarn(model, factor=64.0, original_length=1024))
+    rule = config.fast_weight.rule
+
+    def start():
+        memory = {layer_name(index): uniform_memory(rule) for index in config.memory_layers}
+        sizes = {"max_length": _kept(options), "max_chunk_size": _waiting(options)}
+        return nnx.merge(graphdef, params).init_stream(memory, batch=1, **sizes)
+
+    stream = jax.eval_shape(start)
+    tokens = jax.ShapeDtypeStruct((1, options.piece_length), jnp.int32)
+    settings = {"chunk_size": "flush", "write": True, "vocab_size": config.vocab_size}
+    calls = {
+        "read": haystack_reader._read_piece.lower(graphdef, params, stream, tokens, **settings),
+        "write": flush.lower(graphdef, params, stream),
+    }
+    planned = {}
+    for name, lowered in calls.items():
+        memory = lowered.compile().memory_analysis()
+        new = memory.output_size_in_bytes - memory.alias_size_in_bytes
+        given = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((params, stream)))
+        planned[name] = {
+            "given_megabytes": given / 1e6,
+            "temporary_megabytes": memory.temp_size_in_bytes / 1e6,
+            "new_output_megabytes": new / 1e6,
+        }
+        print(name, planned[name], flush=True)
+    return planned
+
+
+def _model_config(options: Options) -> ModelConfig:
+    return replace(load_config(options.config).model, activation_dtype=options.dtype)
+
+
+def _waiting(options: Options) -> int:
+    return options.tokens + 2 * _QUESTION
+
+
+def _kept(options: Options) -> int:
+    return options.tokens + _QUESTION + _ANSWER
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """The parts of one reading."""
+    clock = _Clock()
+    config = _model_config(options)
+    model = nnx.jit(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))()
+    model = with_yarn(model, factor=64.0, original_length=1024)
+    make = jax.jit(lambda: uniform_memory(config.fast_weight.rule))
+    memory = {layer_name(index): make() for index in config.memory_layers}
+    reader = HaystackReader(
+        model,
+        memory,
+        capacity=_waiting(options),
+        max_length=_kept(options),
+        piece_length=options.piece_length,
+        vocab_size=config.vocab_size,
+        write=True,
+    )
+    text = np.random.default_rng(0).integers(config.vocab_size, size=options.tokens)
+    jax.block_until_ready(reader.stream)
+    clock.end("start")
+    reader.read(text[: options.piece_length])
+    jax.block_until_ready(reader.stream)
+    clock.end("compile and first piece")
+    reader.read(text[options.piece_length :])
+    jax.block_until_ready(reader.stream)
+    clock.end("read")
+    reader.write()
+    jax.block_until_ready(reader.stream)
+    clock.end("write")
+    reader.read(text[:_QUESTION])
+    reader.decode(reader.next_token(), length=_ANSWER)
+    clock.end("question and answer")
+    return clock.parts
+
+
+def main(options: Options) -> None:
+    result = {
+        "options": asdict(options),
+        "jax": jax.__version__,
+        "device": jax.devices()[0].device_kind,
+        "cores": os.cpu_count(),
+        "planned": plan(options),
+        "parts": measure(options) if options.run else None,
+        "peak_megabytes": peak_host_megabytes(),
+        "peak_device_megabytes": peak_device_megabytes(),
+    }
+    text = json.dumps(result, indent=1, default=str)
+    if options.out is None:
+        print(text)
+    else:
+        options.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

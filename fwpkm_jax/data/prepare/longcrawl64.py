@@ -8,7 +8,6 @@ References: Buckman 2024, manifestai.com/articles/longcrawl64.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 
 from fwpkm_jax.data.prepare.gpt2 import EOS_ID, Gpt2Decoder
 from fwpkm_jax.data.prepare.records import Part, Record, Source, select
+from fwpkm_jax.data.prepare.zarr_array import ZarrArray
 
 WANTED = (
     "train.zarr or heldout.zarr of huggingface.co/datasets/clankur/longcrawl64 with the file "
@@ -49,73 +49,6 @@ class ZarrRows:
         tokens = self.array.read(first + start, last)
         for position, document in enumerate(tokens, start=start + 1):
             yield Record(position, _texts(document, self.decoder))
-
-
-@dataclass(frozen=True)
-class ZarrArray:
-    """A two-dimensional array of uint16 in a Zarr folder of format 2."""
-
-    path: Path
-    shape: tuple[int, int]
-    chunk_shape: tuple[int, int]
-    separator: str
-
-    @classmethod
-    def open(cls, path: Path) -> ZarrArray:
-        """The array of a folder.
-
-        Raises:
-          FileNotFoundError: it holds no `.zarray`.
-          ValueError: that describes another kind of array.
-        """
-        metadata = path / ".zarray"
-        if not metadata.is_file():
-            raise FileNotFoundError(f"There is no {metadata.absolute()}; download {WANTED}.")
-        try:
-            found: dict[str, Any] = json.loads(metadata.read_text())
-            shape, chunks = tuple(found["shape"]), tuple(found["chunks"])
-            kind = (found["zarr_format"], found["dtype"], found["order"], len(shape))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{metadata} describes no array; download it again.") from error
-        if kind != (2, "<u2", "C", 2):
-            raise ValueError(
-                f"{metadata} describes an array of (format, dtype, order, dimensions) {kind}, not "
-                "(2, '<u2', 'C', 2); it is of another data set."
-            )
-        return cls(path, shape, chunks, found.get("dimension_separator", "."))
-
-    @property
-    def num_rows_of_chunks(self) -> int:
-        return -(-self.shape[0] // self.chunk_shape[0])
-
-    def rows(self, row: int) -> tuple[int, int]:
-        """First document of a row of chunks and the first after it."""
-        return row * self.chunk_shape[0], min((row + 1) * self.chunk_shape[0], self.shape[0])
-
-    def chunks(self, row: int) -> dict[str, Path]:
-        """The files of a row of chunks, whether they are there or not."""
-        names = [
-            f"{row}{self.separator}{column}"
-            for column in range(-(-self.shape[1] // self.chunk_shape[1]))
-        ]
-        return {f"{self.path.name}/{name}": self.path / name for name in names}
-
-    def read(self, first: int, last: int) -> np.ndarray:
-        """Documents `first` up to `last`, uint16 `[documents, tokens]`.
-
-        Raises:
-          ValueError: a chunk is damaged.
-        """
-        tensorstore = _import_tensorstore()
-        spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(self.path.resolve())}}
-        try:
-            array = tensorstore.open(spec, open=True, read=True).result()
-            return array[first:last].read().result()
-        except ValueError as error:
-            raise ValueError(
-                f"{self.path}: documents {first} to {last} cannot be read ({error}); download "
-                "their chunks again."
-            ) from error
 
 
 @dataclass(frozen=True)
@@ -181,7 +114,7 @@ def longcrawl64(
     if path.suffix == ".bin" and path.is_file():
         parts = [FlatTokens(path, path.name, decoder)]
     else:
-        array = ZarrArray.open(path)
+        array = ZarrArray.open(path, wanted=WANTED)
         rows = range(array.num_rows_of_chunks)
         missing = {
             row: names
@@ -211,14 +144,3 @@ def _texts(tokens: np.ndarray, decoder: Gpt2Decoder) -> tuple[str, ...]:
     pieces = np.split(tokens, np.flatnonzero(tokens == EOS_ID))
     texts = (decoder.decode(piece[piece != EOS_ID]) for piece in pieces)
     return tuple(text for text in texts if text)
-
-
-def _import_tensorstore() -> Any:
-    try:
-        import tensorstore
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "Zarr arrays are read with tensorstore, which is not installed; run: "
-            "pip install 'fwpkm-jax[data]'"
-        ) from error
-    return tensorstore

@@ -95,7 +95,7 @@ def test_missing_chunks_are_not_read_as_zeros(array, vocabulary, expected, texts
 
 def test_a_damaged_chunk_is_named(array, vocabulary, texts_of):
     (array / "2.0").write_bytes((array / "2.0").read_bytes()[:-3])
-    with pytest.raises(ValueError, match=r"train\.zarr: documents 6 to 7 cannot be read"):
+    with pytest.raises(ValueError, match=r"train\.zarr: rows 6 to 7 cannot be read"):
         texts_of(longcrawl64(array, vocabulary=vocabulary))
 
 

@@ -1,0 +1,95 @@
+"""Arrays in Zarr folders."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class ZarrArray:
+    """A two-dimensional array of uint16 in a Zarr folder of format 2, as rows of chunks.
+
+    Zarr reads a chunk that is not there as zeros; whoever reads asks `chunks` for the files.
+    """
+
+    path: Path
+    shape: tuple[int, int]
+    chunk_shape: tuple[int, int]
+    separator: str
+
+    @classmethod
+    def open(cls, path: Path, *, wanted: str) -> ZarrArray:
+        """The array of a folder.
+
+        Args:
+          path: the folder.
+          wanted: what the error tells to download.
+
+        Raises:
+          FileNotFoundError: it holds no `.zarray`.
+          ValueError: that describes another kind of array.
+        """
+        metadata = path / ".zarray"
+        if not metadata.is_file():
+            raise FileNotFoundError(f"There is no {metadata.absolute()}; download {wanted}.")
+        try:
+            found: dict[str, Any] = json.loads(metadata.read_text())
+            shape, chunks = tuple(found["shape"]), tuple(found["chunks"])
+            kind = (found["zarr_format"], found["dtype"], found["order"], len(shape))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{metadata} describes no array; download it again.") from error
+        if kind != (2, "<u2", "C", 2):
+            raise ValueError(
+                f"{metadata} describes an array of (format, dtype, order, dimensions) {kind}, not "
+                "(2, '<u2', 'C', 2); it is of another data set."
+            )
+        return cls(path, shape, chunks, found.get("dimension_separator", "."))
+
+    @property
+    def num_rows_of_chunks(self) -> int:
+        return -(-self.shape[0] // self.chunk_shape[0])
+
+    def rows(self, row: int) -> tuple[int, int]:
+        """First index of a row of chunks and the first after it."""
+        return row * self.chunk_shape[0], min((row + 1) * self.chunk_shape[0], self.shape[0])
+
+    def chunks(self, row: int) -> dict[str, Path]:
+        """The files of a row of chunks, whether they are there or not."""
+        names = [
+            f"{row}{self.separator}{column}"
+            for column in range(-(-self.shape[1] // self.chunk_shape[1]))
+        ]
+        return {f"{self.path.name}/{name}": self.path / name for name in names}
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Rows `first` up to `last`, uint16 `[rows, columns]`.
+
+        Raises:
+          ValueError: a chunk is damaged.
+        """
+        tensorstore = _import_tensorstore()
+        spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(self.path.resolve())}}
+        try:
+            array = tensorstore.open(spec, open=True, read=True).result()
+            return array[first:last].read().result()
+        except ValueError as error:
+            raise ValueError(
+                f"{self.path}: rows {first} to {last} cannot be read ({error}); download "
+                "their chunks again."
+            ) from error
+
+
+def _import_tensorstore() -> Any:
+    try:
+        import tensorstore
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "Zarr arrays are read with tensorstore, which is not installed; run: "
+            "pip install 'fwpkm-jax[data]'"
+        ) from error
+    return tensorstore

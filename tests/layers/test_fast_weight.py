@@ -240,11 +240,30 @@ def test_a_stream_in_pieces_equals_the_stream_token_by_token(lengths, groups, se
     mask = jnp.asarray(np.random.default_rng(seed).uniform(size=(BATCH, length)) < 0.8, x.dtype)
     output, after, pending = in_pieces(lengths, x, memory, mask)
     expected, expected_after, expected_pending = in_pieces([1] * length, x, memory, mask)
-    assert_close(output, expected)
+    real = np.asarray(mask)[..., None]  # Padding reads the memory before or after a write.
+    assert_close(output * real, expected * real)
     assert_close(after, expected_after)
     # What waits is the same too, up to what stands behind the waiting tokens.
     assert_close(flush(after, pending), flush(expected_after, expected_pending))
-    assert pending.num_waiting == expected_pending.num_waiting
+    np.testing.assert_array_equal(pending.num_waiting, expected_pending.num_waiting)
+
+
+def test_padding_takes_no_place_in_the_queue_of_a_memory_of_ones_own():
+    """Sequences that own their memories stream as each does alone, wherever padding stands."""
+    x = sample(8, seed=3)
+    mask = jnp.asarray([[0, 0, 1, 1, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 0]], x.dtype)
+    for lengths in ([8], [3, 1, 3, 1]):
+        output, after, pending = in_pieces(lengths, x, start(groups=BATCH), mask)
+        flushed = flush(after, pending)
+        for row in range(BATCH):
+            real = np.flatnonzero(mask[row])
+            both = jnp.repeat(x[row : row + 1, real], BATCH, axis=0)
+            alone, after_alone, waiting = in_pieces([1] * len(real), both, start(groups=BATCH))
+            assert_close(output[row, real], alone[0])
+            assert pending.num_waiting[row] == waiting.num_waiting[0] == (len(real) - 1) % CHUNK + 1
+            one = lambda tree, row: jax.tree.map(lambda leaf: leaf[row], tree)  # noqa: E731
+            assert_close(one(after, row), one(after_alone, 0))
+            assert_close(one(flushed, row), one(flush(after_alone, waiting), 0))
 
 
 def test_a_stream_with_a_larger_chunk_than_its_queue_is_refused():
@@ -257,7 +276,7 @@ def test_a_flush_writes_the_waiting_pairs_of_every_group():
     _, memory_before, pending = in_pieces([3], x, memory)
     assert_equal(memory_before, memory)
     flushed, kept = jitted_flush(params_of(), memory_before, pending)
-    assert kept.num_waiting == 1
+    np.testing.assert_array_equal(kept.num_waiting, [1] * BATCH)
     # The first two tokens have their targets: a chunk of two, followed by its lookahead.
     _, expected, _ = in_pieces([3], x, memory, chunk_size=2)
     assert_close(flushed, expected)

@@ -1,0 +1,7 @@
+"""Text from a model: prefill and decoding with a state that is an argument and a result."""
+
+from fwpkm_jax.generation.generate import generate
+from fwpkm_jax.generation.sampling import Sampling
+from fwpkm_jax.generation.state import GenerationOutput, GenerationState, init_generation
+
+__all__ = ["GenerationOutput", "GenerationState", "Sampling", "generate", "init_generation"]

@@ -1,0 +1,196 @@
+"""Prefill and decoding; what a model remembers is a state that goes in and comes out."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from fwpkm_jax.generation.prompts import check_lengths, check_prompts, pad_in_front
+from fwpkm_jax.generation.sampling import Sampling, choose_tokens
+from fwpkm_jax.generation.state import GenerationOutput, GenerationState
+from fwpkm_jax.models.language_model import LanguageModel, Stream
+
+_NO_TOKEN = -1
+
+
+def generate(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int] | np.ndarray] | np.ndarray | None,
+    state: GenerationState,
+    *,
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    rng: jax.Array | None = None,
+    stop_ids: Sequence[int] = (),
+    write: bool = True,
+    chunk_size: int | None = None,
+    piece_length: int = 512,
+) -> GenerationOutput:
+    """Reads the prompts, then generates token after token on the device.
+
+    Two calls give what one gives: the state holds the next token's logits and the number of each
+    sequence's draws. Prompts of different lengths are padded in front, which changes no result of
+    a sequence with its own memory, or with one that is not written; sequences that share a written
+    memory are aligned at the ends of their prompts.
+
+    Args:
+      model: the language model.
+      prompts: token ids of each sequence, `[batch]` of any lengths, or None to go on. A sequence
+        with an empty prompt goes on, one that was finished stays so.
+      state: from `init_generation` or the last call; its buffers are reused, so it is gone.
+      max_new_tokens: tokens generated for each sequence, unless it stops; 0 reads the prompts.
+      sampling: how tokens are chosen; None: the most likely ones.
+      rng: key of all draws, the same in every call of one conversation; needed where tokens are
+        drawn.
+      stop_ids: tokens that end a sequence, as the end of a document does. They are read too.
+      write: False leaves the memories as they are.
+      chunk_size: tokens per write; None: the config's.
+      piece_length: tokens of a prompt read at once; bounds the memory needed, changes no result.
+
+    Raises:
+      ValueError: the prompts do not fit the batch, the vocabulary or the attention's cache, a
+        sequence has read nothing and has no prompt, or draws lack a key.
+    """
+    sampling = Sampling() if sampling is None else sampling
+    batch = state.finished.shape[0]
+    vocab_size = model.config.vocab_size
+    if max_new_tokens < 0 or piece_length < 1:
+        raise ValueError(
+            f"max_new_tokens={max_new_tokens} and piece_length={piece_length} must be at least 0 "
+            "and 1."
+        )
+    if sampling.temperature > 0 and rng is None:
+        raise ValueError(
+            f"temperature={sampling.temperature} draws tokens; give rng, as jax.random.key(0)."
+        )
+    if any(not 0 <= token < vocab_size for token in stop_ids):
+        raise ValueError(f"stop_ids={tuple(stop_ids)} must lie between 0 and {vocab_size - 1}.")
+    rows = check_prompts(prompts, batch=batch, vocab_size=vocab_size)
+    lengths = np.array([len(row) for row in rows])
+    check_lengths(model, state, lengths, max_new_tokens)
+    graphdef, params = nnx.split(model)
+    options = {"write": write, "chunk_size": chunk_size}
+    if lengths.max():
+        tokens, mask = pad_in_front(rows, piece_length=piece_length)
+        state = _prefill(graphdef, params, state, tokens, mask, **options)
+    # A sequence alone ends the loop when it stops, so it never stands still beside others.
+    ragged = batch > 1 and (bool(stop_ids) or bool(np.any(state.finished)))
+    rng = jax.random.key(0) if rng is None else rng  # Not drawn from.
+    return _decode(
+        graphdef,
+        params,
+        state,
+        rng,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        stop_ids=tuple(int(token) for token in stop_ids),
+        ragged=ragged,
+        **options,
+    )
+
+
+@partial(jax.jit, static_argnames=("graphdef", "write", "chunk_size"), donate_argnames="state")
+def _prefill(
+    graphdef: Any,
+    params: Any,
+    state: GenerationState,
+    tokens: jax.Array,
+    mask: jax.Array | None,
+    *,
+    write: bool,
+    chunk_size: int | None,
+) -> GenerationState:
+    model = nnx.merge(graphdef, params)
+
+    def read(carry: tuple[Stream, jax.Array], piece: tuple[jax.Array, jax.Array | None]):
+        out = model.stream(piece[0], carry[0], mask=piece[1], write=write, chunk_size=chunk_size)
+        # Prompts end with their piece, so the last position is real in all that have one.
+        return (out.stream, out.logits[:, -1]), None
+
+    (stream, logits), _ = jax.lax.scan(read, (state.stream, state.logits), (tokens, mask))
+    if mask is None:
+        num_new = jnp.full_like(state.num_read, tokens.shape[0] * tokens.shape[2])
+    else:
+        num_new = jnp.sum(mask, axis=(0, 2)).astype(state.num_read.dtype)
+    has_prompt = num_new > 0
+    return GenerationState(
+        stream=stream,
+        logits=jnp.where(has_prompt[:, None], logits, state.logits),
+        finished=state.finished & ~has_prompt,
+        num_read=state.num_read + num_new,
+        num_drawn=state.num_drawn,
+    )
+
+
+@partial(
+    jax.jit,
+    static_argnames=(
+        *("graphdef", "max_new_tokens", "sampling", "stop_ids", "ragged"),
+        *("write", "chunk_size"),
+    ),
+    donate_argnames="state",
+)
+def _decode(
+    graphdef: Any,
+    params: Any,
+    state: GenerationState,
+    rng: jax.Array,
+    *,
+    max_new_tokens: int,
+    sampling: Sampling,
+    stop_ids: tuple[int, ...],
+    ragged: bool,
+    write: bool,
+    chunk_size: int | None,
+) -> GenerationOutput:
+    model = nnx.merge(graphdef, params)
+    batch = state.finished.shape[0]
+    # A key per sequence: what one draws depends on no other.
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(batch))
+    stops = jnp.asarray(stop_ids, jnp.int32)
+
+    def unfinished(carry: tuple[jax.Array, GenerationOutput]) -> jax.Array:
+        step, out = carry
+        return (step < max_new_tokens) & ~jnp.all(out.state.finished)
+
+    def extend(carry: tuple[jax.Array, GenerationOutput]):
+        step, (tokens, lengths, log_probs, state) = carry
+        active = ~state.finished
+        draws = jax.vmap(jax.random.fold_in)(keys, state.num_drawn)
+        chosen = choose_tokens(state.logits, draws, sampling)
+        score = jnp.take_along_axis(
+            jax.nn.log_softmax(state.logits, axis=-1), chosen[:, None], axis=-1
+        )[:, 0]
+        read = model.stream(
+            chosen[:, None],
+            state.stream,
+            mask=active[:, None].astype(jnp.float32) if ragged else None,
+            write=write,
+            chunk_size=chunk_size,
+        )
+        count = active.astype(jnp.int32)
+        state = GenerationState(
+            stream=read.stream,
+            logits=jnp.where(active[:, None], read.logits[:, 0], state.logits),
+            finished=state.finished | jnp.isin(chosen, stops),
+            num_read=state.num_read + count,
+            num_drawn=state.num_drawn + count,
+        )
+        return step + 1, GenerationOutput(
+            tokens=tokens.at[:, step].set(jnp.where(active, chosen, _NO_TOKEN)),
+            lengths=lengths + count,
+            log_probs=log_probs.at[:, step].set(jnp.where(active, score, 0)),
+            state=state,
+        )
+
+    out = GenerationOutput(
+        tokens=jnp.full((batch, max_new_tokens), _NO_TOKEN, jnp.int32),
+        lengths=jnp.zeros((batch,), jnp.int32),
+        log_probs=jnp.zeros((batch, max_new_tokens), state.logits.dtype),
+        state=state,
+    )
+    return jax.lax.while_loop(unfinished, extend, (jnp.zeros((), jnp.int32), out))[1]

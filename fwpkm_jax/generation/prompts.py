@@ -1,0 +1,78 @@
+"""Prompts of any lengths, checked and brought into one shape."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fwpkm_jax.generation.state import GenerationState
+from fwpkm_jax.models.language_model import LanguageModel, layer_name
+
+
+def check_prompts(prompts: Any, *, batch: int, vocab_size: int) -> list[np.ndarray]:
+    """The prompts as int32 arrays, empty ones for None; a ValueError names what is wrong."""
+    rows = [np.asarray(row) for row in ([()] * batch if prompts is None else prompts)]
+    if len(rows) != batch:
+        raise ValueError(f"{len(rows)} prompts for a state of {batch} sequences; give one each.")
+    for number, row in enumerate(rows):
+        if row.ndim != 1 or (row.size and not np.issubdtype(row.dtype, np.integer)):
+            raise ValueError(
+                f"prompts[{number}] has shape {row.shape} and dtype {row.dtype}; each prompt is a "
+                "sequence of token ids."
+            )
+        if row.size and not 0 <= row.min() <= row.max() < vocab_size:
+            wrong = row[(row < 0) | (row >= vocab_size)][0]
+            raise ValueError(f"prompts[{number}] holds {wrong}, not one of {vocab_size} ids.")
+    return [row.astype(np.int32) for row in rows]
+
+
+def check_lengths(
+    model: LanguageModel, state: GenerationState, lengths: np.ndarray, max_new_tokens: int
+) -> None:
+    """Raises ValueError where a sequence has nothing to continue, or outgrows full attention.
+
+    Args:
+      model: the language model.
+      state: before the prompts.
+      lengths: of the prompts, `[batch]`.
+      max_new_tokens: of the answers.
+    """
+    num_read = np.asarray(state.num_read)
+    silent = np.flatnonzero((num_read == 0) & (lengths == 0))
+    if silent.size and max_new_tokens:
+        raise ValueError(
+            f"Sequence {silent[0]} has read nothing, so nothing follows; give it a prompt of at "
+            "least one token."
+        )
+    longest = int(np.max(num_read + lengths)) + max_new_tokens
+    for index, mixer in enumerate(model.config.mixers):
+        if mixer != "attention":
+            continue
+        kept = state.stream.layers[layer_name(index)].cache.keys.shape[1]
+        if longest > kept:
+            raise ValueError(
+                f"Full attention keeps max_length={kept} tokens, and a sequence may reach "
+                f"{longest}; start with init_generation(..., max_length={longest}) or more."
+            )
+
+
+def pad_in_front(
+    rows: Sequence[np.ndarray], *, piece_length: int
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Tokens and mask `[pieces, batch, piece]`; no mask where nothing is padded.
+
+    Prompts end with the last piece, so that every sequence's last position is a token of its own.
+    """
+    longest = max(len(row) for row in rows)
+    piece = min(piece_length, longest)
+    padded = -(-longest // piece) * piece
+    tokens = np.zeros((len(rows), padded), np.int32)
+    mask = np.zeros((len(rows), padded), np.float32)
+    for number, row in enumerate(rows):
+        tokens[number, padded - len(row) :] = row
+        mask[number, padded - len(row) :] = 1
+
+    def cut(x: np.ndarray) -> np.ndarray:
+        return x.reshape(len(rows), -1, piece).swapaxes(0, 1)
+
+    return cut(tokens), None if mask.all() else cut(mask)

@@ -1,0 +1,75 @@
+"""The choice of the next token from its logits."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen; the default takes the most likely one.
+
+    Temperature first, then `top_k`, then `top_p` of what is left.
+    """
+
+    temperature: float = 0.0
+    """Divides the logits before a token is drawn; 0 takes the most likely one."""
+    top_k: int | None = None
+    """Draws among this many most likely tokens; None: all."""
+    top_p: float | None = None
+    """Draws among the fewest most likely tokens that have this probability together (Holtzman et
+    al. 2020, arXiv:1904.09751); None: all."""
+    vocab_size: int | None = None
+    """Ids that may be chosen, the first ones, where the model's table is larger than the
+    tokenizer's vocabulary; None: all."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature={self.temperature} must be 0 (greedy) or more.")
+        for name in ("top_k", "vocab_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1; None for all.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p} must lie above 0 and at most at 1.")
+        if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
+            raise ValueError(
+                f"top_k={self.top_k} and top_p={self.top_p} have no effect at temperature=0, which "
+                "takes the most likely token; set a temperature, 1 for the model's own."
+            )
+
+
+def choose_tokens(
+    logits: Float[Array, "batch vocab"], rngs: Key[Array, " batch"], sampling: Sampling
+) -> Int[Array, " batch"]:
+    """One token for each row of logits; each row is drawn by its own key.
+
+    Raises:
+      ValueError: `vocab_size` exceeds the logits.
+    """
+    if sampling.vocab_size is not None:
+        if sampling.vocab_size > logits.shape[1]:
+            raise ValueError(
+                f"vocab_size={sampling.vocab_size} exceeds the model's {logits.shape[1]} tokens."
+            )
+        logits = logits[:, : sampling.vocab_size]
+    if sampling.temperature == 0:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    logits = logits / sampling.temperature
+    if sampling.top_k is None and sampling.top_p is None:
+        return jax.vmap(jax.random.categorical)(rngs, logits).astype(jnp.int32)
+    # Equally likely tokens go by their ids, so that top_k never keeps more than k.
+    order = jnp.argsort(-logits, axis=-1, stable=True)
+    logits = jnp.take_along_axis(logits, order, axis=-1)
+    if sampling.top_k is not None:
+        beyond = jnp.arange(logits.shape[1], dtype=jnp.int32) >= sampling.top_k
+        logits = jnp.where(beyond[None], -jnp.inf, logits)
+    if sampling.top_p is not None:
+        probabilities = jax.nn.softmax(logits, axis=-1)
+        # A token stays where those before it do not suffice: always the first.
+        before = jnp.cumsum(probabilities, axis=-1) - probabilities
+        logits = jnp.where(before < sampling.top_p, logits, -jnp.inf)
+    drawn = jax.vmap(jax.random.categorical)(rngs, logits)
+    return jnp.take_along_axis(order, drawn[:, None], axis=-1)[:, 0].astype(jnp.int32)

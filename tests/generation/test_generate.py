@@ -1,0 +1,216 @@
+"""Generation against the whole pass, and against reading one token after another by hand."""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from fwpkm_jax.generation import Sampling, generate, init_generation
+from fwpkm_jax.generation.generate import _decode
+from fwpkm_jax.layers.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.lact import LaCTConfig
+from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.rules import FwMLP, FwPKM
+from tests.models.test_language_model import CONFIG
+
+CHUNK = CONFIG.fast_weight.chunk_size
+SMALL = replace(CONFIG, mixers=("swa",), memory_layers=(0,), pkm_layers=())
+# Without lookahead streams write the same pairs as whole passes.
+RULE = replace(CONFIG.fast_weight.rule, lookahead=0)
+MODELS = {
+    "every_mixer_fwpkm_pkm": replace(
+        CONFIG,
+        mixers=("gdn", "swa", "attention", "lact"),
+        lact=LaCTConfig(
+            num_heads=2, num_fast_heads=1, hidden_dim=4, chunk_size=3, window=4, low_rank=2
+        ),
+        fast_weight=FastWeightConfig(rule=RULE, chunk_size=CHUNK),
+    ),
+    "fwmlp": replace(
+        SMALL,
+        fast_weight=FastWeightConfig(
+            rule=FwMLP(key_dim=6, value_dim=6, hidden_dim=5, lookahead=0), chunk_size=CHUNK
+        ),
+    ),
+}
+
+
+@functools.cache
+def build(config):
+    return LanguageModel(config, rngs=nnx.Rngs(0))
+
+
+def start(config=SMALL, *, batch, groups, max_length=32):
+    model = build(config)
+    memory = model.init_memory(jax.random.key(1), groups=groups)
+    return model, memory, init_generation(model, memory, batch=batch, max_length=max_length)
+
+
+def prompts(*lengths, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, CONFIG.vocab_size, length) for length in lengths]
+
+
+def assert_close(actual, expected, tolerance=2e-5):
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance),
+        actual,
+        expected,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [("every_mixer_fwpkm_pkm", True), ("fwmlp", True), ("fwmlp", False)],
+)
+def test_generation_equals_the_whole_pass_token_by_token(name, write):
+    model, memory, state = start(MODELS[name], batch=2, groups=1)
+    prompt = np.stack(prompts(7, 7))
+    out = generate(model, prompt, state, max_new_tokens=5, write=write)
+    sequence = jnp.concatenate([jnp.asarray(prompt, jnp.int32), out.tokens], axis=1)
+    assert sequence.shape[1] % CHUNK == 0  # The whole pass writes a short last chunk too.
+    graphdef, params = nnx.split(model)
+    whole = jax.jit(lambda params: nnx.merge(graphdef, params)(sequence, memory, write=write))
+    whole = whole(params)
+    np.testing.assert_array_equal(out.tokens, np.argmax(whole.logits[:, 6:-1], axis=-1))
+    log_probs = jax.nn.log_softmax(whole.logits[:, 6:-1], axis=-1)
+    chosen = np.take_along_axis(np.asarray(log_probs), np.asarray(out.tokens)[..., None], axis=-1)
+    assert_close(out.log_probs, chosen[..., 0])
+    assert_close(out.state.logits, whole.logits[:, -1])
+    assert_close(out.state.stream.memory, whole.memory)
+    changed = jax.tree.map(lambda a, b: bool(np.any(a != b)), whole.memory, memory)
+    assert any(jax.tree.leaves(changed)) == write
+    np.testing.assert_array_equal(out.lengths, [5, 5])
+    np.testing.assert_array_equal(out.state.num_read, [12, 12])
+
+
+@functools.partial(jax.jit, static_argnames="write")
+def read_one(token, stream, *, write):
+    return build(SMALL).stream(token[None, None], stream, write=write)
+
+
+def by_hand(prompt, length, *, stop_id, write):
+    """One sequence alone, one token after another."""
+    model = build(SMALL)
+    memory = model.init_memory(jax.random.key(1))
+    stream = model.init_stream(memory, batch=1, max_length=32)
+    tokens = []
+    for step in range(len(prompt) + length):
+        if step >= len(prompt):
+            tokens.append(int(np.argmax(out.logits[0, 0])))
+        if tokens[:-1] and tokens[-2] == stop_id:
+            tokens.pop()
+            break
+        token = prompt[step] if step < len(prompt) else tokens[-1]
+        out = read_one(jnp.asarray(token, jnp.int32), stream, write=write)
+        stream = out.stream
+    return tokens, out
+
+
+@pytest.mark.parametrize(("groups", "write"), [(3, True), (1, False)])
+def test_prompts_of_any_lengths_give_what_each_gives_alone(groups, write):
+    """With a memory each, or one that is not written; up to the stop token of each."""
+    rows = prompts(2, 9, 5)
+    (first, _), _, _ = alone = [by_hand(row, 6, stop_id=None, write=write) for row in rows]
+    stop_id = first[2]
+    alone = [by_hand(row, 6, stop_id=stop_id, write=write) for row in rows]
+    lengths = [len(tokens) for tokens, _ in alone]
+    assert min(lengths) < max(lengths) == 6, "the example shows both ends"
+    model, _, state = start(batch=3, groups=groups)
+    out = generate(
+        model, rows, state, max_new_tokens=6, stop_ids=[stop_id], write=write, piece_length=4
+    )
+    np.testing.assert_array_equal(out.lengths, lengths)
+    for row, (tokens, last) in enumerate(alone):
+        np.testing.assert_array_equal(out.tokens[row, : len(tokens)], tokens)
+        assert np.all(out.tokens[row, len(tokens) :] == -1)
+        assert np.all(out.log_probs[row, len(tokens) :] == 0)
+        assert out.state.finished[row] == (tokens[-1] == stop_id)
+        assert out.state.num_read[row] == len(rows[row]) + len(tokens)
+        assert_close(out.state.logits[row], last.logits[0, 0])
+        group = row if groups > 1 else 0
+        of_row = functools.partial(jax.tree.map, lambda x, group=group: x[group])
+        memory, pending = out.state.stream.memory, out.state.stream.layers["layer_0"].pending
+        waiting = last.stream.layers["layer_0"].pending.num_waiting[0]
+        assert_close(of_row(memory), jax.tree.map(lambda x: x[0], last.stream.memory))
+        assert pending.num_waiting[group] == waiting
+
+
+def test_a_call_cut_in_two_gives_what_one_gives():
+    sampling = Sampling(temperature=0.9, top_k=9, top_p=0.95)
+    run = functools.partial(generate, sampling=sampling, rng=jax.random.key(3), stop_ids=[5])
+    rows = prompts(3, 4, 6)
+
+    def in_calls(lengths, **options):
+        model, _, state = start(batch=3, groups=1)
+        given, outputs = rows, []
+        for length in lengths:
+            out = run(model, given, state, max_new_tokens=length, **options)
+            outputs.append(out)
+            state, given = out.state, None
+        tokens = np.concatenate([out.tokens for out in outputs], axis=1)
+        return tokens, sum(out.lengths for out in outputs), state
+
+    tokens, lengths, state = in_calls([8])
+    cut_tokens, cut_lengths, cut_state = in_calls([4, 4])
+    np.testing.assert_array_equal(cut_tokens, tokens)
+    np.testing.assert_array_equal(cut_lengths, lengths)
+    assert_close(cut_state, state, 1e-6)
+    assert np.any(in_calls([8], rng=jax.random.key(4))[0] != tokens)
+    assert len({tuple(row) for row in tokens.tolist()}) == 3
+
+
+def test_a_finished_sequence_goes_on_with_a_new_prompt():
+    model, _, state = start(batch=1, groups=1)
+    (row,) = prompts(2)
+    first = by_hand(row, 1, stop_id=None, write=True)[0][0]
+    out = generate(model, [row], state, max_new_tokens=4, stop_ids=[first])
+    assert out.lengths.tolist() == [1]
+    assert bool(out.state.finished[0])
+    still = generate(model, None, out.state, max_new_tokens=4, stop_ids=[first])
+    assert still.lengths.tolist() == [0]
+    again = generate(model, [row], still.state, max_new_tokens=4)
+    whole = [*row, first, *row]
+    np.testing.assert_array_equal(again.tokens[0], by_hand(whole, 4, stop_id=None, write=True)[0])
+
+
+def test_a_decoding_loop_copies_no_table():
+    """The table of 40 x 40 slots stays where it is, from call to call and token to token."""
+    rule = FwPKM(num_subkeys=40, key_dim=8, value_dim=6, top_k=3)
+    config = replace(SMALL, fast_weight=FastWeightConfig(rule=rule, chunk_size=CHUNK))
+    model, _, state = start(config, batch=1, groups=1)
+    graphdef, params = nnx.split(model)
+    text = _decode.lower(
+        *(graphdef, params, state, jax.random.key(0)),
+        **{"max_new_tokens": 4, "sampling": Sampling(), "stop_ids": (), "ragged": False},
+        **{"write": True, "chunk_size": None},
+    )
+    lines = text.compile().as_text().splitlines()
+    tables = [line for line in lines if "1600,6]" in line]
+    assert tables
+    assert [line for line in tables if " copy(" in line or " copy-start(" in line] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompts": [[1]]}, "1 prompts for a state of 2"),
+        ({"prompts": [[1], [17]]}, r"prompts\[1\] holds 17, not one of 17 ids"),
+        ({"prompts": [[1], [[1]]]}, r"prompts\[1\] has shape \(1, 1\)"),
+        ({"prompts": [[1], [0.5]]}, r"prompts\[1\] has shape \(1,\) and dtype float64"),
+        ({"prompts": [[1], []]}, "Sequence 1 has read nothing"),
+        ({"max_new_tokens": -1}, "max_new_tokens=-1"),
+        ({"stop_ids": [17]}, r"stop_ids=\(17,\) must lie between 0 and 16"),
+        ({"sampling": Sampling(temperature=1.0)}, "temperature=1.0 draws tokens; give rng"),
+        ({"max_new_tokens": 8}, r"keeps max_length=8 tokens, and a sequence may reach 9"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused(changes, message):
+    model, _, state = start(replace(SMALL, mixers=("attention",)), batch=2, groups=1, max_length=8)
+    arguments = {"prompts": [[1], [2]], "state": state, "max_new_tokens": 1} | changes
+    with pytest.raises(ValueError, match=message):
+        generate(model, **arguments)

@@ -1,0 +1,67 @@
+import pytest
+from flax import nnx
+
+import generate
+from fwpkm_jax.config import Experiment
+from fwpkm_jax.data import RecallData, TextData
+from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.run import Run
+from tests.evaluation.conftest import tiny_model_config
+
+# The table has more rows than bytes have ids.
+MODEL = tiny_model_config(mixers=("swa",), memory_layers=(0,), vocab_size=300)
+RECALL = RecallData(
+    length=24, num_facts=2, num_keys=4, num_values=4, num_filler=4, min_distance=8, num_valid=8
+)
+
+
+@pytest.fixture
+def program(monkeypatch, capsys):
+    """Runs the program on an untrained run on text; returns exit code and output."""
+
+    def run(*arguments, data=None):
+        model = LanguageModel(MODEL, rngs=nnx.Rngs(0))
+        graphdef, params = nnx.split(model)
+        data = TextData(train_paths=("text.txt",)) if data is None else data
+        experiment = Experiment(model=MODEL, data=data)
+        memory = model.init_memory(nnx.Rngs(1).params(), groups=2)
+        loaded = Run(experiment, graphdef, params, memory, step=0)
+        monkeypatch.setattr(generate, "load_run", lambda directory, step: loaded)
+        try:
+            code = generate.main(["somewhere", *arguments])
+        except SystemExit as stop:  # Values that the command line refuses by itself.
+            code = stop.code
+        shown = capsys.readouterr()
+        return code, shown.err if code else shown.out
+
+    return run
+
+
+def test_a_prompt_is_continued_as_the_seed_says(program):
+    options = ("--prompt=Bytes are", "--max-new-tokens=6", "--sampling.temperature=1.0")
+    first, again, other = (program(*options, f"--seed={seed}") for seed in (3, 3, 4))
+    assert first == again != other
+    code, text = first
+    assert code == 0
+    assert text.startswith("Bytes are")
+    assert len(text.rstrip("\n")) > len("Bytes are")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--prompt", ""), "Sequence 0 has read nothing"),
+        (("--sampling.top_k", "3"), "no effect at temperature=0"),
+        (("--promt", "A"), "the nearest name is --prompt"),
+    ],
+)
+def test_the_program_says_what_is_wrong_and_exits_with_2(program, arguments, message):
+    code, shown = program(*arguments)
+    assert code == 2
+    assert message in " ".join(shown.split())
+
+
+def test_a_run_on_generated_tokens_has_no_text(program):
+    code, shown = program("--prompt=A", data=RECALL)
+    assert code == 2
+    assert "trained on RecallData, whose tokens are no text" in shown

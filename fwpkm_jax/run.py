@@ -10,6 +10,7 @@ import jax
 from flax import nnx
 
 from fwpkm_jax.config import Experiment, read_experiment
+from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.training.checkpoint import find_step, read_checkpoint
 from fwpkm_jax.training.state import Memories, init_state, model_graph
@@ -33,6 +34,21 @@ class Run(NamedTuple):
     def model(self) -> LanguageModel:
         """The model with its slow weights."""
         return nnx.merge(self.graphdef, self.params)
+
+
+def text_tokenizer(run: Run) -> Tokenizer:
+    """The tokenizer of a run on text.
+
+    Raises:
+      ValueError: the run was trained on generated tokens.
+    """
+    data = run.experiment.data
+    if not isinstance(data, TextData):
+        raise ValueError(
+            f"The run was trained on {type(data).__name__}, whose tokens are no text; choose a run "
+            "on text."
+        )
+    return load_tokenizer(data.tokenizer)
 
 
 def load_run(run_dir: str | Path, step: int | Literal["best"] | None = None) -> Run:

@@ -1,7 +1,8 @@
 """Everything that needs a GPU in one command, resumable in parts.
 
     python benchmarks/gpu_suite.py --out benchmarks/results/h100 \\
-        --peer CHECKOUT --peer-python TORCH_PYTHON --peer-fla FLA_PYTHON
+        --peer CHECKOUT --peer-python TORCH_PYTHON --peer-fla FLA_PYTHON \\
+        --peer-titans TITANS_PYTHON
 
 Each part runs in a process of its own and leaves one JSON file; a part whose file is there is not
 run again, and none is started after `--seconds`. So a session that ends early is continued by the
@@ -40,6 +41,8 @@ class Options:
     """Python with torch, triton and numpy, for `--peer`."""
     peer_fla: Path | None = None
     """Python with flash-linear-attention, timed beside the gated delta rule."""
+    peer_titans: Path | None = None
+    """Python with titans-pytorch, timed beside the memory block."""
 
 
 def parts(options: Options) -> dict[str, list[str]]:
@@ -65,6 +68,9 @@ def parts(options: Options) -> dict[str, list[str]]:
         memory += ["--peer", str(options.peer)]
         if options.peer_python is not None:
             memory += ["--peer-python", str(options.peer_python)]
+    if options.peer_titans is not None:
+        layer += ["--peer-titans", str(options.peer_titans)]
+        layer += ["--peer-chunks", *(["16", "64"] if tiny else ["64", "512"])]
     rule = ["--shapes", "tiny", "--backends", "reference"] if tiny else []
     if options.peer_fla is not None:
         rule += ["--peer-fla", str(options.peer_fla)]

@@ -13,6 +13,7 @@ momentum. It is another memory, so speeds compare and results do not.
 import json
 import subprocess
 import sys
+import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -96,7 +97,11 @@ def measure(options: Options, subkeys: int, which: str) -> dict[str, Any]:
         out, state["memory"] = compiled(params, state["memory"], x)
         return out, state["memory"]
 
+    jax.block_until_ready(call())
+    cpu_start = time.process_time()
     seconds, spread = median_seconds(call, repeats=options.repeats)
+    # The mean, its own warm-up call included: what a machine that does other work disturbs least.
+    cpu_seconds = (time.process_time() - cpu_start) / (options.repeats + 1)
     tokens = options.batch * length
     return {
         "subkeys": subkeys,
@@ -105,6 +110,7 @@ def measure(options: Options, subkeys: int, which: str) -> dict[str, Any]:
         "tokens": tokens,
         "ms_per_token": 1e3 * seconds / tokens,
         "ms_per_token_spread": 1e3 * spread / tokens,
+        "cpu_ms_per_token": 1e3 * cpu_seconds / tokens,
         "table_megabytes": rule.num_slots * rule.value_dim * 4 / 1e6,
         "peak_device_megabytes": peak_device_megabytes(),
         "peak_megabytes": peak_host_megabytes(),

@@ -1,0 +1,140 @@
+"""Memory that a training step takes, from its traced and compiled code: nothing is run.
+
+    python benchmarks/step_memory.py --out benchmarks/results/step_memory_cpu.json
+    PYTHONPATH=build/cuda:. python benchmarks/step_memory.py --device h100 --layers 12
+
+The second line needs the device's compiler: docs/performance.md, "Compiling without the device".
+`kept_megabytes` is what the forward pass leaves for the backward pass besides parameters, memories
+and batch, with the device's kernels; `--no-compile` ends there and needs no compiler.
+`temporary_megabytes` is what the compiled step needs besides its state and batch. Four layers
+compile in a third of the time of twelve and hold one of each kind.
+"""
+
+import contextlib
+import dataclasses
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import tyro
+from flax import nnx
+from jax.sharding import SingleDeviceSharding
+from train_step import Variant, make_step, model_config
+
+from fwpkm_jax.training.state import model_graph
+from fwpkm_jax.training.step import readout_loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Compiles training steps of the paper's model and reports their memory."""
+
+    device: Literal["cpu", "h100", "v5e", "v5p", "v6e"] = "cpu"
+    """What to compile for."""
+    variants: tuple[Variant, ...] = ("fwpkm", "fwpkm_remat")
+    """As in `train_step.py`."""
+    layers: int = 4
+    """The paper's first layers; the memories of 2, 6 and 10 as far as they are among them."""
+    batch: int = 8
+    """Sequences per step, which share one carried memory."""
+    length: int = 4096
+    """Tokens per sequence."""
+    loss_block: int = 2048
+    """Tokens whose logits exist at once."""
+    compile: bool = True
+    """Compiles; else the step is only traced."""
+    size: Literal["tiny", "paper"] = "paper"
+    """As in `train_step.py`."""
+    out: Path | None = None
+    """File for the JSON; None: print it."""
+
+
+def model_of(options: Options, variant: str) -> Any:
+    """`train_step.model_config`, cut to its first layers."""
+    model = model_config(options.size, variant)
+    cut = {name: getattr(model, name) for name in ("memory_layers", "pkm_layers")}
+    cut = {name: tuple(i for i in layers if i < options.layers) for name, layers in cut.items()}
+    return dataclasses.replace(model, mixers=model.mixers[: options.layers], **cut)
+
+
+def measure(options: Options, variant: str) -> dict[str, Any]:
+    """One variant's memory in MB, and how long its step took to compile."""
+    contexts = contextlib.ExitStack()
+    sharding = None
+    if options.device != "cpu":
+        from tests.aot.devices import absent_device, kernels_for
+
+        if options.compile:
+            sharding = SingleDeviceSharding(absent_device(options.device))
+        contexts.enter_context(kernels_for(options.device))
+    with contexts:
+        step, make_state = make_step(options.loss_block, variant, model_of(options, variant))
+        tokens = (options.batch, options.length)
+        batch = {
+            "tokens": jax.ShapeDtypeStruct((tokens[0], tokens[1] + 1), jnp.int32),
+            "loss_weight": jax.ShapeDtypeStruct(tokens, jnp.float32),
+        }
+        arguments = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            (jax.eval_shape(make_state), batch),
+        )
+        kept = {
+            "variant": variant,
+            "kept_megabytes": kept_bytes(options, variant, *arguments) / 1e6,
+        }
+        if not options.compile:
+            return kept
+        began = time.perf_counter()
+        compiled = step.trace(*arguments).lower().compile()
+    memory = compiled.memory_analysis()
+    return {
+        **kept,
+        "argument_megabytes": memory.argument_size_in_bytes / 1e6,
+        "temporary_megabytes": memory.temp_size_in_bytes / 1e6,
+        "peak_megabytes": memory.peak_memory_in_bytes / 1e6,
+        "compile_seconds": time.perf_counter() - began,
+    }
+
+
+def kept_bytes(options: Options, variant: str, state: Any, batch: Any) -> int:
+    """Bytes of the arrays that go from the forward pass of the loss to its backward pass."""
+    graphdef = model_graph(model_of(options, variant))
+    remat = "block" if variant.endswith("_remat") else None
+
+    def backward(params, memory, tokens, weights):
+        def loss(params):
+            model = nnx.merge(graphdef, params)
+            hidden = model.hidden(tokens[:, :-1], memory, remat=remat)
+            return readout_loss(model, hidden.x, tokens[:, 1:], weights, block=options.loss_block)
+
+        return jax.vjp(loss, params)[1]  # A pytree of what it keeps.
+
+    jaxpr = jax.make_jaxpr(backward)(
+        state.params, state.memory, batch["tokens"], batch["loss_weight"]
+    ).jaxpr
+    given = set(jaxpr.invars)
+    kept = {x for x in jaxpr.outvars if isinstance(x, jax.extend.core.Var) and x not in given}
+    return sum(x.aval.size * x.aval.dtype.itemsize for x in kept)
+
+
+def main(options: Options) -> None:
+    rows = []
+    for variant in options.variants:
+        rows.append(measure(options, variant))
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    result = {"jax": jax.__version__, "options": asdict(options), "rows": rows}
+    text = json.dumps(result, indent=1, default=str)
+    if options.out is None:
+        print(text)
+    else:
+        options.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

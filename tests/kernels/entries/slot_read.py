@@ -37,6 +37,6 @@ ENTRY = Entry(
     not_interpreted=interpreted_only(
         tpu=("one_token", "63_tokens", "100_tokens", "many_places", "many_tiles"),
         gpu=("one_token",),
-        tpu_sparse_core=("63_tokens", "100_tokens"),
+        tpu_sparse_core=("63_tokens",),
     ),
 )

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import Queries, SubKeys, TokenWeights
+from fwpkm_jax.core.sub_keys import add_to_sub_keys, sub_key_totals
 from fwpkm_jax.core.top_k import top_k_ids
 
 Score = Literal["idw", "dot"]
@@ -58,7 +59,7 @@ def sub_key_scores(
 
     References: Zhao and Jones 2026, arXiv:2601.00671, Eqs. 5 and 20.
     """
-    return jnp.moveaxis(_scores(queries, keys, score), 2, 0)
+    return jnp.moveaxis(_scores(queries, keys, score), 3, 0)
 
 
 def product_top_k(queries: Queries, keys: SubKeys, *, top_k: int, score: Score = "idw") -> Address:
@@ -93,8 +94,8 @@ def product_top_k(queries: Queries, keys: SubKeys, *, top_k: int, score: Score =
         )
     scores = _scores(queries, keys, score)
     sub_key_ids = top_k_ids(scores, top_k)
-    best = jnp.moveaxis(jnp.take_along_axis(scores, sub_key_ids, axis=-1), 2, 0)
-    sub_key_ids = jnp.moveaxis(sub_key_ids, 2, 0)
+    best = jnp.moveaxis(jnp.take_along_axis(scores, sub_key_ids, axis=2), 3, 0)
+    sub_key_ids = jnp.moveaxis(sub_key_ids, 3, 0)
 
     row_ranks, column_ranks = _candidate_ranks(top_k)
     sums = best[:, :, 0, row_ranks] + best[:, :, 1, column_ranks]
@@ -144,10 +145,10 @@ def sub_key_usage(
     address: Address, *, num_subkeys: int, token_weights: TokenWeights
 ) -> SubKeyUsage:
     """The usage by the tokens of one address, each with its weight."""
-    spread = scatter_sub_keys(
+    access = sub_key_totals(
         _sub_key_access(address, token_weights), address.sub_key_ids, num_subkeys
     )
-    return SubKeyUsage(spread.sum((0, 3)), address.slot_ids.shape[1] * jnp.sum(token_weights))
+    return SubKeyUsage(access.sum(0), address.slot_ids.shape[1] * jnp.sum(token_weights))
 
 
 def addressing_loss(
@@ -205,28 +206,27 @@ def addressing_gradient(
     access = _sub_key_access(address, token_weights)
     coefficients = access / _weight(usage) * centred  # dL / dscore
     halves = split_halves(queries)
+    if score == "idw":
+        # d(-log(eps + r^2)) / dk = 2 (q - k) / (eps + r^2), and 1 / (eps + r^2) = exp(score).
+        coefficients = 2.0 * coefficients * jnp.exp(address.sub_key_scores)
+    pulls = add_to_sub_keys(coefficients, address.sub_key_ids, halves, num_subkeys)
     if score == "dot":
-        dense = scatter_sub_keys(coefficients, address.sub_key_ids, num_subkeys)
-        return jnp.einsum("hpst,thpk->hpsk", dense, halves, precision=jax.lax.Precision.HIGHEST)
-    # d(-log(eps + r^2)) / dk = 2 (q - k) / (eps + r^2), and 1 / (eps + r^2) = exp(score).
-    coefficients = 2.0 * coefficients * jnp.exp(address.sub_key_scores)
-    dense = scatter_sub_keys(coefficients, address.sub_key_ids, num_subkeys)
-    halves = jnp.moveaxis(halves, 0, 2)
-    pulls = jnp.einsum("hpst,hptk->hpsk", dense, halves, precision=jax.lax.Precision.HIGHEST)
-    return pulls - dense.sum(3)[..., None] * keys
+        return pulls
+    totals = sub_key_totals(coefficients, address.sub_key_ids, num_subkeys)
+    return pulls - totals[..., None] * keys
 
 
 def _scores(
     queries: Queries, keys: SubKeys, score: Score
-) -> Float[Array, "heads 2 tokens subkeys"]:
-    """`sub_key_scores` as one product per codebook leaves them; another order costs a pass."""
-    halves = split_halves(queries)
+) -> Float[Array, "heads 2 subkeys tokens"]:
+    """`sub_key_scores` in the order in which the best are found; another order costs a pass."""
+    halves = jnp.moveaxis(split_halves(queries), 0, 2)
     # Full precision, norms outside the product: a distance is a difference of large numbers.
-    products = jnp.einsum("thpk,hpsk->hpts", halves, keys, precision=jax.lax.Precision.HIGHEST)
+    products = jnp.einsum("hpsk,hptk->hpst", keys, halves, precision=jax.lax.Precision.HIGHEST)
     if score == "dot":
         return products
-    query_norms = jnp.moveaxis(jnp.sum(halves**2, axis=-1), 0, 2)[..., None]
-    key_norms = jnp.sum(keys**2, axis=-1)[:, :, None]
+    query_norms = jnp.sum(halves**2, axis=-1)[:, :, None]
+    key_norms = jnp.sum(keys**2, axis=-1)[..., None]
     distances = jnp.maximum(query_norms + key_norms - 2.0 * products, 0.0)
     return -jnp.log(IDW_EPSILON + distances)
 
@@ -264,14 +264,3 @@ def _sub_key_access(address: Address, token_weights: TokenWeights) -> jax.Array:
 def _weight(usage: SubKeyUsage) -> jax.Array:
     # Without any token the average is empty: zero access, not 0 / 0.
     return jnp.maximum(usage.total, 1e-20)
-
-
-def scatter_sub_keys(
-    chosen: Float[Array, "tokens heads 2 top_k"],
-    sub_key_ids: Int[Array, "tokens heads 2 top_k"],
-    num_subkeys: int,
-) -> Float[Array, "heads 2 subkeys tokens"]:
-    """Lays the chosen sub-keys' numbers out over all sub-keys, zero elsewhere."""
-    chosen, sub_key_ids = (jnp.moveaxis(x, 0, 3) for x in (chosen, sub_key_ids))
-    zeros = jnp.zeros((*chosen.shape[:2], num_subkeys, chosen.shape[3]), chosen.dtype)
-    return jnp.put_along_axis(zeros, sub_key_ids, chosen, axis=2, inplace=False)

@@ -26,14 +26,14 @@ _BLOCK = 64  # Tokens whose rows a CPU forms at once: a chunk's would be fresh p
 def read_rows(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
     """Weighted sums of rows, one per token: as `memory.slot_read`, without a backward pass."""
     return jax.lax.platform_dependent(
-        values, slot_ids, weights, cpu=_read_by_blocks, default=_read_by_places
+        values, slot_ids, weights, cpu=read_by_blocks, default=_read_by_places
     )
 
 
 def dot_rows(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> SlotWeights:
     """Inner products of each token's vector with the rows it reads."""
     return jax.lax.platform_dependent(
-        values, slot_ids, vectors, cpu=_dot_by_blocks, default=_dot_at_once
+        values, slot_ids, vectors, cpu=dot_by_blocks, default=_dot_at_once
     )
 
 
@@ -64,11 +64,13 @@ def _pull_in_turn(values, slot_ids, weights, vectors):
     return _read_by_places(values, slot_ids, weights), _dot_at_once(values, slot_ids, vectors)
 
 
-def _read_by_blocks(values, slot_ids, weights):
+def read_by_blocks(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
+    """`read_rows` as a CPU does it."""
     return _by_blocks(values, slot_ids, _sum, weights)
 
 
-def _dot_by_blocks(values, slot_ids, vectors):
+def dot_by_blocks(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> SlotWeights:
+    """`dot_rows` as a CPU does it."""
     return _by_blocks(values, slot_ids, _dot, vectors)
 
 
@@ -114,8 +116,15 @@ def add_rows(
 def _add_in_turn(
     values: ValueTable, groups: SlotGroups, coefficients: SlotWeights, rows: TokenValues
 ) -> ValueTable:
+    return add_by_blocks(values, groups.slots[groups.rank], coefficients, rows)
+
+
+def add_by_blocks(
+    values: ValueTable, slot_ids: SlotIds, coefficients: SlotWeights, rows: TokenValues
+) -> ValueTable:
+    """`add_rows` as a CPU does it."""
     blocks, rest = divmod(rows.shape[0], _BLOCK)
-    everything = (groups.slots[groups.rank], coefficients, rows)
+    everything = (slot_ids, coefficients, rows)
 
     def add(values: ValueTable, start: jax.Array | int, length: int) -> ValueTable:
         slot_ids, coefficients, rows = (

@@ -111,7 +111,7 @@ def _backward(chosen, top_k, score, residuals, cotangent: Address):
     del top_k
     queries, keys, address = residuals
     scores = cotangent.slot_scores, cotangent.sub_key_scores
-    return vjp.cotangents(queries, keys, address, *scores, score=score, on=chosen)
+    return vjp.cotangents(queries, keys, address, *scores, score=score)
 
 
 _address.defvjp(_forward, _backward)

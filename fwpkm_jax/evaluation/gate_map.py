@@ -66,7 +66,8 @@ def gate_map(
       origin: of weights and text, for the record.
 
     Returns:
-      `results` holds by token its `texts` and `losses`, and `gates` by layer.
+      `results` holds by token its `texts` and `losses`, and `gates` by layer; `gate_mixes` says
+      whether the model's output depends on them.
 
     Raises:
       ValueError: the model has no memory layer, or the text has fewer than two tokens.
@@ -104,6 +105,7 @@ def gate_map(
         },
         results={
             "document": document_id,
+            "gate_mixes": model.config.fast_weight.gate_output,
             "texts": token_texts(tokenizer, tokens[:-1]),
             "losses": [round(float(loss), 4) for loss in losses],
             "gates": {
@@ -153,5 +155,10 @@ GATE_MAP = Evaluation(
     run=_run,
     table=gate_map_table,
     plot=gate_map_page,
+    title="Where the model uses its memory",
+    about=(
+        "A text with each token shaded by its gate: the share that a memory layer takes from its "
+        "memory, rather than from the token itself. Dark tokens lean on what was read before."
+    ),
     missing=_missing,
 )

@@ -10,6 +10,10 @@ import numpy as np
 from fwpkm_jax.evaluation import html
 from fwpkm_jax.evaluation.tables import Record, format_table
 
+UNUSED = (
+    "This model was trained without the gate on its output (gate_output=False): reads are added in "
+    "full, whatever the gates below say."
+)
 _SHADES = 20
 _STYLE = """
 .map { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.75; max-width: 60rem; }
@@ -39,28 +43,37 @@ def gate_map_page(record: Record, directory: Path) -> list[Path]:
         html.paragraph(
             "A memory layer mixes two things into each token: what it reads from its memory, which "
             "holds what the text said earlier, and the token's own value. The gate is the share of "
-            "the read, between 0 and 1. Dark tokens lean on the memory, light ones do without. It "
-            "also weights how strongly the token's successor is written into the memory."
+            "the read, between 0 and 1. Dark tokens lean on the memory, light ones do without. "
+            "Each layer has a scale of its own, from its lowest gates to its highest: compare "
+            "tokens by their shade, layers by the table. Point at a token for its numbers."
         ),
-        f'<p class="small">gate 0<span class="key"></span>1 \u00b7 '
-        f"{html.escape(results['document'])} \u00b7 {html.escape(_written(record))} \u00b7 "
-        "point at a token for its numbers</p>",
+        *([] if results["gate_mixes"] else [html.paragraph(UNUSED)]),
+        html.paragraph(f"{results['document']}, {_written(record)}", kind="small"),
         html.table(
             ["memory", "tokens", "mean gate", "lowest", "highest", "share above 0.5"],
             _rows(results),
         ),
     ]
     for layer, gates in results["gates"].items():
+        low, high = _scale(gates)
         body.append(html.heading(layer.replace("_", " ")))
+        key = '<span class="key"></span>'
+        body.append(f'<p class="small">gate {low:.2f} or less{key}{high:.2f} or more</p>')
         tokens = zip(results["texts"], gates, results["losses"], strict=True)
-        spans = "".join(_span(*token) for token in tokens)
+        spans = "".join(_span(*token, low=low, high=high) for token in tokens)
         body.append(f'<div class="map mono">{spans}</div>')
     page = html.page("Where the model uses its memory", *body, style=_STYLE)
     return [html.save_page(page, directory / "gate_map.html")]
 
 
-def _span(text: str, gate: float, loss: float) -> str:
-    shade = round(gate * _SHADES)
+def _scale(gates: list[float]) -> tuple[float, float]:
+    """The gates shown lightest and darkest: all but the outermost hundredths lie between."""
+    low, high = np.quantile(gates, (0.01, 0.99))
+    return float(low), max(float(high), float(low) + 0.01)  # Equal gates are all light.
+
+
+def _span(text: str, gate: float, loss: float, *, low: float, high: float) -> str:
+    shade = round(_SHADES * min(max((gate - low) / (high - low), 0.0), 1.0))
     shown = html.show_token(text) or "\u00b7"
     # The line ends behind the sign for it, so that the sign is shaded too.
     end = "\n" if text.endswith("\n") else ""

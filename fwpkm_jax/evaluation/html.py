@@ -92,5 +92,5 @@ def save_page(markup: str, path: Path) -> Path:
 
 def _cell(entry: object) -> str:
     number = isinstance(entry, int | float) and not isinstance(entry, bool)
-    shown = f"{entry:,.4g}" if isinstance(entry, float) else entry
+    shown = f"{entry:,.4g}" if isinstance(entry, float) else f"{entry:,}" if number else entry
     return f'<td class="number">{escape(shown)}</td>' if number else f"<td>{escape(shown)}</td>"

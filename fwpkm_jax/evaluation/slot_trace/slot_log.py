@@ -1,0 +1,92 @@
+"""Which token wrote last into each slot."""
+
+from __future__ import annotations
+
+import array
+from typing import NamedTuple
+
+import numpy as np
+
+_BEFORE, _AFTER = 10, 9  # Tokens kept around a target.
+
+
+class Entry(NamedTuple):
+    """The latest write into a slot.
+
+    Attributes:
+      query: token whose query chose the slot.
+      target: token whose value was written, as what follows the query.
+      before: tokens before the target, the query among them, the oldest first.
+      after: tokens behind the target.
+      score: of the slot for the query, unnormalised.
+      age: writes into the memory since, 0 for the latest.
+      position: of the query among all tokens read.
+      writers: tokens that wrote into the slot together in that write.
+    """
+
+    query: int
+    target: int
+    before: list[int]
+    after: list[int]
+    score: float
+    age: int
+    position: int
+    writers: int
+
+
+class SlotLog:
+    """The latest write into each slot of one memory."""
+
+    def __init__(self, num_slots: int):
+        """Nothing written yet."""
+        self.position = np.full(num_slots, -1, np.int64)
+        self.score = np.zeros(num_slots, np.float32)
+        self.write = np.full(num_slots, -1, np.int32)
+        self.writers = np.zeros(num_slots, np.int32)
+
+    def add(
+        self, slot_ids: np.ndarray, scores: np.ndarray, *, first_position: int, write: int
+    ) -> None:
+        """Logs one write.
+
+        Args:
+          slot_ids: slots that each token wrote into, `[tokens, places]`, in the order of the text.
+          scores: their scores, `[tokens, places]`.
+          first_position: of the first token among all tokens read.
+          write: number of the write.
+        """
+        tokens, places = slot_ids.shape
+        positions = np.repeat(first_position + np.arange(tokens), places)
+        slots = slot_ids.ravel()
+        # Where a slot comes several times, NumPy keeps the last assignment: the latest token.
+        self.position[slots] = positions
+        self.score[slots] = scores.ravel()
+        self.write[slots] = write
+        touched, counts = np.unique(slots, return_counts=True)
+        self.writers[touched] = counts
+
+    def entry(
+        self, slot: int, tokens: array.array, *, lookahead: int, num_writes: int
+    ) -> Entry | None:
+        """A slot's latest write, None if there was none.
+
+        Args:
+          slot: its id.
+          tokens: all tokens read, in order.
+          lookahead: distance from a query to its target.
+          num_writes: writes into the memory so far.
+        """
+        position = int(self.position[slot])
+        if position < 0:
+            return None
+        target = position + lookahead
+        return Entry(
+            query=tokens[position],
+            target=tokens[target],
+            before=tokens[max(0, target - _BEFORE) : target].tolist(),
+            after=tokens[target + 1 : target + 1 + _AFTER].tolist(),
+            score=float(self.score[slot]),
+            age=num_writes - 1 - int(self.write[slot]),
+            position=position,
+            writers=int(self.writers[slot]),
+        )

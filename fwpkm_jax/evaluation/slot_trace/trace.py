@@ -1,0 +1,282 @@
+"""Slot tracing: for an answer about a needle, what the slots read held and who wrote it there.
+
+References: Zhao and Jones 2026, arXiv:2601.00671, section 5.1; Figure 7.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
+from fwpkm_jax.evaluation.interface import Evaluation, Subject
+from fwpkm_jax.evaluation.needle import (
+    NeedleConfig,
+    answer_each,
+    encode_prompt,
+    open_reader,
+    take_samples,
+)
+from fwpkm_jax.evaluation.needle.files import texts_of
+from fwpkm_jax.evaluation.needle.samples import NeedleSample
+from fwpkm_jax.evaluation.record import Origin, Result, make_result, one_group
+from fwpkm_jax.evaluation.slot_trace.tracing_reader import SlotRead, TracingReader
+from fwpkm_jax.evaluation.slot_trace.views import trace_page, trace_table
+from fwpkm_jax.evaluation.sources import missing_text, text_sources
+from fwpkm_jax.evaluation.token_texts import token_texts
+from fwpkm_jax.evaluation.yarn import with_yarn
+from fwpkm_jax.models.language_model import LanguageModel, Memory
+from fwpkm_jax.rules import FwPKM
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceConfig(NeedleConfig):
+    """Slots behind an answer: needles with one length and one number of readings."""
+
+    readings: tuple[int, ...] = (4,)
+    """How often the haystack is read before the answer; one number."""
+    otherwise: Literal["best", "fail"] = "best"
+    """Where no sample is answered correctly. best: the one with most digits right is shown, and the
+    page says so; fail: an error."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("haystack_words", "readings"):
+            if len(getattr(self, name)) != 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be one number for a trace.")
+        if self.chunk_size != "text" or self.sample_files:
+            raise ValueError(
+                f"chunk_size={self.chunk_size!r} and sample_files={self.sample_files} do not suit "
+                "a trace, which writes whole readings of samples made here; leave both out."
+            )
+        if not self.write:
+            raise ValueError("write=False leaves nothing to trace; needle evaluates such memories.")
+
+
+def trace_slots(
+    model: LanguageModel,
+    memory: Memory,
+    *,
+    config: TraceConfig,
+    texts: Callable[[], Iterable[tuple[str, str]]],
+    tokenizer: Tokenizer,
+    seed: int = 0,
+    origin: Origin | None = None,
+) -> Result:
+    """Answers samples until one is right, and tells where that answer came from.
+
+    A slot is a hit when the target that was last written into it is the right next token.
+
+    Args:
+      model: the language model; its memories have slots.
+      memory: fast weights to start from; with several groups the first is taken.
+      config: the protocol.
+      texts: starts a pass over pairs of id and text.
+      tokenizer: the model's.
+      seed: of the samples.
+      origin: of weights and texts, for the record.
+
+    Returns:
+      `results` holds the `sample`, how many were `tried`, whether the answer is `exact`, and for
+      each token of the answer its `layers`: gate, slots, weights, latest entries, hits. `arrays`
+      hold for each slot the latest query, target and score, -1 where nothing was written.
+
+    Raises:
+      ValueError: the model's memories have no slots, the texts give no sample, the answer is not
+        one token per digit, or no sample is answered and `otherwise` is "fail".
+    """
+    rule = model.config.fast_weight.rule
+    if not model.config.memory_layers or not isinstance(rule, FwPKM):
+        raise ValueError("The model has no fast-weight memory with slots (FwPKM) to trace.")
+    model = with_yarn(
+        model,
+        factor=config.factor(config.haystack_words[0]),
+        original_length=config.yarn_original_length,
+    )
+    start, groups = one_group(memory)
+    samples = take_samples(texts(), config, words=config.haystack_words[0], seed=seed)
+    prompts = [encode_prompt(sample, tokenizer) for sample in samples]
+    reader = TracingReader(open_reader(model, start, prompts, config, tokenizer), rule)
+    best: dict[str, Any] = {"right": -1}
+    arrays: dict[str, np.ndarray] = {}
+    tried = 0
+    answers = answer_each(reader, prompts, tokenizer, config, readings=config.readings[0])
+    for sample, answer in zip(samples, answers, strict=False):
+        tried += 1
+        right = sum(a == b for a, b in zip(answer, sample.answer, strict=False))
+        if right > best["right"] or answer.strip() == sample.answer:
+            best = _describe(reader, sample, answer, right, tokenizer)
+            arrays = _log_arrays(reader, rule.lookahead)
+        if best["exact"]:
+            break
+    if not best["exact"]:
+        told = f"No answer to {tried} samples was right; the best has {best['right']} digits right."
+        if config.otherwise == "fail":
+            raise ValueError(f"{told} Read more samples, or set otherwise=best to see that one.")
+        logger.warning(told)
+    kept = "sample" if config.reset_memory_between_samples else "never"
+    return make_result(
+        "trace",
+        model=model,
+        memory=memory,
+        config=config,
+        origin=origin or Origin(),
+        seed=seed,
+        scored_tokens=config.value_digits * tried,
+        mode=config.mode,
+        chunk_size="one write per reading, all waiting tokens",
+        resets={
+            "memory": kept,
+            "queue": kept,
+            "attention_and_gdn": "reading",
+            "memory_group_used": 0 if groups else None,
+        },
+        results={
+            "tried": tried,
+            "slots": rule.num_slots,
+            "gate_mixes": model.config.fast_weight.gate_output,
+            **best,
+        },
+        arrays=arrays,
+        fast_weight_dtype=config.fast_weight_dtype,
+    )
+
+
+def _describe(
+    reader: TracingReader, sample: NeedleSample, answer: str, right: int, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """The answer and what the memories read for each of its tokens."""
+    expected = tokenizer.encode(sample.question + sample.answer)[-len(sample.answer) :]
+    if tokenizer.decode(expected).strip() != sample.answer:
+        raise ValueError(
+            f"The tokenizer does not make one token of each digit of {sample.answer}; its answers "
+            "cannot be traced."
+        )
+    tokens = []
+    for place, reads in enumerate(reader.reads):
+        layers = {}
+        for layer, read in reads.items():
+            slots = [describe_slot(slot, int(expected[place]), tokenizer) for slot in read.slots]
+            layers[layer] = {
+                "gate": read.gate,
+                "hit_weight": sum(slot["weight"] for slot in slots if slot["hit"]),
+                "slots": slots,
+            }
+        tokens.append(
+            {
+                "expected": sample.answer[place],
+                "generated": answer[place : place + 1],
+                "layers": layers,
+            }
+        )
+    target = sample.needles[sample.target]
+    return {
+        "right": right,
+        "exact": answer.strip() == sample.answer,
+        "answer": answer,
+        "sample": {
+            "document": sample.document,
+            "words": sample.words,
+            "question": sample.question,
+            "answer": sample.answer,
+            "needle": target.sentence,
+            "depth": sample.depth,
+            "other_needles": [n.sentence for n in sample.needles if n is not target],
+        },
+        "written_slots": {
+            layer: int(np.sum(log.position >= 0)) for layer, log in reader.logs.items()
+        },
+        "tokens": tokens,
+    }
+
+
+def describe_slot(read: SlotRead, expected: int, tokenizer: Tokenizer) -> dict[str, Any]:
+    """A slot read for an answer's token, and whether it holds `expected`, the right one."""
+    entry = read.entry
+    described = {
+        "slot": read.slot,
+        "weight": read.weight,
+        "hit": entry is not None and entry.target == expected,
+        "entry": None,
+    }
+    if entry is None:
+        return described
+    # Together, so that characters of several tokens and spaces come out right.
+    texts = token_texts(tokenizer, [*entry.before, entry.target, *entry.after])
+    at = len(entry.before)
+    return described | {
+        "entry": {
+            "query": token_texts(tokenizer, [entry.query])[0],
+            "target": texts[at],
+            "before": texts[:at],
+            "after": texts[at + 1 :],
+            "score": entry.score,
+            "age": entry.age,
+            "position": entry.position,
+            "writers": entry.writers,
+        }
+    }
+
+
+def _log_arrays(reader: TracingReader, lookahead: int) -> dict[str, np.ndarray]:
+    arrays, tokens = {}, reader.tokens
+    for layer, log in reader.logs.items():
+        written = log.position >= 0
+        for name, offset in (("query", 0), ("target", lookahead)):
+            found = np.full(len(written), -1, np.int32)
+            found[written] = tokens[log.position[written] + offset]
+            arrays[f"{layer}_{name}"] = found
+        arrays[f"{layer}_score"] = np.where(written, log.score, -1).astype(np.float32)
+    return arrays
+
+
+def _run(subject: Subject, config: TraceConfig) -> Result:
+    assert isinstance(subject.data, TextData)  # Other data are refused before.
+    tokenizer = load_tokenizer(subject.data.tokenizer)
+    sources = text_sources(subject.data, config.data)
+    return trace_slots(
+        subject.model,
+        subject.memory,
+        config=config,
+        texts=lambda: texts_of(sources, tokenizer),
+        tokenizer=tokenizer,
+        seed=subject.seed,
+        origin=dataclasses.replace(
+            subject.origin,
+            files={path: digest for source in sources for path, digest in source.files.items()},
+            tokenizer=tokenizer.fingerprint,
+        ),
+    )
+
+
+def _missing(subject: Subject, config: TraceConfig) -> str | None:
+    has_slots = isinstance(subject.model.config.fast_weight.rule, FwPKM)
+    if not subject.model.config.memory_layers or not has_slots:
+        return "a fast-weight memory with slots"
+    assert isinstance(subject.data, TextData)
+    return missing_text(subject.data, config.data)
+
+
+TRACE = Evaluation(
+    config=TraceConfig,
+    data=TextData,
+    limit="samples",
+    in_default_suite=False,  # Small models of text cannot follow the question.
+    run=_run,
+    table=trace_table,
+    plot=trace_page,
+    title="What the memory held when it answered",
+    about=(
+        "One answer about a hidden sentence, slot by slot: which slots the memories read for each "
+        "token of the answer, and which token was written there last. A hit is a slot that holds "
+        "the right next token; where hits carry the weight, the answer came out of the memory."
+    ),
+    missing=_missing,
+)

@@ -1,0 +1,124 @@
+"""A haystack reader that remembers which token wrote which slot, and what an answer read."""
+
+from __future__ import annotations
+
+import array
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from fwpkm_jax.core.addressing import product_top_k
+from fwpkm_jax.evaluation.haystack_reader import HaystackReader
+from fwpkm_jax.evaluation.slot_trace.slot_log import Entry, SlotLog
+from fwpkm_jax.rules import FwPKM
+
+_BLOCK = 1024  # Tokens addressed at once.
+
+
+class SlotRead(NamedTuple):
+    """A slot read for a token of the answer."""
+
+    slot: int
+    weight: float
+    entry: Entry | None
+
+
+class LayerRead(NamedTuple):
+    """What one memory layer did for a token of the answer, its slots by falling weight."""
+
+    gate: float
+    slots: list[SlotRead]
+
+
+class TracingReader:
+    """Stands for a `HaystackReader` in the needle protocol and keeps a log beside it."""
+
+    def __init__(self, reader: HaystackReader, rule: FwPKM):
+        """Args: `reader` does the work; `rule` of its memories."""
+        self._reader, self._rule = reader, rule
+        self._tokens = array.array("i")
+        self.reset_memory()
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """All tokens read, in order."""
+        return np.array(self._tokens, np.int32)
+
+    def reset_memory(self) -> None:
+        """Also forgets what was written."""
+        self._reader.reset_memory()
+        self.logs = {layer: SlotLog(self._rule.num_slots) for layer in self._reader.stream.memory}
+        self.num_writes = 0
+        self.reads: list[dict[str, LayerRead]] = []
+
+    def restart(self) -> None:
+        """As of the reader; the next answer is recorded anew."""
+        self._reader.restart()
+        self.reads = []
+
+    def read(self, tokens: np.ndarray) -> None:
+        """As of the reader."""
+        self._tokens.extend(tokens.tolist())
+        self._reader.read(tokens)
+
+    def write(self) -> None:
+        """Logs which slots the waiting pairs go to, then writes them."""
+        stream = self._reader.stream
+        for layer, log in self.logs.items():
+            pending, keys = stream.layers[layer].pending, stream.memory[layer].keys
+            assert pending is not None, "a stream of a memory layer carries its queue"
+            num_waiting = int(np.max(pending.num_waiting))
+            complete = num_waiting - self._rule.lookahead
+            for start in range(0, complete, _BLOCK):
+                ids, scores, first = _address(keys, pending.signals.query, start, rule=self._rule)
+                skipped = start - int(first)  # The last block starts earlier, to be full.
+                part = slice(skipped, skipped + complete - start)
+                log.add(
+                    np.asarray(ids)[part],
+                    np.asarray(scores)[part],
+                    first_position=len(self._tokens) - num_waiting + start,
+                    write=self.num_writes,
+                )
+        self.num_writes += 1
+        self._reader.write()
+
+    def next_token(self) -> int:
+        """As of the reader; what the memories read to choose the token is recorded."""
+        reads = {}
+        for layer, read in self._reader.last_read().items():
+            weights = np.asarray(read.slot_weights)
+            slots = []
+            for place in np.argsort(-weights, kind="stable"):
+                slot = int(np.asarray(read.slot_ids)[place])
+                entry = self.logs[layer].entry(
+                    *(slot, self._tokens),
+                    lookahead=self._rule.lookahead,
+                    num_writes=self.num_writes,
+                )
+                slots.append(SlotRead(slot, float(weights[place]), entry))
+            reads[layer] = LayerRead(float(read.gate), slots)
+        self.reads.append(reads)
+        return self._reader.next_token()
+
+    def decode(self, first: int, *, length: int) -> list[int]:
+        """As of the reader."""
+        tokens = [first]
+        while len(tokens) < length:
+            self.read(np.asarray(tokens[-1:]))
+            tokens.append(self.next_token())
+        return tokens
+
+
+@partial(jax.jit, static_argnames="rule")
+def _address(
+    keys: jax.Array, queries: jax.Array, start: int, *, rule: FwPKM
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Slots and scores `[block, places]` of a block of queued queries, and where it starts."""
+    queries = queries[0, 0]  # One group of one sequence.
+    size = min(_BLOCK, queries.shape[0])
+    first = jax.numpy.minimum(start, queries.shape[0] - size)
+    block = jax.lax.dynamic_slice_in_dim(queries, first, size)
+    address = product_top_k(block.astype(keys.dtype), keys[0], top_k=rule.top_k, score=rule.score)
+    return address.slot_ids.reshape(size, -1), address.slot_scores.reshape(size, -1), first

@@ -17,6 +17,7 @@ import runpy
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ SEEDS = {
 }
 """Runs in the order they are made: config and seeds."""
 
+STUDENT_T = {2: 12.706, 3: 4.303}
+"""97.5 % points by number of seeds."""
 DOMAINS = ("math", "law", "philosophy", "biomed", "irc", "patents")
 # With its five needles a haystack of 56 words is about a training row, of 700 words eight.
 HAYSTACKS = {"needle_1x": (56, 100), "needle_8x": (700, 40), "needle_15x": (1400, 40)}
@@ -168,16 +171,22 @@ def _perplexity_table() -> str:
         "| model | seed | written | frozen | difference, nats | over books |",
         "|---|---|---|---|---|---|",
     ]
+    means: dict[str, list[float]] = {}
     for name, seed, record, directory in _finished("ppl", "ppl"):
         results = record["results"]
-        written = f"{results['writing']['all']['perplexity']:.4f}"
+        written = f"{results['writing']['all']['perplexity']:.3f}"
         frozen = segments = books = ""
         if "difference" in results:
-            frozen = f"{results['frozen']['all']['perplexity']:.4f}"
+            frozen = f"{results['frozen']['all']['perplexity']:.3f}"
             difference = results["difference"]["all"]
+            means.setdefault(name, []).append(difference["loss"])
             segments = _interval(difference["loss"], difference["interval"])
             books = _interval(*_over_books(directory / "ppl.npz"))
         lines.append(f"| {name} | {seed} | {written} | {frozen} | {segments} | {books} |")
+    for name, values in means.items():
+        if len(values) > 1:
+            over = _over_seeds(values, digits=4)
+            lines.append(f"| {name} | mean of {len(values)} | | | {over} (over seeds) | |")
     return "\n".join(lines)
 
 
@@ -189,9 +198,16 @@ def _over_books(path: Path) -> tuple[float, Any]:
         return clustered_mean(sums, np.bincount(arrays["document"]))
 
 
-def _interval(mean: float, interval: Any) -> str:
+def _interval(mean: float, interval: Any, *, digits: int = 4) -> str:
     low, high = interval
-    return f"{mean:.4f} [{low:.4f}, {high:.4f}]"
+    return f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _over_seeds(values: Sequence[float], *, digits: int = 2, most: float = np.inf) -> str:
+    """Mean of a number of seeds and its 95 % interval by Student's t, not above `most`."""
+    mean, count = float(np.mean(values)), len(values)
+    half = STUDENT_T[count] * float(np.std(values, ddof=1)) / count**0.5
+    return _interval(mean, (mean - half, min(most, mean + half)), digits=digits)
 
 
 def _needle_table() -> str:
@@ -200,31 +216,47 @@ def _needle_table() -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     frozen = {
-        (name, seed, run["words"]): run["exact"]["accuracy"]
+        (name, seed, run["words"]): f"{run['exact']['accuracy']:.2f}"
         for name, seed, record, _ in _finished("needle_frozen", "needle")
         for run in record["results"]["runs"]
     }
     for label, (words, _) in HAYSTACKS.items():
+        main: dict[int, list[float]] = {}
         for name, seed, record, _ in _finished(label, "needle"):
             runs = {run["readings"]: run for run in record["results"]["runs"]}
-            shares = [
-                f"{runs[n]['exact']['accuracy']:.2f}" if n in runs else "" for n in (1, 2, 3, 4)
-            ]
-            still = frozen.get((name, seed, words))
-            digits = ", ".join(f"{runs[n]['digits']:.1f}" for n in (1, 4) if n in runs)
-            cells = [name, str(seed), str(words), "" if still is None else f"{still:.2f}"]
-            lines.append(f"| {' | '.join([*cells, *shares, digits])} |")
+            for count, run in runs.items():
+                if name == MAIN:
+                    main.setdefault(count, []).append(run["exact"]["accuracy"])
+            exact = {n: run["exact"] for n, run in runs.items()}
+            cells = [name, str(seed), str(words), frozen.get((name, seed, words), "")]
+            for n in (1, 2, 3, 4):
+                cells.append(
+                    _interval(exact[n]["accuracy"], exact[n]["interval"], digits=2)
+                    if n in exact
+                    else ""
+                )
+            cells.append(", ".join(f"{runs[n]['digits']:.1f}" for n in (1, 4) if n in runs))
+            lines.append(f"| {' | '.join(cells)} |")
+        if main and len(main[1]) > 1:
+            shares = [_over_seeds(main[n], most=1.0) if n in main else "" for n in (1, 2, 3, 4)]
+            lines.append(
+                f"| {MAIN} | mean of {len(main[1])} | {words} | | {' | '.join(shares)} | |"
+            )
     return "\n".join(lines)
 
 
 def _continual_table() -> str:
     lines = [
-        "| model | seed | adaptation, nats | forgetting | unseen |",
-        "|---|---|---|---|---|",
+        f"| model | seed | {' | '.join(DOMAINS)} | adaptation | forgetting | unseen |",
+        "|---" * (len(DOMAINS) + 5) + "|",
     ]
     for name, seed, record, _ in _finished("continual", "continual"):
         results = record["results"]
-        cells = [f"{results[key]:.4f}" for key in ("adaptation", "forgetting", "unseen")]
+        losses = np.asarray(results["loss"])
+        own = [losses[number + 1, number] - losses[0, number] for number in range(len(DOMAINS))]
+        end = losses[-1] - losses[0]
+        cells = [f"{now:.3f}, {later:.3f}" for now, later in zip(own, end, strict=True)]
+        cells += [f"{results[key]:.4f}" for key in ("adaptation", "forgetting", "unseen")]
         lines.append(f"| {name} | {seed} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -85,7 +85,7 @@ def implementation(
 
     simulation: _Simulation | None = _simulation.value
     platform = jax.default_backend()
-    tried = [kernel for kernel in _kernels_here(platform) if kernel in kernels]
+    tried: list[Kernel] = [kernel for kernel in _kernels_here(platform) if kernel in kernels]
     if simulation is None and backend == "auto" and not tried:
         return _fall_back(op, f"no kernels for {platform}", logging.INFO)
     if not tried:

@@ -27,7 +27,7 @@ IGNORED = -1
 class Subcores(NamedTuple):
     """How many subcores a device has, and how many float32 numbers are one's vector."""
 
-    count: int
+    number: int
     lanes: int
 
 
@@ -42,7 +42,7 @@ class Copy(Protocol):
 def subcores() -> Subcores:
     """Those of the device to trace for."""
     if dispatch.interpreted():
-        return Subcores(count=4, lanes=8)
+        return Subcores(number=4, lanes=8)
     info = plsc.get_sparse_core_info()
     return Subcores(info.num_cores * info.num_subcores, info.num_lanes)
 
@@ -83,7 +83,7 @@ def _compiled(body, num_tables, out_type, scratch, name):
         core, subcore = jax.lax.axis_index("core"), jax.lax.axis_index("subcore")
         body(core * mesh.num_subcores + subcore, *refs)
 
-    kernel = pl.kernel(
+    kernel: Any = pl.kernel(
         program,
         out_type=out_type,
         scratch_types=scratch,
@@ -114,7 +114,7 @@ def _interpreted(body, num_tables, out_type, scratch, name):
         tables = [jax.typeof(x) for x in arrays[num_operands:]]
         return pl.pallas_call(
             program,
-            grid=(subcores().count,),
+            grid=(subcores().number,),
             in_specs=[hbm] * len(arrays),
             out_specs=[hbm] * (num_tables + len(out_type)),
             out_shape=[*tables, *out_type],
@@ -134,9 +134,10 @@ def load(source: Any, target: Any, semaphore: Any) -> Copy:
 
 def store(source: Any, target: Any, semaphore: Any) -> Copy:
     """A copy from the subcore to HBM; the source may change when it has been waited for."""
+    copy: Any = pltpu.make_async_copy
     if _SOURCE_HAS_SEMAPHORE and not dispatch.interpreted():
-        return pltpu.make_async_copy(source, target, src_sem=semaphore)
-    return pltpu.make_async_copy(source, target, semaphore)
+        return copy(source, target, src_sem=semaphore)
+    return copy(source, target, semaphore)
 
 
 def gather(source: Any, indices: Any, target: Any, semaphore: Any) -> Copy:

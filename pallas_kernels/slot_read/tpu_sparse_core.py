@@ -43,7 +43,7 @@ def read(
     per_block = plan.per_block(per_token)
 
     def body(subcore, slot_ids, factors, values, *refs):
-        target, refs = (refs[0], refs[1:]) if with_errors else (None, refs)
+        targets_in, refs = refs[:with_errors], refs[with_errors:]
         results, refs = refs[: 1 + with_errors], refs[1 + with_errors :]
         ids, held, rows, sums, sems, out_sems, *target_refs = refs
 
@@ -51,7 +51,7 @@ def read(
             yield plan.gather_rows(values, ids, i, rows.at[slot], sems.at[slot])
             if with_errors:
                 targets, target_sems = target_refs
-                source = target.at[plan.tokens_of(block)]
+                source = targets_in[0].at[plan.tokens_of(block)]
                 yield sparse_core.load(source, targets.at[slot], target_sems.at[slot])
 
         def stores(block, i, slot):
@@ -203,7 +203,7 @@ class _Plan:
         most = max(1, min(BLOCK // (places * width * 4), 128 // places))
         block = next(size for size in (8, 4, 2, 1) if size <= most)
         cores = sparse_core.subcores()
-        return _Plan(tokens, places, cores.count, cores.lanes, block)
+        return _Plan(tokens, places, cores.number, cores.lanes, block)
 
     def per_block(self, per_token: int) -> int:
         """Numbers of a block, with those added so that the next block's are aligned."""

@@ -41,7 +41,7 @@ def add(
     in_order = sorted_references(groups, coefficients, multiple=block)
     results = sparse_core.launch(
         functools.partial(_work, _Shape(block, cores.lanes, with_old_rows)),
-        _parts(groups.starts, cores.count, cores.lanes),
+        _parts(groups.starts, cores.number, cores.lanes),
         _by_block(in_order, coefficients.shape[1], block),
         *(in_order.coefficients, rows),
         table=values,

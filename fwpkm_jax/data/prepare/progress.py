@@ -17,9 +17,13 @@ class Progress:
         self._stream = sys.stdout if stream is None else stream
         self._terminal = self._stream.isatty()
         self._clock = clock
-        self._started = self._shown = clock()
-        self._first_tokens: int | None = None
         self._line_open = False
+        self.begin(0)
+
+    def begin(self, tokens: int) -> None:
+        """Starts the clock of a run that goes on from `tokens`."""
+        self._started = self._shown = self._clock()
+        self._first_tokens = tokens
 
     def show(self, *, part: str, documents: int, tokens: int, limit: int | None) -> None:
         """Prints where the work stands if a line is due.
@@ -30,8 +34,6 @@ class Progress:
           tokens: the same of tokens.
           limit: tokens at which the work ends, where that is known.
         """
-        if self._first_tokens is None:
-            self._first_tokens = tokens
         now = self._clock()
         if now - self._shown < _SECONDS[self._terminal]:
             return

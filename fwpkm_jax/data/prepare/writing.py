@@ -81,6 +81,7 @@ def write(
     )
     try:
         worker = _Worker(state, source, encoder, num_threads, output, save)
+        progress.begin(worker.read["tokens"])
         saved = time.monotonic()
         for batch in worker.batches():
             worker.add(batch)

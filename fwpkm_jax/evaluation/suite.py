@@ -10,6 +10,7 @@ from typing import Any
 
 from fwpkm_jax.command_line import nearest
 from fwpkm_jax.evaluation.continual import CONTINUAL
+from fwpkm_jax.evaluation.gate_map import GATE_MAP
 from fwpkm_jax.evaluation.gates import GATES
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.longbench import LONGBENCH
@@ -17,6 +18,7 @@ from fwpkm_jax.evaluation.needle import NEEDLE
 from fwpkm_jax.evaluation.perplexity import PERPLEXITY
 from fwpkm_jax.evaluation.recall import RECALL
 from fwpkm_jax.evaluation.record import Result, save_result
+from fwpkm_jax.evaluation.slot_trace import TRACE
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,8 @@ EVALS: dict[str, Evaluation] = {
     "needle": NEEDLE,
     "continual": CONTINUAL,
     "longbench": LONGBENCH,
+    "gate_map": GATE_MAP,
+    "trace": TRACE,
     "gates": GATES,
 }
 

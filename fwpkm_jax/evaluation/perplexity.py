@@ -17,6 +17,7 @@ import numpy as np
 from fwpkm_jax.data import Document, TextData, load_tokenizer
 from fwpkm_jax.evaluation import findings, plots, tables
 from fwpkm_jax.evaluation.addressing import AddressingWindows
+from fwpkm_jax.evaluation.fast_weight_dtype import FastWeightDtype
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.record import Origin, Result, make_result, one_group
 from fwpkm_jax.evaluation.segment_reader import SegmentReader, SegmentReading
@@ -51,6 +52,8 @@ class PerplexityConfig:
     of each segment as in the release."""
     memory_reset: Literal["never", "document"] = "never"
     """Fast weights are carried on, or start from the checkpoint's in every document."""
+    fast_weight_dtype: FastWeightDtype = "float32"
+    """Of the memory between segments; bfloat16 rounds it after each, as the release does."""
     max_tokens: int | None = None
     """Tokens scored in each data set at most."""
     max_documents: int | None = None
@@ -123,6 +126,7 @@ def streaming_perplexity(
             chunk_size=config.chunk_size,
             queue=config.queue,
             memory_reset=config.memory_reset,
+            fast_weight_dtype=config.fast_weight_dtype,
         )
         rule = model.config.fast_weight.rule
         num_slots = rule.num_slots if isinstance(rule, FwPKM) else 0  # Without slots: no windows.
@@ -145,6 +149,7 @@ def streaming_perplexity(
         scored_tokens=len(first.loss),
         mode=f"segmentation={config.segmentation}, segment_length={length}",
         chunk_size=config.chunk_size,
+        fast_weight_dtype=config.fast_weight_dtype,
         resets={
             "memory": config.memory_reset,
             "queue": config.queue,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from fwpkm_jax.evaluation.fast_weight_dtype import FastWeightDtype, as_stored
 from fwpkm_jax.evaluation.segments import (
     Segment,
     Segmentation,
@@ -20,7 +21,7 @@ from fwpkm_jax.evaluation.segments import (
     piece_sizes,
     split_into_segments,
 )
-from fwpkm_jax.evaluation.stream_calls import flush, reset_caches
+from fwpkm_jax.evaluation.stream_calls import flush, reset_caches, store_memory
 from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
 
 
@@ -67,6 +68,7 @@ class SegmentReader:
         chunk_size: int | None = None,
         queue: Literal["document", "segment"] = "document",
         memory_reset: Literal["never", "document"] = "never",
+        fast_weight_dtype: FastWeightDtype = "float32",
     ):
         """Starts from `memory`, leaves `[1, ...]`; the options are those of PerplexityConfig."""
         fast_weight = model.config.fast_weight
@@ -75,6 +77,7 @@ class SegmentReader:
         self._write, self._queue, self._memory_reset = write, queue, memory_reset
         self._segment_length = segment_length
         self._segmentation: Segmentation = segmentation
+        self._fast_weight_dtype: FastWeightDtype = fast_weight_dtype
         self._sizes = piece_sizes(segment_length)
         self._graphdef, self._params = nnx.split(model)
         self._start = partial(
@@ -111,8 +114,10 @@ class SegmentReader:
                     segment.length, chunk_size=self._chunk_size, lookahead=self._lookahead
                 )
                 self._end_queue(written=writes)
+            self._store()
         if self._queue == "document":
             self._end_queue(written=True)
+            self._store()
 
     def _read_segment(self, tokens: np.ndarray, segment: Segment) -> SegmentReading:
         start, end = segment.start, segment.start + segment.length
@@ -147,9 +152,15 @@ class SegmentReader:
             self._stream = flush(self._graphdef, self._params, self._stream)
         self._stream = reset_caches(self._graphdef, self._params, self._stream, pending=True)
 
+    def _store(self) -> None:
+        """Rounds the memory as the release does between calls, of which a segment is one."""
+        if self._fast_weight_dtype != "float32":
+            self._stream = store_memory(self._stream, dtype=self._fast_weight_dtype)
+
     def _new_stream(self) -> Stream:
         # Copied because the stream's buffers are donated and these are needed again.
-        return self._start(jax.tree.map(jnp.copy, self._initial_memory))
+        memory = jax.tree.map(jnp.copy, self._initial_memory)
+        return self._start(as_stored(memory, self._fast_weight_dtype))
 
 
 @partial(

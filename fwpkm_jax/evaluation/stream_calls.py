@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from fwpkm_jax.evaluation.fast_weight_dtype import FastWeightDtype, as_stored
 from fwpkm_jax.models.language_model import Stream
 
 
@@ -27,3 +28,9 @@ def reset_caches(graphdef: Any, params: Any, stream: Stream, *, pending: bool) -
 def flush(graphdef: Any, params: Any, stream: Stream) -> Stream:
     """The stream with its waiting pairs written; see LanguageModel. Reuses the old buffers."""
     return nnx.merge(graphdef, params).flush(stream)
+
+
+@partial(jax.jit, static_argnames="dtype", donate_argnames="stream")
+def store_memory(stream: Stream, *, dtype: FastWeightDtype) -> Stream:
+    """The stream with its memories as they come back from storage in `dtype`."""
+    return stream._replace(memory=as_stored(stream.memory, dtype))

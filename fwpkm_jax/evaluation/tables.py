@@ -115,4 +115,8 @@ def _layer_rows(scores: Record) -> list[list[str]]:
         if measures:
             values = [f"{measures[name]:.4f}" for name in ("collision", "coverage", "kld")]
         rows.append([layer, f"{gate:.4f}", *values, str(measures["windows"] if measures else 0)])
+    if len(rows) > 1 and (mean := scores["addressing"].get("mean")):
+        gate = sum(scores["gate_mean"].values()) / len(rows)
+        values = [f"{mean[name]:.4f}" for name in ("collision", "coverage", "kld")]
+        rows.append(["mean", f"{gate:.4f}", *values, ""])
     return rows

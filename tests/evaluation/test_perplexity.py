@@ -100,6 +100,22 @@ def test_writing_and_frozen_differ_and_their_difference_is_reported(model, memor
     assert low < difference["loss"] < high
 
 
+def test_fast_weights_may_be_rounded_after_every_segment(model, memory):
+    document = source(random_document(3 * SEGMENT + 1))
+    exact, rounded = (
+        evaluate(model, memory, document, write="on", fast_weight_dtype=dtype)
+        for dtype in ("float32", "bfloat16")
+    )
+    assert rounded.record["provenance"]["fast_weight_dtype"] == "bfloat16"
+    assert 1e-6 < np.max(np.abs(exact.arrays["loss_writing"] - rounded.arrays["loss_writing"])) < 1
+    options = {"write": True, "segment_length": SEGMENT, "fast_weight_dtype": "bfloat16"}
+    reader = SegmentReader(model, memory, **options)
+    for _ in reader.read(random_document(2 * SEGMENT + 1)):
+        pass
+    for leaf in jax.tree.leaves(reader.memory):
+        np.testing.assert_array_equal(leaf, leaf.astype(jnp.bfloat16).astype(jnp.float32))
+
+
 def test_perplexity_weighs_tokens_and_not_documents(model, memory):
     result = evaluate(model, memory, source(random_document(40), random_document(5)))
     losses = result.arrays["loss_writing"]

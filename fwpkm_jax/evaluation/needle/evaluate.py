@@ -149,6 +149,7 @@ def _run(subject: Subject, config: NeedleConfig) -> Result:
 
 
 def _missing(subject: Subject, config: NeedleConfig) -> str | None:
+    assert isinstance(subject.data, TextData)  # Other data are refused before.
     absent = [path for path in config.sample_files if not Path(path).is_file()]
     if absent:
         return f"the file {absent[0]}"

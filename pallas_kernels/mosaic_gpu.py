@@ -54,6 +54,11 @@ def zeros(width: int) -> jax.Array:
     return _laid_out(jnp.zeros((width,), jnp.float32))
 
 
+def index32(index: jax.Array) -> jax.Array:
+    """A loop's index in 32 bits, which it has not where doubles are switched on."""
+    return index if index.dtype == jnp.int32 else index.astype(jnp.int32)
+
+
 def _laid_out(values: jax.Array) -> jax.Array:
     if dispatch.interpreted():
         return values

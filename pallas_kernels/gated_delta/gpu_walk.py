@@ -14,6 +14,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -28,6 +29,7 @@ from pallas_kernels.gated_delta.gpu_tiles import (
     smem,
     smem_halves,
 )
+from pallas_kernels.mosaic_gpu import index32
 
 VALUE_BLOCK = 32
 """Columns of the memory per thread block: columns do not depend on each other, and with 32 the
@@ -104,7 +106,7 @@ def _walk_kernel(
 
     def fetch(i):
         place = (batch, chunk_of(i), head)
-        slot = jax.lax.rem(i, SLOTS)
+        slot = jax.lax.rem(i, np.int32(SLOTS))
         for source, tile in (
             (add.at[(*place, slice(None), columns)], add_tile),
             (left_hi.at[place], left_tile.hi),
@@ -122,7 +124,8 @@ def _walk_kernel(
         fetch(jnp.int32(i))
 
     def advance(i, state):
-        slot = jax.lax.rem(i, SLOTS)
+        i = index32(i)
+        slot = jax.lax.rem(i, np.int32(SLOTS))
         states.at[batch, chunk_of(i), head, :, columns][...] = state
         put(state_tile, state)
         plgpu.barrier_wait(arrived.at[slot])

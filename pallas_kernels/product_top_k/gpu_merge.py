@@ -9,6 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import dispatch
+from pallas_kernels.mosaic_gpu import index32
 from pallas_kernels.product_top_k import layout
 from pallas_kernels.product_top_k.gpu_registers import NOTHING, load
 
@@ -51,6 +52,7 @@ def _merge_kernel(sub_key_ids, sub_key_scores, ids, scores, *, subkeys: int, top
     slots = [row_ids[i] * subkeys + column_ids[j] for i, j in pairs]
 
     def take(rank: Any, sums: list[jax.Array]) -> list[jax.Array]:
+        rank = index32(rank)
         best = _settled(functools.reduce(jnp.maximum, sums))
         candidates = (
             jnp.where(x == best, slot, NOTHING) for x, slot in zip(sums, slots, strict=True)

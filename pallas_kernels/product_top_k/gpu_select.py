@@ -15,11 +15,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from fwpkm_jax.core.addressing import IDW_EPSILON, Score
 from pallas_kernels import dispatch
+from pallas_kernels.mosaic_gpu import index32
 from pallas_kernels.product_top_k.gpu_registers import (
     NOTHING,
     by_column,
@@ -78,9 +80,9 @@ def _select_kernel(
     steps = widths * (keys_high.shape[2] // SUBKEYS)
 
     def fetch(step: Any) -> None:
-        slot = jax.lax.rem(step, _SLOTS)
-        columns = pl.ds(jax.lax.rem(step, widths) * WIDTH, WIDTH)
-        chosen = pl.ds(jax.lax.div(step, widths) * SUBKEYS, SUBKEYS)
+        slot = jax.lax.rem(step, np.int32(_SLOTS))
+        columns = pl.ds(jax.lax.rem(step, np.int32(widths)) * WIDTH, WIDTH)
+        chosen = pl.ds(jax.lax.div(step, np.int32(widths)) * SUBKEYS, SUBKEYS)
         for source, tile in zip((keys_high, keys_middle, keys_low), key_tiles, strict=True):
             source = source.at[codebook, columns, chosen]
             plgpu.copy_gmem_to_smem(source, tile.at[slot], arrived.at[slot])
@@ -102,7 +104,7 @@ def _select_kernel(
     def score_tile(start: Any, total: Any) -> jax.Array:
         for width in range(widths):
             step = start * widths + width
-            slot = jax.lax.rem(step, _SLOTS)
+            slot = jax.lax.rem(step, np.int32(_SLOTS))
             plgpu.barrier_wait(arrived.at[slot])
             for q, k in _PRODUCTS:
                 query = query_tiles[q].at[:, pl.ds(width * WIDTH, WIDTH)]
@@ -117,6 +119,7 @@ def _select_kernel(
         return total[...]
 
     def improve(tile: Any, best: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        tile = index32(tile)
         products = pl.run_scoped(
             functools.partial(score_tile, tile),
             plgpu.ACC((TOKENS, SUBKEYS), jnp.float32),  # pyright: ignore[reportPrivateImportUsage]
@@ -132,6 +135,7 @@ def _select_kernel(
         ranks = _iota(_rounded(top_k))
 
         def take(rank: Any, carry: Any) -> Any:
+            rank = index32(rank)
             new, (old, old_ids), (taken, taken_ids) = carry
             top = jnp.maximum(jnp.max(new, axis=1), jnp.max(old, axis=1))
             chosen = jnp.minimum(_lowest(new, new_ids, top), _lowest(old, old_ids, top))

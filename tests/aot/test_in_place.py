@@ -11,7 +11,7 @@ from fwpkm_jax.core.grouping import group_slots
 from fwpkm_jax.rules import FwPKM
 from pallas_kernels.slot_read.api import slot_dot, slot_read
 from pallas_kernels.slot_write.api import slot_add
-from tests.aot.devices import DEVICES, absent_device, kernels_for
+from tests.aot.devices import DEVICES, TPUS, absent_device, kernels_for
 
 SLOTS, VALUE, CHUNKS, TOKENS, PLACES = 512**2, 512, 3, 512, 8
 
@@ -76,7 +76,7 @@ def gradients(memory, sequence):
 
 
 @pytest.mark.aot
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*TPUS, "h100"])  # TODO: SPARSE_CORES, once measured.
 def test_training_the_memory_copies_no_table_and_keeps_touched_rows(device):
     sharding = SingleDeviceSharding(absent_device(device))
     query = jnp.zeros((1, 1, LENGTH, 1, RULE.key_dim), jnp.float32)

@@ -63,11 +63,11 @@ def test_outputs_and_all_gradients_equal_the_plain_scan(rule, length, groups, ma
     chex.assert_trees_all_close(ours, plain, rtol=1e-10, atol=1e-10)
 
 
-def assert_close_by_norm(actual, expected):
+def assert_close_by_norm(actual, expected, tolerance=1e-5):
     def compare(actual, expected):
         if jnp.issubdtype(expected.dtype, jnp.floating):
             gap = np.linalg.norm(actual - expected)
-            assert gap <= 1e-5 * max(np.linalg.norm(expected), 1e-3)
+            assert gap <= tolerance * max(np.linalg.norm(expected), 1e-3)
         else:
             np.testing.assert_array_equal(actual, expected)
 
@@ -87,7 +87,8 @@ def test_kernels_agree_with_the_plain_scan(kernel):
     with dispatch.interpret_kernels(kernel):
         ours = outputs_and_gradients(dataclasses.replace(WIDE, backend="pallas"), False, *inputs)
     assert dispatch.decisions["value_scan", kernel, "chosen"]
-    assert_close_by_norm(ours, plain)
+    # Queries near keys magnify rounding: here either is 2e-5 to 4e-5 from float64.
+    assert_close_by_norm(ours, plain, tolerance=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_without_a_right_answer_the_best_is_shown_or_refused(model, memory, tmp_
     assert not results["exact"]
     assert results["tried"] == 3
     (path,) = trace_page(result.record, tmp_path)
-    assert "none of 3 samples was answered correctly" in path.read_text(encoding="utf-8")
+    assert "None of 3 samples was answered correctly" in path.read_text(encoding="utf-8")
     assert result.record["provenance"]["scored_tokens"] == 18
     with pytest.raises(ValueError, match="No answer to 3 samples was right"):
         TRACE.run(subject, replace(CONFIG, otherwise="fail"))

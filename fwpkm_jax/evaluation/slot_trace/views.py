@@ -15,6 +15,7 @@ _STYLE = """
 .grid td, .grid th { text-align: center; padding: .35rem .6rem; border: 1px solid #ddd; }
 .slots { width: 100%; }
 .slots td, .slots th { padding: .15rem .8rem .15rem .3rem; white-space: pre; }
+.slots th.number { text-align: right; }
 .slots td.text { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: .82rem; }
 .slots tr.hit { background: #dff3e5; }
 .target { font-weight: 700; padding: 0 .15rem; outline: 1px solid #888; }
@@ -54,7 +55,7 @@ def trace_page(record: Record, directory: Path) -> list[Path]:
     kind = "right" if results["exact"] else "wrong"
     others = "; ".join(sample["other_needles"]) or "none"
     body = [
-        f'<p class="told {kind}">{html.escape(_outcome(record))}</p>',
+        f'<p class="told {kind}">{html.escape(_capital(_outcome(record)))}</p>',
         html.paragraph(
             f"The model read a text of {sample['words']:,} words {readings} "
             f"{'time' if readings == 1 else 'times'}, with sentences about secret numbers hidden "
@@ -109,7 +110,8 @@ def trace_page(record: Record, directory: Path) -> list[Path]:
                     "the token last written into the slot, which is framed; the token before it "
                     "chose the slot. Score: how well the slot matched that token, unnormalised. "
                     "Writers: tokens that wrote into the slot in the same write, of which the last "
-                    "is shown. Writes ago: 0 is the latest reading of the text.",
+                    "is shown; a slot of several holds their mean, so that an answer may be right "
+                    "with few hits. Writes ago: 0 is the latest reading of the text.",
                     kind="small",
                 )
             )
@@ -144,7 +146,10 @@ def _glance(results: Record) -> str:
 
 def _slots(layer: str, read: Record) -> str:
     columns = ("slot", "weight", "last written there", "score", "writers", "writes ago")
-    head = "".join(f"<th>{name}</th>" for name in columns)
+    numbers = ("slot", "score", "writers", "writes ago")
+    head = "".join(
+        f"<th{' class=number' if name in numbers else ''}>{name}</th>" for name in columns
+    )
     rows = "\n".join(_slot(slot) for slot in read["slots"])
     summary = (
         f"{_name(layer)}: {_hits(read)} of {len(read['slots'])} slots are hits, with weight "
@@ -177,6 +182,10 @@ def _slot(slot: dict[str, Any]) -> str:
         ]
     row = '<tr class="hit">' if slot["hit"] else "<tr>"
     return row + "".join(cells) + "</tr>"
+
+
+def _capital(sentence: str) -> str:
+    return sentence[0].upper() + sentence[1:]
 
 
 def _hits(read: Record) -> int:

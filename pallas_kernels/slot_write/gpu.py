@@ -10,11 +10,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from fwpkm_jax.core.grouping import SlotGroups
-from pallas_kernels.mosaic_gpu import IN_FLIGHT, launch, row, zeros
+from pallas_kernels.mosaic_gpu import IN_FLIGHT, index32, launch, row, zeros
 
 SEGMENT = 64
 """Longest run that its owner sums alone. A hot row costs its owner one step per `IN_FLIGHT`
@@ -129,6 +130,7 @@ def _add_references(total, order, coefficients, rows, *, begin, end):
     places = coefficients.shape[0] // rows.shape[0]
 
     def step(i, total):
+        i = index32(i)
         position = [begin + i * IN_FLIGHT + j for j in range(IN_FLIGHT)]
         reference = [order[jnp.minimum(p, end - 1)] for p in position]
         row_of = [row(rows, r // places) for r in reference]
@@ -136,7 +138,7 @@ def _add_references(total, order, coefficients, rows, *, begin, end):
             total += jnp.where(p < end, coefficients[r], 0.0) * x
         return total
 
-    return jax.lax.fori_loop(0, pl.cdiv(end - begin, IN_FLIGHT), step, total)
+    return jax.lax.fori_loop(0, pl.cdiv(end - begin, np.int32(IN_FLIGHT)), step, total)
 
 
 def _add_partial_sums(total, sums, begin, end):
@@ -147,6 +149,7 @@ def _add_partial_sums(total, sums, begin, end):
     count = jnp.where(end > begin, last - first + 1, 0)
 
     def step(i, total):
+        i = index32(i)
         segment = [first + i * IN_FLIGHT + j for j in range(IN_FLIGHT)]
         inside = [jnp.minimum(s, last) for s in segment]
         part = [jnp.where(s == first, part_of_first, 0) for s in inside]
@@ -155,4 +158,4 @@ def _add_partial_sums(total, sums, begin, end):
             total += jnp.where(s <= last, 1.0, 0.0) * x
         return total
 
-    return jax.lax.fori_loop(0, pl.cdiv(count, IN_FLIGHT), step, total)
+    return jax.lax.fori_loop(0, pl.cdiv(count, np.int32(IN_FLIGHT)), step, total)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -104,7 +105,7 @@ def _work(shape: _Shape, subcore: Any, parts, indices, coefficients, rows, table
     bounds = part[...]
     begin, end = bounds[0], bounds[1]
     first = begin // block
-    count = jnp.where(end > begin, pl.cdiv(end, block) - first, 0)
+    count = jnp.where(end > begin, pl.cdiv(end, np.int32(block)) - first, 0)
 
     def piece(array, i, size):
         return array.at[pl.ds(pl.multiple_of(i * size, 8), size)]

@@ -87,8 +87,8 @@ def test_a_sample_in_pieces_equals_one_pass_with_the_contexts_length_as_chunk_si
 class Transcript(HaystackReader):
     """Notes what is read, scored and written, and does none of it."""
 
-    def __init__(self, *_, capacity, write, **options):
-        self.capacity, self.calls = capacity, []
+    def __init__(self, *_, chunk_size, **options):
+        self.chunk_size, self.calls = chunk_size, []
         self._stream = None
         Transcript.last = self
 
@@ -127,7 +127,7 @@ def test_a_context_shorter_than_what_follows_is_followed_by_another_write(model,
 def test_fwmlp_keeps_its_chunk_size(monkeypatch):
     model = tiny_model(FwMLP(key_dim=8, value_dim=8, hidden_dim=8))
     assert calls_for(monkeypatch, model, sample(19, 6, 3)) == [("read", 24), ("score", 3)]
-    assert Transcript.last.capacity == 8
+    assert Transcript.last.chunk_size == 8
 
 
 def evaluate(model, memory, samples, **options):

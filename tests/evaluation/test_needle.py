@@ -2,6 +2,7 @@ import re
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -238,7 +239,8 @@ def test_a_reading_in_pieces_writes_one_chunk_of_the_texts_length(model, memory)
     tokens = np.random.default_rng(0).integers(8, size=LENGTH).astype(np.int32)
     question = np.arange(5, dtype=np.int32)
     graphdef, params = nnx.split(model)
-    stream = model.init_stream(memory, batch=1, max_length=CAPACITY, max_chunk_size=LENGTH)
+    copy = jax.tree.map(jnp.copy, memory)  # The stream's buffers are reused.
+    stream = model.init_stream(copy, batch=1, max_length=CAPACITY, max_chunk_size=LENGTH)
     reader = reader_of(model, memory)
     for _ in range(2):
         stream = reset_caches(graphdef, params, stream, pending=False)

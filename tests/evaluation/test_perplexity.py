@@ -58,7 +58,8 @@ def read_frozen(graphdef, params, memory, tokens):
 def stream_losses(model, memory, document):
     """The same protocol written out: whole segments of any length, no piece, no padding."""
     graphdef, params = nnx.split(model)
-    stream = model.init_stream(memory, batch=1, max_length=SEGMENT)
+    copy = jax.tree.map(jnp.copy, memory)  # The stream's buffers are reused.
+    stream = model.init_stream(copy, batch=1, max_length=SEGMENT)
     losses = []
     for start, length in split_into_segments(len(document), segment_length=SEGMENT):
         stream = reset_caches(graphdef, params, stream, pending=False)
@@ -155,7 +156,7 @@ def test_the_reference_queue_writes_what_the_release_writes(model, memory, lengt
     reader = SegmentReader(model, memory, write=True, segment_length=SEGMENT, queue="segment")
     document = random_document(length)
     losses_of(reader, document)
-    stream = model.init_stream(memory, batch=1, max_length=SEGMENT)
+    stream = model.init_stream(jax.tree.map(jnp.copy, memory), batch=1, max_length=SEGMENT)
     inputs = document[None, : min(length - 1, SEGMENT)]
     graphdef, params = nnx.split(model)
     _, stream = read_whole(graphdef, params, stream, inputs)

@@ -9,7 +9,13 @@ import pytest
 
 from fwpkm_jax.core import gated_delta as core
 from pallas_kernels import dispatch
-from pallas_kernels.gated_delta import api, chunk, chunk_gated_delta_rule, tpu
+from pallas_kernels.gated_delta import (
+    api,
+    chunk,
+    chunk_gated_delta_rule,
+    chunk_gradients,
+    tpu,
+)
 from pallas_kernels.gated_delta.specs import GatedDeltaSpec, sample
 
 SPEC = GatedDeltaSpec(name="here", length=20, key=8, value=16)
@@ -118,5 +124,5 @@ def test_one_chunks_backward_pass_is_exact_in_float64():
         (output, state), pull, inverse = jax.vjp(
             jax.jit(lambda *x: (forward(*x)[:2], forward(*x)[2])), *inputs, has_aux=True
         )
-        actual = chunk.chunk_backward(*inputs, inverse, output, state, scale=0.7)
+        actual = chunk_gradients.chunk_backward(*inputs, inverse, output, state, scale=0.7)
         assert_close(tuple(actual), pull((output, state)), 1e-12)

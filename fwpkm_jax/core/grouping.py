@@ -59,7 +59,8 @@ def _sort_by_slot(
 ) -> tuple[jax.Array, jax.Array]:
     """Slots in ascending order, and the reference of each; as one number where both fit into it."""
     if num_slots * ids.size > 2**32:
-        return jax.lax.sort((ids, references), num_keys=1, is_stable=True)
+        slots, order = jax.lax.sort((ids, references), num_keys=1, is_stable=True)
+        return slots, order
     both = ids.astype(jnp.uint32) * np.uint32(ids.size) + references.astype(jnp.uint32)
     slots, order = jnp.divmod(jax.lax.sort(both, is_stable=False), np.uint32(ids.size))
     return slots.astype(jnp.int32), order.astype(jnp.int32)

@@ -248,6 +248,11 @@ def _run(subject: Subject, config: PerplexityConfig) -> Result:
     )
 
 
+def _missing(subject: Subject, config: PerplexityConfig) -> str | None:
+    assert isinstance(subject.data, TextData)  # Other data are refused before.
+    return missing_text(subject.data, config.data)
+
+
 PERPLEXITY = Evaluation(
     config=PerplexityConfig,
     data=TextData,
@@ -262,5 +267,5 @@ PERPLEXITY = Evaluation(
         "frozen; where writing gives the lower loss, the memory learned from the text itself."
     ),
     finding=findings.perplexity_finding,
-    missing=lambda subject, config: missing_text(subject.data, config.data),
+    missing=_missing,
 )

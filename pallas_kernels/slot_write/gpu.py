@@ -138,7 +138,7 @@ def _add_references(total, order, coefficients, rows, *, begin, end):
             total += jnp.where(p < end, coefficients[r], 0.0) * x
         return total
 
-    return jax.lax.fori_loop(0, pl.cdiv(end - begin, np.int32(IN_FLIGHT)), step, total)
+    return jax.lax.fori_loop(0, _steps(end - begin), step, total)
 
 
 def _add_partial_sums(total, sums, begin, end):
@@ -158,4 +158,9 @@ def _add_partial_sums(total, sums, begin, end):
             total += jnp.where(s <= last, 1.0, 0.0) * x
         return total
 
-    return jax.lax.fori_loop(0, pl.cdiv(count, np.int32(IN_FLIGHT)), step, total)
+    return jax.lax.fori_loop(0, _steps(count), step, total)
+
+
+def _steps(references: jax.Array) -> jax.Array:
+    """Rounds of `IN_FLIGHT` references, in 32 bits also where doubles are on."""
+    return jax.lax.div(references + (IN_FLIGHT - 1), np.int32(IN_FLIGHT))

@@ -105,7 +105,7 @@ def _work(shape: _Shape, subcore: Any, parts, indices, coefficients, rows, table
     bounds = part[...]
     begin, end = bounds[0], bounds[1]
     first = begin // block
-    count = jnp.where(end > begin, pl.cdiv(end, np.int32(block)) - first, 0)
+    count = jnp.where(end > begin, jax.lax.div(end + (block - 1), np.int32(block)) - first, 0)
 
     def piece(array, i, size):
         return array.at[pl.ds(pl.multiple_of(i * size, 8), size)]

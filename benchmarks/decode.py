@@ -7,10 +7,9 @@ Blocks of tokens of all variants take turns, so that a busy moment of the machin
 together they span whole chunks, so that the writes are in the mean.
 """
 
-import json
 import statistics
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 import tyro
 from flax import nnx
 from layer import table_copies, uniform_memory
-from machine import environment, peak_device_megabytes, peak_host_megabytes
+from machine import environment, peak_device_megabytes, peak_host_megabytes, settings, write_result
 from train_step import model_config
 
 from fwpkm_jax.models.language_model import LanguageModel, layer_name
@@ -119,16 +118,12 @@ def main(options: Options) -> None:
                 row[f"{name}_speed_relative_to_none"] = baseline[name] / row[name]
     result = {
         "environment": environment(),
-        "options": asdict(options),
+        "options": settings(options),
         "rows": rows,
         "peak_megabytes": peak_host_megabytes(),
         "peak_device_megabytes": peak_device_megabytes(),
     }
-    text = json.dumps(result, indent=1, default=str)
-    if options.out is None:
-        print(text)
-    else:
-        options.out.write_text(text + "\n", encoding="utf-8")
+    write_result(result, options.out)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 python benchmarks/determinism.py --out benchmarks/results/determinism.json
 """
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from machine import environment
+from machine import environment, settings, write_result
 
 from fwpkm_jax.rules import FwPKM
 
@@ -73,12 +72,8 @@ def main(options: Options) -> None:
             leaves, jax.tree.leaves(second), jax.tree.leaves(exact), strict=True
         )
     ]
-    result = {"environment": environment(), "options": asdict(options), "rows": rows}
-    text = json.dumps(result, indent=1, default=str)
-    if options.out is None:
-        print(text)
-    else:
-        options.out.write_text(text + "\n", encoding="utf-8")
+    result = {"environment": environment(), "options": settings(options), "rows": rows}
+    write_result(result, options.out)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Runs `pytest -m "gpu or tpu"`: every kernel, shape, output and VJP against the r
 for the device. Where there is no such device the tests are skipped, and the file says so.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import jax
 import tyro
-from machine import environment
+from machine import environment, write_result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +45,7 @@ def main(options: Options) -> int:
         if case.find("failure") is not None or case.find("error") is not None
     ]
     result = {"environment": environment(), **counts, "failed": failed}
-    text = json.dumps(result, indent=1)
-    if options.out is None:
-        print(text)
-    else:
-        options.out.write_text(text + "\n", encoding="utf-8")
+    write_result(result, options.out)
     return run.returncode
 
 

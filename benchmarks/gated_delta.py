@@ -21,7 +21,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import tyro
-from machine import environment, median_seconds, peak_device_megabytes
+from machine import environment, median_seconds, peak_device_megabytes, write_result
 
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 from pallas_kernels.gated_delta.arguments import CHUNK
@@ -120,11 +120,7 @@ def main(options: Options) -> None:
             if options.peer_fla is not None:
                 peer = measure_peer(options, spec, which)
                 rows.append({"shape": name, "passes": which, "backend": "fla", **peer})
-    text = json.dumps({"environment": machine, "rows": rows}, indent=2)
-    if options.out is None:
-        print(text)
-    else:
-        options.out.write_text(text + "\n", encoding="utf-8")
+    write_result({"environment": machine, "rows": rows}, options.out)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ has a program of its own, `gated_delta.py`.
 
 import contextlib
 import functools
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any, Literal
 import jax
 import row_kernels
 import tyro
-from machine import copy_bandwidth, environment
+from machine import copy_bandwidth, environment, write_result
 
 from pallas_kernels import dispatch
 from pallas_kernels.dispatch import Backend
@@ -77,12 +76,7 @@ def main(options: Options) -> None:
         "copy_gigabytes_per_second": bandwidth / 1e9,
         "results": results,
     }
-    text = json.dumps(report, indent=2)
-    if options.out is None:
-        print(text)
-    else:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(text + "\n", encoding="utf-8")
+    write_result(report, options.out)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,14 @@ import jax
 import jax.numpy as jnp
 import tyro
 from flax import nnx
-from machine import environment, median_seconds, peak_device_megabytes, peak_host_megabytes
+from machine import (
+    environment,
+    median_seconds,
+    peak_device_megabytes,
+    peak_host_megabytes,
+    settings,
+    write_result,
+)
 
 from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightConfig
 from fwpkm_jax.rules import FwPKM, FwPKMMemory
@@ -178,12 +185,8 @@ def main(options: Options) -> None:
         for chunk_size in options.peer_chunks if options.peer_titans else ():
             rows.append(measure_peer(options, which, chunk_size))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    result = {"environment": environment(), "options": asdict(options), "rows": rows}
-    text = json.dumps(result, indent=1, default=str)
-    if options.out is None:
-        print(text)
-    else:
-        options.out.write_text(text + "\n", encoding="utf-8")
+    result = {"environment": environment(), "options": settings(options), "rows": rows}
+    write_result(result, options.out)
 
 
 if __name__ == "__main__":

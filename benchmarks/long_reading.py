@@ -7,10 +7,9 @@ weights and random tokens: read, write, read a question of 32 tokens, decode 6. 
 words has about 170,000 tokens. On a shared machine `cpu_seconds` says more than `seconds`.
 """
 
-import json
 import os
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ import numpy as np
 import tyro
 from flax import nnx
 from layer import uniform_memory
-from machine import peak_device_megabytes, peak_host_megabytes
+from machine import peak_device_megabytes, peak_host_megabytes, settings, write_result
 
 from fwpkm_jax.config import load_config
 from fwpkm_jax.evaluation import haystack_reader
@@ -153,7 +152,7 @@ def measure(options: Options) -> dict[str, Any]:
 
 def main(options: Options) -> None:
     result = {
-        "options": asdict(options),
+        "options": settings(options),
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
         "cores": os.cpu_count(),
@@ -162,11 +161,7 @@ def main(options: Options) -> None:
         "peak_megabytes": peak_host_megabytes(),
         "peak_device_megabytes": peak_device_megabytes(),
     }
-    text = json.dumps(result, indent=1, default=str)
-    if options.out is None:
-        print(text)
-    else:
-        options.out.write_text(text + "\n", encoding="utf-8")
+    write_result(result, options.out)
 
 
 if __name__ == "__main__":

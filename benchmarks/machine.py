@@ -1,12 +1,14 @@
 """What a benchmark states about where it ran: versions, device, and the device's own limits."""
 
 import datetime
+import json
 import os
 import platform
 import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +93,19 @@ def environment() -> dict[str, Any]:
         "jax": jax.__version__,
         **limits,
     }
+
+
+def settings(options: Any) -> dict[str, Any]:
+    """The options that a result depends on: where this machine keeps its files is none of them."""
+    values = {field.name: getattr(options, field.name) for field in fields(options)}
+    return {name: value for name, value in values.items() if not isinstance(value, Path)}
+
+
+def write_result(result: dict[str, Any], out: Path | None) -> None:
+    """Writes a benchmark's JSON into a file, or prints it."""
+    text = json.dumps(result, indent=1, default=str)
+    if out is None:
+        print(text)
+    else:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text + "\n", encoding="utf-8")

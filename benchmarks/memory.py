@@ -28,7 +28,14 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 from layer import table_copies, uniform_memory
-from machine import environment, median_seconds, peak_device_megabytes, peak_host_megabytes
+from machine import (
+    environment,
+    median_seconds,
+    peak_device_megabytes,
+    peak_host_megabytes,
+    settings,
+    write_result,
+)
 
 from fwpkm_jax.rules import FwPKM, FwPKMMemory
 
@@ -239,7 +246,7 @@ def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main(options: Options) -> None:
-    result: dict[str, Any] = {"environment": environment(), "options": asdict(options)}
+    result: dict[str, Any] = {"environment": environment(), "options": settings(options)}
     if options.peer is not None:
         result["relative_difference"] = disagreement(options)
     rows = []
@@ -249,11 +256,7 @@ def main(options: Options) -> None:
                 rows.append(row)
                 print(json.dumps(row), file=sys.stderr, flush=True)
     result |= {"rows": rows, "ratios": ratios(rows)}
-    text = json.dumps(result, indent=1, default=str)
-    if options.out is None:
-        print(text)
-    else:
-        options.out.write_text(text + "\n", encoding="utf-8")
+    write_result(result, options.out)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import dataclasses
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import tyro
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
+from machine import settings, write_result
 from train_step import Variant, make_step, model_config
 
 from fwpkm_jax.training.state import model_graph
@@ -128,12 +129,8 @@ def main(options: Options) -> None:
     for variant in options.variants:
         rows.append(measure(options, variant))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    result = {"jax": jax.__version__, "options": asdict(options), "rows": rows}
-    text = json.dumps(result, indent=1, default=str)
-    if options.out is None:
-        print(text)
-    else:
-        options.out.write_text(text + "\n", encoding="utf-8")
+    result = {"jax": jax.__version__, "options": settings(options), "rows": rows}
+    write_result(result, options.out)
 
 
 if __name__ == "__main__":

@@ -51,51 +51,55 @@ SEEDS = {
 STUDENT_T = {2: 12.706, 3: 4.303}
 """97.5 % points by number of seeds."""
 DOMAINS = ("math", "law", "philosophy", "biomed", "irc", "patents")
-# With its five needles a haystack of 56 words is about a training row, of 700 words eight.
-HAYSTACKS = {"needle_1x": (56, 100), "needle_8x": (700, 40), "needle_15x": (1400, 40)}
-"""Words and samples, half as many for all but the main model; the longest is for that one alone."""
+HAYSTACKS = {"needle_1x": 56, "needle_8x": 700, "needle_15x": 1400}
+"""Words by result. With its five needles a haystack of 56 words is about a training row."""
 
 
 def evaluations(name: str, *, has_memory: bool) -> dict[str, tuple[str, Any]]:
     """Evaluation and options by the name of the result."""
-    chosen: dict[str, tuple[str, Any]] = {
+    domains = tuple(f"{domain}={DATA / 'domains' / domain}" for domain in DOMAINS)
+    return {
         "ppl": (
             "ppl",
             PerplexityConfig(data=(str(EXCERPTS),), write="both" if has_memory else "on"),
-        )
-    }
-    # The main model answers twice as often and after every reading; a CPU takes minutes for it.
-    readings, share = ((1, 2, 3, 4), 1) if name == MAIN else ((1, 4), 2)
-    haystacks = dict(HAYSTACKS)
-    longest, longest_samples = haystacks.pop("needle_15x")
-    for label, (words, samples) in haystacks.items():
-        options = NeedleConfig(
-            haystack_words=(words,),
-            samples=samples // share,
-            # Without a memory nothing is left of one reading in the next.
-            readings=readings if has_memory else (1,),
-        )
-        chosen[label] = ("needle", options)
-    if has_memory:
-        words = tuple(words for words, _ in haystacks.values())
-        chosen["needle_frozen"] = (
-            "needle",
-            NeedleConfig(haystack_words=words, samples=50 // share, readings=(1,), write=False),
-        )
-    chosen["continual"] = (
-        "continual",
-        ContinualConfig(
-            domains=tuple(f"{domain}={DATA / 'domains' / domain}" for domain in DOMAINS),
-            max_batches=16,
-            max_eval_batches=4,
         ),
-    )
+        **{
+            label: ("needle", options)
+            for label, options in _needles(name, has_memory=has_memory).items()
+        },
+        "continual": (
+            "continual",
+            ContinualConfig(domains=domains, max_batches=16, max_eval_batches=4),
+        ),
+    }
+
+
+def _needles(name: str, *, has_memory: bool) -> dict[str, NeedleConfig]:
+    """Needle evaluations; the main model, which takes minutes for them, answers more."""
+    short, long, longest = HAYSTACKS.values()
     if name == MAIN:
-        chosen["needle_15x"] = (
-            "needle",
-            NeedleConfig(haystack_words=(longest,), samples=longest_samples, readings=(1, 4)),
-        )
-    return chosen
+        every, ends = (1, 2, 3, 4), (1, 4)
+        return {
+            "needle_1x": NeedleConfig(haystack_words=(short,), samples=100, readings=every),
+            "needle_8x": NeedleConfig(haystack_words=(long,), samples=120, readings=every),
+            "needle_15x": NeedleConfig(haystack_words=(longest,), samples=40, readings=ends),
+            "needle_frozen": _frozen_needles(samples=50),
+            "needle_reference": NeedleConfig(
+                haystack_words=(short, long), samples=100, readings=ends, mode="reference"
+            ),
+        }
+    # Without a memory nothing is left of one reading in the next.
+    readings = (1, 4) if has_memory else (1,)
+    chosen = {
+        "needle_1x": NeedleConfig(haystack_words=(short,), samples=50, readings=readings),
+        "needle_8x": NeedleConfig(haystack_words=(long,), samples=20, readings=readings),
+    }
+    return chosen | ({"needle_frozen": _frozen_needles(samples=25)} if has_memory else {})
+
+
+def _frozen_needles(*, samples: int) -> NeedleConfig:
+    words = (HAYSTACKS["needle_1x"], HAYSTACKS["needle_8x"])
+    return NeedleConfig(haystack_words=words, samples=samples, readings=(1,), write=False)
 
 
 def write_excerpts() -> None:
@@ -220,7 +224,7 @@ def _needle_table() -> str:
         for name, seed, record, _ in _finished("needle_frozen", "needle")
         for run in record["results"]["runs"]
     }
-    for label, (words, _) in HAYSTACKS.items():
+    for label, words in HAYSTACKS.items():
         main: dict[int, list[float]] = {}
         for name, seed, record, _ in _finished(label, "needle"):
             runs = {run["readings"]: run for run in record["results"]["runs"]}

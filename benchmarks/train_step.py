@@ -23,7 +23,14 @@ import jax
 import numpy as np
 import tyro
 from flax import nnx
-from machine import call_seconds, environment, peak_device_megabytes, peak_host_megabytes
+from machine import (
+    call_seconds,
+    environment,
+    peak_device_megabytes,
+    peak_host_megabytes,
+    settings,
+    write_result,
+)
 
 from fwpkm_jax.core.chunking import split_chunks
 from fwpkm_jax.layers.attention import AttentionConfig
@@ -199,12 +206,8 @@ def main(options: Options) -> None:
         for row in rows:
             ratio = row["samples_per_second"] / baseline["samples_per_second"]
             row["speed_relative_to_none"] = ratio
-    result = {"environment": environment(), "options": asdict(options), "rows": rows}
-    text = json.dumps(result, indent=1, default=str)
-    if options.out is None:
-        print(text)
-    else:
-        options.out.write_text(text + "\n", encoding="utf-8")
+    result = {"environment": environment(), "options": settings(options), "rows": rows}
+    write_result(result, options.out)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Restored(NamedTuple):
 
     state: TrainState
     data_position: Any
-    """What the data iterator's `get_state` gave."""
+    """What the data iterator's `get_state` gave; None: it stands at its start."""
     metrics: dict[str, float]
     """Validation metrics at that step; empty where none were taken."""
 
@@ -151,7 +151,7 @@ class Checkpoints:
 
         Args:
           state: what to save; the caller has made sure that it is finite.
-          data_position: the data iterator's `get_state()`, JSON values.
+          data_position: the data iterator's `get_state()`, JSON values; None: at its start.
           config: the experiment as JSON.
           metrics: validation metrics of this step; `loss` decides which checkpoint is best.
         """

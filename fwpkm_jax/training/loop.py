@@ -166,7 +166,8 @@ class _Run:
         restored = self.checkpoints.restore_newest(jax.eval_shape(self.init))
         if restored is None:
             return jax.jit(self.init)(), 0
-        self.batches.set_state(restored.data_position)
+        if restored.data_position is not None:  # None: weights that came from elsewhere.
+            self.batches.set_state(restored.data_position)
         step = int(restored.state.step)
         if step > self.config.steps:
             raise ValueError(

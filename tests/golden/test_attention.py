@@ -4,22 +4,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fwpkm_jax.interchange.release_names import ATTENTION
 from fwpkm_jax.layers.attention import Attention, AttentionConfig
 from tests.golden.vectors import assert_all_match, assert_matches, config_values, load
+from tests.golden.weights import filled
 
 KIND = "attention"
-
-
-def with_weights(layer: Attention, weights: dict[str, jax.Array]) -> Attention:
-    """A copy of the layer with the reference's parameters (linear weights are [out, in])."""
-    weights = dict(weights)
-    layer = nnx.clone(layer)
-    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-        getattr(layer, name).kernel.set_value(weights.pop(f"{name}.weight").T)
-    for name in ("q_norm", "k_norm"):
-        getattr(layer, name).weight.set_value(weights.pop(f"{name}.weight"))
-    assert not weights, f"parameters without a place: {sorted(weights)}"
-    return layer
 
 
 def test_attention_matches_the_reference(golden_path, dtype):
@@ -53,11 +43,11 @@ def test_attention_matches_the_reference(golden_path, dtype):
     weights = {n[2:]: jnp.asarray(w, dtype) for n, w in arrays.items() if n.startswith("w:")}
 
     def whole(hidden, weights):
-        return with_weights(layer, weights)(hidden)[0]
+        return filled(layer, weights, ATTENTION)(hidden)[0]
 
     @jax.jit
     def evaluate(hidden, weights, cotangent):
-        loaded = with_weights(layer, weights)
+        loaded = filled(layer, weights, ATTENTION)
         positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
         query, key, value, _ = loaded.project(hidden, positions)
         raw = loaded.attend(query, key, value, positions).reshape(batch, length, -1)
@@ -70,7 +60,7 @@ def test_attention_matches_the_reference(golden_path, dtype):
 
     @jax.jit
     def stream(hidden, weights):
-        loaded = with_weights(layer, weights)
+        loaded = filled(layer, weights, ATTENTION)
         cache, outputs = loaded.init_cache(batch, max_length=length, dtype=dtype), []
         for start, end in ((0, 4), (4, 5), (5, length)):
             output, cache = loaded(hidden[:, start:end], cache=cache)

@@ -8,7 +8,7 @@ from fwpkm_jax.core.chunking import Chunk
 from fwpkm_jax.rules import FwMLP
 from tests.golden import release
 from tests.golden.vectors import config_values, open_file
-from tests.golden.weights import fwmlp_memory, release_weights
+from tests.golden.weights import memory_of, release_weights
 
 KIND = "fwmlp"
 TARGETS = {"last": "later", "mean": "mean"}
@@ -45,7 +45,7 @@ def _whole(rule, file, query, value, weights):
 
     def run(query, value, weights):
         sequence = rule.sequence(query[:, :, None], value, chunk_size=chunk_size)
-        out = rule.run(fwmlp_memory(weights), sequence, chunk_size=chunk_size)
+        out = rule.run(memory_of(rule, weights), sequence, chunk_size=chunk_size)
         return out.output, (out.memory, sequence.target)
 
     output, pullback, (memory, target) = jax.vjp(run, query, value, weights, has_aux=True)
@@ -64,7 +64,7 @@ def _whole(rule, file, query, value, weights):
 
 def _in_pieces(rule, file, query, value, weights):
     """The release's queue (see `release.stream`) on the rule's own read and write."""
-    config, memory = file.config, fwmlp_memory(weights)
+    config, memory = file.config, memory_of(rule, weights)
     batch, chunk_size, lookahead = query.shape[0], config["chunk_size"], rule.lookahead
     outputs, losses, updated, first = [], [], [], 0
     queue = np.arange(0)

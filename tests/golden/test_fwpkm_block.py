@@ -7,7 +7,7 @@ from flax import nnx
 from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightConfig
 from tests.golden import release
 from tests.golden.vectors import config_values, open_file
-from tests.golden.weights import fill_fast_weight
+from tests.golden.weights import filled_fast_weight
 
 KIND = "fwpkm_block"
 _OURS = ("B", "T", "mask", "pieces", "hidden_size", "rms_norm_eps")
@@ -53,8 +53,7 @@ def _whole(layer, file, hidden, weights):
     rule, mask = layer.config.rule, file.arrays.get("mask")
 
     def run(hidden, weights):
-        filled = nnx.clone(layer)
-        memory = fill_fast_weight(filled, dict(weights))
+        filled, memory = filled_fast_weight(layer, weights)
         out, memory, info = filled(hidden, memory, mask=mask, pairing=release.pairing)
         return out, (memory, info)
 
@@ -83,8 +82,8 @@ def _whole(layer, file, hidden, weights):
 def _stream(layer, file, hidden, weights):
     """The block in pieces: projections and merge are ours, the queue is the release's."""
     rule, config = layer.config.rule, file.config
-    filled = nnx.clone(layer)
-    start = jax.tree.map(lambda x: x[0], fill_fast_weight(filled, dict(weights)))
+    filled, memory = filled_fast_weight(layer, weights)
+    start = jax.tree.map(lambda x: x[0], memory)
     mask = file.arrays.get("mask")
     signals = filled.signals(hidden, mask)
     gate = signals.gate if layer.config.weight_by_gate else None

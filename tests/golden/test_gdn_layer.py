@@ -4,24 +4,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fwpkm_jax.interchange.release_names import GATED_DELTA_NET
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
 from tests.golden.vectors import assert_all_match, config_values, load
+from tests.golden.weights import filled
 
 KIND = "gdn_layer"
-
-
-def with_weights(layer: GatedDeltaNet, weights: dict[str, jax.Array]) -> GatedDeltaNet:
-    """A copy of the layer with the reference's parameters (linear weights are [out, in])."""
-    weights = dict(weights)
-    layer = nnx.clone(layer)
-    for name in ("in_proj_qkvz", "in_proj_ba", "out_proj"):
-        getattr(layer, name).kernel.set_value(weights.pop(f"{name}.weight").T)
-    layer.conv_weight.set_value(weights.pop("conv1d.weight")[:, 0].T)
-    layer.norm.weight.set_value(weights.pop("norm.weight"))
-    layer.A_log.set_value(weights.pop("A_log"))
-    layer.dt_bias.set_value(weights.pop("dt_bias"))
-    assert not weights, f"parameters without a place: {sorted(weights)}"
-    return layer
 
 
 def test_gated_delta_net_matches_the_reference(golden_path, dtype):
@@ -57,7 +45,7 @@ def test_gated_delta_net_matches_the_reference(golden_path, dtype):
     mask = None if mask is None else jnp.asarray(mask)
 
     def whole(hidden, weights):
-        return with_weights(layer, weights)(hidden, mask=mask)[0]
+        return filled(layer, weights, GATED_DELTA_NET)(hidden, mask=mask)[0]
 
     @jax.jit
     def evaluate(hidden, weights, cotangent):
@@ -78,7 +66,7 @@ def test_gated_delta_net_matches_the_reference(golden_path, dtype):
 
     inputs = ("hidden", "cotangent", "mask")
     if decoded:
-        streamed = decode(with_weights(layer, weights), hidden, mask, decoded, dtype)
+        streamed = decode(filled(layer, weights, GATED_DELTA_NET), hidden, mask, decoded, dtype)
         assert_all_match(
             {name: results[name] for name in arrays if name in results} | streamed,
             arrays,

@@ -13,7 +13,7 @@ from fwpkm_jax.rules import FwPKM
 from tests.golden import release
 from tests.golden.test_fwpkm_block import block_config
 from tests.golden.vectors import config_values, open_file
-from tests.golden.weights import fill_language_model, release_weights
+from tests.golden.weights import filled_language_model, release_weights
 
 KIND = "lm"
 MIXERS = {"linear_attention": "gdn", "sliding_attention": "swa", "full_attention": "attention"}
@@ -86,8 +86,7 @@ def _passes(model, file, weights):
     tokens, rule = jnp.asarray(file.arrays["tokens"]), model.config.fast_weight.rule
     # The release rescales the steps of product-key memories only.
     pairing = release.pairing if isinstance(rule, FwPKM) else write_weights
-    filled = nnx.clone(model)
-    memory = fill_language_model(filled, weights)
+    filled, memory = filled_language_model(model, weights)
     records = []
     for index, batch in enumerate(tokens):
         last = index == len(tokens) - 1
@@ -95,8 +94,7 @@ def _passes(model, file, weights):
             assert len(tokens) == 1, "gradients of a later pass would need its own start"
 
             def logits_of(weights, batch=batch):
-                other = nnx.clone(model)
-                start = fill_language_model(other, weights)
+                other, start = filled_language_model(model, weights)
                 return other(batch, start, pairing=pairing).logits
 
             _, pullback = jax.vjp(logits_of, weights)

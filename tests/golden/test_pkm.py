@@ -3,9 +3,10 @@
 import jax
 from flax import nnx
 
+from fwpkm_jax.interchange.release_names import PKM as PKM_NAMES
 from fwpkm_jax.layers.pkm import PKM, PKMConfig
 from tests.golden.vectors import config_values, open_file
-from tests.golden.weights import fill_pkm
+from tests.golden.weights import filled
 
 KIND = "pkm"
 
@@ -39,9 +40,7 @@ def test_product_key_memory_matches_the_release(golden_path, dtype):
     weights = {name[2:]: x for name, x in file.arrays.items() if name.startswith("w:")}
 
     def run(hidden, weights):
-        filled = nnx.clone(layer)
-        fill_pkm(filled, dict(weights))
-        return filled(hidden)
+        return filled(layer, weights, PKM_NAMES)(hidden)
 
     def results(hidden, weights, cotangent):
         output, pullback, indices = jax.vjp(run, hidden, weights, has_aux=True)

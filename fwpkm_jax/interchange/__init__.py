@@ -1,0 +1,19 @@
+"""Weights in and out: safetensors folders of this package, and checkpoints of the authors' release.
+
+Imported weights become a run, which `train.py`, `eval.py` and `generate.py` take like any other.
+"""
+
+from fwpkm_jax.interchange.imported_run import start_run
+from fwpkm_jax.interchange.release import from_release, read_release, to_release
+from fwpkm_jax.interchange.weights import Weights
+from fwpkm_jax.interchange.weights_folder import export_run, read_folder
+
+__all__ = [
+    "Weights",
+    "export_run",
+    "from_release",
+    "read_folder",
+    "read_release",
+    "start_run",
+    "to_release",
+]

@@ -1,0 +1,63 @@
+"""A run that starts from weights made elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fwpkm_jax.config import Experiment
+from fwpkm_jax.interchange.weights import Weights
+from fwpkm_jax.training.checkpoint import Checkpoints
+from fwpkm_jax.training.optimizer import make_optimizer
+from fwpkm_jax.training.run_directory import claim
+from fwpkm_jax.training.state import TrainState, init_state
+
+
+def start_run(experiment: Experiment, weights: Weights) -> Path:
+    """Writes a run whose step 0 has these weights; `train.py` trains it on from there.
+
+    Args:
+      experiment: the run's configuration; `experiment.run_dir` must be new or empty.
+      weights: of `experiment.model`, with as many memories as the configuration carries, or with
+        one memory, which all then start from.
+
+    Returns:
+      The run's directory.
+
+    Raises:
+      ValueError: the directory holds something, or the numbers of memories do not fit.
+    """
+    directory = Path(experiment.run_dir)
+    if directory.is_dir() and any(directory.iterdir()):
+        raise ValueError(f"{directory} is not empty; choose another run directory.")
+    config = experiment.training
+    optimizer = make_optimizer(experiment.optimizer, steps=config.steps)
+
+    def init() -> TrainState:
+        return init_state(
+            experiment.model, memory=config.memory, optimizer=optimizer, seed=experiment.seed
+        )
+
+    params = jax.tree.map(jnp.asarray, weights.params)
+    memory = jax.tree.map(_for_groups, weights.memory, jax.eval_shape(init).memory)
+    state = jax.jit(init)()._replace(params=params, memory=memory)
+    state = state._replace(opt_state=jax.jit(optimizer.init)(params))
+    claim(directory, experiment.to_json(), may_change=())
+    with Checkpoints(directory / "checkpoints", experiment.checkpoint) as checkpoints:
+        checkpoints.save(state, data_position=None, config=experiment.to_json())
+    return directory
+
+
+def _for_groups(memory: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+    memory = jnp.asarray(memory)
+    if memory.shape[0] == like.shape[0]:
+        return memory
+    if memory.shape[0] != 1:
+        raise ValueError(
+            f"The weights hold {memory.shape[0]} memories per layer, the run carries "
+            f"{like.shape[0]}; set training.memory.groups={memory.shape[0]}."
+        )
+    return jnp.broadcast_to(memory, like.shape)

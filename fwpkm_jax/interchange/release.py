@@ -1,0 +1,122 @@
+"""Checkpoints of the authors' release as weights of ours, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import load_file
+
+from fwpkm_jax.interchange.release_names import (
+    Names,
+    release_names,
+    shape_there,
+    to_ours,
+    to_theirs,
+)
+from fwpkm_jax.interchange.torch_file import read_torch_file
+from fwpkm_jax.interchange.weights import Weights, abstract_weights, checked, refuse_other_names
+from fwpkm_jax.models.config import ModelConfig
+
+
+def from_release(tensors: Mapping[str, Any], config: ModelConfig) -> Weights:
+    """The release's tensors as weights of a model, dtypes as they are; one memory per layer.
+
+    Pure: gradients come back under the release's names.
+
+    Args:
+      tensors: by the release's names.
+      config: the model that they belong to.
+
+    Raises:
+      ValueError: a tensor is missing, has no place or has another shape; or the release has no
+        such model.
+    """
+    like = abstract_weights(config)
+    return like.replaced(
+        {
+            name: array[None] if name.startswith("memory/") else array
+            for name, array in converted(
+                tensors, release_names(config), _shapes(like), where="The checkpoint"
+            ).items()
+        }
+    )
+
+
+def converted(
+    tensors: Mapping[str, Any], names: Names, shapes: Mapping[str, tuple[int, ...]], *, where: str
+) -> dict[str, Any]:
+    """Our arrays by path, taken from the release's tensors; see `from_release`."""
+    needed = {t.name: None for t in names.values() if not t.optional or t.name in tensors}
+    refuse_other_names(tensors, needed, where)
+    arrays = {}
+    for path, (name, layout, _) in names.items():
+        shape = shapes[path]
+        if name in tensors:
+            tensor = checked(name, tensors[name], shape_there(shape, layout))
+            arrays[path] = to_ours(tensor, shape, layout)
+        else:
+            arrays[path] = jnp.zeros(shape)
+    return arrays
+
+
+def to_release(weights: Weights, config: ModelConfig) -> dict[str, Any]:
+    """Weights of ours under the release's names and in its shapes; the inverse of `from_release`.
+
+    Raises:
+      ValueError: several memories per layer, or the release has no such model.
+    """
+    tensors = {}
+    named = weights.named()
+    for path, (name, layout, _) in release_names(config).items():
+        array = named[path]
+        if path.startswith("memory/"):
+            if array.shape[0] != 1:
+                raise ValueError(
+                    f"{path} holds {array.shape[0]} memories; the release has one per layer: "
+                    "choose one of them."
+                )
+            array = array[0]
+        tensors[name] = to_theirs(array, layout)
+    return tensors
+
+
+def read_release(path: str | Path, config: ModelConfig) -> Weights:
+    """A checkpoint file of the release: `.safetensors`, or what `torch.save` wrote; as float32.
+
+    Of a file with a `module` entry beside others, as DeepSpeed writes it, that entry is taken.
+
+    Args:
+      path: the file.
+      config: the model that was trained.
+
+    Raises:
+      ValueError: the file is none of these or holds something else than tensors; see also
+        `from_release`.
+    """
+    path = Path(path)
+    tensors: Any = load_file(path) if path.suffix == ".safetensors" else read_torch_file(path)
+    tensors = tensors.get("module", tensors)
+    strangers = [name for name, x in tensors.items() if not isinstance(x, np.ndarray)]
+    if strangers:
+        raise ValueError(f"{path}: {strangers[0]!r} is no tensor; save the model's state_dict.")
+    tensors = {name: np.asarray(x, np.float32) for name, x in tensors.items()}
+    if config.tie_embeddings and "lm_head.weight" in tensors:
+        head = tensors.pop("lm_head.weight")
+        if not np.array_equal(head, tensors.get("model.embed_tokens.weight")):
+            raise ValueError(
+                f"{path}: lm_head.weight differs from the embedding; the configuration needs "
+                "model.tie_embeddings=False."
+            )
+    return from_release(tensors, config)
+
+
+def _shapes(like: Weights) -> dict[str, tuple[int, ...]]:
+    """Without the axis of memories."""
+    return {
+        name: x.shape[1:] if name.startswith("memory/") else x.shape
+        for name, x in like.named().items()
+    }

@@ -1,0 +1,190 @@
+"""Which tensor of the authors' release holds each of our arrays, and how it is laid out there.
+
+The names are facts about published checkpoints; where the values of a tensor are grouped (per head
+in fused projections), our arrays are grouped alike.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.models.language_model import layer_name
+from fwpkm_jax.rules import FwMLP, FwPKM
+
+Layout = Literal["same", "transposed", "rows", "convolution"]
+"""transposed: a linear map, `[out, in]` there. rows: all axes but the last laid end to end.
+convolution: `[channels, 1, width]` there, `[width, channels]` here."""
+
+
+class ReleaseTensor(NamedTuple):
+    """A tensor of the release.
+
+    Attributes:
+      name: in the checkpoint.
+      layout: there, against ours.
+      optional: where it is absent, zeros stand for it.
+    """
+
+    name: str
+    layout: Layout = "same"
+    optional: bool = False
+
+
+Names = dict[str, ReleaseTensor]
+"""By the path of our array."""
+
+
+def _linear(ours: str, theirs: str, *, bias: bool = False, optional: bool = False) -> Names:
+    names = {f"{ours}/kernel": ReleaseTensor(f"{theirs}.weight", "transposed", optional)}
+    if bias:
+        names[f"{ours}/bias"] = ReleaseTensor(f"{theirs}.bias", optional=optional)
+    return names
+
+
+def _norm(ours: str, theirs: str, *, optional: bool = False) -> Names:
+    return {f"{ours}/weight": ReleaseTensor(f"{theirs}.weight", optional=optional)}
+
+
+def _below(ours: str, theirs: str, names: Names) -> Names:
+    return {f"{ours}{k}": t._replace(name=f"{theirs}{t.name}") for k, t in names.items()}
+
+
+GATED_DELTA_NET: Names = {
+    **_linear("in_proj_qkvz", "in_proj_qkvz"),
+    **_linear("in_proj_ba", "in_proj_ba"),
+    "conv_weight": ReleaseTensor("conv1d.weight", "convolution"),
+    "A_log": ReleaseTensor("A_log"),
+    "dt_bias": ReleaseTensor("dt_bias"),
+    **_norm("norm", "norm"),
+    **_linear("out_proj", "out_proj"),
+}
+ATTENTION: Names = {
+    **{k: t for name in "qkvo" for k, t in _linear(f"{name}_proj", f"{name}_proj").items()},
+    **_norm("q_norm", "q_norm"),
+    **_norm("k_norm", "k_norm"),
+}
+MLP: Names = {
+    k: t for name in ("gate_proj", "up_proj", "down_proj") for k, t in _linear(name, name).items()
+}
+PKM: Names = {
+    "keys": ReleaseTensor("keys", "rows"),
+    "values": ReleaseTensor("values.weight"),
+    "query_scale": ReleaseTensor("query_proj.norm.weight"),
+    **_linear("query_proj", "query_proj.query_mlps.0"),
+    "query_proj/bias": ReleaseTensor("query_proj.query_mlps.0.bias", optional=True),
+    **_linear("gate_proj", "swilu_projection", bias=True),
+    **_linear("out_proj", "value_proj", bias=True),
+}
+FWPKM_MEMORY: Names = {
+    "keys": ReleaseTensor("keys", "rows"),
+    "values": ReleaseTensor("values"),
+}
+FWMLP_MEMORY: Names = {
+    f"{part}_{ours}": ReleaseTensor(f"{theirs}_{part}", layout)
+    for part in ("up", "gate", "down")
+    for ours, theirs, layout in (("kernel", "w", "transposed"), ("bias", "b", "same"))
+}
+
+
+def memory_block_names(*, gated: bool) -> Names:
+    """Of the projections around a fast-weight memory.
+
+    Args:
+      gated: whether the gate has any effect; the release leaves its parameters out otherwise.
+    """
+    return {
+        **_norm("query_norm", "fw_q_norm"),
+        **_linear("query_proj", "fw_q_proj", bias=True),
+        **_norm("value_norm", "fw_v_norm"),
+        **_linear("value_proj", "fw_v_proj", bias=True),
+        **_norm("gate_norm", "fw_out_gate_norm", optional=not gated),
+        **_linear("gate_proj", "fw_out_gate", bias=True, optional=not gated),
+        **_norm("out_norm", "fw_out_norm"),
+        **_linear("out_proj", "fw_out_proj", bias=True),
+    }
+
+
+def release_names(config: ModelConfig) -> Names:
+    """Every array of a model, by its name in `Weights.named`.
+
+    Raises:
+      ValueError: the release has no such model.
+    """
+    if config.head_bias:
+        raise ValueError("head_bias=True: the release's head has no bias.")
+    names: Names = {
+        "params/embedding": ReleaseTensor("model.embed_tokens.weight"),
+        **_norm("params/final_norm", "model.norm"),
+    }
+    if not config.tie_embeddings:
+        names["params/head"] = ReleaseTensor("lm_head.weight", "transposed")
+    for index in range(len(config.mixers)):
+        theirs = f"model.layers.{index}."
+        names |= _below(f"params/blocks/{index}/", theirs, _block_names(config, index))
+        if index in config.memory_layers:
+            rule = config.fast_weight.rule
+            memories = {FwPKM: FWPKM_MEMORY, FwMLP: FWMLP_MEMORY}
+            if type(rule) not in memories:
+                raise ValueError(f"The release has no {type(rule).__name__} memory.")
+            ours = f"memory/{layer_name(index)}/"
+            names |= _below(ours, f"{theirs}fwpkm.", memories[type(rule)])
+    return names
+
+
+def _block_names(config: ModelConfig, index: int) -> Names:
+    mixers = {
+        "gdn": ("linear_attn.", GATED_DELTA_NET),
+        "swa": ("self_attn.", ATTENTION),
+        "attention": ("self_attn.", ATTENTION),
+    }
+    mixer = config.mixers[index]
+    if mixer not in mixers:
+        raise ValueError(
+            f"mixers[{index}]={mixer!r}: how the release names such a layer is not known; it can "
+            f"be imported with {', '.join(map(repr, mixers))}."
+        )
+    is_pkm = index in config.pkm_layers
+    names = {
+        **_norm("mixer_norm", "input_layernorm"),
+        **_norm("feed_forward_norm", "post_attention_layernorm"),
+        **_below("mixer/", *mixers[mixer]),
+        **_below("feed_forward/", *(("pkm.", PKM) if is_pkm else ("mlp.", MLP))),
+    }
+    if is_pkm:
+        pkm = config.pkm
+        dropped = ["query_scale"] * (not pkm.query_norm)
+        dropped += ["gate_proj/kernel", "gate_proj/bias"] * (not pkm.gated)
+        for name in dropped:
+            del names[f"feed_forward/{name}"]
+    if index in config.memory_layers:
+        fast = config.fast_weight
+        gated = fast.gate_output or fast.weight_by_gate
+        names |= _below("memory/", "", memory_block_names(gated=gated))
+    return names
+
+
+def shape_there(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    """The shape in the release of an array of ours."""
+    if layout == "transposed":
+        return shape[::-1]
+    if layout == "rows":
+        return (math.prod(shape[:-1]), shape[-1])
+    return (shape[1], 1, shape[0]) if layout == "convolution" else shape
+
+
+def to_ours(tensor, shape: tuple[int, ...], layout: Layout):
+    """A tensor of the release as our array of that shape; traceable."""
+    if layout == "transposed":
+        return tensor.T
+    return tensor[:, 0].T if layout == "convolution" else tensor.reshape(shape)
+
+
+def to_theirs(array, layout: Layout):
+    """Our array as the release lays it out; the inverse of `to_ours`."""
+    if layout in ("transposed", "convolution"):
+        return array.T if layout == "transposed" else array.T[:, None]
+    return array.reshape(shape_there(tuple(np.shape(array)), layout))

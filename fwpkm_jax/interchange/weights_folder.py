@@ -1,0 +1,87 @@
+"""A run's weights as a folder to give away: `weights.safetensors` and the run's `config.json`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from fwpkm_jax.config import Experiment, read_experiment
+from fwpkm_jax.interchange.weights import Weights, abstract_weights, checked, refuse_other_names
+from fwpkm_jax.run import load_run
+from fwpkm_jax.training.run_directory import write_json
+
+_FILE = "weights.safetensors"
+_FORMAT = "fwpkm_jax 1"
+
+
+def export_run(
+    run_dir: str | Path, folder: str | Path, *, step: int | Literal["best"] | None = None
+) -> Path:
+    """Writes a checkpoint's slow and fast weights, float32, under the names of `Weights.named`.
+
+    Args:
+      run_dir: the run.
+      folder: a new folder; it appears whole or not at all.
+      step: as in `load_run`.
+
+    Returns:
+      The folder.
+
+    Raises:
+      FileExistsError: the folder exists.
+    """
+    folder = Path(folder)
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists; choose a folder that does not.")
+    run = load_run(run_dir, step)
+    named = Weights(run.params, run.memory).named()
+    arrays = {name: np.asarray(x) for name, x in jax.device_get(named).items()}
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    save_file(arrays, partial / _FILE, metadata={"format": _FORMAT, "step": str(run.step)})
+    write_json(partial / "config.json", run.experiment.to_json())
+    partial.rename(folder)
+    return folder
+
+
+def read_folder(folder: str | Path) -> tuple[Experiment, Weights]:
+    """The configuration and the weights that `export_run` wrote.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ValueError: the weights cannot be read or do not fit the configuration.
+    """
+    folder = Path(folder)
+    path = folder / _FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist; {folder} holds no exported weights.")
+    experiment = read_experiment(folder)
+    arrays = _arrays(path)
+    groups = [x.shape[0] for name, x in arrays.items() if name.startswith("memory/") and x.ndim]
+    like = abstract_weights(experiment.model, groups=groups[0] if groups else 1)
+    expected = like.named()
+    refuse_other_names(arrays, expected, str(path))
+    for name, leaf in expected.items():
+        checked(f"{path}: {name}", arrays[name], leaf.shape)
+    return experiment, like.replaced(arrays)
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            found = (file.metadata() or {}).get("format")
+            if found != _FORMAT:
+                raise ValueError(
+                    f"{path} is of the format {found!r}, not {_FORMAT!r}; checkpoints of the "
+                    "authors' release are read by `import_release`."
+                )
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error

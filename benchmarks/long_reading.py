@@ -23,7 +23,7 @@ from machine import peak_device_megabytes, peak_host_megabytes, settings, write_
 
 from fwpkm_jax.config import load_config
 from fwpkm_jax.evaluation import haystack_reader
-from fwpkm_jax.evaluation.haystack_reader import HaystackReader
+from fwpkm_jax.evaluation.haystack_reader import HaystackReader, decode
 from fwpkm_jax.evaluation.stream_calls import flush
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.models.config import ModelConfig
@@ -145,7 +145,7 @@ def measure(options: Options) -> dict[str, Any]:
     jax.block_until_ready(reader.stream)
     clock.end("write")
     reader.read(text[:_QUESTION])
-    reader.decode(reader.next_token(), length=_ANSWER)
+    decode(reader, reader.next_token(), length=_ANSWER)
     clock.end("question and answer")
     return clock.parts
 

@@ -28,7 +28,7 @@ from fwpkm_jax.evaluation.fast_weight_dtype import FastWeightDtype, as_stored
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.intervals import clustered_mean
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
-from fwpkm_jax.evaluation.record import Origin, Result, make_result, one_group
+from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.evaluation.whole_pass import frozen_row_losses, row_batches, write_rows
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
@@ -96,7 +96,7 @@ def continual_learning(
       ValueError: a part holds no full batch.
     """
     model = with_chunk_size(model, config.chunk_size)
-    start, groups = one_group(memory)
+    start = first_group(memory)
     stages = _Stages(model, start, config)
     began = time.monotonic()
     for domain in domains:  # Before hours of reading.
@@ -120,12 +120,7 @@ def continual_learning(
         seed=seed,
         scored_tokens=sum(stages.num_tokens(d.evaluate, evaluate=True) for d in domains),
         mode=f"batches of {config.batch_size} rows share a memory; evaluated with writing disabled",
-        resets={
-            "memory": "never",
-            "queue": "batch",
-            "attention_and_gdn": "row",
-            "memory_group_used": 0 if groups else None,
-        },
+        resets=describe_resets(memory, fast_weights="never", queue="batch", caches="row"),
         fast_weight_dtype=config.fast_weight_dtype,
         results={
             "domains": [domain.name for domain in domains],
@@ -218,8 +213,7 @@ class _Stages:
 
 
 def _run(subject: Subject, config: ContinualConfig) -> Result:
-    assert isinstance(subject.data, TextData)  # Other data are refused before.
-    data = dataclasses.replace(subject.data, length=config.length or subject.data.length)
+    data = dataclasses.replace(subject.text, length=config.length or subject.text.length)
     domains = read_domains(config.domains, data)
     return continual_learning(
         subject.model,
@@ -227,10 +221,8 @@ def _run(subject: Subject, config: ContinualConfig) -> Result:
         config=config,
         domains=domains,
         seed=subject.seed,
-        origin=dataclasses.replace(
-            subject.origin,
-            files={path: digest for domain in domains for path, digest in domain.files.items()},
-            tokenizer=load_tokenizer(data.tokenizer).fingerprint,
+        origin=subject.origin_of(
+            (domain.files for domain in domains), load_tokenizer(data.tokenizer)
         ),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,7 @@ from fwpkm_jax.evaluation.plot_style import (
     save_figure,
     set_title,
 )
-from fwpkm_jax.evaluation.tables import format_table
-
-Record = Mapping[str, Any]
+from fwpkm_jax.evaluation.tables import Record, format_table
 
 
 def continual_table(record: Record) -> str:

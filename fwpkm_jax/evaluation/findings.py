@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-Record = Mapping[str, Any]
+from fwpkm_jax.evaluation.tables import Record
 
 
 def perplexity_finding(record: Record) -> str:

@@ -5,7 +5,6 @@ References: Zhao and Jones 2026, arXiv:2601.00671, section 5.2; Figures 8 and 16
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ import numpy as np
 from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.gate_map_views import gate_map_page, gate_map_table
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
-from fwpkm_jax.evaluation.record import Origin, Result, make_result, one_group
+from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.evaluation.segment_reader import SegmentReader
 from fwpkm_jax.evaluation.sources import missing_text, text_sources
 from fwpkm_jax.evaluation.token_texts import token_texts
@@ -77,7 +76,7 @@ def gate_map(
     tokens = tokens[: config.tokens + 1]
     if len(tokens) < 2:
         raise ValueError(f"{document_id} has {len(tokens)} tokens; name a longer document.")
-    start, groups = one_group(memory)
+    start = first_group(memory)
     reader = SegmentReader(
         model,
         start,
@@ -97,12 +96,7 @@ def gate_map(
         scored_tokens=len(losses),
         mode="stream" if config.write else "frozen",
         chunk_size=config.chunk_size,
-        resets={
-            "memory": "never",
-            "queue": "never",
-            "attention_and_gdn": "never",
-            "memory_group_used": 0 if groups else None,
-        },
+        resets=describe_resets(memory, fast_weights="never", queue="never", caches="never"),
         results={
             "document": document_id,
             "gate_mixes": model.config.fast_weight.gate_output,
@@ -116,14 +110,13 @@ def gate_map(
 
 
 def _run(subject: Subject, config: GateMapConfig) -> Result:
-    assert isinstance(subject.data, TextData)  # Other data are refused before.
-    sources = text_sources(subject.data, config.data)
+    sources = text_sources(subject.text, config.data)
     documents = itertools.chain.from_iterable(source.documents() for source in sources)
     document = next(itertools.islice(documents, config.document, None), None)
     if document is None:
         names = ", ".join(source.name for source in sources)
         raise ValueError(f"document={config.document} is beyond the last document of {names}.")
-    tokenizer = load_tokenizer(subject.data.tokenizer)
+    tokenizer = load_tokenizer(subject.text.tokenizer)
     return gate_map(
         subject.model,
         subject.memory,
@@ -132,19 +125,14 @@ def _run(subject: Subject, config: GateMapConfig) -> Result:
         tokens=document.tokens,
         tokenizer=tokenizer,
         seed=subject.seed,
-        origin=dataclasses.replace(
-            subject.origin,
-            files={path: digest for source in sources for path, digest in source.files.items()},
-            tokenizer=tokenizer.fingerprint,
-        ),
+        origin=subject.origin_of((source.files for source in sources), tokenizer),
     )
 
 
 def _missing(subject: Subject, config: GateMapConfig) -> str | None:
     if not subject.model.config.memory_layers:
         return "a memory layer"
-    assert isinstance(subject.data, TextData)
-    return missing_text(subject.data, config.data)
+    return missing_text(subject.text, config.data)
 
 
 GATE_MAP = Evaluation(

@@ -24,7 +24,7 @@ from fwpkm_jax.evaluation.fast_weight_dtype import FastWeightDtype, as_stored
 from fwpkm_jax.evaluation.gates_views import gates_finding, gates_table, plot_gates
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
-from fwpkm_jax.evaluation.record import Origin, Result, make_result, one_group
+from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.evaluation.sources import missing_text, text_sources
 from fwpkm_jax.evaluation.whole_pass import row_batches, write_rows
 from fwpkm_jax.models.language_model import LanguageModel, Memory
@@ -93,7 +93,7 @@ def gate_statistics(
         raise ValueError("The model has no memory layer (memory_layers=()), so it has no gates.")
     model = with_chunk_size(model, config.chunk_size)
     began = time.monotonic()
-    start, groups = one_group(memory)
+    start = first_group(memory)
     # Copied because the buffers are donated and these are needed again.
     carried = as_stored(jax.tree.map(jnp.copy, start), config.fast_weight_dtype)
     found: dict[str, dict[str, _Histogram]] = {}
@@ -111,12 +111,7 @@ def gate_statistics(
         seed=seed,
         scored_tokens=sum(tokens.values()),
         mode=f"batches of {config.batch_size} rows share a memory",
-        resets={
-            "memory": "never",
-            "queue": "batch",
-            "attention_and_gdn": "row",
-            "memory_group_used": 0 if groups else None,
-        },
+        resets=describe_resets(memory, fast_weights="never", queue="batch", caches="row"),
         fast_weight_dtype=config.fast_weight_dtype,
         results={
             "bins": np.linspace(0, 1, config.bins + 1).tolist(),
@@ -169,13 +164,11 @@ def _read_source(
 def _missing(subject: Subject, config: GatesConfig) -> str | None:
     if not subject.memory:
         return "a memory layer"
-    assert isinstance(subject.data, TextData)  # Other data are refused before.
-    return missing_text(subject.data, config.data)
+    return missing_text(subject.text, config.data)
 
 
 def _run(subject: Subject, config: GatesConfig) -> Result:
-    assert isinstance(subject.data, TextData)  # Other data are refused before.
-    data = dataclasses.replace(subject.data, length=config.length or subject.data.length)
+    data = dataclasses.replace(subject.text, length=config.length or subject.text.length)
     sources = text_sources(data, config.data)
     return gate_statistics(
         subject.model,
@@ -183,10 +176,8 @@ def _run(subject: Subject, config: GatesConfig) -> Result:
         config=config,
         sources={source.name: read_rows(source.name, data) for source in sources},
         seed=subject.seed,
-        origin=dataclasses.replace(
-            subject.origin,
-            files={path: digest for source in sources for path, digest in source.files.items()},
-            tokenizer=load_tokenizer(data.tokenizer).fingerprint,
+        origin=subject.origin_of(
+            (source.files for source in sources), load_tokenizer(data.tokenizer)
         ),
     )
 

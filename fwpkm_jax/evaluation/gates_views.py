@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
 from fwpkm_jax.evaluation.plot_style import COLORS, save_figure, set_title, style_axes
-from fwpkm_jax.evaluation.tables import format_table
-
-Record = Mapping[str, Any]
+from fwpkm_jax.evaluation.tables import Record, format_table
 
 
 def gates_table(record: Record) -> str:

@@ -13,7 +13,7 @@ from flax import nnx
 from fwpkm_jax.core.holding import ChunkSize
 from fwpkm_jax.evaluation.fast_weight_dtype import FastWeightDtype, as_stored
 from fwpkm_jax.evaluation.segments import cut_into_pieces, piece_sizes
-from fwpkm_jax.evaluation.stream_calls import flush, reset_caches
+from fwpkm_jax.evaluation.stream_calls import flush, label_losses, reset_caches
 from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
 
 
@@ -39,7 +39,15 @@ class Reader(Protocol):
     def read(self, tokens: np.ndarray) -> None: ...
     def write(self) -> None: ...
     def next_token(self) -> int: ...
-    def decode(self, first: int, *, length: int) -> list[int]: ...
+
+
+def decode(reader: Reader, first: int, *, length: int) -> list[int]:
+    """`length` tokens, greedily: `first`, then the most likely one behind each."""
+    tokens = [first]
+    while len(tokens) < length:
+        reader.read(np.asarray(tokens[-1:]))
+        tokens.append(reader.next_token())
+    return tokens
 
 
 class HaystackReader:
@@ -79,7 +87,8 @@ class HaystackReader:
         self._writes = write
         self._sizes = piece_sizes(piece_length)
         self._graphdef, self._params = nnx.split(model)
-        self._options = {"chunk_size": chunk_size, "write": write, "vocab_size": vocab_size}
+        self._options = {"chunk_size": chunk_size, "write": write}
+        self._vocab_size = vocab_size
         self._holds = write and chunk_size == "flush"
         self._lookahead = model.config.fast_weight.rule.lookahead
         if not write:
@@ -115,7 +124,9 @@ class HaystackReader:
         for size in cut_into_pieces(len(tokens), self._sizes):
             piece = np.asarray(tokens[None, at : at + size], np.int32)
             self._next, self._last_read, self._stream = _read_piece(
-                self._graphdef, self._params, self._stream, piece, **self._options
+                *(self._graphdef, self._params, self._stream, piece),
+                vocab_size=self._vocab_size,
+                **self._options,
             )
             at += size
         if not self._holds:
@@ -149,14 +160,6 @@ class HaystackReader:
     def last_read(self) -> dict[str, LastRead]:
         """What each memory layer did at the last token read, by layer name."""
         return jax.device_get(self._last_read)
-
-    def decode(self, first: int, *, length: int) -> list[int]:
-        """`length` tokens, greedily: `first`, then the most likely one behind each."""
-        tokens = [first]
-        while len(tokens) < length:
-            self.read(np.asarray(tokens[-1:]))
-            tokens.append(self.next_token())
-        return tokens
 
     def _store(self) -> None:
         memory = as_stored(self._stream.memory, self._dtype)
@@ -205,11 +208,7 @@ def _read_piece(
     return jnp.argmax(out.logits[0, -1, :vocab_size]), last_read, out.stream
 
 
-@partial(
-    jax.jit,
-    static_argnames=("graphdef", "chunk_size", "write", "vocab_size"),
-    donate_argnames="stream",
-)
+@partial(jax.jit, static_argnames=("graphdef", "chunk_size", "write"), donate_argnames="stream")
 def _score_piece(
     graphdef: Any,
     params: Any,
@@ -219,10 +218,7 @@ def _score_piece(
     *,
     chunk_size: ChunkSize,
     write: bool,
-    vocab_size: int,
 ) -> tuple[jax.Array, Stream]:
     """Losses `[length]` of the labels of `tokens` `[1, length]`, and the stream behind them."""
-    del vocab_size  # Of `_read_piece`; losses are over the model's whole table.
     out = nnx.merge(graphdef, params).stream(tokens, stream, chunk_size=chunk_size, write=write)
-    chosen = jnp.take_along_axis(out.logits, labels[..., None], axis=-1)[..., 0]
-    return (jax.nn.logsumexp(out.logits, axis=-1) - chosen)[0], out.stream
+    return label_losses(out.logits, labels)[0], out.stream

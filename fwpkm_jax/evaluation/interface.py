@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fwpkm_jax.data import RecallData, TextData
+from fwpkm_jax.data import RecallData, TextData, Tokenizer
 from fwpkm_jax.evaluation.record import Origin, Result
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
@@ -33,6 +34,22 @@ class Subject:
     origin: Origin = field(default_factory=Origin)
     """Where model and memory come from."""
 
+    @property
+    def text(self) -> TextData:
+        """`data` of a run on text; `choose_suite` gives evaluations of text no other."""
+        assert isinstance(self.data, TextData)
+        return self.data
+
+    def origin_of(self, hashes: Iterable[Mapping[str, str]], tokenizer: Tokenizer) -> Origin:
+        """The origin of a result that read texts.
+
+        Args:
+          hashes: SHA-256 of the files of each text, by path.
+          tokenizer: the run's.
+        """
+        files = {path: digest for each in hashes for path, digest in each.items()}
+        return dataclasses.replace(self.origin, files=files, tokenizer=tokenizer.fingerprint)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
@@ -52,9 +69,9 @@ class Evaluation:
     """A result's record as text."""
     plot: Callable[[Mapping[str, Any], Path], list[Path]]
     """Draws a result's record into a directory; returns the files."""
-    title: str = ""
+    title: str
     """What a report calls it."""
-    about: str = ""
+    about: str
     """What it asks and how to read the answer: two sentences for a reader without the paper."""
     finding: Callable[[Mapping[str, Any]], str] = lambda record: ""
     """What a result's record says, in a sentence; empty where its table says it all."""

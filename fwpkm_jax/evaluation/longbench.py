@@ -5,7 +5,6 @@ References: Zhao and Jones 2026, arXiv:2601.00671, section 4.4, Figure 5.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 import time
@@ -27,7 +26,7 @@ from fwpkm_jax.evaluation.longbench_views import (
     longbench_table,
     plot_longbench,
 )
-from fwpkm_jax.evaluation.record import Origin, Result, make_result, one_group
+from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.evaluation.sources import sha256
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.models.config import ModelConfig
@@ -121,7 +120,7 @@ def longbench_perplexity(
         if not chosen:
             raise ValueError(f"LongBench: no sample of {task} is left; raise max_tokens.")
     model = with_yarn(model, factor=config.yarn_factor, original_length=config.yarn_original_length)
-    start, groups = one_group(memory)
+    start = first_group(memory)
     began = time.monotonic()
     writes = {"both": (True, False), "on": (True,), "off": (False,)}[config.write]
     passes = {
@@ -154,12 +153,9 @@ def longbench_perplexity(
         scored_tokens=sum(one["answer_tokens"] for one in results["tasks"].values()),
         mode="one pass over context, question and answer",
         chunk_size=None if keeps_chunks else "the context block of each sample",
-        resets={
-            "memory": config.memory_reset,
-            "queue": "sample",
-            "attention_and_gdn": "sample",
-            "memory_group_used": 0 if groups else None,
-        },
+        resets=describe_resets(
+            memory, fast_weights=config.memory_reset, queue="sample", caches="sample"
+        ),
         fast_weight_dtype=config.fast_weight_dtype,
         results=results,
         arrays=_arrays(samples, passes),
@@ -315,7 +311,6 @@ def _missing(subject: Subject, config: LongBenchConfig) -> str | None:
 
 
 def _run(subject: Subject, config: LongBenchConfig) -> Result:
-    assert isinstance(subject.data, TextData)  # Other data are refused before.
     if config.data is None:
         raise ValueError("data=None: name LongBench, as in --longbench.data data.zip.")
     path = Path(config.data).expanduser()
@@ -323,7 +318,7 @@ def _run(subject: Subject, config: LongBenchConfig) -> Result:
         raise ValueError(
             f"{path} is one task's file, but tasks={config.tasks}; give its folder or one task."
         )
-    tokenizer = load_tokenizer(subject.data.tokenizer)
+    tokenizer = load_tokenizer(subject.text.tokenizer)
     samples = {task: tokenize_task(config, task, tokenizer) for task in config.tasks}
     return longbench_perplexity(
         subject.model,
@@ -331,10 +326,8 @@ def _run(subject: Subject, config: LongBenchConfig) -> Result:
         config=config,
         samples=samples,
         seed=subject.seed,
-        origin=dataclasses.replace(
-            subject.origin,
-            files={str(file): sha256(file) for file in _files(path, config.tasks)},
-            tokenizer=tokenizer.fingerprint,
+        origin=subject.origin_of(
+            ({str(file): sha256(file)} for file in _files(path, config.tasks)), tokenizer
         ),
     )
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,9 +15,7 @@ from fwpkm_jax.evaluation.plot_style import (
     save_figure,
     set_title,
 )
-from fwpkm_jax.evaluation.tables import format_table, signed
-
-Record = Mapping[str, Any]
+from fwpkm_jax.evaluation.tables import Record, format_table, signed
 
 _PASSES = {"writing": ("writing", BLUE), "frozen": ("frozen memory", ORANGE)}
 

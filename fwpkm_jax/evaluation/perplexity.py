@@ -5,7 +5,6 @@ References: Zhao and Jones 2026, arXiv:2601.00671, sections 4.2, D.2, D.3; Figur
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ from fwpkm_jax.evaluation import findings, plots, tables
 from fwpkm_jax.evaluation.addressing import AddressingWindows
 from fwpkm_jax.evaluation.fast_weight_dtype import FastWeightDtype
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
-from fwpkm_jax.evaluation.record import Origin, Result, make_result, one_group
+from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.evaluation.segment_reader import SegmentReader, SegmentReading
 from fwpkm_jax.evaluation.segments import Segmentation
 from fwpkm_jax.evaluation.sources import Source, missing_text, text_sources
@@ -111,7 +110,7 @@ def streaming_perplexity(
     length = config.segment_length or segment_length
     if length is None:
         raise ValueError("segment_length=None: give the config or the call a segment length.")
-    start, groups = one_group(memory)
+    start = first_group(memory)
     writes = {"both": (True, False), "on": (True,), "off": (False,)}[config.write]
     passes: dict[str, TokenLosses] = {}
     summaries: dict[str, dict[str, Any]] = {}
@@ -150,12 +149,9 @@ def streaming_perplexity(
         mode=f"segmentation={config.segmentation}, segment_length={length}",
         chunk_size=config.chunk_size,
         fast_weight_dtype=config.fast_weight_dtype,
-        resets={
-            "memory": config.memory_reset,
-            "queue": config.queue,
-            "attention_and_gdn": "segment",
-            "memory_group_used": 0 if groups else None,
-        },
+        resets=describe_resets(
+            memory, fast_weights=config.memory_reset, queue=config.queue, caches="segment"
+        ),
         results=results,
         arrays={
             **{f: getattr(first, f) for f in ("source", "document", "segment", "position")},
@@ -231,26 +227,22 @@ def _one_behind(readings: Iterator[SegmentReading]) -> Iterator[SegmentReading]:
 
 
 def _run(subject: Subject, config: PerplexityConfig) -> Result:
-    assert isinstance(subject.data, TextData)  # Other data are refused before.
-    sources = text_sources(subject.data, config.data)
+    sources = text_sources(subject.text, config.data)
     return streaming_perplexity(
         subject.model,
         subject.memory,
         config=config,
         sources=sources,
-        segment_length=subject.data.length,
+        segment_length=subject.text.length,
         seed=subject.seed,
-        origin=dataclasses.replace(
-            subject.origin,
-            files={path: digest for source in sources for path, digest in source.files.items()},
-            tokenizer=load_tokenizer(subject.data.tokenizer).fingerprint,
+        origin=subject.origin_of(
+            (source.files for source in sources), load_tokenizer(subject.text.tokenizer)
         ),
     )
 
 
 def _missing(subject: Subject, config: PerplexityConfig) -> str | None:
-    assert isinstance(subject.data, TextData)  # Other data are refused before.
-    return missing_text(subject.data, config.data)
+    return missing_text(subject.text, config.data)
 
 
 PERPLEXITY = Evaluation(

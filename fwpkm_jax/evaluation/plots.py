@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -20,8 +18,7 @@ from fwpkm_jax.evaluation.plot_style import (
     set_title,
     style_axes,
 )
-
-Record = Mapping[str, Any]
+from fwpkm_jax.evaluation.tables import Record
 
 _DEPTH_BINS = 10
 _TIMES = "\N{MULTIPLICATION SIGN}"

@@ -40,11 +40,28 @@ class Result(NamedTuple):
     """Per-token or per-answer data, too long for JSON."""
 
 
-def one_group(memory: Memory) -> tuple[Memory, int]:
-    """The first of a checkpoint's memories, leaves `[1, ...]`, and how many there were."""
-    leaves = jax.tree.leaves(memory)
-    groups = leaves[0].shape[0] if leaves else 0
-    return jax.tree.map(lambda x: x[:1], memory), groups
+def first_group(memory: Memory) -> Memory:
+    """The first of a checkpoint's memories, leaves `[1, ...]`."""
+    return jax.tree.map(lambda x: x[:1], memory)
+
+
+def describe_resets(
+    memory: Memory, *, fast_weights: str, queue: str, caches: str
+) -> dict[str, Any]:
+    """What starts anew when, in an evaluation that begins with the first of several memories.
+
+    Args:
+      memory: the checkpoint's fast weights.
+      fast_weights: when they come back from the checkpoint, such as "document" or "never".
+      queue: when tokens that wait to be written are dropped.
+      caches: when attention and GDN start empty.
+    """
+    return {
+        "memory": fast_weights,
+        "queue": queue,
+        "attention_and_gdn": caches,
+        "memory_group_used": 0 if memory else None,
+    }
 
 
 def make_result(

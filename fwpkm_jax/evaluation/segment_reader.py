@@ -21,7 +21,7 @@ from fwpkm_jax.evaluation.segments import (
     piece_sizes,
     split_into_segments,
 )
-from fwpkm_jax.evaluation.stream_calls import flush, reset_caches, store_memory
+from fwpkm_jax.evaluation.stream_calls import flush, label_losses, reset_caches, store_memory
 from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
 
 
@@ -180,10 +180,8 @@ def _read_piece(
 ) -> tuple[Stream, PieceReading]:
     model = nnx.merge(graphdef, params)
     out = model.stream(tokens, stream, chunk_size=chunk_size, write=write)
-    chosen = jnp.take_along_axis(out.logits, labels[..., None], axis=-1)[..., 0]
-    losses = jax.nn.logsumexp(out.logits, axis=-1) - chosen
     gates = {layer: facts.gate[0] for layer, facts in out.info.items()}
     slot_ids = {
         layer: facts.slot_ids[0] for layer, facts in out.info.items() if facts.slot_ids is not None
     }
-    return out.stream, PieceReading(losses[0], gates, slot_ids)
+    return out.stream, PieceReading(label_losses(out.logits, labels)[0], gates, slot_ids)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from fwpkm_jax.evaluation.fast_weight_dtype import FastWeightDtype, as_stored
@@ -28,6 +29,12 @@ def reset_caches(graphdef: Any, params: Any, stream: Stream, *, pending: bool) -
 def flush(graphdef: Any, params: Any, stream: Stream) -> Stream:
     """The stream with its waiting pairs written; see LanguageModel. Reuses the old buffers."""
     return nnx.merge(graphdef, params).flush(stream)
+
+
+def label_losses(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Loss of each label `[batch, length]` in nats, from logits `[batch, length, vocab]`."""
+    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
 
 
 @partial(jax.jit, static_argnames="dtype", donate_argnames="stream")

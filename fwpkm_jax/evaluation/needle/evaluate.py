@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from fwpkm_jax.evaluation.needle.plots import plot_needle
 from fwpkm_jax.evaluation.needle.reading import answer_each, encode_prompt, open_reader
 from fwpkm_jax.evaluation.needle.samples import NeedleSample, take_samples
 from fwpkm_jax.evaluation.needle.scores import score_answers
-from fwpkm_jax.evaluation.record import Origin, Result, make_result, one_group
+from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.evaluation.sources import file_hashes, missing_text, text_sources
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.models.config import ModelConfig
@@ -55,7 +54,7 @@ def needle_accuracy(
     Raises:
       ValueError: the texts give no sample of a length, or a file holds other than samples.
     """
-    start, groups = one_group(memory)
+    start = first_group(memory)
     stretched, runs = model, []
     for words, sample_seed, samples in _each_length(config, texts, seed):
         factor = config.factor(words)
@@ -85,12 +84,12 @@ def needle_accuracy(
         scored_tokens=config.value_digits * sum(run["exact"]["answers"] for run in runs),
         mode=config.mode,
         chunk_size=describe_chunks(model.config, config),
-        resets={
-            "memory": "reading" if "lact" in model.config.mixers else kept,
-            "queue": kept,
-            "attention_and_gdn": "reading",
-            "memory_group_used": 0 if groups else None,
-        },
+        resets=describe_resets(
+            memory,
+            fast_weights="reading" if "lact" in model.config.mixers else kept,
+            queue=kept,
+            caches="reading",
+        ),
         results={"runs": runs},
         fast_weight_dtype=config.fast_weight_dtype,
     )
@@ -125,13 +124,12 @@ def _spread(lengths: Sequence[int]) -> dict[str, float]:
 
 
 def _run(subject: Subject, config: NeedleConfig) -> Result:
-    assert isinstance(subject.data, TextData)  # Other data are refused before.
-    tokenizer = load_tokenizer(subject.data.tokenizer)
+    tokenizer = load_tokenizer(subject.text.tokenizer)
     if config.sample_files:
         sources = []
         hashes = [file_hashes(path) for path in config.sample_files]
     else:
-        sources = text_sources(subject.data, config.data)
+        sources = text_sources(subject.text, config.data)
         hashes = [source.files for source in sources]
     return needle_accuracy(
         subject.model,
@@ -140,20 +138,15 @@ def _run(subject: Subject, config: NeedleConfig) -> Result:
         texts=lambda: texts_of(sources, tokenizer),
         tokenizer=tokenizer,
         seed=subject.seed,
-        origin=dataclasses.replace(
-            subject.origin,
-            files={path: digest for files in hashes for path, digest in files.items()},
-            tokenizer=tokenizer.fingerprint,
-        ),
+        origin=subject.origin_of(hashes, tokenizer),
     )
 
 
 def _missing(subject: Subject, config: NeedleConfig) -> str | None:
-    assert isinstance(subject.data, TextData)  # Other data are refused before.
     absent = [path for path in config.sample_files if not Path(path).is_file()]
     if absent:
         return f"the file {absent[0]}"
-    return None if config.sample_files else missing_text(subject.data, config.data)
+    return None if config.sample_files else missing_text(subject.text, config.data)
 
 
 NEEDLE = Evaluation(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,8 +18,7 @@ from fwpkm_jax.evaluation.plot_style import (
     set_title,
     style_axes,
 )
-
-Record = Mapping[str, Any]
+from fwpkm_jax.evaluation.tables import Record
 
 _SHADES = ("#C6DBEF", "#9ECAE1", "#4292C6", "#08519C")
 

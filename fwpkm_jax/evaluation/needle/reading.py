@@ -11,7 +11,7 @@ import numpy as np
 
 from fwpkm_jax.core.holding import ChunkSize
 from fwpkm_jax.data import Tokenizer
-from fwpkm_jax.evaluation.haystack_reader import HaystackReader, Reader
+from fwpkm_jax.evaluation.haystack_reader import HaystackReader, Reader, decode
 from fwpkm_jax.evaluation.needle.config import NeedleConfig
 from fwpkm_jax.evaluation.needle.samples import NeedleSample
 from fwpkm_jax.models.language_model import LanguageModel, Memory
@@ -105,7 +105,7 @@ def answer_each(
         answer = reader.next_token()
         if config.mode == "reference" and ends_written:
             reader.write()
-        yield tokenizer.decode(reader.decode(answer, length=config.value_digits))
+        yield tokenizer.decode(decode(reader, answer, length=config.value_digits))
         if time.monotonic() - shown > 10:
             shown = time.monotonic()
             logger.info("needle, %d readings: %d of %d", readings, number + 1, len(prompts))

@@ -5,7 +5,6 @@ References: Zhao and Jones 2026, arXiv:2601.00671, section 5.1; Figure 7.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from fwpkm_jax.evaluation.needle import (
 )
 from fwpkm_jax.evaluation.needle.files import texts_of
 from fwpkm_jax.evaluation.needle.samples import NeedleSample
-from fwpkm_jax.evaluation.record import Origin, Result, make_result, one_group
+from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.evaluation.slot_trace.tracing_reader import SlotRead, TracingReader
 from fwpkm_jax.evaluation.slot_trace.views import trace_page, trace_table
 from fwpkm_jax.evaluation.sources import missing_text, text_sources
@@ -100,7 +99,7 @@ def trace_slots(
         factor=config.factor(config.haystack_words[0]),
         original_length=config.yarn_original_length,
     )
-    start, groups = one_group(memory)
+    start = first_group(memory)
     samples = take_samples(texts(), config, words=config.haystack_words[0], seed=seed)
     prompts = [encode_prompt(sample, tokenizer) for sample in samples]
     reader = TracingReader(open_reader(model, start, prompts, config, tokenizer), rule)
@@ -132,12 +131,7 @@ def trace_slots(
         scored_tokens=config.value_digits * tried,
         mode=config.mode,
         chunk_size="one write per reading, all waiting tokens",
-        resets={
-            "memory": kept,
-            "queue": kept,
-            "attention_and_gdn": "reading",
-            "memory_group_used": 0 if groups else None,
-        },
+        resets=describe_resets(memory, fast_weights=kept, queue=kept, caches="reading"),
         results={
             "tried": tried,
             "slots": rule.num_slots,
@@ -238,9 +232,8 @@ def _log_arrays(reader: TracingReader, lookahead: int) -> dict[str, np.ndarray]:
 
 
 def _run(subject: Subject, config: TraceConfig) -> Result:
-    assert isinstance(subject.data, TextData)  # Other data are refused before.
-    tokenizer = load_tokenizer(subject.data.tokenizer)
-    sources = text_sources(subject.data, config.data)
+    tokenizer = load_tokenizer(subject.text.tokenizer)
+    sources = text_sources(subject.text, config.data)
     return trace_slots(
         subject.model,
         subject.memory,
@@ -248,11 +241,7 @@ def _run(subject: Subject, config: TraceConfig) -> Result:
         texts=lambda: texts_of(sources, tokenizer),
         tokenizer=tokenizer,
         seed=subject.seed,
-        origin=dataclasses.replace(
-            subject.origin,
-            files={path: digest for source in sources for path, digest in source.files.items()},
-            tokenizer=tokenizer.fingerprint,
-        ),
+        origin=subject.origin_of((source.files for source in sources), tokenizer),
     )
 
 
@@ -260,8 +249,7 @@ def _missing(subject: Subject, config: TraceConfig) -> str | None:
     has_slots = isinstance(subject.model.config.fast_weight.rule, FwPKM)
     if not subject.model.config.memory_layers or not has_slots:
         return "a fast-weight memory with slots"
-    assert isinstance(subject.data, TextData)
-    return missing_text(subject.data, config.data)
+    return missing_text(subject.text, config.data)
 
 
 TRACE = Evaluation(

@@ -102,14 +102,6 @@ class TracingReader:
         self.reads.append(reads)
         return self._reader.next_token()
 
-    def decode(self, first: int, *, length: int) -> list[int]:
-        """As of the reader."""
-        tokens = [first]
-        while len(tokens) < length:
-            self.read(np.asarray(tokens[-1:]))
-            tokens.append(self.next_token())
-        return tokens
-
 
 @partial(jax.jit, static_argnames="rule")
 def _address(

@@ -1,9 +1,13 @@
 """Options and settings that every test shares."""
 
 import os
+from importlib.metadata import version
 
 # Before JAX starts. On a CPU tests compile far more than they compute.
 _FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+if version("jaxlib").startswith("0.10."):
+    # Halves the time to compile; later versions do not know it and stop at unknown flags.
+    _FLAGS += " --xla_cpu_use_fusion_emitters=false"
 if os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu":
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()
 
@@ -53,6 +57,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run every FwPKM memory as a scan of its steps, but for the tests of the two phases",
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """Neighbouring tests to the same worker, which then compiles what they share only once."""
+    if config.getoption("dist") != "load":  # Another way was asked for.
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -43,8 +43,9 @@ def start_run(experiment: Experiment, weights: Weights) -> Path:
 
     params = jax.tree.map(jnp.asarray, weights.params)
     memory = jax.tree.map(_for_groups, weights.memory, jax.eval_shape(init).memory)
-    state = jax.jit(init)()._replace(params=params, memory=memory)
-    state = state._replace(opt_state=jax.jit(optimizer.init)(params))
+    # What is not drawn again is not computed either.
+    rest = jax.jit(lambda: init()._replace(params=None, opt_state=(), memory={}))()
+    state = rest._replace(params=params, opt_state=optimizer.init(params), memory=memory)
     claim(directory, experiment.to_json(), may_change=())
     with Checkpoints(directory / "checkpoints", experiment.checkpoint) as checkpoints:
         checkpoints.save(state, data_position=None, config=experiment.to_json())

@@ -35,15 +35,10 @@ def from_release(tensors: Mapping[str, Any], config: ModelConfig) -> Weights:
       ValueError: a tensor is missing, has no place or has another shape; or the release has no
         such model.
     """
+    names = release_names(config)
     like = abstract_weights(config)
-    return like.replaced(
-        {
-            name: array[None] if name.startswith("memory/") else array
-            for name, array in converted(
-                tensors, release_names(config), _shapes(like), where="The checkpoint"
-            ).items()
-        }
-    )
+    arrays = converted(tensors, names, _shapes(like), where="The checkpoint")
+    return like.replaced({path: x[None] if _is_fast(path) else x for path, x in arrays.items()})
 
 
 def converted(
@@ -73,7 +68,7 @@ def to_release(weights: Weights, config: ModelConfig) -> dict[str, Any]:
     named = weights.named()
     for path, (name, layout, _) in release_names(config).items():
         array = named[path]
-        if path.startswith("memory/"):
+        if _is_fast(path):
             if array.shape[0] != 1:
                 raise ValueError(
                     f"{path} holds {array.shape[0]} memories; the release has one per layer: "
@@ -116,7 +111,8 @@ def read_release(path: str | Path, config: ModelConfig) -> Weights:
 
 def _shapes(like: Weights) -> dict[str, tuple[int, ...]]:
     """Without the axis of memories."""
-    return {
-        name: x.shape[1:] if name.startswith("memory/") else x.shape
-        for name, x in like.named().items()
-    }
+    return {path: x.shape[1:] if _is_fast(path) else x.shape for path, x in like.named().items()}
+
+
+def _is_fast(path: str) -> bool:
+    return path.startswith("memory/")

@@ -83,11 +83,10 @@ FWPKM_MEMORY: Names = {
     "keys": ReleaseTensor("keys", "rows"),
     "values": ReleaseTensor("values"),
 }
-FWMLP_MEMORY: Names = {
-    f"{part}_{ours}": ReleaseTensor(f"{theirs}_{part}", layout)
-    for part in ("up", "gate", "down")
-    for ours, theirs, layout in (("kernel", "w", "transposed"), ("bias", "b", "same"))
-}
+FWMLP_MEMORY: Names = {}
+for _part in ("up", "gate", "down"):
+    FWMLP_MEMORY[f"{_part}_kernel"] = ReleaseTensor(f"w_{_part}", "transposed")
+    FWMLP_MEMORY[f"{_part}_bias"] = ReleaseTensor(f"b_{_part}")
 
 
 def memory_block_names(*, gated: bool) -> Names:

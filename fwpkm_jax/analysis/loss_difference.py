@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import tyro
 
+from fwpkm_jax.command_line import report
 from fwpkm_jax.evaluation.plot_style import (
     BLUE,
     GREY,
@@ -192,8 +193,7 @@ def main(arguments: Sequence[str]) -> int:
         )
         found = loss_difference(first, second, documents=options.documents, tokens=options.tokens)
     except (ValueError, FileNotFoundError) as error:
-        print(f"loss_difference: {error}", file=sys.stderr)
-        return 2
+        return report("loss_difference", error)
     first_is_file = options.first.suffix == ".npz"
     results = options.first.parent if first_is_file else options.first / "results"
     path = (options.out or results) / f"ppl_minus_{second.name}.png"

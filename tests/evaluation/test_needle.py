@@ -18,6 +18,7 @@ from fwpkm_jax.evaluation.needle import (
     reading,
     score_answers,
 )
+from fwpkm_jax.evaluation.needle.config import SampleSettings
 from fwpkm_jax.evaluation.needle.evaluate import describe_chunks
 from fwpkm_jax.evaluation.needle.files import SampleOptions, read_samples
 from fwpkm_jax.evaluation.needle.files import main as write_file
@@ -173,7 +174,7 @@ def test_samples_of_a_file_are_those_that_are_made_here(model, memory, perfect_r
     assert {name: header[name] for name in ("words", "seed")} == {"words": 10, "seed": 5}
     assert list(header["data_files"]) == list(data)
     texts = [("book.txt", TEXT)]
-    made = list(build_samples(texts, words=10, seed=5, depths=(0, 50)))
+    made = list(build_samples(texts, SampleSettings(depths=(0, 50)), words=10, seed=5))
     assert list(samples) == made[:3]
     record = evaluate(model, memory, sample_files=(str(path),), readings=(1,))
     (run,) = record["results"]["runs"]

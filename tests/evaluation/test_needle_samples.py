@@ -3,6 +3,7 @@ import re
 
 import pytest
 
+from fwpkm_jax.evaluation.needle.config import SampleSettings
 from fwpkm_jax.evaluation.needle.samples import build_samples
 
 WORDS = [f"w{i}" for i in range(1000)]
@@ -10,7 +11,7 @@ WORDS = [f"w{i}" for i in range(1000)]
 
 def samples(num_words: int = 250, *, words: int = 100, seed: int = 0, **options):
     text = "\n  ".join(WORDS[:num_words])
-    return list(build_samples([("book", text)], words=words, seed=seed, **options))
+    return list(build_samples([("book", text)], SampleSettings(**options), words=words, seed=seed))
 
 
 def test_needles_and_question_read_exactly_as_the_protocol_says():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ _PROGRAM = "fwpkm_jax.data.prepare"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Common:
+class _AbstractCommand(abc.ABC):
     input: Path
     """What was downloaded: a file or a folder. Nothing is fetched; docs/data.md says from where."""
     out: Path
@@ -45,13 +46,13 @@ class _Common:
     save_seconds: float = 30.0
     """Least time between two points that a killed command goes on from."""
 
+    @abc.abstractmethod
     def jobs(self) -> Iterator[tuple[Path, Source, int | None]]:
         """Each file to write, its source and its limit of characters."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class FineWebEdu(_Common):
+class FineWebEdu(_AbstractCommand):
     """FineWeb-Edu's 10BT sample: the folder of its Parquet files."""
 
     split: Literal["train", "valid", "test"]
@@ -63,7 +64,7 @@ class FineWebEdu(_Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ranged(_Common):
+class _AbstractRanged(_AbstractCommand):
     skip_documents: int = 0
     """Leave out this many records at the start."""
     max_documents: int | None = None
@@ -76,7 +77,7 @@ class _Ranged(_Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongCrawl64(_Ranged):
+class LongCrawl64(_AbstractRanged):
     """LongCrawl64: a Zarr folder or a flat .bin file of GPT-2 tokens, tokenised anew."""
 
     vocabulary: Path
@@ -96,7 +97,7 @@ class LongCrawl64(_Ranged):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lambada(_Common):
+class Lambada(_AbstractCommand):
     """LAMBADA's training novels: the archive, the folder train-novels, or Parquet files."""
 
     def jobs(self) -> Iterator[tuple[Path, Source, int | None]]:
@@ -104,7 +105,7 @@ class Lambada(_Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pile(_Common):
+class Pile(_AbstractCommand):
     """Domains of the Pile: the folder of its Parquet files, to a folder of one file per domain."""
 
     domains: tuple[str, ...] = DOMAINS
@@ -121,7 +122,7 @@ class Pile(_Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongBench(_Common):
+class LongBench(_AbstractCommand):
     """LongBench's question-answering tasks: data.zip, to a folder of one file per task."""
 
     tasks: tuple[str, ...] = TASKS
@@ -137,7 +138,7 @@ class LongBench(_Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JsonLines(_Ranged):
+class JsonLines(_AbstractRanged):
     """Any .jsonl or .txt file, or a folder of them."""
 
     field: str = "text"
@@ -166,7 +167,7 @@ Command = (
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; its exit code."""
-    command: _Common = tyro.cli(
+    command: _AbstractCommand = tyro.cli(
         Command,  # pyright: ignore[reportArgumentType]
         args=list(arguments),
         prog=_PROGRAM,

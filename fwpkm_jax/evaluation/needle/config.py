@@ -12,7 +12,28 @@ _PAPER_FACTORS = ((4000, None), (8000, 4.0), (16_000, 8.0), (32_000, 16.0), (128
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeedleConfig:
+class SampleSettings:
+    """What is hidden in a haystack and where."""
+
+    num_needles: int = 5
+    """Needles per haystack, one of which is asked for."""
+    key_characters: int = 4
+    """Hexadecimal characters of a needle's key."""
+    value_digits: int = 6
+    """Digits of a needle's number, and tokens decoded for an answer."""
+    depths: tuple[float, ...] = ()
+    """Depths in percent that targets take turns at. Empty: uniform over the haystack."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_needles", "key_characters", "value_digits"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        if any(not 0 <= depth <= 100 for depth in self.depths):
+            raise ValueError(f"depths={self.depths} must be percentages from 0 to 100.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedleConfig(SampleSettings):
     """Needle in a haystack."""
 
     data: tuple[str, ...] = ()
@@ -41,14 +62,6 @@ class NeedleConfig:
     samples wrote stays, their needles too."""
     fast_weight_dtype: FastWeightDtype = "float32"
     """Precision of fast weights between two writes; bfloat16 imitates the release."""
-    num_needles: int = 5
-    """Needles per haystack, one of which is asked for."""
-    key_characters: int = 4
-    """Hexadecimal characters of a needle's key."""
-    value_digits: int = 6
-    """Digits of a needle's number, and tokens decoded for an answer."""
-    depths: tuple[float, ...] = ()
-    """Depths in percent that targets take turns at. Empty: uniform over the haystack."""
     yarn_factor: Literal["paper"] | float | None = "paper"
     """Stretches rotary positions. paper: by the words of the haystack, not at all up to 4000, by 4
     up to 8000, by 8 up to 16,000, by 16 up to 32,000, by 64 beyond. None: as trained."""
@@ -58,17 +71,16 @@ class NeedleConfig:
     """Tokens read per call; bounds the memory needed and changes no number."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("haystack_words", "readings"):
             values = getattr(self, name)
             if not values or min(values) < 1:
                 raise ValueError(f"{name}={values} must name numbers of at least 1.")
-        for name in ("samples", "num_needles", "key_characters", "value_digits", "piece_length"):
+        for name in ("samples", "piece_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
         if isinstance(self.chunk_size, int) and self.chunk_size < 1:
             raise ValueError(f"chunk_size={self.chunk_size} must be at least 1.")
-        if any(not 0 <= depth <= 100 for depth in self.depths):
-            raise ValueError(f"depths={self.depths} must be percentages from 0 to 100.")
 
     def factor(self, words: int) -> float | None:
         """YaRN's factor for haystacks of so many words."""

@@ -7,6 +7,7 @@ A JSONL file: a header with seed, words and hashes of the texts, then a sample p
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import sys
@@ -19,15 +20,16 @@ import tyro
 
 from fwpkm_jax.command_line import report
 from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
+from fwpkm_jax.evaluation.needle.config import SampleSettings
 from fwpkm_jax.evaluation.needle.samples import Needle, NeedleSample, build_samples
 from fwpkm_jax.evaluation.sources import Source, text_sources
 
 _KIND = "needle samples"
-_SETTINGS = ("words", "seed", "num_needles", "key_characters", "value_digits", "depths")
+_SETTINGS = ("words", "seed", *(field.name for field in dataclasses.fields(SampleSettings)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleOptions:
+class SampleOptions(SampleSettings):
     """Writes needle samples of one length to a file."""
 
     data: tuple[str, ...]
@@ -40,14 +42,6 @@ class SampleOptions:
     """Of keys, values, depths and targets."""
     samples: int = 500
     """Samples, fewer where the text runs out."""
-    num_needles: int = 5
-    """Needles per haystack, one of which is asked for."""
-    key_characters: int = 4
-    """Hexadecimal characters of a needle's key."""
-    value_digits: int = 6
-    """Digits of a needle's number."""
-    depths: tuple[float, ...] = ()
-    """Depths in percent that targets take turns at. Empty: uniform over the haystack."""
     tokenizer: str = "bytes"
     """Of tokenised files (.bin); text needs none."""
 
@@ -118,8 +112,9 @@ def main(options: SampleOptions) -> int:
             train_paths=options.data, valid_paths=options.data, tokenizer=options.tokenizer
         )
         sources = text_sources(data)
+        texts = texts_of(sources, load_tokenizer(options.tokenizer))
+        samples = build_samples(texts, options, words=options.words, seed=options.seed)
         settings = {name: getattr(options, name) for name in _SETTINGS}
-        samples = build_samples(texts_of(sources, load_tokenizer(options.tokenizer)), **settings)
         files = {path: digest for source in sources for path, digest in source.files.items()}
         header = {**settings, "data_files": files}
         number = write_samples(options.out, itertools.islice(samples, options.samples), header)

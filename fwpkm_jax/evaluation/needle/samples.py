@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fwpkm_jax.data import needle_question, needle_sentence, random_key, random_value
-from fwpkm_jax.evaluation.needle.config import NeedleConfig
+from fwpkm_jax.evaluation.needle.config import NeedleConfig, SampleSettings
 
 logger = logging.getLogger(__name__)
 
@@ -53,42 +53,26 @@ class NeedleSample(NamedTuple):
 
 
 def build_samples(
-    texts: Iterable[tuple[str, str]],
-    *,
-    words: int,
-    seed: int,
-    num_needles: int = 5,
-    key_characters: int = 4,
-    value_digits: int = 6,
-    depths: Sequence[float] = (),
+    texts: Iterable[tuple[str, str]], settings: SampleSettings, *, words: int, seed: int
 ) -> Iterator[NeedleSample]:
     """Samples from texts in order, the same for the same seed; keys are unique over all of them.
 
     Args:
       texts: pairs of id and text.
+      settings: needles and their depths.
       words: whitespace words of a haystack. Cuts are consecutive and do not overlap; one of fewer
         than half the words is skipped.
       seed: of keys, values, depths and targets.
-      num_needles: needles per haystack.
-      key_characters: hexadecimal characters of a key.
-      value_digits: decimal digits of a value.
-      depths: the target of sample i stands at `depths[i % len(depths)]` percent. Empty: anywhere.
 
     Raises:
-      ValueError: an argument is out of range, or the keys run out.
+      ValueError: `words` is out of range, or the keys run out.
 
     References: Zhao and Jones 2026, arXiv:2601.00671, section 4.3.
     """
-    for name, value in {
-        "words": words,
-        "num_needles": num_needles,
-        "key_characters": key_characters,
-        "value_digits": value_digits,
-    }.items():
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1.")
-    if any(not 0 <= depth <= 100 for depth in depths):
-        raise ValueError(f"depths={tuple(depths)} must be percentages from 0 to 100.")
+    if words < 1:
+        raise ValueError(f"words={words} must be at least 1.")
+    num_needles, key_characters = settings.num_needles, settings.key_characters
+    depths = settings.depths
     rng = np.random.default_rng(seed)
     used: set[str] = set()
     number = 0
@@ -105,7 +89,7 @@ def build_samples(
                     "for fewer samples."
                 )
             keys = [_new_key(rng, used, key_characters) for _ in range(num_needles)]
-            values = [random_value(rng, value_digits) for _ in keys]
+            values = [random_value(rng, settings.value_digits) for _ in keys]
             places = rng.random(num_needles)
             target = int(rng.integers(num_needles))
             if depths:
@@ -130,16 +114,8 @@ def take_samples(
     texts: Iterable[tuple[str, str]], config: NeedleConfig, *, words: int, seed: int
 ) -> list[NeedleSample]:
     """The samples of one length; fewer than asked for are logged, none is a ValueError."""
-    samples = build_samples(
-        texts,
-        words=words,
-        seed=seed,
-        num_needles=config.num_needles,
-        key_characters=config.key_characters,
-        value_digits=config.value_digits,
-        depths=config.depths,
-    )
-    samples = list(itertools.islice(samples, config.samples))
+    built = build_samples(texts, config, words=words, seed=seed)
+    samples = list(itertools.islice(built, config.samples))
     if not samples:
         raise ValueError(
             f"No text has the {-(-words // 2)} words that a haystack of {words} needs at least; "

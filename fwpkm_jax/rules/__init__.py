@@ -5,12 +5,14 @@ from fwpkm_jax.rules.delta import DeltaRule
 from fwpkm_jax.rules.fwmlp import FwMLP, FwMLPMemory
 from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory
 from fwpkm_jax.rules.lact import LaCTRule
+from fwpkm_jax.rules.titans import TitansMemory, TitansRule
 
 RULES: dict[str, type[AbstractRule]] = {
     "delta": DeltaRule,
     "fwmlp": FwMLP,
     "fwpkm": FwPKM,
     "lact": LaCTRule,
+    "titans": TitansRule,
 }
 
 __all__ = [
@@ -23,4 +25,6 @@ __all__ = [
     "FwPKM",
     "FwPKMMemory",
     "LaCTRule",
+    "TitansMemory",
+    "TitansRule",
 ]

@@ -9,12 +9,12 @@ from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, TokenValues
 from fwpkm_jax.core.chunking import Chunk, StepOutput
+from fwpkm_jax.core.newton_schulz import frobenius_norm, newton_schulz
 from fwpkm_jax.rules.base import AbstractRule
 
 _NORM_EPSILON = 1e-5
 _MUON_EPSILON = 1e-7
-# Coefficients of X <- a X + (b A + c A^2) X with A = X X^T, one row per iteration: a quintic each,
-# chosen so that five of them bring every singular value near 1. Jordan et al. 2024 (Muon).
+# One row per iteration. Jordan et al. 2024 (Muon).
 _NEWTON_SCHULZ = (
     (4.0848, -6.8946, 2.9270),
     (3.9505, -6.3029, 2.6377),
@@ -174,14 +174,4 @@ def _with_row_norms(
 
 def _orthogonalize(x: Float[Array, "rows columns"]) -> Float[Array, "rows columns"]:
     """The nearest matrix with all singular values 1, roughly; zero for zero."""
-    rows, columns = x.shape
-    if rows > columns:
-        return _orthogonalize(x.T).T
-    squares = jnp.sum(x**2)
-    # The square root's slope is infinite at 0, where padding alone would give NaN gradients.
-    norm = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1.0)), 0.0)
-    x = x / (norm + _MUON_EPSILON)
-    for a, b, c in _NEWTON_SCHULZ:
-        square = x @ x.T
-        x = a * x + (b * square + c * square @ square) @ x
-    return x
+    return newton_schulz(x / (frobenius_norm(x) + _MUON_EPSILON), _NEWTON_SCHULZ)

@@ -1,0 +1,314 @@
+"""Titans: a small network that learns keys and values by gradients with momentum and forgetting."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fwpkm_jax.core.array_types import TokenValues
+from fwpkm_jax.core.chunking import Chunk, RunOutput, StepOutput, scan_chunks
+from fwpkm_jax.core.newton_schulz import frobenius_norm, newton_schulz
+from fwpkm_jax.rules.base import AbstractRule
+
+_NORM_EPSILON = 1e-5
+_MUON_EPSILON = 1e-7
+_NEWTON_SCHULZ = ((3.4445, -4.7750, 2.0315),) * 5  # Jordan et al. 2024 (Muon).
+
+
+class TitansNetwork(NamedTuple):
+    """Weights of the memory, or one value per weight; leaves may have leading axes.
+
+    Attributes:
+      scale: of the norm of the output, less 1; None without that norm.
+      layers: matrices `[in, out]`.
+    """
+
+    scale: Float[Array, "*n value"] | None
+    layers: tuple[Float[Array, "*n _ _"], ...]
+
+
+class TitansMemory(NamedTuple):
+    """Fast weights of one sequence and head.
+
+    Attributes:
+      weights: in use.
+      momentum: the surprise carried on, leaves `[orders, ...]`.
+    """
+
+    weights: TitansNetwork
+    momentum: TitansNetwork
+
+
+class TitansWrites(NamedTuple):
+    """What `n` writes of `w` tokens each are made of.
+
+    Attributes:
+      key: `[n, w, key]`.
+      value: `[n, w, value]`.
+      rate: `[n, w]`, weight of each token's loss; 0 writes nothing.
+      momentum: `[n, orders]`, share of the last surprise kept, order by order.
+      forget: `[n]`, share of the weights given up.
+      combine: `[n, orders]`, shares of the orders in the step; None: the highest alone.
+      tensor_scale: `[n, tensors]`, multiplies each tensor's gradient; None: 1.
+      real: `[n]`, 0 for a write that is to leave everything as it is.
+    """
+
+    key: Float[Array, "n w key"]
+    value: Float[Array, "n w value"]
+    rate: Float[Array, "n w"]
+    momentum: Float[Array, "n orders"]
+    forget: Float[Array, " n"]
+    real: Float[Array, " n"]
+    combine: Float[Array, "n orders"] | None = None
+    tensor_scale: Float[Array, "n tensors"] | None = None
+
+
+class TitansInfo(NamedTuple):
+    """Measures of one chunk: mean loss of its tokens at the weights that the gradients are of."""
+
+    memory_loss: Float[Array, ""]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TitansRule(AbstractRule):
+    """A network M that takes a step on `||M(key) - value||^2` for each token, or few of them.
+
+        S <- momentum S - rate * gradient,    M <- (1 - forget) M + S
+
+    The gradients of a chunk are all taken at the weights it began with, so that its steps are two
+    linear recurrences, solved at once; with chunks of one write they are the rule as published,
+    token by token. A token is read after the write that it completes. One head. Tokens behind a
+    chunk's last complete write are read and not written.
+
+    References: Behrouz et al. 2025, arXiv:2501.00663, Eqs. 8 to 18.
+    """
+
+    key_dim: int = 64
+    """Width of keys and queries."""
+    value_dim: int = 64
+    """Width of values."""
+    depth: int = 2
+    """Matrices of the network, GELU between them; 1 is a matrix memory."""
+    hidden_dim: int = 256
+    """Width between the matrices."""
+    residual_norm: bool = True
+    """Norms the network's output and adds its input."""
+    write_size: int = 1
+    """Tokens whose gradients are summed into one step."""
+    momentum_order: int = 1
+    """Momenta of momenta; 0: steps without momentum."""
+    loss: Literal["sum", "mean"] = "sum"
+    """Over the features of the squared error."""
+    learning_rate: float = 0.1
+    """Step size of tokens that bring none of their own (`Chunk.rates`, `[tokens, 1]`)."""
+    momentum: float = 0.5
+    """Share of the last surprise kept by tokens that bring none of their own."""
+    forget: float = 0.01
+    """Share of the weights given up at each write."""
+    max_gradient_norm: float | None = None
+    """Bounds the norm of each tensor's gradient, smoothly."""
+    orthogonalize: bool = False
+    """Brings each matrix's step near to an orthogonal one by Newton-Schulz iterations."""
+
+    def __post_init__(self):
+        if not 1 <= self.depth <= 4:
+            raise ValueError(f"depth={self.depth} must lie between 1 and 4.")
+        for name in ("key_dim", "value_dim", "hidden_dim", "write_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        if self.momentum_order < 0:
+            raise ValueError(f"momentum_order={self.momentum_order} must be at least 0.")
+        if self.residual_norm and self.key_dim != self.value_dim:
+            raise ValueError(
+                f"residual_norm=True adds keys of width {self.key_dim} to values of width "
+                f"{self.value_dim}; make them equal or turn it off."
+            )
+
+    @classmethod
+    def tiny(cls) -> "TitansRule":
+        return cls(key_dim=4, value_dim=4, hidden_dim=5, momentum_order=2)
+
+    def init(self, rng: jax.Array) -> TitansMemory:
+        """Xavier-uniform matrices, no momentum."""
+        widths = (self.key_dim, *[self.hidden_dim] * (self.depth - 1), self.value_dim)
+        init = jax.nn.initializers.xavier_uniform()
+        rngs = jax.random.split(rng, self.depth)
+        layers = [
+            init(rng, shape, jnp.float32)
+            for rng, shape in zip(rngs, itertools.pairwise(widths), strict=True)
+        ]
+        scale = jnp.zeros((self.value_dim,), jnp.float32) if self.residual_norm else None
+        return self.start(TitansNetwork(scale, tuple(layers)))
+
+    def start(self, weights: TitansNetwork) -> TitansMemory:
+        """The memory of a sequence that begins with these weights."""
+        orders = self.momentum_order
+        momentum = jax.tree.map(lambda x: jnp.zeros((orders, *x.shape), x.dtype), weights)
+        return TitansMemory(weights, momentum)
+
+    def apply(
+        self, network: TitansNetwork, x: Float[Array, "tokens key"]
+    ) -> Float[Array, "tokens value"]:
+        """M(x)."""
+        y = x
+        for index, matrix in enumerate(network.layers):
+            y = (jax.nn.gelu(y, approximate=False) if index else y) @ matrix
+        if network.scale is None:
+            return y
+        centred = y - jnp.mean(y, axis=-1, keepdims=True)
+        spread = jnp.sqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + _NORM_EPSILON)
+        return x + centred / spread * (1.0 + network.scale[None])
+
+    def step(self, memory: TitansMemory, chunk: Chunk) -> StepOutput:
+        chunk = chunk.astype(memory.weights.layers[0].dtype)
+        writes = self._writes(chunk)
+        after, momentum, losses = self.write(memory.weights, memory, writes)
+        output = self.read(after, chunk.query[:, 0])
+        last = jax.tree.map(lambda x: x[-1], after)
+        real = chunk.counted[: losses.size]
+        loss = jnp.sum(real * losses.ravel()) / jnp.maximum(jnp.sum(real), 1.0)
+        info = TitansInfo(jax.lax.stop_gradient(loss))
+        return StepOutput(TitansMemory(last, momentum), output, None, info)
+
+    def run(self, memory: TitansMemory, sequence: Chunk, *, chunk_size: int) -> RunOutput:
+        """`step` over the chunks; the backward pass makes a chunk's weights again, not keeps them.
+
+        As of chunks of `chunk_size`, a copy of the weights for every write would be.
+        """
+        return scan_chunks(jax.checkpoint(self.step), memory, sequence, chunk_size=chunk_size)
+
+    def write(
+        self, base: TitansNetwork, memory: TitansMemory, writes: TitansWrites
+    ) -> tuple[TitansNetwork, TitansNetwork, Float[Array, "n w"]]:
+        """The weights before the first and after each write, leaves `[n + 1, ...]`.
+
+        Args:
+          base: weights that the gradients are taken at.
+          memory: before the first write.
+          writes: in order.
+
+        Returns:
+          The weights; the momentum after the last write; each token's loss at `base`.
+        """
+        if not writes.rate.shape[0]:
+            unwritten = jax.tree.map(lambda x: x[None], memory.weights)
+            return unwritten, memory.momentum, jnp.zeros_like(writes.rate)
+        gradients, losses = jax.vmap(jax.grad(self._loss, has_aux=True), in_axes=(None, 0, 0, 0))(
+            base, writes.key, writes.value, writes.rate
+        )
+        if self.max_gradient_norm is not None:
+            gradients = jax.tree.map(self._bounded, gradients)
+        if writes.tensor_scale is not None:
+            leaves, structure = jax.tree.flatten(gradients)
+            scales = writes.tensor_scale.T
+            leaves = [_times(s, x) for s, x in zip(scales, leaves, strict=True)]
+            gradients = jax.tree.unflatten(structure, leaves)
+        skipped = writes.real == 0
+
+        steps, momentum = jax.tree.map(jnp.negative, gradients), []
+        surprises = []
+        for order in range(self.momentum_order):
+            kept = jnp.where(skipped, 1.0, writes.momentum[:, order])
+            start = jax.tree.map(lambda x, order=order: x[order], memory.momentum)
+            steps = _linear_recurrence(kept, steps, start)
+            surprises.append(steps)
+            momentum.append(jax.tree.map(lambda x: x[-1], steps))
+        if writes.combine is not None:
+            shares = writes.combine.T
+            steps = jax.tree.map(
+                lambda *orders: sum(_times(s, x) for s, x in zip(shares, orders, strict=True)),
+                *surprises,
+            )
+        if self.orthogonalize:
+            layers = tuple(jax.vmap(_orthogonalize)(x) for x in steps.layers)
+            steps = steps._replace(layers=layers)
+        steps = jax.tree.map(lambda x: _times(jnp.where(skipped, 0.0, 1.0), x), steps)
+        kept = jnp.where(skipped, 1.0, 1.0 - writes.forget)
+        after = _linear_recurrence(kept, steps, memory.weights)
+        after = jax.tree.map(
+            lambda first, rest: jnp.concatenate([first[None], rest]), memory.weights, after
+        )
+        # Without any order, the empty axis as it came.
+        momentum = jax.tree.map(lambda *x: jnp.stack(x), *momentum) if momentum else memory.momentum
+        return after, momentum, losses
+
+    def read(self, weights: TitansNetwork, query: Float[Array, "tokens key"]) -> TokenValues:
+        """Token t through the weights after `(t + 1) // write_size` of the writes."""
+        tokens, groups = query.shape[0], jax.tree.leaves(weights)[0].shape[0]
+        # One place on, the tokens that read the same weights stand together.
+        behind = groups * self.write_size - 1 - tokens
+        query = jnp.pad(query, ((1, behind), (0, 0)))
+        read = jax.vmap(self.apply)(weights, query.reshape(groups, self.write_size, -1))
+        return read.reshape(groups * self.write_size, -1)[1 : tokens + 1]
+
+    def _writes(self, chunk: Chunk) -> TitansWrites:
+        """The complete writes of a chunk."""
+        size = self.write_size
+        number = chunk.target.shape[0] // size
+        first = jax.tree.map(lambda x: x[: number * size], chunk)
+
+        def split(x: jax.Array) -> jax.Array:
+            return x.reshape(number, size, *x.shape[1:])
+
+        rate = self.learning_rate if first.rates is None else first.rates[:, 0]
+        rate = rate * first.write_weight
+        if first.factor is not None:
+            rate = rate * first.factor
+        momentum = jnp.full((number, self.momentum_order), self.momentum, rate.dtype)
+        if first.momentum is not None:
+            kept = jnp.mean(split(first.momentum), axis=1)
+            momentum = jnp.broadcast_to(kept[:, None], momentum.shape)
+        return TitansWrites(
+            key=split((first.query if first.key is None else first.key)[:, 0]),
+            value=split(first.target),
+            rate=split(rate),
+            momentum=momentum,
+            forget=jnp.full((number,), self.forget, rate.dtype),
+            real=jnp.any(split(first.write_weight) != 0, axis=1).astype(rate.dtype),
+        )
+
+    def _loss(
+        self, network: TitansNetwork, key: jax.Array, value: jax.Array, rate: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        errors = (self.apply(network, key) - value) ** 2
+        losses = errors.sum(-1) if self.loss == "sum" else errors.mean(-1)
+        return jnp.sum(rate * losses), losses
+
+    def _bounded(self, gradients: Float[Array, "n ..."]) -> Float[Array, "n ..."]:
+        """Norms r become h (1 + tanh(r / h)), h half the bound: never below h either."""
+        assert self.max_gradient_norm is not None
+        half = self.max_gradient_norm / 2
+        norm = jax.vmap(frobenius_norm)(gradients)
+        bounded = half * (1.0 + jnp.tanh(norm / half))
+        return _times(bounded / jnp.where(norm > 0, norm, 1.0), gradients)
+
+
+def _times(scalars: Float[Array, " n"], x: Float[Array, "n ..."]) -> Float[Array, "n ..."]:
+    return scalars.reshape(-1, *[1] * (x.ndim - 1)) * x
+
+
+def _linear_recurrence(kept: Float[Array, " n"], added: Any, start: Any) -> Any:
+    """`y[i] = kept[i] y[i - 1] + added[i]` from `start`, leaves `[n, ...]`, all at once.
+
+    Each y is a sum whose coefficients, products of what was kept, are the same for every weight: a
+    matrix product, where a scan would pass over the weights again and again.
+    """
+    number = kept.shape[0]
+    later = jnp.tri(number, k=-1, dtype=bool)
+    products = jnp.cumprod(jnp.where(later, kept[:, None], 1.0), axis=0)  # Of kept[j + 1 : i + 1].
+    products = jnp.where(later | jnp.eye(number, dtype=bool), products, 0.0)
+    since_start = jnp.cumprod(kept)
+
+    def combine(added: jax.Array, start: jax.Array) -> jax.Array:
+        sums = jnp.einsum("ij,j...->i...", products, added, precision=jax.lax.Precision.HIGHEST)
+        return sums + _times(since_start, jnp.broadcast_to(start, added.shape))
+
+    return jax.tree.map(combine, added, start)
+
+
+def _orthogonalize(x: Float[Array, "rows columns"]) -> Float[Array, "rows columns"]:
+    """The nearest matrix with all singular values 1, roughly; zero for zero."""
+    return newton_schulz(x / jnp.maximum(frobenius_norm(x), _MUON_EPSILON), _NEWTON_SCHULZ)

@@ -17,11 +17,9 @@ from fwpkm_jax.training.loop import train
 
 FOLDER = Path(__file__).parents[1] / "configs"
 CONFIGS = {str(path.relative_to(FOLDER).with_suffix("")): path for path in FOLDER.glob("**/*.py")}
-# The paper's models share their parts; these few train each part once.
-TRAINED = {
-    *("recall", "recall_without_memory", "recall_carried", "books_tiny"),
-    *("gdn_swa__pkm6_fwpkm2_10", "fa__fwmlp2_6_10", "lact"),
-}
+# Configs share their parts; the first few train each part once.
+TRAINED = ("recall", "gdn_swa__pkm6_fwpkm2_10", "fa__fwmlp2_6_10", "lact")
+TRAINED_SLOWLY = ("recall_without_memory", "recall_carried", "books_tiny")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -69,15 +67,16 @@ def test_every_part_of_a_config_is_trained_in_one():
     def parts(name):
         experiment = load_config(CONFIGS[name])
         model = experiment.model
-        found = {*model.mixers, experiment.training.memory.lifetime}
-        if model.memory_layers:
-            found.add(type(model.fast_weight.rule))
+        found = {*model.mixers, experiment.training.memory.lifetime, type(experiment.data)}
+        found.add(type(model.fast_weight.rule) if model.memory_layers else "no memory")
         return found | ({"pkm"} if model.pkm_layers else set())
 
     assert set().union(*map(parts, CONFIGS)) == set().union(*map(parts, TRAINED))
 
 
-@pytest.mark.parametrize("name", sorted(TRAINED))
+@pytest.mark.parametrize(
+    "name", [*TRAINED, *(pytest.param(name, marks=pytest.mark.slow) for name in TRAINED_SLOWLY)]
+)
 def test_it_trains_when_shrunk(name, tmp_path):
     experiment = shrink(load_config(CONFIGS[name]), tmp_path)
     result = train(experiment)

@@ -4,21 +4,22 @@ import jax
 import jax.numpy as jnp
 
 from tests.golden import vectors
-from tests.golden.test_fwpkm_forward import run
+from tests.golden.test_fwpkm_forward import INPUTS, forward_and_inputs
 
 KIND = "fwpkm_grad"
 
 
 def test_gradients_through_the_writes(golden_path, dtype):
     file = vectors.open_file(golden_path, dtype)
-    results, (forward, names, inputs) = run(file)
+    forward, inputs = forward_and_inputs(file)
     present = [i for i, x in enumerate(inputs) if x is not None]
 
     def scalar(*inputs):
-        return jnp.sum(forward(*inputs)[1].output * file.arrays["cotangent"])
+        output, results = forward(*inputs)
+        return jnp.sum(output * file.arrays["cotangent"]), results
 
-    gradients = jax.jit(jax.grad(scalar, argnums=present))(*inputs)
+    gradients, results = jax.jit(jax.grad(scalar, argnums=present, has_aux=True))(*inputs)
     for index, gradient in zip(present, gradients, strict=True):
-        results[f"d_{names[index]}"] = gradient
+        results[f"d_{INPUTS[index]}"] = gradient
     results.pop("scores")
     file.assert_matches(results)

@@ -25,7 +25,7 @@ import numpy as np
 
 from fwpkm_jax.evaluation import NeedleConfig, PerplexityConfig, run_suite
 from fwpkm_jax.evaluation.continual import ContinualConfig
-from fwpkm_jax.evaluation.intervals import clustered_mean
+from fwpkm_jax.evaluation.intervals import clustered_mean, student_t
 from fwpkm_jax.run import load_run
 
 ROOT = Path(__file__).parents[1]
@@ -48,8 +48,6 @@ SEEDS = {
 }
 """Runs in the order they are made: config and seeds."""
 
-STUDENT_T = {2: 12.706, 3: 4.303}
-"""97.5 % points by number of seeds."""
 DOMAINS = ("math", "law", "philosophy", "biomed", "irc", "patents")
 HAYSTACKS = {"needle_1x": 56, "needle_8x": 700, "needle_15x": 1400}
 """Words by result. With its five needles a haystack of 56 words is about a training row."""
@@ -116,10 +114,10 @@ def write_excerpts() -> None:
 def make_run(name: str, seed: int) -> None:
     """Trains and evaluates one run as far as it is not done."""
     directory = run_directory(name, seed)
-    config = ROOT / "configs" / "study" / f"{name}.py"
-    options = ["--seed", str(seed), "--run_dir", str(directory)]
-    command = [sys.executable, str(ROOT / "train.py"), str(config), *options]
-    subprocess.run(command, check=True)
+    if not (directory / "results.json").exists():
+        config = ROOT / "configs" / "study" / f"{name}.py"
+        options = ["--seed", str(seed), "--run_dir", str(directory)]
+        subprocess.run([sys.executable, str(ROOT / "train.py"), str(config), *options], check=True)
     run = load_run(directory)
     subject = runpy.run_path(str(ROOT / "eval.py"))["subject_of"](run, name=str(directory))
     chosen = evaluations(name, has_memory=bool(run.memory))
@@ -210,7 +208,7 @@ def _interval(mean: float, interval: Any, *, digits: int = 4) -> str:
 def _over_seeds(values: Sequence[float], *, digits: int = 2, most: float = np.inf) -> str:
     """Mean of a number of seeds and its 95 % interval by Student's t, not above `most`."""
     mean, count = float(np.mean(values)), len(values)
-    half = STUDENT_T[count] * float(np.std(values, ddof=1)) / count**0.5
+    half = student_t(count) * float(np.std(values, ddof=1)) / count**0.5
     return _interval(mean, (mean - half, min(most, mean + half)), digits=digits)
 
 

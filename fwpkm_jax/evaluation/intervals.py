@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import stdtrit
 
 Z95 = 1.959964
 
@@ -30,6 +31,11 @@ def wilson(successes: int, trials: int) -> Interval:
     return Interval(float(max(0.0, low)), float(min(1.0, high)))
 
 
+def student_t(values: int) -> float:
+    """Standard errors that a 95 % interval of the mean of at least two values reaches each way."""
+    return float(stdtrit(values - 1, 0.975))
+
+
 def clustered_mean(sums: np.ndarray, sizes: np.ndarray) -> tuple[float, Interval | None]:
     """Mean over all items, and its interval when items of one cluster are not independent.
 
@@ -38,7 +44,8 @@ def clustered_mean(sums: np.ndarray, sizes: np.ndarray) -> tuple[float, Interval
       sizes: `[clusters]`, number of items of each.
 
     Returns:
-      The mean and its interval (None with fewer than two clusters).
+      The mean and its interval (None with fewer than two clusters), by Student's t: two clusters
+      know little of their own spread.
 
     References: the ratio estimator, Cochran 1977, "Sampling techniques", section 6.
     """
@@ -49,5 +56,5 @@ def clustered_mean(sums: np.ndarray, sizes: np.ndarray) -> tuple[float, Interval
         return mean, None
     residuals = sums - mean * sizes
     variance = clusters / (clusters - 1) * float(np.sum(residuals**2)) / total**2
-    half = Z95 * float(np.sqrt(variance))
+    half = student_t(clusters) * float(np.sqrt(variance))
     return mean, Interval(mean - half, mean + half)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fwpkm_jax.evaluation.intervals import clustered_mean, wilson
+from fwpkm_jax.evaluation.intervals import clustered_mean, student_t, wilson
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,17 @@ def test_nothing_tried_is_known_to_be_anything():
 def test_clusters_of_one_give_the_interval_of_independent_items():
     items = np.random.default_rng(0).normal(size=50)
     mean, interval = clustered_mean(items, np.ones(50))
-    half = 1.959964 * items.std(ddof=1) / np.sqrt(50)
+    half = 2.009575 * items.std(ddof=1) / np.sqrt(50)
     assert interval is not None
-    np.testing.assert_allclose((mean, *interval), (items.mean(), mean - half, mean + half))
+    expected = (items.mean(), mean - half, mean + half)
+    np.testing.assert_allclose((mean, *interval), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "errors"), [(2, 12.706), (3, 4.303), (8, 2.365), (31, 2.042), (1000, 1.962)]
+)
+def test_few_values_reach_as_far_as_students_table_says(values, errors):
+    assert student_t(values) == pytest.approx(errors, abs=5e-4)
 
 
 def test_repeating_an_item_within_its_cluster_tells_nothing_new():

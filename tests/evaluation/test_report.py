@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.config import Experiment
-from fwpkm_jax.data import RecallData
+from fwpkm_jax.data import NeedleMix, RecallData, TextData
 from fwpkm_jax.evaluation import EVALS
-from fwpkm_jax.evaluation.report import training, write_report
+from fwpkm_jax.evaluation.report import training, words, write_report
+from fwpkm_jax.layers.fast_weight import FastWeightConfig
+from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.training.config import TrainingConfig
+from fwpkm_jax.training.state import MemoryConfig
 from tests.evaluation.conftest import tiny_model_config
 from tests.evaluation.test_plots import recall_record, share
 
@@ -70,6 +73,26 @@ def test_everything_is_in_one_file_that_loads_nothing(run):
     for name, value in (("checkpoint.step", "20"), ("seed", "7"), ("option num_bins", "4")):
         assert f"<td>{name}</td><td>{value}</td>" in page
     assert "<td>model.fast_weight.rule.top_k</td><td>2</td>" in page
+
+
+@pytest.mark.parametrize("gate_output", [True, False])
+def test_a_run_with_needles_tells_how_its_losses_differ_and_whether_the_gate_matters(gate_output):
+    needles = NeedleMix(share=0.75, num_needles=3, answer_weight=16.0)
+    data = TextData(train_paths=("book.txt",), length=512, needles=needles)
+    block = FastWeightConfig(
+        rule=FwPKM(num_subkeys=8, key_dim=8, value_dim=8), gate_output=gate_output
+    )
+    model = tiny_model_config(vocab_size=257, memory_layers=(0,), fast_weight=block)
+    memory = MemoryConfig(groups=4, lifetime="carried")
+    training = TrainingConfig(steps=20, batch_size=8, memory=memory)
+    config = Experiment(model=model, data=data, training=training).to_json()
+    task = words.describe_task(config)
+    assert "75% hold 3 sentences with a number" in task
+    assert "weigh 16 times as much" in task
+    assert "Every 2 sequences of a batch had a memory of its own, carried" in task
+    assert ("the gate does not limit it" in words.describe_model(config, None)) != gate_output
+    plain = {**config, "data": {**config["data"], "needles": None}}
+    assert "sentences" not in words.describe_task(plain)
 
 
 def test_a_new_run_says_what_is_still_missing(run):

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from fwpkm_jax.rules.matrix import MATRIX_RULES
+
 Config = Mapping[str, Any]
 
 GLOSSARY = (
@@ -53,6 +55,7 @@ _MIXERS = {
     "swa": "attention over the last {window:,} tokens",
     "attention": "attention over all tokens",
     "lact": "LaCT",
+    **{name: rule.form.name for name, rule in MATRIX_RULES.items()},
 }
 
 
@@ -96,21 +99,36 @@ def describe_task(config: Config) -> str:
         )
     else:
         paths = ", ".join(str(path) for path in data["train_paths"])
-        kind = f"text in pieces of {data['length']:,} tokens ({data['tokenizer']} tokens; {paths})"
+        tokenizer = f"tokenizer {data['tokenizer']}"
+        kind = f"text in pieces of {data['length']:,} tokens ({tokenizer}; {paths})"
     lifetime = training["memory"]["lifetime"]
     text = (
         f"It was trained for {training['steps']:,} steps of {training['batch_size']} sequences on "
-        f"{kind}."
+        f"{kind}.{_describe_needles(data.get('needles'))}"
     )
     if not config["model"]["memory_layers"]:
         return text
-    kept = {
-        "carried": "The memory was carried from step to step",
-        "batch": "Every batch started with a new memory",
-    }[lifetime]
     groups = training["memory"]["groups"]
-    shared = "one for all sequences of a batch" if groups == 1 else f"{groups} for a batch"
-    return f"{text} {kept}, {shared}."
+    kept = {
+        "carried": "carried from step to step",
+        "batch": "new in every batch",
+    }[lifetime]
+    if groups == 1:
+        return f"{text} All sequences of a batch shared one memory, {kept}."
+    shared = training["batch_size"] // groups
+    each = "sequence" if shared == 1 else f"{shared} sequences"
+    return f"{text} Every {each} of a batch had a memory of its own, {kept}: {groups} in all."
+
+
+def _describe_needles(needles: Config | None) -> str:
+    if not needles:
+        return ""
+    return (
+        f" Of the pieces {needles['share']:.0%} hold {needles['num_needles']} sentences with a "
+        "number, each twice; the digits of the second can be known from the first and weigh "
+        f"{needles['answer_weight']:g} times as much in the loss. Held-out text has no such "
+        "sentences, so its loss is no measure of the training loss."
+    )
 
 
 def _describe_memory(model: Config) -> str:
@@ -120,14 +138,18 @@ def _describe_memory(model: Config) -> str:
     rule = block["rule"]
     every = f"written after every {block['chunk_size']:,} tokens"
     if rule["class"] == "FwPKM":
-        return (
+        text = (
             f"In layer {_join(layers)} a memory of {rule['num_subkeys'] ** 2:,} slots, "
             f"{rule['num_heads'] * rule['top_k']} of them read by each token, {every} (FwPKM)."
         )
-    return (
-        f"In layer {_join(layers)} a memory that is a small dense network with "
-        f"{rule['hidden_dim']:,} hidden units, {every} (FwMLP)."
-    )
+    else:
+        text = (
+            f"In layer {_join(layers)} a memory that is a small dense network with "
+            f"{rule['hidden_dim']:,} hidden units, {every} (FwMLP)."
+        )
+    if block["gate_output"]:
+        return text
+    return f"{text} Its answer is added in full; the gate does not limit it."
 
 
 def _join(numbers: list[int]) -> str:

@@ -206,7 +206,10 @@ def _outcome(record: Record) -> str:
     asked, answer = results["sample"]["answer"], results["answer"]
     tried = f"{results['tried']} sample{'' if results['tried'] == 1 else 's'}"
     if results["exact"]:
-        return f"the answer {asked} is right, the first right one after {tried}."
+        which = (
+            "in the first sample" if results["tried"] == 1 else f"the first right one after {tried}"
+        )
+        return f"the answer {asked} is right, {which}."
     return (
         f"none of {tried} was answered correctly; this is the one with most digits right, "
         f"{results['right']} of {len(asked)}: {answer!r} for {asked}."

@@ -5,8 +5,7 @@ Per head, with decay `a_t = exp(log_decay_t)` and write strength `beta_t`, in th
     S_t = a_t S_{t-1} + k_t beta_t (v_t - k_t^T a_t S_{t-1})^T        S: [key, value]
     o_t = scale * q_t^T S_t
 
-Two forms with the same results: token by token, and in chunks, where a chunk's writes come from
-one triangular solve and only the memory between chunks is sequential.
+Two forms with the same results: token by token, and in chunks (`core.linear_recurrence`).
 
 References: Yang et al. 2024, arXiv:2412.06464 (gated delta rule); Yang et al. 2024,
 arXiv:2406.06484 (chunk form).
@@ -19,10 +18,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fwpkm_jax.core.chunk_decay import HIGHEST
+from fwpkm_jax.core.linear_recurrence import chunk_recurrence, scan_tokens
 from fwpkm_jax.core.precision import compute_dtype
-from fwpkm_jax.core.triangular import unit_lower_inverse
-
-HIGHEST = jax.lax.Precision.HIGHEST
 
 
 class GatedDeltaOutput(NamedTuple):
@@ -59,16 +57,15 @@ def recurrent_gated_delta_rule(
     """
     inputs = _prepare(query, key, value, log_decay, beta, initial_state, scale)
 
-    def write_then_read(state, token):
-        query, key, value, log_decay, beta = token
-        state = jnp.exp(log_decay)[..., None, None] * state
-        error = value - jnp.einsum("bhk,bhkv->bhv", key, state, precision=HIGHEST)
-        state = state + key[..., None] * (beta[..., None] * error)[..., None, :]
-        return state, jnp.einsum("bhk,bhkv->bhv", query, state, precision=HIGHEST)
+    def write(state, token):
+        state = jnp.exp(token.log_decay) * state
+        error = token.value - jnp.matmul(token.key, state, precision=HIGHEST)
+        return state + jnp.outer(token.key, token.beta * error)
 
-    tokens = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), inputs[:-1])
-    state, output = jax.lax.scan(write_then_read, inputs.state, tokens)
-    return GatedDeltaOutput(jnp.moveaxis(output, 0, 1), state)
+    def read(state, token):
+        return jnp.matmul(token.query, state, precision=HIGHEST)
+
+    return GatedDeltaOutput(*scan_tokens(write, read, inputs._replace(state=None), inputs.state))
 
 
 def chunk_gated_delta_rule(
@@ -83,16 +80,6 @@ def chunk_gated_delta_rule(
     chunk_size: int = 64,
 ) -> GatedDeltaOutput:
     """The gated delta rule, `chunk_size` tokens at a time: the fast form for whole sequences.
-
-    Inside a chunk the written errors `w` depend on each other through `key_r . key_s`; they solve
-    a unit lower triangular system, once for the values and once for what the memory at the
-    chunk's start contributes. With `gamma_r` the decay from the chunk's start to token r and
-    `Gamma_rs = gamma_r / gamma_s` (rows are tokens, S the memory at the chunk's start):
-
-        (I + tril(diag(beta) (K K^T * Gamma), -1)) [U, Y] = diag(beta) [V, diag(gamma) K]
-        W = U - Y S
-        O = diag(gamma) Q S + tril(Q K^T * Gamma) W
-        S <- gamma_C S + K^T diag(gamma_C / gamma) W
 
     Arguments and results are those of `recurrent_gated_delta_rule`; any length is accepted.
 
@@ -109,54 +96,15 @@ def chunk_gated_delta_rule(
     Raises:
       ValueError: `chunk_size` is not positive.
     """
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size={chunk_size} is not positive; use 64, or any number >= 1.")
     inputs = _prepare(query, key, value, log_decay, beta, initial_state, scale)
-    length = query.shape[1]
-    chunk_size = min(chunk_size, length)
-
-    def to_chunks(x):  # [batch, length, heads, ...] -> [chunks, batch, heads, chunk_size, ...]
-        # Added tokens have beta = log_decay = 0, so they leave the memory as it is.
-        widths = [(0, 0), (0, -length % chunk_size)] + [(0, 0)] * (x.ndim - 2)
-        x = jnp.pad(x, widths)
-        x = x.reshape(x.shape[0], -1, chunk_size, *x.shape[2:])
-        return jnp.moveaxis(x, (1, 3), (0, 2))
-
-    query, key, value, log_decay, beta = (to_chunks(x) for x in inputs[:-1])
-    gamma = jnp.exp(jnp.cumsum(log_decay, axis=-1))
-    decay = jnp.exp(_log_decay_between(log_decay))  # Gamma: zero where r < s.
-    overlap = jnp.einsum("nbhrk,nbhsk->nbhrs", key, key, precision=HIGHEST)
-    solved = jnp.matmul(
-        unit_lower_inverse(beta[..., None] * overlap * decay),
-        beta[..., None] * jnp.concatenate([value, gamma[..., None] * key], axis=-1),
-        precision=HIGHEST,
+    output = chunk_recurrence(
+        *inputs[:3],
+        log_decay=inputs.log_decay,
+        beta=inputs.beta,
+        initial_state=inputs.state,
+        chunk_size=chunk_size,
     )
-    own, from_state = jnp.split(solved, [value.shape[-1]], axis=-1)
-    attention = jnp.einsum("nbhrk,nbhsk->nbhrs", query, key, precision=HIGHEST) * decay
-    to_end = decay[..., -1, :]  # gamma_C / gamma
-
-    def next_chunk(state, chunk):
-        own, from_state, attention, query, key, last_gamma = chunk
-        written = own - jnp.einsum("bhrk,bhkv->bhrv", from_state, state, precision=HIGHEST)
-        output = jnp.einsum("bhrk,bhkv->bhrv", query, state, precision=HIGHEST)
-        output += jnp.einsum("bhrs,bhsv->bhrv", attention, written, precision=HIGHEST)
-        state = last_gamma[..., None, None] * state
-        state += jnp.einsum("bhsk,bhsv->bhkv", key, written, precision=HIGHEST)
-        return state, output
-
-    chunks = (
-        own,
-        from_state,
-        attention,
-        gamma[..., None] * query,
-        to_end[..., None] * key,
-        gamma[..., -1],
-    )
-    state, output = jax.lax.scan(next_chunk, inputs.state, chunks)
-    # [chunks, batch, heads, chunk_size, value] -> [batch, length, heads, value]
-    output = jnp.moveaxis(output, (0, 2), (1, 3))
-    output = output.reshape(output.shape[0], -1, *output.shape[3:])[:, :length]
-    return GatedDeltaOutput(output, state)
+    return GatedDeltaOutput(*output)
 
 
 class _Inputs(NamedTuple):
@@ -165,7 +113,7 @@ class _Inputs(NamedTuple):
     value: jax.Array
     log_decay: jax.Array
     beta: jax.Array
-    state: jax.Array
+    state: jax.Array | None
 
 
 def _prepare(query, key, value, log_decay, beta, initial_state, scale) -> _Inputs:
@@ -186,17 +134,3 @@ def _prepare(query, key, value, log_decay, beta, initial_state, scale) -> _Input
     query, key, value, log_decay, beta, state = (x.astype(dtype) for x in arrays)
     scale = key_dim**-0.5 if scale is None else scale
     return _Inputs(query * scale, key, value, log_decay, beta, state)
-
-
-def _log_decay_between(log_decay: Float[Array, "*dims chunk"]) -> Float[Array, "*dims chunk chunk"]:
-    """`sum of log_decay over s < t <= r` at `[r, s]`, and -inf where `r < s`.
-
-    Summed from s on rather than as a difference of two running sums: after one strong decay that
-    difference would cancel (float32 keeps about 1e-4 of a sum of -1000), and -inf would give NaN.
-    """
-    chunk = log_decay.shape[-1]
-    lower = jnp.tril(jnp.ones((chunk, chunk), bool))
-    later = jnp.expand_dims(jnp.tril(lower, -1), range(log_decay.ndim - 1))
-    terms = jnp.where(later, log_decay[..., :, None], 0)
-    lower = jnp.expand_dims(lower, range(log_decay.ndim - 1))
-    return jnp.where(lower, jnp.cumsum(terms, axis=-2), -jnp.inf)

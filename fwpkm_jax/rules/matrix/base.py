@@ -1,0 +1,268 @@
+"""The interface of a matrix memory: what a token does to it, what is read, which loss that is."""
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float
+
+from fwpkm_jax.core.linear_recurrence import (
+    RecurrenceOutput,
+    chunk_recurrence,
+    scan_tokens,
+)
+from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.rules.matrix.features import FEATURE_MAPS, FeatureMap
+
+State = Any  # A matrix `[key, value]` per sequence and head, or a pytree around one.
+
+
+class Tokens(NamedTuple):
+    """What each head is told of each token, leaves `[batch, length, heads, ...]`.
+
+    For one head and one token, as `write` takes it, without these three axes.
+
+    Attributes:
+      query: what to read with, `[key]`.
+      key: where to write, `[key]`.
+      value: what to write, `[value]`.
+      log_decay: log of the share of the memory kept: `[]` or, where a rule's `decay` is "key",
+        `[key]`; None for rules without.
+      strength: what a rule's docstring calls so, `[]`; None for rules without.
+
+    A rule with several writes per token takes `key`, `value` and `strength` with a length `steps`
+    times that of `query`; a token then has a leading axis `[steps]` in these.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    log_decay: Array | None = None
+    strength: Array | None = None
+
+
+class LocalLoss(NamedTuple):
+    """A loss of the memory's matrix `[key, value]`, and the step size at which it is the rule."""
+
+    loss: Callable[[Array], Array]
+    step_size: Any = 1.0
+
+
+class Form(NamedTuple):
+    """A rule as `W_t = L_t W_{t-1} R_t + C_t`, for the documentation; W is `[value, key]`."""
+
+    name: str
+    left: str
+    right: str
+    written: str
+    read: str
+    loss: str
+    step_size: str
+    source: str
+
+
+class LearnedGates(NamedTuple):
+    """What a layer learns so that `gates` can make decays and strengths of its input.
+
+    Attributes:
+      decay: a projection per head, or per key channel where the rule's `decay` is "key".
+      strength: a projection per head and write.
+      log_rate: a vector, one number per head.
+      decay_bias: at the start.
+      strength_bias: at the start.
+    """
+
+    decay: bool = False
+    strength: bool = False
+    log_rate: bool = False
+    decay_bias: float = 0.0
+    strength_bias: float = 0.0
+
+
+class GateInputs(NamedTuple):
+    """What a layer projected, `LearnedGates` says what; at least float32.
+
+    Attributes:
+      shape: batch, length, heads.
+      decay: `[batch, length, heads]` or `[batch, length, heads, key]`.
+      strength: `[batch, length * steps, heads]`.
+      log_rate: `[heads]`.
+    """
+
+    shape: tuple[int, int, int]
+    decay: Array | None
+    strength: Array | None
+    log_rate: Array | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbstractMatrixRule(abc.ABC):
+    """A memory that is one matrix per sequence and head, linear in what it held before.
+
+    `write` and `read` define a rule, for one token of one head. `chunked` gives the same for whole
+    sequences; a layer needs `features` and `gates` besides. All are pure.
+    """
+
+    form: ClassVar[Form]
+    decay: ClassVar[Literal["none", "head", "key"]] = "none"
+    """Whether tokens bring a decay, and how many numbers it has."""
+    strength: ClassVar[bool] = False
+    """Whether tokens bring a write strength."""
+    delta: ClassVar[bool] = False
+    """Whether writes correct what the memory held, by the share `strength`; else they add."""
+    no_strength: ClassVar[float] = 0.0
+    """The strength that writes nothing."""
+
+    feature_map: FeatureMap = "identity"
+    """Of queries and keys, in a layer."""
+    convolution: bool = False
+    """Whether a layer puts a short convolution and SiLU before queries, keys and values."""
+    chunk_size: int = 64
+    """Writes per chunk of `chunked`; changes speed, and results only by rounding."""
+
+    @classmethod
+    def variants(cls) -> "tuple[AbstractMatrixRule, ...]":
+        """Instances that together exercise every branch, for tests."""
+        return (cls(),)
+
+    @property
+    def steps(self) -> int:
+        """Writes per token."""
+        return 1
+
+    def init(self, batch: int, heads: int, key: int, value: int, *, dtype: DTypeLike) -> State:
+        """Empty memories."""
+        return jnp.zeros((batch, heads, key, value), dtype)
+
+    @abc.abstractmethod
+    def write(self, state: State, token: Tokens) -> State:
+        """One head's memory after one token."""
+
+    def read(self, state: State, token: Tokens) -> Float[Array, " value"]:
+        """What one token reads, after its own write."""
+        return token.query @ self.matrix(state)
+
+    @abc.abstractmethod
+    def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
+        """The losses whose gradient steps, one after the other, are `write`."""
+
+    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
+        """`recurrent`, `chunk_size` writes at a time; arguments as `run` passes them on."""
+        return chunk_recurrence(
+            *(tokens.query, tokens.key, tokens.value),
+            log_decay=tokens.log_decay,
+            beta=tokens.strength if self.delta else None,
+            initial_state=state,
+            chunk_size=self.chunk_size,
+        )
+
+    def matrix(self, state: State) -> Float[Array, "key value"]:
+        """The matrix in one head's memory."""
+        return state
+
+    def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
+        """`log_decay` and `strength` of the tokens from what a layer projected."""
+        del inputs
+        return None, None
+
+    @property
+    def learned_gates(self) -> LearnedGates:
+        """What `gates` needs."""
+        return LearnedGates()
+
+    def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
+        """What a layer's queries, keys and values enter the memory as, at least float32."""
+        feature_map = FEATURE_MAPS[self.feature_map]
+        scale = query.shape[-1] ** -0.5
+        return (
+            feature_map(query) * scale,
+            feature_map(key),
+            value.astype(compute_dtype(value.dtype)),
+        )
+
+    def skip(self, tokens: Tokens, real: Bool[Array, "batch length"]) -> Tokens:
+        """The tokens, but where `real` is false they leave the memory as it is."""
+
+        def keep(x, otherwise):
+            if x is None:
+                return None
+            mask = jnp.repeat(real, x.shape[1] // real.shape[1], axis=1)
+            return jnp.where(jnp.expand_dims(mask, range(2, x.ndim)), x, otherwise)
+
+        return Tokens(
+            query=tokens.query,
+            key=keep(tokens.key, 0),
+            value=keep(tokens.value, 0),
+            log_decay=keep(tokens.log_decay, 0),
+            strength=keep(tokens.strength, self.no_strength),
+        )
+
+    def recurrent(self, tokens: Tokens, initial_state: State | None = None) -> RecurrenceOutput:
+        """Token by token: the definition, and the form for one token.
+
+        Args:
+          tokens: leaves `[batch, length, heads, ...]`.
+          initial_state: from `init` or the last call; None: empty.
+
+        Returns:
+          What each token read, `[batch, length, heads, value]`, and the memory after the last one.
+
+        Raises:
+          ValueError: a gate that the rule takes is missing, has the wrong rank, or is too much.
+        """
+        tokens, state = self._prepare(tokens, initial_state)
+        if self.steps > 1:
+            every = (tokens.key, tokens.value, tokens.strength)
+            key, value, strength = jax.tree.map(self._split_steps, every)
+            tokens = tokens._replace(key=key, value=value, strength=strength)
+        return scan_tokens(self.write, self.read, tokens, state)
+
+    def run(self, tokens: Tokens, initial_state: State | None = None) -> RecurrenceOutput:
+        """`recurrent` in chunks: the fast form for whole sequences, differentiable; see there."""
+        return self.chunked(*self._prepare(tokens, initial_state))
+
+    def _split_steps(self, x: Array) -> Array:
+        """`[batch, length * steps, heads, ...]` to `[batch, length, heads, steps, ...]`."""
+        return jnp.moveaxis(x.reshape(x.shape[0], -1, self.steps, *x.shape[2:]), 2, 3)
+
+    def _prepare(self, tokens: Tokens, state: State | None) -> tuple[Tokens, State]:
+        """Checked tokens in one dtype, at least float32, and a memory."""
+        batch, length, heads, width = tokens.query.shape
+        ranks = {"log_decay": {"none": 0, "head": 3, "key": 4}[self.decay]}
+        ranks["strength"] = 3 if self.strength else 0
+        for name, rank in ranks.items():
+            given = getattr(tokens, name)
+            if (0 if given is None else given.ndim) != rank:
+                found = None if given is None else given.shape
+                axes = {0: "None", 3: "[batch, length, heads]", 4: "[batch, length, heads, key]"}
+                raise ValueError(f"{type(self).__name__} takes {name} {axes[rank]}, got {found}.")
+        if tokens.key.shape[1] != self.steps * length:
+            raise ValueError(
+                f"{type(self).__name__} writes {self.steps} times per token: {length} queries need "
+                f"{self.steps * length} keys, got {tokens.key.shape[1]}."
+            )
+        leaves = jax.tree.leaves((tokens, state))
+        dtype = compute_dtype(*(x.dtype for x in leaves))
+        if state is None:
+            state = self.init(batch, heads, width, tokens.value.shape[-1], dtype=dtype)
+        return jax.tree.map(lambda x: x.astype(dtype), (tokens, state))
+
+
+def given(x: Array | None) -> Array:
+    """A gate that `_prepare` has found to be there."""
+    assert x is not None
+    return x
+
+
+def agreement(matrix: Array, token: Tokens, value: Array | None = None) -> Array:
+    """`v^T W k`, whose gradient is an additive write; `value` in place of the token's own."""
+    return token.key @ matrix @ (token.value if value is None else value)
+
+
+def squared(x: Array) -> Array:
+    """Half the squared norm."""
+    return jnp.sum(jnp.square(x)) / 2

@@ -1,0 +1,43 @@
+"""Maps of queries and keys into the space where a matrix memory compares them."""
+
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.targets import l2_normalize
+
+FeatureMap = Literal["identity", "l2", "silu_l2", "elu", "random"]
+
+
+def _elu(x: jax.Array) -> jax.Array:
+    """`elu(x) + 1`, positive (Katharopoulos et al. 2020, arXiv:2006.16236)."""
+    return jax.nn.elu(x.astype(compute_dtype(x.dtype))) + 1
+
+
+def _random(x: jax.Array) -> jax.Array:
+    """`sqrt(2 / d) ReLU(x w)` of unit vectors, fixed normal w: their products estimate the
+    arc-cosine kernel (Peng et al. 2021, arXiv:2103.02143, section 3.1)."""
+    x = l2_normalize(x)
+    return jax.nn.relu(jnp.matmul(x, _directions(x.shape[-1]).astype(x.dtype)))
+
+
+@functools.cache
+def _directions(width: int) -> np.ndarray:
+    """The same on every machine and in every run; part of no checkpoint."""
+    return np.random.default_rng(0).normal(size=(width, width)) * (2 / width) ** 0.5
+
+
+FEATURE_MAPS: dict[FeatureMap, Callable[[jax.Array], jax.Array]] = {
+    "identity": lambda x: x.astype(compute_dtype(x.dtype)),
+    "l2": l2_normalize,
+    "silu_l2": lambda x: l2_normalize(jax.nn.silu(x.astype(compute_dtype(x.dtype)))),
+    "elu": _elu,
+    "random": _random,
+}
+POSITIVE: tuple[FeatureMap, ...] = ("elu", "random")
+"""Those whose products are never negative, as a normalised read needs them."""

@@ -1,0 +1,82 @@
+"""Gated random-feature attention: a running mean of what was written."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array
+
+from fwpkm_jax.core.linear_recurrence import RecurrenceOutput
+from fwpkm_jax.rules.matrix.base import (
+    AbstractMatrixRule,
+    Form,
+    GateInputs,
+    LearnedGates,
+    LocalLoss,
+    State,
+    Tokens,
+    agreement,
+    given,
+    squared,
+)
+from fwpkm_jax.rules.matrix.features import POSITIVE, FeatureMap
+from fwpkm_jax.rules.matrix.normalizer import divided, with_one
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedRFA(AbstractMatrixRule):
+    """Keeps a share λ and writes with 1 - λ; reads are normalised by the sum of their weights.
+
+    References: Peng et al. 2021, arXiv:2103.02143.
+    """
+
+    form: ClassVar[Form] = Form(
+        name="Gated RFA",
+        left="$I$",
+        right=r"$\lambda_t I$",
+        written=r"$(1-\lambda_t) vk^\top$",
+        read=r"$Wq / (z^\top q)$, $z$ as $W$ with $v = 1$",
+        loss=r"$-v^\top Wk + \tfrac12\lVert W\rVert^2$",
+        step_size=r"$1-\lambda_t$",
+        source="arXiv:2103.02143",
+    )
+    decay: ClassVar = "head"
+
+    feature_map: FeatureMap = "random"
+
+    def __post_init__(self):
+        if self.feature_map not in POSITIVE:
+            raise ValueError(
+                f"feature_map={self.feature_map!r} would divide by sums of either sign; choose one "
+                f"of {list(POSITIVE)}."
+            )
+
+    def init(self, batch: int, heads: int, key: int, value: int, *, dtype: DTypeLike) -> State:
+        return jnp.zeros((batch, heads, key, value + 1), dtype)
+
+    def write(self, state: State, token: Tokens) -> State:
+        share = jnp.exp(given(token.log_decay))
+        return share * state + (1 - share) * jnp.outer(token.key, with_one(token.value))
+
+    def read(self, state: State, token: Tokens):
+        return divided(token.query @ state)
+
+    def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
+        del state
+        value = with_one(token.value)
+        step_size = 1 - jnp.exp(given(token.log_decay))
+        return (LocalLoss(lambda m: squared(m) - agreement(m, token, value), step_size),)
+
+    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
+        written = -jnp.expm1(given(tokens.log_decay))[..., None] * with_one(tokens.value)
+        out = super().chunked(tokens._replace(value=written), state)
+        return out._replace(output=divided(out.output))
+
+    @property
+    def learned_gates(self) -> LearnedGates:
+        return LearnedGates(decay=True, decay_bias=3.0)
+
+    def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
+        return jax.nn.log_sigmoid(given(inputs.decay)), None

@@ -1,0 +1,64 @@
+"""Gated linear attention: every key channel forgets at its own rate."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from fwpkm_jax.rules.matrix.base import (
+    AbstractMatrixRule,
+    Form,
+    GateInputs,
+    LearnedGates,
+    LocalLoss,
+    State,
+    Tokens,
+    agreement,
+    given,
+)
+
+_TEMPERATURE = 16  # The published root of the sigmoid.
+
+
+@dataclass(frozen=True, kw_only=True)
+class GLA(AbstractMatrixRule):
+    """Linear attention with a decay per token, head and key channel.
+
+    References: Yang et al. 2024, arXiv:2312.06635.
+    """
+
+    form: ClassVar[Form] = Form(
+        name="GLA",
+        left="$I$",
+        right=r"$\mathrm{Diag}(\alpha_t)$",
+        written=r"$vk^\top$",
+        read="$Wq$",
+        loss=r"$-v^\top Wk + \tfrac12\lVert W\,\mathrm{Diag}(\sqrt{1-\alpha_t})\rVert^2$",
+        step_size="$1$",
+        source="arXiv:2312.06635",
+    )
+    decay: ClassVar = "key"
+
+    chunk_size: int = 32
+
+    def write(self, state: State, token: Tokens) -> State:
+        share = jnp.exp(given(token.log_decay))[:, None]
+        return share * state + jnp.outer(token.key, token.value)
+
+    def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
+        del state
+        forget = 1 - jnp.exp(given(token.log_decay))[:, None]
+
+        def loss(matrix):
+            return jnp.sum(forget * jnp.square(matrix)) / 2 - agreement(matrix, token)
+
+        return (LocalLoss(loss),)
+
+    @property
+    def learned_gates(self) -> LearnedGates:
+        return LearnedGates(decay=True)
+
+    def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
+        return jax.nn.log_sigmoid(given(inputs.decay)) / _TEMPERATURE, None

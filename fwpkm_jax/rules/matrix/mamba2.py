@@ -1,0 +1,73 @@
+"""Mamba-2's state-space dual: a step size per token that both writes and forgets."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from fwpkm_jax.core.linear_recurrence import RecurrenceOutput
+from fwpkm_jax.rules.matrix.base import (
+    AbstractMatrixRule,
+    Form,
+    GateInputs,
+    LearnedGates,
+    LocalLoss,
+    State,
+    Tokens,
+    agreement,
+    given,
+    squared,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba2(AbstractMatrixRule):
+    """Decays by a share per token and head; `strength` (the step size Δ) scales what is written.
+
+    The rule alone: the published block also adds its input to what is read.
+
+    References: Dao and Gu 2024, arXiv:2405.21060.
+    """
+
+    form: ClassVar[Form] = Form(
+        name="Mamba-2",
+        left="$I$",
+        right=r"$\lambda_t I$",
+        written=r"$\Delta_t vk^\top$",
+        read="$Wq$",
+        loss=r"$-\Delta_t v^\top Wk + \tfrac{1-\lambda_t}{2}\lVert W\rVert^2$",
+        step_size="$1$",
+        source="arXiv:2405.21060",
+    )
+    decay: ClassVar = "head"
+    strength: ClassVar = True
+
+    convolution: bool = True
+
+    def write(self, state: State, token: Tokens) -> State:
+        written = given(token.strength) * token.value
+        return jnp.exp(given(token.log_decay)) * state + jnp.outer(token.key, written)
+
+    def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
+        del state
+        forget = 1 - jnp.exp(given(token.log_decay))
+
+        def loss(matrix):
+            return forget * squared(matrix) - given(token.strength) * agreement(matrix, token)
+
+        return (LocalLoss(loss),)
+
+    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
+        written = given(tokens.strength)[..., None] * tokens.value
+        return super().chunked(tokens._replace(value=written), state)
+
+    @property
+    def learned_gates(self) -> LearnedGates:
+        # softplus(-4) = 0.018: a small step, as in the published initialisation (0.001 to 0.1).
+        return LearnedGates(strength=True, log_rate=True, strength_bias=-4.0)
+
+    def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
+        step = jax.nn.softplus(given(inputs.strength))
+        return -step * jnp.exp(given(inputs.log_rate))[None, None], step

@@ -1,0 +1,130 @@
+"""mLSTM: exponential input gates, kept in range by a running scale."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from fwpkm_jax.core.linear_recurrence import RecurrenceOutput
+from fwpkm_jax.rules.matrix.base import (
+    AbstractMatrixRule,
+    Form,
+    GateInputs,
+    LearnedGates,
+    LocalLoss,
+    Tokens,
+    agreement,
+    given,
+    squared,
+)
+from fwpkm_jax.rules.matrix.normalizer import with_one
+
+
+class MLSTMState(NamedTuple):
+    """The memory as `exp(log_scale) * matrix`; the matrix's last column is the normaliser."""
+
+    matrix: Float[Array, "*dims key wider"]
+    log_scale: Float[Array, "*dims"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLSTM(AbstractMatrixRule):
+    """Decays by f and writes with weight i; `strength` is log i, of any size.
+
+    Both gates are taken relative to the largest weight so far, m_t = max(log f_t + m_{t-1},
+    log i_t), which the state keeps and the read undoes. The published block's output gate is the
+    layer's.
+
+    References: Beck et al. 2024, arXiv:2405.04517.
+    """
+
+    form: ClassVar[Form] = Form(
+        name="mLSTM",
+        left="$I$",
+        right="$f_t I$",
+        written=r"$i_t vk^\top$",
+        read=r"$Wq / \max(\lvert n^\top q\rvert, 1)$, $n$ as $W$ with $v = 1$",
+        loss=r"$-i_t v^\top Wk + \tfrac{1-f_t}{2}\lVert W\rVert^2$",
+        step_size="$1$",
+        source="arXiv:2405.04517",
+    )
+    decay: ClassVar = "head"
+    strength: ClassVar = True
+    no_strength: ClassVar = -jnp.inf
+
+    convolution: bool = True
+
+    def init(self, batch: int, heads: int, key: int, value: int, *, dtype: DTypeLike) -> MLSTMState:
+        matrix = jnp.zeros((batch, heads, key, value + 1), dtype)
+        return MLSTMState(matrix, jnp.zeros((batch, heads), dtype))
+
+    def write(self, state: MLSTMState, token: Tokens) -> MLSTMState:
+        kept, written, log_scale = self._relative(state, token)
+        outer = jnp.outer(token.key, with_one(token.value))
+        return MLSTMState(kept * state.matrix + written * outer, log_scale)
+
+    def read(self, state: MLSTMState, token: Tokens):
+        return _bounded(token.query @ state.matrix, state.log_scale)
+
+    def matrix(self, state: MLSTMState) -> Float[Array, "key wider"]:
+        return state.matrix
+
+    def losses(self, state: MLSTMState, token: Tokens) -> tuple[LocalLoss, ...]:
+        kept, written, _ = self._relative(state, token)
+        value = written * with_one(token.value)
+        return (LocalLoss(lambda m: (1 - kept) * squared(m) - agreement(m, token, value)),)
+
+    def chunked(self, tokens: Tokens, state: MLSTMState) -> RecurrenceOutput:
+        log_f, log_i = given(tokens.log_decay), given(tokens.strength)
+        scales = _running_scale(log_f, log_i, state.log_scale)
+        before, after = scales[:, :-1], scales[:, 1:]
+        tokens = tokens._replace(
+            value=jnp.exp(log_i - after)[..., None] * with_one(tokens.value),
+            log_decay=log_f + before - after,
+        )
+        out = super().chunked(tokens, state.matrix)
+        end = MLSTMState(out.final_state, scales[:, -1])
+        return RecurrenceOutput(_bounded(out.output, after), end)
+
+    @property
+    def learned_gates(self) -> LearnedGates:
+        return LearnedGates(decay=True, strength=True, decay_bias=4.0)
+
+    def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
+        return jax.nn.log_sigmoid(given(inputs.decay)), given(inputs.strength)
+
+    def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
+        # The bound 1 of a read is no longer neutral to the keys' scale, so that it is theirs.
+        query, key, value = super().features(query, key, value)
+        width = key.shape[-1] ** 0.5
+        return query * width, key / width, value
+
+    @staticmethod
+    def _relative(state: MLSTMState, token: Tokens) -> tuple[Array, Array, Array]:
+        """Both gates over the scale after the token, and that scale's logarithm."""
+        log_kept = given(token.log_decay) + state.log_scale
+        log_scale = jnp.maximum(log_kept, given(token.strength))
+        return jnp.exp(log_kept - log_scale), jnp.exp(given(token.strength) - log_scale), log_scale
+
+
+def _running_scale(
+    log_f: Float[Array, "batch length heads"],
+    log_i: Float[Array, "batch length heads"],
+    start: Float[Array, "batch heads"],
+) -> Float[Array, "batch after heads"]:
+    """m before the first and after each token, by a scan over pairs in max and plus."""
+
+    def join(first, second):
+        return first[0] + second[0], jnp.maximum(first[1] + second[0], second[1])
+
+    kept, largest = jax.lax.associative_scan(join, (log_f, log_i), axis=1)
+    start = start[:, None]
+    return jnp.concatenate([start, jnp.maximum(kept + start, largest)], axis=1)
+
+
+def _bounded(read: Float[Array, "*dims wider"], log_scale: Float[Array, "*dims"]) -> Array:
+    """The read over its last entry, which is bounded below by 1 before scaling."""
+    return read[..., :-1] / jnp.maximum(jnp.abs(read[..., -1:]), jnp.exp(-log_scale)[..., None])

@@ -1,0 +1,86 @@
+"""OjaNet: each write corrects what the memory held under its value."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from fwpkm_jax.core.linear_recurrence import RecurrenceOutput, chunk_recurrence
+from fwpkm_jax.core.targets import l2_normalize
+from fwpkm_jax.rules.matrix.base import (
+    AbstractMatrixRule,
+    Form,
+    GateInputs,
+    LearnedGates,
+    LocalLoss,
+    State,
+    Tokens,
+    agreement,
+    given,
+    squared,
+)
+from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
+from fwpkm_jax.rules.matrix.features import FeatureMap
+
+
+@dataclass(frozen=True, kw_only=True)
+class OjaNet(AbstractMatrixRule):
+    """Oja's rule: a Hebbian write of weight `strength` (β) less what the value already recalls.
+
+    The delta rule with keys and values exchanged; in a layer values are at unit length for the
+    reason that DeltaNet's keys are.
+
+    References: Irie et al. 2022, arXiv:2210.06184.
+    """
+
+    form: ClassVar[Form] = Form(
+        name="OjaNet",
+        left=r"$I - \beta_t vv^\top$",
+        right="$I$",
+        written=r"$\beta_t vk^\top$",
+        read="$Wq$",
+        loss=r"$-v^\top Wk + \tfrac12\lVert W^\top v\rVert^2$",
+        step_size=r"$\beta_t$",
+        source="arXiv:2210.06184",
+    )
+    strength: ClassVar = True
+
+    feature_map: FeatureMap = "l2"
+    convolution: bool = True
+    negative_eigenvalues: bool = False
+    """Lets β reach 2 instead of 1."""
+
+    def write(self, state: State, token: Tokens) -> State:
+        error = token.key - state @ token.value
+        return state + given(token.strength) * jnp.outer(error, token.value)
+
+    def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
+        del state
+
+        def loss(matrix):
+            return squared(matrix @ token.value) - agreement(matrix, token)
+
+        return (LocalLoss(loss, given(token.strength)),)
+
+    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
+        out = chunk_recurrence(
+            *(tokens.query, tokens.value, tokens.key),
+            log_decay=None,
+            beta=tokens.strength,
+            initial_state=state.swapaxes(-1, -2),
+            read="value",
+            chunk_size=self.chunk_size,
+        )
+        return out._replace(final_state=out.final_state.swapaxes(-1, -2))
+
+    @property
+    def learned_gates(self) -> LearnedGates:
+        return LearnedGates(strength=True)
+
+    def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
+        return None, sigmoid_strength(inputs, self.negative_eigenvalues)
+
+    def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
+        query, key, value = super().features(query, key, value)
+        return query, key, l2_normalize(value)

@@ -1,0 +1,55 @@
+"""RetNet's retention: linear attention that forgets at a constant rate."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from fwpkm_jax.rules.matrix.base import (
+    AbstractMatrixRule,
+    Form,
+    GateInputs,
+    LocalLoss,
+    State,
+    Tokens,
+    agreement,
+    given,
+    squared,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetNet(AbstractMatrixRule):
+    """Decays by the same share at every token; heads differ in their shares.
+
+    The rule alone: the published layer also turns queries and keys by position.
+
+    References: Sun et al. 2023, arXiv:2307.08621.
+    """
+
+    form: ClassVar[Form] = Form(
+        name="RetNet",
+        left="$I$",
+        right=r"$\lambda I$, constant per head",
+        written=r"$vk^\top$",
+        read="$Wq$",
+        loss=r"$-v^\top Wk + \tfrac{1-\lambda}{2}\lVert W\rVert^2$",
+        step_size="$1$",
+        source="arXiv:2307.08621",
+    )
+    decay: ClassVar = "head"
+
+    def write(self, state: State, token: Tokens) -> State:
+        return jnp.exp(given(token.log_decay)) * state + jnp.outer(token.key, token.value)
+
+    def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
+        del state
+        forget = 1 - jnp.exp(given(token.log_decay))
+        return (LocalLoss(lambda matrix: forget * squared(matrix) - agreement(matrix, token)),)
+
+    def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
+        share = 1 - 2.0 ** (-5 - np.arange(inputs.shape[2]))
+        log_decay = jnp.asarray(np.log(share), jnp.float32)[None, None]
+        return jnp.broadcast_to(log_decay, inputs.shape), None

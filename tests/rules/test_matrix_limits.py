@@ -1,0 +1,141 @@
+"""Where rules coincide, and what they promise at their limits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fwpkm_jax.rules.matrix import Tokens
+from fwpkm_jax.rules.matrix.base import GateInputs
+from fwpkm_jax.rules.matrix.deltanet import DeltaNet
+from fwpkm_jax.rules.matrix.deltaproduct import DeltaProduct
+from fwpkm_jax.rules.matrix.gated_deltanet import GatedDeltaNet
+from fwpkm_jax.rules.matrix.gated_rfa import GatedRFA
+from fwpkm_jax.rules.matrix.gla import GLA
+from fwpkm_jax.rules.matrix.linear_attention import LinearAttention
+from fwpkm_jax.rules.matrix.mamba2 import Mamba2
+from fwpkm_jax.rules.matrix.mlstm import MLSTM
+from fwpkm_jax.rules.matrix.ojanet import OjaNet
+from fwpkm_jax.rules.matrix.retnet import RetNet
+from tests.rules.matrix_sampling import cast, sample_tokens
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def tokens_of(rule, **options) -> Tokens:
+    return cast(sample_tokens(rule, **options), jnp.float64)
+
+
+def assert_same(one, other):
+    """Outputs, and what both memories hold."""
+    np.testing.assert_allclose(one.output, other.output, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(one.final_state, other.final_state, rtol=1e-11, atol=1e-12)
+
+
+def test_without_decay_gated_deltanet_is_deltanet():
+    tokens = tokens_of(GatedDeltaNet())
+    kept = tokens._replace(log_decay=jnp.zeros_like(tokens.log_decay))
+    assert_same(GatedDeltaNet().run(kept), DeltaNet().run(tokens._replace(log_decay=None)))
+
+
+def test_one_delta_step_per_token_is_gated_deltanet_and_without_decay_deltanet():
+    tokens = tokens_of(GatedDeltaNet())
+    once = DeltaProduct(num_steps=1)
+    for form in ("run", "recurrent"):
+        assert_same(getattr(once, form)(tokens), GatedDeltaNet().run(tokens))
+    kept = tokens._replace(log_decay=jnp.zeros_like(tokens.log_decay))
+    assert_same(once.run(kept), DeltaNet().run(tokens._replace(log_decay=None)))
+
+
+def test_several_delta_steps_are_as_many_tokens_of_which_the_last_is_read():
+    tokens = tokens_of(DeltaProduct())
+    kept = tokens._replace(log_decay=jnp.zeros_like(tokens.log_decay))
+    query = jnp.repeat(tokens.query, 2, axis=1)
+    deltanet = DeltaNet().run(tokens._replace(query=query, log_decay=None))
+    deltanet = deltanet._replace(output=deltanet.output[:, 1::2])
+    assert_same(DeltaProduct().run(kept), deltanet)
+
+
+def test_equal_decays_of_all_channels_make_gla_mamba2_and_constant_ones_retnet():
+    tokens = tokens_of(RetNet())
+    gates = GateInputs(tokens.query.shape[:3], None, None, None)
+    constant = tokens._replace(log_decay=RetNet().gates(gates)[0].astype(jnp.float64))
+    for case in (tokens, constant):
+        every = jnp.broadcast_to(case.log_decay[..., None], case.key.shape)
+        gla = GLA().run(case._replace(log_decay=every))
+        assert_same(gla, Mamba2().run(case._replace(strength=jnp.ones(case.key.shape[:3]))))
+        assert_same(gla, RetNet().run(case))
+    shares = np.exp(np.asarray(constant.log_decay))
+    expected = np.broadcast_to([1 - 2**-5, 1 - 2**-6], shares.shape)
+    np.testing.assert_allclose(shares, expected, rtol=1e-7)
+
+
+def test_without_decay_retnet_is_linear_attention():
+    tokens = tokens_of(RetNet())
+    kept = tokens._replace(log_decay=jnp.zeros_like(tokens.log_decay))
+    assert_same(RetNet().run(kept), LinearAttention().run(tokens._replace(log_decay=None)))
+
+
+@pytest.mark.parametrize("rule", [DeltaNet(), OjaNet()], ids=["deltanet", "ojanet"])
+def test_full_strength_overwrites_what_the_key_or_the_value_recalls(rule):
+    tokens = tokens_of(rule, length=5)
+    full = tokens._replace(strength=jnp.ones_like(tokens.strength))
+    state = np.asarray(rule.run(full).final_state)  # [batch, heads, key, value]
+    key, value = (np.asarray(x)[:, -1] for x in (tokens.key, tokens.value))
+    if isinstance(rule, DeltaNet):
+        np.testing.assert_allclose(np.einsum("bhk,bhkv->bhv", key, state), value, rtol=1e-10)
+    else:
+        np.testing.assert_allclose(np.einsum("bhv,bhkv->bhk", value, state), key, rtol=1e-10)
+
+
+def test_ojanet_is_deltanet_with_keys_and_values_exchanged_but_for_the_read():
+    tokens = tokens_of(OjaNet())
+    exchanged = tokens._replace(key=tokens.value, value=tokens.key, query=tokens.value)
+    swapped = DeltaNet().run(exchanged).final_state.swapaxes(-1, -2)
+    np.testing.assert_allclose(OjaNet().run(tokens).final_state, swapped, rtol=1e-11, atol=1e-12)
+
+
+def test_without_writes_gated_deltanet_only_decays():
+    tokens = tokens_of(GatedDeltaNet(), batch=1, heads=1)
+    start = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 4, 3)))
+    out = GatedDeltaNet().run(tokens._replace(strength=jnp.zeros_like(tokens.strength)), start)
+    share = np.exp(np.sum(tokens.log_decay))
+    np.testing.assert_allclose(out.final_state, share * start, rtol=1e-11)
+
+
+def test_the_stabilised_mlstm_is_the_plain_one():
+    tokens = tokens_of(MLSTM(), batch=1, heads=1)
+    out = MLSTM().run(tokens)
+    query, key, value, log_f, log_i = (np.asarray(x)[0, :, 0] for x in tokens)
+    matrix, normaliser = np.zeros((4, 3)), np.zeros(4)
+    for t in range(len(query)):
+        f, i = np.exp(log_f[t]), np.exp(log_i[t])
+        matrix, normaliser = (
+            f * matrix + i * np.outer(key[t], value[t]),
+            f * normaliser + i * key[t],
+        )
+        expected = query[t] @ matrix / max(abs(normaliser @ query[t]), 1)
+        np.testing.assert_allclose(out.output[0, t, 0], expected, rtol=1e-10)
+    scale = np.exp(out.final_state.log_scale[0, 0])
+    np.testing.assert_allclose(scale * out.final_state.matrix[0, 0, :, :3], matrix, rtol=1e-10)
+
+
+def test_mlstm_stays_finite_where_its_gates_overflow():
+    tokens = tokens_of(MLSTM())._replace(strength=jnp.full((2, 7, 2), 900.0))
+
+    @jax.jit
+    def outputs_and_gradient(tokens):
+        read = lambda tokens: jnp.sum(MLSTM().run(tokens).output)  # noqa: E731
+        return MLSTM().run(tokens), jax.grad(read)(tokens)
+
+    single = cast(tokens, jnp.float32)
+    for leaf in jax.tree.leaves(outputs_and_gradient(single)):
+        assert np.all(np.isfinite(leaf))
+
+
+def test_normalised_reads_are_weighted_means_of_the_values():
+    """Of equal values every weighted mean is that value, whatever the weights."""
+    for rule in (LinearAttention(normalized=True, feature_map="elu"), GatedRFA()):
+        tokens = tokens_of(rule)
+        same = jnp.broadcast_to(jnp.asarray([1.0, -2.0, 3.0]), tokens.value.shape)
+        np.testing.assert_allclose(rule.run(tokens._replace(value=same)).output, same, rtol=1e-9)

@@ -15,11 +15,12 @@ from fwpkm_jax.layers.attention import Attention
 from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightInfo
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet
 from fwpkm_jax.layers.lact import LaCT
+from fwpkm_jax.layers.matrix_memory import MatrixMemory
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.pkm import PKM
 
-Mixer = Attention | GatedDeltaNet | LaCT
+Mixer = Attention | GatedDeltaNet | LaCT | MatrixMemory
 
 Remat = Literal["block"]
 """What a backward pass computes again instead of keeping it from the forward pass: of every layer

@@ -7,9 +7,13 @@ from fwpkm_jax.layers.attention import AttentionConfig
 from fwpkm_jax.layers.fast_weight import FastWeightConfig
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.lact import LaCTConfig
+from fwpkm_jax.layers.matrix_memory import MatrixMemoryConfig
 from fwpkm_jax.layers.pkm import PKMConfig
+from fwpkm_jax.rules.matrix import MATRIX_RULES
 
-MixerName = Literal["gdn", "swa", "attention", "lact"]
+MIXERS = ("gdn", "swa", "attention", "lact", *MATRIX_RULES)
+"""What `ModelConfig.mixers` may name."""
+MixerName = str  # One of MIXERS, which grows with the registry of rules.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +25,8 @@ class ModelConfig:
     model_dim: int = 768
     """Width of the residual stream."""
     mixers: tuple[MixerName, ...] = ("gdn", "gdn", "gdn", "swa") * 3
-    """Token mixer of each layer: Gated DeltaNet, sliding-window or full attention, LaCT."""
+    """Token mixer of each layer: Gated DeltaNet (gdn), sliding-window (swa) or full attention,
+    LaCT, or a matrix memory by its name in `rules.matrix`."""
     mlp_dim: int = 2304
     """Hidden width of the SwiGLU layers."""
     memory_layers: tuple[int, ...] = ()
@@ -36,6 +41,8 @@ class ModelConfig:
     """Of the Gated DeltaNet layers."""
     lact: LaCTConfig = field(default_factory=LaCTConfig)
     """Of the LaCT layers, which have a window of their own."""
+    matrix: MatrixMemoryConfig = field(default_factory=MatrixMemoryConfig)
+    """Of the layers with a matrix memory."""
     fast_weight: FastWeightConfig = field(default_factory=FastWeightConfig)
     """Of the memory layers."""
     pkm: PKMConfig = field(default_factory=PKMConfig)
@@ -59,6 +66,15 @@ class ModelConfig:
         num_layers = len(self.mixers)
         if num_layers == 0:
             raise ValueError("mixers=() must name at least one layer's token mixer.")
+        for layer, name in enumerate(self.mixers):
+            if name not in MIXERS:
+                raise ValueError(f"mixers[{layer}]={name!r} is none of {', '.join(MIXERS)}.")
+        used = {MATRIX_RULES.get(name) for name in self.mixers}
+        for rule in self.matrix.rules:
+            if type(rule) not in used:
+                raise ValueError(
+                    f"matrix.rules sets {rule}, which no layer of mixers={self.mixers} uses."
+                )
         for name in ("memory_layers", "pkm_layers"):
             layers = getattr(self, name)
             outside = [layer for layer in layers if not 0 <= layer < num_layers]

@@ -15,11 +15,13 @@ from fwpkm_jax.layers.attention import Attention
 from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightInfo
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet
 from fwpkm_jax.layers.lact import LaCT
+from fwpkm_jax.layers.matrix_memory import MatrixMemory
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.pkm import PKM
 from fwpkm_jax.models.block import Block, BlockStream, Mixer, Remat
 from fwpkm_jax.models.config import MixerName, ModelConfig
+from fwpkm_jax.rules.matrix import MATRIX_RULES
 
 
 class LMOutput(NamedTuple):
@@ -290,6 +292,9 @@ class LanguageModel(nnx.Module):
             return GatedDeltaNet(config.gdn, config.model_dim, **shared)
         if name == "lact":
             return LaCT(config.lact, config.model_dim, **shared)
+        if name in MATRIX_RULES:
+            rule = config.matrix.rule(name)
+            return MatrixMemory(rule, config.matrix, config.model_dim, **shared)
         window = config.window if name == "swa" else None
         attention = dataclasses.replace(config.attention, window=window)
         return Attention(attention, config.model_dim, **shared)
@@ -334,7 +339,8 @@ def memory_metrics(info: dict[str, FastWeightInfo]) -> dict[str, Float[Array, ""
 def _scale_branches(block: Block, scale: float) -> None:
     feed_forward = block.feed_forward
     mixer = block.mixer
-    outputs = [mixer.out_proj if isinstance(mixer, GatedDeltaNet) else mixer.o_proj]
+    named_out = isinstance(mixer, GatedDeltaNet | MatrixMemory)
+    outputs = [mixer.out_proj if named_out else mixer.o_proj]
     is_pkm = isinstance(feed_forward, PKM)
     outputs.append(feed_forward.out_proj if is_pkm else feed_forward.down_proj)
     if block.memory is not None:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from fwpkm_jax.rules.matrix import MATRIX_RULES
+
 Config = Mapping[str, Any]
 
 GLOSSARY = (
@@ -53,6 +55,7 @@ _MIXERS = {
     "swa": "attention over the last {window:,} tokens",
     "attention": "attention over all tokens",
     "lact": "LaCT",
+    **{name: rule.form.name for name, rule in MATRIX_RULES.items()},
 }
 
 

@@ -1,7 +1,8 @@
-"""Memory that a training step takes, from its traced and compiled code: nothing is run.
+r"""Memory that a training step takes, from its traced and compiled code: nothing is run.
 
     python benchmarks/step_memory.py --out benchmarks/results/step_memory_cpu.json
-    JAX_PLATFORMS=cpu PYTHONPATH=build/cuda:. python benchmarks/step_memory.py --device h100 --layers 12
+    JAX_PLATFORMS=cpu PYTHONPATH=build/cuda:. \
+        python benchmarks/step_memory.py --device h100 --layers 12
 
 The second line needs the device's compiler: docs/performance.md, "Compiling without the device".
 `kept_megabytes` is what the forward pass leaves for the backward pass besides parameters, memories

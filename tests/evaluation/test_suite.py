@@ -1,6 +1,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -41,6 +42,19 @@ def subject(model, memory, text) -> Subject:
 @pytest.fixture
 def recall_subject(subject) -> Subject:
     return dataclasses.replace(subject, data=RECALL)
+
+
+@pytest.mark.parametrize("name", EVALS)
+def test_an_evaluation_says_what_it_asks_to_a_reader_without_the_paper(name):
+    evaluation = EVALS[name]
+    titles = [one.title for one in EVALS.values()]
+    assert evaluation.title
+    assert titles.count(evaluation.title) == 1
+    sentences = re.split(r"(?<=[.;]) ", evaluation.about)
+    assert len(sentences) >= 2
+    assert all(len(sentence.split()) > 4 for sentence in sentences)
+    assert evaluation.about.endswith(".")
+    assert not re.search(r"\b(paper|FwPKM|FwMLP|[Ff]igure|[Tt]able \d)\b", evaluation.about)
 
 
 def test_default_suites_suit_the_data(subject, recall_subject):

@@ -21,6 +21,7 @@ import tyro
 
 from fwpkm_jax.command_line import check_options, nearest, separate_options
 from fwpkm_jax.data import RecallData, TextData
+from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.training.checkpoint import CheckpointConfig
 from fwpkm_jax.training.config import WITHOUT_EFFECT, TrainingConfig
@@ -41,6 +42,8 @@ class Experiment:
     """Optimiser of the slow weights."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
     """Length of the run, batches, memories."""
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    """The devices that share the work; one by default."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When the run is saved, and what is kept."""
     run_dir: str = "runs/default"

@@ -152,7 +152,11 @@ def sub_key_usage(
 
 
 def addressing_loss(
-    address: Address, *, num_subkeys: int, token_weights: TokenWeights
+    address: Address,
+    *,
+    num_subkeys: int,
+    token_weights: TokenWeights,
+    usage: SubKeyUsage | None = None,
 ) -> Float[Array, ""]:
     """Negative entropy of the average access to each codebook, summed over both (Eq. 18).
 
@@ -163,8 +167,10 @@ def addressing_loss(
       address: from `product_top_k`.
       num_subkeys: sub-keys per codebook.
       token_weights: weight of each token in the average; 0 leaves a token out.
+      usage: of all tokens of the loss where these are one block of them.
     """
-    usage = sub_key_usage(address, num_subkeys=num_subkeys, token_weights=token_weights)
+    if usage is None:
+        usage = sub_key_usage(address, num_subkeys=num_subkeys, token_weights=token_weights)
     marginal = usage.access / _weight(usage)
     return jnp.sum(marginal * jnp.log(marginal + _LOG_EPSILON))
 

@@ -66,12 +66,16 @@ def _sort_by_slot(
     return slots.astype(jnp.int32), order.astype(jnp.int32)
 
 
-def reference_counts(groups: SlotGroups, counted: TokenWeights) -> SlotWeights:
+def reference_counts(groups: SlotGroups, counted: TokenWeights | SlotWeights) -> SlotWeights:
     """How often the chunk read each place's slot, counting the tokens with `counted` = 1.
 
-    As `memory.slot_counts`, from the sorted references: no counter per slot of the table.
+    As `memory.slot_counts`, from the sorted references: no counter per slot of the table. With
+    `counted [tokens, places]` single references are left out.
     """
     places = groups.rank.shape[1]
-    sums = jnp.cumsum(counted[groups.order // places])
+    if counted.ndim == 1:
+        sums = jnp.cumsum(counted[groups.order // places])
+    else:
+        sums = jnp.cumsum(counted.reshape(-1)[groups.order])
     sums = jnp.concatenate([jnp.zeros((1,), sums.dtype), sums])
     return jnp.diff(sums[groups.starts])[groups.rank]

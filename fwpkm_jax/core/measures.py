@@ -31,8 +31,18 @@ def access_measures(slot_ids: Int[Array, "..."], num_slots: int) -> AccessMeasur
 
     References: Zhao and Jones 2026, arXiv:2601.00671, Table 4.
     """
-    counts = jnp.zeros((num_slots,), jnp.float32).at[slot_ids.reshape(-1)].add(1.0)
-    accesses = jnp.float32(slot_ids.size)
+    return measures_of_counts(access_counts(slot_ids, num_slots), slot_ids.size)
+
+
+def access_counts(slot_ids: Int[Array, "..."], num_slots: int) -> Float[Array, " slots"]:
+    """How often each slot was accessed; counts of parts add up."""
+    return jnp.zeros((num_slots,), jnp.float32).at[slot_ids.reshape(-1)].add(1.0)
+
+
+def measures_of_counts(counts: Float[Array, " slots"], num_accesses: int) -> AccessMeasures:
+    """`access_measures` of what `access_counts` counted."""
+    num_slots = counts.shape[0]
+    accesses = jnp.float32(num_accesses)
     probabilities = counts / accesses
     # 0 ln 0 = 0.
     logs = jnp.log(jnp.where(counts > 0, probabilities * num_slots, 1.0))

@@ -157,6 +157,15 @@ def _add_by_runs(
     )
 
 
+SumReads = Callable[[jax.Array], jax.Array]
+"""Adds up what devices read that hold a part of the slots each."""
+
+
+def as_it_is(reads: jax.Array) -> jax.Array:
+    """`SumReads` where one device holds all slots."""
+    return reads
+
+
 class Exchange(NamedTuple):
     """What one chunk reads and leaves.
 
@@ -182,6 +191,7 @@ def exchange_rows(
     steps: SlotWeights,
     targets: TokenValues,
     error_weights: TokenWeights,
+    sum_reads: SumReads = as_it_is,
 ) -> Exchange:
     """Reads, compares and writes one chunk; see `core.value_scan` for the formulas.
 
@@ -191,7 +201,7 @@ def exchange_rows(
     del slot_ids
     distinct = min(groups.slots.shape[0], values.shape[0])
     log = values.at[groups.slots[:distinct]].get(mode="clip")
-    output = read_rows(log, groups.rank, weights)
+    output = sum_reads(read_rows(log, groups.rank, weights))
     errors = error_weights[:, None] * (output - targets)
     return Exchange(add_rows(values, groups, steps, errors), output, errors, log)
 
@@ -204,3 +214,4 @@ class RowOps:
     pull: Callable[..., tuple[TokenValues, SlotWeights]] = pull_rows
     dot: Callable[[ValueTable, SlotIds, TokenValues], SlotWeights] = dot_rows
     add: Callable[[ValueTable, SlotGroups, SlotWeights, TokenValues], ValueTable] = add_rows
+    sum_reads: SumReads = as_it_is

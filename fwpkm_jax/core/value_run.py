@@ -26,7 +26,7 @@ def value_run(
     targets: Float[Array, "groups batch length value"],
     *,
     error_weights: Float[Array, "groups batch length"],
-    counted: Float[Array, "groups batch length"],
+    counted: Float[Array, "groups batch length *places"],
     step_size: float,
     chunk_size: int,
     ops: RowOps | None = None,
@@ -42,7 +42,8 @@ def value_run(
       weights: their read weights.
       targets: what each token should have read.
       error_weights: weight of each token's error in the write.
-      counted: 1 for tokens whose reads count in a slot's number of accesses.
+      counted: 1 for tokens, or single places of tokens, whose reads count in a slot's number of
+        accesses.
       step_size: multiplies the mean error of a slot.
       chunk_size: tokens of a sequence between two writes; the last chunk may be shorter.
       ops: what reads and adds rows; None: plain XLA.

@@ -175,7 +175,7 @@ def _scan_backward(ops, residuals, cotangents):
         errors = rows.error_weights[:, None] * gap
         errors_bar, steps_bar = ops.pull(table_bar, groups.rank, rows.steps, errors)
         targets_bar = -rows.error_weights[:, None] * errors_bar
-        read_bar = output_bar - targets_bar
+        read_bar = ops.sum_reads(output_bar - targets_bar)
         rows_bar = ChunkRows(
             weights=ops.dot(kept, start + groups.rank, read_bar),
             steps=steps_bar,

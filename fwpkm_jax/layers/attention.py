@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
@@ -19,6 +20,7 @@ from fwpkm_jax.core.softmax_attention import (
     whole_sequence_attention,
 )
 from fwpkm_jax.layers.norms import RMSNorm
+from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
 from fwpkm_jax.layers.rotary import YarnConfig, apply_rotary, rotary_frequencies
 
 
@@ -153,6 +155,7 @@ class Attention(nnx.Module):
         *,
         mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
         cache: Cache | None = None,
+        partition: Partition | None = None,
     ) -> tuple[Float[Array, "batch length model"], Cache | None]:
         """The layer's output, and the cache to continue from.
 
@@ -161,6 +164,7 @@ class Attention(nnx.Module):
           mask: 0 at padding, which takes no position, is seen by no token and yields zeros.
           cache: of the tokens before, from `init_cache` or the last call; None for a whole
             sequence. Pieces of any size give what the whole gives.
+          partition: of a whole sequence's work over devices, by sequences and heads.
 
         Returns:
           Output `[batch, length, model]`, and the new cache (None if none was given).
@@ -177,7 +181,7 @@ class Attention(nnx.Module):
 
         query, key, value, gate = self.project(x, positions)
         if cache is None:
-            output = self.attend(query, key, value, positions)
+            output = self.attend(query, key, value, positions, partition)
         elif isinstance(cache, RingCache):
             output = ring_attention(query, key, value, cache, positions=positions)
             cache = put_in_ring(cache, key, value, positions=positions, after=output)
@@ -209,16 +213,28 @@ class Attention(nnx.Module):
         key: Float[Array, "batch length kv_heads head"],
         value: Float[Array, "batch length kv_heads head"],
         positions: Int[Array, "batch length"],
+        partition: Partition | None = None,
     ) -> Float[Array, "batch length heads head"]:
         """Attention within one whole sequence, before the gate."""
-        return whole_sequence_attention(
-            query,
-            key,
-            value,
-            positions=positions,
-            window=self.config.window,
-            backend=self.config.backend,
-        )
+
+        def attend(query, key, value, positions):
+            return whole_sequence_attention(
+                query,
+                key,
+                value,
+                positions=positions,
+                window=self.config.window,
+                backend=self.config.backend,
+            )
+
+        if partition is None:
+            return attend(query, key, value, positions)
+        for name in ("num_heads", "num_kv_heads"):
+            partition.check_divides(f"attention.{name}", getattr(self.config, name), HEADS)
+        by_head = P(BATCH, None, HEADS)
+        return partition.run(
+            attend, in_specs=(by_head, by_head, by_head, P(BATCH)), out_specs=by_head
+        )(query, key, value, positions)
 
     def attend_cached(
         self,

@@ -6,12 +6,20 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core import streaming
-from fwpkm_jax.core.chunking import Memory, map_groups, merge_groups, split_groups
+from fwpkm_jax.core.chunking import (
+    Chunk,
+    Memory,
+    RunOutput,
+    map_groups,
+    merge_groups,
+    split_groups,
+)
 from fwpkm_jax.core.holding import ChunkSize, flush, hold
-from fwpkm_jax.core.measures import AccessMeasures, access_measures
+from fwpkm_jax.core.measures import AccessMeasures, access_counts, measures_of_counts
 from fwpkm_jax.core.padding import pack_tokens
 from fwpkm_jax.core.streaming import Pending, Signals
 from fwpkm_jax.core.targets import (
@@ -22,6 +30,7 @@ from fwpkm_jax.core.targets import (
     write_weights,
 )
 from fwpkm_jax.layers.norms import RMSNorm
+from fwpkm_jax.layers.partition import BATCH, Partition
 from fwpkm_jax.rules import FwMLP, FwPKM
 
 Normalizer = Literal["none", "standardize", "l2"]
@@ -175,6 +184,7 @@ class FastWeight(nnx.Module):
         mask: Float[Array, "batch length"] | None = None,
         write: bool = True,
         pairing: Pairing = write_weights,
+        partition: Partition | None = None,
     ) -> tuple[Float[Array, "batch length model"], Memory, FastWeightInfo]:
         """Reads and writes whole sequences, a chunk at a time.
 
@@ -184,6 +194,7 @@ class FastWeight(nnx.Module):
           mask: 1 for real tokens, 0 for padding, which neither writes nor counts.
           write: False reads everything with the memory as it comes in.
           pairing: makes the write weights from gate and mask.
+          partition: of the work and the memories over devices; what is partitioned is written.
 
         Returns:
           The residual stream, the memory after the last write, and what happened.
@@ -201,7 +212,9 @@ class FastWeight(nnx.Module):
         )
         groups = jax.tree.leaves(memory)[0].shape[0]
         grouped = jax.tree.map(lambda leaf: split_groups(leaf, groups), sequence)
-        if write:
+        if partition is not None:
+            memory, read, access, info = self._run_partitioned(memory, grouped, partition)
+        elif write:
             memory, read, access, info = rule.run_groups(
                 memory, grouped, chunk_size=config.chunk_size
             )
@@ -209,9 +222,29 @@ class FastWeight(nnx.Module):
             read, access = map_groups(self._read, memory, grouped.query)
             info = None
         read, access = jax.tree.map(merge_groups, (read, access))
+        if partition is not None:
+            read, access = jax.tree.map(partition.by_sequence, (read, access))
         losses = sequence.write_weight * jnp.mean((read - sequence.target) ** 2, axis=-1)
-        facts = _facts(rule, signals, losses, sequence.paired, access, info)
+        facts = _facts(rule, signals, losses, sequence.paired, access, info, partition)
         return self.merge(x, read, signals), memory, facts
+
+    def _run_partitioned(self, memory: Memory, grouped: Chunk, partition: Partition) -> RunOutput:
+        """`run_groups` with each device's sequences and its part of the memories."""
+        rule, chunk_size = self.config.rule, self.config.chunk_size
+        axes = partition.memory_axes() if rule.splits else None
+        memory_specs = partition.memory_specs(rule, memory)
+        groups, members = grouped.write_weight.shape[:2]
+        partition.check_groups(groups, members)
+        token_axes = () if axes is None else axes.tokens
+        tokens = P(partition.group_axes, token_axes)
+        columns = () if axes is None else axes.target_columns
+        values = P(partition.group_axes, token_axes, None, columns)
+        sequence_specs = jax.tree.map(lambda _: tokens, grouped)._replace(target=values)
+        return partition.run(
+            lambda memory, part: rule.run_groups(memory, part, chunk_size=chunk_size, axes=axes),
+            in_specs=(memory_specs, sequence_specs),
+            out_specs=RunOutput(memory_specs, values, tokens, P(partition.group_axes)),
+        )(memory, grouped)
 
     def init_pending(self, batch: int, groups: int, *, max_chunk_size: int, dtype: Any) -> Pending:
         """An empty queue for `stream`, leaves `[groups, batch // groups, capacity, ...]`."""
@@ -314,7 +347,22 @@ def _reorder(tree: Any, order: Int[Array, "groups length"]) -> Any:
     return jax.tree.map(reorder, tree)
 
 
-def _facts(rule, signals, losses, paired, access, info) -> FastWeightInfo:
+def _measures(
+    slot_ids: Int[Array, "batch length places"], num_slots: int, partition: Partition | None
+) -> AccessMeasures:
+    """How evenly all tokens use the slots, each device counting its own sequences' accesses."""
+    if partition is None:
+        counts = access_counts(slot_ids, num_slots)
+    else:
+        counts = partition.run(
+            lambda ids: jax.lax.psum(access_counts(ids, num_slots), BATCH),
+            in_specs=P(BATCH),
+            out_specs=P(),
+        )(slot_ids)
+    return measures_of_counts(counts, slot_ids.size)
+
+
+def _facts(rule, signals, losses, paired, access, info, partition=None) -> FastWeightInfo:
     """The record of one call; `info` is the rule's, by group and chunk, or None without writes."""
     zero = jnp.zeros((), losses.dtype)
     facts = FastWeightInfo(
@@ -325,6 +373,6 @@ def _facts(rule, signals, losses, paired, access, info) -> FastWeightInfo:
         slot_weights=None if access is None else access.slot_weights,
         update_norm=zero if info is None else jnp.mean(info.update_norm),
         token_loss=losses,
-        measures=None if access is None else access_measures(access.slot_ids, rule.num_slots),
+        measures=None if access is None else _measures(access.slot_ids, rule.num_slots, partition),
     )
     return jax.lax.stop_gradient(facts)

@@ -1,13 +1,14 @@
 """Gated DeltaNet: the gated delta rule as a token mixer."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
@@ -16,6 +17,7 @@ from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.targets import l2_normalize
 from fwpkm_jax.layers.norms import GatedRMSNorm
+from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 
@@ -76,6 +78,15 @@ class Projections(NamedTuple):
     """Log of the share of the memory kept, at least float32."""
     beta: Float[Array, "batch length heads"]
     """Write strength, at least float32."""
+
+
+class HeadWeights(NamedTuple):
+    """Weights that belong to single heads, but for the linear maps."""
+
+    conv_weight: Float[Array, "width channels"]
+    """All queries, all keys, all values, joined."""
+    A_log: Float[Array, " heads"]
+    dt_bias: Float[Array, " heads"]
 
 
 def causal_convolution(
@@ -150,12 +161,7 @@ class GatedDeltaNet(nnx.Module):
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> GatedDeltaNetCache:
         """An empty cache; its size does not depend on `max_length`. `dtype` of activations."""
         del max_length
-        config = self.config
-        memory = (batch, config.num_value_heads, config.key_head_dim, config.value_head_dim)
-        return GatedDeltaNetCache(
-            conv_inputs=jnp.zeros((batch, config.conv_width - 1, config.conv_channels), dtype),
-            memory=jnp.zeros(memory, compute_dtype(dtype)),
-        )
+        return empty_cache(self.config, batch, dtype)
 
     def __call__(
         self,
@@ -163,6 +169,7 @@ class GatedDeltaNet(nnx.Module):
         *,
         mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
         cache: GatedDeltaNetCache | None = None,
+        partition: Partition | None = None,
     ) -> tuple[Float[Array, "batch length model"], GatedDeltaNetCache | None]:
         """The layer's output, and the cache to continue from.
 
@@ -172,12 +179,17 @@ class GatedDeltaNet(nnx.Module):
             yields zeros.
           cache: of the tokens before, from `init_cache` or the last call; None for a whole
             sequence. Pieces of any size give what the whole gives.
+          partition: of a whole sequence's work over devices, by sequences and heads; without mask
+            and cache.
 
         Returns:
           Output `[batch, length, model]`, and the new cache (None if none was given).
         """
         chex.assert_rank(x, 3)
         batch, length, _ = x.shape
+        if partition is not None:
+            output = self._mix_by_heads(x, partition)
+            return self.out_proj(output.reshape(batch, length, -1)), None
         packing = None if mask is None else pack_tokens(mask)
         if packing is not None:
             x = pack(x, packing)
@@ -199,25 +211,13 @@ class GatedDeltaNet(nnx.Module):
 
     def project(self, x: Float[Array, "batch length model"]) -> Projections:
         """The convolution's inputs, the gate, and how strongly to forget and write."""
-        config = self.config
-        tokens, key_heads, key_dim = x.shape[:2], config.num_key_heads, config.key_head_dim
-        joined_values = config.num_value_heads // key_heads * config.value_head_dim
-        qkvz = self.in_proj_qkvz(x).reshape(*tokens, key_heads, -1)
-        ends = (key_dim, 2 * key_dim, 2 * key_dim + joined_values)
-        query, key, value, gate = jnp.split(qkvz, ends, axis=-1)
-        b, a = jnp.split(self.in_proj_ba(x).reshape(*tokens, key_heads, -1), 2, axis=-1)
-
-        dtype = compute_dtype(x.dtype)
-        b, a = (y.reshape(*tokens, config.num_value_heads).astype(dtype) for y in (b, a))
-        rate = jnp.exp(self.A_log[...])[None, None]
-        return Projections(
-            conv_inputs=jnp.concatenate(
-                [y.reshape(*tokens, -1) for y in (query, key, value)], axis=-1
-            ),
-            gate=gate.reshape(*tokens, config.num_value_heads, config.value_head_dim),
-            log_decay=-rate * jax.nn.softplus(a + self.dt_bias[...][None, None]),
-            beta=jax.nn.sigmoid(b),
+        return split_projections(
+            self.config, self.in_proj_qkvz(x), self.in_proj_ba(x), self.head_weights()
         )
+
+    def head_weights(self) -> HeadWeights:
+        """The weights that belong to single heads, but for the linear maps."""
+        return HeadWeights(self.conv_weight[...], self.A_log[...], self.dt_bias[...])
 
     def mix(
         self,
@@ -229,40 +229,117 @@ class GatedDeltaNet(nnx.Module):
 
         `counts` says how many tokens of each sequence are real (they come first), None for all.
         """
-        config, (conv_inputs, gate, log_decay, beta) = self.config, projections
-        tokens, length = conv_inputs.shape[:2], conv_inputs.shape[1]
-        mixed = causal_convolution(conv_inputs, cache.conv_inputs, self.conv_weight[...])
+        return mix_heads(self.config, self.head_weights(), self.norm, projections, cache, counts)
+
+    def _mix_by_heads(
+        self, x: Float[Array, "batch length model"], partition: Partition
+    ) -> Float[Array, "batch length heads value"]:
+        """`mix` of whole sequences, each device with its own sequences and heads."""
+        config, devices = self.config, partition.size(HEADS)
+        partition.check_divides("gdn.num_key_heads", config.num_key_heads, HEADS)
+        own = replace(
+            config,
+            num_key_heads=config.num_key_heads // devices,
+            num_value_heads=config.num_value_heads // devices,
+        )
+
+        def mix(qkvz, ba, conv_parts, A_log, dt_bias, norm):
+            weights = HeadWeights(jnp.concatenate(conv_parts, axis=1), A_log, dt_bias)
+            projections = split_projections(own, qkvz, ba, weights)
+            cache = empty_cache(own, qkvz.shape[0], projections.conv_inputs.dtype)
+            return mix_heads(own, weights, norm, projections, cache, None)[0]
+
+        weights = self.head_weights()
         keys = config.num_key_heads * config.key_head_dim
-        query, key, value = jnp.split(jax.nn.silu(mixed), (keys, 2 * keys), axis=-1)
-
-        shared_by = config.num_value_heads // config.num_key_heads
-        query, key = (
-            jnp.repeat(
-                l2_normalize(y.reshape(*tokens, config.num_key_heads, config.key_head_dim)),
-                shared_by,
-                axis=2,
-            )
-            for y in (query, key)
-        )
-        rule = recurrent_gated_delta_rule
-        if length > 1:
-            rule = functools.partial(
-                chunk_gated_delta_rule, chunk_size=config.chunk_size, backend=config.backend
-            )
-        output, memory = rule(
-            query,
-            key,
-            value.reshape(*tokens, -1, config.value_head_dim),
-            log_decay=log_decay,
-            beta=beta,
-            initial_state=cache.memory,
+        by_head, of_head = P(BATCH, None, HEADS), P(HEADS)
+        return partition.run(
+            mix,
+            in_specs=(by_head, by_head, P(None, HEADS), of_head, of_head, P()),
+            out_specs=by_head,
+        )(
+            self.in_proj_qkvz(x),
+            self.in_proj_ba(x),
+            jnp.split(weights.conv_weight, (keys, 2 * keys), axis=1),
+            weights.A_log,
+            weights.dt_bias,
+            self.norm,
         )
 
-        inputs = jnp.concatenate(
-            [cache.conv_inputs, conv_inputs.astype(cache.conv_inputs.dtype)], axis=1
+
+def empty_cache(config: GatedDeltaNetConfig, batch: int, dtype: DTypeLike) -> GatedDeltaNetCache:
+    """The cache before the first token; `dtype` of activations."""
+    memory = (batch, config.num_value_heads, config.key_head_dim, config.value_head_dim)
+    return GatedDeltaNetCache(
+        conv_inputs=jnp.zeros((batch, config.conv_width - 1, config.conv_channels), dtype),
+        memory=jnp.zeros(memory, compute_dtype(dtype)),
+    )
+
+
+def split_projections(
+    config: GatedDeltaNetConfig,
+    qkvz: Float[Array, "batch length qkvz"],
+    ba: Float[Array, "batch length ba"],
+    weights: HeadWeights,
+) -> Projections:
+    """What the two input projections say, taken apart; head by head, so for any of the heads."""
+    tokens, key_heads, key_dim = qkvz.shape[:2], config.num_key_heads, config.key_head_dim
+    joined_values = config.num_value_heads // key_heads * config.value_head_dim
+    ends = (key_dim, 2 * key_dim, 2 * key_dim + joined_values)
+    query, key, value, gate = jnp.split(qkvz.reshape(*tokens, key_heads, -1), ends, axis=-1)
+    b, a = jnp.split(ba.reshape(*tokens, key_heads, -1), 2, axis=-1)
+
+    dtype = compute_dtype(qkvz.dtype)
+    b, a = (y.reshape(*tokens, config.num_value_heads).astype(dtype) for y in (b, a))
+    rate = jnp.exp(weights.A_log)[None, None]
+    return Projections(
+        conv_inputs=jnp.concatenate([y.reshape(*tokens, -1) for y in (query, key, value)], axis=-1),
+        gate=gate.reshape(*tokens, config.num_value_heads, config.value_head_dim),
+        log_decay=-rate * jax.nn.softplus(a + weights.dt_bias[None, None]),
+        beta=jax.nn.sigmoid(b),
+    )
+
+
+def mix_heads(
+    config: GatedDeltaNetConfig,
+    weights: HeadWeights,
+    norm: GatedRMSNorm,
+    projections: Projections,
+    cache: GatedDeltaNetCache,
+    counts: Int[Array, " batch"] | None,
+) -> tuple[Float[Array, "batch length heads value"], GatedDeltaNetCache]:
+    """`GatedDeltaNet.mix` of the heads that `config` counts."""
+    conv_inputs, gate, log_decay, beta = projections
+    tokens, length = conv_inputs.shape[:2], conv_inputs.shape[1]
+    mixed = causal_convolution(conv_inputs, cache.conv_inputs, weights.conv_weight)
+    keys = config.num_key_heads * config.key_head_dim
+    query, key, value = jnp.split(jax.nn.silu(mixed), (keys, 2 * keys), axis=-1)
+
+    shared_by = config.num_value_heads // config.num_key_heads
+    query, key = (
+        jnp.repeat(
+            l2_normalize(y.reshape(*tokens, config.num_key_heads, config.key_head_dim)),
+            shared_by,
+            axis=2,
         )
-        reach = config.conv_width - 1
-        end = None if counts is None else reach + counts
-        return self.norm(output, gate), GatedDeltaNetCache(
-            conv_inputs=last_rows(inputs, size=reach, end=end), memory=memory
+        for y in (query, key)
+    )
+    rule = recurrent_gated_delta_rule
+    if length > 1:
+        rule = functools.partial(
+            chunk_gated_delta_rule, chunk_size=config.chunk_size, backend=config.backend
         )
+    output, memory = rule(
+        query,
+        key,
+        value.reshape(*tokens, -1, config.value_head_dim),
+        log_decay=log_decay,
+        beta=beta,
+        initial_state=cache.memory,
+    )
+
+    inputs = jnp.concatenate([cache.conv_inputs, conv_inputs.astype(cache.conv_inputs.dtype)], 1)
+    reach = config.conv_width - 1
+    end = None if counts is None else reach + counts
+    return norm(output, gate), GatedDeltaNetCache(
+        conv_inputs=last_rows(inputs, size=reach, end=end), memory=memory
+    )

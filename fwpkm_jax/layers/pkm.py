@@ -6,8 +6,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
+from fwpkm_jax.core.shared_table import (
+    MemoryAxes,
+    columns_for_tokens,
+    gather_tokens,
+    own_slots,
+    own_tokens,
+)
+from fwpkm_jax.layers.partition import BATCH, Partition
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.product_top_k import product_top_k
 from pallas_kernels.slot_read import slot_read
@@ -90,9 +99,14 @@ class PKM(nnx.Module):
         self.out_proj = linear(config.value_dim, model_dim if out_dim is None else out_dim)
 
     def __call__(
-        self, x: Float[Array, "batch length model"]
+        self, x: Float[Array, "batch length model"], *, partition: Partition | None = None
     ) -> tuple[Float[Array, "batch length out"], Int[Array, "batch length places"]]:
-        """The layer's output and the slots read, heads joined."""
+        """The layer's output and the slots read, heads joined.
+
+        Args:
+          x: `[batch, length, model]`.
+          partition: of the work and the value table over devices.
+        """
         config = self.config
         batch, length = x.shape[:2]
         memory_dtype = jnp.promote_types(x.dtype, jnp.float32)
@@ -100,23 +114,55 @@ class PKM(nnx.Module):
         if self.query_scale is not None:
             mean_square = jnp.mean(query**2, axis=-1, keepdims=True)
             query = query * jax.lax.rsqrt(mean_square + 1e-6) * self.query_scale[...][None, None]
-        query = query.reshape(batch * length, config.num_heads, config.key_dim)
+        query = query.reshape(batch, length, config.num_heads, config.key_dim)
+        if partition is None:
+            read, slot_ids = self._look_up(query, self.keys[...], self.values[...], MemoryAxes())
+        else:
+            axes = partition.memory_axes(learned=True)
+            by_token = P(BATCH)
+            read, slot_ids = partition.run(
+                lambda query, keys, values: self._look_up(query, keys, values, axes),
+                in_specs=(by_token, P(), P(*partition.table_spec(learned=True))),
+                out_specs=(P(BATCH, None, axes.target_columns), by_token),
+            )(query, self.keys[...], self.values[...])
+            read = partition.by_sequence(read)
+        read = read.astype(x.dtype)
+        if self.gate_proj is not None:
+            read = read * jax.nn.silu(self.gate_proj(x))
+        return self.out_proj(read), slot_ids
+
+    def _look_up(
+        self, query: jax.Array, keys: jax.Array, values: jax.Array, axes: MemoryAxes
+    ) -> tuple[jax.Array, jax.Array]:
+        """Reads `[batch, length, value]` and their slots, of a table that devices may share.
+
+        Each device finds its own tokens' slots, then reads its part of the table for all tokens.
+        """
+        config = self.config
+        batch, length = query.shape[:2]
         address, weights = product_top_k(
-            query,
-            self.keys[...],
+            query.reshape(batch * length, *query.shape[2:]),
+            keys,
             top_k=config.top_k,
             score="dot",
             normalization="head",
             backend=config.backend,
         )
-        slot_ids = address.slot_ids.reshape(batch * length, -1)
+        slot_ids = address.slot_ids.reshape(1, batch, length, -1)
+        weights = weights.reshape(slot_ids.shape)
+        ids, weights = gather_tokens(slot_ids, axes), gather_tokens(weights, axes)
+        if axes.slots:
+            own = own_slots(ids, values.shape[0], axes)
+            ids, weights = own.slot_ids, jnp.where(own.held, weights, 0.0)
         read = slot_read(
-            self.values[...],
-            slot_ids,
-            weights.reshape(batch * length, -1),
+            values,
+            ids.reshape(-1, ids.shape[-1]),
+            weights.reshape(-1, ids.shape[-1]),
             backend=config.backend,
         ).output
-        read = read.reshape(batch, length, -1).astype(x.dtype)
-        if self.gate_proj is not None:
-            read = read * jax.nn.silu(self.gate_proj(x))
-        return self.out_proj(read), slot_ids.reshape(batch, length, -1)
+        read = read.reshape(*ids.shape[:3], -1)
+        if axes.slots:
+            read = own_tokens(jax.lax.psum(read, axes.slots), batch, axes)
+        else:
+            read = columns_for_tokens(read, axes)
+        return read[0], slot_ids[0]

@@ -1,10 +1,12 @@
 """One decoder layer: the order of its sub-layers."""
 
+import functools
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunking import Memory
@@ -18,7 +20,9 @@ from fwpkm_jax.layers.lact import LaCT
 from fwpkm_jax.layers.matrix_memory import MatrixMemory
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
+from fwpkm_jax.layers.partition import BATCH, Partition
 from fwpkm_jax.layers.pkm import PKM
+from fwpkm_jax.models.sharding import gathered
 
 Mixer = Attention | GatedDeltaNet | LaCT | MatrixMemory
 
@@ -83,12 +87,20 @@ class Block(nnx.Module):
         write: bool = True,
         pairing: Pairing = write_weights,
         remat: Remat | None = None,
+        partition: Partition | None = None,
+        name: str = "",
     ) -> BlockOutput:
-        """Whole sequences from position 0; see `FastWeight.__call__` for the memory."""
+        """Whole sequences from position 0; see `FastWeight.__call__` for the memory.
+
+        `name` is the layer's path in the model, by which `partition` finds its weights' layout.
+        """
         info = None
         if self.memory is not None:
-            x, memory, info = self.memory(x, memory, mask=mask, write=write, pairing=pairing)
-        rest = self._mix_and_feed_forward
+            layer = gathered(partition, self.memory, f"{name}/memory")
+            x, memory, info = layer(
+                x, memory, mask=mask, write=write, pairing=pairing, partition=partition
+            )
+        rest = functools.partial(self._mix_and_feed_forward, partition=partition, name=name)
         x, pkm_slot_ids = (rest if remat is None else jax.checkpoint(rest))(x, mask)
         return BlockOutput(x, memory, info, pkm_slot_ids)
 
@@ -135,14 +147,35 @@ class Block(nnx.Module):
         return BlockStream(cache, state.pending)
 
     def _mix_and_feed_forward(
-        self, x: jax.Array, mask: jax.Array | None
+        self, x: jax.Array, mask: jax.Array | None, *, partition: Partition | None, name: str
     ) -> tuple[jax.Array, jax.Array | None]:
-        mixed, _ = self.mixer(self.mixer_norm(x), mask=mask)
-        return self._feed_forward(x + mixed)
+        # Weights are gathered here, so that a checkpoint does not keep them gathered.
+        mixer = gathered(partition, self.mixer, f"{name}/mixer")
+        if partition is None:
+            mixed, _ = mixer(self.mixer_norm(x), mask=mask)
+        else:
+            mixed = _mix_partitioned(mixer, self.mixer_norm(x), partition)
+        x = x + mixed
+        if partition is not None:
+            x = partition.by_sequence(x)
+        x, slot_ids = self._feed_forward(x, partition, name)
+        return x if partition is None else partition.by_sequence(x), slot_ids
 
-    def _feed_forward(self, x: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    def _feed_forward(
+        self, x: jax.Array, partition: Partition | None = None, name: str = ""
+    ) -> tuple[jax.Array, jax.Array | None]:
         normed = self.feed_forward_norm(x)
-        if isinstance(self.feed_forward, PKM):
-            out, slot_ids = self.feed_forward(normed)
+        feed_forward = gathered(partition, self.feed_forward, f"{name}/feed_forward")
+        if isinstance(feed_forward, PKM):
+            out, slot_ids = feed_forward(normed, partition=partition)
             return x + out, slot_ids
-        return x + self.feed_forward(normed), None
+        return x + feed_forward(normed), None
+
+
+def _mix_partitioned(mixer: Mixer, x: jax.Array, partition: Partition) -> jax.Array:
+    """A mixer's output, its work split by sequences, and by heads where it can be."""
+    if isinstance(mixer, Attention | GatedDeltaNet):
+        return mixer(x, partition=partition)[0]
+    return partition.run(
+        lambda mixer, x: mixer(x)[0], in_specs=(P(), P(BATCH)), out_specs=P(BATCH)
+    )(mixer, x)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunking import Memory
@@ -18,9 +19,11 @@ from fwpkm_jax.layers.lact import LaCT
 from fwpkm_jax.layers.matrix_memory import MatrixMemory
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
+from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
 from fwpkm_jax.layers.pkm import PKM
 from fwpkm_jax.models.block import Block, BlockStream, Mixer, Remat
 from fwpkm_jax.models.config import MixerName, ModelConfig
+from fwpkm_jax.models.sharding import gathered
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 
 
@@ -142,6 +145,7 @@ class LanguageModel(nnx.Module):
         mask: Float[Array, "batch length"] | None = None,
         write: bool = True,
         pairing: Pairing = write_weights,
+        partition: Partition | None = None,
     ) -> LMOutput:
         """Reads whole sequences from position 0, writing the memories chunk by chunk.
 
@@ -153,9 +157,12 @@ class LanguageModel(nnx.Module):
           mask: 1 for real tokens, 0 for padding.
           write: False reads with the memories as they come in.
           pairing: makes each token's write weights, see `core.targets.write_weights`.
+          partition: of the work over devices, see `hidden`.
         """
-        hidden = self.hidden(tokens, memory, mask=mask, write=write, pairing=pairing)
-        return LMOutput(self._project(hidden.x), *hidden[1:])
+        hidden = self.hidden(
+            tokens, memory, mask=mask, write=write, pairing=pairing, partition=partition
+        )
+        return LMOutput(self._project(hidden.x, partition), *hidden[1:])
 
     def hidden(
         self,
@@ -166,6 +173,7 @@ class LanguageModel(nnx.Module):
         write: bool = True,
         pairing: Pairing = write_weights,
         remat: Remat | None = None,
+        partition: Partition | None = None,
     ) -> Hidden:
         """`__call__` without the logits, for a loss that forms them block by block.
 
@@ -177,13 +185,32 @@ class LanguageModel(nnx.Module):
           pairing: makes the write weights.
           remat: what a backward pass computes again rather than keep, see `models.block.Remat`;
             changes time and memory, results only by rounding.
+          partition: of the work over devices, by sequences and heads; None: all on one. Takes
+            neither masks nor `write=False`.
+
+        Raises:
+          ValueError: the memory is not this model's, or `partition` does not go with an argument.
         """
         self._check_memory(memory)
-        x = self._embed(tokens)
+        if partition is not None and (mask is not None or not write):
+            raise ValueError(
+                "A pass over several devices takes no mask and always writes; pass partition=None "
+                "for others."
+            )
+        x = self._embed(tokens, partition)
         written, info, pkm_slot_ids = dict(memory), {}, {}
         for index, block in enumerate(self.blocks):
             name = layer_name(index)
-            out = block(x, memory.get(name), mask=mask, write=write, pairing=pairing, remat=remat)
+            out = block(
+                x,
+                memory.get(name),
+                mask=mask,
+                write=write,
+                pairing=pairing,
+                remat=remat,
+                partition=partition,
+                name=f"blocks/{index}",
+            )
             x = out.x
             if out.info is not None:
                 written[name], info[name] = out.memory, out.info
@@ -299,13 +326,29 @@ class LanguageModel(nnx.Module):
         attention = dataclasses.replace(config.attention, window=window)
         return Attention(attention, config.model_dim, **shared)
 
-    def _embed(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length model"]:
-        # An id outside the vocabulary becomes NaN, which training reports, not another token.
-        rows = self.embedding[...].at[tokens].get(mode="fill", fill_value=jnp.nan)
-        return rows if self.dtype is None else rows.astype(self.dtype)
+    def _embed(
+        self, tokens: Int[Array, "batch length"], partition: Partition | None = None
+    ) -> Float[Array, "batch length model"]:
+        def look_up(embedding, tokens):
+            # An id outside the vocabulary becomes NaN, which training reports, not another token.
+            rows = embedding.at[tokens].get(mode="fill", fill_value=jnp.nan)
+            return rows if self.dtype is None else rows.astype(self.dtype)
 
-    def _project(self, x: Float[Array, "batch length model"]) -> Float[Array, "batch length vocab"]:
+        if partition is None:
+            return look_up(self.embedding[...], tokens)
+
+        def look_up_own(embedding, tokens):
+            return look_up(jax.lax.all_gather(embedding, "fsdp", axis=1, tiled=True), tokens)
+
+        own = P(BATCH, HEADS)  # Along `model` each device looks up a part of each sequence.
+        rows = partition.run(look_up_own, in_specs=(P(None, "fsdp"), own), out_specs=own)
+        return partition.by_sequence(rows(self.embedding[...], tokens))
+
+    def _project(
+        self, x: Float[Array, "batch length model"], partition: Partition | None = None
+    ) -> Float[Array, "batch length vocab"]:
         head, bias = self.readout()
+        head = gathered(partition, head, "head")
         logits = jnp.matmul(
             x,
             head.astype(x.dtype),

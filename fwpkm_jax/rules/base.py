@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from fwpkm_jax.core.array_types import Queries, TokenValues
 from fwpkm_jax.core.block_write import ChunkBlocks, write_whole
 from fwpkm_jax.core.chunking import Chunk, Memory, RunOutput, StepOutput, map_groups, scan_chunks
+from fwpkm_jax.core.shared_table import MemoryAxes
 from fwpkm_jax.core.targets import Pairing, shift_left, write_weights
 
 
@@ -37,8 +38,32 @@ class AbstractRule(abc.ABC):
         """
         return scan_chunks(self.step, memory, sequence, chunk_size=chunk_size)
 
-    def run_groups(self, memory: Memory, sequence: Chunk, *, chunk_size: int) -> RunOutput:
-        """`run` for several memories side by side, every leaf with a leading axis of groups."""
+    @property
+    def splits(self) -> bool:
+        """Whether several devices can share a memory: `run_groups` then takes `axes`."""
+        return False
+
+    def run_groups(
+        self,
+        memory: Memory,
+        sequence: Chunk,
+        *,
+        chunk_size: int,
+        axes: MemoryAxes | None = None,
+    ) -> RunOutput:
+        """`run` for several memories side by side, every leaf with a leading axis of groups.
+
+        Args:
+          memory: leaves `[groups, ...]`; a device's part of them where `axes` says so.
+          sequence: leaves `[groups, batch, length, ...]`, a device's part likewise.
+          chunk_size: tokens of a sequence between two writes.
+          axes: inside `jax.shard_map`, how devices share each memory; None: they do not.
+
+        Raises:
+          ValueError: `axes` for a rule that does not split.
+        """
+        if axes is not None:
+            raise ValueError(f"{self} cannot be split over devices; use mesh.memory=independent.")
         return map_groups(
             lambda memory, part: self.run(memory, part, chunk_size=chunk_size), memory, sequence
         )

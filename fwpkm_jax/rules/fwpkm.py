@@ -14,6 +14,7 @@ from fwpkm_jax.core.addressing import (
     Score,
     addressing_gradient,
     addressing_loss,
+    sub_key_usage,
 )
 from fwpkm_jax.core.array_types import (
     Queries,
@@ -26,7 +27,7 @@ from fwpkm_jax.core.array_types import (
 from fwpkm_jax.core.block_write import ChunkBlocks, write_in_blocks
 from fwpkm_jax.core.chunking import Chunk, RunOutput, StepOutput, map_groups, scan_chunks
 from fwpkm_jax.core.memory import slot_counts, slot_read, slot_write
-from fwpkm_jax.core.value_run import value_run
+from fwpkm_jax.core.shared_table import MemoryAxes, shared_value_run
 from fwpkm_jax.rules.base import AbstractChunkRule
 from pallas_kernels import product_top_k as selection_kernels
 from pallas_kernels import slot_read as read_kernels
@@ -152,20 +153,37 @@ class FwPKM(AbstractChunkRule):
         one = jax.tree.map(lambda x: x[None], (memory, sequence))
         return jax.tree.map(lambda x: x[0], self.run_groups(*one, chunk_size=chunk_size))
 
-    def run_groups(self, memory: FwPKMMemory, sequence: Chunk, *, chunk_size: int) -> RunOutput:
-        """All slots first, in one scan over the keys alone; then the values (core.value_run)."""
+    @property
+    def splits(self) -> bool:
+        return self.two_phase
+
+    def run_groups(
+        self,
+        memory: FwPKMMemory,
+        sequence: Chunk,
+        *,
+        chunk_size: int,
+        axes: MemoryAxes | None = None,
+    ) -> RunOutput:
+        """All slots first, in one scan over the keys alone; then the values (core.value_run).
+
+        Where devices share a memory, each finds the slots of its own tokens with keys of its own,
+        all alike, and holds a part of the values (core.shared_table).
+        """
         if not self.two_phase:
-            return super().run_groups(memory, sequence, chunk_size=chunk_size)
+            return super().run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
+        axes = MemoryAxes() if axes is None else axes
         sequence = sequence.astype(memory.values.dtype)
+        key_step = functools.partial(self._key_step, token_axes=axes.tokens)
         keys, _, access, losses = map_groups(
-            lambda keys, part: scan_chunks(self._key_step, keys, part, chunk_size=chunk_size),
+            lambda keys, part: scan_chunks(key_step, keys, part, chunk_size=chunk_size),
             memory.keys,
             sequence,
         )
         error_weights = sequence.write_weight
         if sequence.factor is not None:
             error_weights = sequence.factor * error_weights
-        out = value_run(
+        out = shared_value_run(
             memory.values,
             access.slot_ids,
             access.slot_weights,
@@ -174,6 +192,7 @@ class FwPKM(AbstractChunkRule):
             counted=sequence.counted,
             step_size=self.learning_rate * self._value_step,
             chunk_size=chunk_size,
+            axes=axes,
             ops=row_ops(memory.values, backend=self.backend),
         )
         info = jax.lax.stop_gradient(FwPKMInfo(losses, out.update_norm))
@@ -245,14 +264,29 @@ class FwPKM(AbstractChunkRule):
             return float(self.num_heads * self.top_k)
         return self.value_step
 
-    def _key_step(self, keys: SubKeys, chunk: Chunk) -> StepOutput:
-        """One chunk's part of `step` that concerns the keys alone."""
+    def _key_step(
+        self, keys: SubKeys, chunk: Chunk, *, token_axes: tuple[str, ...] = ()
+    ) -> StepOutput:
+        """One chunk's part of `step` that concerns the keys alone.
+
+        Devices that hold other tokens of the chunk add up how all of them use and move the keys.
+        """
         address, access = self._select(keys, chunk.query, self.backend)
+        usage = None
+        if token_axes:
+            usage = sub_key_usage(
+                address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed
+            )
+            usage = jax.lax.psum(usage, token_axes)
         # Its backward pass lays the coefficients out again, rather than keep them per chunk.
         spread = jax.checkpoint(functools.partial(addressing_gradient, score=self.score))
-        gradient = spread(chunk.query, keys, address, token_weights=chunk.addressed)
+        gradient = spread(chunk.query, keys, address, token_weights=chunk.addressed, usage=usage)
+        if token_axes:
+            gradient = jax.lax.psum(gradient, token_axes)
         keys = keys - self.learning_rate * self.addressing_weight * gradient
-        loss = addressing_loss(address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed)
+        loss = addressing_loss(
+            address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed, usage=usage
+        )
         nothing_read = jnp.zeros((chunk.query.shape[0], 0), keys.dtype)
         return StepOutput(keys, nothing_read, access, loss)
 

@@ -10,13 +10,15 @@ from fwpkm_jax.training.step import check_split
 
 WITHOUT_EFFECT = (
     "run_dir",
+    "mesh",
     "checkpoint",
     "training.log_every",
     "training.validate_every",
     "training.validation_batches",
     "data.num_workers",
 )
-"""Where a run writes, how often it looks, who prepares its batches: training computes the same."""
+"""Where a run writes, how often it looks, who prepares its batches, which devices share the work:
+training computes the same, over other devices up to rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from fwpkm_jax.training.limited import limited_attention
 from fwpkm_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from fwpkm_jax.training.progress import Progress, Speedometer, format_duration
 from fwpkm_jax.training.run_directory import MetricsWriter, claim, record_session, write_json
+from fwpkm_jax.training.sharding import check_mesh, make_partition, put_batch, state_shardings
 from fwpkm_jax.training.signals import StopSignals
 from fwpkm_jax.training.state import TrainState, init_state, model_graph
 from fwpkm_jax.training.step import Batch, Metrics, make_train_step
@@ -93,6 +94,8 @@ class _Run:
                 f"{needed} tokens; raise it to {needed}."
             )
         self.experiment, self.config = experiment, config
+        check_mesh(experiment)
+        self.partition = make_partition(experiment.mesh)
         self.directory = Path(experiment.run_dir)
         self.config_json = experiment.to_json()
         self.progress = Progress(steps=config.steps, every=config.log_every, stream=stream)
@@ -129,7 +132,10 @@ class _Run:
                 "enlarge it, or turn validation off with training.validation_batches=0."
             )
         return make_validation(
-            batches, memory=self.config.memory, micro_batches=self.config.micro_batches
+            batches,
+            memory=self.config.memory,
+            micro_batches=self.config.micro_batches,
+            partition=self.partition,
         )
 
     def run(self) -> TrainResult:
@@ -163,9 +169,11 @@ class _Run:
 
     def _restore(self) -> tuple[TrainState, int]:
         """The newest checkpoint's state and step, data position included, or the start."""
-        restored = self.checkpoints.restore_newest(jax.eval_shape(self.init))
+        shapes = jax.eval_shape(self.init)
+        restored = self.checkpoints.restore_newest(shapes)
+        layout = self._layout(shapes)
         if restored is None:
-            return jax.jit(self.init)(), 0
+            return jax.jit(self.init, out_shardings=layout)(), 0
         if restored.data_position is not None:  # None: weights that came from elsewhere.
             self.batches.set_state(restored.data_position)
         step = int(restored.state.step)
@@ -174,7 +182,15 @@ class _Run:
                 f"training.steps={self.config.steps}, but {self.directory} has {step} steps done; "
                 "raise training.steps or choose another --run_dir."
             )
-        return restored.state, step
+        state = restored.state if layout is None else jax.device_put(restored.state, layout)
+        return state, step
+
+    def _layout(self, shapes: TrainState) -> TrainState | None:
+        """Where the state's arrays lie, None for all on the one device."""
+        if self.partition is None:
+            return None
+        rule = self.experiment.model.fast_weight.rule
+        return state_shardings(self.partition, shapes, rule=rule, optimizer=self.optimizer)
 
     def _say_resumed(self, old_steps: int, start: int) -> None:
         self.progress.say(f"Resuming {self.directory} at step {start}.")
@@ -205,7 +221,7 @@ class _Run:
         pending: _Pending | None = None
         for step in range(start + 1, self.config.steps + 1):
             batch = first if step == start + 1 else next(self.batches)
-            state, metrics = compiled(state, batch)
+            state, metrics = compiled(state, self._put(batch))
             if pending is not None:
                 # The step is under way; meanwhile the metrics of the one before it are read.
                 self._record(pending, self._read(pending, state))
@@ -232,12 +248,16 @@ class _Run:
             limited=self.limited,
             loss_block=self.config.loss_block,
             remat=self.config.remat,
+            partition=self.partition,
         )
         began = time.perf_counter()
-        compiled = step.lower(state, batch).compile()
+        compiled = step.lower(state, self._put(batch)).compile()
         self.compile_seconds = time.perf_counter() - began
         self.progress.say(f"Compiled the training step in {self.compile_seconds:.1f} s.")
         return compiled
+
+    def _put(self, batch: Batch) -> Batch:
+        return put_batch(self.partition, batch)
 
     def _pauses_after(self, step: int) -> bool:
         """Whether the loop waits for this step, to save, to validate or to stop."""

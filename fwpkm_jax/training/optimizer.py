@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import optax
 
-from fwpkm_jax.training.state import path_name
+from fwpkm_jax.models.sharding import path_name
 
 
 @dataclass(frozen=True, kw_only=True)

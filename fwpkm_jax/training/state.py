@@ -13,6 +13,7 @@ from flax import nnx
 
 from fwpkm_jax.core.chunking import Memory
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
+from fwpkm_jax.models.sharding import path_name
 
 Memories = dict[str, Memory]
 """Fast weights by layer name, leaves `[groups, ...]`."""
@@ -83,13 +84,6 @@ def init_state(
         memory=model.init_memory(named_rng(seed, "memory"), groups=groups),
         rng=named_rng(seed, "train"),
     )
-
-
-def path_name(path: Any) -> str:
-    """A pytree path as `blocks/0/mixer/kernel`, the way errors and checkpoints name arrays."""
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
-    # Flax variables are pytree nodes with one child; whether its key shows differs by version.
-    return name.removesuffix("/value")
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:

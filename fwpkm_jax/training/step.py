@@ -9,11 +9,15 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 
 from fwpkm_jax.core.cross_entropy import linear_cross_entropy
+from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
 from fwpkm_jax.models.block import Remat
 from fwpkm_jax.models.language_model import LanguageModel, memory_metrics
+from fwpkm_jax.models.sharding import parameter_shardings
 from fwpkm_jax.training.limited import Limited, draw_limited
+from fwpkm_jax.training.sharding import state_shardings
 from fwpkm_jax.training.state import Memories, MemoryConfig, TrainState
 
 Batch = dict[str, Any]
@@ -33,13 +37,40 @@ def weighted_loss(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> j
 
 
 def readout_loss(
-    model: LanguageModel, x: jax.Array, labels: jax.Array, weights: jax.Array, *, block: int
+    model: LanguageModel,
+    x: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    *,
+    block: int,
+    partition: Partition | None = None,
 ) -> jax.Array:
-    """`weighted_loss` of the logits of `x [batch, length, model]`, `block` tokens at a time."""
+    """`weighted_loss` of the logits of `x [batch, length, model]`, `block` tokens at a time.
+
+    Over several devices each takes its own tokens, `block` at a time; those along `model` a part of
+    each sequence.
+    """
+
+    def of_tokens(x, head, bias, labels, weights):
+        x = x.reshape(-1, x.shape[-1])
+        labels, weights = labels.reshape(-1), weights.reshape(-1)
+        return linear_cross_entropy(x, head, bias, labels, weights, block=block)
+
     head, bias = model.readout()
-    x = x.reshape(-1, x.shape[-1])
-    labels, weights = labels.reshape(-1), weights.reshape(-1)
-    return linear_cross_entropy(x, head, bias, labels, weights, block=block)
+    if partition is None:
+        return of_tokens(x, head, bias, labels, weights)
+
+    def of_device(x, head, *rest):
+        head = jax.lax.all_gather(head, "fsdp", axis=0, tiled=True)
+        return of_tokens(x, head, *rest)[None]
+
+    tokens = P(BATCH, HEADS)
+    losses = partition.run(
+        of_device,
+        in_specs=(tokens, P("fsdp"), P(), tokens, tokens),
+        out_specs=P((*BATCH, HEADS)),
+    )
+    return jnp.sum(losses(x, head, bias, labels, weights))
 
 
 def check_split(batch_size: int, *, micro_batches: int, memory: MemoryConfig) -> None:
@@ -114,6 +145,7 @@ def make_train_step(
     limited: Limited | None = None,
     loss_block: int = 2048,
     remat: Remat | None = None,
+    partition: Partition | None = None,
 ) -> jax.stages.Wrapped:
     """The jitted training step; it consumes (donates) the state it is given.
 
@@ -134,6 +166,8 @@ def make_train_step(
         compiled.
       loss_block: tokens whose logits exist at once.
       remat: what the backward pass computes again rather than keep, see `models.block.Remat`.
+      partition: of state and batch over devices, laid out as `training.sharding` says; None: all on
+        one.
 
     Returns:
       `step(state, batch) -> (state, metrics)`, metrics float32 scalars: `loss`, `grad_norm` before
@@ -145,9 +179,13 @@ def make_train_step(
         params: Any, micro_memory: Memories, micro: Batch, total_weight: jax.Array, graphdef: Any
     ):
         model = nnx.merge(graphdef, params)
-        output = model.hidden(micro["tokens"][:, :-1], micro_memory, remat=remat)
+        if partition is not None:
+            micro = jax.tree.map(partition.by_sequence, micro)
+        output = model.hidden(
+            micro["tokens"][:, :-1], micro_memory, remat=remat, partition=partition
+        )
         labels, weights = micro["tokens"][:, 1:], micro["loss_weight"]
-        loss = readout_loss(model, output.x, labels, weights, block=loss_block)
+        loss = readout_loss(model, output.x, labels, weights, block=loss_block, partition=partition)
         return loss / total_weight, (output.memory, memory_metrics(output.info))
 
     def gradients(graphdef: Any, params: Any, start: Memories, batch: Batch):
@@ -155,7 +193,16 @@ def make_train_step(
         # A batch in which no label counts has no gradient, rather than 0 / 0.
         weight = jnp.sum(batch["loss_weight"])
         total_weight = jnp.where(weight == 0, 1.0, weight)
-        grad_fn = jax.value_and_grad(functools.partial(loss_fn, graphdef=graphdef), has_aux=True)
+        value_and_grad = jax.value_and_grad(
+            functools.partial(loss_fn, graphdef=graphdef), has_aux=True
+        )
+
+        def grad_fn(*arguments):
+            value, grads = value_and_grad(*arguments)
+            if partition is not None:
+                layout = parameter_shardings(partition, grads)
+                grads = jax.lax.with_sharding_constraint(grads, layout)
+            return value, grads
 
         def accumulate(carry, micro):
             loss, grads, micro_memory = carry
@@ -220,4 +267,15 @@ def make_train_step(
         )
         return new_state, metrics
 
-    return jax.jit(step, donate_argnums=0)
+    if partition is None:
+        return jax.jit(step, donate_argnums=0)
+
+    def step_of_parts(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        # The state leaves as it came, so that a compiled step takes it again.
+        rule = nnx.merge(graphdef, state.params).config.fast_weight.rule
+        layout = state_shardings(partition, state, rule=rule, optimizer=optimizer)
+        new_state, metrics = step(state, batch)
+        metrics = jax.tree.map(partition.constrain, metrics)
+        return jax.lax.with_sharding_constraint(new_state, layout), metrics
+
+    return jax.jit(step_of_parts, donate_argnums=0)

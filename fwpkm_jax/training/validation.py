@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.training.sharding import put_batch
 from fwpkm_jax.training.state import Memories, MemoryConfig
 from fwpkm_jax.training.step import (
     Batch,
@@ -24,7 +26,11 @@ Validation = Callable[[LanguageModel, Memories], dict[str, float]]
 
 
 def make_validation(
-    batches: Sequence[Batch], *, memory: MemoryConfig, micro_batches: int = 1
+    batches: Sequence[Batch],
+    *,
+    memory: MemoryConfig,
+    micro_batches: int = 1,
+    partition: Partition | None = None,
 ) -> Validation:
     """A function that gives the loss of fixed batches, and the share of answers got right.
 
@@ -35,6 +41,7 @@ def make_validation(
       batches: held-out batches, all of one shape.
       memory: groups and lifetime, as in training.
       micro_batches: as in training, which bounds the memory needed.
+      partition: as in training.
 
     Returns:
       `validate(model, memory) -> {"loss": nats per label}`, and `answer_accuracy` where batches
@@ -46,7 +53,10 @@ def make_validation(
 
     def sums(graphdef: Any, params: Any, start: Memories, batch: Batch) -> jax.Array:
         def one(_: None, micro: Batch) -> tuple[None, jax.Array]:
-            output = nnx.merge(graphdef, params)(micro["tokens"][:, :-1], start)
+            if partition is not None:
+                micro = jax.tree.map(partition.by_sequence, micro)
+            model = nnx.merge(graphdef, params)
+            output = model(micro["tokens"][:, :-1], start, partition=partition)
             labels, weights = micro["tokens"][:, 1:], micro["loss_weight"]
             loss = weighted_loss(output.logits, labels, weights)
             answers = micro.get("answer_distance", jnp.zeros_like(labels)) > 0
@@ -61,7 +71,9 @@ def make_validation(
 
     def validate(model: LanguageModel, start: Memories) -> dict[str, float]:
         graphdef, params = nnx.split(model)
-        totals = sum(jitted(graphdef, params, start, batch) for batch in batches)
+        totals = sum(
+            jitted(graphdef, params, start, put_batch(partition, batch)) for batch in batches
+        )
         loss, weight, right, answers = (float(x) for x in jax.device_get(totals))
         values = {"loss": loss / max(weight, 1e-9)}
         if answers:

@@ -1,0 +1,196 @@
+"""What a compiled program sends between devices, read from its text."""
+
+import itertools
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+_BYTES = {"pred": 1, "bf16": 2, "f8e4m3fn": 1, "f8e5m2": 1, "token": 0}
+_KINDS = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute|ragged-all-to-all"
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_COLLECTIVE = re.compile(rf" = (.*?) ({_KINDS})(-start)?\(")
+_CALLED = re.compile(r"(?:calls|body|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_SHAPE = re.compile(r"\b(pred|bf16|f8e4m3fn|f8e5m2|[fsuc]\d+)\[([\d,]*)\]")
+_MESH_GROUPS = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\]T\(([\d,]+)\)\))? \{([^}(]*)\}"
+)
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+
+
+class Shape(NamedTuple):
+    """An array in a program."""
+
+    dtype: str
+    dims: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        dtype = self.dtype
+        size = _BYTES[dtype] if dtype in _BYTES else int(dtype.lstrip("fsuc")) // 8
+        return size * math.prod(self.dims)
+
+
+class Collective(NamedTuple):
+    """An instruction by which devices exchange data.
+
+    Attributes:
+      kind: all-gather, all-reduce, reduce-scatter, all-to-all or collective-permute.
+      results: what it gives each device.
+      group: the devices of its first group, by their place in the mesh; empty: all of them.
+      count: how often a run of the program executes it.
+    """
+
+    kind: str
+    results: tuple[Shape, ...]
+    group: tuple[int, ...]
+    count: int
+
+    @property
+    def result_bytes(self) -> int:
+        return sum(shape.num_bytes for shape in self.results)
+
+    def sent_bytes(self, num_devices: int) -> float:
+        """Bytes that a device sends in one execution, along a ring."""
+        size = len(self.group) or num_devices
+        if self.kind == "collective-permute":
+            return self.result_bytes
+        if self.kind == "reduce-scatter":
+            return (size - 1) * self.result_bytes
+        rounds = 2 if self.kind == "all-reduce" else 1
+        return rounds * (size - 1) / size * self.result_bytes
+
+
+def collectives(text: str) -> list[Collective]:
+    """Every collective of a compiled program's text, loops counted as often as they run.
+
+    Of branches the sum is taken. A loop whose length the compiler does not know counts once.
+    """
+    bodies, entry = _computations(text)
+    runs: Counter[str] = Counter()
+
+    def visit(name: str, times: int) -> None:
+        runs[name] += times
+        for line in bodies.get(name, ()):
+            trips = _TRIPS.search(line)
+            inside = times * int(trips[1]) if trips and " while(" in line else times
+            for called in _called(line):
+                visit(called, inside)
+
+    visit(entry, 1)
+    found = []
+    for name, times in runs.items():
+        for line in bodies.get(name, ()):
+            if match := _COLLECTIVE.search(line):
+                found.append(_collective(match, line, times))
+    return found
+
+
+def sent_by_axes(
+    found: Iterable[Collective], mesh: Mapping[str, int]
+) -> dict[str, dict[str, float]]:
+    """Bytes that a device sends in a run of the program, by mesh axes and kind.
+
+    Args:
+      found: from `collectives`.
+      mesh: sizes of the mesh axes, in order; the compiled program's devices are the mesh's.
+
+    Returns:
+      `{"fsdp": {"all-gather": 1e6}, "data,fsdp": ...}`.
+    """
+    sent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    total = math.prod(mesh.values())
+    for one in found:
+        amount = one.count * one.sent_bytes(total)
+        if amount:
+            sent[",".join(axes_of_group(one.group, mesh))][one.kind] += amount
+    return {axes: dict(kinds) for axes, kinds in sent.items()}
+
+
+def axes_of_group(group: tuple[int, ...], mesh: Mapping[str, int]) -> tuple[str, ...]:
+    """The mesh axes along which the devices of a group differ; all axes for an empty group."""
+    if not group:
+        return tuple(mesh)
+    strides = [math.prod(list(mesh.values())[i + 1 :]) for i in range(len(mesh))]
+    places = [
+        {device // stride % size for device in group}
+        for stride, size in zip(strides, mesh.values(), strict=True)
+    ]
+    return tuple(axis for axis, seen in zip(mesh, places, strict=True) if len(seen) > 1)
+
+
+def _computations(text: str) -> tuple[dict[str, list[str]], str]:
+    """The lines of each computation by its name, and the entry's name."""
+    bodies: dict[str, list[str]] = {}
+    entry = name = ""
+    for line in text.splitlines():
+        if match := _COMPUTATION.match(line):
+            name = match[2]
+            bodies[name] = []
+            entry = name if match[1] else entry
+        elif name:
+            bodies[name].append(line)
+    return bodies, entry
+
+
+def _called(line: str) -> Iterator[str]:
+    if re.search(r" (all-reduce|reduce-scatter|reduce|scatter|sort|reduce-window)[\w\-]*\(", line):
+        return
+    yield from _CALLED.findall(line)
+    for names in _BRANCHES.findall(line):
+        yield from re.findall(r"%?([\w.\-]+)", names)
+
+
+def _collective(match: re.Match[str], line: str, times: int) -> Collective:
+    result, kind, started = match[1], match[2], match[3]
+    shapes = [
+        Shape(d, tuple(int(n) for n in dims.split(",") if n)) for d, dims in _SHAPE.findall(result)
+    ]
+    if started and kind in ("all-gather", "collective-permute") and result.startswith("("):
+        # A started one lists its operands first, and perhaps counters behind its results.
+        shapes = [shape for shape in shapes if not (shape.dtype == "u32" and not shape.dims)]
+        shapes = shapes[len(shapes) // 2 :]
+    return Collective(kind, tuple(shapes), _first_group(line), times)
+
+
+def _first_group(line: str) -> tuple[int, ...]:
+    """The first group of devices that exchange data among themselves; () for all in one group."""
+    if match := re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", line):
+        return int(match[1]), int(match[2])
+    if match := re.search(r"replica_groups=\{(?:\{([\d,]*)\})?", line):
+        return tuple(int(n) for n in (match[1] or "").split(",") if n)
+    if match := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
+        dims = _numbers(match[3])
+        order = _numbers(match[4]) if match[4] else list(range(len(dims)))
+        return tuple(itertools.islice(_in_order(dims, order), int(match[2])))
+    if match := _MESH_GROUPS.search(line):
+        sizes = {name: int(size) for name, size in re.findall(r"'([\w.]+)'=(\d+)", match[1])}
+        chosen = re.findall(r"'([\w.]+)'", match[4])
+        part = [size if name in chosen else 1 for name, size in sizes.items()]
+        devices = list(range(math.prod(sizes.values())))
+        if match[2]:
+            devices = list(_in_order(_numbers(match[2]), _numbers(match[3])))
+        return tuple(devices[place] for place in _corner(part, list(sizes.values())))
+    raise ValueError(
+        f"The groups of this collective are written in a way not known: {line.strip()}"
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(n) for n in text.split(",")]
+
+
+def _in_order(dims: list[int], order: list[int]) -> Iterator[int]:
+    """Numbers of a grid of devices, its axes walked through in another order."""
+    for places in itertools.product(*(range(dims[axis]) for axis in order)):
+        yield sum(
+            place * math.prod(dims[axis + 1 :]) for place, axis in zip(places, order, strict=True)
+        )
+
+
+def _corner(part: list[int], dims: list[int]) -> Iterator[int]:
+    """Numbers of the places in the first corner, of size `part`, of a grid."""
+    for places in itertools.product(*(range(size) for size in part)):
+        yield sum(place * math.prod(dims[i + 1 :]) for i, place in enumerate(places))

@@ -1,0 +1,156 @@
+"""How the layers' work is laid out over a mesh of devices.
+
+Arrays keep their whole shapes: the compiler splits projections, norms and sums by the constraints
+set here. What it would split badly, or cannot (gathers, sorts, kernels), runs in `Partition.run` on
+each device's own part.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fwpkm_jax.core.shared_table import MemoryAxes
+from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.rules.base import AbstractRule
+from fwpkm_jax.rules.fwpkm import FwPKMMemory
+
+MemoryLayout = Literal["independent", "columns", "slots"]
+
+BATCH = ("data", "fsdp")
+"""Mesh axes over which sequences are split."""
+HEADS = "model"
+"""Mesh axis over which heads and hidden units are split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """How many devices share the work, and how. Changes no result but by rounding."""
+
+    data: int = 1
+    """Parts of the batch that see slow weights of their own; fast-weight memories are never shared
+    between them."""
+    fsdp: int = 1
+    """Parts of each of these; they share one copy of the slow weights and the optimiser's state."""
+    model: int = 1
+    """Parts of the heads, of the MLPs' hidden units and of the value tables' columns."""
+    memory: MemoryLayout = "independent"
+    """Where a fast-weight memory is. independent: on one part of the batch. columns, slots: on all
+    devices of a part along `data`, each with some columns, or some slots, of the value table; slots
+    is for tables larger than a device."""
+
+    def __post_init__(self):
+        for name in ("data", "fsdp", "model"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+
+    @property
+    def num_devices(self) -> int:
+        return self.data * self.fsdp * self.model
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A mesh with the axes `data`, `fsdp` and `model`, and where memories lie in it."""
+
+    mesh: Mesh
+    memory: MemoryLayout = "independent"
+
+    def sharding(self, *axes: Any) -> NamedSharding:
+        """The layout of an array whose dimensions are split along these mesh axes."""
+        return NamedSharding(self.mesh, P(*axes))
+
+    def constrain(self, x: jax.Array, *axes: Any) -> jax.Array:
+        """`x`, laid out so; dimensions left out are whole on every device."""
+        return jax.lax.with_sharding_constraint(x, self.sharding(*axes))
+
+    def by_sequence(self, x: jax.Array) -> jax.Array:
+        """`x [batch, ...]`, each device with its own sequences, whole."""
+        return self.constrain(x, BATCH)
+
+    def run(self, function: Callable[..., Any], *, in_specs: Any, out_specs: Any) -> Any:
+        """`function` on each device's part of the arguments; see `jax.shard_map`."""
+        # Kernels and the loops' carries do not say along which axes they vary.
+        return jax.shard_map(
+            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
+
+    def size(self, *axes: str) -> int:
+        """Devices along these axes together."""
+        size = 1
+        for axis in axes:
+            size *= self.mesh.shape[axis]
+        return size
+
+    def check_divides(self, name: str, number: int, *axes: str) -> None:
+        """Raises ValueError unless `number`, called `name`, divides into parts along these axes."""
+        if number % self.size(*axes):
+            sizes = " x ".join(f"mesh.{axis}={self.size(axis)}" for axis in axes)
+            raise ValueError(
+                f"{name}={number} does not divide into {sizes} parts; make it a multiple, or the "
+                "mesh smaller there."
+            )
+
+    @property
+    def group_axes(self) -> tuple[str, ...]:
+        """Along these lie different memories."""
+        return BATCH if self.memory == "independent" else ("data",)
+
+    def memory_axes(self, *, learned: bool = False) -> MemoryAxes:
+        """How devices share a value table.
+
+        Args:
+          learned: of the slow weights' table, of which there is one for the whole batch.
+        """
+        layout = "columns" if learned and self.memory == "independent" else self.memory
+        tokens = () if layout == "independent" else self._used("fsdp")
+        parts = (*self._used(HEADS), *tokens)
+        if layout == "slots":
+            return MemoryAxes(tokens=tokens, slots=parts)
+        return MemoryAxes(tokens=tokens, columns=parts)
+
+    def table_spec(self, *, learned: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Mesh axes of the slots and of the columns of a value table."""
+        axes = self.memory_axes(learned=learned)
+        return axes.slots, axes.columns
+
+    def check_groups(self, groups: int, members: int) -> None:
+        """Raises ValueError unless memories of `members` sequences each can be laid out."""
+        parts = self.size(*self.group_axes)
+        if groups % parts and self.memory == "independent":
+            raise ValueError(
+                f"memory.groups={groups} does not divide into mesh.data={self.size('data')} x "
+                f"mesh.fsdp={self.size('fsdp')} independent memories. Choose a multiple, or let "
+                f"devices share each memory: mesh.memory=columns with a divisor of {groups} as "
+                "mesh.data and the other devices along mesh.fsdp."
+            )
+        if groups % parts:
+            raise ValueError(
+                f"memory.groups={groups} does not divide into mesh.data={parts} parts, and with "
+                f"mesh.memory={self.memory} no memory is shared between them; make mesh.data a "
+                f"divisor of {groups} and put the other devices along mesh.fsdp."
+            )
+        if self.memory != "independent":
+            self.check_divides("Sequences per memory", members, "fsdp")
+
+    def memory_specs(self, rule: AbstractRule, memory: Any) -> Any:
+        """Specs of a memory's arrays, leaves `[groups, ...]`.
+
+        Raises:
+          ValueError: the rule's memory cannot be shared by devices as this mesh asks.
+        """
+        whole = P(self.group_axes)
+        if isinstance(rule, FwPKM) and rule.splits:
+            return FwPKMMemory(whole, P(self.group_axes, *self.table_spec()))
+        if self.memory != "independent":
+            raise ValueError(
+                f"mesh.memory={self.memory!r} splits a value table that is written row by row, "
+                f"which {rule} is not; use mesh.memory=independent."
+            )
+        return jax.tree.map(lambda _: whole, memory)
+
+    def _used(self, *axes: str) -> tuple[str, ...]:
+        return tuple(axis for axis in axes if self.mesh.shape[axis] > 1)

@@ -1,0 +1,130 @@
+"""A run over several devices: the mesh, where the state's arrays and the batches lie in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fwpkm_jax.layers.partition import BATCH, MeshConfig, Partition
+from fwpkm_jax.models.sharding import parameter_shardings
+from fwpkm_jax.rules.base import AbstractRule
+from fwpkm_jax.training.state import Memories, TrainState
+
+if TYPE_CHECKING:
+    from fwpkm_jax.config import Experiment
+
+
+def make_partition(config: MeshConfig, devices: Sequence[Any] | None = None) -> Partition | None:
+    """The mesh that a run asks for, or None for the first device alone.
+
+    Args:
+      config: sizes of its axes, and where memories lie.
+      devices: all of them are used; None: those of this run's processes.
+
+    Raises:
+      ValueError: the sizes do not multiply to the number of devices.
+    """
+    if config.num_devices == 1:
+        return None
+    devices = jax.devices() if devices is None else devices
+    shape = {"data": config.data, "fsdp": config.fsdp, "model": config.model}
+    if len(devices) != config.num_devices:
+        sizes = " x ".join(f"mesh.{name}={size}" for name, size in shape.items())
+        raise ValueError(
+            f"{sizes} is a mesh of {config.num_devices} devices, but there are {len(devices)} "
+            f"({devices[0].platform}); make the product {len(devices)}, or 1 for one device."
+        )
+    # The compiler splits what no rule says: with explicit axes every gather would have to.
+    mesh = jax.make_mesh(
+        tuple(shape.values()), tuple(shape), (AxisType.Auto,) * len(shape), devices=devices
+    )
+    return Partition(mesh, config.memory)
+
+
+def check_mesh(experiment: Experiment) -> None:
+    """Raises ValueError where batches, memories or layers do not divide into the mesh's parts."""
+    mesh, training = experiment.mesh, experiment.training
+    if mesh.num_devices == 1:
+        return
+    parts = mesh.data * mesh.fsdp
+    sequences = training.batch_size // training.micro_batches
+    if sequences % parts:
+        raise ValueError(
+            f"training.batch_size={training.batch_size} in {training.micro_batches} micro-batches "
+            f"gives {sequences} sequences at a time, which do not divide into mesh.data="
+            f"{mesh.data} x mesh.fsdp={mesh.fsdp} parts; make batch_size / micro_batches a "
+            f"multiple of {parts}."
+        )
+    length = experiment.data.length
+    if length % mesh.model:
+        raise ValueError(
+            f"data.length={length} does not divide into mesh.model={mesh.model} parts, which each "
+            "form some tokens' logits; make it a multiple."
+        )
+
+
+def state_shardings(
+    partition: Partition,
+    state: TrainState,
+    *,
+    rule: AbstractRule,
+    optimizer: optax.GradientTransformation | None,
+) -> TrainState:
+    """The layout of every array of a state.
+
+    Slow weights and the optimiser's copies of them follow `models.sharding.RULES`, memories the
+    mesh's memory layout, numbers are everywhere.
+
+    Args:
+      partition: the mesh.
+      state: arrays or their shapes.
+      rule: of the memories.
+      optimizer: what made `opt_state`; None: it is empty.
+    """
+    everywhere = NamedSharding(partition.mesh, P())
+    params = parameter_shardings(partition, state.params)
+    opt_state = state.opt_state
+    if optimizer is not None:
+        opt_state = optax.tree_map_params(
+            optimizer,
+            lambda _, sharding: sharding,
+            state.opt_state,
+            params,
+            transform_non_params=lambda _: everywhere,
+        )
+    return TrainState(
+        step=everywhere,
+        params=params,
+        opt_state=opt_state,
+        memory=memory_shardings(partition, state.memory, rule),
+        rng=everywhere,
+    )
+
+
+def memory_shardings(partition: Partition, memory: Memories, rule: AbstractRule) -> Memories:
+    """The layout of memories; a single group's, from which a batch's start, is on every part."""
+
+    def of(spec: P, leaf: Any) -> NamedSharding:
+        groups = spec[0] if leaf.shape[0] > 1 else None
+        return NamedSharding(partition.mesh, P(groups, *spec[1:]))
+
+    return {
+        name: jax.tree.map(of, partition.memory_specs(rule, layer), layer)
+        for name, layer in memory.items()
+    }
+
+
+def put_batch(partition: Partition | None, batch: dict[str, np.ndarray]) -> dict[str, Any]:
+    """A batch on the devices that work on it; each process gives its own sequences."""
+    if partition is None:
+        return batch
+    return {
+        name: jax.make_array_from_process_local_data(partition.sharding(BATCH), x)
+        for name, x in batch.items()
+    }

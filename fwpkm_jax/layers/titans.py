@@ -163,9 +163,7 @@ class Titans(nnx.Module):
         self.tensor_rate_proj = (
             linear(model_dim, heads * tensors, use_bias=True) if config.tensor_rates else None
         )
-        self.pool_proj = (
-            linear(model_dim, model_dim, use_bias=True) if config.pooling == "attention" else None
-        )
+        self.pool_proj = linear(model_dim, model_dim) if config.pooling == "attention" else None
 
         def head_norm(wanted: bool) -> nnx.Param | None:
             return nnx.Param(jnp.zeros((heads, head), jnp.float32)) if wanted else None

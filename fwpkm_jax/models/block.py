@@ -22,9 +22,10 @@ from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import BATCH, Partition
 from fwpkm_jax.layers.pkm import PKM
+from fwpkm_jax.layers.titans import Titans
 from fwpkm_jax.models.sharding import gathered
 
-Mixer = Attention | GatedDeltaNet | LaCT | MatrixMemory
+Mixer = Attention | GatedDeltaNet | LaCT | MatrixMemory | Titans
 
 Remat = Literal["block"]
 """What a backward pass computes again instead of keeping it from the forward pass: of every layer

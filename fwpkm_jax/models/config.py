@@ -9,9 +9,10 @@ from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.lact import LaCTConfig
 from fwpkm_jax.layers.matrix_memory import MatrixMemoryConfig
 from fwpkm_jax.layers.pkm import PKMConfig
+from fwpkm_jax.layers.titans import TitansConfig
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 
-MIXERS = ("gdn", "swa", "attention", "lact", *MATRIX_RULES)
+MIXERS = ("gdn", "swa", "attention", "lact", "titans", *MATRIX_RULES)
 """What `ModelConfig.mixers` may name."""
 MixerName = str  # One of MIXERS, which grows with the registry of rules.
 
@@ -26,7 +27,7 @@ class ModelConfig:
     """Width of the residual stream."""
     mixers: tuple[MixerName, ...] = ("gdn", "gdn", "gdn", "swa") * 3
     """Token mixer of each layer: Gated DeltaNet (gdn), sliding-window (swa) or full attention,
-    LaCT, or a matrix memory by its name in `rules.matrix`."""
+    LaCT, Titans' memory, or a matrix memory by its name in `rules.matrix`."""
     mlp_dim: int = 2304
     """Hidden width of the SwiGLU layers."""
     memory_layers: tuple[int, ...] = ()
@@ -41,6 +42,8 @@ class ModelConfig:
     """Of the Gated DeltaNet layers."""
     lact: LaCTConfig = field(default_factory=LaCTConfig)
     """Of the LaCT layers, which have a window of their own."""
+    titans: TitansConfig = field(default_factory=TitansConfig)
+    """Of the layers with a Titans memory."""
     matrix: MatrixMemoryConfig = field(default_factory=MatrixMemoryConfig)
     """Of the layers with a matrix memory."""
     fast_weight: FastWeightConfig = field(default_factory=FastWeightConfig)

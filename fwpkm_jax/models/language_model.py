@@ -21,6 +21,7 @@ from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
 from fwpkm_jax.layers.pkm import PKM
+from fwpkm_jax.layers.titans import Titans
 from fwpkm_jax.models.block import Block, BlockStream, Mixer, Remat
 from fwpkm_jax.models.config import MixerName, ModelConfig
 from fwpkm_jax.models.sharding import gathered
@@ -319,6 +320,8 @@ class LanguageModel(nnx.Module):
             return GatedDeltaNet(config.gdn, config.model_dim, **shared)
         if name == "lact":
             return LaCT(config.lact, config.model_dim, **shared)
+        if name == "titans":
+            return Titans(config.titans, config.model_dim, **shared)
         if name in MATRIX_RULES:
             rule = config.matrix.rule(name)
             return MatrixMemory(rule, config.matrix, config.model_dim, **shared)
@@ -382,8 +385,9 @@ def memory_metrics(info: dict[str, FastWeightInfo]) -> dict[str, Float[Array, ""
 def _scale_branches(block: Block, scale: float) -> None:
     feed_forward = block.feed_forward
     mixer = block.mixer
-    named_out = isinstance(mixer, GatedDeltaNet | MatrixMemory)
-    outputs = [mixer.out_proj if named_out else mixer.o_proj]
+    named_out = isinstance(mixer, GatedDeltaNet | MatrixMemory | Titans)
+    output = mixer.out_proj if named_out else mixer.o_proj
+    outputs = [] if output is None else [output]  # A single Titans head has none.
     is_pkm = isinstance(feed_forward, PKM)
     outputs.append(feed_forward.out_proj if is_pkm else feed_forward.down_proj)
     if block.memory is not None:

@@ -208,11 +208,13 @@ class TitansRule(AbstractRule):
             gradients = jax.tree.unflatten(structure, leaves)
         skipped = writes.real == 0
 
-        steps, momentum = jax.tree.map(jnp.negative, gradients), []
-        surprises = []
+        taken = jnp.where(skipped, 0.0, 1.0)
+        steps = jax.tree.map(jnp.negative, gradients)
+        surprises, momentum = [], []
         for order in range(self.momentum_order):
             kept = jnp.where(skipped, 1.0, writes.momentum[:, order])
             start = jax.tree.map(lambda x, order=order: x[order], memory.momentum)
+            steps = jax.tree.map(lambda x: _times(taken, x), steps)
             steps = _linear_recurrence(kept, steps, start)
             surprises.append(steps)
             momentum.append(jax.tree.map(lambda x: x[-1], steps))
@@ -225,7 +227,7 @@ class TitansRule(AbstractRule):
         if self.orthogonalize:
             layers = tuple(jax.vmap(_orthogonalize)(x) for x in steps.layers)
             steps = steps._replace(layers=layers)
-        steps = jax.tree.map(lambda x: _times(jnp.where(skipped, 0.0, 1.0), x), steps)
+        steps = jax.tree.map(lambda x: _times(taken, x), steps)
         kept = jnp.where(skipped, 1.0, 1.0 - writes.forget)
         after = _linear_recurrence(kept, steps, memory.weights)
         after = jax.tree.map(

@@ -70,6 +70,8 @@ def filled(layer: Titans, weights: dict[str, jax.Array]) -> Titans:
     """A copy of the layer with the published parameters (linear weights are [out, in])."""
     weights = dict(weights)
     layer = nnx.clone(layer)
+    # A softmax does not change when all of its logits do.
+    weights.pop("reduce_to_chunk_rep.to_attn_logits.bias", None)
     for ours, theirs in _LINEAR.items():
         linear = getattr(layer, ours)
         if linear is not None:

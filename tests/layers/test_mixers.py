@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fwpkm_jax.layers.attention import Attention, AttentionConfig
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
 from fwpkm_jax.layers.lact import LaCT, LaCTConfig
+from fwpkm_jax.layers.titans import Titans, TitansConfig
 
 MODEL_DIM = 6
 ATTENTION = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "rotary_fraction": 0.5}
@@ -21,11 +22,15 @@ GDN = {"num_key_heads": 1, "num_value_heads": 2, "key_head_dim": 4, "value_head_
 # A learned step is small; 0.5 makes what is written show.
 LACT = {"num_heads": 3, "num_fast_heads": 2, "hidden_dim": 4, "chunk_size": 3, "window": 2}
 LACT |= {"low_rank": 2, "base_rate": 0.5}
+TITANS = {"num_heads": 2, "head_dim": 3, "write_size": 2, "chunk_size": 4, "max_rate": 1.0}
+TITANS |= {"momentum_order": 2, "combine_momenta": True, "tensor_rates": True, "qk_norm": True}
+TITANS |= {"pooling": "attention", "output_norm": True}
 MIXERS = {
     "attention": (Attention, AttentionConfig(**ATTENTION)),
     "window": (Attention, AttentionConfig(**ATTENTION, window=3)),
     "gdn": (GatedDeltaNet, GatedDeltaNetConfig(**GDN, chunk_size=4)),
     "lact": (LaCT, LaCTConfig(**LACT)),
+    "titans": (Titans, TitansConfig(**TITANS)),
 }
 # Piece lengths below, at and beyond what the convolution, the window and a chunk see. They are
 # few, so that each compiles once for all examples.

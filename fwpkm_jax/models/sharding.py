@@ -30,7 +30,13 @@ RULES: tuple[tuple[str, LogicalAxes], ...] = (
     (r".*mixer/(rate|momentum|scale)_proj/bias", (None,)),
     (r".*mixer/fast_(query|key)_(scale|shift)", (None,)),
     (r".*mixer/((gate|up)_(left|right)|down)", (None, None, None)),
-    # Matrix memories, whole likewise.
+    # Titans, likewise.
+    (r".*mixer/(query|key|value|pool|gate)_proj/kernel", ("embed", None)),
+    (r".*mixer/(forget|combine|tensor_rate)_proj/kernel", ("embed", None)),
+    (r".*mixer/(forget|combine|tensor_rate)_proj/bias", (None,)),
+    (r".*mixer/layers/\d+", (None, None, None)),
+    (r".*mixer/(scale|(query|key|output)_norm)", (None, None)),
+    # Matrix memories, likewise.
     (r".*mixer/(in|strength)_proj/kernel", ("embed", None)),
     (r".*mixer/decay_proj/(layers/\d+/)?kernel", (None, None)),
     (r".*mixer/(decay|strength)_proj/(layers/\d+/)?bias", (None,)),

@@ -12,7 +12,7 @@ from fwpkm_jax.evaluation.tables import Record, format_table
 
 UNUSED = (
     "This model was trained without the gate on its output (gate_output=False): reads are added in "
-    "full, whatever the gates below say."
+    "full, and no shade below says how much a token leans on the memory."
 )
 _SHADES = 20
 _STYLE = """

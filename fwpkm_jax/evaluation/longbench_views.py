@@ -65,7 +65,11 @@ def plot_longbench(record: Record, directory: Path) -> list[Path]:
         axes.bar(at, values, width * 0.92, color=color, label=label)
         for x, value in zip(at, values, strict=True):
             axes.text(x, value, f"{value:.3g}", ha="center", va="bottom", fontsize=8, color=TEXT)
-    labels = [f"{task}\n{results['tasks'][task]['samples']} samples" for task in tasks]
+    counts = [results["tasks"][task]["samples"] for task in tasks]
+    labels = [
+        f"{task}\n{count} sample{'' if count == 1 else 's'}"
+        for task, count in zip(tasks, counts, strict=True)
+    ]
     axes.set_xticks(range(len(tasks)), labels)
     axes.set_ylabel("perplexity of the answers")
     add_legend(axes, handlelength=0.9)

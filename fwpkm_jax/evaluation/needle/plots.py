@@ -89,14 +89,14 @@ def _progress(axes: Axes, runs: Sequence[Record]) -> None:
     most = max(len(run["progress"]) for run in runs)
     axes.plot([0, most], [0, most], color="#CCCCCC", lw=1, zorder=0)
     axes.set(xlim=(0, most), ylim=(0, None))
+    axes.set_xlabel("samples so far")
     axes.set_ylabel("exact matches so far")
     add_legend(axes, ncols=5, title="readings")
     style_axes(axes)
     names = ("solid", "dashed", "dotted", "dash-dotted", "sparse dots")
     which = ", ".join(f"{n}: {words:,}" for n, words in zip(names, lengths, strict=False))
-    set_title(
-        axes, "Along the samples", f"{which} words" if len(lengths) > 1 else "grey: all right"
-    )
+    which = f"; {which} words" if len(lengths) > 1 else ""
+    set_title(axes, "Along the samples", f"grey: all right{which}")
 
 
 def _save_depths(runs: Sequence[Record], lengths: list[int], path: Path) -> Path:
@@ -118,7 +118,7 @@ def _save_depths(runs: Sequence[Record], lengths: list[int], path: Path) -> Path
             if not np.isnan(share):
                 axes.text(column, row, f"{share:.2f}", ha="center", va="center", fontsize=7.5,
                           color="white" if share > 0.6 else TEXT)  # fmt: skip
-        axes.set_xticks(range(len(lengths)), [f"{words / 1000:g}K" for words in lengths])
+        axes.set_xticks(range(len(lengths)), [_short(words) for words in lengths])
         axes.set_yticks(np.arange(DEPTH_BINS + 1) - 0.5, [str(10 * n) for n in range(11)])
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0, labelsize=8.5, colors=TEXT)
@@ -132,6 +132,11 @@ def _save_depths(runs: Sequence[Record], lengths: list[int], path: Path) -> Path
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     bar.ax.tick_params(length=0, labelsize=8.5, colors=TEXT)
     return save_figure(figure, path)
+
+
+def _short(words: int) -> str:
+    """700, 4K."""
+    return f"{words}" if words < 1000 else f"{words / 1000:g}K"
 
 
 def _shade(order: int, number: int) -> str:

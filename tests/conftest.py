@@ -108,6 +108,13 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
         terminalreporter.line(f"{op}: {chosen} {count} times ({reason})")
 
 
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Doubles, while the test runs."""
+    with jax.enable_x64(True):
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _release_compiled_code() -> Iterator[None]:
     """Drops compiled functions before the process runs out of memory maps.

@@ -20,13 +20,8 @@ MODEL = dataclasses.replace(CONFIG, memory_layers=(1,))
 BATCH, MAX_LENGTH = 2, 12
 # Few lengths, so that each compiles once for all examples; 12 is longer than two windows.
 LENGTHS = (1, 3, 12)
-
-
-@pytest.fixture(autouse=True)
-def _float64():
-    # Rounding then cannot change which slots are read.
-    with jax.enable_x64(True):
-        yield
+# Rounding then cannot change which slots are read.
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @functools.cache

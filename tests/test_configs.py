@@ -18,7 +18,7 @@ from fwpkm_jax.training.loop import train
 FOLDER = Path(__file__).parents[1] / "configs"
 CONFIGS = {str(path.relative_to(FOLDER).with_suffix("")): path for path in FOLDER.glob("**/*.py")}
 # Configs share their parts; the first few train each part once.
-TRAINED = ("recall", "gdn_swa__pkm6_fwpkm2_10", "fa__fwmlp2_6_10", "lact")
+TRAINED = ("recall", "gdn_swa__pkm6_fwpkm2_10", "fa__fwmlp2_6_10", "lact", "matrix_memory")
 TRAINED_SLOWLY = ("recall_without_memory", "recall_carried", "books_tiny")
 
 
@@ -114,6 +114,9 @@ def shrink(experiment: Experiment, folder: Path) -> Experiment:
         ),
         gdn=replace(
             model.gdn, num_key_heads=1, num_value_heads=2, key_head_dim=8, value_head_dim=8
+        ),
+        matrix=replace(
+            model.matrix, num_key_heads=1, num_value_heads=2, key_head_dim=8, value_head_dim=8
         ),
         fast_weight=replace(model.fast_weight, rule=rule, chunk_size=8),
         lact=replace(

@@ -113,23 +113,21 @@ def chunk_recurrence(
     tokens = {name: x for name, x in tokens.items() if x is not None}
     dtype = compute_dtype(initial_state.dtype, *(x.dtype for x in tokens.values()))
     tokens = {name: x.astype(dtype) for name, x in tokens.items()}
-    if steps > 1:
-        # A token's decay comes with its first write, its read with its last one.
-        tokens["query"] = _spread(tokens["query"], steps, place=steps - 1)
-        if "log_decay" in tokens:
-            tokens["log_decay"] = _spread(tokens["log_decay"], steps, place=0)
-    chunk_size = min(chunk_size, key.shape[1])
+    if "log_decay" in tokens:
+        tokens["log_decay"] = _with_first_writes(tokens["log_decay"], steps)
+    tokens_per_chunk = min(max(chunk_size // steps, 1), length)
 
     def next_chunk(state, chunk):
-        return _read_and_write(state, chunk, read)
+        return _read_and_write(state, chunk, read, steps)
 
-    chunks = {name: _to_chunks(x, chunk_size) for name, x in tokens.items()}
+    sizes = dict.fromkeys(tokens, steps * tokens_per_chunk) | {"query": tokens_per_chunk}
+    chunks = {name: _to_chunks(x, sizes[name]) for name, x in tokens.items()}
     # Nothing between the chunks' states is kept for a backward pass.
     next_chunk = jax.checkpoint(next_chunk, prevent_cse=False)
     state, output = jax.lax.scan(next_chunk, initial_state.astype(dtype), chunks)
-    # [chunks, batch, heads, chunk_size, read] -> [batch, length, heads, read]
+    # [chunks, batch, heads, tokens, read] -> [batch, length, heads, read]
     output = jnp.moveaxis(output, (0, 2), (1, 3))
-    output = output.reshape(batch, -1, *output.shape[3:])[:, steps - 1 : key.shape[1] : steps]
+    output = output.reshape(batch, -1, *output.shape[3:])[:, :length]
     return RecurrenceOutput(output, state)
 
 
@@ -137,27 +135,29 @@ def _read_and_write(
     state: Float[Array, "batch heads key value"],
     chunk: dict[str, Array],
     read: ReadAxis,
-) -> tuple[Float[Array, "batch heads key value"], Float[Array, "batch heads chunk read"]]:
-    """One chunk, leaves `[batch, heads, chunk, ...]`: the memory after it, and what was read."""
+    steps: int,
+) -> tuple[Float[Array, "batch heads key value"], Float[Array, "batch heads tokens read"]]:
+    """One chunk, leaves `[batch, heads, ...]`: the memory after it, and what was read."""
     query, key, value = chunk["query"], chunk["key"], chunk["value"]
     decay, products = _products(chunk.get("log_decay"), key)
+    last = slice(steps - 1, None, steps)  # The write of each token after which it reads.
     key_from_start, key_to_end, query_from_start = key, key, query
     if decay is not None:
         key_from_start, key_to_end = decay.from_start * key, decay.to_end * key
-        query_from_start = decay.from_start * query
+        query_from_start = decay.from_start[:, :, last] * query
     written = value
     if "beta" in chunk:
         beta = chunk["beta"][..., None]
         error = value - jnp.einsum("bhsk,bhkv->bhsv", key_from_start, state, precision=HIGHEST)
-        solve = unit_lower_inverse(beta * products(key))
+        solve = unit_lower_inverse(beta * products(key, slice(None)))
         written = jnp.einsum("bhrs,bhsv->bhrv", solve, beta * error, precision=HIGHEST)
     if read == "key":
         output = jnp.einsum("bhrk,bhkv->bhrv", query_from_start, state, precision=HIGHEST)
-        output += jnp.einsum("bhrs,bhsv->bhrv", products(query), written, precision=HIGHEST)
+        output += jnp.einsum("bhrs,bhsv->bhrv", products(query, last), written, precision=HIGHEST)
     else:
         output = jnp.einsum("bhrv,bhkv->bhrk", query_from_start, state, precision=HIGHEST)
         met = jnp.einsum("bhrv,bhsv->bhrs", query, written, precision=HIGHEST)
-        met = jnp.tril(met) if decay is None else met * decay.between()
+        met *= _between(decay, met)[:, :, last]
         output += jnp.einsum("bhrs,bhsk->bhrk", met, key, precision=HIGHEST)
     if decay is not None:
         state = decay.from_start[:, :, -1, :, None] * state
@@ -167,20 +167,34 @@ def _read_and_write(
 
 def _products(
     log_decay: Array | None, key: Float[Array, "batch heads chunk key"]
-) -> tuple[ChunkDecay | None, Callable[[Array], Array]]:
-    """The chunk's decays, and P(X, K) of the rows X that it is called with."""
+) -> tuple[ChunkDecay | None, Callable[[Array, slice], Array]]:
+    """The chunk's decays, and P(X, K) of rows X that stand at a slice of the chunk's writes."""
     if log_decay is not None and log_decay.ndim == 4:
         decay = chunk_decay(log_decay)
-        return decay, lambda rows: decay.products(rows, key)
 
-    def overlap(rows):
-        return jnp.einsum("bhrk,bhsk->bhrs", rows, key, precision=HIGHEST)
+        def faded_apart(rows, places):
+            rows = jnp.zeros_like(key).at[:, :, places].set(rows)
+            return decay.products(rows, key)[:, :, places]
 
-    if log_decay is None:
-        return None, lambda rows: jnp.tril(overlap(rows))
-    decay = chunk_decay(log_decay[..., None])
-    between = decay.between()
-    return decay, lambda rows: overlap(rows) * between
+        return decay, faded_apart
+
+    decay = None if log_decay is None else chunk_decay(log_decay[..., None])
+    between = _between(decay, key.swapaxes(-1, -2))
+
+    def faded_together(rows, places):
+        overlap = jnp.einsum("bhrk,bhsk->bhrs", rows, key, precision=HIGHEST)
+        return overlap * between[:, :, places]
+
+    return decay, faded_together
+
+
+def _between(
+    decay: ChunkDecay | None, like: Float[Array, "batch heads rows chunk"]
+) -> Float[Array, "#batch #heads chunk chunk"]:
+    """The decay from write s to write r at `[r, s]`: 0 where `r < s`, and 1 without any decay."""
+    if decay is not None:
+        return decay.between()
+    return jnp.tril(jnp.ones((1, 1, like.shape[-1], like.shape[-1]), like.dtype))
 
 
 def _writes_per_token(length: int, writes: int) -> int:
@@ -192,9 +206,9 @@ def _writes_per_token(length: int, writes: int) -> int:
     return writes // length
 
 
-def _spread(x: Array, steps: int, *, place: int) -> Array:
-    """`[batch, length, ...]` to `[batch, length * steps, ...]`: each at `place` among zeros."""
-    widths = [(0, 0), (0, 0), (place, steps - 1 - place)] + [(0, 0)] * (x.ndim - 2)
+def _with_first_writes(x: Array, steps: int) -> Array:
+    """`[batch, length, ...]` to `[batch, length * steps, ...]`: each before zeros."""
+    widths = [(0, 0), (0, 0), (0, steps - 1)] + [(0, 0)] * (x.ndim - 2)
     return jnp.pad(x[:, :, None], widths).reshape(x.shape[0], -1, *x.shape[2:])
 
 

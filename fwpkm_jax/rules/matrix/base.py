@@ -187,7 +187,7 @@ class AbstractMatrixRule(abc.ABC):
     def skip(self, tokens: Tokens, real: Bool[Array, "batch length"]) -> Tokens:
         """The tokens, but where `real` is false they leave the memory as it is."""
 
-        def keep(x, otherwise):
+        def keep(x: Array | None, otherwise: float) -> Any:
             if x is None:
                 return None
             mask = jnp.repeat(real, x.shape[1] // real.shape[1], axis=1)

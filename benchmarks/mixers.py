@@ -1,0 +1,147 @@
+"""The chunked form of every matrix memory: time relative to Gated DeltaNet's, and memory by length.
+
+    taskset -c 1 python benchmarks/mixers.py --out benchmarks/results/mixers_cpu.json
+
+Forward, and forward + backward to every argument, of the rules alone (no projections), float32.
+Times are CPU seconds of the process, medians over rounds in which all rules take turns, so that
+other work on the machine counts little and strikes all alike. `writes` is the number of writes per
+token: the time of a rule with two is set against twice Gated DeltaNet's in `relative_per_write`.
+Temporary memory is what the compiler allots, by length.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from machine import environment
+
+from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule, Tokens
+
+Pass = Literal["forward", "train"]
+BASE = "gated_deltanet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Times the chunked form of matrix memories."""
+
+    rules: tuple[str, ...] = tuple(MATRIX_RULES)
+    """Names of rules; Gated DeltaNet is timed in any case."""
+    length: int = 4096
+    """Tokens of the timed sequence."""
+    memory_lengths: tuple[int, ...] = (2048, 4096, 8192)
+    """Lengths for which memory is stated; empty for none."""
+    heads: int = 8
+    """Heads of the one sequence."""
+    width: int = 64
+    """Of keys and values."""
+    repeats: int = 7
+    """Rounds; medians are reported."""
+    out: Path | None = None
+    """File for the JSON; None: print it."""
+
+
+def sample(rule: AbstractMatrixRule, length: int, options: Options) -> Tokens:
+    """Unit keys and values, mild decays, gates between 0 and 1."""
+    rng = np.random.default_rng(0)
+
+    def unit(*shape: int) -> np.ndarray:
+        x = rng.normal(size=shape)
+        return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+    tokens = (1, length, options.heads)
+    writes = (1, length * rule.steps, options.heads)
+    log_decay = -0.1 * rng.random(size=tokens + (options.width,) * (rule.decay == "key"))
+    arrays = Tokens(
+        query=unit(*tokens, options.width),
+        key=unit(*writes, options.width),
+        value=unit(*writes, options.width),
+        log_decay=None if rule.decay == "none" else log_decay,
+        strength=rng.random(size=writes) if rule.strength else None,
+    )
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), arrays)
+
+
+def compiled(rule: AbstractMatrixRule, which: Pass, tokens: Tokens) -> Any:
+    """The pass, compiled for tokens like these."""
+
+    def forward(tokens):
+        return tuple(rule.run(tokens))
+
+    def train(tokens):
+        outputs, pull = jax.vjp(forward, tokens)
+        return outputs, pull(outputs)
+
+    return jax.jit({"forward": forward, "train": train}[which]).lower(tokens).compile()
+
+
+def cpu_seconds(call: Callable[[], Any]) -> float:
+    """CPU time of one call."""
+    start = time.process_time()
+    jax.block_until_ready(call())
+    return time.process_time() - start
+
+
+def measure(options: Options, which: Pass) -> list[dict[str, Any]]:
+    """One pass of every rule."""
+    names = [BASE, *(name for name in options.rules if name != BASE)]
+    rules = {name: MATRIX_RULES[name]() for name in names}
+    inputs = {name: sample(rule, options.length, options) for name, rule in rules.items()}
+    programs = {name: compiled(rule, which, inputs[name]) for name, rule in rules.items()}
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(options.repeats + 1):
+        for name, program in programs.items():
+            seconds = cpu_seconds(lambda program=program, name=name: program(inputs[name]))
+            if turn:  # The first call warms up.
+                times[name].append(seconds)
+    base = statistics.median(times[BASE])
+    rows = []
+    for name, rule in rules.items():
+        memory = {
+            length: compiled(rule, which, sample(rule, length, options))
+            .memory_analysis()
+            .temp_size_in_bytes
+            / 1e6
+            for length in options.memory_lengths
+        }
+        seconds = statistics.median(times[name])
+        rows.append(
+            {
+                "rule": name,
+                "pass": which,
+                "writes": rule.steps,
+                "chunk_size": rule.chunk_size,
+                "cpu_seconds": seconds,
+                "spread": max(times[name]) - min(times[name]),
+                "relative": seconds / base,
+                "relative_per_write": seconds / base / rule.steps,
+                "temporary_megabytes": memory,
+            }
+        )
+        print(f"{which} {name}: {1e3 * seconds:.1f} ms, {seconds / base:.2f}", file=sys.stderr)
+    return rows
+
+
+def main(options: Options) -> None:
+    """Measures both passes and writes one JSON."""
+    machine = environment()
+    rows = [*measure(options, "forward"), *measure(options, "train")]
+    sizes = {"length": options.length, "heads": options.heads, "width": options.width}
+    text = json.dumps({"environment": machine, **sizes, "rows": rows}, indent=2)
+    if options.out is None:
+        print(text)
+    else:
+        options.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+_PAGE_DPI = 96  # CSS pixels.
 _STYLE = """
 :root { color-scheme: light; }
 body { font: 15px/1.55 system-ui, sans-serif; color: #222; background: #fff;
@@ -68,10 +69,14 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return f"<table>\n<tr>{head}</tr>\n" + "\n".join(lines) + "\n</table>"
 
 
-def image(path: Path, *, description: str) -> str:
-    """A PNG file, carried within the page."""
-    content = base64.b64encode(path.read_bytes()).decode()
-    return f'<img src="data:image/png;base64,{content}" alt="{escape(description)}">'
+def image(path: Path, *, description: str, dpi: int) -> str:
+    """A PNG file of `dpi` pixels per inch, carried within the page at its natural size."""
+    content = path.read_bytes()
+    width = int.from_bytes(content[16:20], "big") * _PAGE_DPI // dpi  # Of the PNG's first chunk.
+    encoded = base64.b64encode(content).decode()
+    return (
+        f'<img src="data:image/png;base64,{encoded}" width="{width}" alt="{escape(description)}">'
+    )
 
 
 def show_token(text: str) -> str:

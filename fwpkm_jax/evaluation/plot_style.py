@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
+DPI = 150
 # Blue and orange that colour-blind readers tell apart (Okabe and Ito 2008), and greys.
 BLUE, ORANGE, GREY, TEXT = "#0072B2", "#D55E00", "#8A8A8A", "#333333"
 # More of the same set, for lines that stand for different things.
@@ -57,5 +58,5 @@ def set_title(axes: Axes, title: str, subtitle: str) -> None:
 def save_figure(figure: Figure, path: Path) -> Path:
     """Writes the picture, with its directory; returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=DPI)
     return path

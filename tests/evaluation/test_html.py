@@ -1,6 +1,7 @@
 from html.parser import HTMLParser
 
 from fwpkm_jax.evaluation import html
+from fwpkm_jax.evaluation.plot_style import DPI, new_figure, save_figure
 
 PIXEL = b"\x89PNG\r\n\x1a\n"
 
@@ -34,7 +35,7 @@ def test_whatever_a_text_holds_is_shown_and_never_becomes_markup(tmp_path):
         html.heading(nasty),
         html.paragraph(nasty, kind="small"),
         html.table([nasty], [[nasty], [3], [0.5]]),
-        html.image(picture, description=nasty),
+        html.image(picture, description=nasty, dpi=96),
         f"<span>{html.show_token(nasty)}</span>",
     )
     reader = Reader(markup)
@@ -44,6 +45,12 @@ def test_whatever_a_text_holds_is_shown_and_never_becomes_markup(tmp_path):
     assert all(source.startswith("data:") for source in reader.loads)
     path = html.save_page(markup, tmp_path / "folder" / "page.html")
     assert path.read_text(encoding="utf-8") == markup
+
+
+def test_pictures_are_as_large_on_the_page_as_they_were_drawn(tmp_path):
+    figure, _ = new_figure(5.0, 3.0)
+    path = save_figure(figure, tmp_path / "picture.png")
+    assert 'width="480"' in html.image(path, description="5 of the page's inches", dpi=DPI)
 
 
 def test_invisible_characters_of_a_token_show():

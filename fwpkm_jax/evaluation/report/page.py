@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fwpkm_jax.evaluation import html
+from fwpkm_jax.evaluation.plot_style import DPI
 from fwpkm_jax.evaluation.report import training, words
 from fwpkm_jax.evaluation.suite import EVALS
 
@@ -84,7 +85,7 @@ def _result(record: Mapping[str, Any], folder: Path) -> str:
 def _show(path: Path, description: str) -> str:
     """A picture, or a page, within this page."""
     if path.suffix == ".png":
-        return html.image(path, description=description)
+        return html.image(path, description=description, dpi=DPI)
     if path.suffix == ".html":
         content = html.escape(path.read_text(encoding="utf-8"))
         return f'<iframe sandbox title="{html.escape(description)}" srcdoc="{content}"></iframe>'

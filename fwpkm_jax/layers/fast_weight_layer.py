@@ -1,0 +1,279 @@
+"""Fast Weight Layers: a last layer that takes a gradient step on every token it has seen."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from fwpkm_jax.core.precision import compute_dtype
+
+_NORM_EPSILON = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastWeightLayerConfig:
+    """A Fast Weight Layer between a decoder's last norm and its head."""
+
+    hidden_dim: int = 768
+    """Width between its two matrices."""
+    chunk_size: int = 64
+    """Tokens whose steps are summed at once; changes speed, and results only by rounding."""
+    learn: bool = True
+    """False: no steps are taken, and the layer is an MLP. Touches no parameter, so a trained model
+    may be evaluated with another value."""
+    initial_rate: float = 0.01
+    """Step size of every tensor before training, which learns one for each."""
+
+    def __post_init__(self):
+        for name in ("hidden_dim", "chunk_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        if not self.initial_rate > 0:
+            raise ValueError(f"initial_rate={self.initial_rate} must be above 0.")
+
+
+class HeadTensors(NamedTuple):
+    """The layer's tensors, or as many of anything: `LN(ReLU(x up + up_bias)^2 down + down_bias)`
+    with the norm's `scale` and `shift`."""
+
+    up: jax.Array
+    up_bias: jax.Array
+    down: jax.Array
+    down_bias: jax.Array
+    scale: jax.Array
+    shift: jax.Array
+
+
+class TokenGradients(NamedTuple):
+    """A token's loss's gradients behind each tensor, and what the matrices were multiplied by.
+
+    Attributes:
+      x: `[batch, length, model]`, in front of `up`.
+      hidden: `[batch, length, hidden]`, in front of `down`.
+      up: behind `up`, of `up_bias` too.
+      down: behind `down`, of `down_bias` too.
+      scale: of `scale`.
+      shift: of `shift`.
+    """
+
+    x: jax.Array
+    hidden: jax.Array
+    up: jax.Array
+    down: jax.Array
+    scale: jax.Array
+    shift: jax.Array
+
+
+class FastWeightStream(NamedTuple):
+    """What a stream carries.
+
+    Attributes:
+      last: the last token's input, which waits for its label, `[batch, 1, model]`.
+      waits: 1 where there is one, `[batch]`.
+      sums: gradients of the tokens before, leaves `[batch, ...]`.
+    """
+
+    last: Float[Array, "batch one model"]
+    waits: Float[Array, " batch"]
+    sums: HeadTensors
+
+
+class FastWeightLayer(nnx.Module):
+    """At each token, the tensors less a rate times the gradients of all earlier tokens' losses.
+
+    The gradients are those of the slow tensors' predictions, so that the steps of a matrix on all
+    earlier tokens are linear attention: what a token multiplies by asks, what the earlier ones
+    multiplied by answers with their gradients. Training differentiates through them.
+
+    References: Clark et al. 2022, arXiv:2212.02475.
+    """
+
+    def __init__(
+        self, config: FastWeightLayerConfig, model_dim: int, *, init_std: float, rngs: nnx.Rngs
+    ):
+        self.config = config
+        init, hidden = nnx.initializers.normal(init_std), config.hidden_dim
+        self.tensors = nnx.Dict(
+            HeadTensors(
+                up=nnx.Param(init(rngs.params(), (model_dim, hidden), jnp.float32)),
+                up_bias=nnx.Param(jnp.zeros((hidden,), jnp.float32)),
+                down=nnx.Param(init(rngs.params(), (hidden, model_dim), jnp.float32)),
+                down_bias=nnx.Param(jnp.zeros((model_dim,), jnp.float32)),
+                scale=nnx.Param(jnp.ones((model_dim,), jnp.float32)),
+                shift=nnx.Param(jnp.zeros((model_dim,), jnp.float32)),
+            )._asdict()
+        )
+        rates = jnp.full((len(HeadTensors._fields),), jnp.log(config.initial_rate), jnp.float32)
+        self.log_rates = nnx.Param(rates)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length model"],
+        tokens: Int[Array, "batch length"],
+        readout: tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None],
+        *,
+        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+    ) -> Float[Array, "batch length model"]:
+        """What the head reads, of whole sequences.
+
+        Args:
+          x: after the last norm.
+          tokens: of which `x` was made; each is the label of the one before.
+          readout: the head's matrix and bias.
+          mask: 1 for real tokens; a pair with padding takes no step.
+        """
+        x = x.astype(compute_dtype(x.dtype))
+        real = jnp.ones(x.shape[:2], x.dtype) if mask is None else mask.astype(x.dtype)
+        labels = jnp.roll(tokens, -1, axis=1)
+        counted = (real * jnp.roll(real, -1, axis=1)).at[:, -1].set(0.0)
+        out, _ = self._advance(x, labels, counted, readout, self._no_sums(x))
+        return out
+
+    def init_stream(self, batch: int, *, dtype: jnp.dtype) -> FastWeightStream:
+        """The start of a stream."""
+        dtype = compute_dtype(dtype)
+        model = self.tensors["up"][...].shape[0]
+        last = jnp.zeros((batch, 1, model), dtype)
+        return FastWeightStream(last, jnp.zeros((batch,), dtype), self._no_sums(last))
+
+    def stream(
+        self,
+        x: Float[Array, "batch length model"],
+        tokens: Int[Array, "batch length"],
+        readout: tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None],
+        stream: FastWeightStream,
+        *,
+        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        write: bool = True,
+    ) -> tuple[Float[Array, "batch length model"], FastWeightStream]:
+        """`__call__` of a piece, continuing; the tokens before it label each other across the cut.
+
+        Args:
+          x: after the last norm; padding may only stand in front of or behind the real tokens.
+          tokens: of the piece.
+          readout: the head's matrix and bias.
+          stream: from `init_stream` or the last call.
+          mask: 1 for real tokens.
+          write: False reads with the steps of the stream before, and takes none.
+        """
+        dtype = compute_dtype(x.dtype)
+        real = jnp.ones(x.shape[:2], dtype) if mask is None else mask.astype(dtype)
+        joined = jnp.concatenate([stream.last.astype(dtype), x.astype(dtype)], axis=1)
+        real = jnp.concatenate([stream.waits[:, None], real], axis=1)
+        first_real = jnp.argmax(real[:, 1:] > 0, axis=1)
+        first = jnp.take_along_axis(tokens, first_real[:, None], axis=1)
+        labels = jnp.concatenate([first, jnp.roll(tokens, -1, axis=1)], axis=1)
+        follows = jnp.roll(real, -1, axis=1).at[:, -1].set(0.0)
+        follows = follows.at[:, 0].set(jnp.max(real[:, 1:], axis=1))
+        counted = real * follows
+        if not write:
+            counted = jnp.zeros_like(counted)
+        out, sums = self._advance(joined, labels, counted, readout, stream.sums)
+        if not write:
+            return out[:, 1:], stream
+        places = jnp.arange(real.shape[1])[None] * (real > 0)
+        last = jnp.max(places, axis=1)  # The waiting token itself where nothing real came.
+        kept = jnp.take_along_axis(joined, last[:, None, None], axis=1)
+        return out[:, 1:], FastWeightStream(kept, jnp.max(real, axis=1), sums)
+
+    def _no_sums(self, x: jax.Array) -> HeadTensors:
+        tensors = HeadTensors(**{name: p[...] for name, p in self.tensors.items()})
+        return jax.tree.map(lambda t: jnp.zeros((x.shape[0], *t.shape), x.dtype), tensors)
+
+    def _advance(self, x, labels, counted, readout, sums) -> tuple[jax.Array, HeadTensors]:
+        """What the head reads at each token, and the gradients summed over all of them."""
+        tensors = HeadTensors(**{n: p[...].astype(x.dtype) for n, p in self.tensors.items()})
+        if not self.config.learn:
+            return _apply(tensors, x)[0], sums
+        rates = HeadTensors(*jnp.exp(self.log_rates[...].astype(x.dtype)))
+        gradients = _token_gradients(tensors, readout, x, labels, counted)
+        batch, length, _ = x.shape
+        size = min(self.config.chunk_size, length)
+        padded = -(-length // size) * size
+
+        def split(a: jax.Array) -> jax.Array:
+            a = jnp.pad(a, ((0, 0), (0, padded - length), (0, 0)))
+            return jnp.moveaxis(a.reshape(batch, padded // size, size, -1), 1, 0)
+
+        def of_chunk(sums: HeadTensors, chunk: tuple[jax.Array, TokenGradients]):
+            return _of_chunk(tensors, rates, sums, *chunk)
+
+        sums, out = jax.lax.scan(of_chunk, sums, (split(x), jax.tree.map(split, gradients)))
+        return jnp.moveaxis(out, 0, 1).reshape(batch, padded, -1)[:, :length], sums
+
+
+def _apply(
+    tensors: HeadTensors, x: jax.Array, beside: TokenGradients | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """The layer's output, and what `down` multiplied; `beside` is added behind each tensor."""
+
+    def plus(y: jax.Array, name: str) -> jax.Array:
+        return y if beside is None else y + getattr(beside, name)
+
+    before = plus(x @ tensors.up + tensors.up_bias[None, None], "up")
+    hidden = jnp.square(jax.nn.relu(before))
+    y = plus(hidden @ tensors.down + tensors.down_bias[None, None], "down")
+    scale = plus(jnp.broadcast_to(tensors.scale, y.shape), "scale")
+    shift = plus(jnp.broadcast_to(tensors.shift, y.shape), "shift")
+    return _standardize(y) * scale + shift, hidden
+
+
+def _standardize(y: jax.Array) -> jax.Array:
+    centred = y - jnp.mean(y, axis=-1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + _NORM_EPSILON)
+
+
+def _token_gradients(tensors, readout, x, labels, counted) -> TokenGradients:
+    """Of each token's cross-entropy by the slow tensors, times what it counts."""
+    head, bias = readout
+
+    def loss(beside: TokenGradients) -> tuple[jax.Array, jax.Array]:
+        y, hidden = _apply(tensors, x, beside)
+        logits = y @ head.astype(y.dtype)
+        logits = logits if bias is None else logits + bias.astype(y.dtype)[None, None]
+        right = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+        return jnp.sum(counted * (jax.nn.logsumexp(logits, axis=-1) - right)), hidden
+
+    narrow, wide = jnp.zeros_like(x), jnp.zeros((*x.shape[:2], tensors.up.shape[1]), x.dtype)
+    nothing = TokenGradients(narrow, wide, wide, narrow, narrow, narrow)
+    gradients, hidden = jax.grad(loss, has_aux=True)(nothing)
+    return gradients._replace(x=x, hidden=hidden)
+
+
+def _of_chunk(
+    tensors: HeadTensors,
+    rates: HeadTensors,
+    sums: HeadTensors,
+    x: jax.Array,
+    tokens: TokenGradients,
+) -> tuple[HeadTensors, jax.Array]:
+    """A chunk's outputs, each with the gradients of all tokens before it."""
+
+    def stepped(rate, asks, answers, gradients, total):
+        """What steps on a matrix add behind it: strictly causal linear attention."""
+        scores = jnp.tril(asks @ jnp.swapaxes(answers, 1, 2), -1)
+        return -rate * (asks @ total + scores @ gradients)
+
+    def shifted(rate, gradients, total):
+        return -rate * (total[:, None] + jnp.cumsum(gradients, axis=1) - gradients)
+
+    up = stepped(rates.up, x, tokens.x, tokens.up, sums.up)
+    up = up + shifted(rates.up_bias, tokens.up, sums.up_bias)
+    hidden = jnp.square(jax.nn.relu(x @ tensors.up + tensors.up_bias[None, None] + up))
+    down = stepped(rates.down, hidden, tokens.hidden, tokens.down, sums.down)
+    down = down + shifted(rates.down_bias, tokens.down, sums.down_bias)
+    y = _standardize(hidden @ tensors.down + tensors.down_bias[None, None] + down)
+    scale = tensors.scale[None, None] + shifted(rates.scale, tokens.scale, sums.scale)
+    shift = tensors.shift[None, None] + shifted(rates.shift, tokens.shift, sums.shift)
+    added = HeadTensors(
+        up=jnp.swapaxes(tokens.x, 1, 2) @ tokens.up,
+        up_bias=tokens.up.sum(1),
+        down=jnp.swapaxes(tokens.hidden, 1, 2) @ tokens.down,
+        down_bias=tokens.down.sum(1),
+        scale=tokens.scale.sum(1),
+        shift=tokens.shift.sum(1),
+    )
+    return jax.tree.map(jnp.add, sums, added), y * scale + shift

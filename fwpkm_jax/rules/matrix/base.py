@@ -108,6 +108,7 @@ class AbstractMatrixRule(abc.ABC):
     """
 
     form: ClassVar[Form]
+    """The rule as the documentation shows it."""
     decay: ClassVar[Literal["none", "head", "key"]] = "none"
     """Whether tokens bring a decay, and how many numbers it has."""
     strength: ClassVar[bool] = False

@@ -157,7 +157,7 @@ def measure(options: Options) -> dict[str, Any]:
             axes: {kind: sent / 1e6 for kind, sent in kinds.items()}
             for axes, kinds in sent_by_axes(found, mesh).items()
         },
-        "collectives": sum(one.count for one in found),
+        "collectives": sum(one.times for one in found),
         "implementations": dict(sorted(chosen.items())),
         "compile_seconds": time.perf_counter() - began,
     }

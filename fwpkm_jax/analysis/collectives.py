@@ -40,13 +40,13 @@ class Collective(NamedTuple):
       kind: all-gather, all-reduce, reduce-scatter, all-to-all or collective-permute.
       results: what it gives each device.
       group: the devices of its first group, by their place in the mesh; empty: all of them.
-      count: how often a run of the program executes it.
+      times: how often a run of the program executes it.
     """
 
     kind: str
     results: tuple[Shape, ...]
     group: tuple[int, ...]
-    count: int
+    times: int
 
     @property
     def result_bytes(self) -> int:
@@ -103,7 +103,7 @@ def sent_by_axes(
     sent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     total = math.prod(mesh.values())
     for one in found:
-        amount = one.count * one.sent_bytes(total)
+        amount = one.times * one.sent_bytes(total)
         if amount:
             sent[",".join(axes_of_group(one.group, mesh))][one.kind] += amount
     return {axes: dict(kinds) for axes, kinds in sent.items()}

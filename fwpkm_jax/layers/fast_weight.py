@@ -211,7 +211,9 @@ class FastWeight(nnx.Module):
             pairing=pairing,
         )
         groups = jax.tree.leaves(memory)[0].shape[0]
-        grouped = jax.tree.map(lambda leaf: split_groups(leaf, groups), sequence)
+        split = split_groups if partition is None else partition.split_groups
+        merge = merge_groups if partition is None else partition.merge_groups
+        grouped = jax.tree.map(lambda leaf: split(leaf, groups), sequence)
         if partition is not None:
             memory, read, access, info = self._run_partitioned(memory, grouped, partition)
         elif write:
@@ -221,9 +223,7 @@ class FastWeight(nnx.Module):
         else:
             read, access = map_groups(self._read, memory, grouped.query)
             info = None
-        read, access = jax.tree.map(merge_groups, (read, access))
-        if partition is not None:
-            read, access = jax.tree.map(partition.by_sequence, (read, access))
+        read, access = jax.tree.map(merge, (read, access))
         losses = sequence.write_weight * jnp.mean((read - sequence.target) ** 2, axis=-1)
         facts = _facts(rule, signals, losses, sequence.paired, access, info, partition)
         return self.merge(x, read, signals), memory, facts
@@ -238,7 +238,7 @@ class FastWeight(nnx.Module):
         token_axes = () if axes is None else axes.tokens
         tokens = P(partition.group_axes, token_axes)
         columns = () if axes is None else axes.target_columns
-        values = P(partition.group_axes, token_axes, None, columns)
+        values: Any = P(partition.group_axes, token_axes, None, columns)
         sequence_specs = jax.tree.map(lambda _: tokens, grouped)._replace(target=values)
         return partition.run(
             lambda memory, part: rule.run_groups(memory, part, chunk_size=chunk_size, axes=axes),

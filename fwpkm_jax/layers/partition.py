@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fwpkm_jax.core.chunking import merge_groups, split_groups
 from fwpkm_jax.core.shared_table import MemoryAxes
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.rules.base import AbstractRule
@@ -56,7 +57,7 @@ class MeshConfig:
 class Partition:
     """A mesh with the axes `data`, `fsdp` and `model`, and where memories lie in it."""
 
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
     memory: MemoryLayout = "independent"
 
     def sharding(self, *axes: Any) -> NamedSharding:
@@ -70,6 +71,30 @@ class Partition:
     def by_sequence(self, x: jax.Array) -> jax.Array:
         """`x [batch, ...]`, each device with its own sequences, whole."""
         return self.constrain(x, BATCH)
+
+    def deal(self, x: jax.Array, groups: int) -> jax.Array:
+        """`x [batch, ...]` in the order in which `split_groups` takes sequences.
+
+        Devices that share several memories get an equal part of each one's sequences.
+        """
+        x = _swap(x, *self._grid(groups))
+        return self.by_sequence(x)
+
+    def split_groups(self, x: jax.Array, groups: int) -> jax.Array:
+        """`[batch, ...]` as dealt to `[groups, batch // groups, ...]`; nothing moves."""
+        parts, memories, devices = self._grid(groups)
+        return split_groups(_swap(x, parts, devices, memories), groups)
+
+    def merge_groups(self, x: jax.Array) -> jax.Array:
+        """`[groups, batch // groups, ...]` back to `[batch, ...]` as dealt; nothing moves."""
+        return self.deal(merge_groups(x), x.shape[0])
+
+    def _grid(self, groups: int) -> tuple[int, int, int]:
+        """Parts of the batch, memories of each, devices that share them."""
+        parts = self.size("data")
+        if self.memory == "independent" or groups <= parts:
+            return 1, 1, 1  # A device's sequences are neighbours as they come.
+        return parts, groups // parts, self.size("fsdp")
 
     def run(self, function: Callable[..., Any], *, in_specs: Any, out_specs: Any) -> Any:
         """`function` on each device's part of the arguments; see `jax.shard_map`."""
@@ -142,9 +167,10 @@ class Partition:
         Raises:
           ValueError: the rule's memory cannot be shared by devices as this mesh asks.
         """
-        whole = P(self.group_axes)
+        whole: Any = P(self.group_axes)
         if isinstance(rule, FwPKM) and rule.splits:
-            return FwPKMMemory(whole, P(self.group_axes, *self.table_spec()))
+            table: Any = P(self.group_axes, *self.table_spec())
+            return FwPKMMemory(whole, table)
         if self.memory != "independent":
             raise ValueError(
                 f"mesh.memory={self.memory!r} splits a value table that is written row by row, "
@@ -154,3 +180,9 @@ class Partition:
 
     def _used(self, *axes: str) -> tuple[str, ...]:
         return tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
+
+
+def _swap(x: jax.Array, parts: int, outer: int, inner: int) -> jax.Array:
+    """`x [parts * outer * inner * rest, ...]` with the order of outer and inner exchanged."""
+    grid = x.reshape(parts, outer, inner, -1, *x.shape[1:])
+    return grid.swapaxes(1, 2).reshape(x.shape)

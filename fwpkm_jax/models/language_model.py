@@ -187,7 +187,7 @@ class LanguageModel(nnx.Module):
           remat: what a backward pass computes again rather than keep, see `models.block.Remat`;
             changes time and memory, results only by rounding.
           partition: of the work over devices, by sequences and heads; None: all on one. Takes
-            neither masks nor `write=False`.
+            neither masks nor `write=False`; sequences come in the order of `Partition.deal`.
 
         Raises:
           ValueError: the memory is not this model's, or `partition` does not go with an argument.

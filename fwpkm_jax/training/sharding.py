@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 import optax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fwpkm_jax.layers.partition import BATCH, MeshConfig, Partition
+from fwpkm_jax.layers.partition import BATCH, HEADS, MeshConfig, Partition
 from fwpkm_jax.models.sharding import parameter_shardings
 from fwpkm_jax.rules.base import AbstractRule
 from fwpkm_jax.training.state import Memories, TrainState
@@ -33,23 +33,19 @@ def make_partition(config: MeshConfig, devices: Sequence[Any] | None = None) -> 
     if config.num_devices == 1:
         return None
     devices = jax.devices() if devices is None else devices
-    shape = {"data": config.data, "fsdp": config.fsdp, "model": config.model}
     if len(devices) != config.num_devices:
-        sizes = " x ".join(f"mesh.{name}={size}" for name, size in shape.items())
+        shape, names, _ = _shape(config)
+        sizes = " x ".join(f"mesh.{n}={s}" for n, s in zip(names, shape, strict=True))
         raise ValueError(
             f"{sizes} is a mesh of {config.num_devices} devices, but there are {len(devices)} "
             f"({devices[0].platform}); make the product {len(devices)}, or 1 for one device."
         )
-    # The compiler splits what no rule says: with explicit axes every gather would have to.
-    mesh = jax.make_mesh(
-        tuple(shape.values()), tuple(shape), (AxisType.Auto,) * len(shape), devices=devices
-    )
-    return Partition(mesh, config.memory)
+    return Partition(jax.make_mesh(*_shape(config), devices=devices), config.memory)
 
 
 def check_mesh(experiment: Experiment) -> None:
-    """Raises ValueError where batches, memories or layers do not divide into the mesh's parts."""
-    mesh, training = experiment.mesh, experiment.training
+    """Raises ValueError where batches, memories or heads do not divide into the mesh's parts."""
+    mesh, training, model = experiment.mesh, experiment.training, experiment.model
     if mesh.num_devices == 1:
         return
     parts = mesh.data * mesh.fsdp
@@ -67,6 +63,27 @@ def check_mesh(experiment: Experiment) -> None:
             f"data.length={length} does not divide into mesh.model={mesh.model} parts, which each "
             "form some tokens' logits; make it a multiple."
         )
+    partition = Partition(AbstractMesh(*_shape(mesh)), mesh.memory)
+    if model.memory_layers:
+        groups = training.memory.groups
+        if training.memory.lifetime == "batch":
+            groups //= training.micro_batches
+        partition.memory_specs(model.fast_weight.rule, {})
+        partition.check_groups(groups, sequences // groups)
+    if "gdn" in model.mixers:
+        partition.check_divides("gdn.num_key_heads", model.gdn.num_key_heads, HEADS)
+    if {"swa", "attention"} & set(model.mixers):
+        partition.check_divides("attention.num_heads", model.attention.num_heads, HEADS)
+        partition.check_divides("attention.num_kv_heads", model.attention.num_kv_heads, HEADS)
+
+
+def _shape(config: MeshConfig) -> tuple[tuple[int, ...], tuple[str, ...], tuple[AxisType, ...]]:
+    """Sizes, names and types of the axes, in the order of `jax.make_mesh`.
+
+    The compiler splits what no rule says: with explicit axes every gather would have to.
+    """
+    names = ("data", "fsdp", "model")
+    return (config.data, config.fsdp, config.model), names, (AxisType.Auto,) * len(names)
 
 
 def state_shardings(
@@ -87,7 +104,7 @@ def state_shardings(
       rule: of the memories.
       optimizer: what made `opt_state`; None: it is empty.
     """
-    everywhere = NamedSharding(partition.mesh, P())
+    everywhere: Any = NamedSharding(partition.mesh, P())
     params = parameter_shardings(partition, state.params)
     opt_state = state.opt_state
     if optimizer is not None:

@@ -123,6 +123,14 @@ def split_batch(batch: Batch, *, micro_batches: int, memory: MemoryConfig) -> Ba
     return jax.tree.map(split, batch)
 
 
+def deal_batch(batch: Batch, memory: Memories, partition: Partition | None) -> Batch:
+    """A micro-batch in the order in which devices that share memories hold its sequences."""
+    if partition is None:
+        return batch
+    groups = jax.tree.leaves(memory)[0].shape[0] if memory else 1
+    return jax.tree.map(lambda x: partition.deal(x, groups), batch)
+
+
 def broadcast_memory(memory: Memories, groups: int) -> Memories:
     """One group's memory, leaves `[1, ...]`, given to each of `groups` groups."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (groups, *x.shape[1:])), memory)
@@ -179,8 +187,7 @@ def make_train_step(
         params: Any, micro_memory: Memories, micro: Batch, total_weight: jax.Array, graphdef: Any
     ):
         model = nnx.merge(graphdef, params)
-        if partition is not None:
-            micro = jax.tree.map(partition.by_sequence, micro)
+        micro = deal_batch(micro, micro_memory, partition)
         output = model.hidden(
             micro["tokens"][:, :-1], micro_memory, remat=remat, partition=partition
         )

@@ -16,6 +16,7 @@ from fwpkm_jax.training.state import Memories, MemoryConfig
 from fwpkm_jax.training.step import (
     Batch,
     check_split,
+    deal_batch,
     micro_batch_memory,
     split_batch,
     weighted_loss,
@@ -53,8 +54,7 @@ def make_validation(
 
     def sums(graphdef: Any, params: Any, start: Memories, batch: Batch) -> jax.Array:
         def one(_: None, micro: Batch) -> tuple[None, jax.Array]:
-            if partition is not None:
-                micro = jax.tree.map(partition.by_sequence, micro)
+            micro = deal_batch(micro, start, partition)
             model = nnx.merge(graphdef, params)
             output = model(micro["tokens"][:, :-1], start, partition=partition)
             labels, weights = micro["tokens"][:, 1:], micro["loss_weight"]

@@ -1,0 +1,225 @@
+"""Trains tiny models over simulated devices, in a process of its own.
+
+    python -m tests.training.mesh_runs OUT.json NAME [NAME ...]
+    python -m tests.training.mesh_runs OUT.json loop
+
+The number of devices is fixed before JAX starts. Writes each run's losses, the sum of every array
+of its last state, and what its compiled step sends.
+"""
+
+import os
+import sys
+
+# As in tests/conftest.py. A collective waits in a thread of XLA's pool: each device needs several.
+_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {_FLAGS}"
+os.environ["PJRT_NPROC"] = "64"
+
+import dataclasses  # noqa: E402
+import io  # noqa: E402
+import json  # noqa: E402
+import math  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any, NamedTuple  # noqa: E402
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+
+from fwpkm_jax.analysis.collectives import collectives  # noqa: E402
+from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig  # noqa: E402
+from fwpkm_jax.layers.partition import MeshConfig  # noqa: E402
+from fwpkm_jax.layers.pkm import PKMConfig  # noqa: E402
+from fwpkm_jax.models.block import Remat  # noqa: E402
+from fwpkm_jax.models.config import ModelConfig  # noqa: E402
+from fwpkm_jax.rules import FwPKM  # noqa: E402
+from fwpkm_jax.training.loop import train as run_loop  # noqa: E402
+from fwpkm_jax.training.optimizer import OptimizerConfig, make_optimizer  # noqa: E402
+from fwpkm_jax.training.sharding import (  # noqa: E402
+    make_partition,
+    put_batch,
+    state_shardings,
+)
+from fwpkm_jax.training.state import (  # noqa: E402
+    MemoryConfig,
+    init_state,
+    model_graph,
+    named_leaves,
+)
+from fwpkm_jax.training.step import make_train_step  # noqa: E402
+from tests.training.tiny_config import get_config  # noqa: E402
+
+SUBKEYS, STEPS, BATCH, LENGTH = 6, 2, 8, 16
+
+
+def small_model() -> ModelConfig:
+    """One layer: attention, and a memory of 36 slots."""
+    model = get_config().model
+    rule = dataclasses.replace(model.fast_weight.rule, num_subkeys=SUBKEYS)
+    return dataclasses.replace(
+        model,
+        mixers=("swa",),
+        attention=dataclasses.replace(model.attention, num_heads=4, num_kv_heads=2),
+        memory_layers=(0,),
+        fast_weight=dataclasses.replace(model.fast_weight, rule=rule),
+        tie_embeddings=True,
+    )
+
+
+def whole_model() -> ModelConfig:
+    """A layer of each kind."""
+    return dataclasses.replace(
+        small_model(),
+        mixers=("gdn", "attention", "lact"),
+        gdn=GatedDeltaNetConfig(
+            num_key_heads=2, num_value_heads=4, key_head_dim=8, value_head_dim=4, chunk_size=8
+        ),
+        lact=dataclasses.replace(
+            get_config().model.lact, num_heads=2, num_fast_heads=2, hidden_dim=4, low_rank=2,
+            window=8, chunk_size=8,
+        ),
+        memory_layers=(0, 1),
+        pkm_layers=(1,),
+        pkm=PKMConfig(num_subkeys=SUBKEYS, key_dim=8, value_dim=8, num_heads=2, top_k=2),
+        tie_embeddings=False,
+        head_bias=True,
+    )  # fmt: skip
+
+
+def many_slots() -> ModelConfig:
+    """16.8 million narrow slots."""
+    rule = FwPKM(num_subkeys=4096, key_dim=8, value_dim=4, top_k=4)
+    model = small_model()
+    return dataclasses.replace(
+        model, fast_weight=dataclasses.replace(model.fast_weight, rule=rule, chunk_size=8)
+    )
+
+
+class Run(NamedTuple):
+    """A model on a mesh."""
+
+    mesh: MeshConfig
+    groups: int
+    model: Any = small_model
+    micro_batches: int = 1
+    lifetime: Any = "carried"
+    remat: Remat | None = None
+
+
+def _mesh(data: int, fsdp: int, model: int, memory: Any = "independent") -> MeshConfig:
+    return MeshConfig(data=data, fsdp=fsdp, model=model, memory=memory)
+
+
+RUNS = {
+    "one": Run(_mesh(1, 1, 1), 4),
+    "independent": Run(_mesh(2, 2, 1), 4),
+    "columns": Run(_mesh(2, 2, 2, "columns"), 4),
+    "slots": Run(_mesh(1, 2, 1, "slots"), 4),
+    "whole": Run(_mesh(1, 1, 1), 8, whole_model),
+    "whole_data": Run(_mesh(8, 1, 1), 8, whole_model),
+    "whole_fsdp": Run(_mesh(1, 8, 1), 8, whole_model),
+    "whole_tensor": Run(_mesh(2, 2, 2), 8, whole_model, remat="block"),
+    "whole_columns": Run(_mesh(2, 2, 2, "columns"), 8, whole_model),
+    "whole_slots": Run(_mesh(2, 2, 2, "slots"), 8, whole_model),
+    "shared": Run(_mesh(1, 1, 1), 1, whole_model),
+    "shared_columns": Run(_mesh(1, 4, 2, "columns"), 1, whole_model),
+    "shared_slots": Run(_mesh(1, 4, 2, "slots"), 1, whole_model),
+    "batch": Run(_mesh(1, 1, 1), 4, micro_batches=2, lifetime="batch"),
+    "batch_columns": Run(_mesh(2, 2, 1, "columns"), 4, micro_batches=2, lifetime="batch"),
+    "batch_independent": Run(_mesh(2, 1, 2), 4, micro_batches=2, lifetime="batch"),
+    "many": Run(_mesh(1, 1, 1), 1, many_slots),
+    "many_slots": Run(_mesh(1, 8, 1, "slots"), 1, many_slots),
+}
+
+
+def train(run: Run) -> dict[str, Any]:
+    """A few steps of a run."""
+    model = run.model()
+    partition = make_partition(run.mesh, jax.devices()[: run.mesh.num_devices])
+    memory = MemoryConfig(groups=run.groups, lifetime=run.lifetime)
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0), steps=10)
+
+    def init():
+        return init_state(model, memory=memory, optimizer=optimizer, seed=0)
+
+    layout = None
+    if partition is not None:
+        rule = model.fast_weight.rule
+        layout = state_shardings(partition, jax.eval_shape(init), rule=rule, optimizer=optimizer)
+    state = jax.jit(init, out_shardings=layout)()
+    step = make_train_step(
+        model_graph(model),
+        optimizer,
+        schedule=lambda count: 0.0,
+        micro_batches=run.micro_batches,
+        memory=memory,
+        loss_block=16,
+        remat=run.remat,
+        partition=partition,
+    )
+    random = np.random.default_rng(0)
+    compiled, losses = None, []
+    for _ in range(STEPS):
+        batch = put_batch(
+            partition,
+            {
+                "tokens": random.integers(0, 12, (BATCH, LENGTH + 1), dtype=np.int32),
+                "loss_weight": random.uniform(0, 1, (BATCH, LENGTH)).astype(np.float32),
+            },
+        )
+        if compiled is None:
+            compiled = step.lower(state, batch).compile()
+        state, metrics = compiled(state, batch)
+        losses.append({name: float(x) for name, x in metrics.items()})
+    assert compiled is not None
+    arrays = {"params": state.params, "memory": state.memory}
+    parts = {
+        name: [list(shard.data.shape) for shard in leaf.addressable_shards]
+        for name, leaf in named_leaves(arrays).items()
+    }
+    return {
+        "losses": losses,
+        "sizes": {name: _norm(leaf) for name, leaf in named_leaves(arrays).items()},
+        "parts": {name: shapes[0] for name, shapes in parts.items()},
+        "sent": [
+            [one.kind, one.times, [shape.dims for shape in one.results]]
+            for one in collectives(compiled.as_text())
+        ],
+    }
+
+
+def through_the_loop(out: Path) -> dict[str, Any]:
+    """`metrics.jsonl` of runs of 4 steps: stopped after 2 and resumed, unbroken, on one device."""
+    tiny = get_config()
+    records = {}
+    for name, mesh, stops in (
+        ("resumed", _mesh(2, 4, 1, "columns"), (2, 4)),
+        ("unbroken", _mesh(2, 4, 1, "columns"), (4,)),
+        ("one", MeshConfig(), (4,)),
+    ):
+        directory = out.parent / name
+        for steps in stops:
+            experiment = dataclasses.replace(
+                tiny,
+                mesh=mesh,
+                run_dir=str(directory),
+                optimizer=dataclasses.replace(tiny.optimizer, decay_steps=4),
+                training=dataclasses.replace(tiny.training, steps=steps, batch_size=8),
+            )
+            run_loop(experiment, stream=io.StringIO())
+        lines = (directory / "metrics.jsonl").read_text().splitlines()
+        records[name] = [json.loads(line) for line in lines]
+    return records
+
+
+def _norm(x: jax.Array) -> float:
+    return float(math.sqrt(np.sum(np.square(np.asarray(x), dtype=np.float64))))
+
+
+if __name__ == "__main__":
+    out, *names = sys.argv[1:]
+    if names == ["loop"]:
+        results = through_the_loop(Path(out))
+    else:
+        results = {name: train(RUNS[name]) for name in names}
+    Path(out).write_text(json.dumps(results))

@@ -1,0 +1,213 @@
+"""The same training over any mesh: losses, layouts, and what travels between devices."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+from fwpkm_jax.layers.partition import MeshConfig, Partition
+from fwpkm_jax.models.sharding import RULES, parameter_shardings, parameter_spec
+from fwpkm_jax.paper import TABLE_1, paper_model
+from fwpkm_jax.rules import FwMLP
+from fwpkm_jax.training.loop import train
+from fwpkm_jax.training.sharding import check_mesh, make_partition
+from fwpkm_jax.training.state import MemoryConfig, init_state, named_leaves
+from tests.training.tiny_config import get_config
+
+SLOTS, CHUNKS = 36, 2
+DEFAULT = ("one", "independent", "columns", "slots")
+SLOW = {
+    "whole": ("whole_data", "whole_fsdp", "whole_tensor", "whole_columns", "whole_slots"),
+    "shared": ("shared_columns", "shared_slots"),
+    "batch": ("batch_columns", "batch_independent"),
+}
+
+
+def run_apart(out, names):
+    """Runs of `mesh_runs`, in one process with eight simulated devices."""
+    command = [sys.executable, "-m", "tests.training.mesh_runs", str(out), *names]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(Path(out).read_text())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return run_apart(tmp_path_factory.mktemp("mesh") / "runs.json", DEFAULT)
+
+
+def assert_same_training(actual, expected):
+    """Equal but for the order of sums: 1e-4 of each metric, 1e-3 of each array's norm."""
+    for mine, theirs in zip(actual["losses"], expected["losses"], strict=True):
+        assert mine.keys() == theirs.keys()
+        for name in theirs:
+            np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    for name, norm in expected["sizes"].items():
+        np.testing.assert_allclose(actual["sizes"][name], norm, rtol=1e-3, err_msg=name)
+
+
+def moved_tables(run, slots):
+    """Collectives that give a value table or its gradient, whole or in parts of `slots`."""
+    return [
+        (kind, dims)
+        for kind, _, results in run["sent"]
+        for dims in results
+        if len(dims) > 1 and set(dims) & set(slots)
+    ]
+
+
+@pytest.mark.parametrize("name", DEFAULT[1:])
+def test_two_four_and_eight_devices_train_as_one(runs, name):
+    assert_same_training(runs[name], runs["one"])
+
+
+@pytest.mark.parametrize("name", DEFAULT[1:])
+def test_no_value_table_travels(runs, name):
+    assert runs[name]["sent"]
+    assert moved_tables(runs[name], {SLOTS, SLOTS // 2}) == []
+
+
+def test_each_device_holds_its_part_of_the_memory_and_the_weights(runs):
+    table = "memory/layer_0/values"
+    assert runs["independent"]["parts"][table] == [1, SLOTS, 8]
+    assert runs["columns"]["parts"][table] == [2, SLOTS, 8 // 4]
+    assert runs["slots"]["parts"][table] == [4, SLOTS // 2, 8]
+    kernel = "params/blocks/0/mixer/q_proj/kernel"
+    assert runs["one"]["parts"][kernel] == [16, 64]
+    assert runs["independent"]["parts"][kernel] == [8, 64]
+    assert runs["columns"]["parts"][kernel] == [8, 32]
+
+
+def test_reads_by_columns_need_nothing_inside_the_chunks_loop(runs):
+    in_loop = [(kind, dims) for kind, count, dims in runs["columns"]["sent"] if count > 1]
+    # What the chunks' loop over the keys adds up: usage and gradient of the sub-keys.
+    assert in_loop
+    assert all(kind == "all-reduce" for kind, _ in in_loop)
+    assert not [
+        dims for _, results in in_loop for dims in results if len(dims) == 2 and dims[0] > 2
+    ]
+
+
+def test_reads_by_slots_take_one_sum_per_chunk_each_way(runs):
+    tokens = 4 * 2 * 8  # groups, sequences of each, tokens of a chunk
+    sums = [count for kind, count, dims in runs["slots"]["sent"] if [tokens, 8] in dims]
+    assert sum(sums) == 2 * CHUNKS
+
+
+def test_one_device_is_no_mesh():
+    assert make_partition(MeshConfig()) is None
+    assert make_partition(MeshConfig(memory="columns")) is None
+
+
+def replace(experiment, *, mesh, **training):
+    return dataclasses.replace(
+        experiment, mesh=mesh, training=dataclasses.replace(experiment.training, **training)
+    )
+
+
+def test_a_mesh_of_another_size_than_the_machine_is_refused(tmp_path):
+    experiment = replace(get_config(), mesh=MeshConfig(data=2, fsdp=2, memory="columns"))
+    experiment = dataclasses.replace(experiment, run_dir=str(tmp_path / "run"))
+    with pytest.raises(ValueError, match=r"mesh\.data=2 x mesh\.fsdp=2 .* 4 devices.* are 1 \(cpu"):
+        train(experiment)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match="model=0 must be at least 1"):
+        MeshConfig(model=0)
+
+
+def test_what_does_not_divide_is_named():
+    tiny = get_config()
+    with pytest.raises(
+        ValueError, match=r"batch_size=4 in 2 micro-batches gives 2 .* multiple of 4"
+    ):
+        check_mesh(replace(tiny, mesh=MeshConfig(data=2, fsdp=2), micro_batches=2))
+    with pytest.raises(ValueError, match=r"data\.length=16 .* mesh\.model=3"):
+        check_mesh(replace(tiny, mesh=MeshConfig(model=3)))
+    with pytest.raises(ValueError, match=r"memory\.groups=2 .* mesh\.memory=columns .* of 2"):
+        check_mesh(replace(tiny, mesh=MeshConfig(data=4)))
+    with pytest.raises(ValueError, match=r"memory\.groups=2 .*mesh\.data a divisor of 2"):
+        check_mesh(replace(tiny, mesh=MeshConfig(data=4, memory="slots")))
+    with pytest.raises(ValueError, match=r"num_kv_heads=1 does not divide into mesh\.model=2"):
+        check_mesh(replace(tiny, mesh=MeshConfig(model=2)))
+    check_mesh(replace(tiny, mesh=MeshConfig(data=2)))
+
+
+def abstract_partition(data=1, fsdp=1, model=1, memory="independent"):
+    names = ("data", "fsdp", "model")
+    mesh = AbstractMesh((data, fsdp, model), names, axis_types=(AxisType.Auto,) * 3)
+    return Partition(mesh, memory)
+
+
+def test_a_dense_memory_is_not_shared():
+    with pytest.raises(ValueError, match=r"columns.*FwMLP.*mesh\.memory=independent"):
+        abstract_partition(fsdp=2, memory="columns").memory_specs(FwMLP(), {})
+
+
+def test_a_weight_that_does_not_divide_is_named():
+    name, partition = "blocks/3/mixer/o_proj/kernel", abstract_partition(fsdp=4, model=8)
+    assert parameter_spec(partition, name, (24, 12)) == P(("model",), ("fsdp",))
+    with pytest.raises(ValueError, match=r"heads dimension of blocks/3.*, 20, .*mesh\.model=8"):
+        parameter_spec(partition, name, (20, 12))
+    with pytest.raises(ValueError, match=r"names \('heads', 'embed'\), its shape is \(8,\)"):
+        parameter_spec(partition, name, (8,))
+    with pytest.raises(ValueError, match=r"blocks/3/mixer/unheard_of matches none"):
+        parameter_spec(partition, "blocks/3/mixer/unheard_of", (8,))
+
+
+@pytest.mark.parametrize("name", ["gdn_fa__fwmlp2_6_10", "gdn_swa__pkm6_fwpkm2_10", "lact"])
+def test_every_weight_of_the_papers_models_has_its_rule(name):
+    assert name in TABLE_1
+    model = paper_model(name)
+    params = jax.eval_shape(
+        lambda: init_state(model, memory=MemoryConfig(), optimizer=None, seed=0)
+    ).params
+    layouts = named_leaves(parameter_shardings(abstract_partition(4, 16, 4), params))
+    shapes = named_leaves(params)
+    assert layouts.keys() == shapes.keys()
+    # Whole are vectors, sub-keys, and what LaCT makes its first weights of.
+    whole = {n for n, layout in layouts.items() if not any(layout.spec)}
+    assert sum(shapes[n].size for n in whole) < 0.03 * sum(x.size for x in shapes.values())
+
+
+def test_rules_do_not_shadow_each_other():
+    assert len({pattern for pattern, _ in RULES}) == len(RULES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", SLOW)
+def test_every_kind_of_layer_trains_alike_on_every_mesh(base, tmp_path):
+    results = run_apart(tmp_path / "runs.json", (base, *SLOW[base]))
+    for name in SLOW[base]:
+        assert_same_training(results[name], results[base])
+        if name != "whole_data":  # Where a learned table is whole, its gradient is summed.
+            assert moved_tables(results[name], {SLOTS, SLOTS // 4, SLOTS // 8}) == []
+
+
+@pytest.mark.slow
+def test_sixteen_million_slots_over_eight_devices_train_as_on_one(tmp_path):
+    results = run_apart(tmp_path / "runs.json", ("many", "many_slots"))
+    assert results["many_slots"]["parts"]["memory/layer_0/values"] == [1, 4096**2 // 8, 4]
+    assert_same_training(results["many_slots"], results["many"])
+    assert moved_tables(results["many_slots"], {4096**2, 4096**2 // 8}) == []
+
+
+@pytest.mark.slow
+def test_a_run_over_devices_resumes_bit_exactly_and_equals_one_device(tmp_path):
+    records = run_apart(tmp_path / "loop.json", ["loop"])
+    for record in (line for lines in records.values() for line in lines):
+        record.pop("tokens_per_second")
+    assert len(records["unbroken"]) == 4
+    assert "valid/loss" in records["unbroken"][-1]
+    for stopped, whole in zip(records["resumed"], records["unbroken"], strict=True):
+        assert {name: stopped[name] for name in whole} == whole
+    for over_many, alone in zip(records["unbroken"], records["one"], strict=True):
+        for name, value in alone.items():
+            np.testing.assert_allclose(over_many[name], value, rtol=1e-4, atol=1e-6, err_msg=name)

@@ -196,9 +196,9 @@ class AbstractMatrixRule(abc.ABC):
 
         return Tokens(
             query=tokens.query,
-            key=keep(tokens.key, 0),
-            value=keep(tokens.value, 0),
-            log_decay=keep(tokens.log_decay, 0),
+            key=keep(tokens.key, 0.0),
+            value=keep(tokens.value, 0.0),
+            log_decay=keep(tokens.log_decay, 0.0),
             strength=keep(tokens.strength, self.no_strength),
         )
 

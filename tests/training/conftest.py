@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from fwpkm_jax.config import Experiment
+from fwpkm_jax.training import loop
 from fwpkm_jax.training.loop import TrainResult, train
 from tests.training.tiny_config import get_config
 
@@ -34,6 +35,24 @@ def compiled_once(tmp_path_factory):
         jax.config.update(name, value)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def traced_once():
+    """Sessions of one experiment in this process share their compiled step, wherever they write."""
+    steps: dict[Experiment, Any] = {}
+    compile_step = loop._Run._compile
+
+    def compile_or_share(run, state, batch):
+        training = dataclasses.replace(run.config, validate_every=None)
+        key = dataclasses.replace(run.experiment, training=training, run_dir="")
+        if key not in steps:
+            steps[key] = compile_step(run, state, batch)
+        return steps[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop._Run, "_compile", compile_or_share)
+        yield
+
+
 class FinishedRun(NamedTuple):
     """A run of 20 steps that nothing interrupted."""
 
@@ -44,7 +63,7 @@ class FinishedRun(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def unbroken(tmp_path_factory, compiled_once) -> FinishedRun:
+def unbroken(tmp_path_factory, compiled_once, traced_once) -> FinishedRun:
     directory = tmp_path_factory.mktemp("unbroken") / "run"
     experiment = dataclasses.replace(get_config(), run_dir=str(directory))
     stream = io.StringIO()

@@ -1,6 +1,7 @@
 """Full attention limited to a window in some steps: the draw, the branches, the whole step."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -20,17 +21,18 @@ BARE = dataclasses.replace(FULL, memory_layers=())
 MEMORY = MemoryConfig(groups=1, lifetime="carried")
 
 
-def make_step(model, *, probability=0.0, micro_batches=2):
+def make_step(model, *, probability=0.0):
     return make_train_step(
         model_graph(model),
         optax.sgd(0.1),
         schedule=optax.constant_schedule(0.1),
-        micro_batches=micro_batches,
+        micro_batches=2,
         memory=MEMORY,
         limited=limited_attention(model, probability),
     )
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def start(model=FULL):
     return init_state(model, memory=MEMORY, optimizer=optax.sgd(0.1), seed=0)
 

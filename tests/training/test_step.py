@@ -1,5 +1,7 @@
 """One training step against the same sums written out."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,12 +31,14 @@ def sample_batch(seed=0, batch=4, length=16):
     }
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def start(memory):
     return init_state(MODEL, memory=memory, optimizer=OPTIMIZER, seed=0)
 
 
-def take_step(memory, batch, *, micro_batches=1, state=None, **options):
-    step = make_train_step(
+@functools.cache
+def make_step(memory, *, micro_batches=1, **options):
+    return make_train_step(
         model_graph(MODEL),
         OPTIMIZER,
         schedule=optax.constant_schedule(0.25),
@@ -42,7 +46,10 @@ def take_step(memory, batch, *, micro_batches=1, state=None, **options):
         memory=memory,
         **options,
     )
-    return step(start(memory) if state is None else state, batch)
+
+
+def take_step(memory, batch, **options):
+    return make_step(memory, **options)(start(memory), batch)
 
 
 def assert_trees_close(actual, expected, **tolerance):

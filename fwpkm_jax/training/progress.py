@@ -1,12 +1,13 @@
-"""What a person watching a run sees: one line that changes on a terminal, plain lines elsewhere."""
+"""What a person watching a run sees."""
 
 from __future__ import annotations
 
 import collections
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
+
+from fwpkm_jax.status_line import StatusLine
 
 
 def format_duration(seconds: float) -> str:
@@ -52,9 +53,7 @@ class Progress:
     def __init__(self, *, steps: int, every: int, stream: TextIO | None = None) -> None:
         """Shows a run of `steps` steps, a plain line every `every`; default standard output."""
         self._steps, self._every = steps, every
-        self._stream = sys.stdout if stream is None else stream
-        self._terminal = self._stream.isatty()
-        self._line_open = False
+        self._line = StatusLine(stream)
 
     def show(self, step: int, values: Mapping[str, float], *, seconds_per_step: float) -> None:
         """Prints a step's line if it is due.
@@ -64,24 +63,15 @@ class Progress:
           values: the step's `loss`, `grad_norm`, `lr` and `tokens_per_second`.
           seconds_per_step: current speed, for the time left.
         """
-        if not (self._terminal or step % self._every == 0 or step == self._steps):
+        if not (self._line.on_terminal or step % self._every == 0 or step == self._steps):
             return
-        line = (
+        self._line.show(
             f"step {step}/{self._steps}  loss {values['loss']:.4f}  "
             f"grad {values['grad_norm']:.3g}  lr {values['lr']:.2e}  "
             f"{values['tokens_per_second']:,.0f} tok/s  "
             f"ETA {format_duration((self._steps - step) * seconds_per_step)}"
         )
-        if self._terminal:
-            # Erases to the end of the line: the line before may have been longer.
-            print(f"\r{line}\x1b[K", end="", file=self._stream, flush=True)
-            self._line_open = True
-        else:
-            print(line, file=self._stream, flush=True)
 
     def say(self, message: str) -> None:
         """Prints a line of its own, below the progress line."""
-        if self._line_open:
-            print(file=self._stream)
-            self._line_open = False
-        print(message, file=self._stream, flush=True)
+        self._line.say(message)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
+
+from fwpkm_jax.status_line import StatusLine
 
 _SECONDS = {True: 0.5, False: 30.0}  # Between lines, on a terminal and elsewhere.
 
 
 class Progress:
-    """One line that changes on a terminal, plain lines elsewhere."""
+    """Where a preparation stands, every now and then."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
-        self._stream = sys.stdout if stream is None else stream
-        self._terminal = self._stream.isatty()
+        self._line = StatusLine(stream)
         self._clock = clock
-        self._line_open = False
         self.begin(0)
 
     def begin(self, tokens: int) -> None:
@@ -35,7 +34,7 @@ class Progress:
           limit: tokens at which the work ends, where that is known.
         """
         now = self._clock()
-        if now - self._shown < _SECONDS[self._terminal]:
+        if now - self._shown < _SECONDS[self._line.on_terminal]:
             return
         self._shown = now
         speed = (tokens - self._first_tokens) / max(now - self._started, 1e-9)
@@ -43,15 +42,8 @@ class Progress:
         line = f"{part}  {documents:,} documents  {tokens:,}{total} tokens  {speed:,.0f} tokens/s"
         if limit is not None and speed > 0:
             line += f"  {max(limit - tokens, 0) / speed / 60:.0f} min left"
-        if self._terminal:
-            print(f"\r{line}\x1b[K", end="", file=self._stream, flush=True)
-            self._line_open = True
-        else:
-            print(line, file=self._stream, flush=True)
+        self._line.show(line)
 
     def say(self, message: str) -> None:
         """Prints a line of its own."""
-        if self._line_open:
-            print(file=self._stream)
-            self._line_open = False
-        print(message, file=self._stream, flush=True)
+        self._line.say(message)

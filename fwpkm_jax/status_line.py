@@ -1,0 +1,32 @@
+"""A line that changes on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+
+class StatusLine:
+    """The last line of a stream's output."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        """Prints to a stream; default standard output."""
+        self._stream = sys.stdout if stream is None else stream
+        self.on_terminal = self._stream.isatty()
+        self._open = False
+
+    def show(self, line: str) -> None:
+        """Prints where the work stands, on a terminal over what was shown before."""
+        if self.on_terminal:
+            # Erases to the end of the line: the line before may have been longer.
+            print(f"\r{line}\x1b[K", end="", file=self._stream, flush=True)
+            self._open = True
+        else:
+            print(line, file=self._stream, flush=True)
+
+    def say(self, message: str) -> None:
+        """Prints a line of its own, below the one that changes."""
+        if self._open:
+            print(file=self._stream)
+            self._open = False
+        print(message, file=self._stream, flush=True)

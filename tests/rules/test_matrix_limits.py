@@ -13,6 +13,7 @@ from fwpkm_jax.rules.matrix.gated_deltanet import GatedDeltaNet
 from fwpkm_jax.rules.matrix.gated_rfa import GatedRFA
 from fwpkm_jax.rules.matrix.gla import GLA
 from fwpkm_jax.rules.matrix.linear_attention import LinearAttention
+from fwpkm_jax.rules.matrix.longhorn import Longhorn
 from fwpkm_jax.rules.matrix.mamba2 import Mamba2
 from fwpkm_jax.rules.matrix.mlstm import MLSTM
 from fwpkm_jax.rules.matrix.ojanet import OjaNet
@@ -139,3 +140,19 @@ def test_normalised_reads_are_weighted_means_of_the_values():
         tokens = tokens_of(rule)
         same = jnp.broadcast_to(jnp.asarray([1.0, -2.0, 3.0]), tokens.value.shape)
         np.testing.assert_allclose(rule.run(tokens._replace(value=same)).output, same, rtol=1e-9)
+
+
+def test_longhorn_leaves_the_memory_where_its_objective_is_least():
+    tokens = tokens_of(Longhorn(), batch=1, length=1, heads=1)
+    key, value, strength = 3 * tokens.key[0, 0, 0], tokens.value[0, 0, 0], 0.7
+    before = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
+
+    @jax.grad
+    def slope(matrix):
+        change = jnp.sum(jnp.square(matrix - before))
+        return change + strength * jnp.sum(jnp.square(value - key @ matrix))
+
+    token = Tokens(key, key, value, strength=jnp.asarray(strength))
+    after = Longhorn().write(before, token)
+    np.testing.assert_allclose(slope(after), np.zeros((4, 3)), atol=1e-12)
+    assert np.max(np.abs(slope(before))) > 0.1

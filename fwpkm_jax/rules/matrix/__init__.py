@@ -7,6 +7,7 @@ from fwpkm_jax.rules.matrix.gated_deltanet import GatedDeltaNet
 from fwpkm_jax.rules.matrix.gated_rfa import GatedRFA
 from fwpkm_jax.rules.matrix.gla import GLA
 from fwpkm_jax.rules.matrix.linear_attention import LinearAttention
+from fwpkm_jax.rules.matrix.longhorn import Longhorn
 from fwpkm_jax.rules.matrix.mamba2 import Mamba2
 from fwpkm_jax.rules.matrix.mlstm import MLSTM
 from fwpkm_jax.rules.matrix.ojanet import OjaNet
@@ -23,6 +24,7 @@ MATRIX_RULES: dict[str, type[AbstractMatrixRule]] = {
     "gla": GLA,
     "gated_deltanet": GatedDeltaNet,
     "deltaproduct": DeltaProduct,
+    "longhorn": Longhorn,
 }
 
 __all__ = ["MATRIX_RULES", "AbstractMatrixRule", "Tokens"]

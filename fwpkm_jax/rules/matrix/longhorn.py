@@ -1,0 +1,71 @@
+"""Longhorn: the write that is best after it is made, not before."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from fwpkm_jax.core.linear_recurrence import RecurrenceOutput
+from fwpkm_jax.rules.matrix.base import (
+    AbstractMatrixRule,
+    Form,
+    GateInputs,
+    LearnedGates,
+    LocalLoss,
+    State,
+    Tokens,
+    given,
+)
+from fwpkm_jax.rules.matrix.deltanet import delta_step, error_loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Longhorn(AbstractMatrixRule):
+    """Minimises |W - W_{t-1}|^2 + β |v - W k|^2 over W, with `strength` β > 0.
+
+    An implicit step: the explicit one whose size β / (1 + β |k|^2) cannot overshoot, so that keys
+    need no unit length. The published rule has a β per value channel and, in chunks, replaces
+    k k^T by its diagonal; this one has a β per head and is exact.
+
+    References: Liu et al. 2024, arXiv:2407.14207.
+    """
+
+    form: ClassVar[Form] = Form(
+        name="Longhorn",
+        left="$I$",
+        right=r"$I - \epsilon_t kk^\top$, $\epsilon_t = \beta_t / (1 + \beta_t k^\top k)$",
+        written=r"$\epsilon_t vk^\top$",
+        read="$Wq$",
+        loss=r"$\tfrac12\lVert v - Wk\rVert^2$",
+        step_size=r"$\epsilon_t$",
+        source="arXiv:2407.14207",
+    )
+    strength: ClassVar = True
+    delta: ClassVar = True
+
+    convolution: bool = True
+
+    def write(self, state: State, token: Tokens) -> State:
+        return delta_step(state, token.key, token.value, _explicit(token))
+
+    def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
+        del state
+        return (error_loss(token.key, token.value, _explicit(token)),)
+
+    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
+        return super().chunked(tokens._replace(strength=_explicit(tokens)), state)
+
+    @property
+    def learned_gates(self) -> LearnedGates:
+        return LearnedGates(strength=True)
+
+    def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
+        return None, jax.nn.sigmoid(given(inputs.strength))
+
+
+def _explicit(tokens: Tokens) -> Array:
+    """The size of the explicit step that the implicit one comes to."""
+    strength = given(tokens.strength)
+    return strength / (1 + strength * jnp.sum(jnp.square(tokens.key), axis=-1))

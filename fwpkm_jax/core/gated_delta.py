@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fwpkm_jax.core.chunk_decay import HIGHEST
 from fwpkm_jax.core.linear_recurrence import chunk_recurrence, scan_tokens
 from fwpkm_jax.core.precision import compute_dtype
 
@@ -59,11 +58,11 @@ def recurrent_gated_delta_rule(
 
     def write(state, token):
         state = jnp.exp(token.log_decay) * state
-        error = token.value - jnp.matmul(token.key, state, precision=HIGHEST)
+        error = token.value - token.key @ state
         return state + jnp.outer(token.key, token.beta * error)
 
     def read(state, token):
-        return jnp.matmul(token.query, state, precision=HIGHEST)
+        return token.query @ state
 
     return GatedDeltaOutput(*scan_tokens(write, read, inputs._replace(state=None), inputs.state))
 

@@ -43,6 +43,8 @@ def scan_tokens(
 ) -> RecurrenceOutput:
     """A memory written and then read token by token: the definition, and the form for one token.
 
+    Products in `write` and `read` have full precision on every device.
+
     Args:
       write: one head's memory after one token.
       read: what one token reads from one head's memory.
@@ -56,7 +58,8 @@ def scan_tokens(
 
     every_head = jax.vmap(jax.vmap(step))
     in_turn = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), tokens)
-    state, output = jax.lax.scan(every_head, state, in_turn)
+    with jax.default_matmul_precision(HIGHEST):
+        state, output = jax.lax.scan(every_head, state, in_turn)
     return RecurrenceOutput(jnp.moveaxis(output, 0, 1), state)
 
 

@@ -23,7 +23,8 @@ def _random(x: jax.Array) -> jax.Array:
     """`sqrt(2 / d) ReLU(x w)` of unit vectors, fixed normal w: their products estimate the
     arc-cosine kernel (Peng et al. 2021, arXiv:2103.02143, section 3.1)."""
     x = l2_normalize(x)
-    return jax.nn.relu(jnp.matmul(x, _directions(x.shape[-1]).astype(x.dtype)))
+    directions = _directions(x.shape[-1]).astype(x.dtype)
+    return jax.nn.relu(jnp.matmul(x, directions, precision=jax.lax.Precision.HIGHEST))
 
 
 @functools.cache

@@ -1,5 +1,8 @@
 """Runs every golden test over every file of its kind, in float64 and in float32.
 
+In float32 only the first file of a kind is part of the default run: what the others add is
+mathematics, which float64 tells more sharply. `-m slow` runs the rest.
+
 A module states `KIND = "attention"`; its tests take the fixtures `golden_path` (one file
 `attention_*.npz`) and `dtype` (what to compute in, with float64 switched on where needed).
 """
@@ -37,6 +40,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("golden_path", paths, ids=ids)
     if "dtype" in metafunc.fixturenames:
         metafunc.parametrize("dtype", ["float64", "float32"], indirect=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests in float32 of all files but the first of each kind as slow."""
+    seen: dict[str, object] = {}
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if parameters.get("dtype") != "float32" or "golden_path" not in parameters:
+            continue
+        path, test = parameters["golden_path"], item.nodeid.split("[")[0]
+        if seen.setdefault(test, path) != path:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

@@ -326,6 +326,8 @@ class _Run:
         graphdef = self.graphdef
         if self.limited is not None and pending.metrics["limited"]:
             graphdef = self.limited.graphdef
+        if self.partition is not None:  # The search goes op by op, on one device.
+            state = jax.device_put(state, jax.devices()[0])
         cause = diagnose(
             graphdef,
             state,

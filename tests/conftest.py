@@ -1,5 +1,6 @@
 """Options and settings that every test shares."""
 
+import gc
 import os
 from importlib.metadata import version
 
@@ -28,6 +29,8 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("fwpkm")
 
+# Traces leave many live objects, which the collector would visit again and again.
+gc.set_threshold(50_000)
 
 _MAX_MAPS = 20_000
 

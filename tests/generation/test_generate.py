@@ -25,6 +25,7 @@ MODELS = {
     "every_mixer_fwpkm_pkm": replace(
         CONFIG,
         mixers=("gdn", "swa", "attention", "lact"),
+        memory_layers=(1,),
         lact=LaCTConfig(
             num_heads=2, num_fast_heads=1, hidden_dim=4, chunk_size=3, window=4, low_rank=2
         ),

@@ -35,26 +35,35 @@ def sample_state(rule, tokens):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def both_with_gradients(rule, tokens, state, cotangents):
-    def run(form):
-        out, pull = jax.vjp(lambda *x: tuple(form(*x)), tokens, state)
-        return out, pull(cotangents)
+def outputs_and_gradients(rule, tokens, state, cotangents):
+    """Of the definition and of chunks in double precision, and of chunks in single."""
 
-    return run(rule.run), run(rule.recurrent)
+    def run(form, dtype):
+        arguments = cast((tokens, state), dtype)
+        out, pull = jax.vjp(lambda *x: tuple(form(*x)), *arguments)
+        return out, pull(cast(cotangents, dtype))
+
+    return (
+        run(rule.recurrent, jnp.float64),
+        run(rule.run, jnp.float64),
+        run(rule.run, jnp.float32),
+    )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_chunks_equal_the_definition_gradients_included(rule, dtype):
-    with jax.enable_x64(dtype == "float64"):
-        tokens = sample_tokens(rule, length=LENGTH)
-        state = sample_state(rule, tokens)
-        read = np.random.default_rng(2).normal(size=(*tokens.query.shape[:3], 3))
-        arguments = cast((tokens, state, (read, state)), dtype)
-        chunked, recurrent = both_with_gradients(rule, *arguments)
-        tolerance = 1e-10 if dtype == "float64" else 1e-5
-        chex.assert_type(jax.tree.leaves(chunked), dtype)
-        chex.assert_trees_all_close(chunked, recurrent, rtol=tolerance, atol=tolerance)
-        assert all(np.any(np.asarray(leaf) != 0) for leaf in jax.tree.leaves(recurrent))
+def test_chunks_equal_the_definition_gradients_included(rule):
+    tokens = sample_tokens(rule, length=LENGTH)
+    state = sample_state(rule, tokens)
+    read = np.random.default_rng(2).normal(size=(*tokens.query.shape[:3], 3))
+    with jax.enable_x64(True):
+        # Numbers that single precision holds, too.
+        arguments = cast((tokens, state, (read, state)), jnp.float32)
+        expected, double, single = outputs_and_gradients(rule, *arguments)
+        chex.assert_type(jax.tree.leaves((expected, double)), jnp.float64)
+        chex.assert_type(jax.tree.leaves(single), jnp.float32)
+        chex.assert_trees_all_close(double, expected, rtol=1e-10, atol=1e-10)
+        single = cast(single, jnp.float64)
+        chex.assert_trees_all_close(single, expected, rtol=1e-5, atol=1e-5)
+        assert all(np.any(np.asarray(leaf) != 0) for leaf in jax.tree.leaves(expected))
 
 
 def test_a_write_is_the_gradient_steps_of_its_losses(rule):

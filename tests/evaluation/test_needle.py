@@ -260,7 +260,7 @@ def test_a_reading_in_pieces_writes_one_chunk_of_the_texts_length(model, memory)
         jax.tree.leaves(reader.stream.memory), jax.tree.leaves(stream.memory), strict=True
     ):
         np.testing.assert_allclose(ours, expected, atol=2e-5)
-        assert np.max(np.abs(ours - jax.tree.leaves(memory)[0].ravel()[0])) > 0
+    assert moved(reader, memory) > 1e-3
 
 
 def test_reading_writes_only_when_told_and_only_where_allowed(model, memory):

@@ -54,6 +54,24 @@ def test_a_padded_stream_in_pieces_equals_the_tokens_alone(name):
 
 
 @pytest.mark.parametrize("name", MATRIX_RULES)
+def test_a_bfloat16_stream_keeps_its_dtypes_and_memories_float32(name):
+    def run(x):
+        layer = MatrixMemory(
+            *(SMALL.rule(name), SMALL, DIM),
+            **{"norm_eps": 1e-5, "init_std": 0.5, "dtype": jnp.bfloat16, "rngs": nnx.Rngs(0)},
+        )
+        cache = layer.init_cache(BATCH, max_length=LENGTH, dtype=x.dtype)
+        return cache, *layer(x, cache=cache)
+
+    cache, output, after = jax.eval_shape(
+        run, jax.ShapeDtypeStruct((BATCH, LENGTH, DIM), jnp.bfloat16)
+    )
+    assert output.dtype == cache.conv_inputs.dtype == jnp.bfloat16
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(cache.memory))
+    chex.assert_trees_all_equal_shapes_and_dtypes(after, cache)
+
+
+@pytest.mark.parametrize("name", MATRIX_RULES)
 def test_it_trains_in_the_tiny_decoder_and_decodes_with_its_state(name):
     config = ModelConfig(
         vocab_size=11,

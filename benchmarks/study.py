@@ -18,14 +18,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fwpkm_jax.evaluation import NeedleConfig, PerplexityConfig, run_suite
+from fwpkm_jax.evaluation import NeedleConfig, PerplexityConfig, Subject, run_suite
 from fwpkm_jax.evaluation.continual import ContinualConfig
 from fwpkm_jax.evaluation.intervals import clustered_mean, student_t
+from fwpkm_jax.evaluation.reconfigure import reconfigure
 from fwpkm_jax.run import load_run
 
 ROOT = Path(__file__).parents[1]
@@ -51,6 +53,8 @@ SEEDS = {
 DOMAINS = ("math", "law", "philosophy", "biomed", "irc", "patents")
 HAYSTACKS = {"needle_1x": 56, "needle_8x": 700, "needle_15x": 1400}
 """Words by result. With its five needles a haystack of 56 words is about a training row."""
+WINDOWED = "needle_window"
+"""The model of pSWA at the shortest length, with the window of its limited steps."""
 
 
 def evaluations(name: str, *, has_memory: bool) -> dict[str, tuple[str, Any]]:
@@ -92,7 +96,11 @@ def _needles(name: str, *, has_memory: bool) -> dict[str, NeedleConfig]:
         "needle_1x": NeedleConfig(haystack_words=(short,), samples=50, readings=readings),
         "needle_8x": NeedleConfig(haystack_words=(long,), samples=20, readings=readings),
     }
-    return chosen | ({"needle_frozen": _frozen_needles(samples=25)} if has_memory else {})
+    if has_memory:
+        chosen["needle_frozen"] = _frozen_needles(samples=25)
+    if name == "fa__fwpkm__pswa":
+        chosen[WINDOWED] = chosen["needle_1x"]
+    return chosen
 
 
 def _frozen_needles(*, samples: int) -> NeedleConfig:
@@ -126,8 +134,17 @@ def make_run(name: str, seed: int) -> None:
         if (results / f"{evaluation}.json").exists():
             continue
         began = time.monotonic()
-        run_suite(subject, (evaluation,), directory=results, configs={evaluation: options})
+        one = _limited(subject) if label == WINDOWED else subject
+        run_suite(one, (evaluation,), directory=results, configs={evaluation: options})
         print(f"{directory} {label}: {time.monotonic() - began:.0f} s", flush=True)
+
+
+def _limited(subject: Subject) -> Subject:
+    """The subject with sliding windows in place of full attention, which has the same weights."""
+    config = subject.model.config
+    mixers = tuple("swa" if mixer == "attention" else mixer for mixer in config.mixers)
+    model = reconfigure(subject.model, replace(config, mixers=mixers))
+    return replace(subject, model=model)
 
 
 def run_directory(name: str, seed: int) -> Path:
@@ -153,7 +170,7 @@ def main(arguments: list[str]) -> int:
 
 def tables() -> list[str]:
     """Markdown tables of the finished runs."""
-    return [_perplexity_table(), _needle_table(), _continual_table()]
+    return [_perplexity_table(), _needle_table(), _reference_table(), _continual_table()]
 
 
 def _finished(label: str, evaluation: str) -> list[tuple[str, int, dict[str, Any], Path]]:
@@ -222,7 +239,8 @@ def _needle_table() -> str:
         for name, seed, record, _ in _finished("needle_frozen", "needle")
         for run in record["results"]["runs"]
     }
-    for label, words in HAYSTACKS.items():
+    short = HAYSTACKS["needle_1x"]
+    for label, words in {"needle_1x": short, WINDOWED: short, **HAYSTACKS}.items():
         main: dict[int, list[float]] = {}
         for name, seed, record, _ in _finished(label, "needle"):
             runs = {run["readings"]: run for run in record["results"]["runs"]}
@@ -230,7 +248,8 @@ def _needle_table() -> str:
                 if name == MAIN:
                     main.setdefault(count, []).append(run["exact"]["accuracy"])
             exact = {n: run["exact"] for n, run in runs.items()}
-            cells = [name, str(seed), str(words), frozen.get((name, seed, words), "")]
+            shown = f"{name}, window" if label == WINDOWED else name
+            cells = [shown, str(seed), str(words), frozen.get((shown, seed, words), "")]
             for n in (1, 2, 3, 4):
                 cells.append(
                     _interval(exact[n]["accuracy"], exact[n]["interval"], digits=2)
@@ -244,6 +263,23 @@ def _needle_table() -> str:
             lines.append(
                 f"| {MAIN} | mean of {len(main[1])} | {words} | | {' | '.join(shares)} | |"
             )
+    return "\n".join(lines)
+
+
+def _reference_table() -> str:
+    """The main model's needles with the question read before the last write."""
+    lines = ["| words | seed | 1 reading | 4 | rise |", "|---|---|---|---|---|"]
+    rises: dict[int, list[float]] = {}
+    for _, seed, record, _ in _finished("needle_reference", "needle"):
+        runs = {(run["words"], run["readings"]): run["exact"] for run in record["results"]["runs"]}
+        for words in sorted({words for words, _ in runs}):
+            ends = [runs[words, readings] for readings in (1, 4)]
+            rises.setdefault(words, []).append(ends[1]["accuracy"] - ends[0]["accuracy"])
+            cells = [_interval(end["accuracy"], end["interval"], digits=2) for end in ends]
+            lines.append(f"| {words} | {seed} | {' | '.join(cells)} | {rises[words][-1]:.2f} |")
+    for words, values in rises.items():
+        if len(values) > 1:
+            lines.append(f"| {words} | mean of {len(values)} | | | {_over_seeds(values)} |")
     return "\n".join(lines)
 
 

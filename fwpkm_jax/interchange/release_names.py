@@ -115,6 +115,8 @@ def release_names(config: ModelConfig) -> Names:
     """
     if config.head_bias:
         raise ValueError("head_bias=True: the release's head has no bias.")
+    if config.fast_weight_layer is not None:
+        raise ValueError("fast_weight_layer: the release has no such layer; set it to None.")
     names: Names = {
         "params/embedding": ReleaseTensor("model.embed_tokens.weight"),
         **_norm("params/final_norm", "model.norm"),

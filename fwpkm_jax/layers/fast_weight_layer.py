@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
 
 _NORM_EPSILON = 1e-5
@@ -116,6 +117,7 @@ class FastWeightLayer(nnx.Module):
         readout: tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None],
         *,
         mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        write: bool = True,
     ) -> Float[Array, "batch length model"]:
         """What the head reads, of whole sequences.
 
@@ -123,13 +125,11 @@ class FastWeightLayer(nnx.Module):
           x: after the last norm.
           tokens: of which `x` was made; each is the label of the one before.
           readout: the head's matrix and bias.
-          mask: 1 for real tokens; a pair with padding takes no step.
+          mask: 1 for real tokens, which label each other across padding.
+          write: False takes no step at all.
         """
-        x = x.astype(compute_dtype(x.dtype))
-        real = jnp.ones(x.shape[:2], x.dtype) if mask is None else mask.astype(x.dtype)
-        labels = jnp.roll(tokens, -1, axis=1)
-        counted = (real * jnp.roll(real, -1, axis=1)).at[:, -1].set(0.0)
-        out, _ = self._advance(x, labels, counted, readout, self._no_sums(x))
+        start = self.init_stream(x.shape[0], dtype=x.dtype)
+        out, _ = self.stream(x, tokens, readout, start, mask=mask, write=write)
         return out
 
     def init_stream(self, batch: int, *, dtype: jnp.dtype) -> FastWeightStream:
@@ -152,32 +152,34 @@ class FastWeightLayer(nnx.Module):
         """`__call__` of a piece, continuing; the tokens before it label each other across the cut.
 
         Args:
-          x: after the last norm; padding may only stand in front of or behind the real tokens.
+          x: after the last norm.
           tokens: of the piece.
           readout: the head's matrix and bias.
           stream: from `init_stream` or the last call.
           mask: 1 for real tokens.
           write: False reads with the steps of the stream before, and takes none.
         """
-        dtype = compute_dtype(x.dtype)
-        real = jnp.ones(x.shape[:2], dtype) if mask is None else mask.astype(dtype)
-        joined = jnp.concatenate([stream.last.astype(dtype), x.astype(dtype)], axis=1)
-        real = jnp.concatenate([stream.waits[:, None], real], axis=1)
-        first_real = jnp.argmax(real[:, 1:] > 0, axis=1)
-        first = jnp.take_along_axis(tokens, first_real[:, None], axis=1)
-        labels = jnp.concatenate([first, jnp.roll(tokens, -1, axis=1)], axis=1)
-        follows = jnp.roll(real, -1, axis=1).at[:, -1].set(0.0)
-        follows = follows.at[:, 0].set(jnp.max(real[:, 1:], axis=1))
-        counted = real * follows
-        if not write:
-            counted = jnp.zeros_like(counted)
+        packing = None if mask is None else pack_tokens(mask)
+        x = x.astype(compute_dtype(x.dtype))
+        real = jnp.ones(x.shape[:2], x.dtype)
+        if packing is not None:
+            x, real = pack(x, packing), packing.is_real.astype(x.dtype)
+            tokens = jnp.take_along_axis(tokens, packing.order, axis=1)
+        # In front stands the token that waits, whose label is the first one of the piece.
+        joined = jnp.concatenate([stream.last.astype(x.dtype), x], axis=1)
+        last = jnp.zeros_like(tokens[:, :1])
+        labels = jnp.concatenate([tokens, last], axis=1)
+        follows = jnp.concatenate([real, jnp.zeros_like(real[:, :1])], axis=1)
+        counted = jnp.concatenate([stream.waits[:, None], real], axis=1) * follows
+        counted = counted if write else jnp.zeros_like(counted)
         out, sums = self._advance(joined, labels, counted, readout, stream.sums)
+        out = out[:, 1:] if packing is None else unpack(out[:, 1:], packing)
         if not write:
-            return out[:, 1:], stream
-        places = jnp.arange(real.shape[1])[None] * (real > 0)
-        last = jnp.max(places, axis=1)  # The waiting token itself where nothing real came.
-        kept = jnp.take_along_axis(joined, last[:, None, None], axis=1)
-        return out[:, 1:], FastWeightStream(kept, jnp.max(real, axis=1), sums)
+            return out, stream
+        # The waiting token itself where nothing real came.
+        count = jnp.sum(real, axis=1).astype(jnp.int32)
+        waiting = jnp.take_along_axis(joined, count[:, None, None], axis=1)
+        return out, FastWeightStream(waiting, jnp.maximum(stream.waits, real[:, 0]), sums)
 
     def _no_sums(self, x: jax.Array) -> HeadTensors:
         tensors = HeadTensors(**{name: p[...] for name, p in self.tensors.items()})

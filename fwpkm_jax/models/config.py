@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fwpkm_jax.layers.attention import AttentionConfig
 from fwpkm_jax.layers.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.fast_weight_layer import FastWeightLayerConfig
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.lact import LaCTConfig
 from fwpkm_jax.layers.matrix_memory import MatrixMemoryConfig
@@ -54,6 +55,9 @@ class ModelConfig:
     """Of the memory layers."""
     pkm: PKMConfig = field(default_factory=PKMConfig)
     """Of the product-key memory layers."""
+    fast_weight_layer: FastWeightLayerConfig | None = None
+    """A layer before the head that takes a gradient step on every token of its sequence; None: the
+    head reads the last norm."""
     tie_embeddings: bool = True
     """The head shares the embedding's weights."""
     head_bias: bool = False

@@ -14,6 +14,7 @@ from fwpkm_jax.core.holding import ChunkSize
 from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.attention import Attention
 from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightInfo
+from fwpkm_jax.layers.fast_weight_layer import FastWeightLayer, FastWeightStream
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet
 from fwpkm_jax.layers.lact import LaCT
 from fwpkm_jax.layers.matrix_memory import MatrixMemory
@@ -60,10 +61,12 @@ class Hidden(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """Everything a stream carries: fast weights by layer name, and each layer's state."""
+    """Everything a stream carries: fast weights by layer name, each layer's state, and the Fast
+    Weight Layer's where there is one."""
 
     memory: dict[str, Memory]
     layers: dict[str, BlockStream]
+    head: FastWeightStream | None = None
 
 
 class StreamOutput(NamedTuple):
@@ -125,6 +128,10 @@ class LanguageModel(nnx.Module):
             else nnx.Param(init(std)(rngs.params(), head_shape, jnp.float32))
         )
         self.head_bias = nnx.Param(jnp.zeros((config.vocab_size,))) if config.head_bias else None
+        fwl = config.fast_weight_layer
+        self.fast_weight_layer = (
+            None if fwl is None else FastWeightLayer(fwl, dim, init_std=config.init_std, rngs=rngs)
+        )
 
     def init_memory(self, rng: jax.Array, *, groups: int = 1) -> dict[str, Memory]:
         """Fast weights before the first token, by layer name, leaves `[groups, ...]`.
@@ -217,7 +224,8 @@ class LanguageModel(nnx.Module):
                 written[name], info[name] = out.memory, out.info
             if out.pkm_slot_ids is not None:
                 pkm_slot_ids[name] = out.pkm_slot_ids
-        return Hidden(self.final_norm(x), written, info, pkm_slot_ids)
+        x = self._before_head(self.final_norm(x), tokens, mask, write, partition)
+        return Hidden(x, written, info, pkm_slot_ids)
 
     def readout(self) -> tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None]:
         """The linear map from the final norm to logits, and its bias if it has one."""
@@ -251,7 +259,10 @@ class LanguageModel(nnx.Module):
             )
             for index, block in enumerate(self.blocks)
         }
-        return Stream(memory, layers)
+        head = None
+        if self.fast_weight_layer is not None:
+            head = self.fast_weight_layer.init_stream(batch, dtype=dtype)
+        return Stream(memory, layers, head)
 
     def stream(
         self,
@@ -288,7 +299,14 @@ class LanguageModel(nnx.Module):
             )
             if facts is not None:
                 memory[name], info[name] = after, facts
-        return StreamOutput(self._project(self.final_norm(x)), Stream(memory, layers), info)
+        x, head = self.final_norm(x), stream.head
+        if self.fast_weight_layer is not None:
+            assert head is not None, "a stream of this model carries its Fast Weight Layer's state"
+            y, head = self.fast_weight_layer.stream(
+                x, tokens, self.readout(), head, mask=mask, write=write
+            )
+            x = y.astype(x.dtype)
+        return StreamOutput(self._project(x), Stream(memory, layers, head), info)
 
     def flush(self, stream: Stream) -> Stream:
         """Writes the complete waiting pairs of every memory now."""
@@ -299,10 +317,12 @@ class LanguageModel(nnx.Module):
                 memory[name], layers[name].pending
             )
             layers[name] = layers[name]._replace(pending=pending)
-        return Stream(memory, layers)
+        return Stream(memory, layers, stream.head)
 
     def reset_caches(self, stream: Stream, *, pending: bool) -> Stream:
         """A stream that starts again from position 0 with the memories as they are.
+
+        A Fast Weight Layer keeps its steps; its last token stays without a label.
 
         Args:
           stream: the old one.
@@ -312,7 +332,31 @@ class LanguageModel(nnx.Module):
             layer_name(index): block.reset_cache(stream.layers[layer_name(index)], pending=pending)
             for index, block in enumerate(self.blocks)
         }
-        return Stream(stream.memory, layers)
+        head = stream.head
+        if head is not None:
+            head = head._replace(waits=jnp.zeros_like(head.waits))
+        return Stream(stream.memory, layers, head)
+
+    def _before_head(
+        self,
+        x: jax.Array,
+        tokens: jax.Array,
+        mask: jax.Array | None,
+        write: bool,
+        partition: Partition | None,
+    ) -> Float[Array, "batch length model"]:
+        """What the head reads of whole sequences: the last norm, or the Fast Weight Layer on it."""
+        if self.fast_weight_layer is None:
+            return x
+        if partition is None:
+            y = self.fast_weight_layer(x, tokens, self.readout(), mask=mask, write=write)
+            return y.astype(x.dtype)
+        of_sequences = partition.run(
+            lambda layer, x, tokens, readout: layer(x, tokens, readout),
+            in_specs=(P(), P(BATCH), P(BATCH), P()),
+            out_specs=P(BATCH),
+        )
+        return of_sequences(self.fast_weight_layer, x, tokens, self.readout()).astype(x.dtype)
 
     def _mixer(self, name: MixerName, shared: dict[str, Any]) -> Mixer:
         config = self.config

@@ -41,6 +41,10 @@ RULES: tuple[tuple[str, LogicalAxes], ...] = (
     (r".*mixer/decay_proj/(layers/\d+/)?kernel", (None, None)),
     (r".*mixer/(decay|strength)_proj/(layers/\d+/)?bias", (None,)),
     (r".*mixer/log_rate", (None,)),
+    # Fast Weight Layer.
+    (r"fast_weight_layer/tensors/up", ("embed", None)),
+    (r"fast_weight_layer/tensors/down", (None, "embed")),
+    (r"fast_weight_layer/(tensors/(up_bias|down_bias|scale|shift)|log_rates)", (None,)),
     # SwiGLU, and the gate of a product-key memory.
     (r".*feed_forward/(gate|up)_proj/kernel", ("embed", "mlp")),
     (r".*feed_forward/gate_proj/bias", ("mlp",)),

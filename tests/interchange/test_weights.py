@@ -21,6 +21,7 @@ from fwpkm_jax.interchange.__main__ import main
 from fwpkm_jax.interchange.weights import abstract_weights
 from fwpkm_jax.layers.attention import AttentionConfig
 from fwpkm_jax.layers.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.fast_weight_layer import FastWeightLayerConfig
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.models.config import ModelConfig
@@ -113,6 +114,8 @@ def test_tensors_that_do_not_fit_are_named(weights):
         from_release(wrong, MODEL)
     with pytest.raises(ValueError, match="how the release names such a layer is not known"):
         from_release({}, replace(MODEL, mixers=("lact", "swa", "attention")))
+    with pytest.raises(ValueError, match="the release has no such layer"):
+        to_release(weights, replace(MODEL, fast_weight_layer=FastWeightLayerConfig(hidden_dim=4)))
     with pytest.raises(ValueError, match="holds 2 memories"):
         to_release(weights_of(MODEL, groups=2), MODEL)
 

@@ -12,11 +12,14 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fwpkm_jax.layers.fast_weight_layer import FastWeightLayerConfig
 from fwpkm_jax.models.language_model import LanguageModel
 from tests.models.test_language_model import CONFIG
 
 # All mixers around one memory; that several keep apart is said elsewhere.
-MODEL = dataclasses.replace(CONFIG, memory_layers=(1,))
+MODEL = dataclasses.replace(
+    CONFIG, memory_layers=(1,), fast_weight_layer=FastWeightLayerConfig(hidden_dim=6, chunk_size=4)
+)
 BATCH, MAX_LENGTH = 2, 12
 # Few lengths, so that each compiles once for all examples; 12 is longer than two windows.
 LENGTHS = (1, 3, 12)

@@ -117,7 +117,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
         write_report(tmp_path)
 
 
-def test_a_long_curve_is_averaged_and_a_short_one_is_not(tmp_path):
+def test_a_long_curve_is_averaged_and_a_short_one_is_not():
     drawn = []
     axes = type("Axes", (), {"plot": lambda self, x, y, **_: drawn.append((x, y))})()
     steps = np.arange(1, 1001)

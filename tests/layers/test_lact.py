@@ -1,7 +1,5 @@
 """LaCT: a static SwiGLU without steps, learned starts, a place in the decoder, refusals."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,11 +79,11 @@ def test_a_decoder_of_lact_layers_streams_and_starts_over():
         activation_dtype="float32",
     )
     model = LanguageModel(config, rngs=nnx.Rngs(0))
-    tokens = jnp.asarray(np.random.default_rng(0).integers(11, size=(2, LENGTH)))
-    whole = model(tokens, {}).logits
+    tokens = np.random.default_rng(0).integers(11, size=(2, LENGTH), dtype=np.int32)
     graphdef, params = nnx.split(model)
+    whole = jax.jit(lambda params, ids: nnx.merge(graphdef, params)(ids, {}).logits)(params, tokens)
 
-    @functools.partial(jax.jit)
+    @jax.jit
     def piece(params, tokens, stream):
         return nnx.merge(graphdef, params).stream(tokens, stream)
 

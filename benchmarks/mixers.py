@@ -6,7 +6,7 @@ Forward, and forward + backward to every argument, of the rules alone (no projec
 Times are CPU seconds of the process, medians over rounds in which all rules take turns, so that
 other work on the machine counts little and strikes all alike. `writes` is the number of writes per
 token: the time of a rule with two is set against twice Gated DeltaNet's in `relative_per_write`.
-Temporary memory is what the compiler allots, by length.
+Temporary memory is what the compiler allots to forward + backward, by length.
 """
 
 import json
@@ -36,6 +36,8 @@ class Options:
 
     rules: tuple[str, ...] = tuple(MATRIX_RULES)
     """Names of rules; Gated DeltaNet is timed in any case."""
+    passes: tuple[Pass, ...] = ("forward", "train")
+    """What is timed: forward alone, forward + backward to every argument."""
     length: int = 4096
     """Tokens of the timed sequence."""
     memory_lengths: tuple[int, ...] = (2048, 4096, 8192)
@@ -71,8 +73,8 @@ def sample(rule: AbstractMatrixRule, length: int, options: Options) -> Tokens:
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), arrays)
 
 
-def compiled(rule: AbstractMatrixRule, which: Pass, tokens: Tokens) -> Any:
-    """The pass, compiled for tokens like these."""
+def compiled(rule: AbstractMatrixRule, which: Pass, tokens: Tokens, *, fast: bool = True) -> Any:
+    """The pass, compiled for tokens like these; without `fast` in little time, to be weighed."""
 
     def forward(tokens):
         return tuple(rule.run(tokens))
@@ -81,7 +83,9 @@ def compiled(rule: AbstractMatrixRule, which: Pass, tokens: Tokens) -> Any:
         outputs, pull = jax.vjp(forward, tokens)
         return outputs, pull(outputs)
 
-    return jax.jit({"forward": forward, "train": train}[which]).lower(tokens).compile()
+    lowered = jax.jit({"forward": forward, "train": train}[which]).lower(tokens)
+    hurried = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    return lowered.compile(None if fast else hurried)
 
 
 def cpu_seconds(call: Callable[[], Any]) -> float:
@@ -106,13 +110,6 @@ def measure(options: Options, which: Pass) -> list[dict[str, Any]]:
     base = statistics.median(times[BASE])
     rows = []
     for name, rule in rules.items():
-        memory = {
-            length: compiled(rule, which, sample(rule, length, options))
-            .memory_analysis()
-            .temp_size_in_bytes
-            / 1e6
-            for length in options.memory_lengths
-        }
         seconds = statistics.median(times[name])
         rows.append(
             {
@@ -124,19 +121,31 @@ def measure(options: Options, which: Pass) -> list[dict[str, Any]]:
                 "spread": max(times[name]) - min(times[name]),
                 "relative": seconds / base,
                 "relative_per_write": seconds / base / rule.steps,
-                "temporary_megabytes": memory,
             }
         )
         print(f"{which} {name}: {1e3 * seconds:.1f} ms, {seconds / base:.2f}", file=sys.stderr)
     return rows
 
 
+def temporary_megabytes(options: Options, name: str) -> dict[int, float]:
+    """What training with one rule takes beside arguments and results, by length."""
+    rule = MATRIX_RULES[name]()
+    megabytes = {}
+    for length in options.memory_lengths:
+        program = compiled(rule, "train", sample(rule, length, options), fast=False)
+        megabytes[length] = program.memory_analysis().temp_size_in_bytes / 1e6
+    print(f"memory {name}: {megabytes}", file=sys.stderr)
+    return megabytes
+
+
 def main(options: Options) -> None:
     """Measures both passes and writes one JSON."""
     machine = environment()
-    rows = [*measure(options, "forward"), *measure(options, "train")]
+    rows = [row for which in options.passes for row in measure(options, which)]
+    memory = {name: temporary_megabytes(options, name) for name in options.rules}
     sizes = {"length": options.length, "heads": options.heads, "width": options.width}
-    text = json.dumps({"environment": machine, **sizes, "rows": rows}, indent=2)
+    results = {"environment": machine, **sizes, "rows": rows, "temporary_megabytes": memory}
+    text = json.dumps(results, indent=2)
     if options.out is None:
         print(text)
     else:

@@ -97,15 +97,18 @@ class FastWeightLayer(nnx.Module):
     ):
         self.config = config
         init, hidden = nnx.initializers.normal(init_std), config.hidden_dim
+
+        def vector(width: int, value: float = 0.0) -> nnx.Param:
+            return nnx.Param(jnp.full((width,), value, jnp.float32))
+
+        # By the names of `HeadTensors`.
         self.tensors = nnx.Dict(
-            HeadTensors(
-                up=nnx.Param(init(rngs.params(), (model_dim, hidden), jnp.float32)),
-                up_bias=nnx.Param(jnp.zeros((hidden,), jnp.float32)),
-                down=nnx.Param(init(rngs.params(), (hidden, model_dim), jnp.float32)),
-                down_bias=nnx.Param(jnp.zeros((model_dim,), jnp.float32)),
-                scale=nnx.Param(jnp.ones((model_dim,), jnp.float32)),
-                shift=nnx.Param(jnp.zeros((model_dim,), jnp.float32)),
-            )._asdict()
+            up=nnx.Param(init(rngs.params(), (model_dim, hidden), jnp.float32)),
+            up_bias=vector(hidden),
+            down=nnx.Param(init(rngs.params(), (hidden, model_dim), jnp.float32)),
+            down_bias=vector(model_dim),
+            scale=vector(model_dim, 1.0),
+            shift=vector(model_dim),
         )
         rates = jnp.full((len(HeadTensors._fields),), jnp.log(config.initial_rate), jnp.float32)
         self.log_rates = nnx.Param(rates)

@@ -136,10 +136,9 @@ class Titans(nnx.Module):
             )
         init = nnx.initializers.normal(init_std)
 
-        def linear(inputs: int, outputs: int, *, use_bias: bool = False) -> nnx.Linear:
-            return nnx.Linear(
-                *(inputs, outputs), use_bias=use_bias, dtype=dtype, kernel_init=init, rngs=rngs
-            )
+        def linear(inputs: int, outputs: int, **options: Any) -> nnx.Linear:
+            options = {"use_bias": False} | options
+            return nnx.Linear(inputs, outputs, dtype=dtype, kernel_init=init, rngs=rngs, **options)
 
         self.config, self.rule, self.norm_eps = config, config.rule(), norm_eps
         self.store_norm = RMSNorm(model_dim, eps=norm_eps)
@@ -148,9 +147,9 @@ class Titans(nnx.Module):
         self.key_proj = linear(model_dim, heads * head)
         self.value_proj = linear(model_dim, heads * head)
         self.rate_proj = linear(model_dim, heads, use_bias=True)
-        self.forget_proj = linear(model_dim, heads, use_bias=True)
         # At first a hundredth of the weights is given up at each write.
-        self.forget_proj.bias.set_value(jnp.full((heads,), -4.6))
+        hundredth = nnx.initializers.constant(-4.6)
+        self.forget_proj = linear(model_dim, heads, use_bias=True, bias_init=hundredth)
         orders = config.momentum_order
         self.momentum_proj = linear(model_dim, heads * orders, use_bias=True) if orders else None
         self.combine_proj = (

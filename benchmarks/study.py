@@ -279,7 +279,9 @@ def _reference_table() -> str:
             lines.append(f"| {words} | {seed} | {' | '.join(cells)} | {rises[words][-1]:.2f} |")
     for words, values in rises.items():
         if len(values) > 1:
-            lines.append(f"| {words} | mean of {len(values)} | | | {_over_seeds(values, most=1.0)} |")
+            lines.append(
+                f"| {words} | mean of {len(values)} | | | {_over_seeds(values, most=1.0)} |"
+            )
     return "\n".join(lines)
 
 

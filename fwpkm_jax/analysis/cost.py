@@ -119,7 +119,7 @@ def _speed(model: ModelConfig, options: Options) -> str:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return "out of memory"
-    return f"{measured.median:.2f}"
+    return f"{measured.median:.3g}"
 
 
 def main(arguments: Sequence[str]) -> None:

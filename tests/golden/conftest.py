@@ -1,7 +1,7 @@
 """Runs every golden test over every file of its kind, in float64 and in float32.
 
 In float32 only the first file of a kind is part of the default run: what the others add is
-mathematics, which float64 tells more sharply. `-m slow` runs the rest.
+mathematics, which float64 tells more sharply. `--golden-dir` and `-m slow` run the rest.
 
 A module states `KIND = "attention"`; its tests take the fixtures `golden_path` (one file
 `attention_*.npz`) and `dtype` (what to compute in, with float64 switched on where needed).
@@ -42,8 +42,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("dtype", ["float64", "float32"], indirect=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests in float32 of all files but the first of each kind as slow."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the tests in float32 of all files but the first of each kind as slow.
+
+    Not where a folder is asked for: then all of it is.
+    """
+    if config.getoption("--golden-dir") is not None:
+        return
     seen: dict[str, object] = {}
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})

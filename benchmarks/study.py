@@ -190,22 +190,25 @@ def _perplexity_table() -> str:
         "| model | seed | written | frozen | difference, nats | over books |",
         "|---|---|---|---|---|---|",
     ]
-    means: dict[str, list[float]] = {}
+    perplexities: dict[str, list[float]] = {}
+    changes: dict[str, list[float]] = {}
     for name, seed, record, directory in _finished("ppl", "ppl"):
         results = record["results"]
-        written = f"{results['writing']['all']['perplexity']:.3f}"
+        perplexities.setdefault(name, []).append(results["writing"]["all"]["perplexity"])
+        written = f"{perplexities[name][-1]:.3f}"
         frozen = segments = books = ""
         if "difference" in results:
             frozen = f"{results['frozen']['all']['perplexity']:.3f}"
             difference = results["difference"]["all"]
-            means.setdefault(name, []).append(difference["loss"])
+            changes.setdefault(name, []).append(difference["loss"])
             segments = _interval(difference["loss"], difference["interval"])
             books = _interval(*_over_books(directory / "ppl.npz"))
         lines.append(f"| {name} | {seed} | {written} | {frozen} | {segments} | {books} |")
-    for name, values in means.items():
+    for name, values in perplexities.items():
         if len(values) > 1:
-            over = _over_seeds(values, digits=4)
-            lines.append(f"| {name} | mean of {len(values)} | | | {over} (over seeds) | |")
+            written = _over_seeds(values, digits=3)
+            over = f"{_over_seeds(changes[name], digits=4)} (over seeds)" if name in changes else ""
+            lines.append(f"| {name} | mean of {len(values)} | {written} | | {over} | |")
     return "\n".join(lines)
 
 

@@ -21,7 +21,8 @@ from layer import table_copies, uniform_memory
 from machine import environment, peak_device_megabytes, peak_host_megabytes, settings, write_result
 from train_step import model_config
 
-from fwpkm_jax.models.language_model import LanguageModel, layer_name
+from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.models.outputs import layer_name
 
 Variant = Literal["none", "pkm", "fwpkm"]
 

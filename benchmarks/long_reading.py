@@ -27,7 +27,8 @@ from fwpkm_jax.evaluation.haystack_reader import HaystackReader, decode
 from fwpkm_jax.evaluation.stream_calls import flush
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.models.language_model import LanguageModel, layer_name
+from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.models.outputs import layer_name
 
 _QUESTION, _ANSWER = 32, 6
 

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from fwpkm_jax.generation.state import GenerationState
-from fwpkm_jax.models.language_model import LanguageModel, layer_name
+from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.models.outputs import layer_name
 
 
 def check_prompts(prompts: Any, *, batch: int, vocab_size: int) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.models.language_model import layer_name
+from fwpkm_jax.models.outputs import layer_name
 from fwpkm_jax.rules import FwMLP, FwPKM
 
 Layout = Literal["same", "transposed", "rows", "convolution"]

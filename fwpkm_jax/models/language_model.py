@@ -1,7 +1,7 @@
 """A decoder language model whose layout is data: embedding, blocks, head, and their memories."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,8 @@ from fwpkm_jax.core.chunking import Memory
 from fwpkm_jax.core.holding import ChunkSize
 from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.attention import Attention
-from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightInfo
-from fwpkm_jax.layers.fast_weight_layer import FastWeightLayer, FastWeightStream
+from fwpkm_jax.layers.fast_weight import FastWeight
+from fwpkm_jax.layers.fast_weight_layer import FastWeightLayer
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet
 from fwpkm_jax.layers.lact import LaCT
 from fwpkm_jax.layers.matrix_memory import MatrixMemory
@@ -23,63 +23,11 @@ from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
 from fwpkm_jax.layers.pkm import PKM
 from fwpkm_jax.layers.titans import Titans
-from fwpkm_jax.models.block import Block, BlockStream, Mixer, Remat
+from fwpkm_jax.models.block import Block, Mixer, Remat
 from fwpkm_jax.models.config import MixerName, ModelConfig
+from fwpkm_jax.models.outputs import Hidden, LMOutput, Stream, StreamOutput, layer_name
 from fwpkm_jax.models.sharding import gathered
 from fwpkm_jax.rules.matrix import MATRIX_RULES
-
-
-class LMOutput(NamedTuple):
-    """What a pass over whole sequences returns.
-
-    Attributes:
-      logits: `[batch, length, vocab]`, float32.
-      memory: fast weights after the last write, by layer name.
-      info: what each memory layer did, by layer name.
-      pkm_slot_ids: slots that each product-key memory layer read, `[batch, length, places]`, by
-        layer name.
-    """
-
-    logits: Float[Array, "batch length vocab"]
-    memory: dict[str, Memory]
-    info: dict[str, FastWeightInfo]
-    pkm_slot_ids: dict[str, Int[Array, "batch length places"]]
-
-
-class Hidden(NamedTuple):
-    """`LMOutput` before the readout.
-
-    Attributes:
-      x: `[batch, length, model]`, after the final norm; `LanguageModel.readout` turns it into
-        logits.
-    """
-
-    x: Float[Array, "batch length model"]
-    memory: dict[str, Memory]
-    info: dict[str, FastWeightInfo]
-    pkm_slot_ids: dict[str, Int[Array, "batch length places"]]
-
-
-class Stream(NamedTuple):
-    """Everything a stream carries: fast weights by layer name, each layer's state, and the Fast
-    Weight Layer's where there is one."""
-
-    memory: dict[str, Memory]
-    layers: dict[str, BlockStream]
-    head: FastWeightStream | None = None
-
-
-class StreamOutput(NamedTuple):
-    """What a piece of a stream returns; see `LMOutput`."""
-
-    logits: Float[Array, "batch length vocab"]
-    stream: Stream
-    info: dict[str, FastWeightInfo]
-
-
-def layer_name(index: int) -> str:
-    """The key of a layer in memories, streams and metrics."""
-    return f"layer_{index}"
 
 
 class LanguageModel(nnx.Module):
@@ -410,20 +358,6 @@ class LanguageModel(nnx.Module):
                 f"The memory holds {sorted(memory)}, the model's memory layers are "
                 f"{sorted(expected)}; make one with init_memory."
             )
-
-
-def memory_metrics(info: dict[str, FastWeightInfo]) -> dict[str, Float[Array, ""]]:
-    """Scalars for a log: `layer_<index>/<measure>` for every memory layer of one pass."""
-    metrics = {}
-    for name, facts in info.items():
-        metrics |= {
-            f"{name}/memory_loss": facts.memory_loss,
-            f"{name}/addressing_loss": facts.addressing_loss,
-            f"{name}/gate_mean": jnp.mean(facts.gate),
-        }
-        if facts.measures is not None:
-            metrics |= {f"{name}/{key}": value for key, value in facts.measures._asdict().items()}
-    return metrics
 
 
 def _scale_branches(block: Block, scale: float) -> None:

@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 from fwpkm_jax.core.cross_entropy import linear_cross_entropy
 from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
 from fwpkm_jax.models.block import Remat
-from fwpkm_jax.models.language_model import LanguageModel, memory_metrics
+from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.models.outputs import memory_metrics
 from fwpkm_jax.models.sharding import parameter_shardings
 from fwpkm_jax.training.limited import Limited, draw_limited
 from fwpkm_jax.training.sharding import state_shardings

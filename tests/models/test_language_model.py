@@ -13,7 +13,8 @@ from fwpkm_jax.layers.attention import AttentionConfig
 from fwpkm_jax.layers.fast_weight import FastWeightConfig
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.pkm import PKMConfig
-from fwpkm_jax.models.language_model import LanguageModel, ModelConfig, memory_metrics
+from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
+from fwpkm_jax.models.outputs import memory_metrics
 from fwpkm_jax.rules import FwPKM
 
 CONFIG = ModelConfig(

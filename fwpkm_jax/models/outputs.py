@@ -1,0 +1,78 @@
+"""What passes and streams of a decoder return and carry."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fwpkm_jax.core.chunking import Memory
+from fwpkm_jax.layers.fast_weight import FastWeightInfo
+from fwpkm_jax.layers.fast_weight_layer import FastWeightStream
+from fwpkm_jax.models.block import BlockStream
+
+
+class LMOutput(NamedTuple):
+    """What a pass over whole sequences returns.
+
+    Attributes:
+      logits: `[batch, length, vocab]`, float32.
+      memory: fast weights after the last write, by layer name.
+      info: what each memory layer did, by layer name.
+      pkm_slot_ids: slots that each product-key memory layer read, `[batch, length, places]`, by
+        layer name.
+    """
+
+    logits: Float[Array, "batch length vocab"]
+    memory: dict[str, Memory]
+    info: dict[str, FastWeightInfo]
+    pkm_slot_ids: dict[str, Int[Array, "batch length places"]]
+
+
+class Hidden(NamedTuple):
+    """`LMOutput` before the readout.
+
+    Attributes:
+      x: `[batch, length, model]`, after the final norm; `LanguageModel.readout` turns it into
+        logits.
+    """
+
+    x: Float[Array, "batch length model"]
+    memory: dict[str, Memory]
+    info: dict[str, FastWeightInfo]
+    pkm_slot_ids: dict[str, Int[Array, "batch length places"]]
+
+
+class Stream(NamedTuple):
+    """Everything a stream carries: fast weights by layer name, each layer's state, and the Fast
+    Weight Layer's where there is one."""
+
+    memory: dict[str, Memory]
+    layers: dict[str, BlockStream]
+    head: FastWeightStream | None = None
+
+
+class StreamOutput(NamedTuple):
+    """What a piece of a stream returns; see `LMOutput`."""
+
+    logits: Float[Array, "batch length vocab"]
+    stream: Stream
+    info: dict[str, FastWeightInfo]
+
+
+def layer_name(index: int) -> str:
+    """The key of a layer in memories, streams and metrics."""
+    return f"layer_{index}"
+
+
+def memory_metrics(info: dict[str, FastWeightInfo]) -> dict[str, Float[Array, ""]]:
+    """Scalars for a log: `layer_<index>/<measure>` for every memory layer of one pass."""
+    metrics = {}
+    for name, facts in info.items():
+        metrics |= {
+            f"{name}/memory_loss": facts.memory_loss,
+            f"{name}/addressing_loss": facts.addressing_loss,
+            f"{name}/gate_mean": jnp.mean(facts.gate),
+        }
+        if facts.measures is not None:
+            metrics |= {f"{name}/{key}": value for key, value in facts.measures._asdict().items()}
+    return metrics

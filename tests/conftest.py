@@ -73,8 +73,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = set()
     if config.getoption("--plain-scan"):
-        kept = [item for item in items if item.get_closest_marker("two_phase") is None]
+        left_out.add("two_phase")
+    if config.getoption("--backend") != "auto":
+        left_out.add("compiled_text")  # Kernels' interpreters copy what the kernels do not.
+    if left_out:
+        kept = [i for i in items if not any(i.get_closest_marker(name) for name in left_out)]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
 

@@ -45,6 +45,7 @@ def _table_copies(text, groups):
     ]
 
 
+@pytest.mark.compiled_text
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("function", [_run, _gradient], ids=["forward", "gradient"])
 def test_no_table_is_copied_in_the_loop(function, groups):
@@ -55,6 +56,7 @@ def test_no_table_is_copied_in_the_loop(function, groups):
 
 
 @pytest.mark.two_phase
+@pytest.mark.compiled_text
 @pytest.mark.parametrize("groups", [1, 3])
 def test_the_backward_pass_keeps_touched_rows_and_makes_no_table(groups):
     compiled = jax.jit(_gradient, donate_argnums=0).lower(*_inputs(groups)).compile()

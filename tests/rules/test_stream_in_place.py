@@ -41,6 +41,7 @@ def copies(text, *shape):
     ]
 
 
+@pytest.mark.compiled_text
 @pytest.mark.parametrize("length", [1, 5])
 def test_a_piece_of_a_stream_copies_no_table(length):
     text = compiled_push(length)

@@ -9,17 +9,16 @@ nothing here is a speed.
 
 import dataclasses
 import json
-import os
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import tyro
-from jax.experimental import topologies
+from machine import settings
 
 from fwpkm_jax.analysis.collectives import collectives, sent_by_axes
 from fwpkm_jax.layers.partition import BATCH, MemoryLayout, MeshConfig
@@ -29,19 +28,17 @@ from fwpkm_jax.training.sharding import make_partition, state_shardings
 from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
 from fwpkm_jax.training.step import make_train_step
 from pallas_kernels import dispatch
+from tests.aot.devices import absent_devices
 
-TOPOLOGIES = {"v5e": "v5e:16x16", "v5p": "v5p:8x8x4", "h100": "32x8x1"}
-"""256 devices each: two kinds of TPU slice, and 32 machines with 8 GPUs."""
-
-# libtpu otherwise asks the cloud's metadata server who and where it is.
-_LIBTPU_ALONE = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
+TOPOLOGIES = {
+    ("v5e", 256): "v5e:16x16",
+    ("v5e", 8): "v5e:2x4",
+    ("v5p", 256): "v5p:8x8x4",
+    ("v5p", 8): "v5p:2x2x2",
+    ("h100", 256): "h100:32x8x1",
+    ("h100", 8): "h100:1x8x1",
 }
-_H100 = Path(__file__).parents[1] / "tests" / "aot" / "h100.txtpb"
+"""256 devices or 8: slices of two kinds of TPU, and machines with 8 GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +46,7 @@ class Options:
     """Compiles the paper's 12-layer model for a mesh of absent devices."""
 
     device: Literal["v5e", "v5p", "h100"] = "v5e"
-    """256 of these."""
+    """This kind; 256 of them or 8, as the mesh has."""
     data: int = 32
     """Axis of independent parts of the batch."""
     fsdp: int = 8
@@ -66,24 +63,6 @@ class Options:
     """Of the memories and the product-key memory; 4096 gives 16.8 million slots."""
     out: Path | None = None
     """File of rows; None: print the row."""
-
-
-def absent_devices(device: str, count: int | None = None) -> list[Any]:
-    """The devices of a topology, or the smallest one's that holds `count`."""
-    if device == "h100":
-        topology = topologies.get_topology_desc(
-            platform="cuda",
-            topology_name="h100",
-            target_config=_H100.read_text(),
-            topology=TOPOLOGIES[device] if count is None else f"1x{count}x1",
-        )
-    else:
-        for name, value in _LIBTPU_ALONE.items():
-            os.environ.setdefault(name, value)
-        topology = topologies.get_topology_desc(
-            platform="tpu", topology_name=TOPOLOGIES[device] if count is None else "v5e:2x4"
-        )
-    return list(topology.devices)
 
 
 def compile_step(options: Options, devices: list[Any]) -> tuple[Any, dict[str, int]]:
@@ -139,7 +118,12 @@ def measure(options: Options) -> dict[str, Any]:
     """One mesh's row."""
     began = time.perf_counter()
     count = options.data * options.fsdp * options.model
-    devices = absent_devices(options.device, None if count == 256 else count)
+    if (options.device, count) not in TOPOLOGIES:
+        raise ValueError(
+            f"data={options.data} x fsdp={options.fsdp} x model={options.model} is {count} "
+            "devices; choose them to give 256 or 8."
+        )
+    devices = list(absent_devices(TOPOLOGIES[options.device, count]))
     compiled, mesh = compile_step(options, devices)
     memory = compiled.memory_analysis()
     found = collectives(compiled.as_text())
@@ -148,7 +132,7 @@ def measure(options: Options) -> dict[str, Any]:
     )
     return {
         "jax": jax.__version__,
-        "options": asdict(options) | {"out": None},
+        "options": settings(options),
         "slots": options.num_subkeys**2,
         "argument_megabytes": memory.argument_size_in_bytes / 1e6,
         "peak_megabytes": memory.peak_memory_in_bytes / 1e6,

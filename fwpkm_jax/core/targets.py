@@ -3,11 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
-
-from fwpkm_jax.core.precision import compute_dtype
 
 _STD_EPSILON = 1e-6
 
@@ -74,15 +71,6 @@ def standardize(x: Float[Array, "... features"]) -> Float[Array, "... features"]
     # The square root's slope is infinite at 0, where a constant vector would give NaN gradients.
     deviation = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
     return centred / (deviation + _STD_EPSILON)
-
-
-def l2_normalize(x: Float[Array, "*dims"], *, eps: float = 1e-6) -> Float[Array, "*dims"]:
-    """Vectors of (almost) unit length along the last axis: `x / sqrt(sum(x^2) + eps)`.
-
-    A zero vector stays zero and has a finite gradient. Computed and returned in at least float32.
-    """
-    x = x.astype(compute_dtype(x.dtype))
-    return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + eps)
 
 
 def _has_target(length: int, chunk_size: int, lookahead: int) -> Array:

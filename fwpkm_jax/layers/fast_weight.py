@@ -20,11 +20,11 @@ from fwpkm_jax.core.chunking import (
 )
 from fwpkm_jax.core.holding import ChunkSize, flush, hold
 from fwpkm_jax.core.measures import AccessMeasures, access_counts, measures_of_counts
+from fwpkm_jax.core.normalize import l2_normalize
 from fwpkm_jax.core.padding import pack_tokens
 from fwpkm_jax.core.streaming import Pending, Signals
 from fwpkm_jax.core.targets import (
     Pairing,
-    l2_normalize,
     shift_left,
     standardize,
     write_weights,

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from fwpkm_jax.core.normalize import layer_normalize
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
-
-_NORM_EPSILON = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,12 +184,15 @@ class FastWeightLayer(nnx.Module):
         return out, FastWeightStream(waiting, jnp.maximum(stream.waits, real[:, 0]), sums)
 
     def _no_sums(self, x: jax.Array) -> HeadTensors:
-        tensors = HeadTensors(**{name: p[...] for name, p in self.tensors.items()})
+        tensors = self._tensors(x.dtype)
         return jax.tree.map(lambda t: jnp.zeros((x.shape[0], *t.shape), x.dtype), tensors)
+
+    def _tensors(self, dtype: jnp.dtype) -> HeadTensors:
+        return HeadTensors(**{name: p[...].astype(dtype) for name, p in self.tensors.items()})
 
     def _advance(self, x, labels, counted, readout, sums) -> tuple[jax.Array, HeadTensors]:
         """What the head reads at each token, and the gradients summed over all of them."""
-        tensors = HeadTensors(**{n: p[...].astype(x.dtype) for n, p in self.tensors.items()})
+        tensors = self._tensors(x.dtype)
         if not self.config.learn:
             return _apply(tensors, x)[0], sums
         rates = HeadTensors(*jnp.exp(self.log_rates[...].astype(x.dtype)))
@@ -223,12 +225,7 @@ def _apply(
     y = plus(hidden @ tensors.down + tensors.down_bias[None, None], "down")
     scale = plus(jnp.broadcast_to(tensors.scale, y.shape), "scale")
     shift = plus(jnp.broadcast_to(tensors.shift, y.shape), "shift")
-    return _standardize(y) * scale + shift, hidden
-
-
-def _standardize(y: jax.Array) -> jax.Array:
-    centred = y - jnp.mean(y, axis=-1, keepdims=True)
-    return centred * jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + _NORM_EPSILON)
+    return layer_normalize(y) * scale + shift, hidden
 
 
 def _token_gradients(tensors, readout, x, labels, counted) -> TokenGradients:
@@ -270,7 +267,7 @@ def _of_chunk(
     hidden = jnp.square(jax.nn.relu(x @ tensors.up + tensors.up_bias[None, None] + up))
     down = stepped(rates.down, hidden, tokens.hidden, tokens.down, sums.down)
     down = down + shifted(rates.down_bias, tokens.down, sums.down_bias)
-    y = _standardize(hidden @ tensors.down + tensors.down_bias[None, None] + down)
+    y = layer_normalize(hidden @ tensors.down + tensors.down_bias[None, None] + down)
     scale = tensors.scale[None, None] + shifted(rates.scale, tokens.scale, sums.scale)
     shift = tensors.shift[None, None] + shifted(rates.shift, tokens.shift, sums.shift)
     added = HeadTensors(

@@ -13,9 +13,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.gated_delta import recurrent_gated_delta_rule
+from fwpkm_jax.core.normalize import l2_normalize
 from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
-from fwpkm_jax.core.targets import l2_normalize
 from fwpkm_jax.layers.norms import GatedRMSNorm
 from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
 from pallas_kernels.dispatch import Backend

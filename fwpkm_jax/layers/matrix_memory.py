@@ -144,7 +144,6 @@ class MatrixMemory(nnx.Module):
         *,
         mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
         cache: MatrixMemoryCache | None = None,
-        partition: Any = None,
     ) -> tuple[Float[Array, "batch length model"], MatrixMemoryCache | None]:
         """The layer's output, and the cache to continue from.
 
@@ -154,12 +153,10 @@ class MatrixMemory(nnx.Module):
             yields zeros.
           cache: of the tokens before, from `init_cache` or the last call; None for a whole
             sequence. Pieces of any size give what the whole gives.
-          partition: has no effect: the compiler splits the work as its input is split.
 
         Returns:
           Output `[batch, length, model]`, and the new cache (None if none was given).
         """
-        del partition
         chex.assert_rank(x, 3)
         batch, length, _ = x.shape
         packing = None if mask is None else pack_tokens(mask)

@@ -6,13 +6,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from fwpkm_jax.core.precision import compute_dtype
-
-
-def _normalize(x: jax.Array, eps: float) -> jax.Array:
-    """`x / sqrt(mean(x^2) + eps)` along the last axis, in at least float32."""
-    x = x.astype(compute_dtype(x.dtype))
-    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps)
+from fwpkm_jax.core.normalize import rms_normalize
 
 
 class RMSNorm(nnx.Module):
@@ -31,7 +25,7 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*dims dim"]) -> Float[Array, "*dims dim"]:
         weight = jnp.expand_dims(self.weight[...], range(x.ndim - 1))
-        return (_normalize(x, self.eps) * (1 + weight)).astype(self.dtype or x.dtype)
+        return (rms_normalize(x, eps=self.eps) * (1 + weight)).astype(self.dtype or x.dtype)
 
 
 class GatedRMSNorm(nnx.Module):
@@ -50,7 +44,7 @@ class GatedRMSNorm(nnx.Module):
         self, x: Float[Array, "*dims dim"], gate: Float[Array, "*dims dim"]
     ) -> Float[Array, "*dims dim"]:
         weight = jnp.expand_dims(self.weight[...], range(x.ndim - 1))
-        normalized = _normalize(x, self.eps) * weight
+        normalized = rms_normalize(x, eps=self.eps) * weight
         return (normalized * jax.nn.silu(gate.astype(normalized.dtype))).astype(
             self.dtype or gate.dtype
         )

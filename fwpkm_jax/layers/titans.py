@@ -10,6 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from fwpkm_jax.core.normalize import rms_normalize
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.layers.norms import RMSNorm
@@ -367,5 +368,4 @@ class Titans(nnx.Module):
         """Each head at unit root mean square, times `1 + weight`."""
         if weight is None:
             return x
-        norm = jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + self.norm_eps)
-        return x * norm * (1 + weight[...].astype(x.dtype)[None, None])
+        return rms_normalize(x, eps=self.norm_eps) * (1 + weight[...].astype(x.dtype)[None, None])

@@ -11,9 +11,9 @@ from jaxtyping import Array, Float
 from fwpkm_jax.core.array_types import TokenValues
 from fwpkm_jax.core.chunking import Chunk, RunOutput, StepOutput, scan_chunks
 from fwpkm_jax.core.newton_schulz import frobenius_norm, newton_schulz
+from fwpkm_jax.core.normalize import layer_normalize
 from fwpkm_jax.rules.base import AbstractRule
 
-_NORM_EPSILON = 1e-5
 _MUON_EPSILON = 1e-7
 _NEWTON_SCHULZ = ((3.4445, -4.7750, 2.0315),) * 5  # Jordan et al. 2024 (Muon).
 
@@ -158,9 +158,7 @@ class TitansRule(AbstractRule):
             y = (jax.nn.gelu(y, approximate=False) if index else y) @ matrix
         if network.scale is None:
             return y
-        centred = y - jnp.mean(y, axis=-1, keepdims=True)
-        spread = jnp.sqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + _NORM_EPSILON)
-        return x + centred / spread * (1.0 + network.scale[None])
+        return x + layer_normalize(y) * (1.0 + network.scale[None])
 
     def step(self, memory: TitansMemory, chunk: Chunk) -> StepOutput:
         chunk = chunk.astype(memory.weights.layers[0].dtype)

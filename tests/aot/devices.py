@@ -68,16 +68,21 @@ def absent_device(device: str) -> Any:
     package = "libtpu" if device in _TOPOLOGIES else "jax_cuda13_plugin"
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed; see docs/performance.md")
-    return _topology(device).devices[0]
+    return absent_devices(_TOPOLOGIES.get(device, "h100:1x1x1"))[0]
 
 
 @functools.cache
-def _topology(device: str) -> Any:
-    if device in _TOPOLOGIES:
+def absent_devices(topology: str) -> tuple[Any, ...]:
+    """All devices of a topology: `v5e:2x2`, as libtpu calls it, or `h100:32x8x1`, as many machines
+    with as many GPUs each."""
+    kind, shape = topology.split(":")
+    if kind == "h100":
+        target = Path(__file__).with_name("h100.txtpb").read_text()
+        description = topologies.get_topology_desc(
+            platform="cuda", topology_name="h100", target_config=target, topology=shape
+        )
+    else:
         for name, value in _LIBTPU_ALONE.items():
             os.environ.setdefault(name, value)
-        return topologies.get_topology_desc(platform="tpu", topology_name=_TOPOLOGIES[device])
-    target = Path(__file__).with_name("h100.txtpb").read_text()
-    return topologies.get_topology_desc(
-        platform="cuda", topology_name="h100", target_config=target, topology="1x1x1"
-    )
+        description = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+    return tuple(description.devices)

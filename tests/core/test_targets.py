@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwpkm_jax.core.targets import l2_normalize, shift_left, standardize, write_weights
+from fwpkm_jax.core.targets import shift_left, standardize, write_weights
 
 
 @pytest.mark.usefixtures("float64")
@@ -57,22 +57,9 @@ def test_standardizing_divides_by_the_unbiased_deviation():
     np.testing.assert_allclose(standardize(jnp.asarray(x)), expected, rtol=1e-12)
 
 
-@pytest.mark.usefixtures("float64")
-def test_l2_normalizing_divides_by_the_norm():
-    x = np.random.default_rng(0).normal(size=(3, 4))
-    expected = x / np.sqrt(np.sum(x**2, axis=-1, keepdims=True) + 1e-6)
-    np.testing.assert_allclose(l2_normalize(jnp.asarray(x)), expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize("normalize", [standardize, l2_normalize])
 @pytest.mark.parametrize("number", [0.0, 3.0])
-def test_a_constant_vector_has_a_finite_result_and_gradient(normalize, number):
+def test_standardizing_a_constant_vector_has_a_finite_result_and_gradient(number):
     x = jnp.full((4,), number, jnp.float32)
-    gradient = jax.grad(lambda x: normalize(x)[0])(x)
-    assert np.all(np.isfinite(normalize(x)))
+    gradient = jax.grad(lambda x: standardize(x)[0])(x)
+    assert np.all(np.isfinite(standardize(x)))
     assert np.all(np.isfinite(gradient))
-
-
-def test_l2_normalizing_computes_in_at_least_single_precision():
-    zeros = jnp.zeros((1, 4), jnp.bfloat16)
-    assert l2_normalize(zeros).dtype == jnp.float32

@@ -9,7 +9,7 @@ from fwpkm_jax.core.gated_delta import (
     chunk_gated_delta_rule,
     recurrent_gated_delta_rule,
 )
-from fwpkm_jax.core.targets import l2_normalize
+from fwpkm_jax.core.normalize import l2_normalize
 from tests.golden.vectors import assert_all_match, config_values, load
 
 KIND = "delta_rule"

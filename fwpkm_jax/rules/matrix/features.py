@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fwpkm_jax.core.normalize import l2_normalize
 from fwpkm_jax.core.precision import compute_dtype
-from fwpkm_jax.core.targets import l2_normalize
 
 FeatureMap = Literal["identity", "l2", "silu_l2", "elu", "random"]
 

@@ -1,0 +1,28 @@
+"""Vectors brought to a length or spread, along the last axis, in at least float32."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fwpkm_jax.core.precision import compute_dtype
+
+
+def l2_normalize(x: Float[Array, "*dims"], *, eps: float = 1e-6) -> Float[Array, "*dims"]:
+    """Vectors of (almost) unit length: `x / sqrt(sum(x^2) + eps)`.
+
+    A zero vector stays zero and has a finite gradient.
+    """
+    x = x.astype(compute_dtype(x.dtype))
+    return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + eps)
+
+
+def rms_normalize(x: Float[Array, "*dims"], *, eps: float) -> Float[Array, "*dims"]:
+    """`x / sqrt(mean(x^2) + eps)`."""
+    x = x.astype(compute_dtype(x.dtype))
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps)
+
+
+def layer_normalize(x: Float[Array, "*dims"], *, eps: float = 1e-5) -> Float[Array, "*dims"]:
+    """`rms_normalize` of `x` less its mean."""
+    x = x.astype(compute_dtype(x.dtype))
+    return rms_normalize(x - jnp.mean(x, axis=-1, keepdims=True), eps=eps)

@@ -16,6 +16,7 @@ from fwpkm_jax.core.gated_delta import recurrent_gated_delta_rule
 from fwpkm_jax.core.normalize import l2_normalize
 from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.layers.memory_heads import MemoryHeads, causal_convolution
 from fwpkm_jax.layers.norms import GatedRMSNorm
 from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
 from pallas_kernels.dispatch import Backend
@@ -23,33 +24,13 @@ from pallas_kernels.gated_delta import chunk_gated_delta_rule
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedDeltaNetConfig:
+class GatedDeltaNetConfig(MemoryHeads):
     """Shape of a Gated DeltaNet layer; the defaults are the paper's."""
 
-    num_key_heads: int = 8
-    """Heads of queries and keys."""
-    num_value_heads: int = 8
-    """Heads of values, each with a memory; `num_value_heads / num_key_heads` share a key head."""
-    key_head_dim: int = 64
-    """Width of a query or key."""
-    value_head_dim: int = 64
-    """Width of a value."""
-    conv_width: int = 4
-    """Tokens that the causal convolution sees, the token itself included."""
     chunk_size: int = 64
     """Tokens solved for at once in plain JAX; changes speed, and results only by rounding."""
     backend: Backend = "auto"
     """Kernels or plain JAX for more than one token: "auto", "reference" or "pallas"."""
-
-    def __post_init__(self):
-        for name in self.__dataclass_fields__:
-            if name != "backend" and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is not positive.")
-        if self.num_value_heads % self.num_key_heads:
-            raise ValueError(
-                f"num_value_heads={self.num_value_heads} is not a multiple of "
-                f"num_key_heads={self.num_key_heads}; value heads share key heads evenly."
-            )
 
     @property
     def conv_channels(self) -> int:
@@ -87,28 +68,6 @@ class HeadWeights(NamedTuple):
     """All queries, all keys, all values, joined."""
     A_log: Float[Array, " heads"]
     dt_bias: Float[Array, " heads"]
-
-
-def causal_convolution(
-    x: Float[Array, "batch length channels"],
-    before: Float[Array, "batch reach channels"],
-    weight: Float[Array, "width channels"],
-) -> Float[Array, "batch length channels"]:
-    """Each channel's own weighted sum over its last `width` inputs, in at least float32.
-
-    Args:
-      x: `[batch, length, channels]`.
-      before: the `width - 1` inputs before these, oldest first.
-      weight: `[width, channels]`, oldest input first.
-    """
-    dtype = compute_dtype(x.dtype, weight.dtype)
-    inputs = jnp.concatenate([before.astype(dtype), x.astype(dtype)], axis=1)
-    taps = weight.astype(dtype)[:, None, None, :]
-    length = x.shape[1]
-    return sum(
-        (tap * inputs[:, start : start + length] for start, tap in enumerate(taps)),
-        start=jnp.zeros(x.shape, dtype),
-    )
 
 
 class GatedDeltaNet(nnx.Module):

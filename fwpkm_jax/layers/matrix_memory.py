@@ -12,40 +12,23 @@ from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
-from fwpkm_jax.layers.gated_delta_net import causal_convolution
+from fwpkm_jax.layers.memory_heads import MemoryHeads, causal_convolution
 from fwpkm_jax.layers.norms import GatedRMSNorm
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule, Tokens
 from fwpkm_jax.rules.matrix.base import GateInputs
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatrixMemoryConfig:
+class MatrixMemoryConfig(MemoryHeads):
     """Shape of the layers with a matrix memory, whichever their rules."""
 
-    num_key_heads: int = 8
-    """Heads of queries and keys."""
-    num_value_heads: int = 8
-    """Heads of values, each with a memory; `num_value_heads / num_key_heads` share a key head."""
-    key_head_dim: int = 64
-    """Width of a query or key."""
-    value_head_dim: int = 64
-    """Width of a value."""
-    conv_width: int = 4
-    """Tokens that the causal convolution sees, the token itself included, in rules that have it."""
     decay_rank: int = 16
     """Width between the two projections of a decay per key channel."""
     rules: tuple[AbstractMatrixRule, ...] = ()
     """Rules with settings of their own, at most one of a kind; the others are as registered."""
 
     def __post_init__(self):
-        for name in self.__dataclass_fields__:
-            if name != "rules" and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is not positive.")
-        if self.num_value_heads % self.num_key_heads:
-            raise ValueError(
-                f"num_value_heads={self.num_value_heads} is not a multiple of "
-                f"num_key_heads={self.num_key_heads}; value heads share key heads evenly."
-            )
+        super().__post_init__()
         kinds = [type(rule).__name__ for rule in self.rules]
         if len(set(kinds)) < len(kinds):
             raise ValueError(f"rules={kinds} has two of a kind; a mixer's name could mean either.")

@@ -1,0 +1,57 @@
+"""What layers with a matrix memory share: the shape of their heads, and the convolution before."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fwpkm_jax.core.precision import compute_dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryHeads:
+    """Heads of a layer with a matrix memory; the defaults are the paper's."""
+
+    num_key_heads: int = 8
+    """Heads of queries and keys."""
+    num_value_heads: int = 8
+    """Heads of values, each with a memory; `num_value_heads / num_key_heads` share a key head."""
+    key_head_dim: int = 64
+    """Width of a query or key."""
+    value_head_dim: int = 64
+    """Width of a value."""
+    conv_width: int = 4
+    """Tokens that the causal convolution sees, the token itself included."""
+
+    def __post_init__(self):
+        for name in self.__dataclass_fields__:
+            number = getattr(self, name)
+            if isinstance(number, int) and number < 1:
+                raise ValueError(f"{name}={number} is not positive.")
+        if self.num_value_heads % self.num_key_heads:
+            raise ValueError(
+                f"num_value_heads={self.num_value_heads} is not a multiple of "
+                f"num_key_heads={self.num_key_heads}; value heads share key heads evenly."
+            )
+
+
+def causal_convolution(
+    x: Float[Array, "batch length channels"],
+    before: Float[Array, "batch reach channels"],
+    weight: Float[Array, "width channels"],
+) -> Float[Array, "batch length channels"]:
+    """Each channel's own weighted sum over its last `width` inputs, in at least float32.
+
+    Args:
+      x: `[batch, length, channels]`.
+      before: the `width - 1` inputs before these, oldest first.
+      weight: `[width, channels]`, oldest input first.
+    """
+    dtype = compute_dtype(x.dtype, weight.dtype)
+    inputs = jnp.concatenate([before.astype(dtype), x.astype(dtype)], axis=1)
+    taps = weight.astype(dtype)[:, None, None, :]
+    length = x.shape[1]
+    return sum(
+        (tap * inputs[:, start : start + length] for start, tap in enumerate(taps)),
+        start=jnp.zeros(x.shape, dtype),
+    )

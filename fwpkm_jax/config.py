@@ -7,6 +7,7 @@ The JSON form goes into the run directory and into every checkpoint.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import runpy
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union
 
+import numpy as np
 import tyro
 
 from fwpkm_jax.command_line import check_options, nearest, separate_options
@@ -26,6 +28,10 @@ from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.training.checkpoint import CheckpointConfig
 from fwpkm_jax.training.config import WITHOUT_EFFECT, TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
+
+# What the devices count and compute in.
+_MOST_INT = 2**31 - 1
+_MOST_FLOAT = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +54,13 @@ class Experiment:
     """When the run is saved, and what is kept."""
     run_dir: str = "runs/default"
     """Directory the run writes to; a run that was interrupted there continues."""
+
+    def __post_init__(self) -> None:
+        """Checks the types and limits that are the same everywhere; sections check their own."""
+        for name, hint in _hints(Experiment).items():
+            from_json(to_json(getattr(self, name)), hint, path=name)
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed} must be at least 0.")
 
     def to_json(self) -> dict[str, Any]:
         """The experiment as JSON values; `from_json` gives it back."""
@@ -74,7 +87,9 @@ def to_json(config: Any) -> Any:
         return {"class": type(config).__name__, **fields}
     if isinstance(config, tuple | list):
         return [to_json(item) for item in config]
-    if config is None or isinstance(config, bool | int | float | str):
+    if isinstance(config, float):
+        return float(config)  # Not one of NumPy.
+    if config is None or isinstance(config, bool | int | str):
         return config
     raise TypeError(f"{config!r} in a configuration has no JSON form.")
 
@@ -103,12 +118,16 @@ def from_json(values: Any, annotation: Any = Experiment, *, path: str = "config"
         return _from_json_tuple(values, arguments, path)
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return _from_json_dataclass(values, annotation, path)
-    if annotation is float and isinstance(values, int) and not isinstance(values, bool):
+    if annotation is float and isinstance(values, int | float) and not isinstance(values, bool):
+        if not abs(values) <= _MOST_FLOAT:
+            raise ValueError(f"{path}={values!r} must be finite in float32.")
         return float(values)
     if annotation is type(None):
         annotation = types.NoneType
     if not isinstance(annotation, type) or type(values) is not annotation:
         raise ValueError(f"{path}={values!r} must be {getattr(annotation, '__name__', annotation)}")
+    if annotation is int and abs(values) > _MOST_INT:
+        raise ValueError(f"{path}={values!r} must lie within int32.")
     return values
 
 
@@ -155,7 +174,7 @@ def _from_json_dataclass(values: Any, annotation: type, path: str) -> Any:
         hint = nearest(str(name), classes)
         raise ValueError(f"{path}.class={name!r} is none of {sorted(classes)}{hint}.")
     cls = classes[name]
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     names = [f.name for f in dataclasses.fields(cls)]
     for unknown in values.keys() - set(names):
         raise ValueError(f"{path}.{unknown} is not a field{nearest(unknown, names)}.")
@@ -164,6 +183,9 @@ def _from_json_dataclass(values: Any, annotation: type, path: str) -> Any:
         return cls(**decoded)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+_hints = functools.cache(typing.get_type_hints)  # Resolving them is slow.
 
 
 def _final_classes(annotation: type) -> Iterator[type]:

@@ -65,7 +65,8 @@ class NeedleMix:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
         if not self.answer_weight > 0:
             raise ValueError(f"answer_weight={self.answer_weight} must be above 0.")
-        if self.num_needles > 16**self.key_characters:
+        # 16**8 exceeds any number of needles, and a power of an absurd length would take for ever.
+        if self.num_needles > 16 ** min(self.key_characters, 8):
             raise ValueError(
                 f"key_characters={self.key_characters} gives {16**self.key_characters} keys, too "
                 f"few for num_needles={self.num_needles} in a row; raise it."

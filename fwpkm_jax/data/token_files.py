@@ -7,10 +7,8 @@ format: fixed-length rows of the concatenation of all documents, and one entry p
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +17,10 @@ _MAX_VOCAB_SIZE = 2**16
 
 
 class TokenFile:
-    """The entries of a tokenised file, mapped into memory: nothing is read before it is used."""
+    """The entries of a tokenised file; nothing is read before it is used.
+
+    Not mapped into memory: a process that touches a mapped file's lost end is killed on the spot.
+    """
 
     def __init__(self, path: Path, *, vocab_size: int):
         """Opens `path` (`.bin`) and the `.idx` beside it.
@@ -56,11 +57,19 @@ class TokenFile:
         """The ids at a slice of the concatenated entries, uint16.
 
         Raises:
-          ValueError: an id lies outside the vocabulary.
+          ValueError: an id lies outside the vocabulary, or the file has shrunk.
         """
-        ids = np.asarray(self._ids[tokens])
+        start, stop, _ = tokens.indices(len(self))
+        ids = np.fromfile(
+            self.path, _DTYPE, count=max(stop - start, 0), offset=start * _DTYPE.itemsize
+        )
+        if len(ids) < stop - start:
+            raise ValueError(
+                f"{self.path} has lost its end since it was opened: {stop - start} tokens from "
+                f"token {start} on were asked for, {len(ids)} are there; put the file back."
+            )
         if ids.size and ids.max() >= self._vocab_size:
-            position = tokens.indices(len(self))[0] + int(ids.argmax())
+            position = start + int(ids.argmax())
             raise ValueError(
                 f"{self.path} holds the id {ids.max()} at token {position}, outside a vocabulary "
                 f"of {self._vocab_size}; name the tokenizer that wrote the file."
@@ -75,14 +84,6 @@ class TokenFile:
     def entry(self, index: int) -> np.ndarray:
         """The ids of one entry, uint16 `[tokens]`."""
         return self[int(self._bounds[index]) : int(self._bounds[index + 1])]
-
-    @functools.cached_property
-    def _ids(self) -> np.ndarray:
-        return np.memmap(self.path, _DTYPE, "r") if len(self) else np.zeros(0, _DTYPE)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A worker process maps the file itself; a pickled map would carry its contents.
-        return {name: value for name, value in self.__dict__.items() if name != "_ids"}
 
 
 def write_token_file(

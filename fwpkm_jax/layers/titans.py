@@ -56,7 +56,7 @@ class TitansConfig:
     """Norms what each head reads."""
 
     def __post_init__(self):
-        for name in ("num_heads", "head_dim"):
+        for name in ("num_heads", "head_dim", "write_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
         if self.chunk_size is not None and (
@@ -69,8 +69,15 @@ class TitansConfig:
             raise ValueError(
                 f"combine_momenta=True mixes several orders; momentum_order={self.momentum_order}."
             )
-        if not self.max_rate > 0:
-            raise ValueError(f"max_rate={self.max_rate} must be above 0.")
+        for name in ("max_rate", "max_gradient_norm"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}={value} must be above 0.")
+        if not 1 <= self.expansion * self.head_dim < 2**31:
+            raise ValueError(
+                f"expansion={self.expansion} of head_dim={self.head_dim} is no width; "
+                "usual is an expansion of 2."
+            )
         self.rule()
 
     def rule(self) -> TitansRule:

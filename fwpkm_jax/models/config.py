@@ -102,3 +102,10 @@ class ModelConfig:
         for name in ("vocab_size", "model_dim", "mlp_dim", "window"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        for name in ("norm_eps", "init_std"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0.")
+        for name in ("head_init_std", "branch_init_scale"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name}={value} must be at least 0.")

@@ -68,6 +68,9 @@ class FwMLP(AbstractChunkRule):
         for name, least in {"key_dim": 1, "value_dim": 2, "hidden_dim": 1, "lookahead": 0}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}.")
+        for name in ("learning_rate", "weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0.")
         if self.target == "mean" and self.lookahead > 1:
             raise ValueError(
                 f"target='mean' averages two neighbours, lookahead={self.lookahead} is too far; "

@@ -118,8 +118,14 @@ class FwPKM(AbstractChunkRule):
         for name, least in {"num_heads": 1, "value_dim": 2, "lookahead": 0}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}.")
-        if self.temperature <= 0:
-            raise ValueError(f"temperature={self.temperature} must be positive.")
+        for name in ("learning_rate", "value_step", "addressing_weight", "weight_decay"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name}={value} must be at least 0.")
+        for name in ("temperature", "write_clip"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}={value} must be above 0.")
 
     @property
     def num_slots(self) -> int:

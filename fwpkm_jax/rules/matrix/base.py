@@ -125,6 +125,10 @@ class AbstractMatrixRule(abc.ABC):
     chunk_size: int = 64
     """Writes per chunk of `chunked`; changes speed, and results only by rounding."""
 
+    def __post_init__(self):
+        if self.chunk_size < 1:
+            raise ValueError(f"chunk_size={self.chunk_size} must be at least 1.")
+
     @classmethod
     def variants(cls) -> "tuple[AbstractMatrixRule, ...]":
         """Instances that together exercise every branch, for tests."""

@@ -52,6 +52,7 @@ class DeltaProduct(AbstractMatrixRule):
     """Whether a layer learns a decay; off: nothing is forgotten."""
 
     def __post_init__(self):
+        super().__post_init__()
         if self.num_steps < 1:
             raise ValueError(f"num_steps={self.num_steps} must be at least 1.")
 

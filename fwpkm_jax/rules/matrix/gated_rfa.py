@@ -47,6 +47,7 @@ class GatedRFA(AbstractMatrixRule):
     feature_map: FeatureMap = "random"
 
     def __post_init__(self):
+        super().__post_init__()
         if self.feature_map not in POSITIVE:
             raise ValueError(
                 f"feature_map={self.feature_map!r} would divide by sums of either sign; choose one "

@@ -40,6 +40,7 @@ class LinearAttention(AbstractMatrixRule):
     """Divides what is read by the sum of its weights; needs features that are never negative."""
 
     def __post_init__(self):
+        super().__post_init__()
         if self.normalized and self.feature_map not in POSITIVE:
             raise ValueError(
                 f"feature_map={self.feature_map!r} with normalized=True would divide by sums of "

@@ -1,16 +1,29 @@
 """Fast Weight Layers: a last layer that takes a gradient step on every token it has seen."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from fwpkm_jax.core.normalize import layer_normalize
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.layers.fast_weight_steps import (
+    HeadTensors,
+    Segments,
+    Step,
+    Sums,
+    advance_head,
+    apply_head,
+    head_logits,
+    move_vector,
+    token_gradients,
+)
+
+Readout = tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None]
+"""The head's matrix and bias."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,50 +34,38 @@ class FastWeightLayerConfig:
     """Width between its two matrices."""
     chunk_size: int = 64
     """Tokens whose steps are summed at once; changes speed, and results only by rounding."""
-    learn: bool = True
-    """False: no steps are taken, and the layer is an MLP. Touches no parameter, so a trained model
-    may be evaluated with another value."""
+    steps: Literal["all", "output_bias", "none"] = "all"
+    """What moves: the layer's tensors; the bias of the head's logits alone, which can do no more
+    than repeat tokens seen before, as an ablation; or nothing. all and none have the same
+    parameters, so a model trained with one may be evaluated with the other."""
+    segment_length: int | None = None
+    """The recurrent form: of the steps on segments of so many tokens, those before the last one
+    fade by a learned factor with each segment. None: no step fades."""
     initial_rate: float = 0.01
     """Step size of every tensor before training, which learns one for each."""
+    initial_decay: float = 0.9
+    """Share of a tensor's faded steps kept per segment before training."""
 
     def __post_init__(self):
-        for name in ("hidden_dim", "chunk_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        for name in ("hidden_dim", "chunk_size", "segment_length"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1.")
         if not self.initial_rate > 0:
             raise ValueError(f"initial_rate={self.initial_rate} must be above 0.")
+        if not 0 < self.initial_decay < 1:
+            raise ValueError(f"initial_decay={self.initial_decay} must lie between 0 and 1.")
 
 
-class HeadTensors(NamedTuple):
-    """The layer's tensors, or as many of anything: `LN(ReLU(x up + up_bias)^2 down + down_bias)`
-    with the norm's `scale` and `shift`."""
-
-    up: jax.Array
-    up_bias: jax.Array
-    down: jax.Array
-    down_bias: jax.Array
-    scale: jax.Array
-    shift: jax.Array
-
-
-class TokenGradients(NamedTuple):
-    """A token's loss's gradients behind each tensor, and what the matrices were multiplied by.
+class HeadInputs(NamedTuple):
+    """What the head reads.
 
     Attributes:
-      x: `[batch, length, model]`, in front of `up`.
-      hidden: `[batch, length, hidden]`, in front of `down`.
-      up: behind `up`, of `up_bias` too.
-      down: behind `down`, of `down_bias` too.
-      scale: of `scale`.
-      shift: of `shift`.
+      x: `[batch, length, model]`.
+      bias: added to each token's logits, where the steps are those of the output bias.
     """
 
-    x: jax.Array
-    hidden: jax.Array
-    up: jax.Array
-    down: jax.Array
-    scale: jax.Array
-    shift: jax.Array
+    x: Float[Array, "batch length model"]
+    bias: Float[Array, "batch length vocab"] | None
 
 
 class FastWeightStream(NamedTuple):
@@ -73,12 +74,14 @@ class FastWeightStream(NamedTuple):
     Attributes:
       last: the last token's input, which waits for its label, `[batch, 1, model]`.
       waits: 1 where there is one, `[batch]`.
-      sums: gradients of the tokens before, leaves `[batch, ...]`.
+      position: tokens read so far, `[batch]`.
+      sums: gradients of the tokens before: a `Sums` for each tensor, or of the output bias.
     """
 
     last: Float[Array, "batch one model"]
     waits: Float[Array, " batch"]
-    sums: HeadTensors
+    position: Int[Array, " batch"]
+    sums: HeadTensors | Sums
 
 
 class FastWeightLayer(nnx.Module):
@@ -87,6 +90,10 @@ class FastWeightLayer(nnx.Module):
     The gradients are those of the slow tensors' predictions, so that the steps of a matrix on all
     earlier tokens are linear attention: what a token multiplies by asks, what the earlier ones
     multiplied by answers with their gradients. Training differentiates through them.
+
+    With segments, gradients of the one before count whole, those of the one before that `decay`
+    times, and so on, as the paper has it between two pieces of a text. Training differentiates
+    through earlier segments too, where the paper stops.
 
     References: Clark et al. 2022, arXiv:2212.02475.
     """
@@ -97,7 +104,7 @@ class FastWeightLayer(nnx.Module):
         self.config = config
         init, hidden = nnx.initializers.normal(init_std), config.hidden_dim
 
-        def vector(width: int, value: float = 0.0) -> nnx.Param:
+        def vector(width: int, value: jax.Array | float = 0.0) -> nnx.Param:
             return nnx.Param(jnp.full((width,), value, jnp.float32))
 
         # By the names of `HeadTensors`.
@@ -109,54 +116,70 @@ class FastWeightLayer(nnx.Module):
             scale=vector(model_dim, 1.0),
             shift=vector(model_dim),
         )
-        rates = jnp.full((len(HeadTensors._fields),), jnp.log(config.initial_rate), jnp.float32)
-        self.log_rates = nnx.Param(rates)
+        moving = 1 if config.steps == "output_bias" else len(HeadTensors._fields)
+        self.log_rates = vector(moving, jnp.log(config.initial_rate))
+        odds = jnp.log(config.initial_decay) - jnp.log1p(-config.initial_decay)
+        self.decay_logits = vector(moving, odds) if config.segment_length else None
 
     def __call__(
         self,
         x: Float[Array, "batch length model"],
         tokens: Int[Array, "batch length"],
-        readout: tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None],
+        readout: Readout,
         *,
         mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
         write: bool = True,
-    ) -> Float[Array, "batch length model"]:
+    ) -> HeadInputs:
         """What the head reads, of whole sequences.
 
         Args:
           x: after the last norm.
           tokens: of which `x` was made; each is the label of the one before.
-          readout: the head's matrix and bias.
+          readout: of the model.
           mask: 1 for real tokens, which label each other across padding.
           write: False takes no step at all.
         """
-        start = self.init_stream(x.shape[0], dtype=x.dtype)
+        vocab = readout[0].shape[1]
+        start = self.init_stream(x.shape[0], vocab=vocab, dtype=x.dtype)
         out, _ = self.stream(x, tokens, readout, start, mask=mask, write=write)
         return out
 
-    def init_stream(self, batch: int, *, dtype: jnp.dtype) -> FastWeightStream:
-        """The start of a stream."""
+    def init_stream(self, batch: int, *, vocab: int, dtype: jnp.dtype) -> FastWeightStream:
+        """The start of a stream of a model with `vocab` tokens."""
         dtype = compute_dtype(dtype)
-        model = self.tensors["up"][...].shape[0]
-        last = jnp.zeros((batch, 1, model), dtype)
-        return FastWeightStream(last, jnp.zeros((batch,), dtype), self._no_sums(last))
+
+        def zeros(*shape: int) -> jax.Array:
+            return jnp.zeros((batch, *shape), dtype)
+
+        def no_sums(*shape: int) -> Sums:
+            return Sums(zeros(*shape), zeros(*shape) if self.config.segment_length else None)
+
+        tensors = self._tensors(dtype)
+        return FastWeightStream(
+            last=zeros(1, tensors.up.shape[0]),
+            waits=zeros(),
+            position=jnp.zeros((batch,), jnp.int32),
+            sums=no_sums(vocab)
+            if self.config.steps == "output_bias"
+            else HeadTensors(*(no_sums(*tensor.shape) for tensor in tensors)),
+        )
 
     def stream(
         self,
         x: Float[Array, "batch length model"],
         tokens: Int[Array, "batch length"],
-        readout: tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None],
+        readout: Readout,
         stream: FastWeightStream,
         *,
         mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
         write: bool = True,
-    ) -> tuple[Float[Array, "batch length model"], FastWeightStream]:
+    ) -> tuple[HeadInputs, FastWeightStream]:
         """`__call__` of a piece, continuing; the tokens before it label each other across the cut.
 
         Args:
           x: after the last norm.
           tokens: of the piece.
-          readout: the head's matrix and bias.
+          readout: of the model.
           stream: from `init_stream` or the last call.
           mask: 1 for real tokens.
           write: False reads with the steps of the stream before, and takes none.
@@ -174,108 +197,74 @@ class FastWeightLayer(nnx.Module):
         follows = jnp.concatenate([real, jnp.zeros_like(real[:, :1])], axis=1)
         counted = jnp.concatenate([stream.waits[:, None], real], axis=1) * follows
         counted = counted if write else jnp.zeros_like(counted)
-        out, sums = self._advance(joined, labels, counted, readout, stream.sums)
-        out = out[:, 1:] if packing is None else unpack(out[:, 1:], packing)
+        # Behind the last real token everything is as it is at that one.
+        count = jnp.sum(real, axis=1).astype(jnp.int32)
+        ahead = jnp.minimum(jnp.arange(joined.shape[1], dtype=jnp.int32)[None], count[:, None])
+        position = jnp.maximum(stream.position[:, None] - 1 + ahead, 0)
+        out, sums = self._advance(joined, labels, counted, readout, stream.sums, position)
+        out = jax.tree.map(lambda x: x[:, 1:], out)
+        if packing is not None:
+            out = jax.tree.map(lambda x: unpack(x, packing), out)
         if not write:
             return out, stream
         # The waiting token itself where nothing real came.
-        count = jnp.sum(real, axis=1).astype(jnp.int32)
         waiting = jnp.take_along_axis(joined, count[:, None, None], axis=1)
-        return out, FastWeightStream(waiting, jnp.maximum(stream.waits, real[:, 0]), sums)
-
-    def _no_sums(self, x: jax.Array) -> HeadTensors:
-        tensors = self._tensors(x.dtype)
-        return jax.tree.map(lambda t: jnp.zeros((x.shape[0], *t.shape), x.dtype), tensors)
+        waits = jnp.maximum(stream.waits, real[:, 0])
+        return out, FastWeightStream(waiting, waits, stream.position + count, sums)
 
     def _tensors(self, dtype: jnp.dtype) -> HeadTensors:
         return HeadTensors(**{name: p[...].astype(dtype) for name, p in self.tensors.items()})
 
-    def _advance(self, x, labels, counted, readout, sums) -> tuple[jax.Array, HeadTensors]:
+    def _steps(self, dtype: jnp.dtype) -> list[Step]:
+        rates = jnp.exp(self.log_rates[...].astype(dtype))
+        if self.decay_logits is None:
+            return [Step(rate, None) for rate in rates]
+        decays = jax.nn.sigmoid(self.decay_logits[...].astype(dtype))
+        return [Step(rate, decay) for rate, decay in zip(rates, decays, strict=True)]
+
+    def _advance(
+        self, x, labels, counted, readout, sums, position
+    ) -> tuple[HeadInputs, HeadTensors | Sums]:
         """What the head reads at each token, and the gradients summed over all of them."""
-        tensors = self._tensors(x.dtype)
-        if not self.config.learn:
-            return _apply(tensors, x)[0], sums
-        rates = HeadTensors(*jnp.exp(self.log_rates[...].astype(x.dtype)))
-        gradients = _token_gradients(tensors, readout, x, labels, counted)
-        batch, length, _ = x.shape
+        tensors, steps = self._tensors(x.dtype), self._steps(x.dtype)
+        if self.config.steps == "none":
+            return HeadInputs(apply_head(tensors, x)[0], None), sums
+        segment = position // (self.config.segment_length or 2**30)
+        if self.config.steps == "output_bias":
+            y, _ = apply_head(tensors, x)
+            right = jax.nn.one_hot(labels, readout[0].shape[1], dtype=y.dtype)
+            gradients = (jax.nn.softmax(head_logits(y, readout)) - right) * counted[..., None]
+
+            def move(sums, segments, gradients):
+                bias, sums = move_vector(steps[0], gradients, sums, segments)
+                return sums, bias
+
+            sums, bias = self._in_chunks(move, sums, segment, gradients)
+            return HeadInputs(y, bias), sums
+
+        def of_chunk(sums, segments, chunk):
+            return advance_head(tensors, HeadTensors(*steps), sums, *chunk, segments)
+
+        gradients = token_gradients(tensors, readout, x, labels, counted)
+        sums, out = self._in_chunks(of_chunk, sums, segment, (x, gradients))
+        return HeadInputs(out, None), sums
+
+    def _in_chunks(self, of_chunk, sums, segment, tokens):
+        """`of_chunk(sums, segments, chunk) -> (sums, output)` over chunks, outputs joined."""
+        batch, length = segment.shape
         size = min(self.config.chunk_size, length)
         padded = -(-length // size) * size
 
-        def split(a: jax.Array) -> jax.Array:
-            a = jnp.pad(a, ((0, 0), (0, padded - length), (0, 0)))
-            return jnp.moveaxis(a.reshape(batch, padded // size, size, -1), 1, 0)
+        def split(a: jax.Array, mode: str = "constant") -> jax.Array:
+            widths = [(0, 0), (0, padded - length)] + [(0, 0)] * (a.ndim - 2)
+            a = jnp.pad(a, widths, mode=mode)
+            return jnp.moveaxis(a.reshape(batch, padded // size, size, *a.shape[2:]), 1, 0)
 
-        def of_chunk(sums: HeadTensors, chunk: tuple[jax.Array, TokenGradients]):
-            return _of_chunk(tensors, rates, sums, *chunk)
+        def body(carry, chunk):
+            (sums, current), (index, tokens) = carry, chunk
+            sums, out = of_chunk(sums, Segments(index, current), tokens)
+            return (sums, index[:, -1]), out
 
-        sums, out = jax.lax.scan(of_chunk, sums, (split(x), jax.tree.map(split, gradients)))
-        return jnp.moveaxis(out, 0, 1).reshape(batch, padded, -1)[:, :length], sums
-
-
-def _apply(
-    tensors: HeadTensors, x: jax.Array, beside: TokenGradients | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """The layer's output, and what `down` multiplied; `beside` is added behind each tensor."""
-
-    def plus(y: jax.Array, name: str) -> jax.Array:
-        return y if beside is None else y + getattr(beside, name)
-
-    before = plus(x @ tensors.up + tensors.up_bias[None, None], "up")
-    hidden = jnp.square(jax.nn.relu(before))
-    y = plus(hidden @ tensors.down + tensors.down_bias[None, None], "down")
-    scale = plus(jnp.broadcast_to(tensors.scale, y.shape), "scale")
-    shift = plus(jnp.broadcast_to(tensors.shift, y.shape), "shift")
-    return layer_normalize(y) * scale + shift, hidden
-
-
-def _token_gradients(tensors, readout, x, labels, counted) -> TokenGradients:
-    """Of each token's cross-entropy by the slow tensors, times what it counts."""
-    head, bias = readout
-
-    def loss(beside: TokenGradients) -> tuple[jax.Array, jax.Array]:
-        y, hidden = _apply(tensors, x, beside)
-        logits = y @ head.astype(y.dtype)
-        logits = logits if bias is None else logits + bias.astype(y.dtype)[None, None]
-        right = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-        return jnp.sum(counted * (jax.nn.logsumexp(logits, axis=-1) - right)), hidden
-
-    narrow, wide = jnp.zeros_like(x), jnp.zeros((*x.shape[:2], tensors.up.shape[1]), x.dtype)
-    nothing = TokenGradients(narrow, wide, wide, narrow, narrow, narrow)
-    gradients, hidden = jax.grad(loss, has_aux=True)(nothing)
-    return gradients._replace(x=x, hidden=hidden)
-
-
-def _of_chunk(
-    tensors: HeadTensors,
-    rates: HeadTensors,
-    sums: HeadTensors,
-    x: jax.Array,
-    tokens: TokenGradients,
-) -> tuple[HeadTensors, jax.Array]:
-    """A chunk's outputs, each with the gradients of all tokens before it."""
-
-    def stepped(rate, asks, answers, gradients, total):
-        """What steps on a matrix add behind it: strictly causal linear attention."""
-        scores = jnp.tril(asks @ jnp.swapaxes(answers, 1, 2), -1)
-        return -rate * (asks @ total + scores @ gradients)
-
-    def shifted(rate, gradients, total):
-        return -rate * (total[:, None] + jnp.cumsum(gradients, axis=1) - gradients)
-
-    up = stepped(rates.up, x, tokens.x, tokens.up, sums.up)
-    up = up + shifted(rates.up_bias, tokens.up, sums.up_bias)
-    hidden = jnp.square(jax.nn.relu(x @ tensors.up + tensors.up_bias[None, None] + up))
-    down = stepped(rates.down, hidden, tokens.hidden, tokens.down, sums.down)
-    down = down + shifted(rates.down_bias, tokens.down, sums.down_bias)
-    y = layer_normalize(hidden @ tensors.down + tensors.down_bias[None, None] + down)
-    scale = tensors.scale[None, None] + shifted(rates.scale, tokens.scale, sums.scale)
-    shift = tensors.shift[None, None] + shifted(rates.shift, tokens.shift, sums.shift)
-    added = HeadTensors(
-        up=jnp.swapaxes(tokens.x, 1, 2) @ tokens.up,
-        up_bias=tokens.up.sum(1),
-        down=jnp.swapaxes(tokens.hidden, 1, 2) @ tokens.down,
-        down_bias=tokens.down.sum(1),
-        scale=tokens.scale.sum(1),
-        shift=tokens.shift.sum(1),
-    )
-    return jax.tree.map(jnp.add, sums, added), y * scale + shift
+        chunks = split(segment, "edge"), jax.tree.map(split, tokens)
+        (sums, _), out = jax.lax.scan(body, (sums, segment[:, 0]), chunks)
+        return sums, jnp.moveaxis(out, 0, 1).reshape(batch, padded, -1)[:, :length]

@@ -14,7 +14,7 @@ from fwpkm_jax.core.holding import ChunkSize
 from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.attention import Attention
 from fwpkm_jax.layers.fast_weight import FastWeight
-from fwpkm_jax.layers.fast_weight_layer import FastWeightLayer
+from fwpkm_jax.layers.fast_weight_layer import FastWeightLayer, HeadInputs
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet
 from fwpkm_jax.layers.lact import LaCT
 from fwpkm_jax.layers.matrix_memory import MatrixMemory
@@ -118,7 +118,8 @@ class LanguageModel(nnx.Module):
         hidden = self.hidden(
             tokens, memory, mask=mask, write=write, pairing=pairing, partition=partition
         )
-        return LMOutput(self._project(hidden.x, partition), *hidden[1:])
+        logits = self.logits(hidden.x, hidden.token_bias, partition)
+        return LMOutput(logits, hidden.memory, hidden.info, hidden.pkm_slot_ids)
 
     def hidden(
         self,
@@ -172,13 +173,30 @@ class LanguageModel(nnx.Module):
                 written[name], info[name] = out.memory, out.info
             if out.pkm_slot_ids is not None:
                 pkm_slot_ids[name] = out.pkm_slot_ids
-        x = self._before_head(self.final_norm(x), tokens, mask, write, partition)
-        return Hidden(x, written, info, pkm_slot_ids)
+        x, bias = self._before_head(self.final_norm(x), tokens, mask, write, partition)
+        return Hidden(x, written, info, pkm_slot_ids, bias)
 
     def readout(self) -> tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None]:
         """The linear map from the final norm to logits, and its bias if it has one."""
         head = self.embedding[...].T if self.head is None else self.head[...]
         return head, None if self.head_bias is None else self.head_bias[...]
+
+    def logits(
+        self,
+        x: Float[Array, "batch length model"],
+        token_bias: Float[Array, "batch length vocab"] | None = None,
+        partition: Partition | None = None,
+    ) -> Float[Array, "batch length vocab"]:
+        """Of `Hidden.x` and `Hidden.token_bias`, in at least float32."""
+        head, bias = self.readout()
+        head = gathered(partition, head, "head")
+        logits = jnp.matmul(
+            x,
+            head.astype(x.dtype),
+            preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
+        )
+        logits = logits if bias is None else logits + bias[None, None]
+        return logits if token_bias is None else logits + token_bias.astype(logits.dtype)
 
     def init_stream(
         self,
@@ -209,7 +227,8 @@ class LanguageModel(nnx.Module):
         }
         head = None
         if self.fast_weight_layer is not None:
-            head = self.fast_weight_layer.init_stream(batch, dtype=dtype)
+            vocab = self.config.vocab_size
+            head = self.fast_weight_layer.init_stream(batch, vocab=vocab, dtype=dtype)
         return Stream(memory, layers, head)
 
     def stream(
@@ -247,14 +266,14 @@ class LanguageModel(nnx.Module):
             )
             if facts is not None:
                 memory[name], info[name] = after, facts
-        x, head = self.final_norm(x), stream.head
+        x, head, bias = self.final_norm(x), stream.head, None
         if self.fast_weight_layer is not None:
             assert head is not None, "a stream of this model carries its Fast Weight Layer's state"
-            y, head = self.fast_weight_layer.stream(
+            (y, bias), head = self.fast_weight_layer.stream(
                 x, tokens, self.readout(), head, mask=mask, write=write
             )
             x = y.astype(x.dtype)
-        return StreamOutput(self._project(x), Stream(memory, layers, head), info)
+        return StreamOutput(self.logits(x, bias), Stream(memory, layers, head), info)
 
     def flush(self, stream: Stream) -> Stream:
         """Writes the complete waiting pairs of every memory now."""
@@ -292,19 +311,25 @@ class LanguageModel(nnx.Module):
         mask: jax.Array | None,
         write: bool,
         partition: Partition | None,
-    ) -> Float[Array, "batch length model"]:
+    ) -> HeadInputs:
         """What the head reads of whole sequences: the last norm, or the Fast Weight Layer on it."""
         if self.fast_weight_layer is None:
-            return x
+            return HeadInputs(x, None)
         if partition is None:
-            y = self.fast_weight_layer(x, tokens, self.readout(), mask=mask, write=write)
-            return y.astype(x.dtype)
+            y, bias = self.fast_weight_layer(x, tokens, self.readout(), mask=mask, write=write)
+            return HeadInputs(y.astype(x.dtype), bias)
+        if self.fast_weight_layer.config.steps == "output_bias":
+            raise ValueError(
+                "fast_weight_layer.steps='output_bias' keeps every token's logits, on one device "
+                "only; set all sizes of the mesh to 1."
+            )
         of_sequences = partition.run(
-            lambda layer, x, tokens, readout: layer(x, tokens, readout),
+            lambda layer, x, tokens, readout: layer(x, tokens, readout).x,
             in_specs=(P(), P(BATCH), P(BATCH), P()),
             out_specs=P(BATCH),
         )
-        return of_sequences(self.fast_weight_layer, x, tokens, self.readout()).astype(x.dtype)
+        y = of_sequences(self.fast_weight_layer, x, tokens, self.readout())
+        return HeadInputs(y.astype(x.dtype), None)
 
     def _mixer(self, name: MixerName, shared: dict[str, Any]) -> Mixer:
         config = self.config
@@ -338,18 +363,6 @@ class LanguageModel(nnx.Module):
         own = P(BATCH, HEADS)  # Along `model` each device looks up a part of each sequence.
         rows = partition.run(look_up_own, in_specs=(P(None, "fsdp"), own), out_specs=own)
         return partition.by_sequence(rows(self.embedding[...], tokens))
-
-    def _project(
-        self, x: Float[Array, "batch length model"], partition: Partition | None = None
-    ) -> Float[Array, "batch length vocab"]:
-        head, bias = self.readout()
-        head = gathered(partition, head, "head")
-        logits = jnp.matmul(
-            x,
-            head.astype(x.dtype),
-            preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
-        )
-        return logits if bias is None else logits + bias[None, None]
 
     def _check_memory(self, memory: dict[str, Memory]) -> None:
         expected = {layer_name(index) for index in self.config.memory_layers}

@@ -34,12 +34,15 @@ class Hidden(NamedTuple):
     Attributes:
       x: `[batch, length, model]`, after the final norm; `LanguageModel.readout` turns it into
         logits.
+      token_bias: added to each token's logits by a Fast Weight Layer that moves the output bias;
+        None by all others.
     """
 
     x: Float[Array, "batch length model"]
     memory: dict[str, Memory]
     info: dict[str, FastWeightInfo]
     pkm_slot_ids: dict[str, Int[Array, "batch length places"]]
+    token_bias: Float[Array, "batch length vocab"] | None = None
 
 
 class Stream(NamedTuple):

@@ -44,7 +44,10 @@ RULES: tuple[tuple[str, LogicalAxes], ...] = (
     # Fast Weight Layer.
     (r"fast_weight_layer/tensors/up", ("embed", None)),
     (r"fast_weight_layer/tensors/down", (None, "embed")),
-    (r"fast_weight_layer/(tensors/(up_bias|down_bias|scale|shift)|log_rates)", (None,)),
+    (
+        r"fast_weight_layer/(tensors/(up_bias|down_bias|scale|shift)|log_rates|decay_logits)",
+        (None,),
+    ),
     # SwiGLU, and the gate of a product-key memory.
     (r".*feed_forward/(gate|up)_proj/kernel", ("embed", "mlp")),
     (r".*feed_forward/gate_proj/bias", ("mlp",)),

@@ -44,13 +44,17 @@ def readout_loss(
     weights: jax.Array,
     *,
     block: int,
+    token_bias: jax.Array | None = None,
     partition: Partition | None = None,
 ) -> jax.Array:
     """`weighted_loss` of the logits of `x [batch, length, model]`, `block` tokens at a time.
 
     Over several devices each takes its own tokens, `block` at a time; those along `model` a part of
-    each sequence.
+    each sequence. A bias of each token's own is as large as all logits, which are then formed at
+    once.
     """
+    if token_bias is not None:
+        return weighted_loss(model.logits(x, token_bias), labels, weights)
 
     def of_tokens(x, head, bias, labels, weights):
         x = x.reshape(-1, x.shape[-1])
@@ -193,7 +197,15 @@ def make_train_step(
             micro["tokens"][:, :-1], micro_memory, remat=remat, partition=partition
         )
         labels, weights = micro["tokens"][:, 1:], micro["loss_weight"]
-        loss = readout_loss(model, output.x, labels, weights, block=loss_block, partition=partition)
+        loss = readout_loss(
+            model,
+            output.x,
+            labels,
+            weights,
+            block=loss_block,
+            token_bias=output.token_bias,
+            partition=partition,
+        )
         return loss / total_weight, (output.memory, memory_metrics(output.info))
 
     def gradients(graphdef: Any, params: Any, start: Memories, batch: Batch):

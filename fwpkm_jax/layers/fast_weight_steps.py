@@ -1,0 +1,244 @@
+"""Gradient steps on all earlier tokens, as linear attention: what a Fast Weight Layer computes."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fwpkm_jax.core.normalize import layer_normalize
+
+
+class HeadTensors(NamedTuple):
+    """The layer's tensors, or as many of anything: `LN(ReLU(x up + up_bias)^2 down + down_bias)`
+    with the norm's `scale` and `shift`."""
+
+    up: Any
+    up_bias: Any
+    down: Any
+    down_bias: Any
+    scale: Any
+    shift: Any
+
+
+class TokenGradients(NamedTuple):
+    """A token's loss's gradients behind each tensor, and what the matrices were multiplied by.
+
+    Attributes:
+      x: `[batch, length, model]`, in front of `up`.
+      hidden: `[batch, length, hidden]`, in front of `down`.
+      up: behind `up`, of `up_bias` too.
+      down: behind `down`, of `down_bias` too.
+      scale: of `scale`.
+      shift: of `shift`.
+    """
+
+    x: jax.Array
+    hidden: jax.Array
+    up: jax.Array
+    down: jax.Array
+    scale: jax.Array
+    shift: jax.Array
+
+
+class Sums(NamedTuple):
+    """A tensor's gradients, summed, leaves `[batch, *tensor]`.
+
+    Attributes:
+      current: of the segment that is being read.
+      earlier: of the segments before, decayed; None without segments.
+    """
+
+    current: jax.Array
+    earlier: jax.Array | None
+
+
+class Step(NamedTuple):
+    """How a tensor moves: its step size, and what a segment keeps of those before the last."""
+
+    rate: Float[Array, ""]
+    decay: Float[Array, ""] | None
+
+
+class Segments(NamedTuple):
+    """Where a chunk stands.
+
+    Attributes:
+      index: of each token's segment, `[batch, length]`.
+      current: of the segment that `Sums.current` belong to, `[batch]`.
+    """
+
+    index: Int[Array, "batch length"]
+    current: Int[Array, " batch"]
+
+
+def apply_head(
+    tensors: HeadTensors, x: Float[Array, "*n model"], beside: TokenGradients | None = None
+) -> tuple[Float[Array, "*n model"], Float[Array, "*n hidden"]]:
+    """The layer's output, and what `down` multiplied; `beside` is added behind each tensor."""
+
+    def plus(y: jax.Array, name: str) -> jax.Array:
+        return y if beside is None else y + getattr(beside, name)
+
+    before = plus(x @ tensors.up + tensors.up_bias[None, None], "up")
+    hidden = jnp.square(jax.nn.relu(before))
+    y = plus(hidden @ tensors.down + tensors.down_bias[None, None], "down")
+    scale = plus(jnp.broadcast_to(tensors.scale, y.shape), "scale")
+    shift = plus(jnp.broadcast_to(tensors.shift, y.shape), "shift")
+    return layer_normalize(y) * scale + shift, hidden
+
+
+def token_gradients(
+    tensors: HeadTensors,
+    readout: tuple[jax.Array, jax.Array | None],
+    x: Float[Array, "batch length model"],
+    labels: Int[Array, "batch length"],
+    counted: Float[Array, "batch length"],
+) -> TokenGradients:
+    """Of each token's cross-entropy by the slow tensors, times what it counts."""
+
+    def loss(beside: TokenGradients) -> tuple[jax.Array, jax.Array]:
+        y, hidden = apply_head(tensors, x, beside)
+        logits = head_logits(y, readout)
+        right = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+        return jnp.sum(counted * (jax.nn.logsumexp(logits, axis=-1) - right)), hidden
+
+    narrow, wide = jnp.zeros_like(x), jnp.zeros((*x.shape[:2], tensors.up.shape[1]), x.dtype)
+    nothing = TokenGradients(narrow, wide, wide, narrow, narrow, narrow)
+    gradients, hidden = jax.grad(loss, has_aux=True)(nothing)
+    return gradients._replace(x=x, hidden=hidden)
+
+
+def head_logits(
+    y: Float[Array, "batch length model"], readout: tuple[jax.Array, jax.Array | None]
+) -> Float[Array, "batch length vocab"]:
+    """The head's logits in the dtype of `y`."""
+    head, bias = readout
+    logits = y @ head.astype(y.dtype)
+    return logits if bias is None else logits + bias.astype(y.dtype)[None, None]
+
+
+def advance_head(
+    tensors: HeadTensors,
+    steps: HeadTensors,
+    sums: HeadTensors,
+    x: Float[Array, "batch length model"],
+    tokens: TokenGradients,
+    segments: Segments,
+) -> tuple[HeadTensors, Float[Array, "batch length model"]]:
+    """A chunk's outputs, each with the gradients of all tokens before it, and the sums after it.
+
+    Args:
+      tensors: slow.
+      steps: a `Step` for each tensor.
+      sums: a `Sums` for each tensor, of the tokens before the chunk.
+      x: in front of `up`.
+      tokens: gradients of the chunk's tokens.
+      segments: where the chunk stands.
+    """
+    up, up_sums = move_matrix(steps.up, x, tokens.x, tokens.up, sums.up, segments)
+    up_bias, up_bias_sums = move_vector(steps.up_bias, tokens.up, sums.up_bias, segments)
+    before = x @ tensors.up + tensors.up_bias[None, None] + up + up_bias
+    hidden = jnp.square(jax.nn.relu(before))
+    down, down_sums = move_matrix(
+        steps.down, hidden, tokens.hidden, tokens.down, sums.down, segments
+    )
+    down_bias, down_bias_sums = move_vector(steps.down_bias, tokens.down, sums.down_bias, segments)
+    y = hidden @ tensors.down + tensors.down_bias[None, None] + down + down_bias
+    scale, scale_sums = move_vector(steps.scale, tokens.scale, sums.scale, segments)
+    shift, shift_sums = move_vector(steps.shift, tokens.shift, sums.shift, segments)
+    out = layer_normalize(y) * (tensors.scale[None, None] + scale) + tensors.shift[None, None]
+    after = HeadTensors(up_sums, up_bias_sums, down_sums, down_bias_sums, scale_sums, shift_sums)
+    return after, out + shift
+
+
+def move_matrix(
+    step: Step,
+    asks: Float[Array, "batch length wide"],
+    answers: Float[Array, "batch length wide"],
+    gradients: Float[Array, "batch length narrow"],
+    sums: Sums,
+    segments: Segments,
+) -> tuple[Float[Array, "batch length narrow"], Sums]:
+    """What the steps of a matrix add behind it: strictly causal linear attention; and its sums.
+
+    Args:
+      step: of the matrix.
+      asks: what the tokens multiply by it now.
+      answers: what they multiplied by it when its gradients were taken.
+      gradients: behind it.
+      sums: `[batch, wide, narrow]`.
+      segments: where the chunk stands.
+    """
+
+    def between(weights: jax.Array) -> jax.Array:
+        return ((asks @ jnp.swapaxes(answers, 1, 2)) * weights) @ gradients
+
+    def added(weights: jax.Array) -> jax.Array:
+        return jnp.swapaxes(answers * weights[..., None], 1, 2) @ gradients
+
+    return _move(step, sums, segments, lambda total: asks @ total, between, added)
+
+
+def move_vector(
+    step: Step, gradients: Float[Array, "batch length width"], sums: Sums, segments: Segments
+) -> tuple[Float[Array, "batch length width"], Sums]:
+    """What the steps of a vector that is added to all tokens add to it, and its sums."""
+
+    def added(weights: jax.Array) -> jax.Array:
+        return jnp.sum(gradients * weights[..., None], axis=1)
+
+    return _move(
+        *(step, sums, segments, lambda total: total[:, None], lambda weights: weights @ gradients),
+        added,
+    )
+
+
+def _move(
+    step: Step,
+    sums: Sums,
+    segments: Segments,
+    read: Callable[[jax.Array], jax.Array],
+    between: Callable[[jax.Array], jax.Array],
+    added: Callable[[jax.Array], jax.Array],
+) -> tuple[jax.Array, Sums]:
+    """The steps that a chunk's tokens see, and the sums behind it.
+
+    Args:
+      step: of the tensor.
+      sums: of the tokens before.
+      segments: where the chunk stands.
+      read: from a sum to what it adds to each token.
+      between: the same of the chunk's own gradients, from the weight of each for each token
+        `[batch or 1, length, length]`.
+      added: the sum of the chunk's gradients by their weights `[batch, length]`.
+    """
+    index = segments.index
+    earlier = jnp.tri(index.shape[1], k=-1, dtype=sums.current.dtype)[None]
+    if step.decay is None or sums.earlier is None:
+        seen = read(sums.current) + between(earlier)
+        return -step.rate * seen, Sums(sums.current + added(jnp.ones_like(earlier[:, 0])), None)
+
+    def power(number: jax.Array) -> jax.Array:
+        return step.decay ** number.astype(sums.current.dtype)
+
+    def kept(ago: jax.Array) -> jax.Array:
+        """Of a segment so many back: its own and the last one whole."""
+        return power(jnp.maximum(ago - 1, 0))
+
+    since = index - segments.current[:, None]
+    seen = kept(since)[..., None] * read(sums.current)
+    seen += power(since)[..., None] * read(sums.earlier)
+    seen += between(earlier * kept(index[:, :, None] - index[:, None, :]))
+    last = since[:, -1]
+    stays = last == 0
+
+    def of(weights: jax.Array, total: jax.Array) -> jax.Array:
+        return weights.reshape(-1, *[1] * (total.ndim - 1)) * total
+
+    behind = since < last[:, None]
+    past = of(power(last), sums.earlier) + of(jnp.where(stays, 0.0, kept(last)), sums.current)
+    past += added(jnp.where(behind, kept(last[:, None] - since), 0.0))
+    current = of(stays, sums.current) + added(jnp.where(behind, 0.0, 1.0))
+    return -step.rate * seen, Sums(current, past)

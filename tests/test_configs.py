@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parents[1] / "configs"
 CONFIGS = {str(path.relative_to(FOLDER).with_suffix("")): path for path in FOLDER.glob("**/*.py")}
 # Configs share their parts; the first few train each part once.
 TRAINED = ("recall", "gdn_swa__pkm6_fwpkm2_10", "fa__fwmlp2_6_10", "lact", "matrix_memory")
-TRAINED_SLOWLY = ("recall_without_memory", "recall_carried", "books_tiny")
+TRAINED_SLOWLY = ("recall_without_memory", "recall_carried", "books_tiny", "fast_weight_layer")
 
 
 @pytest.mark.parametrize("name", CONFIGS)

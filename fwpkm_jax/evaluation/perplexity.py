@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from fwpkm_jax.data import Document, TextData, load_tokenizer
+from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.evaluation import findings, plots, tables
 from fwpkm_jax.evaluation.addressing import AddressingWindows
 from fwpkm_jax.evaluation.fast_weight_dtype import FastWeightDtype
@@ -21,7 +21,7 @@ from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.evaluation.segment_reader import SegmentReader, SegmentReading
 from fwpkm_jax.evaluation.segments import Segmentation
-from fwpkm_jax.evaluation.sources import Source, missing_text, text_sources
+from fwpkm_jax.evaluation.sources import Source, capped, missing_text, text_sources
 from fwpkm_jax.evaluation.token_losses import TokenLosses, curves, differences, scores
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.rules import FwPKM
@@ -173,7 +173,10 @@ def _read_all(
     document_ids: list[str] = []
     tokens = 0
     for number, source in enumerate(sources):
-        for document in _capped(source.documents(), config):
+        documents = capped(
+            source.documents(), max_documents=config.max_documents, max_tokens=config.max_tokens
+        )
+        for document in documents:
             for index, reading in enumerate(_one_behind(reader.read(document.tokens))):
                 losses, gates, slot_ids = reading.fetch()
                 if slot_ids:
@@ -201,18 +204,6 @@ def _read_all(
     }
     arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
     return TokenLosses(**arrays, document_ids=document_ids), summary
-
-
-def _capped(documents: Iterable[Document], config: PerplexityConfig) -> Iterator[Document]:
-    """The documents up to the limits; the last one is cut short."""
-    left = config.max_tokens
-    for number, document in enumerate(documents):
-        if number == config.max_documents or left == 0:
-            return
-        if left is not None:
-            document = document._replace(tokens=document.tokens[: left + 1])
-            left -= max(0, len(document.tokens) - 1)
-        yield document
 
 
 def _one_behind(readings: Iterator[SegmentReading]) -> Iterator[SegmentReading]:

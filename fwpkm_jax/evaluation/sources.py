@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +49,26 @@ def text_sources(data: TextData, paths: Sequence[str | Path] = ()) -> list[Sourc
 def missing_text(data: TextData, paths: Sequence[str | Path] = ()) -> str | None:
     """What an evaluation that reads `text_sources` lacks; None: nothing."""
     return None if paths or data.valid_paths else "a text (no --data PATH, no data.valid_paths)"
+
+
+def capped(
+    documents: Iterable[Document], *, max_documents: int | None, max_tokens: int | None
+) -> Iterator[Document]:
+    """The documents up to the limits; the last one is cut short.
+
+    Args:
+      documents: of one data set.
+      max_documents: None for all.
+      max_tokens: labels at most, None for all.
+    """
+    left = max_tokens
+    for number, document in enumerate(documents):
+        if number == max_documents or left == 0:
+            return
+        if left is not None:
+            document = document._replace(tokens=document.tokens[: left + 1])
+            left -= max(0, len(document.tokens) - 1)
+        yield document
 
 
 def _reader(data: TextData) -> Callable[[], Iterable[Document]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fwpkm_jax.command_line import nearest
 from fwpkm_jax.evaluation.continual import CONTINUAL
+from fwpkm_jax.evaluation.dynamic import DYNAMIC
 from fwpkm_jax.evaluation.gate_map import GATE_MAP
 from fwpkm_jax.evaluation.gates import GATES
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
@@ -26,6 +27,7 @@ EVALS: dict[str, Evaluation] = {
     "ppl": PERPLEXITY,
     "recall": RECALL,
     "needle": NEEDLE,
+    "dynamic": DYNAMIC,
     "continual": CONTINUAL,
     "longbench": LONGBENCH,
     "gate_map": GATE_MAP,

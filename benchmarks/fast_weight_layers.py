@@ -1,0 +1,219 @@
+"""What of a Fast Weight Layer helps, and what it costs: the paper's ablation, small.
+
+    taskset -c 0 python benchmarks/fast_weight_layers.py
+
+Trains `configs/fast_weight_layer.py` without steps, with all and with the output bias's, each from
+several seeds, and reads unseen books: beginnings of all but the first, which sizes of steps at test
+time are chosen on. Perplexity and processor seconds per token go into one JSON file.
+
+References: Clark et al. 2022, arXiv:2212.02475, Tables 1 and 2.
+"""
+
+import json
+import runpy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from flax import nnx
+from machine import environment, settings, write_result
+
+from fwpkm_jax.data import Document
+from fwpkm_jax.evaluation.dynamic_reader import DynamicReading, GradientSteps, read_dynamically
+from fwpkm_jax.evaluation.intervals import student_t
+from fwpkm_jax.evaluation.reconfigure import reconfigure
+from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
+from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
+from fwpkm_jax.training.step import make_train_step
+
+ROOT = Path(__file__).parents[1]
+VARIANTS = ("none", "all", "test_time", "output_bias", "dynamic")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Trains and evaluates the variants of a Fast Weight Layer."""
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Of parameters and data."""
+    steps: int = 250
+    """Training steps."""
+    documents: int = 6
+    """Pieces read of each unseen book."""
+    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+    """Step sizes of the layer's tensors tried at test time."""
+    learning_rates: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0)
+    """Learning rates tried for dynamic evaluation."""
+    chunk_length: int = 64
+    """Tokens per step of dynamic evaluation."""
+    data: Path = Path("../shared/data/books")
+    """Folder of train.jsonl and valid.jsonl."""
+    out: Path = ROOT / "benchmarks/results/fast_weight_layers_cpu.json"
+    """JSON file."""
+
+
+def books(path: Path) -> list[np.ndarray]:
+    """Each book's bytes, as tokens."""
+    texts = (json.loads(line)["text"] for line in path.read_text().splitlines())
+    return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
+
+
+def pieces(all_books: Sequence[np.ndarray], *, number: int, length: int) -> list[np.ndarray]:
+    """Pieces of each book with `length` labels, spread over its first 100,000 bytes."""
+    starts = np.linspace(2_000, 100_000, number).astype(int)
+    return [book[start : start + length + 1] for book in all_books for start in starts]
+
+
+def trained(config: ModelConfig, text: np.ndarray, *, options: Options, seed: int) -> LanguageModel:
+    """The model after training on rows drawn from the text."""
+    optimizer = OptimizerConfig(learning_rate=3e-3, warmup_steps=20)
+    schedule = learning_rate_schedule(optimizer, steps=options.steps)
+    transform = make_optimizer(optimizer, steps=options.steps)
+    state = init_state(config, memory=MemoryConfig(), optimizer=transform, seed=seed)
+    graphdef = model_graph(config)
+    step = make_train_step(
+        graphdef, transform, schedule=schedule, micro_batches=1, memory=MemoryConfig()
+    )
+    rng, began = np.random.default_rng(seed), time.process_time()
+    for number in range(options.steps):
+        starts = rng.integers(0, len(text) - LENGTH - 1, size=BATCH)
+        tokens = np.stack([text[start : start + LENGTH + 1] for start in starts])
+        weight = np.ones((BATCH, LENGTH), np.float32)
+        state, metrics = step(state, {"tokens": tokens, "loss_weight": weight})
+        if number % 50 == 49:
+            seconds = time.process_time() - began
+            print(f"  step {number + 1}: {float(metrics['loss']):.3f}, {seconds:.0f} s", flush=True)
+    return nnx.merge(graphdef, state.params)
+
+
+def moved(model: LanguageModel, rate: float) -> LanguageModel:
+    """The model trained without steps, taking steps of one size with all of the layer's tensors."""
+    layer = model.config.fast_weight_layer
+    assert layer is not None
+    config = replace(model.config, fast_weight_layer=replace(layer, steps="all"))
+    model = reconfigure(model, config)
+    assert model.fast_weight_layer is not None
+    rates = model.fast_weight_layer.log_rates
+    rates.set_value(jnp.full_like(rates[...], np.log(rate)))
+    return model
+
+
+def read(
+    model: LanguageModel, texts: Sequence[np.ndarray], steps: GradientSteps | None = None
+) -> DynamicReading:
+    """Every piece a document of its own; processor seconds."""
+    documents = (Document(str(number), text) for number, text in enumerate(texts))
+    return read_dynamically(
+        model, [documents], segment_length=LENGTH, steps=steps, clock=time.process_time
+    )
+
+
+def measured(reading: DynamicReading) -> dict[str, Any]:
+    """Loss, perplexity and processor time of a pass; losses of early and late tokens too."""
+    loss, position = reading.losses.loss.astype(np.float64), reading.losses.position
+    assert reading.tokens_per_second is not None
+    return {
+        "loss": float(loss.mean()),
+        "perplexity": float(np.exp(loss.mean())),
+        "loss_first_quarter": float(loss[position < LENGTH // 4].mean()),
+        "loss_last_quarter": float(loss[position >= LENGTH - LENGTH // 4].mean()),
+        "cpu_microseconds_per_token": 1e6 / reading.tokens_per_second,
+    }
+
+
+def of_seed(seed: int, options: Options, parent: ModelConfig) -> dict[str, Any]:
+    """All variants of one seed."""
+    layer = parent.fast_weight_layer
+    assert layer is not None
+    text = np.concatenate(books(options.data / "train.jsonl"))
+    unseen = books(options.data / "valid.jsonl")
+    dev = pieces(unseen[:1], number=options.documents, length=LENGTH)
+    test = pieces(unseen[1:], number=options.documents, length=LENGTH)
+    models = {}
+    for steps in ("none", "all", "output_bias"):
+        print(f"seed {seed}, trained with steps={steps}", flush=True)
+        config = replace(parent, fast_weight_layer=replace(layer, steps=steps))
+        models[steps] = trained(config, text, options=options, seed=seed)
+
+    def loss_on_dev(reading: DynamicReading) -> float:
+        return float(reading.losses.loss.mean())
+
+    by_rate = {rate: loss_on_dev(read(moved(models["none"], rate), dev)) for rate in options.rates}
+    by_learning_rate = {
+        rate: loss_on_dev(read(models["none"], dev, gradient_steps(rate, options)))
+        for rate in options.learning_rates
+    }
+    rate = min(by_rate, key=by_rate.__getitem__)
+    learning_rate = min(by_learning_rate, key=by_learning_rate.__getitem__)
+    assert models["all"].fast_weight_layer is not None
+    return {
+        "none": measured(read(models["none"], test)),
+        "all": measured(read(models["all"], test))
+        | {"learned_log_rates": models["all"].fast_weight_layer.log_rates[...].tolist()},
+        "test_time": measured(read(moved(models["none"], rate), test))
+        | {"rate": rate, "dev_losses": {str(k): v for k, v in by_rate.items()}},
+        "output_bias": measured(read(models["output_bias"], test)),
+        "dynamic": measured(read(models["none"], test, gradient_steps(learning_rate, options)))
+        | {
+            "learning_rate": learning_rate,
+            "dev_losses": {str(k): v for k, v in by_learning_rate.items()},
+        },
+    }
+
+
+def gradient_steps(rate: float, options: Options) -> GradientSteps:
+    """Of dynamic evaluation."""
+    return GradientSteps(learning_rate=rate, chunk_length=options.chunk_length)
+
+
+def summary(seeds: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Each variant over the seeds: means, and the change of loss against none with its interval."""
+    found = {}
+    for name in VARIANTS:
+        of = {
+            key: np.array([one[name][key] for one in seeds.values()])
+            for key in ("loss", "perplexity", "cpu_microseconds_per_token")
+        }
+        change = of["loss"] - np.array([one["none"]["loss"] for one in seeds.values()])
+        row: dict[str, Any] = {key: float(values.mean()) for key, values in of.items()}
+        row["change_of_loss"] = float(change.mean())
+        if len(change) > 1:
+            half = student_t(len(change)) * float(change.std(ddof=1)) / len(change) ** 0.5
+            row["interval_half"] = half
+        found[name] = row
+    for row in found.values():
+        cost = found["none"]["cpu_microseconds_per_token"]
+        row["cost"] = row["cpu_microseconds_per_token"] / cost
+    return found
+
+
+def main(options: Options) -> None:
+    """Runs all seeds; writes after each, and goes on behind those that the file already holds."""
+    path, seeds, where = options.out, {}, environment()
+    if path.exists():
+        before = json.loads(path.read_text())
+        if before["options"]["steps"] == options.steps:
+            seeds = before["seeds"]
+    for seed in options.seeds:
+        if str(seed) not in seeds:
+            seeds[str(seed)] = of_seed(seed, options, EXPERIMENT.model)
+        write_result(
+            where | {"options": settings(options), "seeds": seeds, "mean": summary(seeds)},
+            path,
+        )
+    for name, row in summary(seeds).items():
+        print(name, {key: round(value, 4) for key, value in row.items()})
+
+
+EXPERIMENT = runpy.run_path(str(ROOT / "configs/fast_weight_layer.py"))["get_config"]()
+LENGTH, BATCH = EXPERIMENT.data.length, EXPERIMENT.training.batch_size
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

@@ -1,0 +1,38 @@
+"""Public-domain books, byte by byte, with a Fast Weight Layer before the head, on a CPU.
+
+    python train.py configs/fast_weight_layer.py && python eval.py runs/fast_weight_layer
+
+`--model.fast_weight_layer.segment_length 256` lets steps fade; `benchmarks/fast_weight_layers.py`
+compares what can be left out. Expects the books as `books_tiny.py` does.
+"""
+
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+from fwpkm_jax.config import Experiment
+from fwpkm_jax.layers.attention import AttentionConfig
+from fwpkm_jax.layers.fast_weight_layer import FastWeightLayerConfig
+
+
+def get_config() -> Experiment:
+    path = Path(__file__).with_name("books_tiny.py")
+    parent: Experiment = runpy.run_path(str(path))["get_config"]()
+    return replace(
+        parent,
+        model=replace(
+            parent.model,
+            model_dim=64,
+            mixers=("swa", "swa"),
+            window=64,
+            mlp_dim=128,
+            attention=AttentionConfig(
+                num_heads=4, num_kv_heads=2, head_dim=16, rotary_fraction=0.5
+            ),
+            memory_layers=(),
+            fast_weight_layer=FastWeightLayerConfig(hidden_dim=128),
+        ),
+        data=replace(parent.data, length=1024),
+        training=replace(parent.training, batch_size=2),
+        run_dir="runs/fast_weight_layer",
+    )

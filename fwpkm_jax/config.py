@@ -28,6 +28,8 @@ from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.training.checkpoint import CheckpointConfig
 from fwpkm_jax.training.config import WITHOUT_EFFECT, TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
+from fwpkm_jax.training.run_directory import read_json
+from fwpkm_jax.training.processes import DistributedConfig
 
 # What the devices count and compute in.
 _MOST_INT = 2**31 - 1
@@ -50,6 +52,8 @@ class Experiment:
     """Length of the run, batches, memories."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     """The devices that share the work; one by default."""
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    """The processes that share it."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When the run is saved, and what is kept."""
     run_dir: str = "runs/default"
@@ -225,7 +229,7 @@ def read_experiment(run_dir: str | Path) -> Experiment:
     path = Path(run_dir) / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; {run_dir} holds no run.")
-    return from_json(json.loads(path.read_text()), path=str(path))
+    return from_json(read_json(path, otherwise="put back a copy"), path=str(path))
 
 
 def parse_command_line(

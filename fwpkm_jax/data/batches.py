@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import grain
@@ -19,7 +20,7 @@ _NO_SHARED_MEMORY = grain.experimental.DatasetOptions(min_shm_size=2**62)
 
 
 class PaddedSource:
-    """Examples followed by blank ones, so that every shard gets the same number of full batches.
+    """Examples followed by blank ones, up to whole batches.
 
     A blank example is all zeros, its `loss_weight` too, so it counts nowhere.
     """
@@ -111,27 +112,54 @@ class BatchIterator(grain.DatasetIterator):
         return iter(rest)
 
 
+class BatchRows(grain.MapDataset):
+    """Some rows of every batch, one example after the other, the others never made."""
+
+    def __init__(self, examples: grain.MapDataset, *, batch_size: int, rows: Sequence[int]):
+        super().__init__(examples)
+        self._examples = examples
+        self._batch_size = batch_size
+        self._rows = tuple(rows)
+
+    def __len__(self) -> int:
+        return len(self._examples) // self._batch_size * len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        batch, place = divmod(index, len(self._rows))
+        return self._examples[batch * self._batch_size + self._rows[place]]
+
+
 def batch_examples(
-    examples: grain.MapDataset, *, batch_size: int, shard: tuple[int, int], num_workers: int
+    examples: grain.MapDataset,
+    *,
+    batch_size: int,
+    rows: Sequence[int] | None = None,
+    num_workers: int,
 ) -> BatchDataset:
-    """Batches of one shard's examples: examples `index, index + count, ...` of `shard`.
+    """Batches of consecutive examples, or the same rows of each.
 
     Whole batches are the unit that workers take turns at, so their number changes nothing.
 
     Raises:
-      ValueError: `batch_size` is not positive or `shard` is not `(index, count)`.
+      ValueError: `batch_size` is not positive, or `rows` are not some of a batch's, in order.
     """
-    check_batching(batch_size=batch_size, shard=shard)
-    index, count = shard
-    if count > 1:
-        examples = examples[index::count]
+    check_batching(batch_size=batch_size, rows=rows)
+    if rows is not None:
+        examples = BatchRows(examples, batch_size=batch_size, rows=rows)
+        batch_size = len(rows)
     return BatchDataset(examples.batch(batch_size, drop_remainder=True), num_workers=num_workers)
 
 
-def check_batching(*, batch_size: int, shard: tuple[int, int]) -> None:
-    """Raises ValueError unless batches of this size can be cut from this shard."""
-    index, count = shard
+def check_batching(*, batch_size: int, rows: Sequence[int] | None) -> None:
+    """Raises ValueError unless batches of this size, or these rows of them, can be made."""
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be 1 or more.")
-    if not 0 <= index < count:
-        raise ValueError(f"shard={shard} must be (index, count) with 0 <= index < count.")
+    if rows is not None and (
+        not rows or list(rows) != sorted(set(rows)) or not 0 <= rows[0] <= rows[-1] < batch_size
+    ):
+        raise ValueError(
+            f"rows={rows} must be some of the rows 0 to {batch_size - 1} of a batch, each once and "
+            "in order."
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import grain
 
 from fwpkm_jax.data.batches import BatchDataset, PaddedSource, batch_examples, check_batching
@@ -17,17 +19,18 @@ def make_dataset(
     split: Split,
     batch_size: int,
     seed: int,
-    shard: tuple[int, int] = (0, 1),
+    rows: Sequence[int] | None = None,
 ) -> BatchDataset:
-    """Batches of a split: without end for "train", one pass in order for "valid".
+    """Batches of a split: without end for "train", one pass in order for "valid", whose last
+    batch is filled up with blank examples of weight 0.
 
     Args:
       config: what the examples are made of.
       split: "train" or "valid".
-      batch_size: rows of each batch, in this shard.
+      batch_size: rows of each batch.
       seed: of the generated documents, or of the order of the rows of text.
-      shard: `(index, count)`; every count-th example belongs to a shard. Shards of "valid" have
-        the same number of batches, filled up with blank examples of weight 0.
+      rows: which of each batch's rows to make, in order; None: all. Processes that share a batch
+        each make their own, and no row depends on how many of them there are.
 
     Returns:
       An iterable of dictionaries: `tokens` int32 `[batch, length + 1]`, `loss_weight` float32
@@ -39,17 +42,16 @@ def make_dataset(
     Raises:
       ValueError: an argument is out of range, or the data cannot be read.
     """
-    check_batching(batch_size=batch_size, shard=shard)
+    check_batching(batch_size=batch_size, rows=rows)
     if split not in ("train", "valid"):
         raise ValueError(f'split={split!r} is neither "train" nor "valid".')
     if split == "train":
         examples = _train_examples(config, seed=seed)
     else:
         valid = _valid_source(config, seed=seed)
-        padded = PaddedSource(valid, multiple=batch_size * shard[1])
-        examples = grain.MapDataset.source(padded)
+        examples = grain.MapDataset.source(PaddedSource(valid, multiple=batch_size))
     return batch_examples(
-        examples, batch_size=batch_size, shard=shard, num_workers=config.num_workers
+        examples, batch_size=batch_size, rows=rows, num_workers=config.num_workers
     )
 
 

@@ -11,14 +11,15 @@ from fwpkm_jax.training.step import check_split
 WITHOUT_EFFECT = (
     "run_dir",
     "mesh",
+    "distributed",
     "checkpoint",
     "training.log_every",
     "training.validate_every",
     "training.validation_batches",
     "data.num_workers",
 )
-"""Where a run writes, how often it looks, who prepares its batches, which devices share the work:
-training computes the same, over other devices up to rounding."""
+"""Where a run writes, how often it looks, who prepares its batches, which devices and processes
+share the work: training computes the same, over other devices up to rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
 import signal
 import time
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TextIO
 
 import jax
 from flax import nnx
 
 from fwpkm_jax.data import make_dataset, vocab_size
-from fwpkm_jax.training.checkpoint import Checkpoints, read_metrics
+from fwpkm_jax.training.checkpoint import Checkpoints
 from fwpkm_jax.training.checksum import non_finite_leaves
-from fwpkm_jax.training.config import WITHOUT_EFFECT
 from fwpkm_jax.training.diagnosis import NonFiniteError, diagnose
 from fwpkm_jax.training.limited import limited_attention
 from fwpkm_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from fwpkm_jax.training.progress import Progress, Speedometer, format_duration
-from fwpkm_jax.training.run_directory import MetricsWriter, claim, record_session, write_json
-from fwpkm_jax.training.sharding import check_mesh, make_partition, put_batch, state_shardings
+from fwpkm_jax.training.processes import from_first, together
+from fwpkm_jax.training.progress import Speedometer, format_duration
+from fwpkm_jax.training.restore import read_metrics
+from fwpkm_jax.training.run_log import RunLog
+from fwpkm_jax.training.sharding import (
+    check_mesh,
+    make_partition,
+    on_one_device,
+    process_rows,
+    put_batch,
+    state_shardings,
+)
 from fwpkm_jax.training.signals import StopSignals
 from fwpkm_jax.training.state import TrainState, init_state, model_graph
 from fwpkm_jax.training.step import Batch, Metrics, make_train_step
@@ -68,8 +74,11 @@ def train(
       ValueError: the configuration does not fit together, or the directory holds another run.
       NonFiniteError: a loss, gradient or weight stopped being finite; what went first is named.
       DamagedCheckpointError: the run has checkpoints but none can be read.
+      OtherProcessError: of many processes another one failed.
     """
-    return _Run(experiment, validate=validate, stream=stream).run()
+    with together():
+        session = _Run(experiment, validate=validate, stream=stream)
+    return session.run()
 
 
 class _Pending(NamedTuple):
@@ -96,9 +105,7 @@ class _Run:
         self.experiment, self.config = experiment, config
         check_mesh(experiment)
         self.partition = make_partition(experiment.mesh)
-        self.directory = Path(experiment.run_dir)
-        self.config_json = experiment.to_json()
-        self.progress = Progress(steps=config.steps, every=config.log_every, stream=stream)
+        self.log = RunLog(experiment, stream=stream)
         self.graphdef = model_graph(experiment.model)
         self.limited = limited_attention(experiment.model, config.window_probability)
         self.optimizer = make_optimizer(experiment.optimizer, steps=config.steps)
@@ -118,6 +125,7 @@ class _Run:
             split=split,
             batch_size=self.config.batch_size,
             seed=self.experiment.seed,
+            rows=process_rows(self.partition, self.config.batch_size),
         )
 
     def _default_validation(self) -> Validation | None:
@@ -140,38 +148,33 @@ class _Run:
 
     def run(self) -> TrainResult:
         """The session, from claiming the directory to the results."""
-        before = claim(
-            self.directory, self.config_json, may_change=(*WITHOUT_EFFECT, "training.steps")
-        )
+        with together():
+            self.log.claim()
         with (
             contextlib.closing(self.batches),
+            self.log,
             StopSignals() as self.signals,
             self._checkpoints() as self.checkpoints,
         ):
             state, start = self._restore()
-            if start == self.config.steps and (results := self._old_results()):
-                self.progress.say(
-                    f"{self.directory} has finished its {start} steps; raise training.steps to "
+            if start == self.config.steps and (results := from_first(self.log.old_results())):
+                self.log.say(
+                    f"{self.log.directory} has finished its {start} steps; raise training.steps to "
                     "continue it, or choose another --run_dir."
                 )
                 return TrainResult("finished", start, state, results, None)
-            if before is not None:
-                write_json(self.directory / "config.json", self.config_json)
-                self._say_resumed(before["training"]["steps"], start)
-            record_session(self.directory, fingerprint=self.experiment.fingerprint, step=start)
-            with MetricsWriter(
-                self.directory, step=start, tensorboard_every=self.config.log_every
-            ) as self.writer:
-                return self._train(state, start)
+            with together():
+                self.log.begin(start)
+            return self._train(state, start)
 
     def _checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.directory / "checkpoints", self.experiment.checkpoint)
+        return Checkpoints(self.log.directory / "checkpoints", self.experiment.checkpoint)
 
     def _restore(self) -> tuple[TrainState, int]:
         """The newest checkpoint's state and step, data position included, or the start."""
         shapes = jax.eval_shape(self.init)
-        restored = self.checkpoints.restore_newest(shapes)
         layout = self._layout(shapes)
+        restored = self.checkpoints.restore_newest(shapes, layout)
         if restored is None:
             return jax.jit(self.init, out_shardings=layout)(), 0
         if restored.data_position is not None:  # None: weights that came from elsewhere.
@@ -179,11 +182,10 @@ class _Run:
         step = int(restored.state.step)
         if step > self.config.steps:
             raise ValueError(
-                f"training.steps={self.config.steps}, but {self.directory} has {step} steps done; "
-                "raise training.steps or choose another --run_dir."
+                f"training.steps={self.config.steps}, but {self.log.directory} has {step} steps "
+                "done; raise training.steps or choose another --run_dir."
             )
-        state = restored.state if layout is None else jax.device_put(restored.state, layout)
-        return state, step
+        return restored.state, step
 
     def _layout(self, shapes: TrainState) -> TrainState | None:
         """Where the state's arrays lie, None for all on the one device."""
@@ -191,19 +193,6 @@ class _Run:
             return None
         rule = self.experiment.model.fast_weight.rule
         return state_shardings(self.partition, shapes, rule=rule, optimizer=self.optimizer)
-
-    def _say_resumed(self, old_steps: int, start: int) -> None:
-        self.progress.say(f"Resuming {self.directory} at step {start}.")
-        if old_steps != self.config.steps and self.experiment.optimizer.decay_steps is None:
-            self.progress.say(
-                f"training.steps went from {old_steps} to {self.config.steps}: the learning rate "
-                f"now decays until step {self.config.steps} (optimizer.decay_steps fixes it)."
-            )
-
-    def _old_results(self) -> dict[str, Any] | None:
-        path = self.directory / "results.json"
-        results = json.loads(path.read_text()) if path.is_file() else {}
-        return results if results.get("steps") == self.config.steps else None
 
     def _train(self, state: TrainState, start: int) -> TrainResult:
         """Steps until the last one or a signal."""
@@ -215,7 +204,7 @@ class _Run:
         if start == self.config.steps:  # Killed between its last checkpoint and its results.
             return self._finished(state)
         first = next(self.batches)
-        self.tokens_per_step = first["loss_weight"].size
+        self.tokens_per_step = self.config.batch_size * self.experiment.data.length
         compiled = self._compile(state, first)
         self.speed.resume()
         pending: _Pending | None = None
@@ -226,15 +215,16 @@ class _Run:
                 # The step is under way; meanwhile the metrics of the one before it are read.
                 self._record(pending, self._read(pending, state))
             pending = _Pending(step, batch, metrics)
-            if self._pauses_after(step):
-                self._pause(pending, state)
+            stop = self.signals.poll()
+            if stop is not None or self._pauses_after(step):
+                stop = self._pause(pending, state)
                 pending = None
                 self.speed.resume()
-            if self.signals.caught and step < self.config.steps:
+            if stop is not None and step < self.config.steps:
                 self.checkpoints.wait()
-                name = self.signals.caught.name
-                self.progress.say(f"{name}: saved {self.directory} at step {step} and stopped.")
-                return TrainResult("interrupted", step, state, {}, self.signals.caught)
+                where = f"{self.log.directory} at step {step}"
+                self.log.say(f"{stop.name}: saved {where} and stopped.")
+                return TrainResult("interrupted", step, state, {}, stop)
         return self._finished(state)
 
     def _compile(self, state: TrainState, batch: Batch) -> Any:
@@ -253,19 +243,18 @@ class _Run:
         began = time.perf_counter()
         compiled = step.lower(state, self._put(batch)).compile()
         self.compile_seconds = time.perf_counter() - began
-        self.progress.say(f"Compiled the training step in {self.compile_seconds:.1f} s.")
+        self.log.say(f"Compiled the training step in {self.compile_seconds:.1f} s.")
         return compiled
 
     def _put(self, batch: Batch) -> Batch:
         return put_batch(self.partition, batch)
 
     def _pauses_after(self, step: int) -> bool:
-        """Whether the loop waits for this step, to save, to validate or to stop."""
+        """Whether the loop waits for this step, to save or to validate."""
         return (
             step == self.config.steps
             or step % self.experiment.checkpoint.every == 0
             or self._validates_after(step)
-            or self.signals.caught is not None
         )
 
     def _validates_after(self, step: int) -> bool:
@@ -274,8 +263,8 @@ class _Run:
             step == self.config.steps or (every is not None and step % every == 0)
         )
 
-    def _pause(self, pending: _Pending, state: TrainState) -> None:
-        """Waits for a step, then validates and saves as its turn is."""
+    def _pause(self, pending: _Pending, state: TrainState) -> signal.Signals | None:
+        """Waits for a step, then validates and saves as its turn is, or as a signal asks."""
         values = self._read(pending, state)
         self._check_weights(pending, state)
         metrics: dict[str, float] = {}
@@ -286,22 +275,22 @@ class _Run:
         self._record(pending, values, event=bool(metrics))
         if metrics:
             shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-            self.progress.say(f"step {pending.step} validation: {shown}")
+            self.log.say(f"step {pending.step} validation: {shown}")
         loss = metrics.get("loss", math.nan)
         improved = loss < self.best_loss
         if improved:
             self.best_loss = loss
+        stop = self.signals.wait()
         # A validation that is not the best so far is no reason of its own to save.
-        only_validated = pending.step % self.experiment.checkpoint.every and not (
-            pending.step == self.config.steps or self.signals.caught
-        )
-        if improved or not only_validated:
+        last = pending.step == self.config.steps or stop is not None
+        if improved or last or pending.step % self.experiment.checkpoint.every == 0:
             self.checkpoints.save(
                 state,
                 data_position=self.batches.get_state(),
-                config=self.config_json,
+                config=self.log.config_json,
                 metrics=metrics if math.isfinite(loss) else None,
             )
+        return stop
 
     def _read(self, pending: _Pending, state: TrainState) -> dict[str, float]:
         """The metrics of a step, once they are finite; `state` is the newest there is."""
@@ -326,19 +315,20 @@ class _Run:
         graphdef = self.graphdef
         if self.limited is not None and pending.metrics["limited"]:
             graphdef = self.limited.graphdef
-        if self.partition is not None:  # The search goes op by op, on one device.
-            state = jax.device_put(state, jax.devices()[0])
+        # The search goes op by op, on one device; of many processes each does the same.
+        newest = int(state.step)
+        state = on_one_device(self.partition, state._replace(opt_state=()))
         cause = diagnose(
             graphdef,
             state,
-            pending.batch,
+            on_one_device(self.partition, self._put(pending.batch)),
             clean_memory=jax.jit(lambda: self.init().memory)(),
             micro_batches=self.config.micro_batches,
             memory=self.config.memory,
         )
         saved = self.checkpoints.steps
         good = f"{self.checkpoints.directory / str(saved[-1])}" if saved else "none was saved"
-        step, newest = pending.step, int(state.step)
+        step = pending.step
         steps = f"step {step}" if newest == step else f"steps {step} to {newest}"
         raise NonFiniteError(
             f"Stopped in {steps}: {symptom} at step {step}. What went first: {cause}. "
@@ -352,8 +342,7 @@ class _Run:
         """Writes a step's record and shows its line."""
         seconds = self.speed.seconds_per_step
         values = {**values, "tokens_per_second": self.tokens_per_step / seconds}
-        self.writer.write(pending.step, values, event=event)
-        self.progress.show(pending.step, values, seconds_per_step=seconds)
+        self.log.record(pending.step, values, seconds_per_step=seconds, event=event)
 
     def _best_loss(self) -> float:
         losses = [
@@ -361,7 +350,7 @@ class _Run:
             for step in self.checkpoints.steps
             if (metrics := read_metrics(self.checkpoints.directory, step))
         ]
-        return min(losses, default=math.inf)
+        return min(from_first(losses), default=math.inf)
 
     def _finished(self, state: TrainState) -> TrainResult:
         self.checkpoints.wait()
@@ -381,10 +370,12 @@ class _Run:
                 "train_seconds": speed.total_seconds,
             },
         }
-        write_json(self.directory / "results.json", results)
-        self.progress.say(
+        with together():
+            self.log.finish(results)
+        self.log.say(
             f"Finished {step} steps; this session trained {speed.total_steps} in "
-            f"{format_duration(speed.total_seconds)}. Results: {self.directory / 'results.json'}"
+            f"{format_duration(speed.total_seconds)}. "
+            f"Results: {self.log.directory / 'results.json'}"
         )
         return TrainResult("finished", step, state, results, None)
 

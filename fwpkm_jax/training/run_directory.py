@@ -16,7 +16,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.summary import scalar
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +33,23 @@ class DifferentRunError(ValueError):
 def write_json(path: Path, values: Any) -> None:
     """Writes a JSON file whole or not at all."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n")
+    with temporary.open("w") as file:
+        file.write(json.dumps(values, indent=2, allow_nan=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())  # Or the name may reach the disk before the contents.
     os.replace(temporary, path)
+
+
+def read_json(path: Path, *, otherwise: str = "delete it") -> Any:
+    """The values of a JSON file.
+
+    Raises:
+      ValueError: it is damaged; `otherwise` is what to do then.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); {otherwise}.") from error
 
 
 def environment() -> dict[str, Any]:
@@ -99,7 +117,8 @@ def claim(
     path = directory / "config.json"
     old = None
     if path.is_file():
-        old = json.loads(path.read_text())
+        copy = "each checkpoint has a copy of it, checkpoints/STEP/config/metadata"
+        old = read_json(path, otherwise=copy)
         changed = [
             line
             for line in differences(old, dict(config))
@@ -128,47 +147,56 @@ def _within(name: str, section: str) -> bool:
 def record_session(directory: Path, *, fingerprint: str, step: int) -> None:
     """Adds this process to `environment.json`; a run that was resumed has several sessions."""
     path = directory / "environment.json"
-    sessions = json.loads(path.read_text())["sessions"] if path.is_file() else []
+    sessions = read_json(path).get("sessions", []) if path.is_file() else []
     sessions.append({"from_step": step, **environment()})
     write_json(path, {"fingerprint": fingerprint, "sessions": sessions})
 
 
 def truncate_metrics(path: Path, *, step: int) -> None:
-    """Drops records past `step`, and a last line that was cut off while it was written.
+    """Drops records past `step`, and lines that are no records: cut off, or damaged since.
 
     The steps after the checkpoint are trained again, so their records come again.
     """
     if not path.is_file():
         return
     temporary = path.with_name(path.name + ".tmp")
-    with path.open() as old, temporary.open("w") as new:
-        for line in old:
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                break
-            if record["step"] > step:
-                break
-            new.write(line)
+    with path.open("rb") as old, temporary.open("wb") as new:
+        for number, line in enumerate(old, start=1):
+            record_step = _record_step(line)
+            if record_step is None:
+                logger.warning("Leaving out line %d of %s, which is no record.", number, path)
+            elif record_step <= step:
+                new.write(line.rstrip(b"\n") + b"\n")
     os.replace(temporary, path)
 
 
+def _record_step(line: bytes) -> int | None:
+    """The step of a line of `metrics.jsonl`, None if it is no record."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    step = record.get("step") if isinstance(record, dict) else None
+    return step if isinstance(step, int) else None
+
+
 class MetricsWriter:
-    """`metrics.jsonl`, one object per step, and TensorBoard events. Use as a context manager."""
+    """`metrics.jsonl`, one object per step, and TensorBoard events; close it in the end."""
 
     def __init__(self, directory: Path, *, step: int, tensorboard_every: int) -> None:
         """Opens both behind `step`, the step the run starts from."""
         truncate_metrics(directory / "metrics.jsonl", step=step)
         self._file = (directory / "metrics.jsonl").open("a")
-        self._events = SummaryWriter(
-            str(directory / "tensorboard"), purge_step=step + 1, max_queue=100
-        )
+        (directory / "tensorboard").mkdir(exist_ok=True)
+        # Not tensorboardX's SummaryWriter: its thread dies where a disk is full, and then who
+        # writes to it waits for ever.
+        self._events = EventsWriter(str(directory / "tensorboard" / "events"))
+        start = SessionLog(status=SessionLog.START)  # Of an earlier session, events from here on
+        self._add(Event(step=step + 1, session_log=start))  # are not shown.
         self._every = tensorboard_every
 
-    def __enter__(self) -> MetricsWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Closes both."""
         self._file.close()
         self._events.close()
 
@@ -185,5 +213,9 @@ class MetricsWriter:
         # A killed process keeps what it handed to the system.
         self._file.flush()
         if event or step % self._every == 0:
-            for name, value in values.items():
-                self._events.add_scalar(name, value, step)
+            summary = Summary(value=[scalar(n, v).value[0] for n, v in values.items()])
+            self._add(Event(step=step, summary=summary))
+
+    def _add(self, event: Event) -> None:
+        event.wall_time = time.time()
+        self._events.write_event(event)

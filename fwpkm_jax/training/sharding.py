@@ -30,7 +30,7 @@ def make_partition(config: MeshConfig, devices: Sequence[Any] | None = None) -> 
     Raises:
       ValueError: the sizes do not multiply to the number of devices.
     """
-    if config.num_devices == 1:
+    if config.num_devices == 1 and (devices is not None or jax.process_count() == 1):
         return None
     devices = jax.devices() if devices is None else devices
     if len(devices) != config.num_devices:
@@ -38,9 +38,15 @@ def make_partition(config: MeshConfig, devices: Sequence[Any] | None = None) -> 
         sizes = " x ".join(f"mesh.{n}={s}" for n, s in zip(names, shape, strict=True))
         raise ValueError(
             f"{sizes} is a mesh of {config.num_devices} devices, but there are {len(devices)} "
-            f"({devices[0].platform}); make the product {len(devices)}, or 1 for one device."
+            f"({devices[0].platform}){_of_processes()}; make the product {len(devices)}, or 1 for "
+            "one device of one process."
         )
     return Partition(jax.make_mesh(*_shape(config), devices=devices), config.memory)
+
+
+def _of_processes() -> str:
+    count = jax.process_count()
+    return f" in {count} processes" if count > 1 else ""
 
 
 def check_mesh(experiment: Experiment) -> None:
@@ -137,11 +143,30 @@ def memory_shardings(partition: Partition, memory: Memories, rule: AbstractRule)
     }
 
 
+def process_rows(partition: Partition | None, batch_size: int) -> list[int] | None:
+    """The rows of a batch that this process's devices work on, in order; None: all of them."""
+    if partition is None or jax.process_count() == 1:
+        return None
+    parts = partition.sharding(BATCH).addressable_devices_indices_map((batch_size,))
+    return sorted({row for (part,) in parts.values() for row in range(batch_size)[part]})
+
+
 def put_batch(partition: Partition | None, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-    """A batch on the devices that work on it; each process gives its own sequences."""
+    """A batch on the devices that work on it; each process gives its `process_rows`."""
     if partition is None:
         return batch
     return {
         name: jax.make_array_from_process_local_data(partition.sharding(BATCH), x)
         for name, x in batch.items()
     }
+
+
+def on_one_device(partition: Partition | None, tree: Any) -> Any:
+    """Arrays of all devices, whole on this process's first one."""
+    if partition is None:
+        return tree
+    if jax.process_count() > 1:
+        everywhere = partition.sharding()
+        tree = jax.jit(lambda tree: tree, out_shardings=everywhere)(tree)
+        tree = jax.tree.map(lambda x: x.addressable_data(0), tree)
+    return jax.device_put(tree, jax.local_devices()[0])

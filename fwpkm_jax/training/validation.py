@@ -39,7 +39,7 @@ def make_validation(
     wrote is dropped.
 
     Args:
-      batches: held-out batches, all of one shape.
+      batches: held-out batches, all of one shape; of each the rows of this process.
       memory: groups and lifetime, as in training.
       micro_batches: as in training, which bounds the memory needed.
       partition: as in training.
@@ -50,7 +50,8 @@ def make_validation(
     """
     if not batches:
         raise ValueError("There is no batch to validate on.")
-    check_split(len(batches[0]["tokens"]), micro_batches=micro_batches, memory=memory)
+    if partition is None:  # Otherwise a process may have a part of the rows.
+        check_split(len(batches[0]["tokens"]), micro_batches=micro_batches, memory=memory)
 
     def sums(graphdef: Any, params: Any, start: Memories, batch: Batch) -> jax.Array:
         def one(_: None, micro: Batch) -> tuple[None, jax.Array]:
@@ -67,7 +68,8 @@ def make_validation(
         pieces = split_batch(batch, micro_batches=micro_batches, memory=memory)
         return jnp.sum(jax.lax.scan(one, None, pieces)[1], axis=0)
 
-    jitted = jax.jit(sums, static_argnums=0)
+    everywhere = None if partition is None else partition.sharding()
+    jitted = jax.jit(sums, static_argnums=0, out_shardings=everywhere)
 
     def validate(model: LanguageModel, start: Memories) -> dict[str, float]:
         graphdef, params = nnx.split(model)

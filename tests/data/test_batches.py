@@ -92,43 +92,39 @@ def test_a_state_that_is_no_position_is_refused(state):
         iter(dataset).set_state(state)
 
 
-def test_shards_together_are_the_batches_of_one(make_config):
-    count = 3
-    shards = [
-        take(iter(train(make_config(), batch_size=2, shard=(index, count))), 4)
-        for index in range(count)
-    ]
-    whole = take(iter(train(make_config(), batch_size=2 * count)), 4)
-    for step, batch in enumerate(whole):
-        for name in batch:
-            for index in range(count):
-                np.testing.assert_array_equal(
-                    shards[index][step][name], batch[name][index::count], err_msg=name
-                )
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_parts_of_the_rows_together_are_the_batches(make_config, num_workers):
+    whole = take(iter(train(make_config(), batch_size=6)), 4)
+    for rows in (range(2), range(2, 6), (1, 4)):
+        iterator = iter(train(make_config(num_workers=num_workers), batch_size=6, rows=rows))
+        iterator.set_state({"next_index": 1})  # The position is that of the whole batches.
+        expected = [{name: x[list(rows)] for name, x in batch.items()} for batch in whole[1:]]
+        assert_batches_equal(take(iterator, 3), expected)
+        iterator.close()
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("batch_size", [1, 4, 16])
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("batch_size", [2, 4, 16])
 def test_validation_gives_every_example_once_and_fills_up_with_weight_zero(
-    make_config, count, batch_size
+    make_config, parts, batch_size
 ):
     config = make_config()
     every = [
         batch["tokens"][0] for batch in make_dataset(config, split="valid", batch_size=1, seed=0)
     ]
-    shards = [
-        list(
-            make_dataset(config, split="valid", batch_size=batch_size, seed=0, shard=(index, count))
-        )
-        for index in range(count)
+    per_part = batch_size // parts
+    batches = [
+        list(make_dataset(config, split="valid", batch_size=batch_size, seed=0, rows=rows))
+        for rows in (range(i * per_part, (i + 1) * per_part) for i in range(parts))
     ]
-    assert len({len(shard) for shard in shards}) == 1
-    assert all(len(batch["tokens"]) == batch_size for shard in shards for batch in shard)
+    assert len({len(part) for part in batches}) == 1
+    assert all(len(batch["tokens"]) == per_part for part in batches for batch in part)
     tokens, weights = (
-        np.stack([np.concatenate([batch[name] for batch in shard]) for shard in shards], axis=1)
+        np.concatenate(
+            [batch[name] for together in zip(*batches, strict=True) for batch in together]
+        )
         for name in ("tokens", "loss_weight")
-    )  # [examples of a shard, shard, ...]: shards take turns.
-    tokens, weights = tokens.reshape(-1, config.length + 1), weights.reshape(-1, config.length)
+    )
     np.testing.assert_array_equal(tokens[: len(every)], every)
     assert weights[: len(every)].any(axis=1).all()
     assert not weights[len(every) :].any()
@@ -155,8 +151,10 @@ def test_training_and_validation_of_the_recall_task_share_no_document():
     ("arguments", "message"),
     [
         ({"batch_size": 0}, "batch_size=0 must be 1 or more"),
-        ({"shard": (2, 2)}, r"shard=\(2, 2\) must be"),
-        ({"shard": (-1, 2)}, r"shard=\(-1, 2\) must be"),
+        ({"rows": (1, 2)}, r"rows=\(1, 2\) must be some of the rows 0 to 1"),
+        ({"rows": (-1, 1)}, r"rows=\(-1, 1\) must be"),
+        ({"rows": (1, 0)}, r"rows=\(1, 0\) must be"),
+        ({"rows": ()}, r"rows=\(\) must be"),
         ({"split": "test"}, "split='test' is neither"),
     ],
 )

@@ -91,10 +91,10 @@ def test_without_weights_rows_come_from_each_source_as_it_has_them(tmp_path):
     assert Counter(row[0] for row in rows_of(config_of(*paths), 2048)) == {1: 1536, 2: 512}
 
 
-@pytest.mark.parametrize("shard", [(0, 2), (1, 2)])
-def test_a_shard_of_an_even_mixture_meets_both_sources(tmp_path, shard):
+@pytest.mark.parametrize("row", [0, 1])
+def test_a_process_with_one_row_of_an_even_mixture_meets_both_sources(tmp_path, row):
     paths = constant_files(tmp_path, a=(1, 400), b=(2, 400))
-    rows = rows_of(config_of(*paths, train_weights=(1, 1)), 512, shard=shard)
+    rows = rows_of(config_of(*paths, train_weights=(1, 1)), 512, batch_size=2, rows=(row,))
     assert 150 < Counter(row[0] for row in rows)[1] < 362
 
 

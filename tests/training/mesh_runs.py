@@ -10,44 +10,42 @@ of its last state, and what its compiled step sends.
 import os
 import sys
 
-# As in tests/conftest.py. A collective waits in a thread of XLA's pool: each device needs several.
-_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {_FLAGS}"
-os.environ["PJRT_NPROC"] = "64"
+from tests.training import mesh_flags
 
-import dataclasses  # noqa: E402
-import io  # noqa: E402
-import json  # noqa: E402
-import math  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import Any, NamedTuple  # noqa: E402
+os.environ.update(mesh_flags.environment(8))
 
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
+import dataclasses
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from fwpkm_jax.analysis.collectives import collectives  # noqa: E402
-from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig  # noqa: E402
-from fwpkm_jax.layers.partition import MeshConfig  # noqa: E402
-from fwpkm_jax.layers.pkm import PKMConfig  # noqa: E402
-from fwpkm_jax.models.block import Remat  # noqa: E402
-from fwpkm_jax.models.config import ModelConfig  # noqa: E402
-from fwpkm_jax.rules import FwPKM  # noqa: E402
-from fwpkm_jax.training.loop import train as run_loop  # noqa: E402
-from fwpkm_jax.training.optimizer import OptimizerConfig, make_optimizer  # noqa: E402
-from fwpkm_jax.training.sharding import (  # noqa: E402
+import jax
+import numpy as np
+
+from fwpkm_jax.analysis.collectives import collectives
+from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.layers.partition import MeshConfig
+from fwpkm_jax.layers.pkm import PKMConfig
+from fwpkm_jax.models.block import Remat
+from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.training.loop import train as run_loop
+from fwpkm_jax.training.optimizer import OptimizerConfig, make_optimizer
+from fwpkm_jax.training.sharding import (
     make_partition,
     put_batch,
     state_shardings,
 )
-from fwpkm_jax.training.state import (  # noqa: E402
+from fwpkm_jax.training.state import (
     MemoryConfig,
     init_state,
     model_graph,
     named_leaves,
 )
-from fwpkm_jax.training.step import make_train_step  # noqa: E402
-from tests.training.tiny_config import get_config  # noqa: E402
+from fwpkm_jax.training.step import make_train_step
+from tests.training.tiny_config import get_config
 
 SUBKEYS, STEPS, BATCH, LENGTH = 6, 2, 8, 16
 

@@ -11,15 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.training.checkpoint import (
-    CheckpointConfig,
-    Checkpoints,
+from fwpkm_jax.training.checkpoint import CheckpointConfig, Checkpoints
+from fwpkm_jax.training.optimizer import make_optimizer
+from fwpkm_jax.training.restore import (
     DamagedCheckpointError,
     checkpoint_steps,
     find_step,
     read_checkpoint,
 )
-from fwpkm_jax.training.optimizer import make_optimizer
 from fwpkm_jax.training.state import init_state
 
 

@@ -1,0 +1,155 @@
+"""The processes that train one model together, each with its own devices.
+
+JAX's distributed runtime connects them. What is sent here, beside what the step sends, is what
+every process has to know: that one of them failed or is asked to stop, and what the first one found
+in the run directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+# How long a process that leaves waits for the others before the runtime ends them all.
+_LEAVING_SECONDS = 30
+_LONGEST_MESSAGE = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedConfig:
+    """How the processes of a run find each other; by default this one is alone."""
+
+    detect: bool = False
+    """Let JAX ask the cluster that started the processes: Slurm, Open MPI, Cloud TPU."""
+    coordinator: str | None = None
+    """HOST:PORT at which process 0 can be reached, the port free there."""
+    num_processes: int | None = None
+    """Processes of the run; each uses all devices that it sees."""
+    process_id: int | None = None
+    """Which of them this one is, from 0."""
+
+    def __post_init__(self) -> None:
+        named = (self.coordinator, self.num_processes, self.process_id)
+        if self.detect and named != (None, None, None):
+            raise ValueError(
+                f"detect=True asks the cluster for coordinator={self.coordinator}, num_processes="
+                f"{self.num_processes} and process_id={self.process_id}; leave them out."
+            )
+        if None in named and named != (None, None, None):
+            raise ValueError(
+                f"coordinator={self.coordinator}, num_processes={self.num_processes} and process_id"
+                f"={self.process_id} belong together; give all three, or none."
+            )
+        if self.coordinator is not None and not self.coordinator.rpartition(":")[2].isdecimal():
+            raise ValueError(f"coordinator={self.coordinator!r} must be HOST:PORT.")
+        if self.num_processes is not None and self.process_id is not None:
+            if self.num_processes < 1:
+                raise ValueError(f"num_processes={self.num_processes} must be at least 1.")
+            if not 0 <= self.process_id < self.num_processes:
+                raise ValueError(
+                    f"process_id={self.process_id} must be one of the {self.num_processes} "
+                    f"processes, 0 to {self.num_processes - 1}."
+                )
+
+
+class OtherProcessError(RuntimeError):
+    """Another process of the run failed; says which, and of what."""
+
+
+def connect(config: DistributedConfig) -> None:
+    """Joins the run's other processes, before JAX is used for anything else; nothing if alone.
+
+    Raises:
+      ValueError: `detect` found no cluster.
+      RuntimeError: the others did not come.
+    """
+    if config.coordinator is not None:
+        jax.distributed.initialize(
+            config.coordinator,
+            config.num_processes,
+            config.process_id,
+            cluster_detection_method="deactivate",
+            shutdown_timeout_seconds=_LEAVING_SECONDS,
+        )
+    elif config.detect:
+        try:
+            jax.distributed.initialize(shutdown_timeout_seconds=_LEAVING_SECONDS)
+        except ValueError as error:
+            raise ValueError(
+                f"distributed.detect found no cluster that started this process ({error}); give "
+                "distributed.coordinator, num_processes and process_id."
+            ) from error
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes for all."""
+    return jax.process_index() == 0
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """What a process does on its own, its error everyone's: no process goes on without another.
+
+    The body must not wait for other processes.
+
+    Raises:
+      OtherProcessError: another process's body failed. Where it is this one's, its own error.
+    """
+    if jax.process_count() == 1:
+        yield
+        return
+    error = None
+    try:
+        yield
+    except Exception as raised:
+        error = raised
+    messages = _everyones("" if error is None else f"{type(error).__name__}: {error}")
+    if error is not None:
+        raise error
+    for process, message in enumerate(messages):
+        if message:
+            raise OtherProcessError(f"Process {process} of the run failed: {message}")
+
+
+def _everyones(message: str) -> list[str]:
+    """Each process's message, in their order."""
+    raw = np.frombuffer(message.encode()[:_LONGEST_MESSAGE], np.uint8)
+    padded = np.pad(raw, (0, _LONGEST_MESSAGE - raw.size))
+    return [
+        bytes(row).rstrip(b"\0").decode(errors="ignore")
+        for row in multihost_utils.process_allgather(padded)
+    ]
+
+
+def from_first(value: Any) -> Any:
+    """The first process's JSON value, on every process."""
+    if jax.process_count() == 1:
+        return value
+    raw = np.frombuffer(json.dumps(value).encode(), np.uint8) if is_first() else np.zeros(0)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(raw.size)))
+    padded = raw if is_first() else np.zeros(size)
+    return json.loads(bytes(multihost_utils.broadcast_one_to_all(padded.astype(np.uint8))))
+
+
+class Greatest:
+    """The greatest of a number that each process has, told to all of them."""
+
+    def __init__(self) -> None:
+        mesh = Mesh(np.asarray(jax.devices()), ("devices",))
+        self._split = NamedSharding(mesh, P("devices"))
+        self._max = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, P()))
+
+    def __call__(self, number: int) -> jax.Array:
+        """An int32 scalar, the same everywhere, still under way."""
+        local = np.full(jax.local_device_count(), number, np.int32)
+        return self._max(jax.make_array_from_process_local_data(self._split, local))

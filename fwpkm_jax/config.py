@@ -28,8 +28,8 @@ from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.training.checkpoint import CheckpointConfig
 from fwpkm_jax.training.config import WITHOUT_EFFECT, TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
-from fwpkm_jax.training.run_directory import read_json
 from fwpkm_jax.training.processes import DistributedConfig
+from fwpkm_jax.training.run_directory import read_json
 
 # What the devices count and compute in.
 _MOST_INT = 2**31 - 1

@@ -5,7 +5,6 @@ One process writes for all; the others' logs are silent.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -13,7 +12,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 from fwpkm_jax.training.config import WITHOUT_EFFECT
 from fwpkm_jax.training.processes import is_first
 from fwpkm_jax.training.progress import Progress
-from fwpkm_jax.training.run_directory import MetricsWriter, claim, record_session, write_json
+from fwpkm_jax.training.run_directory import (
+    MetricsWriter,
+    claim,
+    read_json,
+    record_session,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from fwpkm_jax.config import Experiment
@@ -53,7 +58,7 @@ class RunLog:
     def old_results(self) -> dict[str, Any] | None:
         """The results of a run that has done all its steps before."""
         path = self.directory / "results.json"
-        results = json.loads(path.read_text()) if path.is_file() else {}
+        results = read_json(path) if path.is_file() else {}
         return results if results.get("steps") == self._experiment.training.steps else None
 
     def begin(self, step: int) -> None:

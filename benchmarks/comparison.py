@@ -1,0 +1,216 @@
+"""Pictures and tables of what `recall.py` and `state_tracking.py` measured, for docs/comparison.md.
+
+python benchmarks/comparison.py
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from small_decoders import Row
+
+from fwpkm_jax.evaluation.plot_style import GREY, TEXT, save_figure, set_title
+
+CHANCE = 1 / 64
+"""Of a right answer in the recall task, which has 64 values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Draws and prints results."""
+
+    recall: Path = Path("benchmarks/results/recall_cpu.json")
+    """From `recall.py`."""
+    state_tracking: Path = Path("benchmarks/results/state_tracking_cpu.json")
+    """From `state_tracking.py`."""
+    images: Path = Path("docs/images")
+    """Folder of the pictures."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of a heat map that belong together."""
+
+    title: str
+    labels: Sequence[str]
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """Over seeds: the mean, and the largest minus the smallest."""
+    return float(np.mean(values)), float(np.max(values) - np.min(values))
+
+
+def heat_map(
+    axes: Axes, values: np.ndarray, rows: Sequence[str], groups: Sequence[Columns]
+) -> None:
+    """Shares from 0 to 1, `[rows, columns]`, NaN where nothing was measured."""
+    image = np.ma.masked_invalid(values)
+    axes.imshow(image, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+    axes.set_facecolor("#F2F2F2")
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            axes.text(
+                *(column, row, f"{100 * value:.0f}"),
+                **{"ha": "center", "va": "center", "fontsize": 7},
+                color="white" if value > 0.6 else TEXT,
+            )
+    labels = [label for group in groups for label in group.labels]
+    axes.set_xticks(range(len(labels)), labels, fontsize=7.5)
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.tick_params(length=0, colors=TEXT)
+    axes.spines[:].set_visible(False)
+    start = 0
+    for group in groups:
+        width = len(group.labels)
+        axes.text(
+            *(start + width / 2 - 0.5, -0.75, group.title),
+            **{"ha": "center", "fontsize": 8, "color": GREY},
+        )
+        start += width
+        axes.axvline(start - 0.5, color="white", lw=4)
+
+
+def size(budget: int | None) -> str:
+    """A number of bytes in words; None: what the memory takes."""
+    if budget is None:
+        return "own size"
+    return f"{budget // 1024} KiB" if budget >= 1024 else f"{budget} B"
+
+
+def names_in_order(rows: Sequence[Row]) -> list[str]:
+    """Rules as they first appear, those without a bound at the end."""
+    names = dict.fromkeys(row["rule"] for row in rows if row.get("budget", 0) is not None)
+    return [*names, *dict.fromkeys(row["rule"] for row in rows if row["rule"] not in names)]
+
+
+def recall_picture(rows: Sequence[Row]) -> Figure:
+    """Accuracy by memory, state and pairs; one panel per length."""
+    names = names_in_order(rows)
+    found = defaultdict[tuple, list[float]](list)
+    for row in rows:
+        for cell in row["cells"]:
+            key = (row["rule"], row["budget"], cell["pairs"], cell["length"])
+            found[key].append(cell["accuracy"])
+    budgets = sorted({budget for _, budget, *_ in found}, key=lambda b: np.inf if b is None else b)
+    pairs, lengths = (sorted({key[i] for key in found}) for i in (2, 3))
+    columns = [(budget, count) for budget in budgets for count in pairs]
+    figure = Figure(figsize=(9.5, 4.3 * len(lengths)), layout="constrained")
+    for axes, length in zip(
+        figure.subplots(len(lengths), squeeze=False)[:, 0], lengths, strict=True
+    ):
+        values = np.array(
+            [
+                [
+                    np.mean(found.get((name, budget, count, length), [np.nan]))
+                    for budget, count in columns
+                ]
+                for name in names
+            ]
+        )
+        heat_map(axes, values, names, [Columns(size(b), [str(n) for n in pairs]) for b in budgets])
+        set_title(axes, f"Answers right, %, documents of {length} tokens", "")
+        axes.set_xlabel("pairs stated, by size of the state", fontsize=8, color=TEXT)
+    return figure
+
+
+def state_tracking_picture(rows: Sequence[Row]) -> Figure:
+    """Accuracy by memory, task and position."""
+    names = names_in_order(rows)
+    found = defaultdict[tuple, list[float]](list)
+    for row in rows:
+        for span in row["spans"]:
+            found[row["rule"], row["group"], span["above"], span["up_to"]].append(span["accuracy"])
+    groups = list(dict.fromkeys(row["group"] for row in rows))
+    spans = sorted({key[2:] for key in found})
+    values = np.array(
+        [
+            [
+                np.mean(found.get((name, group, *span), [np.nan]))
+                for group in groups
+                for span in spans
+            ]
+            for name in names
+        ]
+    )
+    figure = Figure(figsize=(9.5, 0.8 + 0.24 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    heat_map(axes, values, names, [Columns(g, [f"to {end}" for _, end in spans]) for g in groups])
+    set_title(axes, "Labels right, %, by position", "")
+    axes.set_xlabel("tokens of the document", fontsize=8, color=TEXT)
+    return figure
+
+
+def pairs_recalled(row: Row, length: int) -> float:
+    """The most pairs that a decoder tells again: pairs stated times the share above chance."""
+    shares = [
+        cell["pairs"] * (cell["accuracy"] - CHANCE) / (1 - CHANCE)
+        for cell in row["cells"]
+        if cell["length"] == length
+    ]
+    return max(0.0, *shares)
+
+
+def recall_table(rows: Sequence[Row], length: int) -> str:
+    """Pairs recalled, and that per KiB of state and of what a token touches, as Markdown.
+
+    Of what FwPKM touches: the slots, then the slots and the sub-keys it scores. The spread is the
+    largest minus the smallest seed.
+    """
+    lines = [
+        "| memory | budget | state, bytes | touched per token | pairs recalled (spread) "
+        "| per KiB of state | per KiB touched |",
+        "|---" * 7 + "|",
+    ]
+    groups = defaultdict[tuple, list[Row]](list)
+    for row in rows:
+        groups[row["rule"], row["budget"]].append(row)
+    for (name, budget), runs in sorted(groups.items(), key=lambda item: item[0][1] or np.inf):
+        first = runs[0]
+        mean, spread = mean_and_spread([pairs_recalled(run, length) for run in runs])
+        touched = [first["slot_bytes_touched"], first["bytes_touched"]]
+        state, *per = (f"{1024 * mean / size:.1f}" for size in (first["state_bytes"], *touched))
+        shown = [f"{mean:.1f} ({spread:.1f})", state]
+        both = [", ".join(dict.fromkeys(map(str, x))) for x in (touched, per)]
+        cells = [f"`{name}`", size(budget), str(first["state_bytes"]), both[0], *shown, both[1]]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def state_tracking_table(rows: Sequence[Row]) -> str:
+    """Accuracy in the training length and in the last span, by task, as Markdown."""
+    groups = list(dict.fromkeys(row["group"] for row in rows))
+    ends = [(s["above"], s["up_to"]) for s in (rows[0]["spans"][0], rows[0]["spans"][-1])]
+    header = [f"{group}, tokens {a + 1}-{b}" for group in groups for a, b in ends]
+    lines = [f"| memory | {' | '.join(header)} |", "|---" * (len(header) + 1) + "|"]
+    for name in names_in_order(rows):
+        cells = [f"`{name}`"]
+        for group in groups:
+            runs = [row for row in rows if (row["rule"], row["group"]) == (name, group)]
+            for index in (0, -1):
+                shares = [run["spans"][index]["accuracy"] for run in runs]
+                cells.append(f"{np.mean(shares):.3f} ({min(shares):.3f})" if shares else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(options: Options) -> None:
+    """Writes the pictures and prints the tables of what is there."""
+    if options.recall.exists():
+        rows = json.loads(options.recall.read_text(encoding="utf-8"))["rows"]
+        save_figure(recall_picture(rows), options.images / "comparison_recall.png")
+        lengths = sorted({cell["length"] for row in rows for cell in row["cells"]})
+        print(*(f"{n} tokens\n\n{recall_table(rows, n)}\n" for n in lengths), sep="\n")
+    if options.state_tracking.exists():
+        rows = json.loads(options.state_tracking.read_text(encoding="utf-8"))["rows"]
+        save_figure(state_tracking_picture(rows), options.images / "comparison_states.png")
+        print(state_tracking_table(rows))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

@@ -1,0 +1,241 @@
+"""Multi-query associative recall over pairs x length x state size, every memory at equal state.
+
+    taskset -c 1 python benchmarks/recall.py
+    python benchmarks/comparison.py
+
+Two layers: a sliding window of a few tokens, the same for all, and the memory. Each decoder is
+trained on documents of one length with several numbers of pairs, and then asked at every length.
+Runs that the file holds are kept, so that it can be stopped and started again.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import tyro
+from machine import environment, settings
+from small_decoders import Batch, Results, Row, Trained, Trainer, cpu_seconds, state_bytes, widest
+
+from fwpkm_jax.data.recall import Example, RecallData, RecallSource
+from fwpkm_jax.layers.attention import AttentionConfig
+from fwpkm_jax.layers.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.lact import LaCTConfig
+from fwpkm_jax.layers.matrix_memory import MatrixMemoryConfig
+from fwpkm_jax.layers.titans import TitansConfig
+from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.rules import FwMLP, FwPKM
+from fwpkm_jax.rules.matrix import MATRIX_RULES
+from fwpkm_jax.training.optimizer import OptimizerConfig
+
+CHUNK = 32
+"""Tokens between two writes of the memories that write chunks: no answer is nearer than that."""
+WIDTH = 32
+"""Of the residual stream."""
+UNBOUNDED = ("attention", "fwpkm_table")
+"""Not made to fit a state: the ceiling, and FwPKM with a table as large as it likes it."""
+TABLE = FwPKM(num_subkeys=32, key_dim=16, value_dim=16, top_k=8)
+NAMES = (*MATRIX_RULES, "titans", "lact", "fwmlp", "fwpkm", *UNBOUNDED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Trains and asks small decoders."""
+
+    rules: tuple[str, ...] = NAMES
+    """Which memories."""
+    budgets: tuple[int, ...] = (1024, 4096, 256)
+    """Bytes of state per sequence; each memory is as wide as fits."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Of weights and documents, which are the same for all memories."""
+    length: int = 128
+    """Tokens of a training document."""
+    pairs: tuple[int, ...] = (4, 8, 16, 32, 64)
+    """Pairs stated in a document; it asks for `questions` of them at most."""
+    lengths: tuple[int, ...] = (128, 256, 512)
+    """Lengths asked."""
+    questions: int = 16
+    """Questions of a document."""
+    steps: int = 400
+    """Training steps."""
+    batch_size: int = 32
+    """Documents per step."""
+    learning_rate: float = 5e-3
+    """Peak learning rate."""
+    documents: int = 64
+    """Documents asked per cell and seed."""
+    out: Path = Path("benchmarks/results/recall_cpu.json")
+    """File of the results, continued where it exists."""
+
+
+def task(pairs: int, length: int, options: Options) -> RecallData | None:
+    """Documents of that many pairs, or None where they do not fit the length."""
+    questions = min(pairs, options.questions)
+    if 2 * (pairs + questions) + CHUNK - 3 > length:
+        return None
+    return RecallData(
+        length=length,
+        num_facts=pairs,
+        num_questions=questions,
+        num_keys=max(options.pairs),
+        num_values=64,
+        num_filler=16,
+        min_distance=CHUNK,
+    )
+
+
+def decoder(name: str, size: int) -> ModelConfig:
+    """The two layers around one memory; `size` is its width, of `fwpkm` the sub-keys."""
+    mixer, changes = "swa", dict[str, Any]()
+    if name in MATRIX_RULES:
+        mixer = name
+        rule = replace(MATRIX_RULES[name](), convolution=False, chunk_size=CHUNK)
+        changes["matrix"] = MatrixMemoryConfig(
+            **dict.fromkeys(("num_key_heads", "num_value_heads"), 1),
+            **dict.fromkeys(("key_head_dim", "value_head_dim"), size),
+            rules=(rule,),
+        )
+    elif name == "titans":
+        mixer = name
+        changes["titans"] = TitansConfig(num_heads=2, head_dim=size, depth=1, chunk_size=CHUNK // 2)
+    elif name == "lact":
+        mixer = name
+        changes["lact"] = LaCTConfig(
+            num_heads=1, num_fast_heads=2, hidden_dim=size, chunk_size=CHUNK, window=4
+        )
+    elif name == "attention":
+        mixer = name
+    else:
+        rule: FwPKM | FwMLP = TABLE
+        if name == "fwpkm":
+            rule = FwPKM(num_subkeys=size, key_dim=8, value_dim=8, top_k=min(8, size))
+        if name == "fwmlp":
+            rule = FwMLP(key_dim=16, value_dim=16, hidden_dim=size)
+        changes["memory_layers"] = (1,)
+        # A gate closes before so small a model has learned to look up (docs/results.md).
+        changes["fast_weight"] = FastWeightConfig(
+            rule=rule, chunk_size=CHUNK, gate_output=False, weight_by_gate=False
+        )
+    return ModelConfig(
+        vocab_size=1,
+        model_dim=WIDTH,
+        mixers=("swa", mixer),
+        window=4,
+        mlp_dim=2 * WIDTH,
+        attention=AttentionConfig(num_heads=2, num_kv_heads=2, head_dim=16, rotary_fraction=0.5),
+        tie_embeddings=False,
+        head_bias=True,
+        head_init_std=0.0,
+        branch_init_scale=0.1,
+        activation_dtype="float32",
+        **changes,
+    )
+
+
+def sized(name: str, budget: int | None, *, length: int) -> ModelConfig | None:
+    """The decoder whose memory is the largest within `budget` bytes; None: the least is larger."""
+    if budget is None:
+        return decoder(name, 0)
+    size = widest(lambda n: state_bytes(decoder(name, n), length=length) <= budget, most=64)
+    return None if size is None else decoder(name, size)
+
+
+def touched_bytes(config: ModelConfig, total: int) -> tuple[int, int]:
+    """Bytes of state that one token reads or writes: of slots alone, and with all that is scored.
+
+    A matrix or a network is read as a whole. FwPKM reads the slots it chose, by all its sub-keys.
+    """
+    rule = config.fast_weight.rule
+    if not (config.memory_layers and isinstance(rule, FwPKM)):
+        return total, total
+    slots = 4 * rule.num_heads * rule.top_k * rule.value_dim
+    return slots, slots + 4 * rule.num_heads * rule.num_subkeys * rule.key_dim
+
+
+def examples(data: RecallData, split: Any, seed: int) -> Iterator[Example]:
+    """The documents of a task."""
+    source = RecallSource(data, split=split, seed=seed)
+    return (source[index] for index in itertools.count())
+
+
+def batch(documents: list[Example]) -> Batch:
+    """Documents side by side."""
+    tokens = np.stack([document["tokens"] for document in documents])
+    weights = np.stack([document["loss_weight"] for document in documents])
+    return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:], "weights": weights}
+
+
+def training_batches(options: Options, seed: int) -> list[Batch]:
+    """Batches in which the numbers of pairs that fit the training length take turns."""
+    tasks = [task(pairs, options.length, options) for pairs in options.pairs]
+    streams = itertools.cycle([examples(data, "train", seed) for data in tasks if data])
+    take = itertools.islice
+    return [
+        batch([next(stream) for stream in take(streams, options.batch_size)])
+        for _ in range(options.steps)
+    ]
+
+
+def cells(trained: Trained, options: Options, seed: int) -> list[Row]:
+    """Share of right answers by pairs and length, of documents that training has not seen."""
+    rows = []
+    for length, pairs in itertools.product(options.lengths, options.pairs):
+        data = task(pairs, length, options)
+        if data is None:
+            continue
+        asked = batch(list(itertools.islice(examples(data, "valid", seed), options.documents)))
+        right = np.asarray(trained.right(asked))[asked["weights"] > 0]
+        accuracy = round(float(right.mean()), 4)
+        rows.append({"pairs": pairs, "length": length, "accuracy": accuracy, "answers": right.size})
+    return rows
+
+
+def measure(name: str, budget: int | None, options: Options, results: Results) -> None:
+    """The runs of one memory at one budget that the results lack."""
+    seeds = [seed for seed in options.seeds if not results.has(rule=name, budget=budget, seed=seed)]
+    config = sized(name, budget, length=options.length) if seeds else None
+    if config is None:
+        if seeds:
+            print(f"{name}: nothing fits into {budget} bytes", flush=True)
+        return
+    vocabulary = next(t for t in (task(n, options.length, options) for n in options.pairs) if t)
+    config = replace(config, vocab_size=vocabulary.vocab_size)
+    total = state_bytes(config, length=options.length)
+    slots, scored = touched_bytes(config, total)
+    optimizer = OptimizerConfig(
+        learning_rate=options.learning_rate,
+        warmup_steps=min(50, options.steps // 4),
+        weight_decay=0.01,
+    )
+    trainer = Trainer(config, optimizer, steps=options.steps)
+    for seed in seeds:
+        start = cpu_seconds()
+        trained = trainer.train(training_batches(options, seed), seed=seed)
+        row = {"rule": name, "budget": budget, "seed": seed, "state_bytes": total}
+        row |= {"slot_bytes_touched": slots, "bytes_touched": scored}
+        row |= {"parameters": trained.parameters, "loss": round(trained.loss, 4)}
+        row["cells"] = cells(trained, options, seed)
+        row["cpu_seconds"] = cpu_seconds(start)
+        results.add(row)
+        shown = " ".join(f"{c['pairs']}x{c['length']}:{c['accuracy']:.2f}" for c in row["cells"])
+        print(f"{name} {budget} seed {seed} {row['cpu_seconds']:.0f} s: {shown}", flush=True)
+
+
+def main(options: Options) -> None:
+    """Runs what is not there yet, the first budget of every memory first."""
+    chosen = replace(options, rules=(), budgets=(), seeds=())  # May differ from call to call.
+    results = Results(options.out, settings=settings(chosen), machine=environment)
+    bounded = [name for name in options.rules if name not in UNBOUNDED]
+    runs: list[tuple[str, int | None]] = [(name, None) for name in UNBOUNDED]
+    runs = [run for run in runs if run[0] in options.rules]
+    runs += [(name, budget) for budget in options.budgets for name in bounded]
+    for name, budget in runs:
+        measure(name, budget, options, results)
+        jax.clear_caches()
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

@@ -1,0 +1,170 @@
+"""Trains decoders of tens of thousands of parameters on generated tasks, resumably."""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
+from fwpkm_jax.training.optimizer import OptimizerConfig, make_optimizer
+from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
+from fwpkm_jax.training.step import weighted_loss
+
+Batch = Mapping[str, np.ndarray]
+"""`tokens` and `labels` int32 `[batch, length]`, `weights` float32 `[batch, length]`."""
+Row = dict[str, Any]
+
+# Each sequence of a batch has a memory of its own, and it starts afresh.
+_MEMORY = MemoryConfig(lifetime="batch")
+
+
+class Trainer:
+    """One architecture, compiled once, to be trained from several seeds."""
+
+    def __init__(self, config: ModelConfig, optimizer: OptimizerConfig, *, steps: int):
+        self.config, self.steps = config, steps
+        self._optimizer = make_optimizer(optimizer, steps=steps)
+        graphdef = model_graph(config)
+
+        def logits(params: Any, memory: Any, tokens: jax.Array) -> jax.Array:
+            own = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(tokens), *x.shape[1:])), memory)
+            return nnx.merge(graphdef, params)(tokens, own).logits
+
+        def loss(params: Any, memory: Any, batch: Batch) -> jax.Array:
+            total = weighted_loss(
+                logits(params, memory, jnp.asarray(batch["tokens"])),
+                jnp.asarray(batch["labels"]),
+                jnp.asarray(batch["weights"]),
+            )
+            return total / jnp.sum(batch["weights"])
+
+        @partial(jax.jit, donate_argnums=(0, 1))
+        def step(params: Any, opt_state: Any, memory: Any, batch: Batch):
+            value, gradient = jax.value_and_grad(loss)(params, memory, batch)
+            updates, opt_state = self._optimizer.update(gradient, opt_state, params)
+            return optax.apply_updates(params, updates), opt_state, value
+
+        @jax.jit
+        def right(params: Any, memory: Any, batch: Batch) -> jax.Array:
+            tokens, labels = jnp.asarray(batch["tokens"]), jnp.asarray(batch["labels"])
+            return jnp.argmax(logits(params, memory, tokens), axis=-1) == labels
+
+        self._step, self._right = step, right
+
+    def train(self, batches: Iterable[Batch], *, seed: int) -> "Trained":
+        """The decoder of one seed after `steps` of the batches."""
+        state = init_state(self.config, memory=_MEMORY, optimizer=self._optimizer, seed=seed)
+        params, opt_state, losses = state.params, state.opt_state, []
+        for _, batch in zip(range(self.steps), batches, strict=False):
+            params, opt_state, loss = self._step(params, opt_state, state.memory, dict(batch))
+            losses.append(loss)
+        if len(losses) < self.steps:
+            raise ValueError(f"{len(losses)} batches do not make steps={self.steps}.")
+        final = float(np.mean(jax.device_get(losses[-20:])))
+        return Trained(partial(self._right, params, state.memory), final, _count(params))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained decoder."""
+
+    right: Callable[[Batch], jax.Array]
+    """Whether each label `[batch, length]` of a batch is its most likely token."""
+    loss: float
+    """Mean of the last 20 steps, nats per answer."""
+    parameters: int
+    """Slow weights."""
+
+
+def state_bytes(config: ModelConfig, *, length: int) -> int:
+    """Bytes of the last layer's memory of one sequence: what a rule or attention keeps of it.
+
+    Not counted is what a layer's frame keeps beside it: inputs of a convolution, a LaCT layer's
+    window, tokens that wait until their chunk is written.
+
+    Args:
+      config: float32 decoder whose last layer holds the memory.
+      length: tokens kept by full attention.
+    """
+
+    def memory() -> Any:
+        model = LanguageModel(config, rngs=nnx.Rngs(0))
+        if config.memory_layers:
+            return model.init_memory(jax.random.key(0))
+        cache = model.blocks[-1].mixer.init_cache(1, max_length=length, dtype=jnp.float32)
+        name = config.mixers[-1]
+        if name == "attention":
+            return cache.keys, cache.values
+        if name == "lact":
+            return cache.fast.memory
+        return (cache.base, cache.memory) if name == "titans" else cache.memory
+
+    leaves = jax.tree.leaves(jax.eval_shape(memory))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+def widest(fits: Callable[[int], bool], *, most: int) -> int | None:
+    """The largest number from 1 to `most` that fits, given that all below it do; None: none."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low or None
+
+
+class Results:
+    """Rows of a JSON file, each written as soon as it is there; a second run goes on from there."""
+
+    def __init__(self, path: Path, *, settings: Row, machine: Callable[[], Row]):
+        """Opens or begins the file.
+
+        Raises:
+          ValueError: the file holds results of other settings.
+        """
+        self._path = path
+        if path.exists():
+            self.content: Row = json.loads(path.read_text(encoding="utf-8"))
+            settings = json.loads(json.dumps(settings))
+            if self.content["settings"] != settings:
+                raise ValueError(
+                    f"{path} holds results with {self.content['settings']}, asked for are "
+                    f"{settings}; choose another file."
+                )
+        else:
+            self.content = {"environment": machine(), "settings": settings, "rows": []}
+
+    def has(self, **names: Any) -> bool:
+        """Whether there is a row with these entries."""
+        return any(names.items() <= row.items() for row in self._plain())
+
+    def add(self, row: Row) -> None:
+        """Appends a row and writes the file."""
+        self.content["rows"].append(row)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.content, indent=1)
+        self._path.write_text(text + "\n", encoding="utf-8")
+
+    def _plain(self) -> list[Row]:
+        scalar = (str, int, float, bool, type(None))
+        return [
+            {name: x for name, x in row.items() if isinstance(x, scalar)}
+            for row in self.content["rows"]
+        ]
+
+
+def cpu_seconds(since: float = 0.0) -> float:
+    """CPU time of this process in seconds, since an earlier reading."""
+    return round(time.process_time() - since, 2)
+
+
+def _count(params: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(params))

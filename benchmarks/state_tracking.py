@@ -1,0 +1,158 @@
+"""State tracking by every matrix memory: parity, sums modulo 3, and permutations of three things.
+
+    taskset -c 1 python benchmarks/state_tracking.py
+    python benchmarks/comparison.py
+
+One layer with the memory, no convolution. Each decoder is trained on short documents, with a label
+at every token, and asked on longer ones. Delta rules run twice, with write strengths up to 1 and up
+to 2 (`negative`). Runs that the file holds are kept.
+"""
+
+import itertools
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import tyro
+from machine import environment, settings
+from small_decoders import Batch, Results, Row, Trained, Trainer, cpu_seconds, state_bytes
+
+from fwpkm_jax.data.recall import Split
+from fwpkm_jax.data.state_tracking import Group, StateTrackingData, StateTrackingSource
+from fwpkm_jax.layers.matrix_memory import MatrixMemoryConfig
+from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule
+from fwpkm_jax.training.optimizer import OptimizerConfig
+
+WIDTH = 32
+"""Of the residual stream."""
+
+
+def variants() -> dict[str, AbstractMatrixRule]:
+    """Every rule by name; those whose write strength can reach 2 in both ranges, `+` with 2."""
+    found = dict[str, AbstractMatrixRule]()
+    for name, kind in MATRIX_RULES.items():
+        rule = replace(kind(), convolution=False, chunk_size=32)
+        if hasattr(rule, "negative_eigenvalues"):
+            found[name] = replace(rule, **{"negative_eigenvalues": False})
+            found[f"{name}+"] = replace(rule, **{"negative_eigenvalues": True})
+        else:
+            found[name] = rule
+    return found
+
+
+RULES = variants()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Trains and asks small decoders."""
+
+    rules: tuple[str, ...] = tuple(RULES)
+    """Which memories; a name with + has write strengths up to 2."""
+    groups: tuple[Group, ...] = ("parity", "mod3", "s3")
+    """What is tracked."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Of weights and documents, which are the same for all memories."""
+    length: int = 32
+    """Tokens of a training document."""
+    ends: tuple[int, ...] = (32, 64, 128, 256)
+    """Accuracy is stated for the tokens up to each of these, from the one before on."""
+    steps: int = 500
+    """Training steps."""
+    batch_size: int = 64
+    """Documents per step."""
+    learning_rate: float = 5e-3
+    """Peak learning rate."""
+    documents: int = 64
+    """Documents asked per seed."""
+    heads: int = 2
+    """Memories of a sequence."""
+    head_dim: int = 16
+    """Width of keys and values."""
+    out: Path = Path("benchmarks/results/state_tracking_cpu.json")
+    """File of the results, continued where it exists."""
+
+
+def decoder(name: str, vocab_size: int, options: Options) -> ModelConfig:
+    """One layer around one memory."""
+    sizes = {"num_key_heads": options.heads, "num_value_heads": options.heads}
+    sizes |= dict.fromkeys(("key_head_dim", "value_head_dim"), options.head_dim)
+    return ModelConfig(
+        vocab_size=vocab_size,
+        model_dim=WIDTH,
+        mixers=(name.rstrip("+"),),
+        mlp_dim=2 * WIDTH,
+        matrix=MatrixMemoryConfig(**sizes, rules=(RULES[name],)),
+        tie_embeddings=False,
+        head_bias=True,
+        head_init_std=0.0,
+        init_std=0.1,
+        activation_dtype="float32",
+    )
+
+
+def batch(source: StateTrackingSource, first: int, count: int) -> Batch:
+    """`count` documents side by side."""
+    documents = [source[index] for index in range(first, first + count)]
+    tokens, labels = (np.stack([one[name] for one in documents]) for name in ("tokens", "labels"))
+    return {"tokens": tokens, "labels": labels, "weights": np.ones(tokens.shape, np.float32)}
+
+
+def source_of(group: Group, split: Split, length: int, seed: int) -> StateTrackingSource:
+    """The documents of one split."""
+    return StateTrackingSource(
+        StateTrackingData(group=group, length=length), split=split, seed=seed
+    )
+
+
+def spans(trained: Trained, group: Group, options: Options, seed: int) -> list[Row]:
+    """Share of right labels in each range of positions of documents that training has not seen."""
+    source = source_of(group, "valid", max(options.ends), seed)
+    right = np.asarray(trained.right(batch(source, 0, options.documents)))
+    return [
+        {"above": start, "up_to": end, "accuracy": round(float(right[:, start:end].mean()), 4)}
+        for start, end in itertools.pairwise((0, *options.ends))
+    ]
+
+
+def measure(name: str, group: Group, options: Options, results: Results) -> None:
+    """The runs of one memory on one task that the results lack."""
+    seeds = [seed for seed in options.seeds if not results.has(rule=name, group=group, seed=seed)]
+    if not seeds:
+        return
+    config = decoder(name, StateTrackingData(group=group).vocab_size, options)
+    optimizer = OptimizerConfig(
+        learning_rate=options.learning_rate,
+        warmup_steps=min(50, options.steps // 4),
+        weight_decay=0.01,
+    )
+    trainer = Trainer(config, optimizer, steps=options.steps)
+    for seed in seeds:
+        start = cpu_seconds()
+        source = source_of(group, "train", options.length, seed)
+        size = options.batch_size
+        batches = (batch(source, size * step, size) for step in range(options.steps))
+        trained = trainer.train(batches, seed=seed)
+        row = {"rule": name, "group": group, "seed": seed}
+        row |= {"state_bytes": state_bytes(config, length=options.length)}
+        row |= {"parameters": trained.parameters, "loss": round(trained.loss, 4)}
+        row["spans"] = spans(trained, group, options, seed)
+        row["cpu_seconds"] = cpu_seconds(start)
+        results.add(row)
+        shown = " ".join(f"..{span['up_to']}: {span['accuracy']:.2f}" for span in row["spans"])
+        print(f"{group} {name} seed {seed} {row['cpu_seconds']:.0f} s: {shown}", flush=True)
+
+
+def main(options: Options) -> None:
+    """Runs what is not there yet, one task after the other."""
+    chosen = replace(options, rules=(), groups=(), seeds=())  # May differ from call to call.
+    results = Results(options.out, settings=settings(chosen), machine=environment)
+    for group, name in itertools.product(options.groups, options.rules):
+        measure(name, group, options, results)
+        jax.clear_caches()
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

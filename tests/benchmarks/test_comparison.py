@@ -1,0 +1,123 @@
+"""The programs behind docs/comparison.md, on the smallest tasks."""
+
+import importlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def programs():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARKS)
+        names = ("recall", "state_tracking", "comparison", "small_decoders")
+        modules = {name: importlib.import_module(name) for name in names}
+        environment = {"commit": None}
+        for name in ("recall", "state_tracking"):
+            patch.setattr(modules[name], "environment", lambda: environment)
+        yield modules
+
+
+def test_every_bounded_memory_is_the_largest_within_its_bytes(programs):
+    recall, sizes = programs["recall"], programs["small_decoders"]
+    for name in ("linear_attention", "mlstm", "titans", "lact", "fwmlp", "fwpkm"):
+        config = recall.sized(name, 4096, length=64)
+        width = {
+            "titans": config.titans.head_dim,
+            "lact": config.lact.hidden_dim,
+            "fwmlp": getattr(config.fast_weight.rule, "hidden_dim", None),
+            "fwpkm": getattr(config.fast_weight.rule, "num_subkeys", None),
+        }.get(name, config.matrix.key_head_dim)
+        wider = recall.decoder(name, width + 1)
+        assert sizes.state_bytes(config, length=64) <= 4096
+        assert sizes.state_bytes(wider, length=64) > 4096
+    assert recall.sized("lact", 64, length=64) is None
+
+
+def test_state_and_touched_bytes_are_those_counted_by_hand(programs):
+    recall, sizes = programs["recall"], programs["small_decoders"]
+    matrix = recall.decoder("deltanet", 8)
+    assert sizes.state_bytes(matrix, length=64) == 4 * 8 * 8
+    assert recall.touched_bytes(matrix, 256) == (256, 256)
+    table = recall.decoder("fwpkm", 16)
+    total = sizes.state_bytes(table, length=64)
+    assert total == 4 * (16 * 16 * 8 + 2 * 16 * 4)
+    assert recall.touched_bytes(table, total) == (4 * 8 * 8, 4 * 8 * 8 + 4 * 2 * 16 * 4)
+    attention = recall.decoder("attention", 0)
+    assert sizes.state_bytes(attention, length=64) == 2 * 4 * 64 * 2 * 16
+
+
+def test_all_memories_see_the_same_batches_of_every_number_of_pairs_that_fits(programs):
+    recall = programs["recall"]
+    options = recall.Options(steps=3, batch_size=6, length=64)
+    assert [pairs for pairs in options.pairs if recall.task(pairs, 64, options)] == [4, 8]
+    batches = recall.training_batches(options, seed=2)
+    np.testing.assert_array_equal(
+        batches[1]["tokens"], recall.training_batches(options, seed=2)[1]["tokens"]
+    )
+    # Each document asks for all of its 4 or 8 pairs.
+    np.testing.assert_array_equal(batches[2]["weights"].sum(1), [4, 8, 4, 8, 4, 8])
+    assert batches[0]["tokens"].shape == (6, 64)
+
+
+def test_recall_runs_goes_on_and_is_drawn(programs, tmp_path, capsys):
+    recall, comparison = programs["recall"], programs["comparison"]
+    small = {"steps": 2, "batch_size": 2, "length": 64, "lengths": (64,), "documents": 2}
+    options = recall.Options(
+        **small, rules=("linear_attention",), budgets=(256, 1), seeds=(0,), out=tmp_path / "r.json"
+    )
+    recall.main(options)
+    (row,) = json.loads(options.out.read_text())["rows"]
+    assert (row["rule"], row["budget"], row["state_bytes"]) == ("linear_attention", 256, 256)
+    assert [(cell["pairs"], cell["answers"]) for cell in row["cells"]] == [(4, 8), (8, 16)]
+    assert "nothing fits into 1 bytes" in capsys.readouterr().out
+    recall.main(options)
+    assert json.loads(options.out.read_text())["rows"] == [row]
+    with pytest.raises(ValueError, match=r"holds results with .* choose another file"):
+        recall.main(replace(options, steps=3))
+    drawn = replace(
+        comparison.Options(), recall=options.out, state_tracking=Path("none"), images=tmp_path
+    )
+    comparison.main(drawn)
+    assert "| `linear_attention` | 256 B | 256 | 256 |" in capsys.readouterr().out
+    assert (tmp_path / "comparison_recall.png").stat().st_size > 0
+
+
+def test_state_tracking_runs_and_is_drawn(programs, tmp_path, capsys):
+    tracking, comparison = programs["state_tracking"], programs["comparison"]
+    options = tracking.Options(
+        rules=("deltanet+",), groups=("parity",), seeds=(0,), length=4, ends=(4, 8),
+        steps=2, batch_size=2, documents=2, out=tmp_path / "s.json",
+    )  # fmt: skip
+    tracking.main(options)
+    (row,) = json.loads(options.out.read_text())["rows"]
+    assert [(span["above"], span["up_to"]) for span in row["spans"]] == [(0, 4), (4, 8)]
+    drawn = comparison.Options(recall=Path("none"), state_tracking=options.out, images=tmp_path)
+    comparison.main(drawn)
+    assert "| `deltanet+` |" in capsys.readouterr().out
+    assert (tmp_path / "comparison_states.png").stat().st_size > 0
+
+
+def test_delta_rules_are_tried_with_strengths_up_to_one_and_two(programs):
+    rules = programs["state_tracking"].RULES
+    doubled = {name for name in rules if name.endswith("+")}
+    assert {"deltanet+", "gated_deltanet+", "deltaproduct+"} <= doubled
+    for name in doubled:
+        assert rules[name].negative_eigenvalues
+        assert not rules[name.rstrip("+")].negative_eigenvalues
+
+
+def test_pairs_recalled_count_nothing_for_guesses(programs):
+    comparison = programs["comparison"]
+    cells = [
+        {"pairs": 4, "length": 64, "accuracy": 1.0},
+        {"pairs": 64, "length": 64, "accuracy": 1 / 64},
+        {"pairs": 8, "length": 128, "accuracy": 1.0},
+    ]
+    assert comparison.pairs_recalled({"cells": cells}, 64) == 4
+    assert comparison.pairs_recalled({"cells": cells[1:2]}, 64) == 0

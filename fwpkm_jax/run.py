@@ -26,7 +26,8 @@ class Run(NamedTuple):
     params: Any
     """Slow weights, an `nnx.State`."""
     memory: Memories
-    """Fast weights as training left them, leaves `[groups, ...]`."""
+    """Fast weights as training left them, or at their start where none were saved, leaves
+    `[groups, ...]`."""
     step: int
     """The checkpoint's step."""
 
@@ -65,14 +66,14 @@ def load_run(run_dir: str | Path, step: int | Literal["best"] | None = None) -> 
     experiment = read_experiment(run_dir)
     directory = Path(run_dir) / "checkpoints"
     found = find_step(directory, step)
-    abstract = jax.eval_shape(
-        partial(
-            init_state,
-            experiment.model,
-            memory=experiment.training.memory,
-            optimizer=None,
-            seed=experiment.seed,
-        )
+    init = partial(
+        init_state,
+        experiment.model,
+        memory=experiment.training.memory,
+        optimizer=None,
+        seed=experiment.seed,
     )
-    state = read_checkpoint(directory, found, abstract).state
-    return Run(experiment, model_graph(experiment.model), state.params, state.memory, found)
+    merge = experiment.checkpoint.merge
+    state = read_checkpoint(directory, found, jax.eval_shape(init), merge=merge).state
+    memory = state.memory or jax.jit(lambda: init().memory)()  # As training goes on with.
+    return Run(experiment, model_graph(experiment.model), state.params, memory, found)

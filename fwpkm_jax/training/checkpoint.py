@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import orbax.checkpoint as ocp
@@ -18,6 +18,7 @@ from orbax.checkpoint import checkpoint_managers
 
 from fwpkm_jax.training.checksum import checksums
 from fwpkm_jax.training.processes import from_first, is_first, together
+from fwpkm_jax.training.regroup import Regroup, first_memory
 from fwpkm_jax.training.restore import (
     DamagedCheckpointError,
     Restored,
@@ -41,6 +42,12 @@ class CheckpointConfig:
     """Steps between two checkpoints. The last step is always saved."""
     keep: int = 3
     """Newest checkpoints kept, beside the one of the lowest validation loss."""
+    memories: Literal["all", "first", "none"] = "all"
+    """Which fast-weight memories are saved. first: one, of which all are copies on resuming. none:
+    they start afresh. Less is written where memories are many, and resuming is no longer exact."""
+    regroup: Regroup = "refuse"
+    """What a run does that is continued with another memory.groups. More: copies of those saved.
+    Fewer: the first of the memories that become one, or their mean. refuse: it does not start."""
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -50,6 +57,19 @@ class CheckpointConfig:
                 f"keep={self.keep} must be at least 2: if the newest is damaged by whatever ended "
                 "the run, the one before it is needed."
             )
+
+    @property
+    def merge(self) -> Regroup:
+        """How saved memories become those of the run."""
+        if self.memories == "first" and self.regroup == "refuse":
+            return "first"
+        return self.regroup
+
+    def saved_memory(self, memory: Any) -> Any:
+        """Of a run's memories those that are saved."""
+        if self.memories == "first" and memory:
+            return first_memory(memory)
+        return memory if self.memories == "all" else {}
 
 
 class Checkpoints:
@@ -120,7 +140,7 @@ class Checkpoints:
         step = int(state.step)
         if from_first(step in self.steps):
             return
-        items = array_items(state)
+        items = array_items(state._replace(memory=self._config.saved_memory(state.memory)))
         position = {
             "step": step,
             "rng": jax.random.key_data(state.rng).tolist(),
@@ -137,6 +157,19 @@ class Checkpoints:
                 config=ocp.args.JsonSave(dict(config)),
             ),
             metrics={"loss": metrics["loss"]} if metrics else None,
+        )
+
+    def describe(self, abstract: TrainState) -> str:
+        """A sentence on what a checkpoint of this state takes on the disk."""
+        sizes = {name: _bytes(tree) for name, tree in array_items(abstract).items()}
+        if self._config.memories == "none":
+            sizes.pop("memory", None)
+        elif self._config.memories == "first" and "memory" in sizes:
+            sizes["memory"] //= jax.tree.leaves(abstract.memory)[0].shape[0]
+        parts = ", ".join(f"{name} {_readable(size)}" for name, size in sizes.items())
+        return (
+            f"A checkpoint takes {_readable(sum(sizes.values()))} ({parts}); up to "
+            f"{self._config.keep + 1} are kept in {self.directory}."
         )
 
     def wait(self) -> None:
@@ -158,7 +191,9 @@ class Checkpoints:
         restored = None
         for step in reversed(from_first(self.steps)):
             try:
-                restored = read_checkpoint(self.directory, step, abstract, layout)
+                restored = read_checkpoint(
+                    self.directory, step, abstract, layout, merge=self._config.merge
+                )
                 break
             except DamagedCheckpointError as error:
                 logger.warning("Skipping a damaged checkpoint: %s", error)
@@ -190,3 +225,14 @@ class _EveryRequest(checkpoint_managers.SaveDecisionPolicy):
     def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
         del step, previous_steps, context
         return True
+
+
+def _bytes(tree: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _readable(size: int) -> str:
+    for scale, unit in ((1e9, "GB"), (1e6, "MB")):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size / 1e3:.3g} kB"

@@ -174,6 +174,7 @@ class _Run:
         """The newest checkpoint's state and step, data position included, or the start."""
         shapes = jax.eval_shape(self.init)
         layout = self._layout(shapes)
+        self.log.say(self.checkpoints.describe(shapes))
         restored = self.checkpoints.restore_newest(shapes, layout)
         if restored is None:
             return jax.jit(self.init, out_shardings=layout)(), 0
@@ -185,7 +186,12 @@ class _Run:
                 f"training.steps={self.config.steps}, but {self.log.directory} has {step} steps "
                 "done; raise training.steps or choose another --run_dir."
             )
-        return restored.state, step
+        state = restored.state
+        if shapes.memory and not state.memory:
+            self.log.say(f"The checkpoint of step {step} holds no memories; they start afresh.")
+            fresh = jax.jit(lambda: self.init().memory, out_shardings=layout and layout.memory)
+            state = state._replace(memory=fresh())
+        return state, step
 
     def _layout(self, shapes: TrainState) -> TrainState | None:
         """Where the state's arrays lie, None for all on the one device."""

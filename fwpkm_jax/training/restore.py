@@ -18,6 +18,7 @@ import orbax.checkpoint as ocp
 
 from fwpkm_jax.training.checksum import checksums
 from fwpkm_jax.training.processes import together
+from fwpkm_jax.training.regroup import Regroup, all_groups, regroup
 from fwpkm_jax.training.state import TrainState, named_leaves
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class Restored(NamedTuple):
     """A checkpoint, read and checked."""
 
     state: TrainState
+    """`memory` is empty where none was saved."""
     data_position: Any
     """What the data iterator's `get_state` gave; None: it stands at its start."""
     metrics: dict[str, float]
@@ -72,7 +74,12 @@ def checkpoint_steps(directory: str | Path) -> list[int]:
 
 
 def read_checkpoint(
-    directory: str | Path, step: int, abstract: TrainState, layout: TrainState | None = None
+    directory: str | Path,
+    step: int,
+    abstract: TrainState,
+    layout: TrainState | None = None,
+    *,
+    merge: Regroup = "refuse",
 ) -> Restored:
     """One checkpoint, every array's shape, dtype and checksum verified.
 
@@ -83,8 +90,10 @@ def read_checkpoint(
         empty `opt_state` the optimiser's state is not read.
       layout: where each array is to lie, from `training.sharding.state_shardings`; None: all on
         the first device.
+      merge: what to do if it holds another number of memories, see `regroup`.
 
     Raises:
+      ValueError: it holds another number of memories, and they cannot be made into these.
       DamagedCheckpointError: names the checkpoint and what is wrong with it.
     """
     path = Path(directory).absolute() / str(step)
@@ -95,7 +104,9 @@ def read_checkpoint(
     try:
         with together():
             position = _read_json(path)
-            expected = {name: position["checksums"][name] for name in items}
+            expected = position["checksums"]
+            if "memory" not in expected:  # By the run's own configuration.
+                items.pop("memory", None)
             arrays = {
                 name: _read_arrays(path / name, tree, layouts[name]) for name, tree in items.items()
             }
@@ -106,34 +117,54 @@ def read_checkpoint(
         raise DamagedCheckpointError(f"{path}: {_brief(error)}") from error
     for name, tree in arrays.items():
         actual = checksums(tree)
-        wrong = [leaf for leaf in actual if actual[leaf] != expected[name].get(leaf)]
+        wrong = [leaf for leaf in actual if actual[leaf] != expected.get(name, {}).get(leaf)]
         if wrong:
             raise DamagedCheckpointError(
                 f"{path}: {name}/{wrong[0]} is not what was saved (its checksum differs)"
             )
+    memory: Any = {}
+    if "memory" in arrays:
+        memory = _regrouped(arrays["memory"], abstract.memory, layout.memory, merge)
     state = TrainState(
         step=jax.device_put(jnp.asarray(step, jnp.int32), layout.step),
         params=arrays["params"],
         opt_state=arrays.get("optimizer", abstract.opt_state),
-        memory=arrays.get("memory", abstract.memory),
+        memory=memory,
         rng=jax.device_put(jax.random.wrap_key_data(rng), layout.rng),
     )
     return Restored(state, position["data"], position["metrics"])
 
 
 def _read_arrays(path: Path, abstract: Any, layout: Any) -> Any:
-    """An item's arrays. Orbax's handlers alone, unlike its checkpointers, wait for no process."""
-    targets = jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        abstract,
-        layout,
-    )
+    """An item's arrays; memories all that were saved.
+
+    Orbax's handlers alone, unlike its checkpointers, wait for no other process.
+    """
     handler = ocp.StandardCheckpointHandler()
+
+    def target(x: Any, sharding: Any) -> Any:
+        shape = x.shape
+        if saved is not None and saved != shape[0]:
+            shape, sharding = (saved, *shape[1:]), all_groups(sharding)
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
+
     try:
+        saved = None
+        if path.name == "memory":
+            saved = jax.tree.leaves(handler.metadata(path).tree)[0].shape[0]
+        targets = jax.tree.map(target, abstract, layout)
         read = handler.restore(path, args=ocp.args.StandardRestore(nested(targets)))
     finally:
         handler.close()
     return _like(abstract, read)
+
+
+def _regrouped(memory: Any, abstract: Any, layout: Any, merge: Regroup) -> Any:
+    """Memories as they were saved as many as `abstract` asks for, laid out."""
+    groups = jax.tree.leaves(abstract)[0].shape[0]
+    if jax.tree.leaves(memory)[0].shape[0] == groups:
+        return memory
+    return jax.jit(lambda memory: regroup(memory, groups, merge), out_shardings=layout)(memory)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

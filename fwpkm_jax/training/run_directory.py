@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
 
 
 def claim(
-    directory: Path, config: Mapping[str, Any], *, may_change: tuple[str, ...]
+    directory: Path, config: Mapping[str, Any], *, may_change: Sequence[str]
 ) -> dict[str, Any] | None:
     """Makes a new run's directory and `config.json`, or checks that the run there is this one.
 
@@ -126,9 +126,12 @@ def claim(
         ]
         if changed:
             listing = "\n  ".join(changed)
+            hint = ""
+            if any(line.startswith("training.memory.groups:") for line in changed):
+                hint = " (checkpoint.regroup says how memory.groups may change.)"
             raise DifferentRunError(
                 f"{directory} holds a run with another configuration:\n  {listing}\n"
-                "Choose another --run_dir, or the same configuration to continue that run."
+                "Choose another --run_dir, or the same configuration to continue that run." + hint
             )
     elif directory.is_dir() and any(directory.iterdir()):
         raise ValueError(

@@ -52,7 +52,9 @@ class RunLog:
           ValueError: another run is there, or something else; see `run_directory.claim`.
         """
         if self._writes:
-            may_change = (*WITHOUT_EFFECT, "training.steps")
+            may_change = [*WITHOUT_EFFECT, "training.steps"]
+            if self._experiment.checkpoint.regroup != "refuse":
+                may_change.append("training.memory.groups")
             self._before = claim(self.directory, self.config_json, may_change=may_change)
 
     def old_results(self) -> dict[str, Any] | None:

@@ -131,9 +131,16 @@ def state_shardings(
 
 
 def memory_shardings(partition: Partition, memory: Memories, rule: AbstractRule) -> Memories:
-    """The layout of memories; a single group's, from which a batch's start, is on every part."""
+    """The layout of memories; a single group's, from which a batch's start, is on every part.
+
+    Raises:
+      ValueError: slots or columns do not divide into the parts that devices are to hold.
+    """
 
     def of(spec: P, leaf: Any) -> NamedSharding:
+        for what, size, axes in zip(("slots", "columns"), leaf.shape[1:], spec[1:], strict=False):
+            axes = (axes,) if isinstance(axes, str) else axes or ()
+            partition.check_divides(f"A value table of {what}", size, *axes)
         groups = spec[0] if leaf.shape[0] > 1 else None
         return NamedSharding(partition.mesh, P(groups, *spec[1:]))
 

@@ -2,6 +2,7 @@
 
     python -m tests.training.mesh_runs OUT.json NAME [NAME ...]
     python -m tests.training.mesh_runs OUT.json loop
+    python -m tests.training.mesh_runs OUT.json [NAME ...] restore restore_all
 
 The number of devices is fixed before JAX starts. Writes each run's losses, the sum of every array
 of its last state, and what its compiled step sends.
@@ -45,6 +46,7 @@ from fwpkm_jax.training.state import (
     named_leaves,
 )
 from fwpkm_jax.training.step import make_train_step
+from tests.training import mesh_restores
 from tests.training.tiny_config import get_config
 
 SUBKEYS, STEPS, BATCH, LENGTH = 6, 2, 8, 16
@@ -210,6 +212,15 @@ def through_the_loop(out: Path) -> dict[str, Any]:
     return records
 
 
+def result_of(name: str, directory: Path) -> Any:
+    """A run's result, or that of saving and restoring over other meshes."""
+    if name == "restore":
+        return mesh_restores.restores(small_model(), directory, mesh_restores.SOME)
+    if name == "restore_all":
+        return mesh_restores.restores(whole_model(), directory, mesh_restores.ALL)
+    return train(RUNS[name])
+
+
 def _norm(x: jax.Array) -> float:
     return float(math.sqrt(np.sum(np.square(np.asarray(x), dtype=np.float64))))
 
@@ -219,5 +230,5 @@ if __name__ == "__main__":
     if names == ["loop"]:
         results = through_the_loop(Path(out))
     else:
-        results = {name: train(RUNS[name]) for name in names}
+        results = {name: result_of(name, Path(out).parent) for name in names}
     Path(out).write_text(json.dumps(results))

@@ -41,7 +41,7 @@ def run_apart(out, names):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    return run_apart(tmp_path_factory.mktemp("mesh") / "runs.json", DEFAULT)
+    return run_apart(tmp_path_factory.mktemp("mesh") / "runs.json", (*DEFAULT, "restore"))
 
 
 def assert_same_training(actual, expected):
@@ -100,6 +100,11 @@ def test_reads_by_slots_take_one_sum_per_chunk_each_way(runs):
     tokens = 4 * 2 * 8  # groups, sequences of each, tokens of a chunk
     sums = [count for kind, count, dims in runs["slots"]["sent"] if [tokens, 8] in dims]
     assert sum(sums) == 2 * CHUNKS
+
+
+def test_a_checkpoint_is_read_bit_for_bit_over_another_mesh(runs):
+    assert len(runs["restore"]) == 4
+    assert all(found == {"equal": True, "laid_out": True} for found in runs["restore"].values())
 
 
 def test_one_device_is_no_mesh():
@@ -189,6 +194,13 @@ def test_every_kind_of_layer_trains_alike_on_every_mesh(base, tmp_path):
         assert_same_training(results[name], results[base])
         if name != "whole_data":  # Where a learned table is whole, its gradient is summed.
             assert moved_tables(results[name], {SLOTS, SLOTS // 4, SLOTS // 8}) == []
+
+
+@pytest.mark.slow
+def test_every_mesh_reads_what_every_mesh_saved(tmp_path):
+    found = run_apart(tmp_path / "runs.json", ["restore_all"])["restore_all"]
+    assert len(found) == 49
+    assert [n for n, one in found.items() if one != {"equal": True, "laid_out": True}] == []
 
 
 @pytest.mark.slow

@@ -1,0 +1,85 @@
+"""Saves a state over one mesh and reads it over another, with eight simulated devices."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fwpkm_jax.layers.partition import MeshConfig
+from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.training.checkpoint import CheckpointConfig, Checkpoints
+from fwpkm_jax.training.optimizer import OptimizerConfig, make_optimizer
+from fwpkm_jax.training.restore import read_checkpoint
+from fwpkm_jax.training.sharding import make_partition, state_shardings
+from fwpkm_jax.training.state import MemoryConfig, TrainState, init_state
+
+MESHES = {
+    "1": MeshConfig(),
+    "4_data": MeshConfig(data=4),
+    "4_columns": MeshConfig(data=2, fsdp=2, memory="columns"),
+    "4_slots": MeshConfig(fsdp=2, model=2, memory="slots"),
+    "8_fsdp": MeshConfig(data=2, fsdp=4),
+    "8_columns": MeshConfig(data=2, fsdp=2, model=2, memory="columns"),
+    "8_slots": MeshConfig(data=2, fsdp=2, model=2, memory="slots"),
+}
+SOME = (("8_columns", "1"), ("1", "8_fsdp"), ("8_columns", "4_data"), ("8_columns", "8_slots"))
+ALL = tuple((saved, read) for saved in MESHES for read in MESHES)
+
+
+def restores(
+    model: ModelConfig, directory: Path, pairs: Iterable[tuple[str, str]]
+) -> dict[str, dict[str, bool]]:
+    """Of each pair of meshes whether all arrays came back, and each as the second mesh asks."""
+    optimizer = make_optimizer(OptimizerConfig(), steps=10)
+
+    def init() -> TrainState:
+        state = init_state(model, memory=MemoryConfig(groups=8), optimizer=optimizer, seed=0)
+        return state._replace(opt_state=jax.tree.map(_numbered, state.opt_state))
+
+    shapes = jax.eval_shape(init)
+
+    def layout_on(mesh: MeshConfig) -> TrainState | None:
+        partition = make_partition(mesh, jax.devices()[: mesh.num_devices])
+        if partition is None:
+            return None
+        rule = model.fast_weight.rule
+        return state_shardings(partition, shapes, rule=rule, optimizer=optimizer)
+
+    layouts = {name: layout_on(mesh) for name, mesh in MESHES.items()}
+    expected = _numpy(jax.jit(init)())
+    results = {}
+    for saved, read in pairs:
+        folder = directory / f"on_{saved}"
+        if not folder.exists():
+            with Checkpoints(folder, CheckpointConfig()) as checkpoints:
+                state = jax.device_put(expected, layouts[saved])
+                state = state._replace(rng=jax.random.key(0))
+                checkpoints.save(state, data_position=None, config={})
+        state = read_checkpoint(folder, 0, shapes, layouts[read]).state
+        results[f"{saved} -> {read}"] = {
+            "equal": all(
+                np.array_equal(x, y)
+                for x, y in zip(
+                    jax.tree.leaves(_numpy(state)), jax.tree.leaves(expected), strict=True
+                )
+            ),
+            "laid_out": layouts[read] is None or _laid_out(state, layouts[read]),
+        }
+    return results
+
+
+def _numbered(x: jax.Array) -> jax.Array:
+    """Something else in every place, where the optimiser starts with zeros."""
+    return x + jnp.arange(x.size).reshape(x.shape).astype(x.dtype)
+
+
+def _numpy(state: TrainState) -> TrainState:
+    return jax.tree.map(np.asarray, state._replace(rng=np.zeros(0)))
+
+
+def _laid_out(state: TrainState, layout: Any) -> bool:
+    arrays, layouts = (jax.tree.leaves(tree[:4]) for tree in (state, layout))
+    return all(x.sharding.is_equivalent_to(y, x.ndim) for x, y in zip(arrays, layouts, strict=True))

@@ -38,6 +38,16 @@ def main(arguments: list[str]) -> int:
         result = train(experiment)
     except (ValueError, FileNotFoundError) as error:
         return report("train.py", error)
+    except OSError as error:
+        # The storage layer's abandoned writes would go on about it behind the last line.
+        logging.disable()
+        sys.unraisablehook = lambda _: None
+        print(
+            f"train.py: {error}. Once that is mended, the same command goes on from the newest "
+            f"checkpoint in {experiment.run_dir}.",
+            file=sys.stderr,
+        )
+        return 1
     except (NonFiniteError, DamagedCheckpointError, OtherProcessError) as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 1

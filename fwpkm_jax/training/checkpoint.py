@@ -6,8 +6,9 @@ A checkpoint is a directory `checkpoints/STEP` with the items `params`, `optimiz
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from fwpkm_jax.training.restore import (
     DamagedCheckpointError,
     Restored,
     array_items,
+    brief,
     checkpoint_steps,
     nested,
     read_checkpoint,
@@ -112,7 +114,19 @@ class Checkpoints:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._manager.close()
+        with self._writing():
+            self._manager.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Makes one line of what the storage layer says about a full or lost disk."""
+        try:
+            yield
+        except Exception as error:
+            raise OSError(
+                f"A checkpoint could not be written ({brief(error)}); whole ones in "
+                f"{self.directory}: {self.steps}"
+            ) from error
 
     @property
     def steps(self) -> list[int]:
@@ -136,6 +150,9 @@ class Checkpoints:
           data_position: the data iterator's `get_state()`, JSON values; None: at its start.
           config: the experiment as JSON.
           metrics: validation metrics of this step; `loss` decides which checkpoint is best.
+
+        Raises:
+          OSError: this checkpoint, or the one before it, could not be written.
         """
         step = int(state.step)
         if from_first(step in self.steps):
@@ -149,15 +166,16 @@ class Checkpoints:
             "metrics": dict(metrics or {}),
         }
         arguments = {name: ocp.args.StandardSave(nested(tree)) for name, tree in items.items()}
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                **arguments,
-                position=ocp.args.JsonSave(position),
-                config=ocp.args.JsonSave(dict(config)),
-            ),
-            metrics={"loss": metrics["loss"]} if metrics else None,
-        )
+        with self._writing():
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    **arguments,
+                    position=ocp.args.JsonSave(position),
+                    config=ocp.args.JsonSave(dict(config)),
+                ),
+                metrics={"loss": metrics["loss"]} if metrics else None,
+            )
 
     def describe(self, abstract: TrainState) -> str:
         """A sentence on what a checkpoint of this state takes on the disk."""
@@ -173,8 +191,13 @@ class Checkpoints:
         )
 
     def wait(self) -> None:
-        """Returns once every checkpoint begun is complete; raises what went wrong in writing."""
-        self._manager.wait_until_finished()
+        """Returns once every checkpoint begun is complete.
+
+        Raises:
+          OSError: one could not be written; those that are whole are listed.
+        """
+        with self._writing():
+            self._manager.wait_until_finished()
 
     def restore_newest(
         self, abstract: TrainState, layout: TrainState | None = None

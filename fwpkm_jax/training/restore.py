@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
 from fwpkm_jax.training.checksum import checksums
@@ -112,9 +113,9 @@ def read_checkpoint(
             }
             if position["step"] != step:
                 raise ValueError(f"it holds step {position['step']}")
-            rng = jnp.asarray(position["rng"], jnp.uint32)
+            rng = np.asarray(position["rng"], np.uint32)
     except Exception as error:  # Whatever a broken file makes the readers raise.
-        raise DamagedCheckpointError(f"{path}: {_brief(error)}") from error
+        raise DamagedCheckpointError(f"{path}: {brief(error)}") from error
     for name, tree in arrays.items():
         actual = checksums(tree)
         wrong = [leaf for leaf in actual if actual[leaf] != expected.get(name, {}).get(leaf)]
@@ -125,12 +126,17 @@ def read_checkpoint(
     memory: Any = {}
     if "memory" in arrays:
         memory = _regrouped(arrays["memory"], abstract.memory, layout.memory, merge)
+    # Under jit, because no process can put anything on the others' devices.
+    numbers = jax.jit(
+        lambda: (jnp.asarray(step, jnp.int32), jax.random.wrap_key_data(jnp.asarray(rng))),
+        out_shardings=(layout.step, layout.rng),
+    )()
     state = TrainState(
-        step=jax.device_put(jnp.asarray(step, jnp.int32), layout.step),
+        step=numbers[0],
         params=arrays["params"],
         opt_state=arrays.get("optimizer", abstract.opt_state),
         memory=memory,
-        rng=jax.device_put(jax.random.wrap_key_data(rng), layout.rng),
+        rng=numbers[1],
     )
     return Restored(state, position["data"], position["metrics"])
 
@@ -211,11 +217,11 @@ def read_metrics(directory: str | Path, step: int) -> dict[str, float]:
     try:
         return _read_json(path)["metrics"]
     except Exception as error:  # As in `read_checkpoint`.
-        logger.warning("Skipping a damaged checkpoint: %s: %s", path, _brief(error))
+        logger.warning("Skipping a damaged checkpoint: %s: %s", path, brief(error))
         return {}
 
 
-def _brief(error: Exception) -> str:
+def brief(error: Exception) -> str:
     """An error in one line; the storage layer's go on for pages."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= 300 else text[:300] + " ..."
+    return text if len(text) <= 300 else f"{text[:150]} ... {text[-150:]}"

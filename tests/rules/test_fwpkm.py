@@ -227,7 +227,7 @@ def test_initial_keys_are_uniform_and_values_normal():
         ({"num_heads": 0}, "num_heads=0 must be at least 1"),
         ({"value_dim": 1}, "value_dim=1 must be at least 2"),
         ({"lookahead": -1}, "lookahead=-1 must be at least 0"),
-        ({"temperature": 0.0}, "temperature=0.0 must be positive"),
+        ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
     ],
     ids=str,
 )

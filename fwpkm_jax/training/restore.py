@@ -98,10 +98,9 @@ def read_checkpoint(
       DamagedCheckpointError: names the checkpoint and what is wrong with it.
     """
     path = Path(directory).absolute() / str(step)
-    if layout is None:
-        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        layout = jax.tree.map(lambda _: device, abstract)
-    items, layouts = array_items(abstract), array_items(layout)
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    places: Any = layout or jax.tree.map(lambda _: device, abstract)
+    items, layouts = array_items(abstract), array_items(places)
     try:
         with together():
             position = _read_json(path)
@@ -125,11 +124,11 @@ def read_checkpoint(
             )
     memory: Any = {}
     if "memory" in arrays:
-        memory = _regrouped(arrays["memory"], abstract.memory, layout.memory, merge)
+        memory = _regrouped(arrays["memory"], abstract.memory, places.memory, merge)
     # Under jit, because no process can put anything on the others' devices.
     numbers = jax.jit(
         lambda: (jnp.asarray(step, jnp.int32), jax.random.wrap_key_data(jnp.asarray(rng))),
-        out_shardings=(layout.step, layout.rng),
+        out_shardings=(places.step, places.rng),
     )()
     state = TrainState(
         step=numbers[0],
@@ -141,7 +140,7 @@ def read_checkpoint(
     return Restored(state, position["data"], position["metrics"])
 
 
-def _read_arrays(path: Path, abstract: Any, layout: Any) -> Any:
+def _read_arrays(path: Any, abstract: Any, layout: Any) -> Any:
     """An item's arrays; memories all that were saved.
 
     Orbax's handlers alone, unlike its checkpointers, wait for no other process.
@@ -159,7 +158,8 @@ def _read_arrays(path: Path, abstract: Any, layout: Any) -> Any:
         if path.name == "memory":
             saved = jax.tree.leaves(handler.metadata(path).tree)[0].shape[0]
         targets = jax.tree.map(target, abstract, layout)
-        read = handler.restore(path, args=ocp.args.StandardRestore(nested(targets)))
+        args = ocp.args.StandardRestore(nested(targets))
+        read = handler.restore(path, args=args)
     finally:
         handler.close()
     return _like(abstract, read)
@@ -173,11 +173,11 @@ def _regrouped(memory: Any, abstract: Any, layout: Any, merge: Regroup) -> Any:
     return jax.jit(lambda memory: regroup(memory, groups, merge), out_shardings=layout)(memory)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Any) -> dict[str, Any]:
     """What a checkpoint holds beside arrays."""
     handler = ocp.JsonCheckpointHandler()
     try:
-        return handler.restore(path / "position", args=ocp.args.JsonRestore())
+        return dict(handler.restore(path / "position", args=ocp.args.JsonRestore()))
     finally:
         handler.close()
 

@@ -155,7 +155,8 @@ def process_rows(partition: Partition | None, batch_size: int) -> list[int] | No
     if partition is None or jax.process_count() == 1:
         return None
     parts = partition.sharding(BATCH).addressable_devices_indices_map((batch_size,))
-    return sorted({row for (part,) in parts.values() for row in range(batch_size)[part]})
+    rows = (range(batch_size)[part[0]] for part in parts.values() if part)
+    return sorted(set().union(*rows))
 
 
 def put_batch(partition: Partition | None, batch: dict[str, np.ndarray]) -> dict[str, Any]:

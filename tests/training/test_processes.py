@@ -1,14 +1,17 @@
 """Several processes on this machine train together as one process does."""
 
+import shutil
 import signal
 import time
 from functools import partial
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from fwpkm_jax.training.optimizer import make_optimizer
+from fwpkm_jax.training.processes import DistributedConfig, connect
 from fwpkm_jax.training.restore import checkpoint_steps, read_checkpoint
 from fwpkm_jax.training.state import init_state
 from tests.training.conftest import read_records
@@ -69,3 +72,123 @@ def test_two_processes_train_as_one_and_stop_together_when_one_is_asked_to(
     restored = read_checkpoint(run / "checkpoints", step, abstract)
     assert int(restored.state.step) == step
     assert restored.data_position == {"next_index": step}
+
+
+MESH = ("--mesh.data=2", "--mesh.fsdp=2", "--mesh.memory=columns", "--optimizer.decay_steps=6")
+
+
+def run_to_its_end(run, *arguments, **options):
+    results = finish(start(run, *arguments, **options))
+    assert [code for code, _, _ in results] == [0] * len(results), results
+    return [out for _, out, _ in results]
+
+
+def arrays_of(run, step):
+    """What a checkpoint holds, by name."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        return {
+            item: checkpointer.restore(run / "checkpoints" / str(step) / item)
+            for item in ("params", "optimizer", "memory")
+        }
+
+
+@pytest.mark.slow
+def test_two_and_four_processes_train_as_one_with_as_many_devices(tmp_path, cached):
+    def train(name, *arguments, **options):
+        steps = ("--training.steps=6", "--training.validate_every=3", "--checkpoint.every=3")
+        run_to_its_end(tmp_path / name, *MESH, *steps, *arguments, environment=cached, **options)
+
+    train("one", count=1, devices=4)
+    train("two", count=2, devices=2)
+    train("four", "--data.num_workers=1", count=4, devices=1)
+    train("changing", "--training.steps=3", count=2, devices=2)
+    train("changing", count=4, devices=1)
+    expected, arrays = read_records(tmp_path / "one"), arrays_of(tmp_path / "one", 6)
+    assert len(expected) == 6
+    for name in ("two", "four"):
+        assert read_records(tmp_path / name) == expected
+        jax.tree.map(np.testing.assert_array_equal, arrays_of(tmp_path / name, 6), arrays)
+    # A run that is continued by twice as many processes.
+    assert read_records(tmp_path / "changing") == expected
+
+
+FAULTS = {
+    "start": "ValueError: there is no data here",
+    "step": "the disk is gone",
+    "nan": "the batch's loss_weight is not finite",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FAULTS)
+def test_an_error_in_one_process_ends_all_and_the_run_goes_on_from_its_checkpoint(
+    kind, tmp_path, cached
+):
+    run = tmp_path / "run"
+    arguments = ("--mesh.data=2", "--training.steps=4", "--checkpoint.every=1")
+    program = ("-m", "tests.training.process_faults", kind)
+    began = time.monotonic()
+    results = finish(start(run, *arguments, program=program, environment=cached))
+    assert time.monotonic() - began < 200
+    codes = [code for code, _, _ in results]
+    assert 0 not in codes
+    assert None not in codes
+    message = FAULTS[kind]
+    assert message.removeprefix("ValueError: ") in results[1][2]
+    if kind == "start":
+        assert f"Process 1 of the run failed: {message}" in results[0][2]
+        assert not run.exists()
+        return
+    if kind == "nan":
+        assert message in results[0][2]
+    assert checkpoint_steps(run / "checkpoints")[-1] == 2
+    run_to_its_end(run, *arguments, environment=cached)
+    assert [record["step"] for record in read_records(run)] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_one_process_finds_damaged_is_skipped_by_all(tmp_path, cached):
+    run = tmp_path / "run"
+    arguments = ("--mesh.data=2", "--checkpoint.every=2", "--optimizer.decay_steps=6")
+    run_to_its_end(run, *arguments, "--training.steps=4", environment=cached)
+    whole = shutil.copytree(run, tmp_path / "whole")
+    # What the second process wrote of the memory of step 4.
+    files = [p for p in (run / "checkpoints/4/memory/ocdbt.process_1").rglob("*") if p.is_file()]
+    assert files
+    for path in (run / "checkpoints" / "4" / "memory").rglob("d/*"):
+        path.write_bytes(path.read_bytes()[:-8])
+    for where in (run, whole):
+        processes = start(where, *arguments, "--training.steps=6", environment=cached)
+        (code, out, error), (other_code, _, _) = finish(processes)
+        assert (code, other_code) == (0, 0), error
+        assert f"at step {2 if where == run else 4}." in out
+        assert (f"Skipping a damaged checkpoint: {where}/checkpoints/4" in error) == (where == run)
+    assert (run / "damaged_checkpoints" / "4").is_dir()
+    assert checkpoint_steps(run / "checkpoints") == [2, 4, 6]
+    again, unbroken = read_records(run), read_records(whole)
+    unbroken[3].pop("valid/loss")  # Step 4 was the last of one session.
+    unbroken[3].pop("valid/answer_accuracy")
+    assert again == unbroken
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"detect": True, "process_id": 1}, "detect=True asks the cluster"),
+        ({"coordinator": "localhost:1", "process_id": 0}, "num_processes=None .* give all three"),
+        ({"coordinator": "localhost", "num_processes": 1, "process_id": 0}, "must be HOST:PORT"),
+        (
+            {"coordinator": "a:1", "num_processes": 2, "process_id": 2},
+            "process_id=2 must be",
+        ),
+        ({"coordinator": "a:1", "num_processes": 0, "process_id": 0}, "num_processes=0 must be"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        DistributedConfig(**fields)
+
+
+def test_without_a_cluster_there_is_nothing_to_detect():
+    with pytest.raises(ValueError, match=r"found no cluster .* distributed\.coordinator"):
+        connect(DistributedConfig(detect=True))

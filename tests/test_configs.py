@@ -18,7 +18,14 @@ from fwpkm_jax.training.loop import train
 FOLDER = Path(__file__).parents[1] / "configs"
 CONFIGS = {str(path.relative_to(FOLDER).with_suffix("")): path for path in FOLDER.glob("**/*.py")}
 # Configs share their parts; the first few train each part once.
-TRAINED = ("recall", "gdn_swa__pkm6_fwpkm2_10", "fa__fwmlp2_6_10", "lact", "matrix_memory")
+TRAINED = (
+    "recall",
+    "gdn_swa__pkm6_fwpkm2_10",
+    "fa__fwmlp2_6_10",
+    "lact",
+    "matrix_memory",
+    "titans",
+)
 TRAINED_SLOWLY = ("recall_without_memory", "recall_carried", "books_tiny", "fast_weight_layer")
 
 
@@ -124,6 +131,7 @@ def shrink(experiment: Experiment, folder: Path) -> Experiment:
             **{"num_heads": 2, "num_fast_heads": 2, "hidden_dim": 4, "low_rank": 2},
             **{"chunk_size": 8, "window": 8},
         ),
+        titans=replace(model.titans, num_heads=2, head_dim=8, chunk_size=8),
         pkm=replace(model.pkm, num_subkeys=8, key_dim=8, value_dim=8, num_heads=2, top_k=2),
     )
     groups = 2 if training.memory.lifetime == "batch" else 1

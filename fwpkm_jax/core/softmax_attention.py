@@ -17,6 +17,9 @@ from jaxtyping import Array, Float, Int
 from fwpkm_jax.core.precision import compute_dtype
 
 AttentionBackend = Literal["auto", "xla", "cudnn"]
+KeysAndValues = tuple[
+    Float[Array, "persistent kv_heads head"], Float[Array, "persistent kv_heads head"]
+]
 _WHOLE_LENGTH = 1024  # Longest sequence whose scores are formed all at once.
 _LOGGER = logging.getLogger(__name__)
 
@@ -29,6 +32,7 @@ def masked_attention(
     query_positions: Int[Array, "batch queries"],
     key_positions: Int[Array, "batch keys"],
     window: int | None,
+    num_persistent: int = 0,
 ) -> Float[Array, "batch queries heads head"]:
     """Attention that scores every query against every key; memory grows with their product.
 
@@ -42,6 +46,7 @@ def masked_attention(
       query_positions: `[batch, queries]`.
       key_positions: `[batch, keys]`, -1 for keys to hide.
       window: positions seen, the query's own included; None for all up to the query's.
+      num_persistent: first keys, which every query with a position sees, whatever theirs.
 
     Returns:
       `[batch, queries, heads, head]` in the dtype of `value`.
@@ -63,6 +68,8 @@ def masked_attention(
     seen = (key_at >= 0) & (key_at <= at)
     if window is not None:
         seen &= key_at > at - window
+    if num_persistent:
+        seen |= (jnp.arange(keys) < num_persistent)[None, None] & (at >= 0)
     seen = seen[:, None, None]
     # A finite score for hidden keys, so that a row without any seen key has no NaN in it.
     scores = jnp.where(seen, scores * head**-0.5, 0.5 * jnp.finfo(dtype).min)
@@ -80,6 +87,7 @@ def query_block_attention(
     key_positions: Int[Array, "batch keys"],
     window: int | None,
     block: int,
+    num_persistent: int = 0,
 ) -> Float[Array, "batch queries heads head"]:
     """`masked_attention` for `block` queries at a time: the same, in memory linear in the length.
 
@@ -97,7 +105,8 @@ def query_block_attention(
     def attend(part):
         query, positions = part
         options = {"query_positions": positions, "key_positions": key_positions}
-        return masked_attention(query, key, value, **options, window=window)
+        options |= {"window": window, "num_persistent": num_persistent}
+        return masked_attention(query, key, value, **options)
 
     output = jax.lax.map(attend, (blocks(query), blocks(query_positions, -1)))
     output = jnp.moveaxis(output, 0, 1).reshape(batch, -1, *query.shape[2:])
@@ -153,6 +162,7 @@ def whole_sequence_attention(
     positions: Int[Array, "batch length"],
     window: int | None,
     backend: AttentionBackend = "auto",
+    persistent: KeysAndValues | None = None,
 ) -> Float[Array, "batch length heads head"]:
     """`masked_attention` within whole sequences, by the fastest way there is.
 
@@ -164,10 +174,15 @@ def whole_sequence_attention(
       window: as in `masked_attention`.
       backend: `cudnn` runs or raises; `xla` is plain JAX; `auto` is cuDNN on a GPU that has it,
         else plain JAX, with a logged line on a GPU.
+      persistent: keys and values that every token sees; in plain JAX only.
 
     Raises:
-      ValueError: see `cudnn_attention`.
+      ValueError: see `cudnn_attention`; or cuDNN was asked for with persistent keys.
     """
+    if persistent is not None and backend == "cudnn":
+        raise ValueError("cuDNN attention takes no persistent keys; use backend='xla'.")
+    if persistent is not None:
+        backend = "xla"
     if backend == "auto":
         refusal = cudnn_refusal(query)
         backend = "xla" if refusal else "cudnn"
@@ -175,18 +190,41 @@ def whole_sequence_attention(
             _LOGGER.warning("Attention in plain JAX, not by cuDNN: %s.", refusal)
     if backend == "cudnn":
         return cudnn_attention(query, key, value, positions=positions, window=window)
-    length = query.shape[1]
-    options = {"query_positions": positions, "key_positions": positions}
-    if window is not None and length > 2 * window:
+    length, key_positions = query.shape[1], positions
+    blockwise = window is not None and length > 2 * window
+    if blockwise:
         widths = ((0, 0), (window, 0), (0, 0), (0, 0))
-        options["key_positions"] = jnp.pad(positions, widths[:2], constant_values=-1)
+        key_positions = jnp.pad(positions, widths[:2], constant_values=-1)
         key, value = jnp.pad(key, widths), jnp.pad(value, widths)
+    key, value, key_positions = in_front(persistent, key, value, key_positions)
+    options = {"query_positions": positions, "key_positions": key_positions}
+    options["num_persistent"] = 0 if persistent is None else persistent[0].shape[0]
+    if blockwise:
         return blockwise_attention(query, key, value, **options, window=window)
     if length > _WHOLE_LENGTH:
         return query_block_attention(
             query, key, value, **options, window=window, block=_WHOLE_LENGTH // 2
         )
     return masked_attention(query, key, value, **options, window=window)
+
+
+def in_front(
+    persistent: KeysAndValues | None,
+    key: Float[Array, "batch keys kv_heads head"],
+    value: Float[Array, "batch keys kv_heads head"],
+    key_positions: Int[Array, "batch keys"],
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Keys, values and positions with the persistent ones, which have none, before them."""
+    if persistent is None:
+        return key, value, key_positions
+    number = persistent[0].shape[0]
+
+    def before(first: jax.Array, x: jax.Array) -> jax.Array:
+        first = jnp.broadcast_to(first.astype(x.dtype), (x.shape[0], *first.shape))
+        return jnp.concatenate([first, x], axis=1)
+
+    positions = jnp.pad(key_positions, ((0, 0), (number, 0)), constant_values=-1)
+    return before(persistent[0], key), before(persistent[1], value), positions
 
 
 def blockwise_attention(
@@ -197,6 +235,7 @@ def blockwise_attention(
     query_positions: Int[Array, "batch queries"],
     key_positions: Int[Array, "batch keys"],
     window: int,
+    num_persistent: int = 0,
 ) -> Float[Array, "batch queries heads head"]:
     """`masked_attention` over a window at a cost linear in the length.
 
@@ -204,12 +243,14 @@ def blockwise_attention(
 
     Args:
       query: as in `masked_attention`.
-      key: the keys of `window` earlier tokens (position -1 where there are none), then the keys
-        of the queries' own tokens. Tokens with a position must stand in unbroken order.
+      key: the persistent keys, those of `window` earlier tokens (position -1 where there are
+        none), then those of the queries' own tokens. Tokens with a position must stand in unbroken
+        order.
       value: as `key`.
       query_positions: as in `masked_attention`.
       key_positions: as in `masked_attention`.
       window: positions seen, the query's own included.
+      num_persistent: as in `masked_attention`.
 
     Returns:
       As `masked_attention`.
@@ -218,10 +259,10 @@ def blockwise_attention(
       ValueError: there are not `window` more keys than queries.
     """
     batch, queries, heads, head = query.shape
-    if key.shape[1] != window + queries:
+    if key.shape[1] != num_persistent + window + queries:
         raise ValueError(
-            f"{key.shape[1]} keys for {queries} queries; put window={window} keys of earlier "
-            "tokens, or empty ones at position -1, before the queries' own."
+            f"{key.shape[1] - num_persistent} keys for {queries} queries; put window={window} "
+            "keys of earlier tokens, or empty ones at position -1, before the queries' own."
         )
     blocks = -(-queries // window)
     added = blocks * window - queries
@@ -233,17 +274,20 @@ def blockwise_attention(
     def own_block(x):
         return x.reshape(batch * blocks, window, *x.shape[2:])
 
-    def with_previous(x):
+    def with_previous(x, fill=0):
+        first, x = x[:, :num_persistent], pad(x[:, num_persistent:], fill)
         x = x.reshape(batch, blocks + 1, window, *x.shape[2:])
-        x = jnp.concatenate([x[:, :-1], x[:, 1:]], axis=2)
-        return x.reshape(batch * blocks, 2 * window, *x.shape[3:])
+        first = jnp.broadcast_to(first[:, None], (batch, blocks, *first.shape[1:]))
+        x = jnp.concatenate([first, x[:, :-1], x[:, 1:]], axis=2)
+        return x.reshape(batch * blocks, num_persistent + 2 * window, *x.shape[3:])
 
     output = masked_attention(
         own_block(pad(query)),
-        with_previous(pad(key)),
-        with_previous(pad(value)),
+        with_previous(key),
+        with_previous(value),
         query_positions=own_block(pad(query_positions, -1)),
-        key_positions=with_previous(pad(key_positions, -1)),
+        key_positions=with_previous(key_positions, -1),
         window=window,
+        num_persistent=num_persistent,
     )
     return output.reshape(batch, blocks * window, heads, head)[:, :queries]

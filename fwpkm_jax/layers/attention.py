@@ -15,7 +15,9 @@ from fwpkm_jax.core.cached_attention import RingCache, put_in_ring, ring_attenti
 from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
 from fwpkm_jax.core.softmax_attention import (
     AttentionBackend,
+    KeysAndValues,
     blockwise_attention,
+    in_front,
     masked_attention,
     whole_sequence_attention,
 )
@@ -156,6 +158,7 @@ class Attention(nnx.Module):
         mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
         cache: Cache | None = None,
         partition: Partition | None = None,
+        persistent: Float[Array, "persistent model"] | None = None,
     ) -> tuple[Float[Array, "batch length model"], Cache | None]:
         """The layer's output, and the cache to continue from.
 
@@ -165,9 +168,14 @@ class Attention(nnx.Module):
           cache: of the tokens before, from `init_cache` or the last call; None for a whole
             sequence. Pieces of any size give what the whole gives.
           partition: of a whole sequence's work over devices, by sequences and heads.
+          persistent: tokens that every token sees beside its window, as if they stood right before
+            the sequence; the same in each call of a stream.
 
         Returns:
           Output `[batch, length, model]`, and the new cache (None if none was given).
+
+        Raises:
+          ValueError: persistent tokens for full attention, or over several devices.
         """
         chex.assert_rank(x, 3)
         batch, length, _ = x.shape
@@ -180,17 +188,34 @@ class Attention(nnx.Module):
             positions = jnp.where(packing.is_real, positions, -1)
 
         query, key, value, gate = self.project(x, positions)
+        before = None if persistent is None else self._persistent(persistent, partition)
         if cache is None:
-            output = self.attend(query, key, value, positions, partition)
+            output = self.attend(query, key, value, positions, partition, before)
         elif isinstance(cache, RingCache):
             output = ring_attention(query, key, value, cache, positions=positions)
             cache = put_in_ring(cache, key, value, positions=positions, after=output)
         else:
             counts = None if packing is None else packing.counts
-            output, cache = self.attend_cached(query, key, value, positions, cache, counts)
-        output = output * jax.nn.sigmoid(gate)
-        y = self.o_proj(output.reshape(batch, length, -1))
+            output, cache = self.attend_cached(query, key, value, positions, cache, counts, before)
+        y = self.gated(output, gate)
         return y if packing is None else unpack(y, packing), cache
+
+    def gated(
+        self, attended: Float[Array, "batch length heads head"], gate: jax.Array
+    ) -> Float[Array, "batch length model"]:
+        """The layer's output from the heads'."""
+        attended = attended * jax.nn.sigmoid(gate)
+        return self.o_proj(attended.reshape(*attended.shape[:2], -1))
+
+    def _persistent(self, tokens: jax.Array, partition: Partition | None) -> KeysAndValues:
+        if self.config.window is None or partition is not None:
+            raise ValueError(
+                f"window={self.config.window}, partition={partition}: persistent tokens go with a "
+                "window, on one device."
+            )
+        positions = jnp.arange(-tokens.shape[0], 0, dtype=jnp.int32)[None]
+        projected = self.project(tokens[None], positions)
+        return projected.key[0], projected.value[0]
 
     def project(
         self, x: Float[Array, "batch length model"], positions: Int[Array, "batch length"]
@@ -214,6 +239,7 @@ class Attention(nnx.Module):
         value: Float[Array, "batch length kv_heads head"],
         positions: Int[Array, "batch length"],
         partition: Partition | None = None,
+        persistent: KeysAndValues | None = None,
     ) -> Float[Array, "batch length heads head"]:
         """Attention within one whole sequence, before the gate."""
 
@@ -225,6 +251,7 @@ class Attention(nnx.Module):
                 positions=positions,
                 window=self.config.window,
                 backend=self.config.backend,
+                persistent=persistent,
             )
 
         if partition is None:
@@ -244,6 +271,7 @@ class Attention(nnx.Module):
         positions: Int[Array, "batch length"],
         cache: AttentionCache,
         counts: Int[Array, " batch"] | None,
+        persistent: KeysAndValues | None = None,
     ) -> tuple[Float[Array, "batch length heads head"], AttentionCache]:
         """Windowed attention to the cached tokens and the new ones, before the gate; the new cache.
 
@@ -254,13 +282,16 @@ class Attention(nnx.Module):
         values = jnp.concatenate([cache.values, value.astype(cache.values.dtype)], axis=1)
         key_positions = jnp.concatenate([cache.positions, positions], axis=1)
         implementation = blockwise_attention if length > 2 * capacity else masked_attention
+        *seen, seen_positions = in_front(
+            persistent, keys.astype(key.dtype), values.astype(value.dtype), key_positions
+        )
         output = implementation(
             query,
-            keys.astype(key.dtype),
-            values.astype(value.dtype),
+            *seen,
             query_positions=positions,
-            key_positions=key_positions,
+            key_positions=seen_positions,
             window=capacity,
+            num_persistent=0 if persistent is None else persistent[0].shape[0],
         )
         # Packed tokens come first, so the latest real token ends at capacity + count.
         end = None if counts is None else capacity + counts

@@ -1,7 +1,7 @@
 """Product-key memory: a large table of slots, trained by the slow optimiser, in place of an MLP."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,10 @@ class PKMConfig:
     """Slots read per head."""
     query_norm: bool = True
     """RMS norm over the queries of all heads together."""
+    query_batch_norm: bool = False
+    """Norms each feature of the queries over the batch's tokens instead, as the original paper
+    does; needs query_norm=False. Evaluations norm by running statistics, so that no token's output
+    depends on others."""
     gated: bool = True
     """Multiplies the read by SiLU of a projection of the input."""
     backend: Backend = "auto"
@@ -51,10 +55,41 @@ class PKMConfig:
             raise ValueError(
                 f"top_k={self.top_k} must lie between 1 and num_subkeys={self.num_subkeys}."
             )
+        if self.query_norm and self.query_batch_norm:
+            raise ValueError(
+                "query_norm=True and query_batch_norm=True: the queries have one norm; turn one of "
+                "them off."
+            )
         if self.num_heads < 1 or self.value_dim < 1:
             raise ValueError(
                 f"num_heads={self.num_heads} and value_dim={self.value_dim} must be at least 1."
             )
+
+
+class QueryStatistics(NamedTuple):
+    """Of each feature of the queries, over the tokens of a batch.
+
+    Attributes:
+      mean: `[features]`, heads joined.
+      variance: `[features]`, unbiased.
+    """
+
+    mean: Float[Array, " features"]
+    variance: Float[Array, " features"]
+
+
+class PKMOutput(NamedTuple):
+    """What the layer returns.
+
+    Attributes:
+      output: `[batch, length, out]`.
+      slot_ids: slots read, heads joined.
+      statistics: of this batch's queries, where they were normed by them; None otherwise.
+    """
+
+    output: Float[Array, "batch length out"]
+    slot_ids: Int[Array, "batch length places"]
+    statistics: QueryStatistics | None
 
 
 class PKM(nnx.Module):
@@ -82,10 +117,14 @@ class PKM(nnx.Module):
         self.keys = nnx.Param(jax.random.uniform(rngs.params(), shape, minval=-bound, maxval=bound))
         table = jax.random.normal(rngs.params(), (config.num_subkeys**2, config.value_dim))
         self.values = nnx.Param(table * config.value_dim**-0.5)
-        # The norm multiplies by its weight directly, unlike the decoder's.
-        self.query_scale = (
-            nnx.Param(jnp.ones((heads * config.key_dim,))) if config.query_norm else None
-        )
+        # The norms multiply by their weight directly, unlike the decoder's.
+        features = (heads * config.key_dim,)
+        normed = config.query_norm or config.query_batch_norm
+        self.query_scale = nnx.Param(jnp.ones(features)) if normed else None
+        self.query_shift = nnx.Param(jnp.zeros(features)) if config.query_batch_norm else None
+        # Running statistics; no gradient reaches them, `with_statistics` moves them.
+        self.query_mean = nnx.BatchStat(jnp.zeros(features)) if config.query_batch_norm else None
+        self.query_variance = nnx.BatchStat(jnp.ones(features)) if config.query_batch_norm else None
         xavier = nnx.initializers.xavier_uniform()
         self.query_proj = nnx.Linear(
             model_dim, heads * config.key_dim, dtype=dtype, kernel_init=xavier, rngs=rngs
@@ -99,19 +138,28 @@ class PKM(nnx.Module):
         self.out_proj = linear(config.value_dim, model_dim if out_dim is None else out_dim)
 
     def __call__(
-        self, x: Float[Array, "batch length model"], *, partition: Partition | None = None
-    ) -> tuple[Float[Array, "batch length out"], Int[Array, "batch length places"]]:
-        """The layer's output and the slots read, heads joined.
+        self,
+        x: Float[Array, "batch length model"],
+        *,
+        partition: Partition | None = None,
+        batch_statistics: bool = False,
+    ) -> PKMOutput:
+        """The layer's output, the slots read, and with `batch_statistics` those of the queries.
 
         Args:
           x: `[batch, length, model]`.
           partition: of the work and the value table over devices.
+          batch_statistics: a batch norm takes this batch's statistics, as in training, rather than
+            the running ones.
         """
         config = self.config
         batch, length = x.shape[:2]
         memory_dtype = jnp.promote_types(x.dtype, jnp.float32)
         query = self.query_proj(x).astype(memory_dtype)
-        if self.query_scale is not None:
+        statistics = None
+        if config.query_batch_norm:
+            query, statistics = self._batch_norm(query, batch_statistics)
+        elif self.query_scale is not None:
             mean_square = jnp.mean(query**2, axis=-1, keepdims=True)
             query = query * jax.lax.rsqrt(mean_square + 1e-6) * self.query_scale[...][None, None]
         query = query.reshape(batch, length, config.num_heads, config.key_dim)
@@ -129,7 +177,26 @@ class PKM(nnx.Module):
         read = read.astype(x.dtype)
         if self.gate_proj is not None:
             read = read * jax.nn.silu(self.gate_proj(x))
-        return self.out_proj(read), slot_ids
+        return PKMOutput(self.out_proj(read), slot_ids, statistics)
+
+    def _batch_norm(
+        self, query: Float[Array, "batch length features"], batch_statistics: bool
+    ) -> tuple[Float[Array, "batch length features"], QueryStatistics | None]:
+        statistics = None
+        if batch_statistics:
+            mean, variance = jnp.mean(query, axis=(0, 1)), jnp.var(query, axis=(0, 1))
+            tokens = query.shape[0] * query.shape[1]
+            unbiased = variance * (tokens / max(tokens - 1, 1))
+            statistics = jax.lax.stop_gradient(QueryStatistics(mean, unbiased))
+        else:
+            assert self.query_mean is not None
+            assert self.query_variance is not None
+            mean, variance = self.query_mean[...], self.query_variance[...]
+        assert self.query_scale is not None
+        assert self.query_shift is not None
+        query = (query - mean[None, None]) * jax.lax.rsqrt(variance + 1e-5)[None, None]
+        query = query * self.query_scale[...][None, None] + self.query_shift[...][None, None]
+        return query, statistics
 
     def _look_up(
         self, query: jax.Array, keys: jax.Array, values: jax.Array, axes: MemoryAxes

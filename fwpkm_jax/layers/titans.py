@@ -1,7 +1,6 @@
 """Titans' neural memory as a layer: a network per sequence and head that learns while it reads."""
 
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -13,94 +12,20 @@ from jaxtyping import Array, Bool, Float, Int
 from fwpkm_jax.core.normalize import rms_normalize
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.layers.chunked_stream import stream_in_chunks
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.rules.titans import TitansMemory, TitansNetwork, TitansRule, TitansWrites
+from fwpkm_jax.layers.titans_config import TitansConfig
+from fwpkm_jax.rules.titans import TitansMemory, TitansNetwork, TitansWrites
 
-
-@dataclass(frozen=True, kw_only=True)
-class TitansConfig:
-    """Shape of a Titans memory and of what tells it how to learn."""
-
-    num_heads: int = 12
-    """Networks per sequence. With one, it reads and writes the model's whole width, ungated."""
-    head_dim: int = 64
-    """Width of keys, queries and values."""
-    depth: int = 2
-    """Matrices of a network, 1 to 4."""
-    expansion: float = 2.0
-    """Width between the matrices over `head_dim`."""
-    residual_norm: bool = True
-    """See `TitansRule`."""
-    write_size: int = 1
-    """Tokens per write: they share momentum and forgetting."""
-    chunk_size: int | None = 64
-    """Tokens whose gradients are taken at the same weights; a multiple of `write_size`. None: the
-    whole stream's are taken at the initial weights."""
-    momentum_order: int = 1
-    """See `TitansRule`."""
-    combine_momenta: bool = False
-    """Steps by a learned mixture of the orders rather than the highest."""
-    max_rate: float = 0.1
-    """Step size of a token whose projection is large."""
-    tensor_rates: bool = False
-    """A learned share of the step for each tensor of the network."""
-    pooling: Literal["mean", "attention"] = "mean"
-    """What a write's tokens are summed up by, for momentum and forgetting."""
-    max_gradient_norm: float | None = None
-    """See `TitansRule`."""
-    orthogonalize: bool = False
-    """See `TitansRule`."""
-    qk_norm: bool = False
-    """Norms queries and keys of each head."""
-    output_norm: bool = False
-    """Norms what each head reads."""
-
-    def __post_init__(self):
-        for name in ("num_heads", "head_dim", "write_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
-        if self.chunk_size is not None and (
-            self.chunk_size < 1 or self.chunk_size % self.write_size
-        ):
-            raise ValueError(
-                f"chunk_size={self.chunk_size} must be a multiple of write_size={self.write_size}."
-            )
-        if self.combine_momenta and self.momentum_order < 2:
-            raise ValueError(
-                f"combine_momenta=True mixes several orders; momentum_order={self.momentum_order}."
-            )
-        for name in ("max_rate", "max_gradient_norm"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name}={value} must be above 0.")
-        if not 1 <= self.expansion * self.head_dim < 2**31:
-            raise ValueError(
-                f"expansion={self.expansion} of head_dim={self.head_dim} is no width; "
-                "usual is an expansion of 2."
-            )
-        self.rule()
-
-    def rule(self) -> TitansRule:
-        """Of one head; raises a ValueError for what makes none."""
-        return TitansRule(
-            key_dim=self.head_dim,
-            value_dim=self.head_dim,
-            hidden_dim=int(self.expansion * self.head_dim),
-            depth=self.depth,
-            residual_norm=self.residual_norm,
-            write_size=self.write_size,
-            momentum_order=self.momentum_order,
-            loss="mean",
-            max_gradient_norm=self.max_gradient_norm,
-            orthogonalize=self.orthogonalize,
-        )
+_PIECE = 64  # Tokens of a stream read at once where no chunk ends.
 
 
 class TitansCache(NamedTuple):
     """What a stream carries; everything but the tail has leaves `[batch, heads, ...]`.
 
     Attributes:
-      tail: the inputs of the tokens that no write has taken yet, `[batch, write_size, model]`.
+      tail: the inputs of the tokens that no write has taken yet, zeros behind them, `[batch,
+        write_size, model]`.
       position: tokens read so far, `[batch]`.
       base: weights that gradients are taken at.
       memory: weights in use, and momentum.
@@ -196,7 +121,7 @@ class Titans(nnx.Module):
         return TitansCache(
             tail=jnp.zeros((batch, self.config.write_size, width), dtype),
             position=jnp.zeros((batch,), jnp.int32),
-            base=memory.weights,
+            base=jax.tree.map(jnp.copy, memory.weights),  # No buffer may be donated twice.
             memory=memory,
         )
 
@@ -209,8 +134,7 @@ class Titans(nnx.Module):
     ) -> tuple[Float[Array, "batch length model"], TitansCache | None]:
         """The layer's output, and the cache to continue from; see `Attention.__call__`.
 
-        Writes and chunks count each sequence's real tokens from its first. A stream goes token by
-        token.
+        Writes and chunks count each sequence's real tokens from its first.
         """
         chex.assert_rank(x, 3)
         packing = None if mask is None else pack_tokens(mask)
@@ -220,7 +144,12 @@ class Titans(nnx.Module):
         if cache is None:
             y, _ = self.whole(x, real)
         else:
-            y, cache = self._stream(x, real, cache)
+            real = jnp.ones(x.shape[:2], bool) if real is None else real
+            y, cache = stream_in_chunks(
+                *(self.advance, x, real, cache),
+                position=cache.position,
+                chunk=self.config.chunk_size or max(_PIECE, self.config.write_size),
+            )
         if packing is None:
             return y, cache
         return unpack(jnp.where(packing.is_real[:, :, None], y, 0), packing), cache
@@ -261,36 +190,51 @@ class Titans(nnx.Module):
             outputs.append(read)
         return self.merge(x, jnp.concatenate(outputs, axis=1)), memory
 
-    def _stream(
-        self, x: jax.Array, real: jax.Array | None, cache: TitansCache
-    ) -> tuple[jax.Array, TitansCache]:
-        """Token by token."""
+    def advance(
+        self,
+        x: Float[Array, "batch length model"],
+        real: Bool[Array, "batch length"],
+        cache: TitansCache,
+    ) -> tuple[Float[Array, "batch length model"], TitansCache]:
+        """A piece of a stream none of whose tokens lies behind the end of its chunk.
+
+        Args:
+          x: real tokens first.
+          real: which tokens are.
+          cache: of the tokens before.
+        """
         size, chunk = self.config.write_size, self.config.chunk_size
-        real = jnp.ones(x.shape[:2], bool) if real is None else real
-        rows = jnp.arange(x.shape[0], dtype=jnp.int32)
+        length, waiting = x.shape[1], cache.position % size
+        total = waiting + jnp.sum(real, axis=1, dtype=jnp.int32)
+        # Behind the tokens that wait stand the new ones, so that writes begin at multiples of size.
+        place = jnp.arange((length + 2 * (size - 1)) // size * size, dtype=jnp.int32)[None]
+        source = jnp.where(place < waiting[:, None], place, size + place - waiting[:, None])
+        both = jnp.concatenate([cache.tail, x.astype(cache.tail.dtype)], axis=1)
+        joined = _rows(both, source, source < size + length)
+        present = place < total[:, None]
+        writes = self._writes(joined, present)
+        read, memory = self._advance(cache.base, cache.memory, writes, self.queries(joined))
+        own = waiting[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
+        read = jnp.take_along_axis(read, own[:, :, None, None], axis=1)
 
-        def push(cache: TitansCache, token: tuple[jax.Array, jax.Array]):
-            x, real = token
-            place = cache.position % size
-            kept = jnp.where(real[:, None], x.astype(cache.tail.dtype), cache.tail[rows, place])
-            tail = cache.tail.at[rows, place].set(kept)
-            position = cache.position + real
-            complete = real & (place == size - 1)
-            writes = self._writes(tail, jnp.broadcast_to(complete[:, None], tail.shape[:2]))
-            # The token that completes the write is read behind it, hence at the last place.
-            query = jnp.broadcast_to(x[:, None], (x.shape[0], size, x.shape[1]))
-            read, memory = self._advance(cache.base, cache.memory, writes, self.queries(query))
-            base = cache.base
-            if chunk is not None:
-                ends = complete & (position % chunk == 0)
-                base = jax.tree.map(
-                    lambda new, old: jnp.where(ends.reshape(-1, *[1] * (old.ndim - 1)), new, old),
-                    *(memory.weights, cache.base),
-                )
-            return TitansCache(tail, position, base, memory), read[:, -1]
+        left = (total // size * size)[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
+        tail = _rows(joined, left, left < total[:, None])
+        position = cache.position - waiting + total
+        base = cache.base
+        if chunk is not None:
+            ends = position % chunk == 0
+            base = jax.tree.map(
+                lambda new, old: jnp.where(ends.reshape(-1, *[1] * (old.ndim - 1)), new, old),
+                *(memory.weights, cache.base),
+            )
+        return self.merge(x, read), TitansCache(tail, position, base, memory)
 
-        cache, read = jax.lax.scan(push, cache, (jnp.moveaxis(x, 1, 0), real.T))
-        return self.merge(x, jnp.moveaxis(read, 0, 1)), cache
+    def recall(
+        self, x: Float[Array, "batch length model"], weights: TitansNetwork
+    ) -> Float[Array, "batch length model"]:
+        """What tokens read from given weights, leaves `[batch, heads, ...]`."""
+        read = jax.vmap(jax.vmap(self.rule.apply))(weights, self.queries(x))
+        return self.merge(x, jnp.moveaxis(read, 1, 2))
 
     def _advance(
         self, base: TitansNetwork, memory: TitansMemory, writes: TitansWrites, query: jax.Array
@@ -376,3 +320,13 @@ class Titans(nnx.Module):
         if weight is None:
             return x
         return rms_normalize(x, eps=self.norm_eps) * (1 + weight[...].astype(x.dtype)[None, None])
+
+
+def _rows(
+    x: Float[Array, "batch rows model"],
+    at: Int[Array, "batch chosen"],
+    real: Bool[Array, "batch chosen"],
+) -> Float[Array, "batch chosen model"]:
+    """The rows at these places, zeros where they are not real."""
+    rows = jnp.take_along_axis(x, jnp.where(real, at, 0)[:, :, None], axis=1)
+    return jnp.where(real[:, :, None], rows, 0)

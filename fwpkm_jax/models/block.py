@@ -21,11 +21,23 @@ from fwpkm_jax.layers.matrix_memory import MatrixMemory
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import BATCH, Partition
-from fwpkm_jax.layers.pkm import PKM
+from fwpkm_jax.layers.persistent import PersistentTokens
+from fwpkm_jax.layers.pkm import PKM, QueryStatistics
 from fwpkm_jax.layers.titans import Titans
+from fwpkm_jax.layers.titans_wirings import TitansMAC, TitansMAG, TitansMAL
 from fwpkm_jax.models.sharding import gathered
 
-Mixer = Attention | GatedDeltaNet | LaCT | MatrixMemory | Titans
+Mixer = (
+    Attention
+    | GatedDeltaNet
+    | LaCT
+    | MatrixMemory
+    | PersistentTokens
+    | Titans
+    | TitansMAC
+    | TitansMAG
+    | TitansMAL
+)
 
 Remat = Literal["block"]
 """What a backward pass computes again instead of keeping it from the forward pass: of every layer
@@ -46,19 +58,21 @@ class BlockStream(NamedTuple):
 
 
 class BlockOutput(NamedTuple):
-    """What one layer makes of whole sequences; the last three are None where it has no such part.
+    """What one layer makes of whole sequences; what it has no such part for is None.
 
     Attributes:
       x: the residual stream.
       memory: fast weights after the last write.
       info: what the fast-weight memory did.
       pkm_slot_ids: slots that the product-key memory read.
+      pkm_statistics: of its queries, where they were normed by those of this batch.
     """
 
     x: Float[Array, "batch length model"]
     memory: Memory | None
     info: FastWeightInfo | None
     pkm_slot_ids: Int[Array, "batch length places"] | None
+    pkm_statistics: QueryStatistics | None
 
 
 class Block(nnx.Module):
@@ -90,10 +104,12 @@ class Block(nnx.Module):
         remat: Remat | None = None,
         partition: Partition | None = None,
         name: str = "",
+        batch_statistics: bool = False,
     ) -> BlockOutput:
         """Whole sequences from position 0; see `FastWeight.__call__` for the memory.
 
-        `name` is the layer's path in the model, by which `partition` finds its weights' layout.
+        `name` is the layer's path in the model, by which `partition` finds its weights' layout; for
+        `batch_statistics` see `PKM.__call__`.
         """
         info = None
         if self.memory is not None:
@@ -101,9 +117,14 @@ class Block(nnx.Module):
             x, memory, info = layer(
                 x, memory, mask=mask, write=write, pairing=pairing, partition=partition
             )
-        rest = functools.partial(self._mix_and_feed_forward, partition=partition, name=name)
-        x, pkm_slot_ids = (rest if remat is None else jax.checkpoint(rest))(x, mask)
-        return BlockOutput(x, memory, info, pkm_slot_ids)
+        rest = functools.partial(
+            self._mix_and_feed_forward,
+            partition=partition,
+            name=name,
+            batch_statistics=batch_statistics,
+        )
+        x, *pkm = (rest if remat is None else jax.checkpoint(rest))(x, mask)
+        return BlockOutput(x, memory, info, *pkm)
 
     def stream(
         self,
@@ -123,7 +144,7 @@ class Block(nnx.Module):
                 x, memory, pending, mask=mask, chunk_size=chunk_size, write=write
             )
         mixed, cache = self.mixer(self.mixer_norm(x), mask=mask, cache=state.cache)
-        x, _ = self._feed_forward(x + mixed)
+        x, *_ = self._feed_forward(x + mixed)
         return x, memory, BlockStream(cache, pending), info
 
     def init_stream(
@@ -148,8 +169,14 @@ class Block(nnx.Module):
         return BlockStream(cache, state.pending)
 
     def _mix_and_feed_forward(
-        self, x: jax.Array, mask: jax.Array | None, *, partition: Partition | None, name: str
-    ) -> tuple[jax.Array, jax.Array | None]:
+        self,
+        x: jax.Array,
+        mask: jax.Array | None,
+        *,
+        partition: Partition | None,
+        name: str,
+        batch_statistics: bool,
+    ) -> tuple[jax.Array, jax.Array | None, QueryStatistics | None]:
         # Weights are gathered here, so that a checkpoint does not keep them gathered.
         mixer = gathered(partition, self.mixer, f"{name}/mixer")
         if partition is None:
@@ -159,18 +186,22 @@ class Block(nnx.Module):
         x = x + mixed
         if partition is not None:
             x = partition.by_sequence(x)
-        x, slot_ids = self._feed_forward(x, partition, name)
-        return x if partition is None else partition.by_sequence(x), slot_ids
+        x, *pkm = self._feed_forward(x, partition, name, batch_statistics)
+        return x if partition is None else partition.by_sequence(x), *pkm
 
     def _feed_forward(
-        self, x: jax.Array, partition: Partition | None = None, name: str = ""
-    ) -> tuple[jax.Array, jax.Array | None]:
+        self,
+        x: jax.Array,
+        partition: Partition | None = None,
+        name: str = "",
+        batch_statistics: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None, QueryStatistics | None]:
         normed = self.feed_forward_norm(x)
         feed_forward = gathered(partition, self.feed_forward, f"{name}/feed_forward")
         if isinstance(feed_forward, PKM):
-            out, slot_ids = feed_forward(normed, partition=partition)
-            return x + out, slot_ids
-        return x + feed_forward(normed), None
+            out, *pkm = feed_forward(normed, partition=partition, batch_statistics=batch_statistics)
+            return x + out, *pkm
+        return x + feed_forward(normed), None, None
 
 
 def _mix_partitioned(mixer: Mixer, x: jax.Array, partition: Partition) -> jax.Array:
@@ -180,3 +211,16 @@ def _mix_partitioned(mixer: Mixer, x: jax.Array, partition: Partition) -> jax.Ar
     return partition.run(
         lambda mixer, x: mixer(x)[0], in_specs=(P(), P(BATCH)), out_specs=P(BATCH)
     )(mixer, x)
+
+
+def mixer_output(mixer: Mixer) -> nnx.Linear | None:
+    """The map of a mixer that writes into the residual stream; a single Titans head has none."""
+    if isinstance(mixer, PersistentTokens):
+        return mixer_output(mixer.mixer)
+    if isinstance(mixer, TitansMAL):
+        return mixer.attention.o_proj
+    if isinstance(mixer, TitansMAC | TitansMAG):
+        return mixer.gate.out_proj
+    if isinstance(mixer, Attention | LaCT):
+        return mixer.o_proj
+    return mixer.out_proj

@@ -10,10 +10,11 @@ from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.lact import LaCTConfig
 from fwpkm_jax.layers.matrix_memory import MatrixMemoryConfig
 from fwpkm_jax.layers.pkm import PKMConfig
-from fwpkm_jax.layers.titans import TitansConfig
+from fwpkm_jax.layers.titans_config import TitansConfig
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 
-MIXERS = ("gdn", "swa", "attention", "lact", "titans", *MATRIX_RULES)
+TITANS = ("titans", "titans_mac", "titans_mag", "titans_mal")
+MIXERS = ("gdn", "swa", "attention", "lact", *TITANS, *MATRIX_RULES)
 """What `ModelConfig.mixers` may name."""
 # A command line and JSON offer what the registry holds; a type checker cannot know it.
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class ModelConfig:
     """Width of the residual stream."""
     mixers: tuple[MixerName, ...] = ("gdn", "gdn", "gdn", "swa") * 3
     """Token mixer of each layer: Gated DeltaNet (gdn), sliding-window (swa) or full attention,
-    LaCT, Titans' memory, or a matrix memory by its name in `rules.matrix`."""
+    LaCT, Titans' memory alone (titans) or with a window of attention as its context, gate or layer
+    (titans_mac, titans_mag, titans_mal), or a matrix memory by its name in `rules.matrix`."""
     mlp_dim: int = 2304
     """Hidden width of the SwiGLU layers."""
     memory_layers: tuple[int, ...] = ()
@@ -48,7 +50,8 @@ class ModelConfig:
     lact: LaCTConfig = field(default_factory=LaCTConfig)
     """Of the LaCT layers, which have a window of their own."""
     titans: TitansConfig = field(default_factory=TitansConfig)
-    """Of the layers with a Titans memory."""
+    """Of the layers with a Titans memory; their attention is `attention`, over `window` tokens, in
+    titans_mac over a segment of `titans.chunk_size`."""
     matrix: MatrixMemoryConfig = field(default_factory=MatrixMemoryConfig)
     """Of the layers with a matrix memory."""
     fast_weight: FastWeightConfig = field(default_factory=FastWeightConfig)
@@ -94,6 +97,11 @@ class ModelConfig:
                     f"{name}={layers} must be distinct layers between 0 and {num_layers - 1}: "
                     f"mixers names {num_layers} layers."
                 )
+        if "titans_mac" in self.mixers and self.titans.chunk_size is None:
+            raise ValueError(
+                "titans.chunk_size=None leaves titans_mac without segments to attend in; give it a "
+                "number of tokens."
+            )
         if self.tie_embeddings and self.head_init_std is not None:
             raise ValueError(
                 f"head_init_std={self.head_init_std} has no effect with tie_embeddings=True; "

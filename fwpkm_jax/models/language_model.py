@@ -22,9 +22,9 @@ from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
 from fwpkm_jax.layers.pkm import PKM
-from fwpkm_jax.layers.titans import Titans
-from fwpkm_jax.models.block import Block, Mixer, Remat
-from fwpkm_jax.models.config import MixerName, ModelConfig
+from fwpkm_jax.layers.titans_wirings import titans_mixer
+from fwpkm_jax.models.block import Block, Mixer, Remat, mixer_output
+from fwpkm_jax.models.config import TITANS, MixerName, ModelConfig
 from fwpkm_jax.models.outputs import Hidden, LMOutput, Stream, StreamOutput, layer_name
 from fwpkm_jax.models.sharding import gathered
 from fwpkm_jax.rules.matrix import MATRIX_RULES
@@ -131,6 +131,7 @@ class LanguageModel(nnx.Module):
         pairing: Pairing = write_weights,
         remat: Remat | None = None,
         partition: Partition | None = None,
+        batch_statistics: bool = False,
     ) -> Hidden:
         """`__call__` without the logits, for a loss that forms them block by block.
 
@@ -144,9 +145,11 @@ class LanguageModel(nnx.Module):
             changes time and memory, results only by rounding.
           partition: of the work over devices, by sequences and heads; None: all on one. Takes
             neither masks nor `write=False`; sequences come in the order of `Partition.deal`.
+          batch_statistics: norms over the batch take its own statistics, as in training, and return
+            them; False: the running ones. Takes no mask.
 
         Raises:
-          ValueError: the memory is not this model's, or `partition` does not go with an argument.
+          ValueError: the memory is not this model's, or an argument does not go with another.
         """
         self._check_memory(memory)
         if partition is not None and (mask is not None or not write):
@@ -154,8 +157,10 @@ class LanguageModel(nnx.Module):
                 "A pass over several devices takes no mask and always writes; pass partition=None "
                 "for others."
             )
+        if batch_statistics and mask is not None:
+            raise ValueError("batch_statistics=True would count padding; pass mask=None.")
         x = self._embed(tokens, partition)
-        written, info, pkm_slot_ids = dict(memory), {}, {}
+        written, info, pkm_slot_ids, pkm_statistics = dict(memory), {}, {}, {}
         for index, block in enumerate(self.blocks):
             name = layer_name(index)
             out = block(
@@ -167,14 +172,17 @@ class LanguageModel(nnx.Module):
                 remat=remat,
                 partition=partition,
                 name=f"blocks/{index}",
+                batch_statistics=batch_statistics,
             )
             x = out.x
             if out.info is not None:
                 written[name], info[name] = out.memory, out.info
             if out.pkm_slot_ids is not None:
                 pkm_slot_ids[name] = out.pkm_slot_ids
+            if out.pkm_statistics is not None:
+                pkm_statistics[name] = out.pkm_statistics
         x, bias = self._before_head(self.final_norm(x), tokens, mask, write, partition)
-        return Hidden(x, written, info, pkm_slot_ids, bias)
+        return Hidden(x, written, info, pkm_slot_ids, bias, pkm_statistics)
 
     def readout(self) -> tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None]:
         """The linear map from the final norm to logits, and its bias if it has one."""
@@ -337,13 +345,13 @@ class LanguageModel(nnx.Module):
             return GatedDeltaNet(config.gdn, config.model_dim, **shared)
         if name == "lact":
             return LaCT(config.lact, config.model_dim, **shared)
-        if name == "titans":
-            return Titans(config.titans, config.model_dim, **shared)
         if name in MATRIX_RULES:
             rule = config.matrix.rule(name)
             return MatrixMemory(rule, config.matrix, config.model_dim, **shared)
-        window = config.window if name == "swa" else None
+        window = None if name == "attention" else config.window
         attention = dataclasses.replace(config.attention, window=window)
+        if name in TITANS:
+            return titans_mixer(name, config.titans, attention, config.model_dim, **shared)
         return Attention(attention, config.model_dim, **shared)
 
     def _embed(
@@ -375,10 +383,8 @@ class LanguageModel(nnx.Module):
 
 def _scale_branches(block: Block, scale: float) -> None:
     feed_forward = block.feed_forward
-    mixer = block.mixer
-    named_out = isinstance(mixer, GatedDeltaNet | MatrixMemory | Titans)
-    output = mixer.out_proj if named_out else mixer.o_proj
-    outputs = [] if output is None else [output]  # A single Titans head has none.
+    output = mixer_output(block.mixer)
+    outputs = [] if output is None else [output]
     is_pkm = isinstance(feed_forward, PKM)
     outputs.append(feed_forward.out_proj if is_pkm else feed_forward.down_proj)
     if block.memory is not None:

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 from fwpkm_jax.core.chunking import Memory
 from fwpkm_jax.layers.fast_weight import FastWeightInfo
 from fwpkm_jax.layers.fast_weight_layer import FastWeightStream
+from fwpkm_jax.layers.pkm import QueryStatistics
 from fwpkm_jax.models.block import BlockStream
 
 
@@ -36,13 +37,15 @@ class Hidden(NamedTuple):
         logits.
       token_bias: added to each token's logits by a Fast Weight Layer that moves the output bias;
         None by all others.
+      pkm_statistics: of the queries that were normed by those of this batch, by layer name.
     """
 
     x: Float[Array, "batch length model"]
     memory: dict[str, Memory]
     info: dict[str, FastWeightInfo]
     pkm_slot_ids: dict[str, Int[Array, "batch length places"]]
-    token_bias: Float[Array, "batch length vocab"] | None = None
+    token_bias: Float[Array, "batch length vocab"] | None
+    pkm_statistics: dict[str, QueryStatistics]
 
 
 class Stream(NamedTuple):

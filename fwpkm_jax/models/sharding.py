@@ -12,30 +12,33 @@ from fwpkm_jax.layers.partition import HEADS, Partition
 
 LogicalAxes = tuple[str | None, ...]
 
+_MIXER = r".*mixer/((memory|attention|gate)/)?"  # Titans' wirings have parts.
+
 RULES: tuple[tuple[str, LogicalAxes], ...] = (
     (r"embedding", ("vocab", "embed")),
     (r"head", ("embed", "vocab")),
     (r"head_bias", (None,)),
     (r"(.*/)?\w*norm/weight", (None,)),
     # Attention and LaCT; heads one after the other.
-    (r".*mixer/[qkv]_proj/kernel", ("embed", "heads")),
-    (r".*mixer/o_proj/kernel", ("heads", "embed")),
+    (rf"{_MIXER}[qkv]_proj/kernel", ("embed", "heads")),
+    (rf"{_MIXER}o_proj/kernel", ("heads", "embed")),
     # Gated DeltaNet.
     (r".*mixer/in_proj_(qkvz|ba)/kernel", ("embed", "heads")),
-    (r".*mixer/out_proj/kernel", ("heads", "embed")),
+    (rf"{_MIXER}out_proj/kernel", ("heads", "embed")),
     (r".*mixer/(A_log|dt_bias)", ("heads",)),
     (r".*mixer/conv_weight", (None, None)),
     # LaCT: a memory per sequence and head, computed whole on every device of its sequence.
-    (r".*mixer/(qkv|rate|momentum|scale)_proj/kernel", ("embed", None)),
-    (r".*mixer/(rate|momentum|scale)_proj/bias", (None,)),
+    (rf"{_MIXER}(qkv|rate|momentum|scale)_proj/kernel", ("embed", None)),
+    (rf"{_MIXER}(rate|momentum|scale)_proj/bias", (None,)),
     (r".*mixer/fast_(query|key)_(scale|shift)", (None,)),
     (r".*mixer/((gate|up)_(left|right)|down)", (None, None, None)),
-    # Titans, likewise.
-    (r".*mixer/(query|key|value|pool|gate)_proj/kernel", ("embed", None)),
-    (r".*mixer/(forget|combine|tensor_rate)_proj/kernel", ("embed", None)),
-    (r".*mixer/(forget|combine|tensor_rate)_proj/bias", (None,)),
-    (r".*mixer/layers/\d+", (None, None, None)),
-    (r".*mixer/(scale|(query|key|output)_norm)", (None, None)),
+    # Titans and its persistent tokens, likewise.
+    (rf"{_MIXER}(query|key|value|pool|gate)_proj/kernel", ("embed", None)),
+    (rf"{_MIXER}(forget|combine|tensor_rate)_proj/kernel", ("embed", None)),
+    (rf"{_MIXER}(forget|combine|tensor_rate)_proj/bias", (None,)),
+    (rf"{_MIXER}layers/\d+", (None, None, None)),
+    (rf"{_MIXER}(scale|(query|key|output)_norm)", (None, None)),
+    (rf"{_MIXER}tokens", (None, "embed")),
     # Matrix memories, likewise.
     (r".*mixer/(in|strength)_proj/kernel", ("embed", None)),
     (r".*mixer/decay_proj/(layers/\d+/)?kernel", (None, None)),
@@ -56,7 +59,7 @@ RULES: tuple[tuple[str, LogicalAxes], ...] = (
     # Product-key memory.
     (r".*feed_forward/values", ("slots", "columns")),
     (r".*feed_forward/keys", (None, None, None, None)),
-    (r".*feed_forward/query_scale", (None,)),
+    (r".*feed_forward/query_(scale|shift|mean|variance)", (None,)),
     (r".*feed_forward/query_proj/kernel", ("embed", None)),
     (r".*feed_forward/query_proj/bias", (None,)),
     # Fast-weight memory: all devices of a sequence find its slots.

@@ -17,6 +17,7 @@ from fwpkm_jax.models.block import Remat
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.outputs import memory_metrics
 from fwpkm_jax.models.sharding import parameter_shardings
+from fwpkm_jax.models.statistics import with_statistics
 from fwpkm_jax.training.limited import Limited, draw_limited
 from fwpkm_jax.training.sharding import state_shardings
 from fwpkm_jax.training.state import Memories, MemoryConfig, TrainState
@@ -194,7 +195,11 @@ def make_train_step(
         model = nnx.merge(graphdef, params)
         micro = deal_batch(micro, micro_memory, partition)
         output = model.hidden(
-            micro["tokens"][:, :-1], micro_memory, remat=remat, partition=partition
+            micro["tokens"][:, :-1],
+            micro_memory,
+            remat=remat,
+            partition=partition,
+            batch_statistics=True,
         )
         labels, weights = micro["tokens"][:, 1:], micro["loss_weight"]
         loss = readout_loss(
@@ -206,10 +211,11 @@ def make_train_step(
             token_bias=output.token_bias,
             partition=partition,
         )
-        return loss / total_weight, (output.memory, memory_metrics(output.info))
+        seen = memory_metrics(output.info), output.pkm_statistics
+        return loss / total_weight, (output.memory, seen)
 
     def gradients(graphdef: Any, params: Any, start: Memories, batch: Batch):
-        """Loss, memories after the batch, layers' metrics and gradients, of the whole batch."""
+        """Loss, memories after the batch, what layers saw and gradients, of the whole batch."""
         # A batch in which no label counts has no gradient, rather than 0 / 0.
         weight = jnp.sum(batch["loss_weight"])
         total_weight = jnp.where(weight == 0, 1.0, weight)
@@ -226,15 +232,15 @@ def make_train_step(
 
         def accumulate(carry, micro):
             loss, grads, micro_memory = carry
-            (micro_loss, (written, layers)), micro_grads = grad_fn(
+            (micro_loss, (written, seen)), micro_grads = grad_fn(
                 params, micro_memory, micro, total_weight
             )
             grads = jax.tree.map(jnp.add, grads, micro_grads)
             carried = written if memory.lifetime == "carried" else micro_memory
-            return (loss + micro_loss, grads, carried), layers
+            return (loss + micro_loss, grads, carried), seen
 
         if micro_batches == 1:
-            (loss, (carried, layers)), grads = grad_fn(params, start, batch, total_weight)
+            (loss, (carried, seen)), grads = grad_fn(params, start, batch, total_weight)
         else:
             zeros = jax.tree.map(jnp.zeros_like, params)
             (loss, grads, carried), stacked = jax.lax.scan(
@@ -242,18 +248,18 @@ def make_train_step(
                 (jnp.zeros((), jnp.float32), zeros, start),
                 split_batch(batch, micro_batches=micro_batches, memory=memory),
             )
-            layers = jax.tree.map(lambda x: jnp.mean(x, axis=0), stacked)
-        return loss, carried, layers, grads
+            seen = jax.tree.map(lambda x: jnp.mean(x, axis=0), stacked)
+        return loss, carried, seen, grads
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         batch = {name: batch[name] for name in ("tokens", "loss_weight")}
         start = micro_batch_memory(state.memory, memory, micro_batches)
         inputs, drawn = (state.params, start, batch), {}
         if limited is None:
-            loss, carried, layers, grads = gradients(graphdef, *inputs)
+            loss, carried, seen, grads = gradients(graphdef, *inputs)
         else:
             use_limited = draw_limited(state.rng, state.step, limited.probability)
-            loss, carried, layers, grads = jax.lax.cond(
+            loss, carried, seen, grads = jax.lax.cond(
                 use_limited,
                 functools.partial(gradients, limited.graphdef),
                 functools.partial(gradients, graphdef),
@@ -264,7 +270,8 @@ def make_train_step(
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        layers, statistics = seen
+        params = with_statistics(optax.apply_updates(state.params, updates), statistics)
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
             (params, opt_state),

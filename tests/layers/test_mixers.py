@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from fwpkm_jax.layers.attention import Attention, AttentionConfig
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
 from fwpkm_jax.layers.lact import LaCT, LaCTConfig
-from fwpkm_jax.layers.titans import Titans, TitansConfig
+from fwpkm_jax.layers.titans import Titans
+from fwpkm_jax.layers.titans_config import TitansConfig
+from fwpkm_jax.layers.titans_wirings import titans_mixer
 
 MODEL_DIM = 6
 ATTENTION = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "rotary_fraction": 0.5}
@@ -25,13 +27,37 @@ LACT |= {"low_rank": 2, "base_rate": 0.5}
 TITANS = {"num_heads": 2, "head_dim": 3, "write_size": 2, "chunk_size": 4, "max_rate": 1.0}
 TITANS |= {"momentum_order": 2, "combine_momenta": True, "tensor_rates": True, "qk_norm": True}
 TITANS |= {"pooling": "attention", "output_norm": True}
+WIRED = {"num_heads": 1, "head_dim": 6, "depth": 1, "residual_norm": False, "max_rate": 0.5}
+
+
+def wired(name, **options):
+    return functools.partial(titans_mixer, name, TitansConfig(**WIRED, **options))
+
+
 MIXERS = {
     "attention": (Attention, AttentionConfig(**ATTENTION)),
     "window": (Attention, AttentionConfig(**ATTENTION, window=3)),
     "gdn": (GatedDeltaNet, GatedDeltaNetConfig(**GDN, chunk_size=4)),
     "lact": (LaCT, LaCTConfig(**LACT)),
     "titans": (Titans, TitansConfig(**TITANS)),
+    "titans_mac": (
+        wired("titans_mac", chunk_size=4, write_size=2, num_persistent=2),
+        AttentionConfig(**ATTENTION),
+    ),
+    "titans_mag": (
+        wired("titans_mag", chunk_size=5, num_persistent=3),
+        AttentionConfig(**ATTENTION, window=3),
+    ),
+    "titans_mal": (
+        wired("titans_mal", chunk_size=None, num_persistent=2),
+        AttentionConfig(**ATTENTION, window=3),
+    ),
 }
+# What two wirings add to the third is seen in the decoder's tests.
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name in ("titans_mag", "titans_mal") else name
+    for name in MIXERS
+]
 # Piece lengths below, at and beyond what the convolution, the window and a chunk see. They are
 # few, so that each compiles once for all examples.
 PIECES = (1, 2, 3, 7)
@@ -72,7 +98,7 @@ def assert_close(actual, expected):
     chex.assert_trees_all_close(actual, expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", NAMES)
 @several
 @given(
     lengths=st.lists(st.sampled_from(PIECES), min_size=1, max_size=6).filter(
@@ -90,7 +116,7 @@ def test_a_stream_cut_anywhere_equals_the_whole(name, lengths, seed):
         assert_close(cache, in_pieces(name, x, [1] * streamed)[1])
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", NAMES)
 @several
 @given(
     mask=st.lists(st.booleans(), min_size=2 * 9, max_size=2 * 9),
@@ -118,7 +144,7 @@ def test_padding_anywhere_changes_no_token_and_no_cache(name, mask, cut, seed):
                 assert_close(own, last)
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_sequence_of_padding_alone_gives_zeros_and_keeps_the_cache(name):
     x = sample(3, dtype=np.float32)
     _, cache = in_pieces(name, x, [3])
@@ -127,7 +153,7 @@ def test_a_sequence_of_padding_alone_gives_zeros_and_keeps_the_cache(name):
     chex.assert_trees_all_equal(same, cache)
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_later_tokens_do_not_reach_earlier_outputs(name):
     with jax.enable_x64(True):
         x, call = sample(LENGTH), compiled(name)[1]
@@ -136,7 +162,7 @@ def test_later_tokens_do_not_reach_earlier_outputs(name):
         assert np.min(np.max(np.abs(before - after), axis=(0, 2))[7:]) > 1e-4
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_sequences_of_a_batch_are_independent(name):
     with jax.enable_x64(True):
         x, call = sample(LENGTH), compiled(name)[1]
@@ -144,14 +170,14 @@ def test_sequences_of_a_batch_are_independent(name):
         np.testing.assert_allclose(together[1:], alone, rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_jit_equals_eager(name):
     x, (mixer, call) = sample(7, dtype=np.float32), compiled(name)
     eager, jitted = mixer(x)[0], call(x, None, None)[0]
     np.testing.assert_allclose(eager, jitted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_activations_have_finite_gradients(name):
     mixer, x = make(name, jnp.bfloat16), sample(9, dtype=jnp.bfloat16)
     graphdef, params = nnx.split(mixer)
@@ -173,7 +199,7 @@ def test_bfloat16_activations_have_finite_gradients(name):
     assert all(np.any(leaf != 0) for leaf in jax.tree.leaves(d_params))
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_stream_keeps_its_dtypes(name):
     mixer, x = make(name, jnp.bfloat16), sample(3, dtype=jnp.bfloat16)
     cache = mixer.init_cache(2, max_length=8, dtype=jnp.bfloat16)

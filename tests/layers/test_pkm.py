@@ -61,11 +61,41 @@ def test_the_layer_reads_the_best_of_all_slots(options):
             layer.query_scale[...] = layer.query_scale[...] + 0.1 * jnp.arange(
                 layer.query_scale.shape[0], dtype=jnp.float32
             )
-        y, slot_ids = jax.jit(lambda x: layer(x))(x)
+        y, slot_ids, _ = jax.jit(lambda x: layer(x))(x)
         for b, t in np.ndindex(BATCH, LENGTH):
             expected, slots = by_search(layer, np.asarray(x[b, t]))
             np.testing.assert_array_equal(slot_ids[b, t], slots)
             np.testing.assert_allclose(y[b, t], expected, rtol=1e-9, atol=1e-11)
+
+
+def test_queries_are_normed_over_the_batch_or_by_running_statistics():
+    """As the layer without a norm reads queries that are normed already."""
+    config = dataclasses.replace(CONFIG, query_norm=False, query_batch_norm=True)
+    with jax.enable_x64(True):
+        layer, x, features = build(config), sample(), CONFIG.num_heads * CONFIG.key_dim
+        rng = np.random.default_rng(1)
+        mean, variance, scale, shift = rng.uniform(0.5, 1.5, size=(4, features))
+        for name, value in (("mean", mean), ("variance", variance), ("scale", scale)):
+            getattr(layer, f"query_{name}").set_value(jnp.asarray(value))
+        layer.query_shift.set_value(jnp.asarray(shift))
+        query = plain_linear(np.asarray(x), layer.query_proj)
+        of_batch, running = (query.mean((0, 1)), query.var((0, 1))), (mean, variance)
+        for batch_statistics, (centre, spread) in ((True, of_batch), (False, running)):
+            normed = (query - centre) / np.sqrt(spread + 1e-5) * scale + shift
+            plain = build(dataclasses.replace(config, query_batch_norm=False))
+            plain.query_proj = lambda _, normed=normed: jnp.asarray(normed)
+            for part in ("keys", "values"):
+                getattr(plain, part).set_value(getattr(layer, part)[...])
+            plain.gate_proj, plain.out_proj = layer.gate_proj, layer.out_proj
+            out, expected = layer(x, batch_statistics=batch_statistics), plain(x)
+            np.testing.assert_array_equal(out.slot_ids, expected.slot_ids)
+            np.testing.assert_allclose(out.output, expected.output, rtol=1e-9, atol=1e-11)
+            assert (out.statistics is not None) == batch_statistics
+            if out.statistics is not None:
+                tokens = BATCH * LENGTH
+                np.testing.assert_allclose(out.statistics.mean, centre, rtol=1e-9)
+                unbiased = spread * tokens / (tokens - 1)
+                np.testing.assert_allclose(out.statistics.variance, unbiased, rtol=1e-9)
 
 
 def test_only_the_slots_that_were_read_learn():
@@ -77,7 +107,7 @@ def test_only_the_slots_that_were_read_learn():
     def gradient(params):
         return jnp.sum(nnx.merge(graphdef, params)(x)[0] ** 2)
 
-    _, slot_ids = layer(x)
+    _, slot_ids, _ = layer(x)
     assert slot_ids.shape == (BATCH, LENGTH, CONFIG.num_heads * CONFIG.top_k)
     rows = np.any(np.asarray(gradient(params)["values"][...]) != 0, axis=1)
     np.testing.assert_array_equal(np.flatnonzero(rows), np.unique(slot_ids))
@@ -93,7 +123,7 @@ def test_kernels_give_the_outputs_and_gradients_of_plain_jax(kernel):
         @jax.jit
         def outputs_and_gradients(params, x):
             def loss(params, x):
-                y, slot_ids = nnx.merge(graphdef, params)(x)
+                y, slot_ids, _ = nnx.merge(graphdef, params)(x)
                 return jnp.sum(y**2), (y, slot_ids)
 
             gradients, outputs = jax.grad(loss, (0, 1), has_aux=True)(params, x)
@@ -117,7 +147,7 @@ def test_a_kernel_asked_for_by_name_is_not_replaced():
 
 
 def test_the_output_may_have_a_width_of_its_own():
-    y, _ = build(out_dim=7)(sample(np.float32))
+    y, *_ = build(out_dim=7)(sample(np.float32))
     assert y.shape == (BATCH, LENGTH, 7)
 
 
@@ -128,7 +158,7 @@ def test_bfloat16_activations_have_finite_float32_gradients():
     @jax.jit
     def gradients(params):
         def loss(params):
-            y, _ = nnx.merge(graphdef, params)(x)
+            y, *_ = nnx.merge(graphdef, params)(x)
             assert y.dtype == jnp.bfloat16
             return jnp.sum(y.astype(jnp.float32) ** 2)
 
@@ -157,6 +187,7 @@ def test_initial_weights_have_their_stated_sizes():
     [
         ({"key_dim": 3}, "key_dim=3 must be even"),
         ({"top_k": 5}, "top_k=5 must lie between 1 and num_subkeys=4"),
+        ({"query_batch_norm": True}, "query_norm=True and query_batch_norm=True"),
         ({"num_heads": 0}, "num_heads=0 and value_dim=3 must be at least 1"),
     ],
     ids=str,

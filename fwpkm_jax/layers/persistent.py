@@ -1,0 +1,47 @@
+"""Persistent memory: learned tokens that a mixer reads before every sequence."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float
+
+
+class PersistentTokens(nnx.Module):
+    """A token mixer that has read the same learned tokens before each sequence's first.
+
+    References: Behrouz et al. 2025, arXiv:2501.00663, section 3.3.
+    """
+
+    def __init__(self, mixer: Any, number: int, model_dim: int, *, rngs: nnx.Rngs):
+        """Args: `mixer` of width `model_dim`, whose caches have leaves `[batch, ...]`."""
+        self.mixer = mixer
+        # As large as what a mixer reads, which is normed.
+        tokens = nnx.initializers.normal(1.0)(rngs.params(), (number, model_dim), jnp.float32)
+        self.tokens = nnx.Param(tokens)
+
+    def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> Any:
+        """The mixer's cache behind the tokens; see its own `init_cache`."""
+        max_length += self.tokens.shape[0]
+        cache = self.mixer.init_cache(1, max_length=max_length, dtype=dtype)
+        _, cache = self.mixer(self.tokens[...][None].astype(dtype), cache=cache)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape[1:])), cache)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length model"],
+        *,
+        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        cache: Any = None,
+    ) -> tuple[Float[Array, "batch length model"], Any]:
+        """The mixer's output for `x`, and the cache to continue from; see `Attention.__call__`."""
+        if cache is not None:
+            return self.mixer(x, mask=mask, cache=cache)
+        tokens = self.tokens[...].astype(x.dtype)
+        tokens = jnp.broadcast_to(tokens, (x.shape[0], *tokens.shape))
+        if mask is not None:
+            mask = jnp.concatenate([jnp.ones_like(mask, shape=tokens.shape[:2]), mask], axis=1)
+        y, _ = self.mixer(jnp.concatenate([tokens, x], axis=1), mask=mask)
+        return y[:, tokens.shape[1] :], None

@@ -1,0 +1,89 @@
+"""What a Titans memory is made of."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fwpkm_jax.rules.titans import TitansRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class TitansConfig:
+    """Shape of a Titans memory and of what tells it how to learn."""
+
+    num_heads: int = 12
+    """Networks per sequence. With one, it reads and writes the model's whole width, ungated."""
+    head_dim: int = 64
+    """Width of keys, queries and values."""
+    depth: int = 2
+    """Matrices of a network, 1 to 4."""
+    expansion: float = 2.0
+    """Width between the matrices over `head_dim`."""
+    residual_norm: bool = True
+    """See `TitansRule`."""
+    write_size: int = 1
+    """Tokens per write: they share momentum and forgetting."""
+    chunk_size: int | None = 64
+    """Tokens whose gradients are taken at the same weights; a multiple of `write_size`. None: the
+    whole stream's are taken at the initial weights."""
+    momentum_order: int = 1
+    """See `TitansRule`."""
+    combine_momenta: bool = False
+    """Steps by a learned mixture of the orders rather than the highest."""
+    max_rate: float = 0.1
+    """Step size of a token whose projection is large."""
+    tensor_rates: bool = False
+    """A learned share of the step for each tensor of the network."""
+    pooling: Literal["mean", "attention"] = "mean"
+    """What a write's tokens are summed up by, for momentum and forgetting."""
+    max_gradient_norm: float | None = None
+    """See `TitansRule`."""
+    orthogonalize: bool = False
+    """See `TitansRule`."""
+    qk_norm: bool = False
+    """Norms queries and keys of each head."""
+    output_norm: bool = False
+    """Norms what each head reads."""
+    num_persistent: int = 0
+    """Learned tokens in front of every sequence (persistent memory)."""
+
+    def __post_init__(self):
+        for name in ("num_heads", "head_dim", "write_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        if self.chunk_size is not None and (
+            self.chunk_size < 1 or self.chunk_size % self.write_size
+        ):
+            raise ValueError(
+                f"chunk_size={self.chunk_size} must be a multiple of write_size={self.write_size}."
+            )
+        if self.num_persistent < 0:
+            raise ValueError(f"num_persistent={self.num_persistent} must be at least 0.")
+        if self.combine_momenta and self.momentum_order < 2:
+            raise ValueError(
+                f"combine_momenta=True mixes several orders; momentum_order={self.momentum_order}."
+            )
+        for name in ("max_rate", "max_gradient_norm"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}={value} must be above 0.")
+        if not 1 <= self.expansion * self.head_dim < 2**31:
+            raise ValueError(
+                f"expansion={self.expansion} of head_dim={self.head_dim} is no width; "
+                "usual is an expansion of 2."
+            )
+        self.rule()
+
+    def rule(self) -> TitansRule:
+        """Of one head; raises a ValueError for what makes none."""
+        return TitansRule(
+            key_dim=self.head_dim,
+            value_dim=self.head_dim,
+            hidden_dim=int(self.expansion * self.head_dim),
+            depth=self.depth,
+            residual_norm=self.residual_norm,
+            write_size=self.write_size,
+            momentum_order=self.momentum_order,
+            loss="mean",
+            max_gradient_norm=self.max_gradient_norm,
+            orthogonalize=self.orthogonalize,
+        )

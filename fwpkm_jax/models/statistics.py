@@ -1,0 +1,35 @@
+"""Running statistics of norms over batches: kept among the weights, moved by the training step."""
+
+import re
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float
+
+from fwpkm_jax.layers.pkm import QueryStatistics
+from fwpkm_jax.models.outputs import layer_name
+from fwpkm_jax.models.sharding import path_name
+
+_SHARE = 0.1  # Of the newest batch.
+
+
+def with_statistics(params: Any, statistics: dict[str, QueryStatistics]) -> Any:
+    """The weights with running statistics a tenth of the way to those of a batch.
+
+    Args:
+      params: of a `LanguageModel`.
+      statistics: by layer name, as `Hidden.pkm_statistics`; without any the weights as they are.
+
+    References: Ioffe and Szegedy 2015, arXiv:1502.03167.
+    """
+    if not statistics:
+        return params
+
+    def moved(path: Any, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+        found = re.fullmatch(r"blocks/(\d+)/feed_forward/query_(mean|variance)", path_name(path))
+        if found is None:
+            return weight
+        new = getattr(statistics[layer_name(int(found[1]))], found[2])
+        return weight + _SHARE * (new - weight)
+
+    return jax.tree_util.tree_map_with_path(moved, params)

@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from fwpkm_jax.config import Experiment, read_experiment
-from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
+from fwpkm_jax.data import RecallData, TextData, Tokenizer, load_tokenizer
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.training.restore import find_step, read_checkpoint
 from fwpkm_jax.training.state import Memories, init_state, model_graph
@@ -62,6 +62,7 @@ def load_run(run_dir: str | Path, step: int | Literal["best"] | None = None) -> 
     Raises:
       FileNotFoundError: no run there, or no such checkpoint; those that exist are listed.
       DamagedCheckpointError: the checkpoint cannot be read; name another step.
+      ValueError: the run was trained with another tokenizer than its name now stands for.
     """
     experiment = read_experiment(run_dir)
     directory = Path(run_dir) / "checkpoints"
@@ -74,6 +75,27 @@ def load_run(run_dir: str | Path, step: int | Literal["best"] | None = None) -> 
         seed=experiment.seed,
     )
     merge = experiment.checkpoint.merge
-    state = read_checkpoint(directory, found, jax.eval_shape(init), merge=merge).state
+    restored = read_checkpoint(directory, found, jax.eval_shape(init), merge=merge)
+    _check_tokenizer(experiment.data, restored.data_position)
+    state = restored.state
     memory = state.memory or jax.jit(lambda: init().memory)()  # As training goes on with.
     return Run(experiment, model_graph(experiment.model), state.params, memory, found)
+
+
+def _check_tokenizer(data: RecallData | TextData, position: Any) -> None:
+    """Raises ValueError if the data's tokenizer is not the one that a checkpoint was trained with.
+
+    A tokenizer that is not here at all is no matter of whoever needs none.
+    """
+    trained_with = ((position or {}).get("source") or {}).get("tokenizer")
+    if trained_with is None or not isinstance(data, TextData):
+        return
+    try:
+        found = load_tokenizer(data.tokenizer).fingerprint
+    except (ValueError, ImportError):
+        return
+    if found != trained_with:
+        raise ValueError(
+            f"data.tokenizer={data.tokenizer!r} is another tokenizer now ({found}) than the one "
+            f"that the run was trained with ({trained_with}); put that one back."
+        )

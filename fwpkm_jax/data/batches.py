@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grain
@@ -43,25 +43,32 @@ class BatchDataset(grain.IterDataset):
 
     Grain's own state of a pipeline with worker processes names each worker's position. Here the
     position is the number of batches given out, so a run may resume with another number of
-    workers, and a state saved anywhere reads `{"next_index": 28}`.
+    workers, and a state saved anywhere reads `{"next_index": 28}`. Batches of files also carry
+    `source`, by which other files are told from the same: `{"next_index": 28, "source": {...}}`.
     """
 
-    def __init__(self, batches: grain.MapDataset, *, num_workers: int):
+    def __init__(
+        self, batches: grain.MapDataset, *, num_workers: int, source: Mapping[str, Any] | None
+    ):
         super().__init__(batches)
         self._batches = batches
         self._num_workers = num_workers
+        self._source = source
 
     def __iter__(self) -> BatchIterator:
-        return BatchIterator(self._batches, num_workers=self._num_workers)
+        return BatchIterator(self._batches, num_workers=self._num_workers, source=self._source)
 
 
 class BatchIterator(grain.DatasetIterator):
     """Iterator of `BatchDataset`; `grain.checkpoint.CheckpointSave` takes it as it is."""
 
-    def __init__(self, batches: grain.MapDataset, *, num_workers: int):
+    def __init__(
+        self, batches: grain.MapDataset, *, num_workers: int, source: Mapping[str, Any] | None
+    ):
         super().__init__()
         self._batches = batches
         self._num_workers = num_workers
+        self._source = source
         self._next_index = 0
         self._inner: grain.DatasetIterator | None = None
 
@@ -72,21 +79,30 @@ class BatchIterator(grain.DatasetIterator):
         self._next_index += 1
         return batch
 
-    def get_state(self) -> dict[str, int]:
-        """Batches given out so far, ready for JSON."""
-        return {"next_index": self._next_index}
+    def get_state(self) -> dict[str, Any]:
+        """Batches given out so far, and what they are made of, ready for JSON."""
+        position = {"next_index": self._next_index}
+        return position if self._source is None else {**position, "source": dict(self._source)}
 
-    def set_state(self, state: dict[str, int]) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         """Goes to the batch a state names; the batches after it are those of the first pass.
 
         Raises:
-          ValueError: the state is not one of `get_state`, or lies beyond the last batch.
+          ValueError: the state is not one of `get_state`, lies beyond the last batch, or was saved
+            of other files.
         """
         next_index = state.get("next_index") if isinstance(state, dict) else None
         if not isinstance(next_index, int) or not 0 <= next_index <= len(self._batches):
             raise ValueError(
                 f"{state!r} is no position in this data of {len(self._batches)} batches; pass "
                 "what get_state returned on data of the same configuration."
+            )
+        now, saved = self._source or {}, state.get("source", {})
+        changed = [f"{n}: {saved[n]} -> {now.get(n)}" for n in saved if saved[n] != now.get(n)]
+        if changed:
+            raise ValueError(
+                "The text is not what it was when the run was saved, and its order would be "
+                f"another ({'; '.join(changed)}); put the old files back, or start a new run."
             )
         self.close()
         self._next_index = next_index
@@ -137,6 +153,7 @@ def batch_examples(
     batch_size: int,
     rows: Sequence[int] | None = None,
     num_workers: int,
+    source: Mapping[str, Any] | None = None,
 ) -> BatchDataset:
     """Batches of consecutive examples, or the same rows of each.
 
@@ -149,7 +166,8 @@ def batch_examples(
     if rows is not None:
         examples = BatchRows(examples, batch_size=batch_size, rows=rows)
         batch_size = len(rows)
-    return BatchDataset(examples.batch(batch_size, drop_remainder=True), num_workers=num_workers)
+    batches = examples.batch(batch_size, drop_remainder=True)
+    return BatchDataset(batches, num_workers=num_workers, source=source)
 
 
 def check_batching(*, batch_size: int, rows: Sequence[int] | None) -> None:

@@ -45,13 +45,16 @@ def make_dataset(
     check_batching(batch_size=batch_size, rows=rows)
     if split not in ("train", "valid"):
         raise ValueError(f'split={split!r} is neither "train" nor "valid".')
-    if split == "train":
-        examples = _train_examples(config, seed=seed)
-    else:
+    source = None
+    if split == "valid":
         valid = _valid_source(config, seed=seed)
         examples = grain.MapDataset.source(PaddedSource(valid, multiple=batch_size))
+    elif isinstance(config, RecallData):
+        examples = grain.MapDataset.source(RecallSource(config, split="train", seed=seed))
+    else:
+        examples, source = train_rows(config, seed=seed)
     return batch_examples(
-        examples, batch_size=batch_size, rows=rows, num_workers=config.num_workers
+        examples, batch_size=batch_size, rows=rows, num_workers=config.num_workers, source=source
     )
 
 
@@ -60,12 +63,6 @@ def vocab_size(config: RecallData | TextData) -> int:
     if isinstance(config, RecallData):
         return config.vocab_size
     return load_tokenizer(config.tokenizer).vocab_size
-
-
-def _train_examples(config: RecallData | TextData, *, seed: int) -> grain.MapDataset:
-    if isinstance(config, RecallData):
-        return grain.MapDataset.source(RecallSource(config, split="train", seed=seed))
-    return train_rows(config, seed=seed)
 
 
 def _valid_source(config: RecallData | TextData, *, seed: int) -> RecallSource | PackedRows:

@@ -146,6 +146,8 @@ def _parse(line: str, *, place: str) -> dict[str, Any]:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{place} is not JSON: {error.msg}, column {error.colno}.") from error
+    except (ValueError, RecursionError) as error:  # Thousands of digits, or of brackets.
+        raise ValueError(f"{place} is no JSON of a document: {error}.") from error
     if not isinstance(record, dict):
         raise ValueError(f"{place} is no JSON object but a {type(record).__name__}.")
     return record

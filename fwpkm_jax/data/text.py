@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grain
 import numpy as np
@@ -108,27 +108,35 @@ def stream_documents(config: TextData, split: Split) -> Iterator[Document]:
     return (document for file in files for document in _read(file, config, tokenizer))
 
 
-def train_rows(config: TextData, *, seed: int) -> grain.MapDataset:
+def train_rows(config: TextData, *, seed: int) -> tuple[grain.MapDataset, dict[str, Any]]:
     """Rows of the training text without end: shuffled anew in every epoch, mixed by weight.
 
     Needles, where the configuration has any, are a function of (seed, row's number) alone.
+
+    Returns:
+      The rows, and what decides their order beside the configuration, as JSON values: the
+      tokenizer's fingerprint and the tokens of each source.
     """
-    rows = _mixture(config, seed=seed)
+    tokenizer = load_tokenizer(config.tokenizer)
+    sources = [_rows([path], config, tokenizer) for path in config.train_paths]
+    made_of = {
+        "tokenizer": tokenizer.fingerprint,
+        "tokens": [rows.num_tokens for rows in sources],
+    }
+    rows = _mixture(config, sources, seed=seed)
     needles = config.needles
     if needles is None:
-        return rows
+        return rows, made_of
 
     def hide(index: int, row: Example) -> Example:
         sequence = np.random.SeedSequence(seed, spawn_key=(_NEEDLES, index))
         return needles.hide(row, rng=np.random.default_rng(sequence))
 
-    return rows.map_with_index(hide)
+    return rows.map_with_index(hide), made_of
 
 
-def _mixture(config: TextData, *, seed: int) -> grain.MapDataset:
+def _mixture(config: TextData, sources: Sequence[PackedRows], *, seed: int) -> grain.MapDataset:
     """Rows of all sources without end."""
-    tokenizer = load_tokenizer(config.tokenizer)
-    sources = [_rows([path], config, tokenizer) for path in config.train_paths]
     seeds = np.random.SeedSequence(seed).generate_state(len(sources) + 1)
     shuffled = [
         grain.MapDataset.source(rows).shuffle(seed=int(order)).repeat()

@@ -17,6 +17,7 @@ _SHAPE = re.compile(r"\b(pred|bf16|f8e4m3fn|f8e5m2|[fsuc]\d+)\[([\d,]*)\]")
 _MESH_GROUPS = re.compile(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\]T\(([\d,]+)\)\))? \{([^}(]*)\}"
 )
+_CHAIN = re.compile(r'frontend_attributes=\{[^}]*\bchain_id="(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
@@ -80,10 +81,15 @@ def collectives(text: str) -> list[Collective]:
                 visit(called, inside)
 
     visit(entry, 1)
-    found = []
+    found, chains = [], set()
     for name, times in runs.items():
         for line in bodies.get(name, ()):
             if match := _COLLECTIVE.search(line):
+                # A TPU's fusions carry one collective through their chain, a part in each.
+                if chain := _CHAIN.search(line):
+                    if chain[1] in chains:
+                        continue
+                    chains.add(chain[1])
                 found.append(_collective(match, line, times))
     return found
 
@@ -148,8 +154,9 @@ def _collective(match: re.Match[str], line: str, times: int) -> Collective:
     shapes = [
         Shape(d, tuple(int(n) for n in dims.split(",") if n)) for d, dims in _SHAPE.findall(result)
     ]
-    if started and kind in ("all-gather", "collective-permute") and result.startswith("("):
-        # A started one lists its operands first, and perhaps counters behind its results.
+    if started and kind != "all-reduce" and result.startswith("("):
+        # A started one lists its operands first, and perhaps counters behind its results; sums
+        # alone are started with their results.
         shapes = [shape for shape in shapes if not (shape.dtype == "u32" and not shape.dims)]
         shapes = shapes[len(shapes) // 2 :]
     return Collective(kind, tuple(shapes), _first_group(line), times)

@@ -35,6 +35,13 @@ ENTRY %main (weights: bf16[4,16]) -> f32[8,16] {
   ROOT %r = f32[8,16]{1,0} get-tuple-element(%loop), index=1
 }
 """
+STARTED = """
+ENTRY %main (weights: f32[8,16]) -> f32[8,16] {
+  %p = ((f32[8,16]{1,0}), f32[4,16]{1,0}) reduce-scatter-start(%w), replica_groups={{0,1},{2,3}}
+  %q = ((f32[8,16]{1,0}), f32[8,16]{1,0}) all-to-all-start(%w), replica_groups={{0,1},{2,3}}
+  %s = (f32[8,16]{1,0}, f32[2]{0}) all-reduce-start(%w, %x), replica_groups={{0,1},{2,3}}
+}
+"""
 MESH = {"data": 2, "model": 2}
 
 
@@ -64,6 +71,25 @@ def test_bytes_are_those_of_a_ring_by_mesh_axis():
         "model": {"all-reduce": 5 * 2 * 8 * 16 * 4 / 2, "collective-permute": 2 * 4 * 4},
         "data,model": {"reduce-scatter": 3 * 2 * 4 * 4},
     }
+
+
+def test_operands_of_started_collectives_are_not_sent_besides():
+    assert sent_by_axes(collectives(STARTED), MESH) == {
+        "model": {
+            "reduce-scatter": 4 * 16 * 4,
+            "all-to-all": 8 * 16 * 4 / 2,
+            "all-reduce": (8 * 16 + 2) * 4,
+        },
+    }
+
+
+def test_a_collective_spread_over_fusions_counts_once():
+    """A TPU's text names it in every fusion of its chain."""
+    rows = "bf16[8,16]{1,0} all-gather(%w), replica_groups={{0,1},{2,3}}, channel_id=7"
+    parts = [f'  %g{i} = {rows}, frontend_attributes={{chain_id="0"}}' for i in range(3)]
+    other = f'  %h = {rows}, frontend_attributes={{chain_id="1"}}'
+    text = "\n".join(["ENTRY %main (w: bf16[4,16]) -> bf16[8,16] {", *parts, other, "}"])
+    assert sent_by_axes(collectives(text), MESH) == {"model": {"all-gather": 2 * 8 * 16 * 2 / 2}}
 
 
 def test_a_group_names_the_axes_along_which_it_lies():

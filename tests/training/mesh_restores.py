@@ -32,7 +32,10 @@ ALL = tuple((saved, read) for saved in MESHES for read in MESHES)
 def restores(
     model: ModelConfig, directory: Path, pairs: Iterable[tuple[str, str]]
 ) -> dict[str, dict[str, bool]]:
-    """Of each pair of meshes whether all arrays came back, and each as the second mesh asks."""
+    """Of each pair of meshes whether all arrays came back, and each as the second mesh asks.
+
+    And the same of half as many memories as were saved.
+    """
     optimizer = make_optimizer(OptimizerConfig(), steps=10)
 
     def init() -> TrainState:
@@ -41,7 +44,7 @@ def restores(
 
     shapes = jax.eval_shape(init)
 
-    def layout_on(mesh: MeshConfig) -> TrainState | None:
+    def layout_on(mesh: MeshConfig, shapes: TrainState = shapes) -> TrainState | None:
         partition = make_partition(mesh, jax.devices()[: mesh.num_devices])
         if partition is None:
             return None
@@ -60,15 +63,28 @@ def restores(
                 checkpoints.save(state, data_position=None, config={})
         state = read_checkpoint(folder, 0, shapes, layouts[read]).state
         results[f"{saved} -> {read}"] = {
-            "equal": all(
-                np.array_equal(x, y)
-                for x, y in zip(
-                    jax.tree.leaves(_numpy(state)), jax.tree.leaves(expected), strict=True
-                )
-            ),
+            "equal": _equal(state, expected),
             "laid_out": layouts[read] is None or _laid_out(state, layouts[read]),
         }
+    # Every second of eight memories, over four devices.
+    fewer = shapes._replace(memory=jax.tree.map(_half, shapes.memory))
+    layout = layout_on(MESHES["4_columns"], fewer)
+    state = read_checkpoint(directory / "on_8_columns", 0, fewer, layout, merge="first").state
+    halved = expected._replace(memory=jax.tree.map(lambda x: x[::2], expected.memory))
+    results["8 memories -> 4"] = {
+        "equal": _equal(state, halved),
+        "laid_out": _laid_out(state, layout),
+    }
     return results
+
+
+def _half(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((x.shape[0] // 2, *x.shape[1:]), x.dtype)
+
+
+def _equal(state: TrainState, expected: TrainState) -> bool:
+    leaves = zip(jax.tree.leaves(_numpy(state)), jax.tree.leaves(expected), strict=True)
+    return all(np.array_equal(x, y) for x, y in leaves)
 
 
 def _numbered(x: jax.Array) -> jax.Array:

@@ -6,11 +6,13 @@ from importlib.metadata import version
 
 # Before JAX starts. On a CPU tests compile far more than they compute.
 _FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+_FLAGS += " --xla_cpu_parallel_codegen_split_count=1"
 if version("jaxlib").startswith("0.10."):
     # Halves the time to compile; later versions do not know it and stop at unknown flags.
     _FLAGS += " --xla_cpu_use_fusion_emitters=false"
 if os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu":
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # Lines of Python in each operation.
 
 from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402

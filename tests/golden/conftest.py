@@ -1,7 +1,7 @@
 """Runs every golden test over every file of its kind, in float64 and in float32.
 
-In float32 only the first file of a kind is part of the default run: what the others add is
-mathematics, which float64 tells more sharply. `--golden-dir` and `-m slow` run the rest.
+Part of the default run are the first files of a kind, fewer in float32: what further files add is
+mathematics, which float64 tells more sharply. `--golden-dir` runs everything, `-m slow` the rest.
 
 A module states `KIND = "attention"`; its tests take the fixtures `golden_path` (one file
 `attention_*.npz`) and `dtype` (what to compute in, with float64 switched on where needed).
@@ -14,6 +14,8 @@ import jax
 import numpy as np
 import pytest
 
+BY_DEFAULT = {"float64": 3, "float32": 1}
+"""Files of a kind in the default run."""
 DEFAULT_DIR = Path(__file__).parents[2].parent / "shared" / "golden"
 
 
@@ -43,19 +45,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the tests in float32 of all files but the first of each kind as slow.
+    """Marks the tests of all files but the first `BY_DEFAULT` of each kind as slow.
 
     Not where a folder is asked for: then all of it is.
     """
     if config.getoption("--golden-dir") is not None:
         return
-    seen: dict[str, object] = {}
+    seen: dict[tuple[str, str], list[object]] = {}
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
-        if parameters.get("dtype") != "float32" or "golden_path" not in parameters:
+        if "golden_path" not in parameters:
             continue
-        path, test = parameters["golden_path"], item.nodeid.split("[")[0]
-        if seen.setdefault(test, path) != path:
+        path, dtype = parameters["golden_path"], parameters.get("dtype", "float64")
+        files = seen.setdefault((item.nodeid.split("[")[0], dtype), [])
+        if path not in files:
+            files.append(path)
+        if files.index(path) >= BY_DEFAULT[dtype]:
             item.add_marker(pytest.mark.slow)
 
 

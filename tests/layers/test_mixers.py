@@ -170,6 +170,7 @@ def test_sequences_of_a_batch_are_independent(name):
         np.testing.assert_allclose(together[1:], alone, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_jit_equals_eager(name):
     x, (mixer, call) = sample(7, dtype=np.float32), compiled(name)

@@ -103,6 +103,7 @@ def test_what_stands_at_padding_changes_no_token_and_no_memory(groups):
     chex.assert_trees_all_equal(memories, others)
 
 
+@pytest.mark.slow
 def test_jit_equals_eager():
     config = dataclasses.replace(CONFIG, mixers=("swa",), memory_layers=(0,), pkm_layers=())
     decoder = LanguageModel(config, rngs=nnx.Rngs(0), dtype=None)

@@ -17,7 +17,7 @@ from tests.training.tiny_config import get_config
 
 FULL = dataclasses.replace(get_config().model, mixers=("attention",), memory_layers=(0,), window=3)
 WINDOWED = dataclasses.replace(FULL, mixers=("swa",))
-BARE = dataclasses.replace(FULL, memory_layers=())
+BARE, BARE_WINDOWED = (dataclasses.replace(model, memory_layers=()) for model in (FULL, WINDOWED))
 MEMORY = MemoryConfig(groups=1, lifetime="carried")
 
 
@@ -47,11 +47,11 @@ def test_each_step_is_wholly_the_one_or_the_other_by_its_draw():
     """Four steps at probability 1/2, each against the two models' own steps; micro-batches share
     the draw."""
     mixed, full, windowed = (
-        make_step(FULL, probability=0.5),
-        make_step(FULL),
-        make_step(WINDOWED),
+        make_step(BARE, probability=0.5),
+        make_step(BARE),
+        make_step(BARE_WINDOWED),
     )
-    state, drawn = start(), []
+    state, drawn = start(BARE), []
     for seed in range(4):
         before = jax.tree.map(np.asarray, state._replace(rng=jax.random.key_data(state.rng)))
 

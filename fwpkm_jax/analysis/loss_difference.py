@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from fwpkm_jax.evaluation.plot_style import (
 )
 from fwpkm_jax.evaluation.tables import format_table, signed
 from fwpkm_jax.evaluation.token_losses import TokenLosses, differences
+from fwpkm_jax.training.run_directory import read_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,17 +71,20 @@ def read_losses(path: Path, *, memory: Literal["writing", "frozen"]) -> Streamed
 
     Raises:
       FileNotFoundError: nothing is saved there.
-      ValueError: the pass was not run.
+      ValueError: the pass was not run, or the file is damaged.
     """
     arrays = path if path.suffix == ".npz" else path / "results" / "ppl.npz"
     if not arrays.is_file():
         raise FileNotFoundError(f"There is no {arrays}; run eval.py {path} --suite ppl first.")
-    record = json.loads(arrays.with_suffix(".json").read_text())
-    with np.load(arrays) as saved:
-        if f"loss_{memory}" not in saved:
-            raise ValueError(f"{arrays} has no pass with the memory {memory}; evaluate with both.")
-        places = {name: saved[name] for name in ("source", "document", "segment", "position")}
-        losses = TokenLosses(**places, loss=saved[f"loss_{memory}"], document_ids=[])
+    record = read_json(arrays.with_suffix(".json"), otherwise="evaluate again")
+    try:
+        with np.load(arrays) as saved:
+            if (wanted := f"loss_{memory}") not in saved:
+                raise ValueError(f"it has no pass with the memory {memory}; evaluate with both")
+            places = {name: saved[name] for name in ("source", "document", "segment", "position")}
+            losses = TokenLosses(**places, loss=saved[wanted], document_ids=[])
+    except (ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{arrays} cannot be read: {error}.") from error
     return Streamed(arrays.parent.parent.name, losses, record)
 
 

@@ -22,6 +22,8 @@ MAX_WORDS = 65_536
 MAX_TOKENS = 131_072
 """Samples longer than this, in tokens of both blocks and the longest answer, are left out."""
 
+_MOST_BYTES = 2**30
+
 _ONLY_ANSWER = "Only give me the answer and do not output any other words."
 _PASSAGES = f"Answer the question based on the given passages. {_ONLY_ANSWER}\n"
 _CONTEXT = f"Answer the question based on the given context. {_ONLY_ANSWER}\n"
@@ -102,7 +104,7 @@ def open_task(path: Path, task: str) -> AbstractContextManager[IO[bytes]]:
 
     Raises:
       FileNotFoundError: there is no such path, or it does not hold the task.
-      ValueError: the file is neither JSON lines nor a zip archive.
+      ValueError: the file is neither JSON lines nor a zip archive, or would grow beyond measure.
     """
     names = (f"data/{task}.jsonl", f"{task}.jsonl")
     if path.is_dir():
@@ -119,6 +121,11 @@ def open_task(path: Path, task: str) -> AbstractContextManager[IO[bytes]]:
     with zipfile.ZipFile(path) as archive:
         for name in names:
             if name in archive.namelist():
+                if (size := archive.getinfo(name).file_size) > _MOST_BYTES:
+                    raise ValueError(
+                        f"{path}: {name} unpacks to {size} bytes, more than any task; download it "
+                        "again."
+                    )
                 # Stays open with the member, which checks its CRC at the end.
                 return archive.open(name)
     raise FileNotFoundError(f"The archive {path.absolute()} holds no {' or '.join(names)}.")

@@ -1,0 +1,242 @@
+"""No file makes a reader run what stands in it, and no archive is unpacked."""
+
+import ast
+import io
+import json
+import os
+import pickle
+import shutil
+import tarfile
+import zipfile
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fwpkm_jax.analysis.loss_difference import read_losses
+from fwpkm_jax.config import read_experiment
+from fwpkm_jax.data import TokenFile, load_tokenizer
+from fwpkm_jax.data.documents import read_documents
+from fwpkm_jax.data.longbench import read_samples
+from fwpkm_jax.data.prepare.lambada import lambada
+from fwpkm_jax.data.prepare.parquet import parquet_parts
+from fwpkm_jax.data.prepare.zarr_array import ZarrArray
+from fwpkm_jax.interchange.torch_file import read_torch_file
+from fwpkm_jax.interchange.weights_folder import read_folder
+from fwpkm_jax.training.optimizer import make_optimizer
+from fwpkm_jax.training.restore import DamagedCheckpointError, read_checkpoint
+from fwpkm_jax.training.run_directory import truncate_metrics
+from fwpkm_jax.training.state import init_state
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def canary(tmp_path):
+    """A pickle that makes a directory when it is loaded; checked in the end that none is there."""
+    directory = tmp_path / "called"
+
+    class Command:
+        def __reduce__(self):
+            return os.mkdir, (str(directory),)
+
+    yield pickle.dumps(Command(), protocol=4)
+    assert not directory.exists()
+
+
+def beside(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def archive(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as file:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            file.addfile(info, io.BytesIO(content))
+    return path
+
+
+def zipped(path: Path, members: dict[str, bytes], **arguments) -> Path:
+    with zipfile.ZipFile(path, "w", **arguments) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    return path
+
+
+def object_array(command: bytes) -> bytes:
+    """A `.npz` whose arrays are pickles, as NumPy writes arrays of objects."""
+    header = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }"
+    header += b" " * (63 - (10 + len(header)) % 64) + b"\n"
+    array = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + command
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as file:
+        for name in ("loss_writing", "source", "document", "segment", "position"):
+            file.writestr(f"{name}.npy", array)
+    return content.getvalue()
+
+
+def records(source) -> list:
+    return [record for span in source.spans for record in span.part.read(0)]
+
+
+def losses(path: Path, content: bytes):
+    beside(path.with_suffix(".json"), b"{}")
+    return read_losses(beside(path.with_suffix(".npz"), content), memory="writing")
+
+
+NOVEL = "train-novels/a/b.txt"
+READERS = {
+    "tokens": lambda at, bad: TokenFile(
+        beside(at / "x.bin", bad + b"\0" * (len(bad) % 2))
+        if beside(at / "x.idx", f"{-(-len(bad) // 2)} 0\n".encode())
+        else at,
+        vocab_size=100,
+    )[0:10],
+    "index": lambda at, bad: TokenFile(
+        beside(at / "x.bin", b"") if beside(at / "x.idx", bad) else at, vocab_size=9
+    ),
+    "text": lambda at, bad: list(read_documents(beside(at / "x.txt", bad), field="text")),
+    "records": lambda at, bad: list(read_documents(beside(at / "x.jsonl", bad), field="text")),
+    "tokenizer": lambda at, bad: load_tokenizer(str(beside(at / "x.model", bad))),
+    "LongBench": lambda at, bad: list(
+        read_samples(zipped(at / "x.zip", {"data/hotpotqa.jsonl": bad}), "hotpotqa")
+    ),
+    "novels": lambda at, bad: records(lambada(archive(at / "x.tar", {NOVEL: bad}))),
+    "Parquet": lambda at, bad: list(
+        parquet_parts(beside(at / "x.parquet", bad), wanted="it")[0].read(0)
+    ),
+    "Zarr": lambda at, bad: ZarrArray.open(beside(at / ".zarray", bad).parent, wanted="it"),
+    "config": lambda at, bad: read_experiment(beside(at / "config.json", bad).parent),
+    "losses": lambda at, bad: losses(at / "ppl", object_array(bad)),
+    "weights": lambda at, bad: read_folder(
+        (beside(at / "weights.safetensors", bad), beside(at / "config.json", b"{}"))[0].parent
+    ),
+    "torch": lambda at, bad: read_torch_file(zipped(at / "x.bin", {"x/data.pkl": bad})),
+    "old torch": lambda at, bad: read_torch_file(beside(at / "x.bin", bad)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_pickle_in_a_files_place_is_refused(fault, canary, tmp_path, reader):
+    (tmp_path / "data").mkdir()
+    with fault("a pickle in a file's place"), pytest.raises(ValueError, match=r"\S") as error:
+        READERS[reader](tmp_path / "data", canary)
+    assert str(tmp_path / "data") in str(error.value)
+
+
+def test_pickles_in_the_metadata_of_columns_and_chunks_are_not_loaded(fault, canary, tmp_path):
+    """Arrow once loaded the types of columns from pickles; Zarr's own reader takes filters."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    extension = {
+        b"ARROW:extension:name": b"arrow.py_extension_type",
+        b"ARROW:extension:metadata": canary,
+    }
+    field = pyarrow.field("text", pyarrow.string(), metadata=extension)
+    table = pyarrow.table({"text": ["a", "b"]}, schema=pyarrow.schema([field]))
+    parquet.write_table(table, tmp_path / "x.parquet")
+    (part,) = parquet_parts(tmp_path / "x.parquet", wanted="it")
+    with fault("a pickle in a file's place"):
+        assert [record.texts for record in part.read(0)] == [("a",), ("b",)]
+
+    pytest.importorskip("tensorstore")
+    described = {
+        "zarr_format": 2, "shape": [1, 2], "chunks": [1, 2], "dtype": "<u2", "order": "C",
+        "compressor": None, "fill_value": 0, "filters": [{"id": "pickle", "protocol": 4}],
+    }  # fmt: skip
+    beside(tmp_path / "z" / ".zarray", json.dumps(described).encode())
+    beside(tmp_path / "z" / "0.0", canary)
+    with fault("a pickle in a file's place"), pytest.raises(ValueError, match="cannot be read"):
+        ZarrArray.open(tmp_path / "z", wanted="it").read(0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("abandoned_reads")
+def test_pickles_in_a_checkpoint_are_not_loaded(fault, canary, unbroken, tmp_path):
+    experiment = unbroken.experiment
+    abstract = jax.eval_shape(
+        partial(
+            init_state, experiment.model, memory=experiment.training.memory,
+            optimizer=make_optimizer(experiment.optimizer, steps=20), seed=0,
+        )
+    )  # fmt: skip
+    folder = shutil.copytree(unbroken.directory / "checkpoints" / "20", tmp_path / "c" / "20")
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        content = path.read_bytes()
+        path.write_bytes(canary)
+        with fault("a pickle in a checkpoint's file"):
+            try:
+                restored = read_checkpoint(folder.parent, 20, abstract)
+            except DamagedCheckpointError as error:
+                assert str(folder) in str(error)  # noqa: PT017  A file may also be of no account.
+            else:
+                jax.tree.map(
+                    np.testing.assert_array_equal,
+                    restored.state.params,
+                    unbroken.result.state.params,
+                )
+        path.write_bytes(content)
+
+
+def test_a_pickle_in_the_metrics_is_left_out(fault, canary, tmp_path, caplog):
+    path = beside(tmp_path / "metrics.jsonl", b'{"step": 1}\n' + canary + b'\n{"step": 2}\n')
+    with fault("a pickle in a file's place"):
+        truncate_metrics(path, step=2)
+        assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
+        assert str(path) in caplog.text
+
+
+def test_only_the_reader_of_torch_files_knows_pickles():
+    """Its unpickler knows tensors alone (tests/interchange/test_torch_file.py)."""
+    dangerous = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "torch"}
+    importers = set()
+    for path in [*ROOT.glob("fwpkm_jax/**/*.py"), *ROOT.glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if {name.split(".")[0] for name in names} & dangerous:
+                importers.add(path.name)
+            if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+                assert isinstance(node.value, ast.Constant), path
+                assert node.value.value is False, path
+    assert importers == {"torch_file.py"}
+
+
+OUTSIDE = ("../escaped", "/tmp/escaped-fwpkm", "a/../../escaped")
+
+
+def test_nothing_leaves_an_archive(fault, tmp_path):
+    """Names that lead outside are read as names; no member becomes a file."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    text = b"once upon a time"
+    members = {**dict.fromkeys(OUTSIDE, b"out"), NOVEL: text}
+    links = tarfile.TarInfo("train-novels/a/link.txt")
+    links.type, links.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    path = archive(folder / "x.tar", members)
+    with tarfile.open(path, "a") as file:
+        file.addfile(links)
+    record = {"context": "c", "input": "i", "answers": ["a"], "length": 1, "language": "en"}
+    task = {"data/hotpotqa.jsonl": json.dumps(record).encode()}
+    zipped(folder / "x.zip", {**dict.fromkeys(OUTSIDE, b"out"), **task})
+    before = sorted(tmp_path.rglob("*"))
+    with fault("an archive whose names lead outside", 2 * len(OUTSIDE)):
+        assert [record.texts for record in records(lambada(path))] == [(text.decode(),)]
+        assert len(list(read_samples(folder / "x.zip", "hotpotqa"))) == 1
+        assert sorted(tmp_path.rglob("*")) == before
+        assert not Path("/tmp/escaped-fwpkm").exists()
+
+
+def test_an_archive_that_would_grow_without_bound_is_refused(fault, tmp_path, monkeypatch):
+    monkeypatch.setattr("fwpkm_jax.data.longbench._MOST_BYTES", 1000)
+    bomb = zipped(
+        tmp_path / "x.zip", {"data/hotpotqa.jsonl": b" " * 1001}, compression=zipfile.ZIP_DEFLATED
+    )
+    with fault("an archive that grows"), pytest.raises(ValueError, match="1001 bytes, more than"):
+        list(read_samples(bomb, "hotpotqa"))

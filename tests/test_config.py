@@ -213,6 +213,7 @@ def test_fingerprint_ignores_exactly_what_changes_no_number():
     others = {
         "run_dir": "elsewhere",
         "mesh": dataclasses.replace(base.mesh, data=2),
+        "distributed": dataclasses.replace(base.distributed, detect=True),
         "checkpoint": dataclasses.replace(base.checkpoint, every=1),
         "training.log_every": 1,
         "training.validate_every": 3,

@@ -1,5 +1,6 @@
 """Several processes on this machine train together as one process does."""
 
+import json
 import shutil
 import signal
 import time
@@ -7,7 +8,6 @@ from functools import partial
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from fwpkm_jax.training.optimizer import make_optimizer
@@ -83,13 +83,10 @@ def run_to_its_end(run, *arguments, **options):
     return [out for _, out, _ in results]
 
 
-def arrays_of(run, step):
-    """What a checkpoint holds, by name."""
-    with ocp.StandardCheckpointer() as checkpointer:
-        return {
-            item: checkpointer.restore(run / "checkpoints" / str(step) / item)
-            for item in ("params", "optimizer", "memory")
-        }
+def checksums_of(run, step):
+    """Of every array of a checkpoint."""
+    position = run / "checkpoints" / str(step) / "position" / "metadata"
+    return json.loads(position.read_text())["checksums"]
 
 
 @pytest.mark.slow
@@ -100,7 +97,7 @@ def test_two_and_four_processes_train_alike_and_as_one_with_as_many_devices(tmp_
 
     train("one", count=1, devices=4)
     train("two", count=2, devices=2)
-    train("four", "--data.num_workers=1", count=4, devices=1)
+    train("four", count=4, devices=1)
     train("changing", "--training.steps=3", count=2, devices=2)
     train("changing", count=4, devices=1)
     one, two = (read_records(tmp_path / name) for name in ("one", "two"))
@@ -110,10 +107,9 @@ def test_two_and_four_processes_train_alike_and_as_one_with_as_many_devices(tmp_
         for name, value in alone.items():  # Four numbers are added up in another order.
             np.testing.assert_allclose(mine[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
     # Of many processes any number gives the same, and so does a run that two began and four ended.
-    arrays = arrays_of(tmp_path / "two", 6)
     for name in ("four", "changing"):
         assert read_records(tmp_path / name) == two
-        jax.tree.map(np.testing.assert_array_equal, arrays_of(tmp_path / name, 6), arrays)
+        assert checksums_of(tmp_path / name, 6) == checksums_of(tmp_path / "two", 6)
 
 
 FAULTS = {

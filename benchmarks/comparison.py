@@ -17,8 +17,8 @@ from small_decoders import Row
 
 from fwpkm_jax.evaluation.plot_style import GREY, TEXT, save_figure, set_title
 
-CHANCE = 1 / 64
-"""Of a right answer in the recall task, which has 64 values."""
+CHANCE = 1 / 32
+"""Of a right answer in the recall task, which has 32 values."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,10 +60,16 @@ class Trainer:
 
         self._step, self._right = step, right
 
-    def train(self, batches: Iterable[Batch], *, seed: int) -> "Trained":
-        """The decoder of one seed after `steps` of the batches."""
+    def train(
+        self,
+        batches: Iterable[Batch],
+        *,
+        seed: int,
+        prepare: Callable[[Any, ModelConfig], Any] = lambda params, _: params,
+    ) -> "Trained":
+        """The decoder of one seed after `steps` of the batches; `prepare` changes its start."""
         state = init_state(self.config, memory=_MEMORY, optimizer=self._optimizer, seed=seed)
-        params, opt_state, losses = state.params, state.opt_state, []
+        params, opt_state, losses = prepare(state.params, self.config), state.opt_state, []
         for _, batch in zip(range(self.steps), batches, strict=False):
             params, opt_state, loss = self._step(params, opt_state, state.memory, dict(batch))
             losses.append(loss)

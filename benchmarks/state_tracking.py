@@ -11,6 +11,7 @@ to 2 (`negative`). Runs that the file holds are kept.
 import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 import jax
 import numpy as np
@@ -27,6 +28,8 @@ from fwpkm_jax.training.optimizer import OptimizerConfig
 
 WIDTH = 32
 """Of the residual stream."""
+VOCABULARY = max(StateTrackingData(group=group).vocab_size for group in get_args(Group))
+"""Token ids, the same for all tasks, so that one compiled program trains all."""
 
 
 def variants() -> dict[str, AbstractMatrixRule]:
@@ -75,12 +78,12 @@ class Options:
     """File of the results, continued where it exists."""
 
 
-def decoder(name: str, vocab_size: int, options: Options) -> ModelConfig:
+def decoder(name: str, options: Options) -> ModelConfig:
     """One layer around one memory."""
     sizes = {"num_key_heads": options.heads, "num_value_heads": options.heads}
     sizes |= dict.fromkeys(("key_head_dim", "value_head_dim"), options.head_dim)
     return ModelConfig(
-        vocab_size=vocab_size,
+        vocab_size=VOCABULARY,
         model_dim=WIDTH,
         mixers=(name.rstrip("+"),),
         mlp_dim=2 * WIDTH,
@@ -117,19 +120,23 @@ def spans(trained: Trained, group: Group, options: Options, seed: int) -> list[R
     ]
 
 
-def measure(name: str, group: Group, options: Options, results: Results) -> None:
-    """The runs of one memory on one task that the results lack."""
-    seeds = [seed for seed in options.seeds if not results.has(rule=name, group=group, seed=seed)]
-    if not seeds:
+def measure(name: str, options: Options, results: Results) -> None:
+    """The runs of one memory that the results lack."""
+    runs = [
+        (group, seed)
+        for group, seed in itertools.product(options.groups, options.seeds)
+        if not results.has(rule=name, group=group, seed=seed)
+    ]
+    if not runs:
         return
-    config = decoder(name, StateTrackingData(group=group).vocab_size, options)
+    config = decoder(name, options)
     optimizer = OptimizerConfig(
         learning_rate=options.learning_rate,
         warmup_steps=min(50, options.steps // 4),
         weight_decay=0.01,
     )
     trainer = Trainer(config, optimizer, steps=options.steps)
-    for seed in seeds:
+    for group, seed in runs:
         start = cpu_seconds()
         source = source_of(group, "train", options.length, seed)
         size = options.batch_size
@@ -146,11 +153,11 @@ def measure(name: str, group: Group, options: Options, results: Results) -> None
 
 
 def main(options: Options) -> None:
-    """Runs what is not there yet, one task after the other."""
+    """Runs what is not there yet, one memory after the other."""
     chosen = replace(options, rules=(), groups=(), seeds=())  # May differ from call to call.
     results = Results(options.out, settings=settings(chosen), machine=environment)
-    for group, name in itertools.product(options.groups, options.rules):
-        measure(name, group, options, results)
+    for name in options.rules:
+        measure(name, options, results)
         jax.clear_caches()
 
 

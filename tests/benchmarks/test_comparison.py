@@ -5,8 +5,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+
+from fwpkm_jax.layers.gated_delta_net import causal_convolution
+from fwpkm_jax.models.language_model import LanguageModel
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -50,6 +56,8 @@ def test_state_and_touched_bytes_are_those_counted_by_hand(programs):
     assert recall.touched_bytes(table, total) == (4 * 8 * 8, 4 * 8 * 8 + 4 * 2 * 16 * 4)
     attention = recall.decoder("attention", 0)
     assert sizes.state_bytes(attention, length=64) == 2 * 4 * 64 * 2 * 16
+    titans = recall.decoder("titans", 4)  # Two heads: weights, momentum, weights of the chunk.
+    assert sizes.state_bytes(titans, length=64) == 4 * 2 * 3 * (4 * 4 + 4)
 
 
 def test_all_memories_see_the_same_batches_of_every_number_of_pairs_that_fits(programs):
@@ -63,6 +71,21 @@ def test_all_memories_see_the_same_batches_of_every_number_of_pairs_that_fits(pr
     # Each document asks for all of its 4 or 8 pairs.
     np.testing.assert_array_equal(batches[2]["weights"].sum(1), [4, 8, 4, 8, 4, 8])
     assert batches[0]["tokens"].shape == (6, 64)
+
+
+@pytest.mark.parametrize("name", ["linear_attention", "deltaproduct"])
+def test_a_bound_memory_writes_a_value_under_the_token_before(programs, name):
+    config = replace(programs["recall"].decoder(name, 8), vocab_size=4)
+    model = LanguageModel(config, rngs=nnx.Rngs(0))
+    nnx.update(model, programs["recall"].bind(nnx.state(model), config))
+    mixer = model.blocks[0].mixer
+    x = jax.random.normal(jax.random.key(0), (2, 6, config.model_dim))
+    inputs = mixer.in_proj(x)[..., : sum(mixer.widths)]
+    before = jnp.zeros((2, 3, sum(mixer.widths)))
+    mixed = causal_convolution(inputs, before, mixer.conv_weight[...])
+    query, key, value = jnp.split(mixed, np.cumsum(mixer.widths[:2]), axis=-1)
+    np.testing.assert_allclose(key[:, 1:, :8], query[:, :-1], atol=1e-6)
+    np.testing.assert_allclose(value, inputs[..., -value.shape[-1] :], atol=1e-6)
 
 
 def test_recall_runs_goes_on_and_is_drawn(programs, tmp_path, capsys):

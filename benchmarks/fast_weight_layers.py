@@ -47,9 +47,13 @@ class Options:
     """Training steps."""
     documents: int = 6
     """Pieces read of each unseen book."""
-    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+    layer_rate: float = 1e-4
+    """Step size of the layer's tensors before training."""
+    bias_rate: float = 1e-2
+    """Step size of the output bias before training."""
+    rates: tuple[float, ...] = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
     """Step sizes of the layer's tensors tried at test time."""
-    learning_rates: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0)
+    learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)
     """Learning rates tried for dynamic evaluation."""
     chunk_length: int = 64
     """Tokens per step of dynamic evaluation."""
@@ -139,7 +143,8 @@ def of_seed(seed: int, options: Options, parent: ModelConfig) -> dict[str, Any]:
     models = {}
     for steps in ("none", "all", "output_bias"):
         print(f"seed {seed}, trained with steps={steps}", flush=True)
-        config = replace(parent, fast_weight_layer=replace(layer, steps=steps))
+        rate = options.bias_rate if steps == "output_bias" else options.layer_rate
+        config = replace(parent, fast_weight_layer=replace(layer, steps=steps, initial_rate=rate))
         models[steps] = trained(config, text, options=options, seed=seed)
 
     def loss_on_dev(reading: DynamicReading) -> float:
@@ -197,15 +202,16 @@ def summary(seeds: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def main(options: Options) -> None:
     """Runs all seeds; writes after each, and goes on behind those that the file already holds."""
     path, seeds, where = options.out, {}, environment()
+    chosen = json.loads(json.dumps(settings(options)))
     if path.exists():
         before = json.loads(path.read_text())
-        if before["options"]["steps"] == options.steps:
+        if before["options"] | {"seeds": None} == chosen | {"seeds": None}:
             seeds = before["seeds"]
     for seed in options.seeds:
         if str(seed) not in seeds:
             seeds[str(seed)] = of_seed(seed, options, EXPERIMENT.model)
         write_result(
-            where | {"options": settings(options), "seeds": seeds, "mean": summary(seeds)},
+            where | {"options": chosen, "seeds": seeds, "mean": summary(seeds)},
             path,
         )
     for name, row in summary(seeds).items():

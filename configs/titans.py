@@ -1,6 +1,6 @@
-"""The default with Titans in place of attention and FwPKM; the command line chooses the wiring.
+"""The default with Titans in place of FwPKM; the command line chooses the wiring.
 
-    python train.py configs/titans.py --model.mixers titans_mag titans_mal --run_dir runs/titans_mag
+    python train.py configs/titans.py --model.mixers swa titans_mag --run_dir runs/titans_mag
 
 `titans` is the memory alone; docs/family.md has the others.
 """
@@ -19,7 +19,7 @@ def get_config() -> Experiment:
         parent,
         model=replace(
             parent.model,
-            mixers=("titans_mac", "titans_mac"),
+            mixers=("swa", "titans_mac"),
             titans=TitansConfig(num_heads=2, head_dim=32, chunk_size=32, num_persistent=4),
             memory_layers=(),
         ),

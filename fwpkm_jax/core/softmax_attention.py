@@ -190,22 +190,35 @@ def whole_sequence_attention(
             _LOGGER.warning("Attention in plain JAX, not by cuDNN: %s.", refusal)
     if backend == "cudnn":
         return cudnn_attention(query, key, value, positions=positions, window=window)
-    length, key_positions = query.shape[1], positions
-    blockwise = window is not None and length > 2 * window
-    if blockwise:
+    length = query.shape[1]
+    num_persistent = 0 if persistent is None else persistent[0].shape[0]
+    if window is not None and length > 2 * window:
         widths = ((0, 0), (window, 0), (0, 0), (0, 0))
         key_positions = jnp.pad(positions, widths[:2], constant_values=-1)
         key, value = jnp.pad(key, widths), jnp.pad(value, widths)
-    key, value, key_positions = in_front(persistent, key, value, key_positions)
-    options = {"query_positions": positions, "key_positions": key_positions}
-    options["num_persistent"] = 0 if persistent is None else persistent[0].shape[0]
-    if blockwise:
-        return blockwise_attention(query, key, value, **options, window=window)
-    if length > _WHOLE_LENGTH:
-        return query_block_attention(
-            query, key, value, **options, window=window, block=_WHOLE_LENGTH // 2
+        key, value, key_positions = in_front(persistent, key, value, key_positions)
+        return blockwise_attention(
+            query,
+            key,
+            value,
+            query_positions=positions,
+            key_positions=key_positions,
+            window=window,
+            num_persistent=num_persistent,
         )
-    return masked_attention(query, key, value, **options, window=window)
+    key, value, key_positions = in_front(persistent, key, value, positions)
+    attend = masked_attention
+    if length > _WHOLE_LENGTH:
+        attend = partial(query_block_attention, block=_WHOLE_LENGTH // 2)
+    return attend(
+        query,
+        key,
+        value,
+        query_positions=positions,
+        key_positions=key_positions,
+        window=window,
+        num_persistent=num_persistent,
+    )
 
 
 def in_front(

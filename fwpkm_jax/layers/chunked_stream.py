@@ -79,7 +79,10 @@ def read_in_chunks(
         return jnp.moveaxis(x.reshape(batch, number, width, *x.shape[2:]), 1, 0)
 
     within = jax.checkpoint(within)
-    cache, out = jax.lax.scan(
-        lambda cache, piece: within(*piece, cache)[::-1], cache, (split(x), split(real))
-    )
+
+    def read(cache: Cache, piece: tuple[jax.Array, jax.Array]) -> tuple[Cache, jax.Array]:
+        y, cache = within(*piece, cache)
+        return cache, y
+
+    cache, out = jax.lax.scan(read, cache, (split(x), split(real)))
     return jnp.moveaxis(out, 0, 1).reshape(batch, number * width, -1)[:, :length], cache

@@ -41,8 +41,9 @@ class FastWeightLayerConfig:
     segment_length: int | None = None
     """The recurrent form: of the steps on segments of so many tokens, those before the last one
     fade by a learned factor with each segment. None: no step fades."""
-    initial_rate: float = 0.01
-    """Step size of every tensor before training, which learns one for each."""
+    initial_rate: float = 1e-4
+    """Step size of every tensor before training, which learns one for each. The steps of all tokens
+    add up: at 1,024 tokens 0.01 made a small model worse (docs/family.md)."""
     initial_decay: float = 0.9
     """Share of a tensor's faded steps kept per segment before training."""
 
@@ -161,7 +162,7 @@ class FastWeightLayer(nnx.Module):
             position=jnp.zeros((batch,), jnp.int32),
             sums=no_sums(vocab)
             if self.config.steps == "output_bias"
-            else HeadTensors(*(no_sums(*tensor.shape) for tensor in tensors)),
+            else HeadTensors._make(no_sums(*tensor.shape) for tensor in tensors),
         )
 
     def stream(
@@ -243,7 +244,8 @@ class FastWeightLayer(nnx.Module):
             return HeadInputs(y, bias), sums
 
         def of_chunk(sums, segments, chunk):
-            return advance_head(tensors, HeadTensors(*steps), sums, *chunk, segments)
+            x, gradients = chunk
+            return advance_head(tensors, HeadTensors._make(steps), sums, x, gradients, segments)
 
         gradients = token_gradients(tensors, readout, x, labels, counted)
         sums, out = self._in_chunks(of_chunk, sums, segment, (x, gradients))

@@ -65,11 +65,11 @@ class Segments(NamedTuple):
     """Where a chunk stands.
 
     Attributes:
-      index: of each token's segment, `[batch, length]`.
+      of_token: number of each token's segment, `[batch, length]`.
       current: of the segment that `Sums.current` belong to, `[batch]`.
     """
 
-    index: Int[Array, "batch length"]
+    of_token: Int[Array, "batch length"]
     current: Int[Array, " batch"]
 
 
@@ -214,14 +214,14 @@ def _move(
         `[batch or 1, length, length]`.
       added: the sum of the chunk's gradients by their weights `[batch, length]`.
     """
-    index = segments.index
+    index, decay = segments.of_token, step.decay
     earlier = jnp.tri(index.shape[1], k=-1, dtype=sums.current.dtype)[None]
-    if step.decay is None or sums.earlier is None:
+    if decay is None or sums.earlier is None:
         seen = read(sums.current) + between(earlier)
         return -step.rate * seen, Sums(sums.current + added(jnp.ones_like(earlier[:, 0])), None)
 
     def power(number: jax.Array) -> jax.Array:
-        return step.decay ** number.astype(sums.current.dtype)
+        return decay ** number.astype(sums.current.dtype)
 
     def kept(ago: jax.Array) -> jax.Array:
         """Of a segment so many back: its own and the last one whole."""

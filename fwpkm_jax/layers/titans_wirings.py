@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.softmax_attention import in_front, masked_attention
-from fwpkm_jax.layers.attention import Attention, AttentionCache, AttentionConfig
+from fwpkm_jax.layers.attention import Attention, AttentionConfig
 from fwpkm_jax.layers.chunked_stream import read_in_chunks, stream_in_chunks
 from fwpkm_jax.layers.norms import GatedRMSNorm, RMSNorm
 from fwpkm_jax.layers.persistent import PersistentTokens
@@ -56,10 +56,15 @@ def _behind_persistent(mixer: Any, config: TitansConfig, model_dim: int, *, rngs
 
 
 class TitansPairCache(NamedTuple):
-    """What a stream carries where memory and attention read it side by side or in turn."""
+    """What a stream carries where memory and attention read it side by side or in turn.
 
-    attention: AttentionCache
-    memory: TitansCache
+    Attributes:
+      attention: an `AttentionCache`.
+      memory: a `TitansCache`.
+    """
+
+    attention: Any
+    memory: Any
 
 
 class _Gate(nnx.Module):
@@ -189,7 +194,7 @@ class TitansMAC(nnx.Module):
         config = self.attention.config
         shape = (batch, self.segment, config.num_kv_heads, config.head_dim)
         memory = self.memory.init_cache(batch, max_length=max_length, dtype=dtype)
-        return TitansMACCache(*(jnp.zeros(shape, dtype) for _ in range(4)), memory)
+        return TitansMACCache._make([*(jnp.zeros(shape, dtype) for _ in range(4)), memory])
 
     def __call__(
         self, x: Output, *, mask: Mask = None, cache: TitansMACCache | None = None
@@ -250,7 +255,7 @@ class TitansMAC(nnx.Module):
         )
         y = self.attention.gated(attended, own.gate)
         remembered, memory = self.memory.advance(y, real, cache.memory)
-        return self.gate(y, remembered), TitansMACCache(*kept, memory)
+        return self.gate(y, remembered), TitansMACCache._make([*kept, memory])
 
     def _persistent(self, dtype: DTypeLike) -> tuple[jax.Array, jax.Array] | None:
         if self.tokens is None:
@@ -264,8 +269,6 @@ class TitansMAC(nnx.Module):
 def _pair_cache(
     mixer: TitansMAL | TitansMAG, batch: int, max_length: int, dtype: DTypeLike
 ) -> TitansPairCache:
-    caches = (
-        one.init_cache(batch, max_length=max_length, dtype=dtype)
-        for one in (mixer.attention, mixer.memory)
-    )
-    return TitansPairCache(*caches)
+    options = {"max_length": max_length, "dtype": dtype}
+    attention = mixer.attention.init_cache(batch, **options)
+    return TitansPairCache(attention, mixer.memory.init_cache(batch, **options))

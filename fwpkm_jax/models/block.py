@@ -123,8 +123,8 @@ class Block(nnx.Module):
             name=name,
             batch_statistics=batch_statistics,
         )
-        x, *pkm = (rest if remat is None else jax.checkpoint(rest))(x, mask)
-        return BlockOutput(x, memory, info, *pkm)
+        x, slot_ids, statistics = (rest if remat is None else jax.checkpoint(rest))(x, mask)
+        return BlockOutput(x, memory, info, slot_ids, statistics)
 
     def stream(
         self,
@@ -186,8 +186,8 @@ class Block(nnx.Module):
         x = x + mixed
         if partition is not None:
             x = partition.by_sequence(x)
-        x, *pkm = self._feed_forward(x, partition, name, batch_statistics)
-        return x if partition is None else partition.by_sequence(x), *pkm
+        x, slot_ids, statistics = self._feed_forward(x, partition, name, batch_statistics)
+        return x if partition is None else partition.by_sequence(x), slot_ids, statistics
 
     def _feed_forward(
         self,
@@ -199,8 +199,8 @@ class Block(nnx.Module):
         normed = self.feed_forward_norm(x)
         feed_forward = gathered(partition, self.feed_forward, f"{name}/feed_forward")
         if isinstance(feed_forward, PKM):
-            out, *pkm = feed_forward(normed, partition=partition, batch_statistics=batch_statistics)
-            return x + out, *pkm
+            out = feed_forward(normed, partition=partition, batch_statistics=batch_statistics)
+            return x + out.output, out.slot_ids, out.statistics
         return x + feed_forward(normed), None, None
 
 

@@ -1,7 +1,11 @@
 """What a program that simulates devices needs in its environment, before JAX starts."""
 
+from importlib.metadata import version
+
 # As in tests/conftest.py.
 _FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+if version("jaxlib").startswith("0.10."):
+    _FLAGS += " --xla_cpu_use_fusion_emitters=false"
 
 
 def environment(devices: int) -> dict[str, str]:

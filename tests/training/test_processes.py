@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.training.optimizer import make_optimizer
-from fwpkm_jax.training.processes import DistributedConfig, connect
+from fwpkm_jax.training.processes import DistributedConfig
 from fwpkm_jax.training.restore import checkpoint_steps, read_checkpoint
 from fwpkm_jax.training.state import init_state
 from tests.training.conftest import read_records
@@ -189,6 +189,9 @@ def test_settings_that_do_not_fit_together_are_named(fields, message):
         DistributedConfig(**fields)
 
 
-def test_without_a_cluster_there_is_nothing_to_detect():
-    with pytest.raises(ValueError, match=r"found no cluster .* distributed\.coordinator"):
-        connect(DistributedConfig(detect=True))
+@pytest.mark.slow
+def test_without_a_cluster_there_is_nothing_to_detect(tmp_path):
+    ((code, _, error),) = finish(start(tmp_path / "run", "--distributed.detect=True", count=1))
+    assert code == 2
+    assert "train.py: distributed.detect found no cluster" in error
+    assert not (tmp_path / "run").exists()

@@ -69,8 +69,9 @@ def heat_map(
     for group in groups:
         width = len(group.labels)
         axes.text(
-            *(start + width / 2 - 0.5, -0.75, group.title),
+            *(start + width / 2 - 0.5, 1.01, group.title),
             **{"ha": "center", "fontsize": 8, "color": GREY},
+            transform=axes.get_xaxis_transform(),
         )
         start += width
         axes.axvline(start - 0.5, color="white", lw=4)
@@ -100,7 +101,7 @@ def recall_picture(rows: Sequence[Row]) -> Figure:
     budgets = sorted({budget for _, budget, *_ in found}, key=lambda b: np.inf if b is None else b)
     pairs, lengths = (sorted({key[i] for key in found}) for i in (2, 3))
     columns = [(budget, count) for budget in budgets for count in pairs]
-    figure = Figure(figsize=(9.5, 4.3 * len(lengths)), layout="constrained")
+    figure = Figure(figsize=(9.5, (1 + 0.26 * len(names)) * len(lengths)), layout="constrained")
     for axes, length in zip(
         figure.subplots(len(lengths), squeeze=False)[:, 0], lengths, strict=True
     ):
@@ -138,7 +139,7 @@ def state_tracking_picture(rows: Sequence[Row]) -> Figure:
             for name in names
         ]
     )
-    figure = Figure(figsize=(9.5, 0.8 + 0.24 * len(names)), layout="constrained")
+    figure = Figure(figsize=(9.5, 1 + 0.26 * len(names)), layout="constrained")
     axes = figure.subplots()
     heat_map(axes, values, names, [Columns(g, [f"to {end}" for _, end in spans]) for g in groups])
     set_title(axes, "Labels right, %, by position", "")
@@ -157,27 +158,38 @@ def pairs_recalled(row: Row, length: int) -> float:
 
 
 def recall_table(rows: Sequence[Row], length: int) -> str:
-    """Pairs recalled, and that per KiB of state and of what a token touches, as Markdown.
+    """Accuracy by pairs, pairs recalled, and these per KiB touched by a token, as Markdown.
 
-    Of what FwPKM touches: the slots, then the slots and the sub-keys it scores. The spread is the
-    largest minus the smallest seed.
+    Of what FwPKM touches: the slots, then the slots and the sub-keys it scores. Means over seeds;
+    the spread is the largest minus the smallest.
     """
-    lines = [
-        "| memory | budget | state, bytes | touched per token | pairs recalled (spread) "
-        "| per KiB of state | per KiB touched |",
-        "|---" * 7 + "|",
+    shown = [cell for row in rows for cell in row["cells"] if cell["length"] == length]
+    pairs = sorted({cell["pairs"] for cell in shown})
+    header = [
+        "memory",
+        "budget",
+        "state, bytes",
+        "touched per token",
+        *(f"{n} pairs" for n in pairs),
     ]
+    header += ["pairs recalled (spread)", "per KiB touched"]
+    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     groups = defaultdict[tuple, list[Row]](list)
     for row in rows:
         groups[row["rule"], row["budget"]].append(row)
     for (name, budget), runs in sorted(groups.items(), key=lambda item: item[0][1] or np.inf):
         first = runs[0]
+        accuracies = [
+            [c["accuracy"] for run in runs for c in run["cells"] if of == (c["pairs"], c["length"])]
+            for of in [(count, length) for count in pairs]
+        ]
         mean, spread = mean_and_spread([pairs_recalled(run, length) for run in runs])
         touched = [first["slot_bytes_touched"], first["bytes_touched"]]
-        state, *per = (f"{1024 * mean / size:.1f}" for size in (first["state_bytes"], *touched))
-        shown = [f"{mean:.1f} ({spread:.1f})", state]
+        per = [f"{1024 * mean / size:.1f}" for size in touched]
         both = [", ".join(dict.fromkeys(map(str, x))) for x in (touched, per)]
-        cells = [f"`{name}`", size(budget), str(first["state_bytes"]), both[0], *shown, both[1]]
+        cells = [f"`{name}`", size(budget), str(first["state_bytes"]), both[0]]
+        cells += [f"{np.mean(x):.2f}" if x else "" for x in accuracies]
+        cells += [f"{mean:.1f} ({spread:.1f})", both[1]]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -101,7 +101,7 @@ def test_options_are_reached_from_the_command_line():
         ["run", "--dynamic.steps.learning_rate", "0.25", "--dynamic.max_documents", "2"]
     )
     assert options.dynamic.steps == GradientSteps(learning_rate=0.25)
-    assert options.dynamic.max_tokens == 2
+    assert options.dynamic.max_documents == 2
 
 
 def test_a_model_with_a_fast_weight_memory_is_refused():

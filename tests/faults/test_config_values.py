@@ -42,6 +42,7 @@ ZERO_MEANS_SOMETHING = {
     "RecallData.other_loss_weight",
     "TextData.num_workers",
     "TitansConfig.momentum_order",
+    "TitansConfig.num_persistent",
     "TrainingConfig.validation_batches",
     "TrainingConfig.window_probability",
 }
@@ -81,18 +82,19 @@ def test_every_section_is_tried():
 
 
 @pytest.mark.parametrize("owner", BY_CLASS)
-def test_a_value_that_means_nothing_is_refused_by_its_fields_name(owner):
+def test_a_value_that_means_nothing_is_refused_by_its_fields_name(fault, owner):
     for field in BY_CLASS[owner]:
         name = field.owner.split(".")[1]
         for kind, value in bad_values(field.annotation).items():
             message = refusal(field, value)
-            if message is None:
-                assert takes(field, kind) is not False, (field.owner, kind)
-            else:
-                assert takes(field, kind) is not True, (field.owner, kind)
-                shown = value[0] if isinstance(value, list) else value
-                assert name in message, (field.owner, kind)
-                assert str(shown) in message, (field.owner, kind)
+            with fault("a configuration value out of range or of a wrong type"):
+                if message is None:
+                    assert takes(field, kind) is not False, (field.owner, kind)
+                else:
+                    assert takes(field, kind) is not True, (field.owner, kind)
+                    shown = value[0] if isinstance(value, list) else value
+                    assert name in message, (field.owner, kind)
+                    assert str(shown) in message, (field.owner, kind)
 
 
 @pytest.mark.parametrize(
@@ -121,21 +123,22 @@ ODD = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("field", "value"), ODD)
-def test_an_odd_value_trains_or_says_what_is_wrong(field, value, tmp_path, monkeypatch):
+def test_an_odd_value_trains_or_says_what_is_wrong(fault, field, value, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("all work and no play makes a dull boy " * 40)
     values = BASES[field.base].to_json()
     values["training"] |= {"steps": 2, "validation_batches": 1}
     experiment = from_json(json_with(values, field.path, value))
-    try:
-        result = train(experiment, stream=io.StringIO())
-    except ValueError:
-        return  # Something that only the whole experiment shows, in one clear line.
-    except NonFiniteError as error:
-        ended = str(error)
-    else:
-        ended = f"step {result.step}"
-    assert ended == "step 2" or "What went first" in ended
-    if ended == "step 2":
-        records = (tmp_path / experiment.run_dir / "metrics.jsonl").read_text().splitlines()
-        assert all(None not in json.loads(record).values() for record in records)
+    with fault("an odd but legal configuration value"):
+        try:
+            result = train(experiment, stream=io.StringIO())
+        except ValueError:
+            return  # Something that only the whole experiment shows, in one clear line.
+        except NonFiniteError as error:
+            ended = str(error)
+        else:
+            ended = f"step {result.step}"
+        assert ended == "step 2" or "What went first" in ended
+        if ended == "step 2":
+            records = (tmp_path / experiment.run_dir / "metrics.jsonl").read_text().splitlines()
+            assert all(None not in json.loads(record).values() for record in records)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.layers.mlp import MLP
+from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.training import loop
 from fwpkm_jax.training.checksum import non_finite_leaves
 from fwpkm_jax.training.diagnosis import NonFiniteError
@@ -43,9 +43,9 @@ def assert_goes_on_as(unbroken, experiment):
 
 
 def test_a_gradient_is_named(fault, unbroken, tmp_path, monkeypatch):
-    call = MLP.__call__
+    call = SwiGLU.__call__
     monkeypatch.setattr(
-        MLP, "__call__", lambda self, x, **more: not_differentiable(call(self, x, **more))
+        SwiGLU, "__call__", lambda self, x, **more: not_differentiable(call(self, x, **more))
     )
     experiment = dataclasses.replace(unbroken.experiment, seed=1, run_dir=str(tmp_path / "run"))
     with fault("NaN in a gradient"), pytest.raises(NonFiniteError) as error:

@@ -64,9 +64,9 @@ class Options:
     """Accuracy is stated for the tokens up to each of these, from the one before on."""
     steps: int = 500
     """Training steps."""
-    batch_size: int = 64
+    batch_size: int = 32
     """Documents per step."""
-    learning_rate: float = 5e-3
+    learning_rate: float = 1e-2
     """Peak learning rate."""
     documents: int = 64
     """Documents asked per seed."""

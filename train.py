@@ -34,6 +34,9 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
         experiment = parse_command_line(arguments, default=DEFAULT_CONFIG)
+    except (ValueError, FileNotFoundError) as error:
+        return report("train.py", error)
+    try:
         connect(experiment.distributed)
         result = train(experiment)
     except (ValueError, FileNotFoundError) as error:

@@ -17,11 +17,15 @@ from typing import Any
 import jax
 import numpy as np
 from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.proto import event_pb2, summary_pb2
 from tensorboardX.summary import scalar
 
 logger = logging.getLogger(__name__)
+
+# Messages that protobuf makes at import, unseen by type checkers.
+Event: Any = vars(event_pb2)["Event"]
+SessionLog: Any = vars(event_pb2)["SessionLog"]
+Summary: Any = vars(summary_pb2)["Summary"]
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
@@ -219,6 +223,6 @@ class MetricsWriter:
             summary = Summary(value=[scalar(n, v).value[0] for n, v in values.items()])
             self._add(Event(step=step, summary=summary))
 
-    def _add(self, event: Event) -> None:
+    def _add(self, event: Any) -> None:
         event.wall_time = time.time()
         self._events.write_event(event)

@@ -90,7 +90,7 @@ def test_single_precision_agrees_relative_to_the_norm():
     assert_close_by_norm(ours, plain)
 
 
-@pytest.mark.parametrize("kernel", ["tpu", "gpu"])
+@pytest.mark.parametrize("kernel", ["tpu", pytest.param("gpu", marks=pytest.mark.slow)])
 def test_kernels_agree_with_the_plain_scan(kernel):
     inputs = in_single_precision(masked=True)
     plain = outputs_and_gradients(WIDE, True, *inputs)

@@ -64,7 +64,13 @@ def test_a_checkpoint_gives_back_what_was_saved(unbroken, abstract):
 
 
 @pytest.mark.usefixtures("abandoned_reads")
-@pytest.mark.parametrize("damage", ["truncate", "empty", "remove", "flip"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "truncate",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("empty", "remove", "flip")),
+    ],
+)
 def test_a_damaged_file_is_never_taken_for_a_checkpoint(copied, abstract, unbroken, damage):
     """Whatever file is hit: what is restored is the newest state itself or the one before it."""
     whole = shutil.copytree(copied / "20", copied.parent / "whole")

@@ -19,6 +19,12 @@ from fwpkm_jax.training.checksum import non_finite_leaves
 from fwpkm_jax.training.state import Memories, MemoryConfig, TrainState, named_leaves
 from fwpkm_jax.training.step import Batch, micro_batch_memory, split_batch, weighted_loss
 
+_PARTS = (
+    *("embedding", "blocks", "memory", "mixer_norm", "mixer", "feed_forward_norm", "feed_forward"),
+    *("final_norm", "fast_weight_layer", "head", "head_bias"),
+)
+"""Parts of a model and of its blocks, in the order of a pass."""
+
 
 class NonFiniteError(RuntimeError):
     """Training met a NaN or an infinity; says where it began and where to go back to."""
@@ -47,7 +53,7 @@ def diagnose(
       micro_batches: as in the step.
       memory: groups and lifetime.
     """
-    bad = sorted(non_finite_leaves(state.params), key=_natural_order)
+    bad = sorted(non_finite_leaves(state.params), key=_order)
     if bad:
         return f"the parameter {bad[0]} ({_count(state.params, bad[0])}) is not finite"
     bad_inputs = [name for name, x in batch.items() if not np.all(np.isfinite(x))]
@@ -62,7 +68,7 @@ def diagnose(
         layer = _first_bad_layer(model, micro, start)
         if layer is not None:
             return f"the output of {layer} is not finite, its input is"
-    bad = sorted(non_finite_leaves(state.memory), key=_natural_order)
+    bad = sorted(non_finite_leaves(state.memory), key=_order)
     if bad:
         return f"the fast weights {bad[0]} ({_count(state.memory, bad[0])}) are not finite"
     for index in range(micro_batches):
@@ -84,9 +90,13 @@ def _count(tree: Any, name: str) -> str:
     return f"{int(jnp.sum(~jnp.isfinite(leaf)))} of {leaf.size} values"
 
 
-def _natural_order(name: str) -> list[Any]:
-    """Sort key under which layer 10 comes after layer 9."""
-    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
+def _order(name: str) -> list[tuple[int, str]]:
+    """Sort key under which names come in the order of a pass, layer 10 after layer 9."""
+    words = [word for word in re.split(r"/|(\d+)", name) if word]
+    return [
+        (_PARTS.index(word) if word in _PARTS else int(word) if word.isdecimal() else 0, word)
+        for word in words
+    ]
 
 
 def _first_bad_layer(model: LanguageModel, batch: Batch, memory: Memories) -> str | None:
@@ -154,4 +164,4 @@ def _bad_gradients(
         output = nnx.merge(graphdef, params)(batch["tokens"][:, :-1], memory)
         return weighted_loss(output.logits, batch["tokens"][:, 1:], batch["loss_weight"])
 
-    return sorted(non_finite_leaves(jax.jit(jax.grad(loss_fn))(params)), key=_natural_order)
+    return sorted(non_finite_leaves(jax.jit(jax.grad(loss_fn))(params)), key=_order)

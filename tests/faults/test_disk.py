@@ -37,7 +37,9 @@ def mounted(compiled_once, tmp_path):
     disk.mkdir()
 
     def script(text: str) -> str:
-        train = f'"{sys.executable}" train.py "{CONFIG}" --run_dir "$DISK/run" 2>&1; echo "code $?"'
+        # `||`, because the script ends where a command outside a condition fails.
+        train = f'"{sys.executable}" train.py "{CONFIG}" --run_dir "$DISK/run" 2>&1'
+        train += ' && echo "code 0" || echo "code $?"'
         done = subprocess.run(
             ["unshare", "-Urm", "bash", "-euc", f"train() {{ {train}; }}; {text}"],
             cwd=ROOT,

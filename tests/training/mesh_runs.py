@@ -49,11 +49,11 @@ from fwpkm_jax.training.step import make_train_step
 from tests.training import mesh_restores
 from tests.training.tiny_config import get_config
 
-SUBKEYS, STEPS, BATCH, LENGTH = 6, 2, 8, 16
+SUBKEYS, STEPS, BATCH, LENGTH = 12, 2, 8, 16
 
 
 def small_model() -> ModelConfig:
-    """One layer: attention, and a memory of 36 slots."""
+    """One layer: attention, and a memory of 144 slots."""
     model = get_config().model
     rule = dataclasses.replace(model.fast_weight.rule, num_subkeys=SUBKEYS)
     return dataclasses.replace(

@@ -21,7 +21,7 @@ from fwpkm_jax.training.sharding import check_mesh, make_partition
 from fwpkm_jax.training.state import MemoryConfig, init_state, named_leaves
 from tests.training.tiny_config import get_config
 
-SLOTS, CHUNKS = 36, 2
+SLOTS, CHUNKS = 144, 2
 DEFAULT = ("one", "independent", "columns", "slots")
 SLOW = {
     "whole": ("whole_data", "whole_fsdp", "whole_tensor", "whole_columns", "whole_slots"),

@@ -34,9 +34,14 @@ class DifferentRunError(ValueError):
     """The run directory belongs to a run with another configuration."""
 
 
+def _unfinished(path: Path) -> Path:
+    """Where a file is written before it gets its name."""
+    return path.with_name(path.name + ".tmp")
+
+
 def write_json(path: Path, values: Any) -> None:
     """Writes a JSON file whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = _unfinished(path)
     with temporary.open("w") as file:
         file.write(json.dumps(values, indent=2, allow_nan=False) + "\n")
         file.flush()
@@ -137,7 +142,7 @@ def claim(
                 f"{directory} holds a run with another configuration:\n  {listing}\n"
                 "Choose another --run_dir, or the same configuration to continue that run." + hint
             )
-    elif directory.is_dir() and any(directory.iterdir()):
+    elif directory.is_dir() and set(directory.iterdir()) - {_unfinished(path)}:
         raise ValueError(
             f"{directory} is not empty and holds no run (no config.json); choose another --run_dir."
         )

@@ -95,9 +95,11 @@ def test_generation_equals_the_whole_pass_token_by_token(name, write):
     np.testing.assert_array_equal(out.tokens, np.argmax(whole.logits[:, 6:-1], axis=-1))
     log_probs = jax.nn.log_softmax(whole.logits[:, 6:-1], axis=-1)
     chosen = np.take_along_axis(np.asarray(log_probs), np.asarray(out.tokens)[..., None], axis=-1)
-    assert_close(out.log_probs, chosen[..., 0])
-    assert_close(out.state.logits, whole.logits[:, -1])
-    assert_close(out.state.stream.memory, whole.memory)
+    # Steps of a network's gradients magnify rounding.
+    tolerance = 1e-4 if name == "titans" else 2e-5
+    assert_close(out.log_probs, chosen[..., 0], tolerance)
+    assert_close(out.state.logits, whole.logits[:, -1], tolerance)
+    assert_close(out.state.stream.memory, whole.memory, tolerance)
     changed = jax.tree.map(lambda a, b: bool(np.any(a != b)), whole.memory, memory)
     assert any(jax.tree.leaves(changed)) == (write and bool(memory))
     np.testing.assert_array_equal(out.lengths, [5, 5])

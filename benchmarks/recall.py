@@ -33,7 +33,6 @@ from fwpkm_jax.layers.titans import TitansConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules import FwMLP, FwPKM
 from fwpkm_jax.rules.matrix import MATRIX_RULES
-from fwpkm_jax.training.optimizer import OptimizerConfig
 
 CHUNK = 32
 """Tokens between two writes of the memories that write chunks: no answer is nearer than that."""
@@ -234,12 +233,7 @@ def measure(name: str, budget: int | None, options: Options, results: Results) -
     config = replace(config, vocab_size=vocabulary.vocab_size)
     total = state_bytes(config, length=options.length)
     slots, scored = touched_bytes(config, total)
-    optimizer = OptimizerConfig(
-        learning_rate=options.learning_rate,
-        warmup_steps=min(50, options.steps // 4),
-        weight_decay=0.01,
-    )
-    trainer = Trainer(config, optimizer, steps=options.steps)
+    trainer = Trainer(config, learning_rate=options.learning_rate, steps=options.steps)
     for seed in seeds:
         start = cpu_seconds()
         trained = trainer.train(training_batches(options, seed), seed=seed, prepare=bind)

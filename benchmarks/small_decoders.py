@@ -30,8 +30,11 @@ _MEMORY = MemoryConfig(lifetime="batch")
 class Trainer:
     """One architecture, compiled once, to be trained from several seeds."""
 
-    def __init__(self, config: ModelConfig, optimizer: OptimizerConfig, *, steps: int):
+    def __init__(self, config: ModelConfig, *, learning_rate: float, steps: int):
         self.config, self.steps = config, steps
+        optimizer = OptimizerConfig(
+            learning_rate=learning_rate, warmup_steps=min(50, steps // 4), weight_decay=0.01
+        )
         self._optimizer = make_optimizer(optimizer, steps=steps)
         graphdef = model_graph(config)
 

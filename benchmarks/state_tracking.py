@@ -24,7 +24,6 @@ from fwpkm_jax.data.state_tracking import Group, StateTrackingData, StateTrackin
 from fwpkm_jax.layers.matrix_memory import MatrixMemoryConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule
-from fwpkm_jax.training.optimizer import OptimizerConfig
 
 WIDTH = 32
 """Of the residual stream."""
@@ -130,12 +129,7 @@ def measure(name: str, options: Options, results: Results) -> None:
     if not runs:
         return
     config = decoder(name, options)
-    optimizer = OptimizerConfig(
-        learning_rate=options.learning_rate,
-        warmup_steps=min(50, options.steps // 4),
-        weight_decay=0.01,
-    )
-    trainer = Trainer(config, optimizer, steps=options.steps)
+    trainer = Trainer(config, learning_rate=options.learning_rate, steps=options.steps)
     for group, seed in runs:
         start = cpu_seconds()
         source = source_of(group, "train", options.length, seed)

@@ -29,7 +29,7 @@ from fwpkm_jax.training.checkpoint import CheckpointConfig
 from fwpkm_jax.training.config import WITHOUT_EFFECT, TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.processes import DistributedConfig
-from fwpkm_jax.training.run_directory import read_json
+from fwpkm_jax.whole_files import read_json
 
 # What the devices count and compute in.
 _MOST_INT = 2**31 - 1

@@ -32,7 +32,7 @@ from fwpkm_jax.evaluation.plot_style import (
 )
 from fwpkm_jax.evaluation.tables import format_table, signed
 from fwpkm_jax.evaluation.token_losses import TokenLosses, differences
-from fwpkm_jax.training.run_directory import read_json
+from fwpkm_jax.whole_files import read_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ the keys at `query position - window < position <= query position`, and a key at
 """
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -179,9 +180,9 @@ def whole_sequence_attention(
     Raises:
       ValueError: see `cudnn_attention`; or cuDNN was asked for with persistent keys.
     """
-    if persistent is not None and backend == "cudnn":
-        raise ValueError("cuDNN attention takes no persistent keys; use backend='xla'.")
     if persistent is not None:
+        if backend == "cudnn":
+            raise ValueError("cuDNN attention takes no persistent keys; use backend='xla'.")
         backend = "xla"
     if backend == "auto":
         refusal = cudnn_refusal(query)
@@ -190,26 +191,16 @@ def whole_sequence_attention(
             _LOGGER.warning("Attention in plain JAX, not by cuDNN: %s.", refusal)
     if backend == "cudnn":
         return cudnn_attention(query, key, value, positions=positions, window=window)
-    length = query.shape[1]
-    num_persistent = 0 if persistent is None else persistent[0].shape[0]
+    length, key_positions = query.shape[1], positions
+    attend: Callable[..., jax.Array] = masked_attention
     if window is not None and length > 2 * window:
+        attend = blockwise_attention
         widths = ((0, 0), (window, 0), (0, 0), (0, 0))
-        key_positions = jnp.pad(positions, widths[:2], constant_values=-1)
         key, value = jnp.pad(key, widths), jnp.pad(value, widths)
-        key, value, key_positions = in_front(persistent, key, value, key_positions)
-        return blockwise_attention(
-            query,
-            key,
-            value,
-            query_positions=positions,
-            key_positions=key_positions,
-            window=window,
-            num_persistent=num_persistent,
-        )
-    key, value, key_positions = in_front(persistent, key, value, positions)
-    attend = masked_attention
-    if length > _WHOLE_LENGTH:
+        key_positions = jnp.pad(positions, widths[:2], constant_values=-1)
+    elif length > _WHOLE_LENGTH:
         attend = partial(query_block_attention, block=_WHOLE_LENGTH // 2)
+    key, value, key_positions = in_front(persistent, key, value, key_positions)
     return attend(
         query,
         key,
@@ -217,7 +208,7 @@ def whole_sequence_attention(
         query_positions=positions,
         key_positions=key_positions,
         window=window,
-        num_persistent=num_persistent,
+        num_persistent=0 if persistent is None else persistent[0].shape[0],
     )
 
 

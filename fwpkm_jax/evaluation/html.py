@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import base64
 import html
-import os
 from collections.abc import Sequence
 from pathlib import Path
+
+from fwpkm_jax.whole_files import write_text
 
 _PAGE_DPI = 96  # CSS pixels.
 _STYLE = """
@@ -89,9 +90,7 @@ def show_token(text: str) -> str:
 def save_page(markup: str, path: Path) -> Path:
     """Writes a page, whole or not at all; makes the folder where it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(markup, encoding="utf-8")
-    os.replace(temporary, path)
+    write_text(path, markup)
     return path
 
 

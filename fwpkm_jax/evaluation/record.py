@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ import jax
 import numpy as np
 
 from fwpkm_jax.models.language_model import LanguageModel, Memory
+from fwpkm_jax.whole_files import write_json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,9 +136,7 @@ def save_result(result: Result, directory: Path) -> list[Path]:
     """Writes `<evaluation>.json`, and `<evaluation>.npz` if there are arrays; returns the paths."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{result.record['evaluation']}.json"
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(result.record, indent=2) + "\n")
-    os.replace(temporary, path)
+    write_json(path, result.record)
     if not result.arrays:
         return [path]
     arrays = path.with_suffix(".npz")

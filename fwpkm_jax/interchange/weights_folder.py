@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from fwpkm_jax.config import Experiment, read_experiment
 from fwpkm_jax.interchange.weights import Weights, abstract_weights, checked, refuse_other_names
 from fwpkm_jax.run import load_run
-from fwpkm_jax.training.run_directory import write_json
+from fwpkm_jax.whole_files import write_json
 
 _FILE = "weights.safetensors"
 _FORMAT = "fwpkm_jax 1"

@@ -20,6 +20,8 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2, summary_pb2
 from tensorboardX.summary import scalar
 
+from fwpkm_jax.whole_files import read_json, unfinished, write_json
+
 logger = logging.getLogger(__name__)
 
 # Messages that protobuf makes at import, unseen by type checkers.
@@ -32,33 +34,6 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "num
 
 class DifferentRunError(ValueError):
     """The run directory belongs to a run with another configuration."""
-
-
-def _unfinished(path: Path) -> Path:
-    """Where a file is written before it gets its name."""
-    return path.with_name(path.name + ".tmp")
-
-
-def write_json(path: Path, values: Any) -> None:
-    """Writes a JSON file whole or not at all."""
-    temporary = _unfinished(path)
-    with temporary.open("w") as file:
-        file.write(json.dumps(values, indent=2, allow_nan=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())  # Or the name may reach the disk before the contents.
-    os.replace(temporary, path)
-
-
-def read_json(path: Path, *, otherwise: str = "delete it") -> Any:
-    """The values of a JSON file.
-
-    Raises:
-      ValueError: it is damaged; `otherwise` is what to do then.
-    """
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); {otherwise}.") from error
 
 
 def environment() -> dict[str, Any]:
@@ -142,7 +117,7 @@ def claim(
                 f"{directory} holds a run with another configuration:\n  {listing}\n"
                 "Choose another --run_dir, or the same configuration to continue that run." + hint
             )
-    elif directory.is_dir() and set(directory.iterdir()) - {_unfinished(path)}:
+    elif directory.is_dir() and set(directory.iterdir()) - {unfinished(path)}:
         raise ValueError(
             f"{directory} is not empty and holds no run (no config.json); choose another --run_dir."
         )
@@ -171,7 +146,7 @@ def truncate_metrics(path: Path, *, step: int) -> None:
     """
     if not path.is_file():
         return
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = unfinished(path)
     with path.open("rb") as old, temporary.open("wb") as new:
         for number, line in enumerate(old, start=1):
             record_step = _record_step(line)

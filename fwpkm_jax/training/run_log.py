@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from fwpkm_jax.training.config import WITHOUT_EFFECT
 from fwpkm_jax.training.processes import is_first
 from fwpkm_jax.training.progress import Progress
-from fwpkm_jax.training.run_directory import (
-    MetricsWriter,
-    claim,
-    read_json,
-    record_session,
-    write_json,
-)
+from fwpkm_jax.training.run_directory import MetricsWriter, claim, record_session
+from fwpkm_jax.whole_files import read_json, write_json
 
 if TYPE_CHECKING:
     from fwpkm_jax.config import Experiment

@@ -1,15 +1,13 @@
-"""Checksums of files, and JSON files that are whole or absent."""
+"""Checksums of files, and one process at a time for each."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import hashlib
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from fwpkm_jax.data.prepare.records import Part
 
@@ -68,31 +66,6 @@ class InputChecksums:
     def known(self) -> dict[str, InputRecord]:
         """By the name a part gives its file."""
         return self._known
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes `value` so that a reader finds the old file or the new one, whatever happens."""
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def read_json(path: Path) -> Any:
-    """The value of a JSON file, None where there is none.
-
-    Raises:
-      ValueError: the file is not JSON.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it to start again.") from error
 
 
 @contextlib.contextmanager

@@ -10,13 +10,14 @@ import json
 from pathlib import Path
 from typing import Any, TypedDict
 
-from fwpkm_jax.data.prepare.files import Checksum, checksum, hold, read_json, write_json
+from fwpkm_jax.data.prepare.files import Checksum, checksum, hold
 from fwpkm_jax.data.prepare.output import Layout, discard, final_files, publish
 from fwpkm_jax.data.prepare.progress import Progress
 from fwpkm_jax.data.prepare.records import Source
 from fwpkm_jax.data.prepare.writing import Counts, State, first_state, write
 from fwpkm_jax.data.token_files import check_token_file
 from fwpkm_jax.data.tokenizers import Tokenizer, load_tokenizer
+from fwpkm_jax.whole_files import read_json, write_json
 
 
 class Manifest(TypedDict):
@@ -81,11 +82,11 @@ def prepare(
     manifest_path, state_path = out.with_suffix(".json"), out.with_suffix(".partial.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     with hold(out):
-        if (manifest := read_json(manifest_path)) is not None:
+        if (manifest := _read_if_there(manifest_path)) is not None:
             _check_complete(out, manifest, job)
             progress.say(f"{out} is complete; its checksums are those of {manifest_path.name}")
             return manifest
-        state: State | None = read_json(state_path)
+        state: State | None = _read_if_there(state_path)
         if state is None:
             _check_absent(out)
             state = first_state(job)
@@ -174,6 +175,10 @@ def _check_complete(out: Path, manifest: Manifest, job: dict[str, Any]) -> None:
                 f"{file} is not the file its manifest {out.stem}.json describes; delete all three "
                 "and run the command again."
             )
+
+
+def _read_if_there(path: Path) -> Any:
+    return read_json(path, otherwise="delete it to start again") if path.exists() else None
 
 
 def _check_same_job(saved: dict[str, Any], job: dict[str, Any], *, what: str) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from fwpkm_jax.training.checksum import checksums
-from fwpkm_jax.training.processes import together
+from fwpkm_jax.training.processes import OtherProcessError, together
 from fwpkm_jax.training.regroup import Regroup, all_groups, regroup
 from fwpkm_jax.training.state import TrainState, named_leaves
 
@@ -103,17 +103,21 @@ def read_checkpoint(
     items, layouts = array_items(abstract), array_items(places)
     try:
         with together():
-            position = _read_json(path)
-            expected = position["checksums"]
-            if "memory" not in expected:  # By the run's own configuration.
-                items.pop("memory", None)
-            arrays = {
-                name: _read_arrays(path / name, tree, layouts[name]) for name, tree in items.items()
-            }
-            if position["step"] != step:
-                raise ValueError(f"it holds step {position['step']}")
-            rng = np.asarray(position["rng"], np.uint32)
-    except Exception as error:  # Whatever a broken file makes the readers raise.
+            try:
+                position = _read_json(path)
+                expected = position["checksums"]
+                if "memory" not in expected:  # By the run's own configuration.
+                    items.pop("memory", None)
+                arrays = {
+                    name: _read_arrays(path / name, tree, layouts[name])
+                    for name, tree in items.items()
+                }
+                if position["step"] != step:
+                    raise ValueError(f"it holds step {position['step']}")
+                rng = np.asarray(position["rng"], np.uint32)
+            except Exception as error:  # Whatever a broken file makes the readers raise.
+                raise DamagedCheckpointError(f"{path}: {brief(error)}") from error
+    except OtherProcessError as error:
         raise DamagedCheckpointError(f"{path}: {brief(error)}") from error
     for name, tree in arrays.items():
         actual = checksums(tree)

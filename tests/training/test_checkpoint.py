@@ -1,5 +1,6 @@
 """Damaged and unfinished checkpoints, and which ones are kept."""
 
+import contextlib
 import gc
 import logging
 import shutil
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fwpkm_jax.training import restore
 from fwpkm_jax.training.checkpoint import CheckpointConfig, Checkpoints
 from fwpkm_jax.training.optimizer import make_optimizer
 from fwpkm_jax.training.restore import (
@@ -113,6 +115,21 @@ def test_a_damaged_newest_checkpoint_is_set_aside_for_the_one_before(copied, abs
         state = restored.state._replace(step=jnp.asarray(20, jnp.int32))
         checkpoints.save(state, data_position={}, config={})
     assert int(read_checkpoint(copied, 20, abstract).state.step) == 20
+
+
+def test_losing_another_process_while_reading_is_no_damage(copied, abstract, monkeypatch):
+    @contextlib.contextmanager
+    def together():
+        yield
+        raise jax.errors.JaxRuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(restore, "together", together)
+    with (
+        Checkpoints(copied, CheckpointConfig()) as checkpoints,
+        pytest.raises(jax.errors.JaxRuntimeError, match="closed by peer"),
+    ):
+        checkpoints.restore_newest(abstract)
+    assert checkpoint_steps(copied) == [10, 15, 20]
 
 
 def test_a_checkpoint_that_was_never_completed_is_named_and_passed_over(copied, abstract, caplog):

@@ -42,6 +42,8 @@ UNBOUNDED = ("fwpkm_table", "attention")
 """Not made to fit a state: the ceiling, and FwPKM with a table as large as it likes it."""
 TABLE = FwPKM(num_subkeys=32, key_dim=16, value_dim=16, top_k=8)
 NAMES = (*MATRIX_RULES, "fwmlp", "fwpkm", *UNBOUNDED, "titans", "lact")
+NO_DECAY = 6.0
+"""Of a decay's bias, or minus the logarithm of its rate: less than 1 in 400 is lost per token."""
 VALUES = 32
 """Different values; a guess is right once in so many."""
 
@@ -143,7 +145,9 @@ def bind(params: Any, config: ModelConfig) -> Any:
     """The parameters, but a matrix memory starts as what FwPKM is by design.
 
     Keys are those of the token before, and queries are made as keys are: a token's value is written
-    under the token before it and found by the same token. All of it is learned from there.
+    under the token before it and found by the same token. Decays that are learned start at almost
+    none, for FwPKM has none, and of several writes per token the first does the work. All of it is
+    learned from there.
     """
     mixer = params["blocks"][0]["mixer"]
     if config.mixers[0] in MATRIX_RULES:
@@ -156,6 +160,15 @@ def bind(params: Any, config: ModelConfig) -> Any:
         kernel = mixer["in_proj"]["kernel"][...]
         made_alike = kernel.at[:, :width].set(kernel[:, width : 2 * width])
         mixer["in_proj"]["kernel"][...] = made_alike
+        if "log_rate" in mixer:
+            mixer["log_rate"][...] = jnp.full_like(mixer["log_rate"][...], -NO_DECAY)
+        elif "decay_proj" in mixer:
+            last = mixer["decay_proj"]
+            last = last["layers"][1] if "layers" in last else last
+            last["bias"][...] = jnp.full_like(last["bias"][...], NO_DECAY)
+        if steps > 1:
+            bias = mixer["strength_proj"]["bias"]
+            bias[...] = bias[...].at[1:].set(-4.0)
     return params
 
 

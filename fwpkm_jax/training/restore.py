@@ -221,7 +221,11 @@ def read_metrics(directory: str | Path, step: int) -> dict[str, float]:
     try:
         return _read_json(path)["metrics"]
     except Exception as error:  # As in `read_checkpoint`.
-        logger.warning("Skipping a damaged checkpoint: %s: %s", path, brief(error))
+        logger.warning(
+            "The validation loss of %s cannot be read (%s): it is damaged, or a process died while "
+            "it removed it.",
+            *(path, brief(error)),
+        )
         return {}
 
 

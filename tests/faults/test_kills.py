@@ -130,7 +130,10 @@ def test_a_run_that_is_killed_ends_as_the_unbroken_one(fault, train, tmp_path, c
         slowest = max(slowest, time.monotonic() - began)
         ended = finish(processes)
         assert alive, ended
-        assert all(code != 0 and "damaged" not in errors for code, _, errors in ended), ended
+        # An old checkpoint may be half removed; those that the run goes on from are whole.
+        skipped = [errors for _, _, errors in ended if "Skipping a damaged checkpoint" in errors]
+        assert not skipped, skipped
+        assert all(code != 0 for code, *_ in ended), ended
         print(f"{kind}: {len(victims)} of {count} killed", *saved(run), flush=True)
     print(f"others ended within {slowest:.0f} s, {stuck} had to be ended")
     with fault(f"kill -9, {count} process(es)", kills):

@@ -129,9 +129,12 @@ class LaCT(nnx.Module):
         self.q_norm = RMSNorm(model_dim, eps=norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(model_dim, eps=norm_eps) if config.qk_norm else None
         # Vectors, so that weight decay leaves them alone.
-        ones, zeros = jnp.ones((model_dim,), jnp.float32), jnp.zeros((model_dim,), jnp.float32)
-        self.fast_query_scale, self.fast_query_shift = nnx.Param(ones), nnx.Param(zeros)
-        self.fast_key_scale, self.fast_key_shift = nnx.Param(ones), nnx.Param(zeros)
+
+        def vector(value: float) -> nnx.Param:
+            return nnx.Param(jnp.full((model_dim,), value, jnp.float32))
+
+        self.fast_query_scale, self.fast_query_shift = vector(1.0), vector(0.0)
+        self.fast_key_scale, self.fast_key_shift = vector(1.0), vector(0.0)
         hidden, rank = config.hidden_dim, config.low_rank
         self.gate_left = normal(heads, hidden, rank, fan_in=rank, gain=0.5)
         self.gate_right = normal(heads, rank, width, fan_in=width, gain=0.5)

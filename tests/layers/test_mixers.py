@@ -98,6 +98,12 @@ def assert_close(actual, expected):
     chex.assert_trees_all_close(actual, expected, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("name", MIXERS)
+def test_parameters_share_no_buffer_so_that_they_can_be_donated(name):
+    leaves = jax.tree.leaves(nnx.state(make(name), nnx.Param))
+    assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @several
 @given(

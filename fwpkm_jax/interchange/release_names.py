@@ -131,6 +131,8 @@ def release_names(config: ModelConfig) -> Names:
             memories = {FwPKM: FWPKM_MEMORY, FwMLP: FWMLP_MEMORY}
             if type(rule) not in memories:
                 raise ValueError(f"The release has no {type(rule).__name__} memory.")
+            if isinstance(rule, FwPKM) and rule.retention is not None:
+                raise ValueError(f"The release has no {rule.retention}; set it to None.")
             ours = f"memory/{layer_name(index)}/"
             names |= _below(ours, f"{theirs}fwpkm.", memories[type(rule)])
     return names

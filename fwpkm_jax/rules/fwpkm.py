@@ -27,6 +27,13 @@ from fwpkm_jax.core.array_types import (
 from fwpkm_jax.core.block_write import ChunkBlocks, write_in_blocks
 from fwpkm_jax.core.chunking import Chunk, RunOutput, StepOutput, map_groups, scan_chunks
 from fwpkm_jax.core.memory import slot_counts, slot_read, slot_write
+from fwpkm_jax.core.retention import (
+    Retention,
+    SlotHistory,
+    init_history,
+    retentive_write,
+    surprise_weights,
+)
 from fwpkm_jax.core.shared_table import MemoryAxes, shared_value_run
 from fwpkm_jax.rules.base import AbstractChunkRule
 from pallas_kernels import product_top_k as selection_kernels
@@ -43,10 +50,12 @@ class FwPKMMemory(NamedTuple):
     Attributes:
       keys: `[heads, 2, subkeys, key // 2]`, rows first.
       values: `[slots, value]`, slot = row * subkeys + column.
+      history: of the slots, for a rule with `retention`, or None.
     """
 
     keys: SubKeys
     values: ValueTable
+    history: SlotHistory | None = None
 
 
 class SlotAccess(NamedTuple):
@@ -105,6 +114,8 @@ class FwPKM(AbstractChunkRule):
     """Bound on each element of the write's gradients, or None. Costs a pass over the table."""
     weight_decay: float = 0.0
     """Decay of keys and values at each write. Costs a pass over the table."""
+    retention: Retention | None = None
+    """How writes spare what slots hold; None: they do not. Writes then go through plain JAX."""
     backend: Backend = "auto"
     """Kernels (pallas), plain XLA (reference), or kernels where they run (auto)."""
 
@@ -126,6 +137,12 @@ class FwPKM(AbstractChunkRule):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value} must be above 0.")
+        if self.retention is not None and (self.write_clip is not None or self.weight_decay):
+            raise ValueError(
+                f"retention={self.retention} spares touched slots, but "
+                f"write_clip={self.write_clip} and weight_decay={self.weight_decay} go over all; "
+                "leave one of them out."
+            )
 
     @property
     def num_slots(self) -> int:
@@ -142,7 +159,9 @@ class FwPKM(AbstractChunkRule):
         shape = (self.num_heads, 2, self.num_subkeys, self.key_dim // 2)
         keys = jax.random.uniform(key_rng, shape, jnp.float32, -bound, bound)
         values = jax.random.normal(value_rng, (self.num_slots, self.value_dim), jnp.float32)
-        return FwPKMMemory(keys, values * self.value_dim**-0.5)
+        values = values * self.value_dim**-0.5
+        history = None if self.retention is None else init_history(self.retention, values)
+        return FwPKMMemory(keys, values, history)
 
     def read(self, memory: FwPKMMemory, query: Queries) -> tuple[TokenValues, SlotAccess]:
         _, access = self._select(memory.keys, query, self.backend)
@@ -150,8 +169,13 @@ class FwPKM(AbstractChunkRule):
 
     @property
     def two_phase(self) -> bool:
-        """Whether the keys move without the values, and every write touches its own rows alone."""
-        return self.key_loss == "addressing" and self.write_clip is None and not self.weight_decay
+        """Whether the keys move without the values, and a write is a sum over touched rows."""
+        return (
+            self.key_loss == "addressing"
+            and self.write_clip is None
+            and not self.weight_decay
+            and self.retention is None
+        )
 
     def run(self, memory: FwPKMMemory, sequence: Chunk, *, chunk_size: int) -> RunOutput:
         if not self.two_phase:
@@ -239,20 +263,7 @@ class FwPKM(AbstractChunkRule):
         chunk = chunk.astype(memory.values.dtype)
         address, access = self._select(memory.keys, chunk.query, "reference")
         output = slot_read(memory.values, *access)
-        errors = chunk.write_weight[:, None] * (output - chunk.target)
-        if chunk.factor is not None:
-            errors = chunk.factor[:, None] * errors
-        values = slot_write(
-            memory.values,
-            access.slot_ids,
-            access.slot_weights,
-            errors,
-            counted=chunk.counted,
-            step_size=self._value_step,
-            learning_rate=self.learning_rate,
-            clip=self.write_clip,
-            weight_decay=self.weight_decay,
-        )
+        values, history = self._write_values(memory, chunk, access, output - chunk.target)
         gradient = self.key_gradient(memory, chunk, address)
         if self.write_clip is not None:
             gradient = jnp.clip(gradient, -self.write_clip, self.write_clip)
@@ -262,7 +273,45 @@ class FwPKM(AbstractChunkRule):
         info = FwPKMInfo(
             addressing_loss=loss, update_norm=_update_norm(memory.values, values, access.slot_ids)
         )
-        return StepOutput(FwPKMMemory(keys, values), output, access, jax.lax.stop_gradient(info))
+        memory = FwPKMMemory(keys, values, history)
+        return StepOutput(memory, output, access, jax.lax.stop_gradient(info))
+
+    def _write_values(
+        self, memory: FwPKMMemory, chunk: Chunk, access: SlotAccess, gap: TokenValues
+    ) -> tuple[ValueTable, SlotHistory | None]:
+        """The table and its history after one chunk, of which `gap` is prediction minus target."""
+        errors = chunk.write_weight[:, None] * gap
+        if chunk.factor is not None:
+            errors = chunk.factor[:, None] * errors
+        if self.retention is None:
+            values = slot_write(
+                memory.values,
+                *access,
+                errors,
+                counted=chunk.counted,
+                step_size=self._value_step,
+                learning_rate=self.learning_rate,
+                clip=self.write_clip,
+                weight_decay=self.weight_decay,
+            )
+            return values, None
+        if self.retention.surprise:
+            weights = surprise_weights(gap, chunk.write_weight, power=self.retention.surprise)
+            errors = weights[:, None] * errors
+        if memory.history is None:
+            raise ValueError(
+                f"This memory has no history of its slots, which {self.retention} needs; start it "
+                "with `init` of this rule, or give it one from `core.retention.init_history`."
+            )
+        return retentive_write(
+            memory.values,
+            memory.history,
+            *access,
+            errors,
+            counted=chunk.counted,
+            step_size=self.learning_rate * self._value_step,
+            retention=self.retention,
+        )
 
     @property
     def _value_step(self) -> float:

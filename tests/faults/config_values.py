@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from fwpkm_jax.config import Experiment
+from fwpkm_jax.core.retention import Retention
 from fwpkm_jax.data import NeedleMix, TextData
 from fwpkm_jax.layers.fast_weight_layer import FastWeightLayerConfig
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
@@ -51,6 +52,10 @@ def bases() -> dict[str, Experiment]:
     fast_weight = dataclasses.replace(
         tiny.model.fast_weight, rule=FwMLP(key_dim=8, value_dim=8, hidden_dim=8)
     )
+    retentive = dataclasses.replace(
+        tiny.model.fast_weight,
+        rule=dataclasses.replace(tiny.model.fast_weight.rule, retention=Retention()),
+    )
     heads: dict[str, Any] = {
         "num_key_heads": 1, "num_value_heads": 1, "key_head_dim": 8, "value_head_dim": 8,
     }  # fmt: skip
@@ -58,6 +63,7 @@ def bases() -> dict[str, Experiment]:
         "tiny": {},
         "text": {"vocab_size": 257, "fast_weight": fast_weight},
         "matrix": {
+            "fast_weight": retentive,
             "mixers": tuple(MATRIX_RULES),
             "matrix": MatrixMemoryConfig(
                 **heads, rules=tuple(rule() for rule in MATRIX_RULES.values())

@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from fwpkm_jax.config import load_config
+from fwpkm_jax.core.retention import Retention
 from fwpkm_jax.interchange import (
     Weights,
     export_run,
@@ -42,6 +43,13 @@ MODEL = ModelConfig(
     fast_weight=FastWeightConfig(rule=FwPKM(num_subkeys=4, key_dim=4, value_dim=6, top_k=2)),
     pkm=PKMConfig(num_subkeys=4, key_dim=4, value_dim=8, num_heads=2, top_k=2),
     activation_dtype="float32",
+)
+RETENTIVE = replace(
+    MODEL,
+    fast_weight=replace(
+        MODEL.fast_weight,
+        rule=replace(MODEL.fast_weight.rule, retention=Retention(momentum=0.5, protection=1.0)),
+    ),
 )
 FWMLP = replace(
     MODEL,
@@ -116,6 +124,8 @@ def test_tensors_that_do_not_fit_are_named(weights):
         from_release({}, replace(MODEL, mixers=("lact", "swa", "attention")))
     with pytest.raises(ValueError, match="the release has no such layer"):
         to_release(weights, replace(MODEL, fast_weight_layer=FastWeightLayerConfig(hidden_dim=4)))
+    with pytest.raises(ValueError, match=r"The release has no Retention\(.*set it to None"):
+        to_release(weights, RETENTIVE)
     with pytest.raises(ValueError, match="holds 2 memories"):
         to_release(weights_of(MODEL, groups=2), MODEL)
 

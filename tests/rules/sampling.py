@@ -1,13 +1,25 @@
 """Random sequences and memories that fit any rule."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fwpkm_jax.core.chunking import Chunk, Memory
+from fwpkm_jax.core.retention import Retention
 from fwpkm_jax.core.streaming import Signals
 from fwpkm_jax.core.targets import shift_left, write_weights
-from fwpkm_jax.rules import AbstractRule
+from fwpkm_jax.rules import RULES, AbstractRule, FwPKM
+
+INSTANCES: dict[str, AbstractRule] = {
+    **{name: rule.tiny() for name, rule in RULES.items()},
+    "fwpkm_retention": dataclasses.replace(
+        FwPKM.tiny(),
+        retention=Retention(write_decay=0.1, momentum=0.3, surprise=1.0, protection=0.5),
+    ),
+}
+"""Every registered rule, and what adds arrays to a memory of one."""
 
 
 def sample_signals(rule: AbstractRule, *, batch=2, length=10, seed=0, masked=False) -> Signals:

@@ -11,16 +11,15 @@ import pytest
 
 from fwpkm_jax.core.chunking import map_groups, scan_chunks
 from fwpkm_jax.core.streaming import Signals
-from fwpkm_jax.rules import RULES
-from tests.rules.sampling import init_memory, sample_signals, to_sequence
+from tests.rules.sampling import INSTANCES, init_memory, sample_signals, to_sequence
 
 pytestmark = pytest.mark.usefixtures("float64")
 CHUNK, LENGTH, BATCH = 4, 10, 2  # Two full chunks and a short one.
 
 
-@pytest.fixture(params=RULES.values(), ids=RULES)
+@pytest.fixture(params=INSTANCES.values(), ids=INSTANCES)
 def rule(request):
-    return request.param.tiny()
+    return request.param
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -42,8 +41,8 @@ def assert_close(actual, expected):
 
 
 def test_a_rule_is_a_frozen_hashable_value(rule):
-    assert rule == type(rule).tiny()
-    assert hash(rule) == hash(type(rule).tiny())
+    assert rule == dataclasses.replace(rule)
+    assert hash(rule) == hash(dataclasses.replace(rule))
     with pytest.raises(dataclasses.FrozenInstanceError):
         rule.value_dim = 1
 

@@ -15,19 +15,22 @@ from fwpkm_jax.core import holding, streaming
 from fwpkm_jax.core.chunking import Chunk
 from fwpkm_jax.core.streaming import Signals
 from fwpkm_jax.rules import RULES, AbstractChunkRule
-from tests.rules.sampling import init_memory, sample_signals, to_sequence
+from tests.rules.sampling import INSTANCES, init_memory, sample_signals, to_sequence
 
 pytestmark = pytest.mark.usefixtures("float64")
 CHUNK_RULES = {name: cls for name, cls in RULES.items() if issubclass(cls, AbstractChunkRule)}
+CHUNK_INSTANCES = {
+    name: rule for name, rule in INSTANCES.items() if isinstance(rule, AbstractChunkRule)
+}
 # Lengths and chunk sizes of calls: a token, one chunk, more than two. They are few, so that each
 # compiles once for all examples.
 CALLS = ((1, 2), (1, 3), (2, 2), (7, 3))
 CAPACITY, BATCH = 6, 2
 
 
-@pytest.fixture(params=CHUNK_RULES.values(), ids=CHUNK_RULES)
+@pytest.fixture(params=CHUNK_INSTANCES.values(), ids=CHUNK_INSTANCES)
 def rule(request):
-    return request.param.tiny()
+    return request.param
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -1,0 +1,187 @@
+"""What a memory keeps of a text while it reads others: ways of writing FwPKM compared.
+
+    python benchmarks/study.py --runs gdn_swa__fwpkm:0 gdn_swa__fwpkm:1 gdn_swa__fwpkm:2
+    python benchmarks/retention.py
+
+The study's FwPKM models (docs/study.md), trained with the plain write, read its six domains one
+after the other, each time with another write. Steps of half and a quarter of the size are controls:
+a way to retain must keep more than these at the same adaptation. Runs that the file holds are kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from flax import nnx
+from machine import environment, settings
+from small_decoders import Results, Row
+
+from fwpkm_jax.core.retention import Retention, init_history
+from fwpkm_jax.data import TextData
+from fwpkm_jax.evaluation.continual import ContinualConfig, continual_learning
+from fwpkm_jax.evaluation.domains import Domain, read_domains
+from fwpkm_jax.evaluation.reconfigure import reconfigure
+from fwpkm_jax.evaluation.whole_pass import row_batches, write_rows
+from fwpkm_jax.models.language_model import LanguageModel, Memory
+from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.run import load_run
+
+DOMAINS = ("math", "law", "philosophy", "biomed", "irc", "patents")
+VARIANTS: dict[str, tuple[float, Retention | None]] = {
+    "plain": (1.0, None),
+    "step 0.5": (0.5, None),
+    "step 0.25": (0.25, None),
+    "write_decay 0.02": (1.0, Retention(write_decay=0.02)),
+    "write_decay 0.1": (1.0, Retention(write_decay=0.1)),
+    "momentum 0.5": (1.0, Retention(momentum=0.5)),
+    "step 0.5, momentum 0.5": (0.5, Retention(momentum=0.5)),
+    "step 0.1, momentum 0.9": (0.1, Retention(momentum=0.9)),
+    "surprise 1": (1.0, Retention(surprise=1.0)),
+    "surprise 4": (1.0, Retention(surprise=4.0)),
+    "protection 0.5": (1.0, Retention(protection=0.5)),
+    "protection 1": (1.0, Retention(protection=1.0)),
+    "protection 2": (1.0, Retention(protection=2.0)),
+}
+"""Multiple of the plain step size, and what the write spares."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Reads domains with several ways of writing."""
+
+    runs: tuple[Path, ...] = tuple(Path(f"runs/study/gdn_swa__fwpkm_seed{n}") for n in range(3))
+    """Trained models; a row is called by the folder's name."""
+    data: Path = Path("../shared/data/domains")
+    """A folder for each domain."""
+    variants: tuple[str, ...] = tuple(VARIANTS)
+    """Which ways of writing."""
+    max_batches: int = 16
+    """Batches of 8 rows read of each domain."""
+    max_eval_batches: int = 4
+    """Batches evaluated of each domain."""
+    out: Path = Path("benchmarks/results/retention_cpu.json")
+    """File of the results, continued where it exists."""
+
+
+def written_so(
+    model: LanguageModel, memory: Memory, *, step: float, retention: Retention | None
+) -> tuple[LanguageModel, Memory]:
+    """The same weights with another write, and the memory with what that write remembers."""
+    config = model.config
+    rule = config.fast_weight.rule
+    assert isinstance(rule, FwPKM)
+    assert rule.value_step is None
+    rule = replace(rule, value_step=step * rule.num_heads * rule.top_k, retention=retention)
+    fast_weight = replace(config.fast_weight, rule=rule)
+    if retention is not None:
+        start = jax.vmap(functools.partial(init_history, retention))
+        memory = {
+            name: layer._replace(history=start(layer.values)) for name, layer in memory.items()
+        }
+    return reconfigure(model, replace(config, fast_weight=fast_weight)), memory
+
+
+def milliseconds_per_row(model: LanguageModel, memory: Memory, tokens: np.ndarray) -> float:
+    """Median time of reading and writing one row of a batch."""
+    graphdef, params = nnx.split(model)
+    times = []
+    memory = jax.tree.map(jnp.copy, memory)
+    for _ in range(8):
+        began = time.perf_counter()
+        memory, _ = write_rows(graphdef, params, memory, tokens, fast_weight_dtype="float32")
+        jax.block_until_ready(memory)
+        times.append(time.perf_counter() - began)
+    return round(1e3 * float(np.median(times[1:])) / len(tokens), 3)
+
+
+def history_bytes(memory: Memory) -> int:
+    """Bytes of what a memory holds beyond the plain one."""
+    leaves = jax.tree.leaves({name: layer.history for name, layer in memory.items()})
+    return sum(leaf.nbytes for leaf in leaves)
+
+
+def measure(model: LanguageModel, memory: Memory, domains: list[Domain], options: Options) -> Row:
+    """Change of each domain's loss, right after it was read and at the end, and the cost."""
+    config = ContinualConfig(
+        max_batches=options.max_batches, max_eval_batches=options.max_eval_batches
+    )
+    results = continual_learning(model, memory, config=config, domains=domains).record["results"]
+    loss = np.asarray(results["loss"])
+    own = np.diagonal(loss[1:]) - loss[0]
+    end = loss[-1] - loss[0]
+    first = next(
+        row_batches(domains[0].adapt.rows, domains[0].adapt.indices, batch_size=8, keep_last=False)
+    )
+    return {
+        "adaptation": round(float(own.mean()), 5),
+        "at_the_end": round(float(end.mean()), 5),
+        "forgetting": round(float((end - own).mean()), 5),
+        "unseen": round(float(results["unseen"]), 5),
+        "own": [round(float(x), 4) for x in own],
+        "end": [round(float(x), 4) for x in end],
+        "milliseconds_per_row": milliseconds_per_row(model, memory, first),
+        "history_bytes": history_bytes(memory),
+    }
+
+
+def missing(options: Options, results: Results) -> Iterator[tuple[Path, list[str]]]:
+    """Runs and the variants that they lack."""
+    for run in options.runs:
+        lacking = [v for v in options.variants if not results.has(run=run.name, variant=v)]
+        if lacking:
+            yield run, lacking
+
+
+def table(rows: list[Row]) -> str:
+    """Means over the runs of each variant, and how many lie below the plain write."""
+    lines = [
+        "| write | adaptation | at the end | forgetting | unseen | ms per row | more bytes |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    names = list(dict.fromkeys(row["variant"] for row in rows))
+    plain = {row["run"]: row for row in rows if row["variant"] == "plain"}
+    for name in names:
+        own = [row for row in rows if row["variant"] == name]
+        cells = [f"`{name}`"]
+        for key in ("adaptation", "at_the_end", "forgetting", "unseen"):
+            values = [row[key] for row in own]
+            below = sum(row[key] < plain[row["run"]][key] for row in own if row["run"] in plain)
+            better = "" if name == "plain" else f" ({below} of {len(own)})"
+            cells.append(f"{np.mean(values):.4f}{better}")
+        cells.append(f"{np.mean([row['milliseconds_per_row'] for row in own]):.1f}")
+        cells.append(f"{own[0]['history_bytes']:,}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(options: Options) -> None:
+    """Measures what is not there yet, and prints the table of all."""
+    chosen: Any = replace(options, runs=(), variants=())  # May differ from call to call.
+    results = Results(options.out, settings=settings(chosen), machine=environment)
+    for path, variants in missing(options, results):
+        run = load_run(path)
+        text = run.experiment.data
+        assert isinstance(text, TextData)
+        domains = read_domains([f"{d}={options.data / d}" for d in DOMAINS], text)
+        for name in variants:
+            step, retention = VARIANTS[name]
+            model, memory = written_so(run.model, run.memory, step=step, retention=retention)
+            row = {"run": path.name, "variant": name}
+            row |= measure(model, memory, domains, options)
+            results.add(row)
+            print(row, flush=True)
+            jax.clear_caches()
+    print(table(results.content["rows"]))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

@@ -22,7 +22,17 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 from machine import environment, settings
-from small_decoders import Batch, Results, Row, Trained, Trainer, cpu_seconds, state_bytes, widest
+from small_decoders import (
+    Batch,
+    Results,
+    Row,
+    Trained,
+    Trainer,
+    cpu_seconds,
+    state_bytes,
+    widest,
+    without_decay,
+)
 
 from fwpkm_jax.data.recall import Example, RecallData, RecallSource
 from fwpkm_jax.layers.attention import AttentionConfig
@@ -42,8 +52,6 @@ UNBOUNDED = ("fwpkm_table", "attention")
 """Not made to fit a state: the ceiling, and FwPKM with a table as large as it likes it."""
 TABLE = FwPKM(num_subkeys=32, key_dim=16, value_dim=16, top_k=8)
 NAMES = (*MATRIX_RULES, "fwmlp", "fwpkm", *UNBOUNDED, "titans", "lact")
-NO_DECAY = 6.0
-"""Of a decay's bias, or minus the logarithm of its rate: less than 1 in 400 is lost per token."""
 VALUES = 32
 """Different values; a guess is right once in so many."""
 
@@ -160,16 +168,10 @@ def bind(params: Any, config: ModelConfig) -> Any:
         kernel = mixer["in_proj"]["kernel"][...]
         made_alike = kernel.at[:, :width].set(kernel[:, width : 2 * width])
         mixer["in_proj"]["kernel"][...] = made_alike
-        if "log_rate" in mixer:
-            mixer["log_rate"][...] = jnp.full_like(mixer["log_rate"][...], -NO_DECAY)
-        elif "decay_proj" in mixer:
-            last = mixer["decay_proj"]
-            last = last["layers"][1] if "layers" in last else last
-            last["bias"][...] = jnp.full_like(last["bias"][...], NO_DECAY)
         if steps > 1:
             bias = mixer["strength_proj"]["bias"]
             bias[...] = bias[...].at[1:].set(-4.0)
-    return params
+    return without_decay(params, config)
 
 
 def sized(name: str, budget: int | None, *, length: int) -> ModelConfig | None:

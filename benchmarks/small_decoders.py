@@ -15,6 +15,7 @@ import optax
 from flax import nnx
 
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
+from fwpkm_jax.rules.matrix import MATRIX_RULES
 from fwpkm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
 from fwpkm_jax.training.step import weighted_loss
@@ -22,6 +23,9 @@ from fwpkm_jax.training.step import weighted_loss
 Batch = Mapping[str, np.ndarray]
 """`tokens` and `labels` int32 `[batch, length]`, `weights` float32 `[batch, length]`."""
 Row = dict[str, Any]
+
+NO_DECAY = 6.0
+"""Of a decay's bias, or minus the logarithm of its rate: less than 1 in 400 is lost per token."""
 
 # Each sequence of a batch has a memory of its own, and it starts afresh.
 _MEMORY = MemoryConfig(lifetime="batch")
@@ -92,6 +96,25 @@ class Trained:
     """Mean of the last 20 steps, nats per answer."""
     parameters: int
     """Slow weights."""
+
+
+def without_decay(params: Any, config: ModelConfig) -> Any:
+    """The parameters, but the learned decays of matrix memories start at almost none.
+
+    As they start otherwise, little is left after a hundred tokens, and a decoder that is trained
+    for a few hundred steps does not learn to change that.
+    """
+    for name, block in zip(config.mixers, params["blocks"].values(), strict=True):
+        if name not in MATRIX_RULES:
+            continue
+        mixer = block["mixer"]
+        if "log_rate" in mixer:
+            mixer["log_rate"][...] = jnp.full_like(mixer["log_rate"][...], -NO_DECAY)
+        elif "decay_proj" in mixer:
+            last = mixer["decay_proj"]
+            last = last["layers"][1] if "layers" in last else last
+            last["bias"][...] = jnp.full_like(last["bias"][...], NO_DECAY)
+    return params
 
 
 def state_bytes(config: ModelConfig, *, length: int) -> int:

@@ -3,9 +3,10 @@
     taskset -c 1 python benchmarks/state_tracking.py
     python benchmarks/comparison.py
 
-One layer with the memory, no convolution. Each decoder is trained on short documents, with a label
-at every token, and asked on longer ones. Delta rules run twice, with write strengths up to 1 and up
-to 2 (`negative`). Runs that the file holds are kept.
+One layer with the memory, no convolution; learned decays start at almost none. Each decoder is
+trained on short documents, with a label at every token, and asked on longer ones. Delta rules run
+twice, with write strengths up to 1 and up to 2 (`negative_eigenvalues`). Runs that the file holds
+are kept.
 """
 
 import itertools
@@ -17,7 +18,16 @@ import jax
 import numpy as np
 import tyro
 from machine import environment, settings
-from small_decoders import Batch, Results, Row, Trained, Trainer, cpu_seconds, state_bytes
+from small_decoders import (
+    Batch,
+    Results,
+    Row,
+    Trained,
+    Trainer,
+    cpu_seconds,
+    state_bytes,
+    without_decay,
+)
 
 from fwpkm_jax.data.recall import Split
 from fwpkm_jax.data.state_tracking import Group, StateTrackingData, StateTrackingSource
@@ -135,7 +145,7 @@ def measure(name: str, options: Options, results: Results) -> None:
         source = source_of(group, "train", options.length, seed)
         size = options.batch_size
         batches = (batch(source, size * step, size) for step in range(options.steps))
-        trained = trainer.train(batches, seed=seed)
+        trained = trainer.train(batches, seed=seed, prepare=without_decay)
         row = {"rule": name, "group": group, "seed": seed}
         row |= {"state_bytes": state_bytes(config, length=options.length)}
         row |= {"parameters": trained.parameters, "loss": round(trained.loss, 4)}

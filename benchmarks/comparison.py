@@ -160,6 +160,7 @@ def pairs_recalled(row: Row, length: int) -> float:
 def recall_table(rows: Sequence[Row], length: int) -> str:
     """Accuracy by pairs, pairs recalled, and these per KiB touched by a token, as Markdown.
 
+    By size, and of one size the best first.
     Of what FwPKM touches: the slots, then the slots and the sub-keys it scores. Means over seeds;
     the spread is the largest minus the smallest.
     """
@@ -177,13 +178,17 @@ def recall_table(rows: Sequence[Row], length: int) -> str:
     groups = defaultdict[tuple, list[Row]](list)
     for row in rows:
         groups[row["rule"], row["budget"]].append(row)
-    for (name, budget), runs in sorted(groups.items(), key=lambda item: item[0][1] or np.inf):
+    recalled = {
+        key: mean_and_spread([pairs_recalled(run, length) for run in runs])
+        for key, runs in groups.items()
+    }
+    for name, budget in sorted(groups, key=lambda key: (key[1] or np.inf, -recalled[key][0])):
+        runs, (mean, spread) = groups[name, budget], recalled[name, budget]
         first = runs[0]
         accuracies = [
             [c["accuracy"] for run in runs for c in run["cells"] if of == (c["pairs"], c["length"])]
             for of in [(count, length) for count in pairs]
         ]
-        mean, spread = mean_and_spread([pairs_recalled(run, length) for run in runs])
         touched = [first["slot_bytes_touched"], first["bytes_touched"]]
         per = [f"{1024 * mean / size:.1f}" for size in touched]
         both = [", ".join(dict.fromkeys(map(str, x))) for x in (touched, per)]

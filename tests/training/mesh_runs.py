@@ -26,9 +26,13 @@ import jax
 import numpy as np
 
 from fwpkm_jax.analysis.collectives import collectives
+from fwpkm_jax.core.retention import Retention
+from fwpkm_jax.layers.fast_weight_layer import FastWeightLayerConfig
 from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.layers.matrix_memory import MatrixMemoryConfig
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.layers.pkm import PKMConfig
+from fwpkm_jax.layers.titans import TitansConfig
 from fwpkm_jax.models.block import Remat
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules import FwPKM
@@ -86,6 +90,30 @@ def whole_model() -> ModelConfig:
     )  # fmt: skip
 
 
+def family_model() -> ModelConfig:
+    """The rest of the family: matrix memories, Titans' wirings, a Fast Weight Layer, retention."""
+    small = small_model()
+    retention = Retention(write_decay=0.1, momentum=0.3, surprise=1.0, protection=0.5)
+    rule = dataclasses.replace(small.fast_weight.rule, retention=retention)
+    return dataclasses.replace(
+        small,
+        mixers=("gated_deltanet", "titans_mac", "titans_mag"),
+        matrix=MatrixMemoryConfig(
+            num_key_heads=2, num_value_heads=4, key_head_dim=8, value_head_dim=4
+        ),
+        titans=TitansConfig(
+            num_heads=1, head_dim=small.model_dim, depth=1, chunk_size=8, num_persistent=2
+        ),
+        fast_weight=dataclasses.replace(small.fast_weight, rule=rule),
+        pkm_layers=(1,),
+        pkm=PKMConfig(
+            num_subkeys=SUBKEYS, key_dim=8, value_dim=8, num_heads=2, top_k=2,
+            query_norm=False, query_batch_norm=True,
+        ),
+        fast_weight_layer=FastWeightLayerConfig(hidden_dim=8, chunk_size=8),
+    )  # fmt: skip
+
+
 def many_slots() -> ModelConfig:
     """16.8 million narrow slots."""
     rule = FwPKM(num_subkeys=4096, key_dim=8, value_dim=4, top_k=4)
@@ -128,6 +156,9 @@ RUNS = {
     "batch": Run(_mesh(1, 1, 1), 4, micro_batches=2, lifetime="batch"),
     "batch_columns": Run(_mesh(2, 2, 1, "columns"), 4, micro_batches=2, lifetime="batch"),
     "batch_independent": Run(_mesh(2, 1, 2), 4, micro_batches=2, lifetime="batch"),
+    "family": Run(_mesh(1, 1, 1), 8, family_model),
+    "family_data": Run(_mesh(8, 1, 1), 8, family_model),
+    "family_tensor": Run(_mesh(2, 2, 2), 8, family_model),
     "many": Run(_mesh(1, 1, 1), 1, many_slots),
     "many_slots": Run(_mesh(1, 8, 1, "slots"), 1, many_slots),
 }

@@ -28,6 +28,7 @@ SLOW = {
     "split": ("split_columns", "split_slots"),
     "shared": ("shared_columns", "shared_slots"),
     "batch": ("batch_columns", "batch_independent"),
+    "family": ("family_data", "family_tensor"),
 }
 
 

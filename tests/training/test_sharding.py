@@ -53,7 +53,9 @@ def assert_same_training(actual, expected):
         for name in theirs:
             np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-4, atol=1e-6, err_msg=name)
     for name, norm in expected["sizes"].items():
-        np.testing.assert_allclose(actual["sizes"][name], norm, rtol=1e-3, err_msg=name)
+        # A bias in front of a batch norm changes nothing: its steps are rounding.
+        least = 2e-5 if name.endswith("feed_forward/query_proj/bias") else 0
+        np.testing.assert_allclose(actual["sizes"][name], norm, rtol=1e-3, atol=least, err_msg=name)
 
 
 def moved_tables(run, slots):

@@ -5,7 +5,8 @@
 
 The study's FwPKM models (docs/study.md), trained with the plain write, read its six domains one
 after the other, each time with another write. Steps of half and a quarter of the size are controls:
-a way to retain must keep more than these at the same adaptation. Runs that the file holds are kept.
+a way to retain must keep more than these at the same adaptation. It must not cost recall either:
+the share of needles told after one reading and after four. Runs that the file holds are kept.
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ from machine import environment, settings
 from small_decoders import Results, Row
 
 from fwpkm_jax.core.retention import Retention, init_history
-from fwpkm_jax.data import TextData
+from fwpkm_jax.data import TextData, load_tokenizer
+from fwpkm_jax.evaluation import NeedleConfig
 from fwpkm_jax.evaluation.continual import ContinualConfig, continual_learning
 from fwpkm_jax.evaluation.domains import Domain, read_domains
+from fwpkm_jax.evaluation.needle.evaluate import needle_accuracy
+from fwpkm_jax.evaluation.needle.files import texts_of
 from fwpkm_jax.evaluation.reconfigure import reconfigure
+from fwpkm_jax.evaluation.sources import text_sources
 from fwpkm_jax.evaluation.whole_pass import row_batches, write_rows
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.rules import FwPKM
@@ -46,11 +51,13 @@ VARIANTS: dict[str, tuple[float, Retention | None]] = {
     "step 0.1, momentum 0.9": (0.1, Retention(momentum=0.9)),
     "surprise 1": (1.0, Retention(surprise=1.0)),
     "surprise 4": (1.0, Retention(surprise=4.0)),
+    "surprise 16": (1.0, Retention(surprise=16.0)),
     "protection 0.5": (1.0, Retention(protection=0.5)),
     "protection 1": (1.0, Retention(protection=1.0)),
     "protection 2": (1.0, Retention(protection=2.0)),
     "step 0.5, surprise 4": (0.5, Retention(surprise=4.0)),
     "step 0.5, protection 1": (0.5, Retention(protection=1.0)),
+    "surprise 4, protection 2": (1.0, Retention(surprise=4.0, protection=2.0)),
 }
 """Multiple of the plain step size, and what the write spares."""
 
@@ -69,6 +76,8 @@ class Options:
     """Batches of 8 rows read of each domain."""
     max_eval_batches: int = 4
     """Batches evaluated of each domain."""
+    samples: int = 50
+    """Haystacks, about as long as a training row, of which a needle is asked for."""
     turns: int = 10
     """Times that each write's cost is measured, in turns; the least counts."""
     out: Path = Path("benchmarks/results/retention_cpu.json")
@@ -110,6 +119,22 @@ def measure(model: LanguageModel, memory: Memory, domains: list[Domain], options
     }
 
 
+def needles(run: Run, variant: str, text: TextData, options: Options) -> Row:
+    """Share of needles told, all digits right, after one reading and after four."""
+    model, memory = written_so(run, variant)
+    tokenizer = load_tokenizer(text.tokenizer)
+    sources = text_sources(text, ())
+    found = needle_accuracy(
+        model,
+        memory,
+        config=NeedleConfig(haystack_words=(56,), readings=(1, 4), samples=options.samples),
+        texts=lambda: texts_of(sources, tokenizer),
+        tokenizer=tokenizer,
+    )
+    runs = found.record["results"]["runs"]
+    return {f"readings_{run['readings']}": run["exact"]["accuracy"] for run in runs}
+
+
 def costs(run: Run, tokens: np.ndarray, options: Options) -> list[Row]:
     """What each variant takes to read and write a batch, in turns, and bytes beyond the plain."""
     prepared = {}
@@ -136,10 +161,12 @@ def costs(run: Run, tokens: np.ndarray, options: Options) -> list[Row]:
 def table(rows: list[Row]) -> str:
     """Means over the runs of each variant, and in how many runs it lies below the plain write."""
     lines = [
-        "| write | adaptation | at the end | forgetting | unseen | ms per batch | more bytes |",
-        "|---|---|---|---|---|---|---|",
+        "| write | adaptation | at the end | forgetting | unseen | needles, 1 and 4 readings "
+        "| ms per batch | more bytes |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     costs = {row["cost_of"]: row for row in rows if "cost_of" in row}
+    read = [row for row in rows if "read_by" in row]
     rows = [row for row in rows if "variant" in row]
     plain = {row["run"]: row for row in rows if row["variant"] == "plain"}
     for name in dict.fromkeys(row["variant"] for row in rows):
@@ -149,6 +176,11 @@ def table(rows: list[Row]) -> str:
             below = sum(row[key] < plain[row["run"]][key] for row in own)
             count = "" if name == "plain" else f" ({below} of {len(own)})"
             cells.append(f"{np.mean([row[key] for row in own]):.4f}{count}")
+        told = [
+            [row[key] for row in read if row["read_by"] == name]
+            for key in ("readings_1", "readings_4")
+        ]
+        cells.append(", ".join(f"{np.mean(shares):.2f}" for shares in told if shares))
         cost = costs.get(name, {"milliseconds_per_batch": "", "history_bytes": ""})
         cells += [str(cost["milliseconds_per_batch"]), str(cost["history_bytes"])]
         lines.append(f"| {' | '.join(cells)} |")
@@ -161,8 +193,9 @@ def main(options: Options) -> None:
     results = Results(options.out, settings=settings(chosen), machine=environment)
     for path in options.runs:
         variants = [v for v in options.variants if not results.has(run=path.name, variant=v)]
+        unread = [v for v in options.variants if not results.has(run=path.name, read_by=v)]
         uncosted = not all(results.has(cost_of=name) for name in options.variants)
-        if not (variants or uncosted):
+        if not (variants or unread or uncosted):
             continue
         run = load_run(path)
         text = run.experiment.data
@@ -171,6 +204,11 @@ def main(options: Options) -> None:
         for name in variants:
             row = measure(*written_so(run, name), domains, options)
             results.add({"run": path.name, "variant": name, **row})
+            print(f"{path.name} {name}: {row}", flush=True)
+            jax.clear_caches()
+        for name in unread:
+            row = needles(run, name, text, options)
+            results.add({"run": path.name, "read_by": name, **row})
             print(f"{path.name} {name}: {row}", flush=True)
             jax.clear_caches()
         if uncosted:

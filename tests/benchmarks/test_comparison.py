@@ -87,6 +87,21 @@ def test_a_bound_memory_writes_a_value_under_the_token_before(programs, name):
     np.testing.assert_allclose(value, inputs[..., -value.shape[-1] :], atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["gated_deltanet", "mamba2", "gated_rfa", "mlstm", "gla"])
+def test_a_learned_decay_starts_at_almost_none(programs, name):
+    config = programs["state_tracking"].decoder(name, programs["state_tracking"].Options())
+    model = LanguageModel(config, rngs=nnx.Rngs(0))
+    mixer, x = model.blocks[0].mixer, jax.random.normal(jax.random.key(0), (2, 6, config.model_dim))
+
+    def least_kept():
+        return float(jnp.exp(mixer.rule.gates(mixer._gate_inputs(x))[0]).min())
+
+    assert least_kept() < 0.99
+    nnx.update(model, programs["small_decoders"].without_decay(nnx.state(model), config))
+    # The projection adds to the bias, which alone keeps 399 of 400.
+    assert least_kept() > 0.98
+
+
 def test_recall_runs_goes_on_and_is_drawn(programs, tmp_path, capsys):
     recall, comparison = programs["recall"], programs["comparison"]
     small = {"steps": 2, "batch_size": 2, "length": 64, "lengths": (64,), "documents": 2}

@@ -25,7 +25,7 @@ from flax import nnx
 from machine import environment, settings
 from small_decoders import Results, Row
 
-from fwpkm_jax.core.retention import Retention, init_history
+from fwpkm_jax.core.retention import Retention, SlotHistory, init_history
 from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.evaluation import NeedleConfig
 from fwpkm_jax.evaluation.continual import ContinualConfig, continual_learning
@@ -93,10 +93,13 @@ def written_so(run: Run, variant: str) -> tuple[LanguageModel, Memory]:
     assert rule.value_step is None
     rule = replace(rule, value_step=step * rule.num_heads * rule.top_k, retention=retention)
     fast_weight = replace(config.fast_weight, rule=rule)
-    memory = run.memory
-    if retention is not None:
-        start = jax.vmap(functools.partial(init_history, retention))
-        memory = {name: m._replace(history=start(m.values)) for name, m in memory.items()}
+
+    def history(values: jax.Array) -> SlotHistory | None:
+        if retention is None:
+            return None
+        return jax.vmap(functools.partial(init_history, retention))(values)
+
+    memory = {name: m._replace(history=history(m.values)) for name, m in run.memory.items()}
     return reconfigure(run.model, replace(config, fast_weight=fast_weight)), memory
 
 

@@ -175,6 +175,7 @@ def test_the_limits_cut_documents_and_tokens_exactly(model, memory):
     assert np.bincount(limited.arrays["document"]).tolist() == [19, 19, 19]
 
 
+@pytest.mark.slow
 def test_every_tail_length_shares_few_compiled_functions(model, memory, monkeypatch):
     traced, segment_length = [], 15
     whole = LanguageModel.stream

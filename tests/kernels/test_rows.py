@@ -141,6 +141,7 @@ def test_additions_leave_other_rows_and_the_cotangent_of_the_table_alone():
     np.testing.assert_array_equal(cotangent, direction)
 
 
+@pytest.mark.slow
 def test_second_derivatives_equal_the_references():
     arrays = sample(SMALL, jnp.float32)
     groups = group_slots(arrays["slot_ids"], num_slots=SMALL.slots)

@@ -18,7 +18,9 @@ CONFIG = FastWeightLayerConfig(hidden_dim=6, chunk_size=4, initial_rate=0.3)
 SEGMENTS = replace(CONFIG, segment_length=3, chunk_size=5)  # Chunks hold ends of segments.
 OUTPUT_BIAS = replace(SEGMENTS, steps="output_bias")
 several = pytest.mark.parametrize(
-    "config", [CONFIG, SEGMENTS, OUTPUT_BIAS], ids=["layer", "segments", "output_bias"]
+    "config",
+    [pytest.param(CONFIG, marks=pytest.mark.slow), SEGMENTS, OUTPUT_BIAS],
+    ids=["layer", "segments", "output_bias"],
 )
 
 

@@ -53,6 +53,7 @@ def in_pieces(lengths, x, memory, mask=None, **options):
     return np.concatenate(outputs, axis=1), memory, pending
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(
     lengths=st.lists(st.sampled_from([1, 3, 8]), min_size=1, max_size=6),

@@ -148,7 +148,7 @@ def test_padding_behind_changes_neither_real_logits_nor_memories():
     assert_close(one.memory, unpadded.memory)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_every_gradient_is_finite_and_memories_stay_float32(dtype):
     config = replace(CONFIG, activation_dtype=dtype, memory_layers=(1,))
     model, memory = start(config)

@@ -69,7 +69,7 @@ def in_pieces(lengths, tokens, mask, groups):
     return np.concatenate(logits, axis=1), stream.memory, flush(params, stream).memory
 
 
-@pytest.mark.parametrize("groups", [1, BATCH])
+@pytest.mark.parametrize("groups", [1, pytest.param(BATCH, marks=pytest.mark.slow)])
 @settings(max_examples=5)
 @given(
     lengths=st.lists(st.sampled_from(LENGTHS), min_size=1, max_size=4),

@@ -11,6 +11,7 @@ import pytest
 
 from fwpkm_jax.core.chunking import map_groups, scan_chunks
 from fwpkm_jax.core.streaming import Signals
+from fwpkm_jax.rules import RULES
 from tests.rules.sampling import INSTANCES, init_memory, sample_signals, to_sequence
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -20,6 +21,10 @@ CHUNK, LENGTH, BATCH = 4, 10, 2  # Two full chunks and a short one.
 @pytest.fixture(params=INSTANCES.values(), ids=INSTANCES)
 def rule(request):
     return request.param
+
+
+# An option of a rule that has no pass of its own would tell nothing new here.
+registered = pytest.mark.parametrize("rule", [INSTANCES[name] for name in RULES], ids=RULES)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -53,12 +58,15 @@ def test_a_memory_starts_in_float32_and_depends_on_the_key_alone(rule):
     assert_equal(memory, rule.init(jax.random.key(3)))
 
 
+@pytest.mark.slow
+@registered
 def test_jit_equals_eager(rule):
     memory, sequence = init_memory(rule, jnp.float64), sample(rule, length=2, masked=True)
     chunk = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sequence)
     assert_close(rule.step(memory, chunk), jax.jit(rule.step)(memory, chunk))
 
 
+@registered
 def test_a_pass_is_the_scan_of_its_steps_gradients_included(rule):
     memory, sequence = init_memory(rule, jnp.float64), sample(rule, masked=True)
     direction = jnp.asarray(np.random.default_rng(1).normal(size=sequence.target.shape))
@@ -174,6 +182,7 @@ def test_groups_are_independent_and_equal_to_a_memory_alone(rule):
     assert np.all(np.asarray(other.output[1]) != np.asarray(out.output[1]))
 
 
+@registered
 def test_one_group_is_the_memory_without_groups(rule):
     memory, sequence = init_memory(rule, jnp.float64), sample(rule)
     one = jax.tree.map(lambda x: x[None], (memory, sequence))

@@ -95,7 +95,7 @@ def at_once(rule, signals, calls):
     return np.stack(outputs, axis=1), memory, seen - first
 
 
-@pytest.mark.parametrize("lookahead", [0, 1, 2])
+@pytest.mark.parametrize("lookahead", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 @settings(max_examples=8)
 @given(
     calls=st.lists(st.sampled_from(CALLS), min_size=2, max_size=6),

@@ -55,7 +55,7 @@ def outputs_and_gradients(rule, plain, memory, sequence):
     ("rule", "length", "groups", "masked"),
     [
         *[(RULE, 3, 1, False), (RULE, 10, 3, True), (RULE, 64, 1, True)],
-        *[(WIDE, 4, 1, False), (WIDE, 10, 3, True)],
+        *[(WIDE, 4, 1, False), pytest.param(WIDE, 10, 3, True, marks=pytest.mark.slow)],
     ],
     ids=[
         *["few_slots-short", "few_slots-groups_and_rest", "few_slots-sixteen_chunks"],
@@ -84,6 +84,7 @@ def in_single_precision(**options):
     return sample(WIDE, jnp.float32, length=10, groups=2, **options)
 
 
+@pytest.mark.slow
 def test_single_precision_agrees_relative_to_the_norm():
     inputs = in_single_precision()
     plain, ours = (outputs_and_gradients(WIDE, x, *inputs) for x in (True, False))

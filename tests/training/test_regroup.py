@@ -88,6 +88,7 @@ def with_groups(unbroken, directory, groups, *, steps=20, **checkpoint):
     )
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_one_memory_where_it_had_two(unbroken, tmp_path):
     run = shutil.copytree(unbroken.directory, tmp_path / "run")
     with pytest.raises(ValueError, match=r"groups: 2 -> 1\n(.|\n)*checkpoint\.regroup says"):

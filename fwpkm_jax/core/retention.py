@@ -125,8 +125,8 @@ def retentive_write(
         s[i] = -scale[i] * step_size / n[i] * sum of weight * error + momentum * last s[i]
         V[i] <- (1 - write_decay) * V[i] + s[i]
 
-    for every slot i that the counted tokens read, n[i] times. Other rows, of the table and of the
-    history, are neither read nor written.
+    for every slot i that the counted tokens read, n[i] times. No other row of the table or of the
+    steps is touched; `protection` averages one number per slot of the table.
 
     Args:
       values: `[slots, value]`.

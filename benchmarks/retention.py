@@ -24,6 +24,7 @@ import tyro
 from flax import nnx
 from machine import environment, settings
 from small_decoders import Results, Row
+from study import DATA, DOMAINS, HAYSTACKS
 
 from fwpkm_jax.core.retention import Retention, SlotHistory, init_history
 from fwpkm_jax.data import TextData, load_tokenizer
@@ -39,7 +40,6 @@ from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run import Run, load_run
 
-DOMAINS = ("math", "law", "philosophy", "biomed", "irc", "patents")
 VARIANTS: dict[str, tuple[float, Retention | None]] = {
     "plain": (1.0, None),
     "step 0.5": (0.5, None),
@@ -68,7 +68,7 @@ class Options:
 
     runs: tuple[Path, ...] = tuple(Path(f"runs/study/gdn_swa__fwpkm_seed{n}") for n in range(3))
     """Trained models; a row is called by the folder's name."""
-    data: Path = Path("../shared/data/domains")
+    data: Path = DATA / "domains"
     """A folder for each domain."""
     variants: tuple[str, ...] = tuple(VARIANTS)
     """Which ways of writing."""
@@ -109,16 +109,14 @@ def measure(model: LanguageModel, memory: Memory, domains: list[Domain], options
         max_batches=options.max_batches, max_eval_batches=options.max_eval_batches
     )
     results = continual_learning(model, memory, config=config, domains=domains).record["results"]
-    loss = np.asarray(results["loss"])
-    own = np.diagonal(loss[1:]) - loss[0]
-    end = loss[-1] - loss[0]
+    changes = np.asarray(results["loss"]) - results["loss"][0]
+    own, end = np.diagonal(changes[1:]).tolist(), changes[-1].tolist()
+    means = {name: results[name] for name in ("adaptation", "forgetting", "unseen")}
+    means["at_the_end"] = float(np.mean(end))
     return {
-        "adaptation": round(float(own.mean()), 5),
-        "at_the_end": round(float(end.mean()), 5),
-        "forgetting": round(float((end - own).mean()), 5),
-        "unseen": round(float(results["unseen"]), 5),
-        "own": [round(float(x), 4) for x in own],
-        "end": [round(float(x), 4) for x in end],
+        **{name: round(mean, 5) for name, mean in means.items()},
+        "own": [round(change, 4) for change in own],
+        "end": [round(change, 4) for change in end],
     }
 
 
@@ -130,7 +128,9 @@ def needles(run: Run, variant: str, text: TextData, options: Options) -> Row:
     found = needle_accuracy(
         model,
         memory,
-        config=NeedleConfig(haystack_words=(56,), readings=(1, 4), samples=options.samples),
+        config=NeedleConfig(
+            haystack_words=(HAYSTACKS["needle_1x"],), readings=(1, 4), samples=options.samples
+        ),
         texts=lambda: texts_of(sources, tokenizer),
         tokenizer=tokenizer,
     )

@@ -19,6 +19,7 @@ from fwpkm_jax.rules.matrix import MATRIX_RULES
 from fwpkm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
 from fwpkm_jax.training.step import weighted_loss
+from fwpkm_jax.whole_files import read_json, write_json
 
 Batch = Mapping[str, np.ndarray]
 """`tokens` and `labels` int32 `[batch, length]`, `weights` float32 `[batch, length]`."""
@@ -164,7 +165,7 @@ class Results:
         """
         self._path = path
         if path.exists():
-            self.content: Row = json.loads(path.read_text(encoding="utf-8"))
+            self.content: Row = read_json(path)
             settings = json.loads(json.dumps(settings))
             if self.content["settings"] != settings:
                 raise ValueError(
@@ -182,8 +183,7 @@ class Results:
         """Appends a row and writes the file."""
         self.content["rows"].append(row)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.content, indent=1)
-        self._path.write_text(text + "\n", encoding="utf-8")
+        write_json(self._path, self.content)
 
     def _plain(self) -> list[Row]:
         scalar = (str, int, float, bool, type(None))

@@ -20,7 +20,7 @@ from fwpkm_jax.command_line import check_options, report, separate_options
 from fwpkm_jax.evaluation import EVALS, Origin, Subject, choose_suite, run_suite
 from fwpkm_jax.evaluation.report import write_report
 from fwpkm_jax.run import Run, load_run
-from fwpkm_jax.training.restore import DamagedCheckpointError
+from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 
 
 @dataclass(frozen=True, kw_only=True)

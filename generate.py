@@ -20,7 +20,7 @@ import tyro
 from fwpkm_jax.command_line import check_options, report, separate_options
 from fwpkm_jax.generation import Sampling, generate, init_generation
 from fwpkm_jax.run import load_run, text_tokenizer
-from fwpkm_jax.training.restore import DamagedCheckpointError
+from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,10 +26,10 @@ def main(arguments: list[str]) -> int:
 
     from fwpkm_jax.command_line import report
     from fwpkm_jax.config import parse_command_line
+    from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
     from fwpkm_jax.training.diagnosis import NonFiniteError
     from fwpkm_jax.training.loop import train
-    from fwpkm_jax.training.processes import OtherProcessError, connect
-    from fwpkm_jax.training.restore import DamagedCheckpointError
+    from fwpkm_jax.training.runs.processes import OtherProcessError, connect
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from small_decoders import Row
 
-from fwpkm_jax.evaluation.plot_style import GREY, TEXT, save_figure, set_title
+from fwpkm_jax.evaluation.display.plot_style import GREY, TEXT, save_figure, set_title
 
 CHANCE = 1 / 32
 """Of a right answer in the recall task, which has 32 values."""

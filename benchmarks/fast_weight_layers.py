@@ -24,7 +24,7 @@ from flax import nnx
 from machine import environment, settings, write_result
 
 from fwpkm_jax.data import Document
-from fwpkm_jax.evaluation.dynamic_reader import DynamicReading, GradientSteps, read_dynamically
+from fwpkm_jax.evaluation.dynamic.reader import DynamicReading, GradientSteps, read_dynamically
 from fwpkm_jax.evaluation.intervals import student_t
 from fwpkm_jax.evaluation.reconfigure import reconfigure
 from fwpkm_jax.models.config import ModelConfig

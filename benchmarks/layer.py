@@ -31,7 +31,7 @@ from machine import (
     write_result,
 )
 
-from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightConfig
+from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
 from fwpkm_jax.rules import FwPKM, FwPKMMemory
 
 

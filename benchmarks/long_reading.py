@@ -2,9 +2,9 @@
 
     python benchmarks/long_reading.py --tokens 170000 --out benchmarks/results/long_reading_cpu.json
 
-What a needle evaluation does with a haystack (`fwpkm_jax.evaluation.haystack_reader`), with random
-weights and random tokens: read, write, read a question of 32 tokens, decode 6. Text of 128,000
-words has about 170,000 tokens. On a shared machine `cpu_seconds` says more than `seconds`.
+What a needle evaluation does with a haystack (`fwpkm_jax.evaluation.readers.haystack_reader`), with
+random weights and random tokens: read, write, read a question of 32 tokens, decode 6. Text of
+128,000 words has about 170,000 tokens. On a shared machine `cpu_seconds` says more than `seconds`.
 """
 
 import os
@@ -22,9 +22,9 @@ from layer import uniform_memory
 from machine import peak_device_megabytes, peak_host_megabytes, settings, write_result
 
 from fwpkm_jax.config import load_config
-from fwpkm_jax.evaluation import haystack_reader
-from fwpkm_jax.evaluation.haystack_reader import HaystackReader, decode
-from fwpkm_jax.evaluation.stream_calls import flush
+from fwpkm_jax.evaluation.readers import haystack_reader
+from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader, decode
+from fwpkm_jax.evaluation.readers.stream_calls import flush
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel

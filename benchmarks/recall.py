@@ -35,11 +35,11 @@ from small_decoders import (
 )
 
 from fwpkm_jax.data.recall import Example, RecallData, RecallSource
-from fwpkm_jax.layers.attention import AttentionConfig
-from fwpkm_jax.layers.fast_weight import FastWeightConfig
-from fwpkm_jax.layers.lact import LaCTConfig
-from fwpkm_jax.layers.matrix_memory import MatrixMemoryConfig
-from fwpkm_jax.layers.titans import TitansConfig
+from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.mixers.attention import AttentionConfig
+from fwpkm_jax.layers.mixers.lact import LaCTConfig
+from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
+from fwpkm_jax.layers.mixers.titans import TitansConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules import FwMLP, FwPKM
 from fwpkm_jax.rules.matrix import MATRIX_RULES

@@ -26,16 +26,16 @@ from machine import environment, settings
 from small_decoders import Results, Row
 from study import DATA, DOMAINS, HAYSTACKS
 
-from fwpkm_jax.core.retention import Retention, SlotHistory, init_history
+from fwpkm_jax.core.slots.retention import Retention, SlotHistory, init_history
 from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.evaluation import NeedleConfig
-from fwpkm_jax.evaluation.continual import ContinualConfig, continual_learning
-from fwpkm_jax.evaluation.domains import Domain, read_domains
+from fwpkm_jax.evaluation.continual.domains import Domain, read_domains
+from fwpkm_jax.evaluation.continual.evaluate import ContinualConfig, continual_learning
 from fwpkm_jax.evaluation.needle.evaluate import needle_accuracy
 from fwpkm_jax.evaluation.needle.files import texts_of
+from fwpkm_jax.evaluation.readers.whole_pass import row_batches, write_rows
 from fwpkm_jax.evaluation.reconfigure import reconfigure
 from fwpkm_jax.evaluation.sources import text_sources
-from fwpkm_jax.evaluation.whole_pass import row_batches, write_rows
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run import Run, load_run

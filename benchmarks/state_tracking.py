@@ -31,7 +31,7 @@ from small_decoders import (
 
 from fwpkm_jax.data.recall import Split
 from fwpkm_jax.data.state_tracking import Group, StateTrackingData, StateTrackingSource
-from fwpkm_jax.layers.matrix_memory import MatrixMemoryConfig
+from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from fwpkm_jax.evaluation import NeedleConfig, PerplexityConfig, Subject, run_suite
-from fwpkm_jax.evaluation.continual import ContinualConfig
+from fwpkm_jax.evaluation.continual.evaluate import ContinualConfig
 from fwpkm_jax.evaluation.intervals import clustered_mean, student_t
 from fwpkm_jax.evaluation.reconfigure import reconfigure
 from fwpkm_jax.run import load_run

@@ -32,10 +32,10 @@ from machine import (
     write_result,
 )
 
-from fwpkm_jax.core.chunking import split_chunks
-from fwpkm_jax.layers.attention import AttentionConfig
-from fwpkm_jax.layers.fast_weight import FastWeightConfig
-from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.core.chunks import split_chunks
+from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.mixers.attention import AttentionConfig
+from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules import FwPKM

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fwpkm_jax.config import Experiment
-from fwpkm_jax.layers.attention import AttentionConfig
-from fwpkm_jax.layers.fast_weight_layer import FastWeightLayerConfig
+from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
+from fwpkm_jax.layers.mixers.attention import AttentionConfig
 
 
 def get_config() -> Experiment:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fwpkm_jax.config import Experiment
-from fwpkm_jax.layers.matrix_memory import MatrixMemoryConfig
+from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
 
 
 def get_config() -> Experiment:

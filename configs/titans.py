@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fwpkm_jax.config import Experiment
-from fwpkm_jax.layers.titans_config import TitansConfig
+from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 
 
 def get_config() -> Experiment:

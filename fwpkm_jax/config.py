@@ -25,10 +25,10 @@ from fwpkm_jax.command_line import check_options, nearest, separate_options
 from fwpkm_jax.data import RecallData, TextData
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.models.language_model import ModelConfig
-from fwpkm_jax.training.checkpoint import CheckpointConfig
+from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig
 from fwpkm_jax.training.config import WITHOUT_EFFECT, TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
-from fwpkm_jax.training.processes import DistributedConfig
+from fwpkm_jax.training.runs.processes import DistributedConfig
 from fwpkm_jax.whole_files import read_json
 
 # What the devices count and compute in.

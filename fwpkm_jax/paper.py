@@ -12,7 +12,7 @@ from typing import Any
 
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import TextData
-from fwpkm_jax.layers.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.models.config import MixerName, ModelConfig
 from fwpkm_jax.rules import FwMLP
 from fwpkm_jax.training.config import TrainingConfig

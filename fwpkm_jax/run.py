@@ -12,7 +12,7 @@ from flax import nnx
 from fwpkm_jax.config import Experiment, read_experiment
 from fwpkm_jax.data import RecallData, TextData, Tokenizer, load_tokenizer
 from fwpkm_jax.models.language_model import LanguageModel
-from fwpkm_jax.training.restore import find_step, read_checkpoint
+from fwpkm_jax.training.checkpoints.restore import find_step, read_checkpoint
 from fwpkm_jax.training.state import Memories, init_state, model_graph
 
 

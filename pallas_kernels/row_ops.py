@@ -1,12 +1,12 @@
-"""The rows of a chunk through kernels: what `core.value_scan` is given on a GPU or TPU."""
+"""The rows of a chunk through kernels: what `core.slots.value_scan` is given on a GPU or TPU."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 
-from fwpkm_jax.core.grouping import SlotGroups
-from fwpkm_jax.core.row_ops import Exchange, RowOps
+from fwpkm_jax.core.slots.grouping import SlotGroups
+from fwpkm_jax.core.slots.row_ops import Exchange, RowOps
 from pallas_kernels.checks import refuse_rows
 from pallas_kernels.dispatch import Backend, Kernel, implementation
 from pallas_kernels.slot_read.api import check_dot, check_read, slot_dot, slot_read

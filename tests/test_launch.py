@@ -9,7 +9,7 @@ import sys
 import pytest
 import yaml
 
-from fwpkm_jax.training.restore import checkpoint_steps
+from fwpkm_jax.training.checkpoints.restore import checkpoint_steps
 from tests.training import mesh_flags
 from tests.training.conftest import read_records
 from tests.training.processes import CONFIG, ROOT, finish

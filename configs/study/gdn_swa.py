@@ -13,10 +13,10 @@ from typing import Any
 
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import NeedleMix, TextData, vocab_size
-from fwpkm_jax.layers.attention import AttentionConfig
-from fwpkm_jax.layers.fast_weight import FastWeightConfig
-from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
-from fwpkm_jax.layers.lact import LaCTConfig
+from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.mixers.attention import AttentionConfig
+from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.layers.mixers.lact import LaCTConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.rules import FwPKM

@@ -4,7 +4,7 @@ import runpy
 from pathlib import Path
 
 from fwpkm_jax.config import Experiment
-from fwpkm_jax.layers.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.rules import FwMLP
 
 _PARENT = runpy.run_path(str(Path(__file__).with_name("gdn_swa.py")))

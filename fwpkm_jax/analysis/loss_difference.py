@@ -22,7 +22,7 @@ import numpy as np
 import tyro
 
 from fwpkm_jax.command_line import report
-from fwpkm_jax.evaluation.plot_style import (
+from fwpkm_jax.evaluation.display.plot_style import (
     BLUE,
     GREY,
     count_in_thousands,
@@ -30,8 +30,8 @@ from fwpkm_jax.evaluation.plot_style import (
     save_figure,
     set_title,
 )
-from fwpkm_jax.evaluation.tables import format_table, signed
-from fwpkm_jax.evaluation.token_losses import TokenLosses, differences
+from fwpkm_jax.evaluation.display.tables import format_table, signed
+from fwpkm_jax.evaluation.readers.token_losses import TokenLosses, differences
 from fwpkm_jax.whole_files import read_json
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import numpy as np
 
-from fwpkm_jax.core.measures import AccessMeasures, access_measures
+from fwpkm_jax.core.slots.measures import AccessMeasures, access_measures
 
 
 class AddressingWindows:

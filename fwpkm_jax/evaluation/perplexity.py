@@ -14,15 +14,15 @@ from typing import Any, Literal
 import numpy as np
 
 from fwpkm_jax.data import TextData, load_tokenizer
-from fwpkm_jax.evaluation import findings, plots, tables
 from fwpkm_jax.evaluation.addressing import AddressingWindows
-from fwpkm_jax.evaluation.fast_weight_dtype import FastWeightDtype
+from fwpkm_jax.evaluation.display import findings, plots, tables
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
+from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
+from fwpkm_jax.evaluation.readers.segment_reader import SegmentReader, SegmentReading
+from fwpkm_jax.evaluation.readers.segments import Segmentation
+from fwpkm_jax.evaluation.readers.token_losses import TokenLosses, curves, differences, scores
 from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
-from fwpkm_jax.evaluation.segment_reader import SegmentReader, SegmentReading
-from fwpkm_jax.evaluation.segments import Segmentation
 from fwpkm_jax.evaluation.sources import Source, capped, missing_text, text_sources
-from fwpkm_jax.evaluation.token_losses import TokenLosses, curves, differences, scores
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.rules import FwPKM
 

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from fwpkm_jax.data import RecallData, make_dataset
-from fwpkm_jax.evaluation import findings, plots, tables
+from fwpkm_jax.evaluation.display import findings, plots, tables
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.intervals import wilson
 from fwpkm_jax.evaluation.record import Origin, Result, make_result

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fwpkm_jax.command_line import nearest
-from fwpkm_jax.evaluation.continual import CONTINUAL
-from fwpkm_jax.evaluation.dynamic import DYNAMIC
-from fwpkm_jax.evaluation.gate_map import GATE_MAP
-from fwpkm_jax.evaluation.gates import GATES
+from fwpkm_jax.evaluation.continual.evaluate import CONTINUAL
+from fwpkm_jax.evaluation.dynamic.evaluate import DYNAMIC
+from fwpkm_jax.evaluation.gates.gate_map import GATE_MAP
+from fwpkm_jax.evaluation.gates.gates import GATES
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
-from fwpkm_jax.evaluation.longbench import LONGBENCH
+from fwpkm_jax.evaluation.longbench.evaluate import LONGBENCH
 from fwpkm_jax.evaluation.needle import NEEDLE
 from fwpkm_jax.evaluation.perplexity import PERPLEXITY
 from fwpkm_jax.evaluation.recall import RECALL

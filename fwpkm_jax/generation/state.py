@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fwpkm_jax.core.chunking import Memory
+from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.models.language_model import LanguageModel, Stream
 
 

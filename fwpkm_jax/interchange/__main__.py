@@ -15,7 +15,7 @@ from fwpkm_jax.config import load_config
 from fwpkm_jax.interchange.imported_run import start_run
 from fwpkm_jax.interchange.release import read_release
 from fwpkm_jax.interchange.weights_folder import export_run, read_folder
-from fwpkm_jax.training.restore import DamagedCheckpointError
+from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 
 _PROGRAM = "fwpkm_jax.interchange"
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.interchange.weights import Weights
-from fwpkm_jax.training.checkpoint import Checkpoints
+from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.optimizer import make_optimizer
-from fwpkm_jax.training.run_directory import claim
+from fwpkm_jax.training.runs.run_directory import claim
 from fwpkm_jax.training.state import TrainState, init_state
 
 

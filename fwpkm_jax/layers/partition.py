@@ -13,8 +13,8 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fwpkm_jax.core.chunking import merge_groups, split_groups
-from fwpkm_jax.core.shared_table import MemoryAxes
+from fwpkm_jax.core.chunks import merge_groups, split_groups
+from fwpkm_jax.core.slots.shared_table import MemoryAxes
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.rules.base import AbstractRule
 from fwpkm_jax.rules.fwpkm import FwPKMMemory

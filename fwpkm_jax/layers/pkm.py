@@ -9,7 +9,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.shared_table import (
+from fwpkm_jax.core.slots.shared_table import (
     MemoryAxes,
     columns_for_tokens,
     gather_tokens,

@@ -9,22 +9,22 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.chunking import Memory
-from fwpkm_jax.core.holding import ChunkSize
-from fwpkm_jax.core.streaming import Pending, clear
+from fwpkm_jax.core.chunks import Memory
+from fwpkm_jax.core.streams.holding import ChunkSize
+from fwpkm_jax.core.streams.streaming import Pending, clear
 from fwpkm_jax.core.targets import Pairing, write_weights
-from fwpkm_jax.layers.attention import Attention
-from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightInfo
-from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet
-from fwpkm_jax.layers.lact import LaCT
-from fwpkm_jax.layers.matrix_memory import MatrixMemory
+from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightInfo
+from fwpkm_jax.layers.mixers.attention import Attention
+from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNet
+from fwpkm_jax.layers.mixers.lact import LaCT
+from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemory
+from fwpkm_jax.layers.mixers.persistent import PersistentTokens
+from fwpkm_jax.layers.mixers.titans import Titans
+from fwpkm_jax.layers.mixers.titans_wirings import TitansMAC, TitansMAG, TitansMAL
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import BATCH, Partition
-from fwpkm_jax.layers.persistent import PersistentTokens
 from fwpkm_jax.layers.pkm import PKM, QueryStatistics
-from fwpkm_jax.layers.titans import Titans
-from fwpkm_jax.layers.titans_wirings import TitansMAC, TitansMAG, TitansMAL
 from fwpkm_jax.models.sharding import gathered
 
 Mixer = (

@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from fwpkm_jax.layers.attention import AttentionConfig
-from fwpkm_jax.layers.fast_weight import FastWeightConfig
-from fwpkm_jax.layers.fast_weight_layer import FastWeightLayerConfig
-from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
-from fwpkm_jax.layers.lact import LaCTConfig
-from fwpkm_jax.layers.matrix_memory import MatrixMemoryConfig
+from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
+from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.mixers.attention import AttentionConfig
+from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.layers.mixers.lact import LaCTConfig
+from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
+from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 from fwpkm_jax.layers.pkm import PKMConfig
-from fwpkm_jax.layers.titans_config import TitansConfig
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 
 TITANS = ("titans", "titans_mac", "titans_mag", "titans_mal")

@@ -9,20 +9,20 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.chunking import Memory
-from fwpkm_jax.core.holding import ChunkSize
+from fwpkm_jax.core.chunks import Memory
+from fwpkm_jax.core.streams.holding import ChunkSize
 from fwpkm_jax.core.targets import Pairing, write_weights
-from fwpkm_jax.layers.attention import Attention
-from fwpkm_jax.layers.fast_weight import FastWeight
-from fwpkm_jax.layers.fast_weight_layer import FastWeightLayer, HeadInputs
-from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet
-from fwpkm_jax.layers.lact import LaCT
-from fwpkm_jax.layers.matrix_memory import MatrixMemory
+from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer, HeadInputs
+from fwpkm_jax.layers.memories.fast_weight import FastWeight
+from fwpkm_jax.layers.mixers.attention import Attention
+from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNet
+from fwpkm_jax.layers.mixers.lact import LaCT
+from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemory
+from fwpkm_jax.layers.mixers.titans_wirings import titans_mixer
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
 from fwpkm_jax.layers.pkm import PKM
-from fwpkm_jax.layers.titans_wirings import titans_mixer
 from fwpkm_jax.models.block import Block, Mixer, Remat, mixer_output
 from fwpkm_jax.models.config import TITANS, MixerName, ModelConfig
 from fwpkm_jax.models.outputs import Hidden, LMOutput, Stream, StreamOutput, layer_name

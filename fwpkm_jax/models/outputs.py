@@ -5,9 +5,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.chunking import Memory
-from fwpkm_jax.layers.fast_weight import FastWeightInfo
-from fwpkm_jax.layers.fast_weight_layer import FastWeightStream
+from fwpkm_jax.core.chunks import Memory
+from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightStream
+from fwpkm_jax.layers.memories.fast_weight import FastWeightInfo
 from fwpkm_jax.layers.pkm import QueryStatistics
 from fwpkm_jax.models.block import BlockStream
 

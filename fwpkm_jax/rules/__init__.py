@@ -1,6 +1,6 @@
 """Memory rules by name."""
 
-from fwpkm_jax.core.retention import Retention
+from fwpkm_jax.core.slots.retention import Retention
 from fwpkm_jax.rules.base import AbstractChunkRule, AbstractRule
 from fwpkm_jax.rules.delta import DeltaRule
 from fwpkm_jax.rules.fwmlp import FwMLP, FwMLPMemory

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, TokenValues
-from fwpkm_jax.core.block_write import ChunkBlocks, write_whole
-from fwpkm_jax.core.chunking import Chunk, Memory, RunOutput, StepOutput, map_groups, scan_chunks
-from fwpkm_jax.core.shared_table import MemoryAxes
+from fwpkm_jax.core.chunks import Chunk, Memory, RunOutput, StepOutput, map_groups, scan_chunks
+from fwpkm_jax.core.slots.block_write import ChunkBlocks, write_whole
+from fwpkm_jax.core.slots.shared_table import MemoryAxes
 from fwpkm_jax.core.targets import Pairing, shift_left, write_weights
 
 
@@ -19,7 +19,7 @@ class AbstractRule(abc.ABC):
 
     A rule is a frozen dataclass: its fields are its configuration, its memory is a pytree that it
     does not keep. All methods are pure and safe under jit, grad, vmap and scan. A memory belongs
-    to one group; `core.chunking.map_groups` keeps several side by side.
+    to one group; `core.chunks.map_groups` keeps several side by side.
     """
 
     @abc.abstractmethod
@@ -78,7 +78,7 @@ class AbstractChunkRule(AbstractRule):
     """A rule whose reads depend on the memory left by earlier chunks alone.
 
     Such a memory can be read without being written, and streamed token by token
-    (`core.streaming`).
+    (`core.streams.streaming`).
     """
 
     lookahead: int

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fwpkm_jax.core.chunking import Chunk, StepOutput
+from fwpkm_jax.core.chunks import Chunk, StepOutput
 from fwpkm_jax.rules.base import AbstractRule
 
 

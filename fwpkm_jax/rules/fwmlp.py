@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, TokenValues
-from fwpkm_jax.core.block_write import ChunkBlocks
-from fwpkm_jax.core.chunking import Chunk, StepOutput
+from fwpkm_jax.core.chunks import Chunk, StepOutput
+from fwpkm_jax.core.slots.block_write import ChunkBlocks
 from fwpkm_jax.rules.base import AbstractChunkRule
 
 

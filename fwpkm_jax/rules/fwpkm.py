@@ -8,14 +8,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.addressing import (
-    Address,
-    Nonlinearity,
-    Score,
-    addressing_gradient,
-    addressing_loss,
-    sub_key_usage,
-)
 from fwpkm_jax.core.array_types import (
     Queries,
     SlotIds,
@@ -24,17 +16,25 @@ from fwpkm_jax.core.array_types import (
     TokenValues,
     ValueTable,
 )
-from fwpkm_jax.core.block_write import ChunkBlocks, write_in_blocks
-from fwpkm_jax.core.chunking import Chunk, RunOutput, StepOutput, map_groups, scan_chunks
-from fwpkm_jax.core.memory import slot_counts, slot_read, slot_write
-from fwpkm_jax.core.retention import (
+from fwpkm_jax.core.chunks import Chunk, RunOutput, StepOutput, map_groups, scan_chunks
+from fwpkm_jax.core.slots.addressing import (
+    Address,
+    Nonlinearity,
+    Score,
+    addressing_gradient,
+    addressing_loss,
+    sub_key_usage,
+)
+from fwpkm_jax.core.slots.block_write import ChunkBlocks, write_in_blocks
+from fwpkm_jax.core.slots.retention import (
     Retention,
     SlotHistory,
     init_history,
     retentive_write,
     surprise_weights,
 )
-from fwpkm_jax.core.shared_table import MemoryAxes, shared_value_run
+from fwpkm_jax.core.slots.shared_table import MemoryAxes, shared_value_run
+from fwpkm_jax.core.slots.table import slot_counts, slot_read, slot_write
 from fwpkm_jax.rules.base import AbstractChunkRule
 from pallas_kernels import product_top_k as selection_kernels
 from pallas_kernels import slot_read as read_kernels
@@ -195,10 +195,10 @@ class FwPKM(AbstractChunkRule):
         chunk_size: int,
         axes: MemoryAxes | None = None,
     ) -> RunOutput:
-        """All slots first, in one scan over the keys alone; then the values (core.value_run).
+        """All slots first, in one scan over the keys alone; then the values (core.slots.value_run).
 
         Where devices share a memory, each finds the slots of its own tokens with keys of its own,
-        all alike, and holds a part of the values (core.shared_table).
+        all alike, and holds a part of the values (core.slots.shared_table).
         """
         if not self.two_phase:
             return super().run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
@@ -301,7 +301,7 @@ class FwPKM(AbstractChunkRule):
         if memory.history is None:
             raise ValueError(
                 f"This memory has no history of its slots, which {self.retention} needs; start it "
-                "with `init` of this rule, or give it one from `core.retention.init_history`."
+                "with `init` of this rule, or give it one from `core.slots.retention.init_history`."
             )
         return retentive_write(
             memory.values,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, TokenValues
-from fwpkm_jax.core.chunking import Chunk, StepOutput
+from fwpkm_jax.core.chunks import Chunk, StepOutput
 from fwpkm_jax.core.newton_schulz import frobenius_norm, newton_schulz
 from fwpkm_jax.rules.base import AbstractRule
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import TokenValues
-from fwpkm_jax.core.chunking import Chunk, RunOutput, StepOutput, scan_chunks
+from fwpkm_jax.core.chunks import Chunk, RunOutput, StepOutput, scan_chunks
 from fwpkm_jax.core.newton_schulz import frobenius_norm, newton_schulz
 from fwpkm_jax.core.normalize import layer_normalize
 from fwpkm_jax.rules.base import AbstractRule

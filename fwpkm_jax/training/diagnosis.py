@@ -15,7 +15,7 @@ from flax import nnx
 from jax.core import Tracer
 
 from fwpkm_jax.models.language_model import LanguageModel
-from fwpkm_jax.training.checksum import non_finite_leaves
+from fwpkm_jax.training.checkpoints.checksum import non_finite_leaves
 from fwpkm_jax.training.state import Memories, MemoryConfig, TrainState, named_leaves
 from fwpkm_jax.training.step import Batch, micro_batch_memory, split_batch, weighted_loss
 

@@ -15,15 +15,16 @@ import jax
 from flax import nnx
 
 from fwpkm_jax.data import make_dataset, vocab_size
-from fwpkm_jax.training.checkpoint import Checkpoints
-from fwpkm_jax.training.checksum import non_finite_leaves
+from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
+from fwpkm_jax.training.checkpoints.checksum import non_finite_leaves
+from fwpkm_jax.training.checkpoints.restore import read_metrics
 from fwpkm_jax.training.diagnosis import NonFiniteError, diagnose
 from fwpkm_jax.training.limited import limited_attention
 from fwpkm_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from fwpkm_jax.training.processes import from_first, together
-from fwpkm_jax.training.progress import Speedometer, format_duration
-from fwpkm_jax.training.restore import read_metrics
-from fwpkm_jax.training.run_log import RunLog
+from fwpkm_jax.training.runs.processes import from_first, together
+from fwpkm_jax.training.runs.progress import Speedometer, format_duration
+from fwpkm_jax.training.runs.run_log import RunLog
+from fwpkm_jax.training.runs.signals import StopSignals
 from fwpkm_jax.training.sharding import (
     check_mesh,
     make_partition,
@@ -32,7 +33,6 @@ from fwpkm_jax.training.sharding import (
     put_batch,
     state_shardings,
 )
-from fwpkm_jax.training.signals import StopSignals
 from fwpkm_jax.training.state import TrainState, init_state, model_graph
 from fwpkm_jax.training.step import Batch, Metrics, make_train_step
 from fwpkm_jax.training.validation import Validation, make_validation

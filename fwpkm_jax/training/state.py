@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from fwpkm_jax.core.chunking import Memory
+from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.models.sharding import path_name
 

@@ -39,8 +39,9 @@ def chunk_gated_delta_rule(
 ) -> GatedDeltaOutput:
     """The gated delta rule over whole sequences, by the device's kernels where it has them.
 
-    Arguments, results and gradients are those of `core.gated_delta.chunk_gated_delta_rule`, for
-    any length and any initial state. Kernels read bfloat16 or float32 and compute in float32.
+    Arguments, results and gradients are those of
+    `core.recurrence.gated_delta.chunk_gated_delta_rule`, for any length and any initial state.
+    Kernels read bfloat16 or float32 and compute in float32.
 
     Args:
       query: `[batch, length, heads, key]`, key at most 128 for a kernel.

@@ -57,9 +57,9 @@ def chunk_decays(log_decay: jax.Array) -> Decays:
 def write_inverse(overlap: jax.Array, beta: jax.Array, decays: Decays) -> jax.Array:
     """`(I + tril(beta * overlap * between, -1))^-1`, by products of whole tiles alone.
 
-    As `core.triangular.unit_lower_inverse`: with X the inverse of the diagonal blocks and C the
-    entries that join two neighbours into a block of twice the size, `X - X C X` is the inverse of
-    the larger blocks. The entries of C are chosen by a mask, so that no tile is cut.
+    As `core.recurrence.triangular.unit_lower_inverse`: with X the inverse of the diagonal blocks
+    and C the entries that join two neighbours into a block of twice the size, `X - X C X` is the
+    inverse of the larger blocks. The entries of C are chosen by a mask, so that no tile is cut.
 
     Args:
       overlap: `[chunk, chunk]`, keys times keys; chunk is a power of two.

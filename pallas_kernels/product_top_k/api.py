@@ -7,8 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fwpkm_jax.core.addressing import Address, Nonlinearity, Normalization, Score, slot_weights
 from fwpkm_jax.core.array_types import Queries, SubKeys
+from fwpkm_jax.core.slots.addressing import (
+    Address,
+    Nonlinearity,
+    Normalization,
+    Score,
+    slot_weights,
+)
 from pallas_kernels import dispatch
 from pallas_kernels.product_top_k import reference, vjp
 from pallas_kernels.product_top_k.reference import Selection
@@ -40,17 +46,17 @@ def product_top_k(
       queries: `[tokens, heads, key]`; the first half of `key` addresses rows.
       keys: `[heads, 2, subkeys, key // 2]`, rows first.
       top_k: slots per head, at most `subkeys`.
-      score: `idw` or `dot`, see `core.addressing.sub_key_scores`.
-      normalization: see `core.addressing.slot_weights`, as are the next two.
+      score: `idw` or `dot`, see `core.slots.addressing.sub_key_scores`.
+      normalization: see `core.slots.addressing.slot_weights`, as are the next two.
       nonlinearity: from slot scores to weights.
       temperature: divides the slot scores.
       backend: `auto`, `reference` or `pallas`; kernels take float32 alone.
 
     Returns:
-      The address of `core.addressing.product_top_k` and the weights `[tokens, heads, top_k]`.
+      The address of `core.slots.addressing.product_top_k` and the weights `[tokens, heads, top_k]`.
 
     Raises:
-      ValueError: as `core.addressing.product_top_k`, or there is no kernel for the platform.
+      ValueError: as `core.slots.addressing.product_top_k`, or there is no kernel for the platform.
       NotImplementedError: `pallas` with inputs that its kernel does not take.
 
     References: Lample et al. 2019, arXiv:1907.05242; Zhao and Jones 2026, arXiv:2601.00671.

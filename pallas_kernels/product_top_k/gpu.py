@@ -4,8 +4,8 @@ The first (`gpu_select`) finds every codebook's best sub-keys, the second (`gpu_
 pairs of them.
 """
 
-from fwpkm_jax.core.addressing import Address, Score
 from fwpkm_jax.core.array_types import Queries, SubKeys
+from fwpkm_jax.core.slots.addressing import Address, Score
 from pallas_kernels.product_top_k import layout
 from pallas_kernels.product_top_k.gpu_merge import THREADS, merge
 from pallas_kernels.product_top_k.gpu_select import SUBKEYS, WIDTH, select

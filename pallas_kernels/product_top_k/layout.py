@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.addressing import Address
 from fwpkm_jax.core.array_types import Queries, SubKeys
+from fwpkm_jax.core.slots.addressing import Address
 
 
 class Operands(NamedTuple):

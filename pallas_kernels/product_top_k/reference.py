@@ -1,12 +1,12 @@
-"""The meaning of product_top_k: `core.addressing`, which this only calls."""
+"""The meaning of product_top_k: `core.slots.addressing`, which this only calls."""
 
 from typing import NamedTuple
 
 from jaxtyping import Array, Float
 
-from fwpkm_jax.core import addressing
-from fwpkm_jax.core.addressing import Address, Score
 from fwpkm_jax.core.array_types import Queries, SubKeys
+from fwpkm_jax.core.slots import addressing
+from fwpkm_jax.core.slots.addressing import Address, Score
 
 
 class Selection(NamedTuple):
@@ -22,5 +22,5 @@ class Selection(NamedTuple):
 
 
 def address(queries: Queries, keys: SubKeys, *, top_k: int, score: Score) -> Address:
-    """The address that every implementation returns; see `core.addressing.product_top_k`."""
+    """The address that every implementation returns; see `core.slots.addressing.product_top_k`."""
     return addressing.product_top_k(queries, keys, top_k=top_k, score=score)

@@ -12,8 +12,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
-from fwpkm_jax.core.addressing import IDW_EPSILON, Address, Score
 from fwpkm_jax.core.array_types import Queries, SubKeys
+from fwpkm_jax.core.slots.addressing import IDW_EPSILON, Address, Score
 from pallas_kernels import dispatch
 from pallas_kernels.product_top_k import layout
 

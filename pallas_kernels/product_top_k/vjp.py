@@ -6,9 +6,9 @@ Everything here is plain JAX, so that the VJP can be differentiated again.
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fwpkm_jax.core.addressing import IDW_EPSILON, Address, Score, split_halves
 from fwpkm_jax.core.array_types import Queries, SubKeys
-from fwpkm_jax.core.sub_keys import add_to_sub_keys, sub_key_totals, sum_of_sub_keys
+from fwpkm_jax.core.slots.addressing import IDW_EPSILON, Address, Score, split_halves
+from fwpkm_jax.core.slots.sub_keys import add_to_sub_keys, sub_key_totals, sum_of_sub_keys
 
 
 def cotangents(

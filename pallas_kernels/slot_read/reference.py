@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from fwpkm_jax.core import memory
 from fwpkm_jax.core.array_types import (
     SlotIds,
     SlotWeights,
@@ -10,7 +9,8 @@ from fwpkm_jax.core.array_types import (
     TokenWeights,
     ValueTable,
 )
-from fwpkm_jax.core.row_ops import dot_rows
+from fwpkm_jax.core.slots import table as memory
+from fwpkm_jax.core.slots.row_ops import dot_rows
 
 
 class SlotRead(NamedTuple):

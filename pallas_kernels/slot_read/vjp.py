@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fwpkm_jax.core.grouping import group_slots
+from fwpkm_jax.core.slots.grouping import group_slots
 from pallas_kernels.dispatch import Kernel
 
 

@@ -14,7 +14,7 @@ from fwpkm_jax.core.array_types import (
     TokenWeights,
     ValueTable,
 )
-from fwpkm_jax.core.grouping import SlotGroups, group_slots, reference_counts
+from fwpkm_jax.core.slots.grouping import SlotGroups, group_slots, reference_counts
 from pallas_kernels.checks import assert_results_agree, refuse_rows
 from pallas_kernels.dispatch import Backend, Kernel, implementation
 from pallas_kernels.slot_write import reference, vjp
@@ -108,7 +108,7 @@ def slot_write(
     learning_rate: float = 1.0,
     backend: Backend = "auto",
 ) -> ValueTable:
-    """The table after a normalised gradient step on its touched rows: `core.memory.slot_write`.
+    """The table after a normalised step on its touched rows: `core.slots.table.slot_write`.
 
     Args:
       values: `[slots, value]`.

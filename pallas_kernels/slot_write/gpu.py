@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from fwpkm_jax.core.grouping import SlotGroups
+from fwpkm_jax.core.slots.grouping import SlotGroups
 from pallas_kernels.mosaic_gpu import IN_FLIGHT, index32, launch, row, zeros
 
 SEGMENT = 64

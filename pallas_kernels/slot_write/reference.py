@@ -5,9 +5,9 @@ from typing import NamedTuple
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import SlotWeights, TokenValues, ValueTable
-from fwpkm_jax.core.grouping import SlotGroups
-from fwpkm_jax.core.memory import slot_write as slot_write
-from fwpkm_jax.core.row_ops import add_rows
+from fwpkm_jax.core.slots.grouping import SlotGroups
+from fwpkm_jax.core.slots.row_ops import add_rows
+from fwpkm_jax.core.slots.table import slot_write as slot_write
 
 
 class SlotAdd(NamedTuple):

@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from fwpkm_jax.core.grouping import SlotGroups
+from fwpkm_jax.core.slots.grouping import SlotGroups
 from pallas_kernels import sparse_core
 from pallas_kernels.slot_write.sorted_references import SortedReferences, sorted_references
 from pallas_kernels.sparse_core import IGNORED

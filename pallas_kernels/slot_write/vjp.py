@@ -4,7 +4,7 @@ import importlib
 
 import jax
 
-from fwpkm_jax.core.grouping import SlotGroups
+from fwpkm_jax.core.slots.grouping import SlotGroups
 from pallas_kernels.dispatch import Kernel
 from pallas_kernels.slot_read import vjp as slot_read
 

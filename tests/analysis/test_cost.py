@@ -6,7 +6,7 @@ import pytest
 
 from fwpkm_jax.analysis import cost
 from fwpkm_jax.analysis.published import PUBLISHED, TOKENS_PER_STEP
-from fwpkm_jax.layers.lact import LaCTConfig
+from fwpkm_jax.layers.mixers.lact import LaCTConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.paper import TABLE_1, ablation, paper_model
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from fwpkm_jax.core.grouping import group_slots
+from fwpkm_jax.core.slots.grouping import group_slots
 from fwpkm_jax.rules import FwPKM
 from pallas_kernels.slot_read.api import slot_dot, slot_read
 from pallas_kernels.slot_write.api import slot_add

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fwpkm_jax.layers.gated_delta_net import causal_convolution
+from fwpkm_jax.layers.mixers.gated_delta_net import causal_convolution
 from fwpkm_jax.models.language_model import LanguageModel
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

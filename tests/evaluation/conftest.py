@@ -4,9 +4,9 @@ import jax
 import pytest
 from flax import nnx
 
-from fwpkm_jax.layers.attention import AttentionConfig
-from fwpkm_jax.layers.fast_weight import FastWeightConfig
-from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.mixers.attention import AttentionConfig
+from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.rules import FwPKM

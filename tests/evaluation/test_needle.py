@@ -8,7 +8,6 @@ import pytest
 from flax import nnx
 
 from fwpkm_jax.data import load_tokenizer
-from fwpkm_jax.evaluation.haystack_reader import HaystackReader, decode
 from fwpkm_jax.evaluation.needle import (
     Needle,
     NeedleConfig,
@@ -23,7 +22,8 @@ from fwpkm_jax.evaluation.needle.evaluate import describe_chunks
 from fwpkm_jax.evaluation.needle.files import SampleOptions, read_samples
 from fwpkm_jax.evaluation.needle.files import main as write_file
 from fwpkm_jax.evaluation.needle.samples import build_samples
-from fwpkm_jax.evaluation.stream_calls import flush, reset_caches
+from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader, decode
+from fwpkm_jax.evaluation.readers.stream_calls import flush, reset_caches
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.models.language_model import LanguageModel
 from tests.evaluation.conftest import tiny_model_config

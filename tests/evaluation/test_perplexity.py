@@ -8,13 +8,13 @@ import pytest
 from flax import nnx
 
 from fwpkm_jax.data import Document
-from fwpkm_jax.evaluation import tables
+from fwpkm_jax.evaluation.display import tables
 from fwpkm_jax.evaluation.perplexity import PerplexityConfig, streaming_perplexity
-from fwpkm_jax.evaluation.segment_reader import SegmentReader
-from fwpkm_jax.evaluation.segments import split_into_segments
+from fwpkm_jax.evaluation.readers.segment_reader import SegmentReader
+from fwpkm_jax.evaluation.readers.segments import split_into_segments
+from fwpkm_jax.evaluation.readers.stream_calls import flush, reset_caches
 from fwpkm_jax.evaluation.sources import Source
-from fwpkm_jax.evaluation.stream_calls import flush, reset_caches
-from fwpkm_jax.layers.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.rules import FwMLP
 from tests.evaluation.conftest import tiny_model_config

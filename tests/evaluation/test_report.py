@@ -11,12 +11,12 @@ from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import NeedleMix, RecallData, TextData
 from fwpkm_jax.evaluation import EVALS
 from fwpkm_jax.evaluation.report import training, words, write_report
-from fwpkm_jax.layers.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.state import MemoryConfig
 from tests.evaluation.conftest import tiny_model_config
-from tests.evaluation.test_plots import recall_record, share
+from tests.evaluation.display.test_plots import recall_record, share
 
 PROVENANCE = {"checkpoint": {"run": "runs/<x>", "step": 20}, "seed": 7, "scored_tokens": 160}
 

@@ -7,8 +7,8 @@ import pytest
 
 from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.evaluation import Subject
-from fwpkm_jax.evaluation.haystack_reader import HaystackReader
 from fwpkm_jax.evaluation.needle import take_samples
+from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader
 from fwpkm_jax.evaluation.slot_trace import TRACE, TraceConfig, trace_slots
 from fwpkm_jax.evaluation.slot_trace.slot_log import Entry, SlotLog
 from fwpkm_jax.evaluation.slot_trace.trace import describe_slot

@@ -12,9 +12,9 @@ from eval import main
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import RecallData, TextData, TokenFile, write_token_file
 from fwpkm_jax.evaluation import EVALS, Subject, choose_suite, run_suite
+from fwpkm_jax.evaluation.display.tables import format_table
 from fwpkm_jax.evaluation.sources import text_sources
-from fwpkm_jax.evaluation.tables import format_table
-from fwpkm_jax.training.checkpoint import CheckpointConfig, Checkpoints
+from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig, Checkpoints
 from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.state import MemoryConfig, init_state
 from tests.evaluation.conftest import tiny_model_config

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from fwpkm_jax.config import Experiment
-from fwpkm_jax.core.retention import Retention
+from fwpkm_jax.core.slots.retention import Retention
 from fwpkm_jax.data import NeedleMix, TextData
-from fwpkm_jax.layers.fast_weight_layer import FastWeightLayerConfig
-from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
-from fwpkm_jax.layers.lact import LaCTConfig
-from fwpkm_jax.layers.matrix_memory import MatrixMemoryConfig
+from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
+from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.layers.mixers.lact import LaCTConfig
+from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
+from fwpkm_jax.layers.mixers.titans import TitansConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.layers.rotary import YarnConfig
-from fwpkm_jax.layers.titans import TitansConfig
 from fwpkm_jax.rules import FwMLP
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 from tests.training.tiny_config import get_config

@@ -13,10 +13,10 @@ import pytest
 
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.training import loop
-from fwpkm_jax.training.checksum import non_finite_leaves
+from fwpkm_jax.training.checkpoints.checksum import non_finite_leaves
+from fwpkm_jax.training.checkpoints.restore import checkpoint_steps
 from fwpkm_jax.training.diagnosis import NonFiniteError
 from fwpkm_jax.training.loop import train
-from fwpkm_jax.training.restore import checkpoint_steps
 from tests.training.conftest import read_records
 
 pytestmark = pytest.mark.slow

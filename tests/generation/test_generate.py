@@ -11,9 +11,9 @@ from flax import nnx
 
 from fwpkm_jax.generation import Sampling, generate, init_generation
 from fwpkm_jax.generation.generate import _decode
-from fwpkm_jax.layers.fast_weight import FastWeightConfig
-from fwpkm_jax.layers.lact import LaCTConfig
-from fwpkm_jax.layers.titans_config import TitansConfig
+from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.mixers.lact import LaCTConfig
+from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.rules import FwMLP, FwPKM
 from tests.models.test_language_model import CONFIG

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fwpkm_jax.core.chunking import Chunk
+from fwpkm_jax.core.chunks import Chunk
 from fwpkm_jax.core.targets import WriteWeights, shift_left
 from fwpkm_jax.rules import FwMLP, FwPKM, FwPKMMemory
 

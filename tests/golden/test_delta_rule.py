@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fwpkm_jax.core.gated_delta import (
+from fwpkm_jax.core.normalize import l2_normalize
+from fwpkm_jax.core.recurrence.gated_delta import (
     GatedDeltaOutput,
     chunk_gated_delta_rule,
     recurrent_gated_delta_rule,
 )
-from fwpkm_jax.core.normalize import l2_normalize
 from tests.golden.vectors import assert_all_match, config_values, load
 
 KIND = "delta_rule"

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fwpkm_jax.core.chunking import Chunk
+from fwpkm_jax.core.chunks import Chunk
 from fwpkm_jax.rules import FwMLP
 from tests.golden import release
 from tests.golden.vectors import config_values, open_file

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightConfig
+from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
 from tests.golden import release
 from tests.golden.vectors import config_values, open_file
 from tests.golden.weights import filled_fast_weight

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fwpkm_jax.core import streaming
-from fwpkm_jax.core.streaming import Signals
+from fwpkm_jax.core.streams import streaming
+from fwpkm_jax.core.streams.streaming import Signals
 from tests.golden import release, vectors
 
 KIND = "fwpkm_stream"

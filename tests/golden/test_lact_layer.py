@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fwpkm_jax.layers.lact import LaCT, LaCTConfig
+from fwpkm_jax.layers.mixers.lact import LaCT, LaCTConfig
 from tests.golden.vectors import assert_matches, config_values, open_file
 
 KIND = "lact_layer"

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from fwpkm_jax.core.chunking import Chunk, map_groups
+from fwpkm_jax.core.chunks import Chunk, map_groups
 from fwpkm_jax.rules.lact import LaCTRule, SwiGLUWeights
 from tests.golden.vectors import config_values, open_file
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fwpkm_jax.core.targets import write_weights
-from fwpkm_jax.layers.attention import AttentionConfig
-from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.layers.mixers.attention import AttentionConfig
+from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.rules import FwPKM

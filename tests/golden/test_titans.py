@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from fwpkm_jax.layers.titans import Titans, TitansConfig
+from fwpkm_jax.layers.mixers.titans import Titans, TitansConfig
 from fwpkm_jax.training.state import named_leaves
 from tests.golden.vectors import config_values, open_file
 

@@ -14,7 +14,7 @@ from fwpkm_jax.interchange.release_names import (
     memory_block_names,
     to_theirs,
 )
-from fwpkm_jax.layers.fast_weight import FastWeight
+from fwpkm_jax.layers.memories.fast_weight import FastWeight
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.rules import FwMLPMemory, FwPKM, FwPKMMemory
 from fwpkm_jax.training.state import named_leaves

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from fwpkm_jax.config import load_config
-from fwpkm_jax.core.retention import Retention
+from fwpkm_jax.core.slots.retention import Retention
 from fwpkm_jax.interchange import (
     Weights,
     export_run,
@@ -20,10 +20,10 @@ from fwpkm_jax.interchange import (
 )
 from fwpkm_jax.interchange.__main__ import main
 from fwpkm_jax.interchange.weights import abstract_weights
-from fwpkm_jax.layers.attention import AttentionConfig
-from fwpkm_jax.layers.fast_weight import FastWeightConfig
-from fwpkm_jax.layers.fast_weight_layer import FastWeightLayerConfig
-from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
+from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.mixers.attention import AttentionConfig
+from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules import FwMLP, FwPKM

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core import gated_delta as core
+from fwpkm_jax.core.recurrence import gated_delta as core
 from pallas_kernels import dispatch
 from pallas_kernels.gated_delta import (
     api,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from fwpkm_jax.core import addressing
+from fwpkm_jax.core.slots import addressing
 from pallas_kernels import dispatch
 from pallas_kernels.product_top_k import product_top_k
 

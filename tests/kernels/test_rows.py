@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from fwpkm_jax.core.grouping import group_slots
+from fwpkm_jax.core.slots.grouping import group_slots
 from pallas_kernels import dispatch
 from pallas_kernels.slot_read.api import slot_dot, slot_read
 from pallas_kernels.slot_read.specs import RowSpec, sample, sample_dot

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core.grouping import group_slots
+from fwpkm_jax.core.slots.grouping import group_slots
 from pallas_kernels import dispatch
 from pallas_kernels.checks import refuse_rows
 from pallas_kernels.slot_read import reference, tpu_sparse_core

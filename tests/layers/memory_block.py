@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.layers.fast_weight import FastWeight, FastWeightConfig
+from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
 from fwpkm_jax.rules import FwPKM
 
 MODEL, BATCH, LENGTH, CHUNK = 6, 2, 8, 3

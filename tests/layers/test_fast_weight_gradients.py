@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fwpkm_jax.layers.fast_weight import FastWeight
+from fwpkm_jax.layers.memories.fast_weight import FastWeight
 from tests.layers.memory_block import (
     BATCH,
     CHUNK,

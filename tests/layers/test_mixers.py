@@ -11,12 +11,12 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwpkm_jax.layers.attention import Attention, AttentionConfig
-from fwpkm_jax.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
-from fwpkm_jax.layers.lact import LaCT, LaCTConfig
-from fwpkm_jax.layers.titans import Titans
-from fwpkm_jax.layers.titans_config import TitansConfig
-from fwpkm_jax.layers.titans_wirings import titans_mixer
+from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
+from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
+from fwpkm_jax.layers.mixers.lact import LaCT, LaCTConfig
+from fwpkm_jax.layers.mixers.titans import Titans
+from fwpkm_jax.layers.mixers.titans_config import TitansConfig
+from fwpkm_jax.layers.mixers.titans_wirings import titans_mixer
 
 MODEL_DIM = 6
 ATTENTION = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "rotary_fraction": 0.5}

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fwpkm_jax.layers.attention import AttentionConfig
-from fwpkm_jax.layers.fast_weight import FastWeightConfig
-from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.mixers.attention import AttentionConfig
+from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.models.outputs import memory_metrics

@@ -12,7 +12,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwpkm_jax.layers.fast_weight_layer import FastWeightLayerConfig
+from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
 from fwpkm_jax.models.language_model import LanguageModel
 from tests.models.test_language_model import CONFIG
 

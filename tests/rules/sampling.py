@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fwpkm_jax.core.chunking import Chunk, Memory
-from fwpkm_jax.core.retention import Retention
-from fwpkm_jax.core.streaming import Signals
+from fwpkm_jax.core.chunks import Chunk, Memory
+from fwpkm_jax.core.slots.retention import Retention
+from fwpkm_jax.core.streams.streaming import Signals
 from fwpkm_jax.core.targets import shift_left, write_weights
 from fwpkm_jax.rules import RULES, AbstractRule, FwPKM
 

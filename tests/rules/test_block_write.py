@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fwpkm_jax.core.block_write import ChunkBlocks
-from fwpkm_jax.core.chunking import Chunk
+from fwpkm_jax.core.chunks import Chunk
+from fwpkm_jax.core.slots.block_write import ChunkBlocks
 from fwpkm_jax.rules import FwMLP, FwPKM
 from tests.rules.sampling import init_memory, sample_signals, to_sequence
 

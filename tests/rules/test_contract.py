@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core.chunking import map_groups, scan_chunks
-from fwpkm_jax.core.streaming import Signals
+from fwpkm_jax.core.chunks import map_groups, scan_chunks
+from fwpkm_jax.core.streams.streaming import Signals
 from fwpkm_jax.rules import RULES
 from tests.rules.sampling import INSTANCES, init_memory, sample_signals, to_sequence
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core import streaming
-from fwpkm_jax.core.holding import flush
+from fwpkm_jax.core.streams import streaming
+from fwpkm_jax.core.streams.holding import flush
 from fwpkm_jax.rules import FwMLP
 from tests.rules.sampling import init_memory, sample_signals, to_sequence
 

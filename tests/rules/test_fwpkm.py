@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwpkm_jax.core.addressing import addressing_loss, product_top_k
+from fwpkm_jax.core.slots.addressing import addressing_loss, product_top_k
 from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory
 from tests.golden.own import oracle
 from tests.rules.sampling import init_memory, sample_signals, to_sequence

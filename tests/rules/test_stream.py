@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwpkm_jax.core import holding, streaming
-from fwpkm_jax.core.chunking import Chunk
-from fwpkm_jax.core.streaming import Signals
+from fwpkm_jax.core.chunks import Chunk
+from fwpkm_jax.core.streams import holding, streaming
+from fwpkm_jax.core.streams.streaming import Signals
 from fwpkm_jax.rules import RULES, AbstractChunkRule
 from tests.rules.sampling import INSTANCES, init_memory, sample_signals, to_sequence
 

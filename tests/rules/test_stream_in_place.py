@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fwpkm_jax.core import streaming
-from fwpkm_jax.core.streaming import Signals
+from fwpkm_jax.core.streams import streaming
+from fwpkm_jax.core.streams.streaming import Signals
 from fwpkm_jax.rules import FwPKM
 
 RULE = FwPKM(num_subkeys=64, key_dim=16, value_dim=32, top_k=4)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core.chunking import Chunk
+from fwpkm_jax.core.chunks import Chunk
 from fwpkm_jax.rules import TitansRule
 from tests.rules.sampling import init_memory, sample_signals, to_sequence
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core.chunking import map_groups, scan_chunks
+from fwpkm_jax.core.chunks import map_groups, scan_chunks
 from fwpkm_jax.rules import FwPKM
 from pallas_kernels import dispatch
 from tests.rules.sampling import init_memory, sample_signals, to_sequence

@@ -10,9 +10,9 @@ import numpy as np
 
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.training.checkpoint import CheckpointConfig, Checkpoints
+from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig, Checkpoints
+from fwpkm_jax.training.checkpoints.restore import read_checkpoint
 from fwpkm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from fwpkm_jax.training.restore import read_checkpoint
 from fwpkm_jax.training.sharding import make_partition, state_shardings
 from fwpkm_jax.training.state import MemoryConfig, TrainState, init_state
 

@@ -26,13 +26,13 @@ import jax
 import numpy as np
 
 from fwpkm_jax.analysis.collectives import collectives
-from fwpkm_jax.core.retention import Retention
-from fwpkm_jax.layers.fast_weight_layer import FastWeightLayerConfig
-from fwpkm_jax.layers.gated_delta_net import GatedDeltaNetConfig
-from fwpkm_jax.layers.matrix_memory import MatrixMemoryConfig
+from fwpkm_jax.core.slots.retention import Retention
+from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
+from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
+from fwpkm_jax.layers.mixers.titans import TitansConfig
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.layers.pkm import PKMConfig
-from fwpkm_jax.layers.titans import TitansConfig
 from fwpkm_jax.models.block import Remat
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules import FwPKM

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.training import loop
+from fwpkm_jax.training.checkpoints.restore import checkpoint_steps
 from fwpkm_jax.training.diagnosis import NonFiniteError, diagnose
 from fwpkm_jax.training.loop import train
-from fwpkm_jax.training.restore import checkpoint_steps
 from fwpkm_jax.training.state import init_state, model_graph, named_leaves
 from tests.training.conftest import read_records
 from tests.training.tiny_config import get_config

@@ -2,11 +2,11 @@
 
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import RecallData
-from fwpkm_jax.layers.attention import AttentionConfig
-from fwpkm_jax.layers.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.mixers.attention import AttentionConfig
 from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.rules import FwPKM
-from fwpkm_jax.training.checkpoint import CheckpointConfig
+from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig
 from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.state import MemoryConfig

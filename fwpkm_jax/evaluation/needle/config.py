@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fwpkm_jax.evaluation.fast_weight_dtype import FastWeightDtype
+from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
 
 # Words of the longest haystack that each factor serves; beyond them the last one.
 _PAPER_FACTORS = ((4000, None), (8000, 4.0), (16_000, 8.0), (32_000, 16.0), (128_000, 64.0))

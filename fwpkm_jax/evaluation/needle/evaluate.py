@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
-from fwpkm_jax.evaluation import findings, tables
+from fwpkm_jax.evaluation.display import findings, tables
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.needle.config import NeedleConfig
 from fwpkm_jax.evaluation.needle.files import read_samples, texts_of

@@ -9,8 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fwpkm_jax.evaluation.needle.scores import DEPTH_BINS
-from fwpkm_jax.evaluation.plot_style import (
+from fwpkm_jax.evaluation.display.plot_style import (
     COLORS,
     TEXT,
     add_legend,
@@ -18,7 +17,8 @@ from fwpkm_jax.evaluation.plot_style import (
     set_title,
     style_axes,
 )
-from fwpkm_jax.evaluation.tables import Record
+from fwpkm_jax.evaluation.display.tables import Record
+from fwpkm_jax.evaluation.needle.scores import DEPTH_BINS
 
 _SHADES = ("#C6DBEF", "#9ECAE1", "#4292C6", "#08519C")
 

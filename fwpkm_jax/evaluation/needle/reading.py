@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fwpkm_jax.core.holding import ChunkSize
+from fwpkm_jax.core.streams.holding import ChunkSize
 from fwpkm_jax.data import Tokenizer
-from fwpkm_jax.evaluation.haystack_reader import HaystackReader, Reader, decode
 from fwpkm_jax.evaluation.needle.config import NeedleConfig
 from fwpkm_jax.evaluation.needle.samples import NeedleSample
+from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader, Reader, decode
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 logger = logging.getLogger(__name__)

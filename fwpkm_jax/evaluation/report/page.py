@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.evaluation import html
-from fwpkm_jax.evaluation.plot_style import DPI
+from fwpkm_jax.evaluation.display import html
+from fwpkm_jax.evaluation.display.plot_style import DPI
 from fwpkm_jax.evaluation.report import training, words
 from fwpkm_jax.evaluation.suite import EVALS
 

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fwpkm_jax.evaluation.plot_style import (
+from fwpkm_jax.evaluation.display.plot_style import (
     BLUE,
     COLORS,
     GREY,

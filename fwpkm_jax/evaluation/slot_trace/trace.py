@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
+from fwpkm_jax.evaluation.display.token_texts import token_texts
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.needle import (
     NeedleConfig,
@@ -27,7 +28,6 @@ from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_g
 from fwpkm_jax.evaluation.slot_trace.tracing_reader import SlotRead, TracingReader
 from fwpkm_jax.evaluation.slot_trace.views import trace_page, trace_table
 from fwpkm_jax.evaluation.sources import missing_text, text_sources
-from fwpkm_jax.evaluation.token_texts import token_texts
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.rules import FwPKM

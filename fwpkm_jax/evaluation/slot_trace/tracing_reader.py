@@ -9,8 +9,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fwpkm_jax.core.addressing import product_top_k
-from fwpkm_jax.evaluation.haystack_reader import HaystackReader
+from fwpkm_jax.core.slots.addressing import product_top_k
+from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader
 from fwpkm_jax.evaluation.slot_trace.slot_log import Entry, SlotLog
 from fwpkm_jax.rules import FwPKM
 

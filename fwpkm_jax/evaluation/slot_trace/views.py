@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.evaluation import html
-from fwpkm_jax.evaluation.tables import Record, format_table
+from fwpkm_jax.evaluation.display import html
+from fwpkm_jax.evaluation.display.tables import Record, format_table
 
 _STYLE = """
 .told { font-size: 1.05rem; padding: .6rem .9rem; border-left: 4px solid; }

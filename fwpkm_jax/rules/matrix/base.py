@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from fwpkm_jax.core.linear_recurrence import (
+from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.recurrence.linear_recurrence import (
     RecurrenceOutput,
     chunk_recurrence,
     scan_tokens,
 )
-from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.rules.matrix.features import FEATURE_MAPS, FeatureMap
 
 State = Any  # A matrix `[key, value]` per sequence and head, or a pytree around one.

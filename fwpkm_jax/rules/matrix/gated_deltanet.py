@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fwpkm_jax.core.linear_recurrence import RecurrenceOutput
+from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,

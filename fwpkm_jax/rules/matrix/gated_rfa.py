@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from fwpkm_jax.core.linear_recurrence import RecurrenceOutput
+from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,

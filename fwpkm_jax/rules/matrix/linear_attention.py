@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from fwpkm_jax.core.linear_recurrence import RecurrenceOutput
+from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,

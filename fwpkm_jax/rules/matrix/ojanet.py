@@ -6,8 +6,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fwpkm_jax.core.linear_recurrence import RecurrenceOutput, chunk_recurrence
 from fwpkm_jax.core.normalize import l2_normalize
+from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,

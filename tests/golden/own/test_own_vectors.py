@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core import streaming
-from fwpkm_jax.core.chunking import map_groups, merge_groups, split_groups
-from fwpkm_jax.core.holding import flush
-from fwpkm_jax.core.streaming import Signals
+from fwpkm_jax.core.chunks import map_groups, merge_groups, split_groups
+from fwpkm_jax.core.streams import streaming
+from fwpkm_jax.core.streams.holding import flush
+from fwpkm_jax.core.streams.streaming import Signals
 from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory
 from tests.golden import vectors
 from tests.golden.own import make, oracle

@@ -1,0 +1,1 @@
+"""Softmax attention over whole sequences and over caches."""

@@ -1,0 +1,1 @@
+"""Matrix memories: the chunked engine, decays and delta rules."""

@@ -1,0 +1,226 @@
+"""Matrix memories in chunks: one algorithm for every rule that is linear in its memory.
+
+Per sequence and head, with the memory S `[key, value]`, the decay `a_t` (a number, or one per key
+channel) and the write strength `beta_t`:
+
+    S <- Diag(a_t) S_{t-1}
+    S <- S + k_t v_t^T                                  without beta: additive
+    S <- S + k_t beta_t (v_t - S^T k_t)^T               with beta: a delta step
+    o_t = S_t^T q_t      or, with read="value",      o_t = S_t q_t
+
+Several writes per token follow its one decay and come before its one read.
+
+References: Yang et al. 2024, arXiv:2312.06635 (chunks with decay per channel), arXiv:2406.06484
+(delta steps), arXiv:2412.06464 (both); Siems et al. 2025, arXiv:2502.10297 (several per token).
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.recurrence.chunk_decay import HIGHEST, ChunkDecay, chunk_decay
+from fwpkm_jax.core.recurrence.triangular import unit_lower_inverse
+
+ReadAxis = Literal["key", "value"]
+
+
+class RecurrenceOutput(NamedTuple):
+    """What was read, and the memory after the last token; both at least float32."""
+
+    output: Float[Array, "batch length heads read"]
+    final_state: Any
+
+
+def scan_tokens(
+    write: Callable[[Any, Any], Any],
+    read: Callable[[Any, Any], Array],
+    tokens: Any,
+    state: Any,
+) -> RecurrenceOutput:
+    """A memory written and then read token by token: the definition, and the form for one token.
+
+    Products in `write` and `read` have full precision on every device.
+
+    Args:
+      write: one head's memory after one token.
+      read: what one token reads from one head's memory.
+      tokens: leaves `[batch, length, heads, ...]`.
+      state: memory before the first token, leaves `[batch, heads, ...]`.
+    """
+
+    def step(state, token):
+        state = write(state, token)
+        return state, read(state, token)
+
+    every_head = jax.vmap(jax.vmap(step))
+    in_turn = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), tokens)
+    with jax.default_matmul_precision(HIGHEST):
+        state, output = jax.lax.scan(every_head, state, in_turn)
+    return RecurrenceOutput(jnp.moveaxis(output, 0, 1), state)
+
+
+def chunk_recurrence(
+    query: Float[Array, "batch length heads asked"],
+    key: Float[Array, "batch writes heads key"],
+    value: Float[Array, "batch writes heads value"],
+    *,
+    log_decay: Float[Array, "batch length heads"] | Float[Array, "batch length heads key"] | None,
+    beta: Float[Array, "batch writes heads"] | None,
+    initial_state: Float[Array, "batch heads key value"] | None = None,
+    read: ReadAxis = "key",
+    chunk_size: int = 64,
+) -> RecurrenceOutput:
+    """The recurrence above, `chunk_size` writes at a time: the fast form for whole sequences.
+
+    With rows for tokens, S the memory at the chunk's start, `g` the decay from there to each
+    token, `e` from each token to the chunk's end and `P(X, Y)_rs = sum_k X_rk Y_sk decay_rsk`:
+
+        W = V                                                  without beta, else from
+        (I + tril(diag(beta) P(K, K), -1)) W = diag(beta) (V - (g K) S)
+        O = (g Q) S + P(Q, K) W
+        S <- g_C S + (e K)^T W
+
+    Time and memory are linear in the length; a backward pass keeps the memory at every chunk's
+    start and computes the rest of a chunk again.
+
+    Args:
+      query: what to read with, as wide as the keys, or as the values with `read="value"`.
+      key: where to write; a multiple of the length for several writes per token, in order.
+      value: what to write.
+      log_decay: log of the share kept, `<= 0` (-inf for nothing); None: everything is kept.
+      beta: strength of delta steps; None: writes add.
+      initial_state: memory before the first token; None: empty.
+      read: the axis of the memory that queries meet; the other one is read.
+      chunk_size: writes per chunk; changes cost, and results only by rounding.
+
+    Raises:
+      ValueError: `chunk_size` is not positive, the writes are no multiple of the length, or
+        channels decay on their own with `read="value"`.
+    """
+    batch, length, heads, _ = query.shape
+    steps = _writes_per_token(length, key.shape[1])
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size={chunk_size} is not positive; use 64, or any number >= 1.")
+    if read == "value" and log_decay is not None and log_decay.ndim == 4:
+        raise ValueError(
+            "A decay per key channel cannot be read along the value axis: what is read would fade "
+            "channel by channel; give one decay per head, log_decay [batch, length, heads]."
+        )
+    if initial_state is None:
+        initial_state = jnp.zeros((batch, heads, key.shape[3], value.shape[3]), jnp.float32)
+    tokens = {"query": query, "key": key, "value": value, "log_decay": log_decay, "beta": beta}
+    tokens = {name: x for name, x in tokens.items() if x is not None}
+    dtype = compute_dtype(initial_state.dtype, *(x.dtype for x in tokens.values()))
+    tokens = {name: x.astype(dtype) for name, x in tokens.items()}
+    if "log_decay" in tokens:
+        tokens["log_decay"] = _with_first_writes(tokens["log_decay"], steps)
+    tokens_per_chunk = min(max(chunk_size // steps, 1), length)
+
+    def next_chunk(state, chunk):
+        return _read_and_write(state, chunk, read, steps)
+
+    sizes = dict.fromkeys(tokens, steps * tokens_per_chunk) | {"query": tokens_per_chunk}
+    chunks = {name: _to_chunks(x, sizes[name]) for name, x in tokens.items()}
+    # Nothing between the chunks' states is kept for a backward pass.
+    next_chunk = jax.checkpoint(next_chunk, prevent_cse=False)
+    state, output = jax.lax.scan(next_chunk, initial_state.astype(dtype), chunks)
+    # [chunks, batch, heads, tokens, read] -> [batch, length, heads, read]
+    output = jnp.moveaxis(output, (0, 2), (1, 3))
+    output = output.reshape(batch, -1, *output.shape[3:])[:, :length]
+    return RecurrenceOutput(output, state)
+
+
+def _read_and_write(
+    state: Float[Array, "batch heads key value"],
+    chunk: dict[str, Array],
+    read: ReadAxis,
+    steps: int,
+) -> tuple[Float[Array, "batch heads key value"], Float[Array, "batch heads tokens read"]]:
+    """One chunk, leaves `[batch, heads, ...]`: the memory after it, and what was read."""
+    query, key, value = chunk["query"], chunk["key"], chunk["value"]
+    decay, products = _products(chunk.get("log_decay"), key)
+    last = slice(steps - 1, None, steps)  # The write of each token after which it reads.
+    key_from_start, key_to_end, query_from_start = key, key, query
+    if decay is not None:
+        key_from_start, key_to_end = decay.from_start * key, decay.to_end * key
+        query_from_start = decay.from_start[:, :, last] * query
+    written = value
+    if "beta" in chunk:
+        beta = chunk["beta"][..., None]
+        error = value - jnp.einsum("bhsk,bhkv->bhsv", key_from_start, state, precision=HIGHEST)
+        solve = unit_lower_inverse(beta * products(key, slice(None)))
+        written = jnp.einsum("bhrs,bhsv->bhrv", solve, beta * error, precision=HIGHEST)
+    if read == "key":
+        output = jnp.einsum("bhrk,bhkv->bhrv", query_from_start, state, precision=HIGHEST)
+        output += jnp.einsum("bhrs,bhsv->bhrv", products(query, last), written, precision=HIGHEST)
+    else:
+        output = jnp.einsum("bhrv,bhkv->bhrk", query_from_start, state, precision=HIGHEST)
+        met = jnp.einsum("bhrv,bhsv->bhrs", query, written, precision=HIGHEST)
+        met *= _between(decay, met)[:, :, last]
+        output += jnp.einsum("bhrs,bhsk->bhrk", met, key, precision=HIGHEST)
+    if decay is not None:
+        state = decay.from_start[:, :, -1, :, None] * state
+    state += jnp.einsum("bhsk,bhsv->bhkv", key_to_end, written, precision=HIGHEST)
+    return state, output
+
+
+def _products(
+    log_decay: Array | None, key: Float[Array, "batch heads chunk key"]
+) -> tuple[ChunkDecay | None, Callable[[Array, slice], Array]]:
+    """The chunk's decays, and P(X, K) of rows X that stand at a slice of the chunk's writes."""
+    if log_decay is not None and log_decay.ndim == 4:
+        decay = chunk_decay(log_decay)
+
+        def faded_apart(rows, places):
+            rows = jnp.zeros_like(key).at[:, :, places].set(rows)
+            return decay.products(rows, key)[:, :, places]
+
+        return decay, faded_apart
+
+    decay = None if log_decay is None else chunk_decay(log_decay[..., None])
+    between = _between(decay, key.swapaxes(-1, -2))
+
+    def faded_together(rows, places):
+        overlap = jnp.einsum("bhrk,bhsk->bhrs", rows, key, precision=HIGHEST)
+        return overlap * between[:, :, places]
+
+    return decay, faded_together
+
+
+def _between(
+    decay: ChunkDecay | None, like: Float[Array, "batch heads rows chunk"]
+) -> Float[Array, "#batch #heads chunk chunk"]:
+    """The decay from write s to write r at `[r, s]`: 0 where `r < s`, and 1 without any decay."""
+    if decay is not None:
+        return decay.between()
+    return jnp.tril(jnp.ones((1, 1, like.shape[-1], like.shape[-1]), like.dtype))
+
+
+def _writes_per_token(length: int, writes: int) -> int:
+    if length < 1 or writes % length:
+        raise ValueError(
+            f"{writes} keys for {length} queries: the writes must be a multiple of the tokens, of "
+            "which there is at least one."
+        )
+    return writes // length
+
+
+def _with_first_writes(x: Array, steps: int) -> Array:
+    """`[batch, length, ...]` to `[batch, length * steps, ...]`: each before zeros."""
+    widths = [(0, 0), (0, 0), (0, steps - 1)] + [(0, 0)] * (x.ndim - 2)
+    return jnp.pad(x[:, :, None], widths).reshape(x.shape[0], -1, *x.shape[2:])
+
+
+def _to_chunks(x: Array, chunk_size: int) -> Array:
+    """`[batch, writes, heads, ...]` to `[chunks, batch, heads, chunk_size, ...]`.
+
+    Tokens added at the end are zero in everything, which leaves any memory as it is.
+    """
+    widths = [(0, 0), (0, -x.shape[1] % chunk_size)] + [(0, 0)] * (x.ndim - 2)
+    x = jnp.pad(x, widths)
+    x = x.reshape(x.shape[0], -1, chunk_size, *x.shape[2:])
+    return jnp.moveaxis(x, (1, 3), (0, 2))

@@ -1,0 +1,272 @@
+"""Product-key addressing: from queries to the best slots, and how the keys spread them.
+
+A slot is a pair (row sub-key, column sub-key); its score is the sum of both sub-keys' scores.
+"""
+
+from typing import Literal, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from fwpkm_jax.core.array_types import Queries, SubKeys, TokenWeights
+from fwpkm_jax.core.slots.sub_keys import add_to_sub_keys, sub_key_totals
+from fwpkm_jax.core.slots.top_k import top_k_ids
+
+Score = Literal["idw", "dot"]
+Nonlinearity = Literal["softmax", "silu", "relu"]
+Normalization = Literal["token", "head"]
+
+IDW_EPSILON = 1e-3  # Keeps the logarithm finite where a query sits on a sub-key.
+_LOG_EPSILON = 1e-8  # Inside the entropy's logarithm.
+
+
+class Address(NamedTuple):
+    """Where each query reads.
+
+    Attributes:
+      slot_ids: best slots of each head, best first.
+      slot_scores: their scores, unnormalised.
+      sub_key_ids: best sub-keys of each codebook, best first; index 0 of axis 2 is the rows.
+      sub_key_scores: their scores.
+    """
+
+    slot_ids: Int[Array, "tokens heads top_k"]
+    slot_scores: Float[Array, "tokens heads top_k"]
+    sub_key_ids: Int[Array, "tokens heads 2 top_k"]
+    sub_key_scores: Float[Array, "tokens heads 2 top_k"]
+
+
+def split_halves(queries: Queries) -> Float[Array, "tokens heads 2 half"]:
+    """The halves of each query that address rows and columns, `[tokens, heads, 2, key // 2]`."""
+    tokens, heads, key = queries.shape
+    return queries.reshape(tokens, heads, 2, key // 2)
+
+
+def sub_key_scores(
+    queries: Queries, keys: SubKeys, *, score: Score = "idw"
+) -> Float[Array, "tokens heads 2 subkeys"]:
+    """Scores of every sub-key of both codebooks for every query.
+
+    `idw` is the inverse-distance weight -log(1e-3 + ||q - k||^2), `dot` the inner product.
+
+    Args:
+      queries: `[tokens, heads, key]`; the first half of `key` addresses rows.
+      keys: `[heads, 2, subkeys, key // 2]`, rows first.
+      score: the scoring function.
+
+    References: Zhao and Jones 2026, arXiv:2601.00671, Eqs. 5 and 20.
+    """
+    return jnp.moveaxis(_scores(queries, keys, score), 3, 0)
+
+
+def product_top_k(queries: Queries, keys: SubKeys, *, top_k: int, score: Score = "idw") -> Address:
+    """Finds each query's best slots without scoring all `subkeys**2` of them.
+
+    The best pairs lie among the best rows times the best columns, and of those only pairs of ranks
+    i * j <= top_k can win: 20 sums for top_k = 8. Equal scores go to the lower sub-key, then to the
+    lower slot. Differentiable in queries and keys through the scores.
+
+    Args:
+      queries: `[tokens, heads, key]`; the first half of `key` addresses rows.
+      keys: `[heads, 2, subkeys, key // 2]`, rows first.
+      top_k: slots per head, at most `subkeys`.
+      score: `idw` or `dot`, see `sub_key_scores`.
+
+    Returns:
+      An `Address`; slot ids are `row * subkeys + column`.
+
+    Raises:
+      ValueError: `top_k` exceeds `subkeys`, or the key widths differ.
+
+    References: Lample et al. 2019, arXiv:1907.05242; Zhao and Jones 2026, arXiv:2601.00671.
+    """
+    chex.assert_rank([queries, keys], [3, 4])
+    subkeys = keys.shape[2]
+    if top_k > subkeys:
+        raise ValueError(f"top_k={top_k} exceeds the {subkeys} sub-keys per codebook; lower top_k.")
+    if queries.shape[1] != keys.shape[0] or queries.shape[2] != 2 * keys.shape[3]:
+        raise ValueError(
+            f"queries {queries.shape} [tokens, heads, key] do not fit keys {keys.shape} "
+            "[heads, 2, subkeys, key // 2]."
+        )
+    scores = _scores(queries, keys, score)
+    sub_key_ids = top_k_ids(scores, top_k)
+    best = jnp.moveaxis(jnp.take_along_axis(scores, sub_key_ids, axis=2), 3, 0)
+    sub_key_ids = jnp.moveaxis(sub_key_ids, 3, 0)
+
+    row_ranks, column_ranks = _candidate_ranks(top_k)
+    sums = best[:, :, 0, row_ranks] + best[:, :, 1, column_ranks]
+    slots = sub_key_ids[:, :, 0, row_ranks] * subkeys + sub_key_ids[:, :, 1, column_ranks]
+    places = _best_places(jax.lax.stop_gradient(sums), slots, top_k)
+    slot_ids = jnp.take_along_axis(slots, places, axis=-1)
+    slot_scores = jnp.take_along_axis(sums, places, axis=-1)
+    return Address(slot_ids, slot_scores, sub_key_ids, best)
+
+
+def slot_weights(
+    scores: Float[Array, "tokens heads top_k"],
+    *,
+    normalization: Normalization = "token",
+    nonlinearity: Nonlinearity = "softmax",
+    temperature: float = 1.0,
+) -> Float[Array, "tokens heads top_k"]:
+    """Read weights of the chosen slots.
+
+    Args:
+      scores: `[tokens, heads, top_k]`.
+      normalization: `token` takes one softmax over all heads (FwPKM), `head` one per head (PKM).
+      nonlinearity: `softmax`, or an elementwise `silu` or `relu` that ignores `normalization`.
+      temperature: divides the scores.
+    """
+    scores = scores / temperature
+    if nonlinearity == "silu":
+        return jax.nn.silu(scores)
+    if nonlinearity == "relu":
+        return jax.nn.relu(scores)
+    return jax.nn.softmax(scores, axis=(-2, -1) if normalization == "token" else -1)
+
+
+class SubKeyUsage(NamedTuple):
+    """How much tokens use each sub-key; adds up over blocks of tokens.
+
+    Attributes:
+      access: each token's softmax over its best sub-keys, summed over tokens and heads.
+      total: the weight that `access` is an average over, when divided by it.
+    """
+
+    access: Float[Array, "2 subkeys"]
+    total: Float[Array, ""]
+
+
+def sub_key_usage(
+    address: Address, *, num_subkeys: int, token_weights: TokenWeights
+) -> SubKeyUsage:
+    """The usage by the tokens of one address, each with its weight."""
+    access = sub_key_totals(
+        _sub_key_access(address, token_weights), address.sub_key_ids, num_subkeys
+    )
+    return SubKeyUsage(access.sum(0), address.slot_ids.shape[1] * jnp.sum(token_weights))
+
+
+def addressing_loss(
+    address: Address,
+    *,
+    num_subkeys: int,
+    token_weights: TokenWeights,
+    usage: SubKeyUsage | None = None,
+) -> Float[Array, ""]:
+    """Negative entropy of the average access to each codebook, summed over both (Eq. 18).
+
+    Each query spreads one unit over its own best sub-keys by a softmax; the average over tokens and
+    heads is flat when all sub-keys are used alike.
+
+    Args:
+      address: from `product_top_k`.
+      num_subkeys: sub-keys per codebook.
+      token_weights: weight of each token in the average; 0 leaves a token out.
+      usage: of all tokens of the loss where these are one block of them.
+    """
+    if usage is None:
+        usage = sub_key_usage(address, num_subkeys=num_subkeys, token_weights=token_weights)
+    marginal = usage.access / _weight(usage)
+    return jnp.sum(marginal * jnp.log(marginal + _LOG_EPSILON))
+
+
+def addressing_gradient(
+    queries: Queries,
+    keys: SubKeys,
+    address: Address,
+    *,
+    token_weights: TokenWeights,
+    score: Score = "idw",
+    usage: SubKeyUsage | None = None,
+) -> SubKeys:
+    """Gradient of `addressing_loss` with respect to the keys, written out.
+
+    Only the chosen sub-keys' scores enter, so that the work beyond the address is one product of
+    the queries with a sparse coefficient per sub-key. Differentiable once more, for training
+    through the key update. Derived in docs/math.md.
+
+    Args:
+      queries: `[tokens, heads, key]`.
+      keys: `[heads, 2, subkeys, key // 2]`.
+      address: of the queries.
+      token_weights: as in `addressing_loss`.
+      score: the scoring function.
+      usage: of all tokens of the loss where these are one block of them; the blocks' results then
+        add up to the gradient. None: the loss is of these tokens alone.
+    """
+    num_subkeys = keys.shape[2]
+    if usage is None:
+        usage = sub_key_usage(address, num_subkeys=num_subkeys, token_weights=token_weights)
+    marginal = usage.access / _weight(usage)
+    slope = jnp.log(marginal + _LOG_EPSILON) + marginal / (marginal + _LOG_EPSILON)
+
+    codebook = jnp.arange(2)[:, None]
+    chosen_slope = slope[codebook, address.sub_key_ids]  # [tokens, heads, 2, top_k]
+    probabilities = jax.nn.softmax(address.sub_key_scores, axis=-1)
+    centred = chosen_slope - jnp.sum(probabilities * chosen_slope, axis=-1, keepdims=True)
+    access = _sub_key_access(address, token_weights)
+    coefficients = access / _weight(usage) * centred  # dL / dscore
+    halves = split_halves(queries)
+    if score == "idw":
+        # d(-log(eps + r^2)) / dk = 2 (q - k) / (eps + r^2), and 1 / (eps + r^2) = exp(score).
+        coefficients = 2.0 * coefficients * jnp.exp(address.sub_key_scores)
+    pulls = add_to_sub_keys(coefficients, address.sub_key_ids, halves, num_subkeys)
+    if score == "dot":
+        return pulls
+    totals = sub_key_totals(coefficients, address.sub_key_ids, num_subkeys)
+    return pulls - totals[..., None] * keys
+
+
+def _scores(
+    queries: Queries, keys: SubKeys, score: Score
+) -> Float[Array, "heads 2 subkeys tokens"]:
+    """`sub_key_scores` in the order in which the best are found; another order costs a pass."""
+    halves = jnp.moveaxis(split_halves(queries), 0, 2)
+    # Full precision, norms outside the product: a distance is a difference of large numbers.
+    products = jnp.einsum("hpsk,hptk->hpst", keys, halves, precision=jax.lax.Precision.HIGHEST)
+    if score == "dot":
+        return products
+    query_norms = jnp.sum(halves**2, axis=-1)[:, :, None]
+    key_norms = jnp.sum(keys**2, axis=-1)[..., None]
+    distances = jnp.maximum(query_norms + key_norms - 2.0 * products, 0.0)
+    return -jnp.log(IDW_EPSILON + distances)
+
+
+def _best_places(
+    sums: Float[Array, "tokens heads candidates"],
+    slots: Int[Array, "tokens heads candidates"],
+    top_k: int,
+) -> Int[Array, "tokens heads top_k"]:
+    """Where the best candidates stand, best first, the lower slot first among equals.
+
+    Each candidate's rank is the number of those before it: for a few dozen candidates that takes
+    a tenth of a sort's time.
+    """
+    mine, other = sums[..., :, None], sums[..., None, :]
+    lower = slots[..., None, :] < slots[..., :, None]
+    rank = jnp.sum((other > mine) | ((other == mine) & lower), axis=-1)
+    wanted = jax.lax.broadcasted_iota(rank.dtype, (*rank.shape[:-1], top_k, 1), rank.ndim - 1)
+    return jnp.argmax(rank[..., None, :] == wanted, axis=-1)
+
+
+def _candidate_ranks(top_k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rank pairs (from 0) of which at most `top_k - 1` others are surely at least as good."""
+    rows, columns = np.divmod(np.arange(top_k * top_k), top_k)
+    keep = (rows + 1) * (columns + 1) <= top_k
+    return rows[keep], columns[keep]
+
+
+def _sub_key_access(address: Address, token_weights: TokenWeights) -> jax.Array:
+    """Weighted access of each chosen sub-key."""
+    probabilities = jax.nn.softmax(address.sub_key_scores, axis=-1)
+    return probabilities * token_weights[:, None, None, None]
+
+
+def _weight(usage: SubKeyUsage) -> jax.Array:
+    # Without any token the average is empty: zero access, not 0 / 0.
+    return jnp.maximum(usage.total, 1e-20)

@@ -1,0 +1,158 @@
+"""One write of a very long chunk, a block of its tokens at a time.
+
+A chunk of 100,000 tokens, all of a text, is still one write: every token reads the memory as it was
+before. What a write makes of a chunk (rows, scores, coefficients) would take gigabytes; here only
+one error per token is kept, and the tables are changed in place.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from fwpkm_jax.core.array_types import Queries, SubKeys, TokenValues, ValueTable
+from fwpkm_jax.core.chunks import Chunk, Memory
+from fwpkm_jax.core.slots.addressing import (
+    Address,
+    Score,
+    SubKeyUsage,
+    addressing_gradient,
+    sub_key_usage,
+)
+from fwpkm_jax.core.slots.grouping import group_slots
+from fwpkm_jax.core.slots.row_ops import RowOps
+
+
+class ChunkBlocks(NamedTuple):
+    """One chunk as blocks of tokens, made when they are asked for.
+
+    Attributes:
+      block: from a number to that block, leaves `[tokens, ...]`. Tokens that are no part of the
+        chunk have weight 0 in everything.
+      number: how many blocks there are.
+      most: bound on `number` known when compiling.
+    """
+
+    block: Callable[[jax.Array], Chunk]
+    number: Int[Array, ""]
+    most: int
+
+    def whole(self) -> Chunk:
+        """The chunk at once, leaves `[most * tokens, ...]`."""
+        blocks = jax.vmap(self.block)(jnp.arange(self.most, dtype=jnp.int32))
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), blocks)
+
+    def fold(self, function: Callable[[jax.Array, Any], Any], start: Any) -> Any:
+        """`function(number, carry)` over the blocks in order, from the carry `start`."""
+        return jax.lax.fori_loop(jnp.int32(0), self.number, function, start)
+
+
+def write_whole(
+    write: Callable[[Memory, Chunk], Memory], memory: Memory, blocks: ChunkBlocks
+) -> Memory:
+    """`write` of the whole chunk; the memory as it is where there are no blocks."""
+    return jax.lax.cond(
+        blocks.number > 0,
+        lambda memory: write(memory, blocks.whole()),
+        lambda memory: memory,
+        memory,
+    )
+
+
+class _Looked(NamedTuple):
+    """What looking at all blocks leaves; the leading axis `most` numbers the blocks."""
+
+    usage: SubKeyUsage
+    counts: jax.Array  # [slots], reads of each slot
+    address: Address
+    weights: jax.Array  # [most, tokens, places]
+    errors: jax.Array  # [most, tokens, value]
+
+
+def write_in_blocks(
+    keys: SubKeys,
+    values: ValueTable,
+    blocks: ChunkBlocks,
+    *,
+    select: Callable[[SubKeys, Queries], tuple[Address, jax.Array]],
+    read: Callable[[ValueTable, jax.Array, jax.Array], TokenValues],
+    step_size: float,
+    key_step: float,
+    score: Score,
+    ops: RowOps,
+) -> tuple[SubKeys, ValueTable]:
+    """Keys and values after one write of a chunk: its plain write, up to the order of sums.
+
+    Args:
+      keys: before the write.
+      values: before the write.
+      blocks: the chunk, in the dtype of keys and values.
+      select: from keys and queries to addresses and read weights `[tokens, places]`.
+      read: from values, slots and weights `[tokens, places]` to what is read.
+      step_size: multiplies the mean error of a slot.
+      key_step: multiplies the gradient of the addressing loss.
+      score: of the sub-keys.
+      ops: what adds rows.
+    """
+    num_subkeys = keys.shape[2]
+
+    def look(number: jax.Array, looked: _Looked) -> _Looked:
+        chunk = blocks.block(number)
+        address, weights = select(keys, chunk.query)
+        slot_ids = address.slot_ids.reshape(weights.shape)
+        errors = read(values, slot_ids, weights) - chunk.target
+        errors = chunk.write_weight[:, None] * errors
+        if chunk.factor is not None:
+            errors = chunk.factor[:, None] * errors
+        counted = jnp.broadcast_to(chunk.counted[:, None], slot_ids.shape)
+        usage = sub_key_usage(address, num_subkeys=num_subkeys, token_weights=chunk.addressed)
+        kept = (looked.address, looked.weights, looked.errors)
+        kept = jax.tree.map(
+            lambda all_, x: all_.at[number].set(x), kept, (address, weights, errors)
+        )
+        return _Looked(
+            jax.tree.map(jnp.add, looked.usage, usage),
+            looked.counts.at[slot_ids].add(counted, mode="promise_in_bounds"),
+            *kept,
+        )
+
+    looked = blocks.fold(look, _nothing_looked_at(keys, values, blocks, select))
+
+    def write(number: jax.Array, carry: tuple[SubKeys, ValueTable]) -> tuple[SubKeys, ValueTable]:
+        gradient, values = carry
+        chunk = blocks.block(number)
+        address, weights, errors = jax.tree.map(
+            lambda x: x[number], (looked.address, looked.weights, looked.errors)
+        )
+        gradient = gradient + addressing_gradient(
+            chunk.query, keys, address,
+            token_weights=chunk.addressed, score=score, usage=looked.usage,
+        )  # fmt: skip
+        slot_ids = address.slot_ids.reshape(weights.shape)
+        counts = looked.counts.at[slot_ids].get(mode="promise_in_bounds")
+        steps = -step_size * weights / jnp.maximum(counts, 1.0)
+        groups = group_slots(slot_ids, num_slots=values.shape[0])
+        return gradient, ops.add(values, groups, steps, errors)
+
+    gradient, values = blocks.fold(write, (jnp.zeros_like(keys), values))
+    return keys - key_step * gradient, values
+
+
+def _nothing_looked_at(keys, values, blocks: ChunkBlocks, select) -> _Looked:
+    """Zeros of the right shapes."""
+    query = jax.eval_shape(blocks.block, jnp.int32(0)).query
+    address, weights = jax.eval_shape(select, keys, query)
+
+    def per_block(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        return jnp.zeros((blocks.most, *shape), dtype)
+
+    dtype = values.dtype
+    return _Looked(
+        SubKeyUsage(jnp.zeros((2, keys.shape[2]), dtype), jnp.zeros((), dtype)),
+        jnp.zeros((values.shape[0],), dtype),
+        jax.tree.map(lambda x: per_block(x.shape, x.dtype), address),
+        per_block(weights.shape, weights.dtype),
+        per_block((weights.shape[0], values.shape[1]), dtype),
+    )

@@ -1,0 +1,217 @@
+"""Rows of a table read, multiplied and added to, without a copy per reference.
+
+What `core.slots.value_scan` is made of; kernels may stand in for them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fwpkm_jax.core.array_types import (
+    SlotIds,
+    SlotWeights,
+    TokenValues,
+    TokenWeights,
+    ValueTable,
+)
+from fwpkm_jax.core.slots.grouping import SlotGroups
+
+_BLOCK = 64  # Tokens whose rows a CPU forms at once: a chunk's would be fresh pages, these are not.
+
+
+def read_rows(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
+    """Weighted sums of rows, one per token: as `memory.slot_read`, without a backward pass."""
+    return jax.lax.platform_dependent(
+        values, slot_ids, weights, cpu=read_by_blocks, default=_read_by_places
+    )
+
+
+def dot_rows(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> SlotWeights:
+    """Inner products of each token's vector with the rows it reads."""
+    return jax.lax.platform_dependent(
+        values, slot_ids, vectors, cpu=dot_by_blocks, default=_dot_at_once
+    )
+
+
+def pull_rows(
+    values: ValueTable, slot_ids: SlotIds, weights: SlotWeights, vectors: TokenValues
+) -> tuple[TokenValues, SlotWeights]:
+    """`read_rows` and `dot_rows` of the same rows."""
+    return jax.lax.platform_dependent(
+        *(values, slot_ids, weights, vectors), cpu=_pull_by_blocks, default=_pull_in_turn
+    )
+
+
+def _read_by_places(values, slot_ids, weights):
+    """One place at a time, so that gather and sum fuse and no row is written down twice."""
+    total = jnp.zeros((slot_ids.shape[0], values.shape[1]), values.dtype)
+    for place in range(slot_ids.shape[1]):
+        rows = values.at[slot_ids[:, place]].get(mode="promise_in_bounds")
+        total = total + weights[:, place, None] * rows
+    return total
+
+
+def _dot_at_once(values, slot_ids, vectors):
+    rows = values.at[slot_ids].get(mode="promise_in_bounds")
+    return _dot(rows, vectors)
+
+
+def _pull_in_turn(values, slot_ids, weights, vectors):
+    return _read_by_places(values, slot_ids, weights), _dot_at_once(values, slot_ids, vectors)
+
+
+def read_by_blocks(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
+    """`read_rows` as a CPU does it."""
+    return _by_blocks(values, slot_ids, _sum, weights)
+
+
+def dot_by_blocks(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> SlotWeights:
+    """`dot_rows` as a CPU does it."""
+    return _by_blocks(values, slot_ids, _dot, vectors)
+
+
+def _pull_by_blocks(values, slot_ids, weights, vectors):
+    return _by_blocks(
+        *(values, slot_ids, lambda rows, w, v: (_sum(rows, w), _dot(rows, v)), weights, vectors)
+    )
+
+
+def _by_blocks(values, slot_ids, function, *arguments):
+    """`function(rows [tokens, places, value], *arguments)` of a few tokens at a time."""
+
+    def of_token(token):
+        rows = values.at[token[0][None]].get(mode="promise_in_bounds")
+        return jax.tree.map(lambda x: x[0], function(rows, *(x[None] for x in token[1:])))
+
+    return jax.lax.map(of_token, (slot_ids, *arguments), batch_size=_BLOCK)
+
+
+def _sum(rows: jax.Array, weights: jax.Array) -> jax.Array:
+    return jnp.einsum("tpv,tp->tv", rows, weights, precision=jax.lax.Precision.HIGHEST)
+
+
+def _dot(rows: jax.Array, vectors: jax.Array) -> jax.Array:
+    return jnp.einsum("tpv,tv->tp", rows, vectors, precision=jax.lax.Precision.HIGHEST)
+
+
+def add_rows(
+    values: ValueTable, groups: SlotGroups, coefficients: SlotWeights, rows: TokenValues
+) -> ValueTable:
+    """Adds a multiple of each token's row to the rows of the table that it reads.
+
+        V[i] += sum of coefficients[t, p] * rows[t] over the places (t, p) that read slot i
+
+    In place in a loop. The sum's order is fixed: a CPU adds one reference after the other; other
+    devices sum sorted runs first, so that no two additions meet in one row.
+    """
+    return jax.lax.platform_dependent(
+        values, groups, coefficients, rows, cpu=_add_in_turn, default=_add_by_runs
+    )
+
+
+def _add_in_turn(
+    values: ValueTable, groups: SlotGroups, coefficients: SlotWeights, rows: TokenValues
+) -> ValueTable:
+    return add_by_blocks(values, groups.slots[groups.rank], coefficients, rows)
+
+
+def add_by_blocks(
+    values: ValueTable, slot_ids: SlotIds, coefficients: SlotWeights, rows: TokenValues
+) -> ValueTable:
+    """`add_rows` as a CPU does it."""
+    blocks, rest = divmod(rows.shape[0], _BLOCK)
+    everything = (slot_ids, coefficients, rows)
+
+    def add(values: ValueTable, start: jax.Array | int, length: int) -> ValueTable:
+        slot_ids, coefficients, rows = (
+            jax.lax.dynamic_slice_in_dim(x, start, length) for x in everything
+        )
+        added = coefficients[:, :, None] * rows[:, None, :]
+        return values.at[slot_ids].add(added, mode="promise_in_bounds")
+
+    if blocks:
+        values = jax.lax.fori_loop(0, blocks, lambda i, v: add(v, i * _BLOCK, _BLOCK), values)
+    return add(values, blocks * _BLOCK, rest) if rest else values
+
+
+def _add_by_runs(
+    values: ValueTable, groups: SlotGroups, coefficients: SlotWeights, rows: TokenValues
+) -> ValueTable:
+    places = groups.rank.shape[1]
+    sorted_rows = coefficients.reshape(-1)[groups.order, None] * rows[groups.order // places]
+    group = groups.rank.reshape(-1)[groups.order]
+
+    def merge(left, right):
+        (left_group, left_sum), (right_group, right_sum) = left, right
+        carried = jnp.where((left_group == right_group)[:, None], left_sum, 0.0)
+        return right_group, carried + right_sum
+
+    _, sums = jax.lax.associative_scan(merge, (group, sorted_rows))
+    last = jnp.maximum(groups.starts[1:] - 1, 0)
+    return values.at[groups.slots].add(
+        sums[last], mode="drop", unique_indices=True, indices_are_sorted=True
+    )
+
+
+SumReads = Callable[[jax.Array], jax.Array]
+"""Adds up what devices read that hold a part of the slots each."""
+
+
+def as_it_is(reads: jax.Array) -> jax.Array:
+    """`SumReads` where one device holds all slots."""
+    return reads
+
+
+class Exchange(NamedTuple):
+    """What one chunk reads and leaves.
+
+    Attributes:
+      values: the table after the write, `[slots, value]`.
+      output: what each token read, `[tokens, value]`.
+      errors: what it wrote a multiple of, `[tokens, value]`.
+      log: the touched rows before the write, by their number in `SlotGroups`.
+    """
+
+    values: ValueTable
+    output: TokenValues
+    errors: TokenValues
+    log: Float[Array, "distinct value"]
+
+
+def exchange_rows(
+    values: ValueTable,
+    slot_ids: SlotIds,
+    groups: SlotGroups,
+    *,
+    weights: SlotWeights,
+    steps: SlotWeights,
+    targets: TokenValues,
+    error_weights: TokenWeights,
+    sum_reads: SumReads = as_it_is,
+) -> Exchange:
+    """Reads, compares and writes one chunk; see `core.slots.value_scan` for the formulas.
+
+    The tokens read the logged rows: each row leaves the table once, and the write waits for every
+    read of the old table, or XLA would copy it.
+    """
+    del slot_ids
+    distinct = min(groups.slots.shape[0], values.shape[0])
+    log = values.at[groups.slots[:distinct]].get(mode="clip")
+    output = sum_reads(read_rows(log, groups.rank, weights))
+    errors = error_weights[:, None] * (output - targets)
+    return Exchange(add_rows(values, groups, steps, errors), output, errors, log)
+
+
+@dataclass(frozen=True)
+class RowOps:
+    """What carries out a chunk's work on rows; each as the function of its default."""
+
+    exchange: Callable[..., Exchange] = exchange_rows
+    pull: Callable[..., tuple[TokenValues, SlotWeights]] = pull_rows
+    dot: Callable[[ValueTable, SlotIds, TokenValues], SlotWeights] = dot_rows
+    add: Callable[[ValueTable, SlotGroups, SlotWeights, TokenValues], ValueTable] = add_rows
+    sum_reads: SumReads = as_it_is

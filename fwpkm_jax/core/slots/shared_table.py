@@ -1,0 +1,144 @@
+"""Value tables shared by several devices, each holding a part: inside `jax.shard_map`.
+
+By columns: columns never meet (`core.slots.value_scan`), so the scan itself moves nothing. Before
+it the devices gather all tokens' addresses and exchange targets, tokens for columns; after it they
+exchange what was read, columns for tokens. By slots, for tables larger than a device: each device
+reads the slots it holds for all tokens, and one sum of `[tokens, value]` per chunk, forward and
+backward, completes the reads.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from fwpkm_jax.core.slots.row_ops import RowOps, exchange_rows
+from fwpkm_jax.core.slots.value_run import ValueRunOutput, value_run
+
+
+class MemoryAxes(NamedTuple):
+    """Mesh axes along which devices share each memory; without any, every device has its own.
+
+    Attributes:
+      tokens: along these each device holds other sequences of a memory.
+      columns: along these each device holds other columns of the value table, all of `tokens` last.
+      slots: along these each device holds other slots of it.
+    """
+
+    tokens: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    slots: tuple[str, ...] = ()
+
+    @property
+    def target_columns(self) -> tuple[str, ...]:
+        """Axes that split the columns of targets and reads outside: those without tokens."""
+        return tuple(axis for axis in self.columns if axis not in self.tokens)
+
+
+def shared_value_run(
+    values: Float[Array, "groups part_of_slots part_of_columns"],
+    slot_ids: Int[Array, "groups batch length places"],
+    weights: Float[Array, "groups batch length places"],
+    targets: Float[Array, "groups batch length columns"],
+    *,
+    error_weights: Float[Array, "groups batch length"],
+    counted: Float[Array, "groups batch length"],
+    step_size: float,
+    chunk_size: int,
+    axes: MemoryAxes,
+    ops: RowOps | None = None,
+) -> ValueRunOutput:
+    """`value_run` of tables that devices share; without `axes` the same.
+
+    Args:
+      values: this device's part of the tables.
+      slot_ids: slots that this device's tokens read, numbered in the whole table.
+      weights: their read weights.
+      targets: what they should have read: all columns but for a split along
+        `axes.target_columns`.
+      error_weights: weight of each token's error in the write.
+      counted: 1 for tokens whose reads count in a slot's number of accesses.
+      step_size: multiplies the mean error of a slot.
+      chunk_size: tokens of a sequence between two writes.
+      axes: how the tables are shared.
+      ops: what reads and adds rows; tables split by slots take plain XLA.
+
+    Returns:
+      This device's part of the tables, its tokens' reads with columns as in `targets`, and the norm
+      of each chunk's change of the whole table.
+    """
+    batch = slot_ids.shape[1]
+    slot_ids, weights, error_weights, counted = (
+        gather_tokens(x, axes) for x in (slot_ids, weights, error_weights, counted)
+    )
+    run = functools.partial(
+        value_run, error_weights=error_weights, step_size=step_size, chunk_size=chunk_size
+    )
+    if axes.slots:
+        own = own_slots(slot_ids, values.shape[1], axes)
+        sum_reads = functools.partial(jax.lax.psum, axis_name=axes.slots)
+        out = run(
+            *(values, own.slot_ids, jnp.where(own.held, weights, 0.0)),
+            gather_tokens(targets, axes),
+            counted=jnp.where(own.held, counted[..., None], 0.0),
+            ops=RowOps(
+                exchange=functools.partial(exchange_rows, sum_reads=sum_reads), sum_reads=sum_reads
+            ),
+        )
+        output = own_tokens(out.output, batch, axes)
+    else:
+        targets = tokens_for_columns(targets, axes)
+        out = run(values, slot_ids, weights, targets, counted=counted, ops=ops)
+        output = columns_for_tokens(out.output, axes)
+    norm = out.update_norm
+    if axes.slots or axes.columns:
+        norm = jnp.sqrt(jax.lax.psum(norm**2, axes.slots or axes.columns))
+    return ValueRunOutput(out.values, output, norm)
+
+
+class OwnSlots(NamedTuple):
+    """References seen from a device that holds a part of the slots.
+
+    Attributes:
+      slot_ids: the slot among those that the device holds; any of them where it does not hold it.
+      held: whether it holds it.
+    """
+
+    slot_ids: Int[Array, "... places"]
+    held: Bool[Array, "... places"]
+
+
+def own_slots(slot_ids: Int[Array, "... places"], num_held: int, axes: MemoryAxes) -> OwnSlots:
+    """The references to the `num_held` slots of this device."""
+    own = slot_ids - num_held * jax.lax.axis_index(axes.slots)
+    held = (own >= 0) & (own < num_held)
+    # References to others' slots have no weight here; spread, they crowd no row.
+    return OwnSlots(jnp.where(held, own, slot_ids % num_held), held)
+
+
+def gather_tokens(x: Float[Array, "..."] | Int[Array, "..."], axes: MemoryAxes) -> jax.Array:
+    """`[groups, batch, ...]` of this device to that of all that share its memory."""
+    return jax.lax.all_gather(x, axes.tokens, axis=1, tiled=True) if axes.tokens else x
+
+
+def own_tokens(x: Float[Array, "..."], batch: int, axes: MemoryAxes) -> jax.Array:
+    """What `gather_tokens` began with."""
+    if not axes.tokens:
+        return x
+    return jax.lax.dynamic_slice_in_dim(x, batch * jax.lax.axis_index(axes.tokens), batch, axis=1)
+
+
+def tokens_for_columns(x: Float[Array, "..."], axes: MemoryAxes) -> jax.Array:
+    """`[groups, batch, length, columns]` of own tokens to that of own columns, of all tokens."""
+    if not axes.tokens:
+        return x
+    return jax.lax.all_to_all(x, axes.tokens, split_axis=3, concat_axis=1, tiled=True)
+
+
+def columns_for_tokens(x: Float[Array, "..."], axes: MemoryAxes) -> jax.Array:
+    """The way back of `tokens_for_columns`."""
+    if not axes.tokens:
+        return x
+    return jax.lax.all_to_all(x, axes.tokens, split_axis=1, concat_axis=3, tiled=True)

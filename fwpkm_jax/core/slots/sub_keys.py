@@ -1,0 +1,172 @@
+"""Sums over the sub-keys that tokens chose, a few out of many: linear in each argument.
+
+A CPU moves the chosen rows, whose number does not depend on the number of sub-keys. Other devices
+lay the coefficients out, mostly zeros, and multiply matrices. Both may be differentiated again.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fwpkm_jax.core.slots.row_ops import add_by_blocks, dot_by_blocks, read_by_blocks
+
+_FULL = jax.lax.Precision.HIGHEST
+
+
+def sub_key_totals(
+    coefficients: Float[Array, "tokens heads 2 top_k"],
+    sub_key_ids: Int[Array, "tokens heads 2 top_k"],
+    num_subkeys: int,
+) -> Float[Array, "heads 2 subkeys"]:
+    """The coefficients of each sub-key, summed over the tokens that chose it."""
+    return _by_platform(_totals_by_numbers, _totals_by_products)(
+        coefficients, sub_key_ids, num_subkeys
+    )
+
+
+def add_to_sub_keys(
+    coefficients: Float[Array, "tokens heads 2 top_k"],
+    sub_key_ids: Int[Array, "tokens heads 2 top_k"],
+    vectors: Float[Array, "tokens heads 2 half"],
+    num_subkeys: int,
+) -> Float[Array, "heads 2 subkeys half"]:
+    """Adds each token's vector, times a coefficient, to every sub-key that it chose."""
+    return _add(coefficients, sub_key_ids, vectors, num_subkeys)
+
+
+def sum_of_sub_keys(
+    coefficients: Float[Array, "tokens heads 2 top_k"],
+    sub_key_ids: Int[Array, "tokens heads 2 top_k"],
+    keys: Float[Array, "heads 2 subkeys half"],
+) -> Float[Array, "tokens heads 2 half"]:
+    """Each token's weighted sum of the sub-keys that it chose."""
+    return _sum(coefficients, sub_key_ids, keys)
+
+
+def _totals_by_numbers(coefficients, sub_key_ids, num_subkeys):
+    heads = coefficients.shape[1]
+    totals = jnp.zeros((heads * 2 * num_subkeys,), coefficients.dtype)
+    totals = totals.at[_rows(sub_key_ids, num_subkeys)].add(_flat(coefficients))
+    return totals.reshape(heads, 2, num_subkeys)
+
+
+def _totals_by_products(coefficients, sub_key_ids, num_subkeys):
+    return _laid_out(coefficients, sub_key_ids, num_subkeys).sum(3)
+
+
+def _add_by_rows(coefficients, sub_key_ids, vectors, num_subkeys):
+    heads, half = vectors.shape[1], vectors.shape[3]
+    table = jnp.zeros((heads * 2 * num_subkeys, half), vectors.dtype)
+    rows = _rows(sub_key_ids, num_subkeys)
+    table = add_by_blocks(table, rows, _flat(coefficients), vectors.reshape(-1, half))
+    return table.reshape(heads, 2, num_subkeys, half)
+
+
+def _add_by_products(coefficients, sub_key_ids, vectors, num_subkeys):
+    dense = _laid_out(coefficients, sub_key_ids, num_subkeys)
+    return jnp.einsum("hpst,thpk->hpsk", dense, vectors, precision=_FULL)
+
+
+def _sum_by_rows(coefficients, sub_key_ids, keys):
+    num_subkeys, half = keys.shape[2:]
+    rows = _rows(sub_key_ids, num_subkeys)
+    sums = read_by_blocks(keys.reshape(-1, half), rows, _flat(coefficients))
+    return sums.reshape(*sub_key_ids.shape[:3], half)
+
+
+def _sum_by_products(coefficients, sub_key_ids, keys):
+    dense = _laid_out(coefficients, sub_key_ids, keys.shape[2])
+    return jnp.einsum("hpst,hpsk->thpk", dense, keys, precision=_FULL)
+
+
+def _dot_by_rows(vectors, sub_key_ids, keys):
+    """Inner products of each token's vector with the sub-keys that it chose."""
+    num_subkeys, half = keys.shape[2:]
+    rows = _rows(sub_key_ids, num_subkeys)
+    dots = dot_by_blocks(keys.reshape(-1, half), rows, vectors.reshape(-1, half))
+    return dots.reshape(sub_key_ids.shape)
+
+
+def _dot_by_products(vectors, sub_key_ids, keys):
+    everything = jnp.einsum("thpk,hpsk->thps", vectors, keys, precision=_FULL)
+    return jnp.take_along_axis(everything, sub_key_ids, axis=-1)
+
+
+def _by_platform(by_rows, by_products):
+    """Either by the device; a last argument that is no array is the number of sub-keys."""
+
+    def chosen(*arguments):
+        arrays = [x for x in arguments if not isinstance(x, int)]
+        number = [x for x in arguments if isinstance(x, int)]
+        return jax.lax.platform_dependent(
+            *arrays,
+            cpu=lambda *arrays: by_rows(*arrays, *number),
+            default=lambda *arrays: by_products(*arrays, *number),
+        )
+
+    return chosen
+
+
+# Each one's cotangents are made of the other two, so that any derivative is.
+_add = jax.custom_vjp(_by_platform(_add_by_rows, _add_by_products), nondiff_argnums=(3,))
+_sum = jax.custom_vjp(_by_platform(_sum_by_rows, _sum_by_products))
+_dot = jax.custom_vjp(_by_platform(_dot_by_rows, _dot_by_products))
+
+
+def _add_forward(coefficients, sub_key_ids, vectors, num_subkeys):
+    added = _add(coefficients, sub_key_ids, vectors, num_subkeys)
+    return added, (coefficients, sub_key_ids, vectors)
+
+
+def _add_backward(num_subkeys, residuals, added_bar):
+    del num_subkeys
+    coefficients, sub_key_ids, vectors = residuals
+    coefficients_bar = _dot(vectors, sub_key_ids, added_bar)
+    return coefficients_bar, None, _sum(coefficients, sub_key_ids, added_bar)
+
+
+def _sum_forward(coefficients, sub_key_ids, keys):
+    return _sum(coefficients, sub_key_ids, keys), (coefficients, sub_key_ids, keys)
+
+
+def _sum_backward(residuals, sums_bar):
+    coefficients, sub_key_ids, keys = residuals
+    keys_bar = _add(coefficients, sub_key_ids, sums_bar, keys.shape[2])
+    return _dot(sums_bar, sub_key_ids, keys), None, keys_bar
+
+
+def _dot_forward(vectors, sub_key_ids, keys):
+    return _dot(vectors, sub_key_ids, keys), (vectors, sub_key_ids, keys)
+
+
+def _dot_backward(residuals, dots_bar):
+    vectors, sub_key_ids, keys = residuals
+    keys_bar = _add(dots_bar, sub_key_ids, vectors, keys.shape[2])
+    return _sum(dots_bar, sub_key_ids, keys), None, keys_bar
+
+
+_add.defvjp(_add_forward, _add_backward)
+_sum.defvjp(_sum_forward, _sum_backward)
+_dot.defvjp(_dot_forward, _dot_backward)
+
+
+def _flat(x: jax.Array) -> jax.Array:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _rows(sub_key_ids: jax.Array, num_subkeys: int) -> jax.Array:
+    """Ids in the sub-keys of all heads and codebooks laid end to end, `[tokens * heads * 2, k]`."""
+    heads = sub_key_ids.shape[1]
+    codebooks = jnp.arange(2 * heads, dtype=sub_key_ids.dtype).reshape(1, heads, 2, 1)
+    return _flat(sub_key_ids + num_subkeys * codebooks)
+
+
+def _laid_out(coefficients: jax.Array, sub_key_ids: jax.Array, num_subkeys: int) -> jax.Array:
+    """Coefficients by sub-key, zero where it was not chosen, `[heads, 2, subkeys, tokens]`.
+
+    By comparing: accelerators scatter single numbers one after the other.
+    """
+    coefficients, sub_key_ids = (jnp.moveaxis(x, 0, 3) for x in (coefficients, sub_key_ids))
+    sub_keys = jnp.arange(num_subkeys, dtype=jnp.int32).reshape(1, 1, 1, -1, 1)
+    same = sub_key_ids[:, :, :, None] == sub_keys
+    return jnp.sum(jnp.where(same, coefficients[:, :, :, None], 0.0), axis=2)

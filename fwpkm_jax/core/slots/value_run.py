@@ -1,0 +1,86 @@
+"""Whole sequences through a value table: groups, chunks and normalised steps for `value_scan`."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fwpkm_jax.core.slots.grouping import group_slots, reference_counts
+from fwpkm_jax.core.slots.row_ops import RowOps
+from fwpkm_jax.core.slots.value_scan import ChunkRows, value_scan
+
+
+class ValueRunOutput(NamedTuple):
+    """The tables after the last chunk, what was read, and the norm of each chunk's change."""
+
+    values: Float[Array, "groups slots value"]
+    output: Float[Array, "groups batch length value"]
+    update_norm: Float[Array, "groups chunks"]
+
+
+def value_run(
+    values: Float[Array, "groups slots value"],
+    slot_ids: Int[Array, "groups batch length places"],
+    weights: Float[Array, "groups batch length places"],
+    targets: Float[Array, "groups batch length value"],
+    *,
+    error_weights: Float[Array, "groups batch length"],
+    counted: Float[Array, "groups batch length *places"],
+    step_size: float,
+    chunk_size: int,
+    ops: RowOps | None = None,
+) -> ValueRunOutput:
+    """Reads and writes sequences chunk by chunk, each group of them in a table of its own.
+
+    Equal to `slot_read` and `slot_write` of each chunk in turn, gradients included. The groups'
+    tables are laid end to end, so that one grouping and one write serve them all.
+
+    Args:
+      values: tables before the first token.
+      slot_ids: slots that each token reads, below `slots`.
+      weights: their read weights.
+      targets: what each token should have read.
+      error_weights: weight of each token's error in the write.
+      counted: 1 for tokens, or single places of tokens, whose reads count in a slot's number of
+        accesses.
+      step_size: multiplies the mean error of a slot.
+      chunk_size: tokens of a sequence between two writes; the last chunk may be shorter.
+      ops: what reads and adds rows; None: plain XLA.
+    """
+    num_groups, batch, length = error_weights.shape
+    num_slots = values.shape[1]
+    chunk = min(chunk_size, length)
+    chunks = -(-length // chunk)
+
+    def to_chunks(x: jax.Array) -> jax.Array:
+        """`[groups, batch, length, ...]` to `[chunks, groups * batch * chunk, ...]`.
+
+        Tokens added behind the end read their table's first slot with weight 0 and do not count.
+        """
+        rest = x.shape[3:]
+        x = jnp.pad(x, [(0, 0), (0, 0), (0, chunks * chunk - length)] + [(0, 0)] * len(rest))
+        x = jnp.moveaxis(x.reshape(num_groups, batch, chunks, chunk, *rest), 2, 0)
+        return x.reshape(chunks, num_groups * batch * chunk, *rest)
+
+    offsets = num_slots * jnp.arange(num_groups, dtype=slot_ids.dtype)
+    ids = to_chunks(slot_ids)
+    ids = ids.reshape(chunks, num_groups, -1) + offsets[None, :, None]
+    ids = ids.reshape(chunks, -1, slot_ids.shape[-1])
+    groups = jax.vmap(lambda x: group_slots(x, num_slots=num_groups * num_slots))(ids)
+    weights = to_chunks(weights)
+    counts = jax.vmap(reference_counts)(groups, to_chunks(counted))
+    rows = ChunkRows(
+        weights=weights,
+        steps=-step_size * weights / jnp.maximum(counts, 1.0),
+        targets=to_chunks(targets),
+        error_weights=to_chunks(error_weights),
+    )
+    table = values.reshape(num_groups * num_slots, values.shape[2])
+    out = value_scan(table, ids, rows, groups=groups, ops=ops)
+    output = out.output.reshape(chunks, num_groups, batch, chunk, values.shape[2])
+    output = jnp.moveaxis(output, 0, 2).reshape(num_groups, batch, chunks * chunk, -1)
+    change = out.squared_change.reshape(chunks, num_groups, batch * chunk).sum(-1)
+    return ValueRunOutput(
+        out.values.reshape(values.shape), output[:, :, :length], jnp.sqrt(change.T)
+    )

@@ -1,0 +1,204 @@
+"""A sequence's reads and writes of a value table, all chunks, with a backward pass of its own.
+
+What is read and how strongly must be known beforehand: the keys never read the values, so one scan
+over the chunks finds every slot and a second one, this, handles the values. Per chunk c, with the
+table V as earlier chunks left it:
+
+    y[t] = sum_p w[t, p] V[i[t, p]]         read
+    e[t] = m[t] (y[t] - v[t])               error
+    V[i] += sum over the places that read slot i of s[t, p] e[t]
+
+Columns of the table never meet: any slice of columns of V, v and y gives the same slice of the
+results, and the cotangents of w, s and m are sums over the slices.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fwpkm_jax.core.array_types import ValueTable
+from fwpkm_jax.core.slots.grouping import SlotGroups
+from fwpkm_jax.core.slots.row_ops import RowOps
+
+
+class ChunkRows(NamedTuple):
+    """What the chunks of a sequence read and write.
+
+    Attributes:
+      weights: read weights w, `[chunks, tokens, places]`.
+      steps: the write's coefficients s, minus the step size over the slot's count times w.
+      targets: v, `[chunks, tokens, value]`.
+      error_weights: m, `[chunks, tokens]`; a token with 0 writes nothing.
+    """
+
+    weights: Float[Array, "chunks tokens places"]
+    steps: Float[Array, "chunks tokens places"]
+    targets: Float[Array, "chunks tokens value"]
+    error_weights: Float[Array, "chunks tokens"]
+
+
+class ValueScanOutput(NamedTuple):
+    """The table after the last chunk, and what each chunk read and changed.
+
+    Attributes:
+      values: `[slots, value]`.
+      output: y, `[chunks, tokens, value]`.
+      squared_change: `[chunks, tokens]`; a chunk's sum is the squared norm of its change of the
+        table. Without a gradient.
+    """
+
+    values: ValueTable
+    output: Float[Array, "chunks tokens value"]
+    squared_change: Float[Array, "chunks tokens"]
+
+
+def value_scan(
+    values: ValueTable,
+    slot_ids: Int[Array, "chunks tokens places"],
+    rows: ChunkRows,
+    *,
+    groups: SlotGroups,
+    ops: RowOps | None = None,
+) -> ValueScanOutput:
+    """Reads and writes every chunk, the table updated in place.
+
+    The backward pass keeps the touched rows as they were before each write, and puts the cotangents
+    of these rows into their place; a gradient of the whole table is made only if someone asks for
+    the gradient of `values`.
+
+    Args:
+      values: the table before the first chunk.
+      slot_ids: which slots each token reads.
+      rows: what is read and written there.
+      groups: `group_slots` of each chunk, leaves `[chunks, ...]`.
+      ops: what reads and adds rows; None: plain XLA.
+    """
+    ops = RowOps() if ops is None else ops
+    values, output, change = _scan(ops, values, slot_ids, rows, groups)
+    return ValueScanOutput(values, output, jax.lax.stop_gradient(change))
+
+
+def _primal(
+    ops: RowOps, values: ValueTable, slot_ids: jax.Array, rows: ChunkRows, groups: SlotGroups
+) -> ValueScanOutput:
+    return _scan_and_log(ops, values, slot_ids, rows, groups)[0]
+
+
+_scan = jax.custom_vjp(_primal, nondiff_argnums=(0,))
+
+
+def _scan_and_log(ops, values, slot_ids, rows, groups) -> tuple[ValueScanOutput, jax.Array]:
+    """The scan, and the touched rows before each write: `[chunks * distinct + 1, value]`.
+
+    The last row is zero: it stands for a row that no later chunk touches.
+    """
+    starts = _starts(groups, values.shape[0])
+    distinct = _distinct(groups, values.shape[0])
+
+    def body(carry, chunk):
+        values, log = carry
+        start, slot_ids, rows, groups = chunk
+        values, output, errors, before = ops.exchange(values, slot_ids, groups, **rows._asdict())
+        # |change of a row|^2 = <change, sum of its references' steps * errors>.
+        change = ops.dot(values, slot_ids, errors) - ops.dot(before, groups.rank, errors)
+        log = jax.lax.dynamic_update_slice_in_dim(log, before[:distinct], start, axis=0)
+        return (values, log), (output, jnp.sum(rows.steps * change, axis=-1))
+
+    log = jnp.zeros((starts.size * distinct + 1, values.shape[1]), values.dtype)
+    (values, log), (output, change) = jax.lax.scan(
+        body, (values, log), (starts, slot_ids, rows, groups)
+    )
+    return ValueScanOutput(values, output, change), log
+
+
+def _distinct(groups: SlotGroups, num_slots: int) -> int:
+    """Rows that one chunk may touch."""
+    return min(groups.order.shape[1], num_slots)
+
+
+def _starts(groups: SlotGroups, num_slots: int) -> jax.Array:
+    """Where the rows of each chunk begin in the log."""
+    chunks = groups.order.shape[0]
+    return _distinct(groups, num_slots) * jnp.arange(chunks, dtype=jnp.int32)
+
+
+class _Residuals(NamedTuple):
+    log: jax.Array
+    output: jax.Array
+    rows: ChunkRows
+    groups: SlotGroups
+    slots: jax.Array  # [slots, 0], for the number of slots
+    table: jax.Array | None  # something if the table's gradient is asked for
+
+
+def _scan_forward(ops, values, slot_ids, rows, groups):
+    asked = values.perturbed
+    values, slot_ids, rows, groups = jax.tree.map(
+        lambda x: x.value, (values, slot_ids, rows, groups)
+    )
+    output, log = _scan_and_log(ops, values, slot_ids, rows, groups)
+    slots = jnp.zeros((values.shape[0], 0), values.dtype)
+    table = jnp.zeros((), values.dtype) if asked else None
+    return output, _Residuals(log, output.output, rows, groups, slots, table)
+
+
+def _scan_backward(ops, residuals, cotangents):
+    """Chunks from last to first; each leaves the cotangents of its rows where its log stood.
+
+    A row's cotangent is that of the same slot's row in the next chunk that touched it, plus what
+    this chunk's reads add: `latest` says where that row lies, so that no table is made.
+    """
+    log, output, rows, groups, slots, table = residuals
+    after = None if _is_zero(cotangents.values) else cotangents.values
+    output_bar = cotangents.output
+    if _is_zero(output_bar):
+        output_bar = jnp.zeros_like(output)
+    distinct = _distinct(groups, slots.shape[0])
+    nowhere = log.shape[0] - 1
+    position = jnp.arange(distinct, dtype=jnp.int32)
+
+    def of_slots(kept: jax.Array, latest: jax.Array, slots: jax.Array | None) -> jax.Array:
+        found = kept.at[latest].get(mode="promise_in_bounds")
+        if after is None:
+            return found
+        beyond = after if slots is None else after.at[slots].get(mode="clip")
+        return jnp.where((latest == nowhere)[:, None], beyond, found)
+
+    def body(carry, chunk):
+        kept, latest = carry
+        start, groups, rows, output, output_bar = chunk
+        slots = groups.slots[:distinct]
+        table_bar = of_slots(kept, latest.at[slots].get(mode="fill", fill_value=nowhere), slots)
+        gap = output - rows.targets
+        errors = rows.error_weights[:, None] * gap
+        errors_bar, steps_bar = ops.pull(table_bar, groups.rank, rows.steps, errors)
+        targets_bar = -rows.error_weights[:, None] * errors_bar
+        read_bar = ops.sum_reads(output_bar - targets_bar)
+        rows_bar = ChunkRows(
+            weights=ops.dot(kept, start + groups.rank, read_bar),
+            steps=steps_bar,
+            targets=targets_bar,
+            error_weights=jnp.sum(errors_bar * gap, axis=-1),
+        )
+        # Added nothings: XLA copies what is rewritten here unless the write waits for each read.
+        coefficients = rows.weights + 0.0 * (rows_bar.weights + steps_bar)
+        own = groups._replace(slots=jnp.arange(groups.slots.shape[0], dtype=jnp.int32))
+        table_bar = ops.add(table_bar, own, coefficients, read_bar)
+        kept = jax.lax.dynamic_update_slice_in_dim(kept, table_bar, start, axis=0)
+        latest = latest.at[slots].set(start + position, mode="drop", unique_indices=True)
+        return (kept, latest), rows_bar
+
+    latest = jnp.full(slots.shape[:1], nowhere, jnp.int32)
+    chunks = (_starts(groups, slots.shape[0]), groups, rows, output, output_bar)
+    (kept, latest), rows_bar = jax.lax.scan(body, (log, latest), chunks, reverse=True)
+    values_bar = None if table is None else of_slots(kept, latest, None)
+    return values_bar, None, rows_bar, None
+
+
+_scan.defvjp(_scan_forward, _scan_backward, symbolic_zeros=True)
+
+
+def _is_zero(x: object) -> bool:
+    return isinstance(x, jax.custom_derivatives.SymbolicZero)

@@ -1,0 +1,1 @@
+"""Chunked memories token by token: what waits, what is read, when it is written."""

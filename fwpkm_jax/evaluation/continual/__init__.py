@@ -1,0 +1,1 @@
+"""Loss of every domain as each is read."""

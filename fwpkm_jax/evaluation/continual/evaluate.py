@@ -1,0 +1,247 @@
+"""Continual learning: a memory reads one domain after the other and is evaluated on all.
+
+References: Zhao and Jones 2026, arXiv:2601.00671, section 4.5, Figure 6.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from fwpkm_jax.data import TextData, load_tokenizer
+from fwpkm_jax.evaluation.continual.domains import Domain, Part, read_domains
+from fwpkm_jax.evaluation.continual.views import (
+    continual_finding,
+    continual_table,
+    plot_continual,
+)
+from fwpkm_jax.evaluation.interface import Evaluation, Subject
+from fwpkm_jax.evaluation.intervals import clustered_mean
+from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
+from fwpkm_jax.evaluation.readers.whole_pass import frozen_row_losses, row_batches, write_rows
+from fwpkm_jax.evaluation.reconfigure import with_chunk_size
+from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
+from fwpkm_jax.models.language_model import LanguageModel, Memory
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContinualConfig:
+    """Continual learning over several domains."""
+
+    domains: tuple[str, ...] = ()
+    """NAME=PATH of each, in the order in which they are learned. A path is a folder with train and
+    valid, to adapt to and to evaluate on, or one file, of whose rows the first half is adapted to.
+    The paper: DM Mathematics, FreeLaw, PhilPapers, PubMed Central, Ubuntu IRC, USPTO."""
+    batch_size: int = 8
+    """Rows that write one memory together; an incomplete batch is left out, in evaluation too."""
+    length: int | None = None
+    """Tokens of a row. None: the run's training length."""
+    chunk_size: int | None = None
+    """Tokens per write. None: the model's."""
+    max_batches: int | None = None
+    """Batches read of each part of each domain at most."""
+    max_eval_batches: int | None = None
+    """Batches evaluated of each domain at most. None: as max_batches."""
+    fast_weight_dtype: FastWeightDtype = "float32"
+    """Of the memory between calls; bfloat16 rounds it after every batch, as the release does."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "length", "chunk_size", "max_batches", "max_eval_batches"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1.")
+
+
+def continual_learning(
+    model: LanguageModel,
+    memory: Memory,
+    *,
+    config: ContinualConfig,
+    domains: Sequence[Domain],
+    seed: int = 0,
+    origin: Origin | None = None,
+) -> Result:
+    """Losses of all domains before and after each was read, slow weights fixed.
+
+    Stage 0 evaluates the initial memory. Every further stage reads the next domain's part to adapt
+    to, the rows of a batch sharing the memory, and evaluates all domains with writing disabled.
+
+    Args:
+      model: the language model.
+      memory: fast weights to start from; with several groups the first is taken.
+      config: the protocol; the domains' paths and length are those of `domains`.
+      domains: in the order in which they are learned.
+      seed: of the run, for the record; nothing is drawn.
+      origin: of weights and texts, for the record.
+
+    Returns:
+      `results` holds `domains`; `loss` in nats and `perplexity`, a row for each stage and a column
+      for each domain; `difference`, loss minus that of stage 0 with a 95 % interval over rows;
+      `adaptation` (mean of a domain's difference right after it was read), `forgetting` (mean of
+      how much loss rose from there to the end) and `unseen` (mean difference of the domains still
+      to come). Arrays hold `loss_<domain>` `[stages, rows]`.
+
+    Raises:
+      ValueError: a part holds no full batch.
+    """
+    model = with_chunk_size(model, config.chunk_size)
+    start = first_group(memory)
+    stages = _Stages(model, start, config)
+    began = time.monotonic()
+    for domain in domains:  # Before hours of reading.
+        for part in (domain.adapt, domain.evaluate):
+            stages.check(domain.name, part)
+    columns = [[stages.losses(domain.evaluate)] for domain in domains]
+    for number, domain in enumerate(domains, start=1):
+        stages.adapt(domain.adapt)
+        for column, other in zip(columns, domains, strict=True):
+            # Without a memory nothing has changed.
+            column.append(stages.losses(other.evaluate) if memory else column[0])
+        seconds = time.monotonic() - began
+        logger.info("continual: %d of %d domains, %.0f s", number, len(domains), seconds)
+    losses = [np.stack(column) for column in columns]
+    return make_result(
+        "continual",
+        model=model,
+        memory=memory,
+        config=config,
+        origin=origin or Origin(),
+        seed=seed,
+        scored_tokens=sum(stages.num_tokens(d.evaluate, evaluate=True) for d in domains),
+        mode=f"batches of {config.batch_size} rows share a memory; evaluated with writing disabled",
+        resets=describe_resets(memory, fast_weights="never", queue="batch", caches="row"),
+        fast_weight_dtype=config.fast_weight_dtype,
+        results={
+            "domains": [domain.name for domain in domains],
+            "adapt_tokens": [stages.num_tokens(d.adapt, evaluate=False) for d in domains],
+            "eval_tokens": [stages.num_tokens(d.evaluate, evaluate=True) for d in domains],
+            **summarize(losses),
+            "seconds": time.monotonic() - began,
+        },
+        arrays={
+            f"loss_{domain.name}": column for domain, column in zip(domains, losses, strict=True)
+        },
+    )
+
+
+def summarize(losses: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Tables and means of `[stages, rows]` losses, one array for each domain in reading order."""
+    losses = [column.astype(np.float64) for column in losses]
+    table = np.stack([column.mean(axis=1) for column in losses], axis=1)
+    changes = table - table[:1]
+    num_domains = len(losses)
+    own = np.array([changes[domain + 1, domain] for domain in range(num_domains)])
+    unseen = [changes[1 : domain + 1, domain] for domain in range(num_domains)]
+
+    def difference(stage: int, column: np.ndarray) -> dict[str, Any]:
+        change = column[stage] - column[0]
+        mean, interval = clustered_mean(change, np.ones(len(change)))
+        return {"loss": mean, "interval": interval}
+
+    return {
+        "loss": table.tolist(),
+        "perplexity": np.exp(table).tolist(),
+        "difference": [
+            [difference(stage, column) for column in losses] for stage in range(len(table))
+        ],
+        "adaptation": float(own.mean()),
+        "forgetting": float(np.mean(changes[-1] - own)),
+        "unseen": float(np.mean(np.concatenate(unseen))) if num_domains > 1 else None,
+    }
+
+
+class _Stages:
+    """A memory that reads parts and is evaluated on others."""
+
+    def __init__(self, model: LanguageModel, memory: Memory, config: ContinualConfig):
+        self._config = config
+        self._graphdef, self._params = nnx.split(model)
+        # Copied because the buffers are donated and these are needed again.
+        self._memory = as_stored(jax.tree.map(jnp.copy, memory), config.fast_weight_dtype)
+
+    def check(self, domain: str, part: Part) -> None:
+        if len(part.indices) < self._config.batch_size:
+            raise ValueError(
+                f"A part of {domain} holds {len(part.indices)} rows, less than one batch of "
+                f"{self._config.batch_size}; give more text or lower batch_size or length."
+            )
+
+    def num_tokens(self, part: Part, *, evaluate: bool) -> int:
+        size = self._config.batch_size
+        rows = len(self._indices(part, evaluate=evaluate)) // size * size
+        return rows * len(part.rows[0]["loss_weight"])
+
+    def adapt(self, part: Part) -> None:
+        """Reads a part once; the memory is written."""
+        for batch in self._batches(part, evaluate=False):
+            self._memory, _ = write_rows(
+                self._graphdef,
+                self._params,
+                self._memory,
+                batch,
+                fast_weight_dtype=self._config.fast_weight_dtype,
+            )
+
+    def losses(self, part: Part) -> np.ndarray:
+        """Mean loss of each row of a part, `[rows]`; nothing is written."""
+        found = [
+            frozen_row_losses(self._graphdef, self._params, self._memory, batch)
+            for batch in self._batches(part, evaluate=True)
+        ]
+        return np.concatenate(jax.device_get(found))
+
+    def _batches(self, part: Part, *, evaluate: bool) -> Iterator[np.ndarray]:
+        indices, size = self._indices(part, evaluate=evaluate), self._config.batch_size
+        return row_batches(part.rows, indices, batch_size=size, keep_last=False)
+
+    def _indices(self, part: Part, *, evaluate: bool) -> range:
+        config = self._config
+        limits = [config.max_batches, config.max_eval_batches if evaluate else None]
+        limits = [limit * config.batch_size for limit in limits if limit is not None]
+        return part.indices[: min(limits, default=None)]
+
+
+def _run(subject: Subject, config: ContinualConfig) -> Result:
+    data = dataclasses.replace(subject.text, length=config.length or subject.text.length)
+    domains = read_domains(config.domains, data)
+    return continual_learning(
+        subject.model,
+        subject.memory,
+        config=config,
+        domains=domains,
+        seed=subject.seed,
+        origin=subject.origin_of(
+            (domain.files for domain in domains), load_tokenizer(data.tokenizer)
+        ),
+    )
+
+
+CONTINUAL = Evaluation(
+    config=ContinualConfig,
+    data=TextData,
+    limit="max_batches",
+    in_default_suite=False,  # Needs texts of several domains.
+    run=_run,
+    table=continual_table,
+    plot=plot_continual,
+    title="Learning domain after domain",
+    about=(
+        "The memory reads texts of several domains one after the other, and after each all domains "
+        "are scored on other texts of theirs with writing disabled; the model's own weights never "
+        "change. A loss that falls when its domain was read shows adaptation, one that rises again "
+        "while others are read shows forgetting."
+    ),
+    finding=continual_finding,
+    missing=lambda subject, config: None if config.domains else "domains (--continual.domains)",
+)

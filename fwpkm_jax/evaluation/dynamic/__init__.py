@@ -1,0 +1,1 @@
+"""Dynamic evaluation: gradient steps of all slow weights on what was read."""

@@ -1,0 +1,167 @@
+"""Dynamic evaluation: perplexity while all slow weights learn from what was read, and its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fwpkm_jax.data import TextData, load_tokenizer
+from fwpkm_jax.evaluation.display.tables import format_table, signed
+from fwpkm_jax.evaluation.dynamic.reader import GradientSteps, read_dynamically
+from fwpkm_jax.evaluation.interface import Evaluation, Subject
+from fwpkm_jax.evaluation.readers.token_losses import differences, scores
+from fwpkm_jax.evaluation.record import Result, describe_resets, make_result
+from fwpkm_jax.evaluation.sources import capped, missing_text, text_sources
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicConfig:
+    """Dynamic evaluation: perplexity with gradient steps on all slow weights, and without."""
+
+    data: tuple[str, ...] = ()
+    """Files or folders of text, one data set each. Empty: the run's validation text."""
+    steps: GradientSteps = field(default_factory=GradientSteps)
+    """That the weights take; the learning rate is best chosen on other text of the kind."""
+    segment_length: int | None = None
+    """Inputs of a segment; attention and GDN start empty in each. None: the run's training
+    length."""
+    max_tokens: int | None = None
+    """Tokens scored in each data set at most."""
+    max_documents: int | None = None
+    """Documents read of each data set at most."""
+
+    def __post_init__(self) -> None:
+        for name in ("segment_length", "max_tokens", "max_documents"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1, or None.")
+
+
+def dynamic_perplexity(subject: Subject, config: DynamicConfig) -> Result:
+    """Perplexity of texts with and without gradient steps on what was read, and the speed of both.
+
+    Args:
+      subject: what is evaluated; a model without fast-weight memory.
+      config: the protocol.
+
+    Returns:
+      `results` holds `plain` and `dynamic` (loss in nats and perplexity by data set and over `all`,
+      `tokens_per_second`), `difference` (loss of dynamic minus plain with a 95 % interval over
+      segments) and `slowdown`, seconds per token of dynamic over plain. Arrays hold each token's
+      source, document, segment, position and losses.
+
+    Raises:
+      ValueError: the model has a fast-weight memory, or the texts hold nothing to predict.
+
+    References: Mikolov et al. 2010; Krause et al. 2018, arXiv:1709.07432.
+    """
+    sources = text_sources(subject.text, config.data)
+    length = config.segment_length or subject.text.length
+    limits = {"max_documents": config.max_documents, "max_tokens": config.max_tokens}
+    passes = {
+        name: read_dynamically(
+            subject.model,
+            [capped(source.documents(), **limits) for source in sources],
+            segment_length=length,
+            steps=steps,
+        )
+        for name, steps in (("plain", None), ("dynamic", config.steps))
+    }
+    names = [source.name for source in sources]
+    results: dict[str, Any] = {
+        name: scores(one.losses, names) | {"tokens_per_second": one.tokens_per_second}
+        for name, one in passes.items()
+    }
+    plain, dynamic = passes["plain"], passes["dynamic"]
+    results["difference"] = differences(dynamic.losses, plain.losses, names)
+    speeds = plain.tokens_per_second, dynamic.tokens_per_second
+    results["slowdown"] = speeds[0] / speeds[1] if speeds[0] and speeds[1] else None
+    return make_result(
+        "dynamic",
+        model=subject.model,
+        memory=subject.memory,
+        config=config,
+        origin=subject.origin_of(
+            (source.files for source in sources), load_tokenizer(subject.text.tokenizer)
+        ),
+        seed=subject.seed,
+        scored_tokens=len(plain.losses.loss),
+        mode=f"segment_length={length}, chunk_length={config.steps.chunk_length}",
+        resets=describe_resets({}, fast_weights="none", queue="none", caches="segment")
+        | {"slow_weights": config.steps.reset},
+        results=results,
+        arrays={
+            **{f: getattr(plain.losses, f) for f in ("source", "document", "segment", "position")},
+            **{f"loss_{name}": one.losses.loss for name, one in passes.items()},
+        },
+    )
+
+
+def dynamic_table(record: Mapping[str, Any]) -> str:
+    """Perplexity and speed, by data set, without and with steps."""
+    results = record["results"]
+    plain, dynamic, difference = (results[name] for name in ("plain", "dynamic", "difference"))
+    rows = []
+    for name in [*plain["by_source"], "all"] if len(plain["by_source"]) > 1 else ["all"]:
+        one, other, change = (
+            x["all"] if name == "all" else x["by_source"][name]
+            for x in (plain, dynamic, difference)
+        )
+        perplexities = [f"{x['perplexity']:.4f}" for x in (one, other)]
+        rows.append([name, f"{one['tokens']:,}", *perplexities, signed(change)])
+    header = ["data", "tokens", "perplexity, plain", "dynamic", "loss difference (95 %)"]
+    text = "Dynamic evaluation\n" + format_table(header, rows)
+    speeds = [plain["tokens_per_second"], dynamic["tokens_per_second"]]
+    if None in speeds:
+        return text
+    return text + (
+        f"\ntokens per second: plain {speeds[0]:,.0f}, dynamic {speeds[1]:,.0f}, "
+        f"{results['slowdown']:.1f} times the time"
+    )
+
+
+def dynamic_finding(record: Mapping[str, Any]) -> str:
+    """What the steps changed, and what they cost."""
+    results = record["results"]
+    loss = results["difference"]["all"]["loss"]
+    text = (
+        f"Gradient steps on what was read took the perplexity from "
+        f"{results['plain']['all']['perplexity']:.3f} to "
+        f"{results['dynamic']['all']['perplexity']:.3f}, {loss:+.4f} nats per token"
+    )
+    if results["slowdown"] is None:
+        return text + "."
+    return text + f", and reading took {results['slowdown']:.1f} times as long."
+
+
+def _no_plot(record: Mapping[str, Any], directory: Path) -> list[Path]:
+    """A table says all there is."""
+    del record, directory
+    return []
+
+
+def _missing(subject: Subject, config: DynamicConfig) -> str | None:
+    if subject.model.config.memory_layers:
+        return "a model without fast-weight memory (model.memory_layers=())"
+    return missing_text(subject.text, config.data)
+
+
+DYNAMIC = Evaluation(
+    config=DynamicConfig,
+    data=TextData,
+    limit="max_documents",
+    in_default_suite=False,
+    run=dynamic_perplexity,
+    table=dynamic_table,
+    plot=_no_plot,
+    title="Learning from the text with all weights",
+    about=(
+        "The model reads documents twice, once as it is and once taking a gradient step on all of "
+        "its weights after every chunk, as in training. A lower loss with steps is what a memory "
+        "has to match; the steps cost a backward pass through the whole model."
+    ),
+    finding=dynamic_finding,
+    missing=_missing,
+)

@@ -1,0 +1,1 @@
+"""Histograms and maps of the gates."""

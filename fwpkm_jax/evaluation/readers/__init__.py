@@ -1,0 +1,1 @@
+"""How evaluations pass tokens through a model."""

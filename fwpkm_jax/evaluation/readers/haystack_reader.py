@@ -1,0 +1,224 @@
+"""Reads long texts into the memory with one write per reading, and decodes answers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from fwpkm_jax.core.streams.holding import ChunkSize
+from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
+from fwpkm_jax.evaluation.readers.segments import cut_into_pieces, piece_sizes
+from fwpkm_jax.evaluation.readers.stream_calls import flush, label_losses, reset_caches
+from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
+
+
+class LastRead(NamedTuple):
+    """What a memory layer did at the last token read; the slots are None where it has none.
+
+    Attributes:
+      gate: share of the read in the output.
+      slot_ids: slots read, `[places]`.
+      slot_weights: their weights.
+    """
+
+    gate: jax.Array | np.ndarray
+    slot_ids: jax.Array | np.ndarray | None
+    slot_weights: jax.Array | np.ndarray | None
+
+
+class Reader(Protocol):
+    """What the needle protocol asks of a reader; see `HaystackReader`."""
+
+    def reset_memory(self) -> None: ...
+    def restart(self) -> None: ...
+    def read(self, tokens: np.ndarray) -> None: ...
+    def write(self) -> None: ...
+    def next_token(self) -> int: ...
+
+
+def decode(reader: Reader, first: int, *, length: int) -> list[int]:
+    """`length` tokens, greedily: `first`, then the most likely one behind each."""
+    tokens = [first]
+    while len(tokens) < length:
+        reader.read(np.asarray(tokens[-1:]))
+        tokens.append(reader.next_token())
+    return tokens
+
+
+class HaystackReader:
+    """A stream of batch 1 whose memory is written when it is told to.
+
+    With `chunk_size="flush"` nothing falls due by itself; `write` writes all waiting pairs as one
+    chunk. This is a chunk of the text's length without a compilation for every length.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        memory: Memory,
+        *,
+        capacity: int,
+        max_length: int,
+        piece_length: int,
+        vocab_size: int,
+        write: bool,
+        chunk_size: ChunkSize = "flush",
+        fast_weight_dtype: FastWeightDtype = "float32",
+    ):
+        """Prepares a stream.
+
+        Args:
+          model: the language model.
+          memory: fast weights, leaves `[1, ...]`.
+          capacity: tokens that may wait for one write; not needed where `chunk_size` is a number.
+          max_length: tokens that full attention must keep.
+          piece_length: tokens read per call.
+          vocab_size: ids that an answer may hold; the model's table may be larger.
+          write: False never writes.
+          chunk_size: tokens after which a write falls due; "flush": it never does by itself.
+          fast_weight_dtype: precision that fast weights are rounded to after each call that may
+            write.
+        """
+        self._writes = write
+        self._sizes = piece_sizes(piece_length)
+        self._graphdef, self._params = nnx.split(model)
+        self._options = {"chunk_size": chunk_size, "write": write}
+        self._vocab_size = vocab_size
+        self._holds = write and chunk_size == "flush"
+        self._lookahead = model.config.fast_weight.rule.lookahead
+        if not write:
+            capacity = 1  # Nothing waits for a memory that is not written.
+        elif chunk_size != "flush":
+            capacity = chunk_size
+        self._capacity = capacity
+        self._start = partial(
+            model.init_stream, batch=1, max_length=max_length, max_chunk_size=capacity
+        )
+        self._dtype: FastWeightDtype = fast_weight_dtype
+        self._initial_memory = as_stored(memory, fast_weight_dtype)
+        self.reset_memory()
+
+    def reset_memory(self) -> None:
+        """Starts from the initial memory with nothing waiting."""
+        # Copied because the stream's buffers are donated and these are needed again.
+        self._stream = self._start(jax.tree.map(jnp.copy, self._initial_memory))
+        self._waiting = 0
+
+    def restart(self) -> None:
+        """Empties attention and GDN caches; memory and waiting tokens stay."""
+        self._stream = reset_caches(self._graphdef, self._params, self._stream, pending=False)
+
+    def read(self, tokens: np.ndarray) -> None:
+        """Reads `[length]` tokens behind those read since `restart`.
+
+        Raises:
+          ValueError: more tokens would wait for a write than there is room for.
+        """
+        self._queue(len(tokens))
+        at = 0
+        for size in cut_into_pieces(len(tokens), self._sizes):
+            piece = np.asarray(tokens[None, at : at + size], np.int32)
+            self._next, self._last_read, self._stream = _read_piece(
+                *(self._graphdef, self._params, self._stream, piece),
+                vocab_size=self._vocab_size,
+                **self._options,
+            )
+            at += size
+        if not self._holds:
+            self._store()
+
+    def score(self, tokens: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Reads `[length]` tokens like `read`; the loss of each one's label in nats, `[length]`."""
+        self._queue(len(tokens))
+        losses, at = [], 0
+        for size in cut_into_pieces(len(tokens), self._sizes):
+            part = slice(at, at + size)
+            piece, answers = (np.asarray(x[None, part], np.int32) for x in (tokens, labels))
+            loss, self._stream = _score_piece(
+                self._graphdef, self._params, self._stream, piece, answers, **self._options
+            )
+            losses.append(loss)
+            at += size
+        return np.concatenate(jax.device_get(losses))
+
+    def write(self) -> None:
+        """Writes all waiting pairs as one chunk."""
+        if self._writes:
+            self._stream = flush(self._graphdef, self._params, self._stream)
+            self._waiting = min(self._waiting, self._lookahead)
+            self._store()
+
+    def next_token(self) -> int:
+        """The most likely token behind those read."""
+        return int(self._next)
+
+    def last_read(self) -> dict[str, LastRead]:
+        """What each memory layer did at the last token read, by layer name."""
+        return jax.device_get(self._last_read)
+
+    def _store(self) -> None:
+        memory = as_stored(self._stream.memory, self._dtype)
+        self._stream = self._stream._replace(memory=memory)
+
+    def _queue(self, length: int) -> None:
+        if not self._holds:
+            return
+        self._waiting += length
+        room = self._capacity + self._lookahead
+        if self._waiting > room:
+            raise ValueError(
+                f"{self._waiting} tokens wait for a write and there is room for {room}; raise "
+                f"capacity={self._capacity} or write earlier."
+            )
+
+    @property
+    def stream(self) -> Stream:
+        """The stream as it is now; the next call reuses its buffers."""
+        return self._stream
+
+
+@partial(
+    jax.jit,
+    static_argnames=("graphdef", "chunk_size", "write", "vocab_size"),
+    donate_argnames="stream",
+)
+def _read_piece(
+    graphdef: Any,
+    params: Any,
+    stream: Stream,
+    tokens: jax.Array,
+    *,
+    chunk_size: ChunkSize,
+    write: bool,
+    vocab_size: int,
+) -> tuple[jax.Array, dict[str, LastRead], Stream]:
+    """The most likely token behind `tokens` `[1, length]`, each memory's last read, the stream."""
+    out = nnx.merge(graphdef, params).stream(tokens, stream, chunk_size=chunk_size, write=write)
+    last_read = {
+        layer: jax.tree.map(
+            lambda x: x[0, -1], LastRead(facts.gate, facts.slot_ids, facts.slot_weights)
+        )
+        for layer, facts in out.info.items()
+    }
+    return jnp.argmax(out.logits[0, -1, :vocab_size]), last_read, out.stream
+
+
+@partial(jax.jit, static_argnames=("graphdef", "chunk_size", "write"), donate_argnames="stream")
+def _score_piece(
+    graphdef: Any,
+    params: Any,
+    stream: Stream,
+    tokens: jax.Array,
+    labels: jax.Array,
+    *,
+    chunk_size: ChunkSize,
+    write: bool,
+) -> tuple[jax.Array, Stream]:
+    """Losses `[length]` of the labels of `tokens` `[1, length]`, and the stream behind them."""
+    out = nnx.merge(graphdef, params).stream(tokens, stream, chunk_size=chunk_size, write=write)
+    return label_losses(out.logits, labels)[0], out.stream

@@ -1,0 +1,1 @@
+"""The Fast Weight Layer between a decoder's last norm and its head."""

@@ -1,0 +1,272 @@
+"""Fast Weight Layers: a last layer that takes a gradient step on every token it has seen."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from fwpkm_jax.core.padding import pack, pack_tokens, unpack
+from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.layers.fast_weight_layers.steps import (
+    HeadTensors,
+    Segments,
+    Step,
+    Sums,
+    advance_head,
+    apply_head,
+    head_logits,
+    move_vector,
+    token_gradients,
+)
+
+Readout = tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None]
+"""The head's matrix and bias."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastWeightLayerConfig:
+    """A Fast Weight Layer between a decoder's last norm and its head."""
+
+    hidden_dim: int = 768
+    """Width between its two matrices."""
+    chunk_size: int = 64
+    """Tokens whose steps are summed at once; changes speed, and results only by rounding."""
+    steps: Literal["all", "output_bias", "none"] = "all"
+    """What moves: the layer's tensors; the bias of the head's logits alone, which can do no more
+    than repeat tokens seen before, as an ablation; or nothing. all and none have the same
+    parameters, so a model trained with one may be evaluated with the other."""
+    segment_length: int | None = None
+    """The recurrent form: of the steps on segments of so many tokens, those before the last one
+    fade by a learned factor with each segment. None: no step fades."""
+    initial_rate: float = 1e-4
+    """Step size of every tensor before training, which learns one for each. The steps of all tokens
+    add up: at 1,024 tokens 0.01 made a small model worse (docs/family.md)."""
+    initial_decay: float = 0.9
+    """Share of a tensor's faded steps kept per segment before training."""
+
+    def __post_init__(self):
+        for name in ("hidden_dim", "chunk_size", "segment_length"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1.")
+        if not self.initial_rate > 0:
+            raise ValueError(f"initial_rate={self.initial_rate} must be above 0.")
+        if not 0 < self.initial_decay < 1:
+            raise ValueError(f"initial_decay={self.initial_decay} must lie between 0 and 1.")
+
+
+class HeadInputs(NamedTuple):
+    """What the head reads.
+
+    Attributes:
+      x: `[batch, length, model]`.
+      bias: added to each token's logits, where the steps are those of the output bias.
+    """
+
+    x: Float[Array, "batch length model"]
+    bias: Float[Array, "batch length vocab"] | None
+
+
+class FastWeightStream(NamedTuple):
+    """What a stream carries.
+
+    Attributes:
+      last: the last token's input, which waits for its label, `[batch, 1, model]`.
+      waits: 1 where there is one, `[batch]`.
+      position: tokens read so far, `[batch]`.
+      sums: gradients of the tokens before: a `Sums` for each tensor, or of the output bias.
+    """
+
+    last: Float[Array, "batch one model"]
+    waits: Float[Array, " batch"]
+    position: Int[Array, " batch"]
+    sums: HeadTensors | Sums
+
+
+class FastWeightLayer(nnx.Module):
+    """At each token, the tensors less a rate times the gradients of all earlier tokens' losses.
+
+    The gradients are those of the slow tensors' predictions, so that the steps of a matrix on all
+    earlier tokens are linear attention: what a token multiplies by asks, what the earlier ones
+    multiplied by answers with their gradients. Training differentiates through them.
+
+    With segments, gradients of the one before count whole, those of the one before that `decay`
+    times, and so on, as the paper has it between two pieces of a text. Training differentiates
+    through earlier segments too, where the paper stops.
+
+    References: Clark et al. 2022, arXiv:2212.02475.
+    """
+
+    def __init__(
+        self, config: FastWeightLayerConfig, model_dim: int, *, init_std: float, rngs: nnx.Rngs
+    ):
+        self.config = config
+        init, hidden = nnx.initializers.normal(init_std), config.hidden_dim
+
+        def vector(width: int, value: jax.Array | float = 0.0) -> nnx.Param:
+            return nnx.Param(jnp.full((width,), value, jnp.float32))
+
+        # By the names of `HeadTensors`.
+        self.tensors = nnx.Dict(
+            up=nnx.Param(init(rngs.params(), (model_dim, hidden), jnp.float32)),
+            up_bias=vector(hidden),
+            down=nnx.Param(init(rngs.params(), (hidden, model_dim), jnp.float32)),
+            down_bias=vector(model_dim),
+            scale=vector(model_dim, 1.0),
+            shift=vector(model_dim),
+        )
+        moving = 1 if config.steps == "output_bias" else len(HeadTensors._fields)
+        self.log_rates = vector(moving, jnp.log(config.initial_rate))
+        odds = jnp.log(config.initial_decay) - jnp.log1p(-config.initial_decay)
+        self.decay_logits = vector(moving, odds) if config.segment_length else None
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length model"],
+        tokens: Int[Array, "batch length"],
+        readout: Readout,
+        *,
+        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        write: bool = True,
+    ) -> HeadInputs:
+        """What the head reads, of whole sequences.
+
+        Args:
+          x: after the last norm.
+          tokens: of which `x` was made; each is the label of the one before.
+          readout: of the model.
+          mask: 1 for real tokens, which label each other across padding.
+          write: False takes no step at all.
+        """
+        vocab = readout[0].shape[1]
+        start = self.init_stream(x.shape[0], vocab=vocab, dtype=x.dtype)
+        out, _ = self.stream(x, tokens, readout, start, mask=mask, write=write)
+        return out
+
+    def init_stream(self, batch: int, *, vocab: int, dtype: jnp.dtype) -> FastWeightStream:
+        """The start of a stream of a model with `vocab` tokens."""
+        dtype = compute_dtype(dtype)
+
+        def zeros(*shape: int) -> jax.Array:
+            return jnp.zeros((batch, *shape), dtype)
+
+        def no_sums(*shape: int) -> Sums:
+            return Sums(zeros(*shape), zeros(*shape) if self.config.segment_length else None)
+
+        tensors = self._tensors(dtype)
+        return FastWeightStream(
+            last=zeros(1, tensors.up.shape[0]),
+            waits=zeros(),
+            position=jnp.zeros((batch,), jnp.int32),
+            sums=no_sums(vocab)
+            if self.config.steps == "output_bias"
+            else HeadTensors._make(no_sums(*tensor.shape) for tensor in tensors),
+        )
+
+    def stream(
+        self,
+        x: Float[Array, "batch length model"],
+        tokens: Int[Array, "batch length"],
+        readout: Readout,
+        stream: FastWeightStream,
+        *,
+        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        write: bool = True,
+    ) -> tuple[HeadInputs, FastWeightStream]:
+        """`__call__` of a piece, continuing; the tokens before it label each other across the cut.
+
+        Args:
+          x: after the last norm.
+          tokens: of the piece.
+          readout: of the model.
+          stream: from `init_stream` or the last call.
+          mask: 1 for real tokens.
+          write: False reads with the steps of the stream before, and takes none.
+        """
+        packing = None if mask is None else pack_tokens(mask)
+        x = x.astype(compute_dtype(x.dtype))
+        real = jnp.ones(x.shape[:2], x.dtype)
+        if packing is not None:
+            x, real = pack(x, packing), packing.is_real.astype(x.dtype)
+            tokens = jnp.take_along_axis(tokens, packing.order, axis=1)
+        # In front stands the token that waits, whose label is the first one of the piece.
+        joined = jnp.concatenate([stream.last.astype(x.dtype), x], axis=1)
+        last = jnp.zeros_like(tokens[:, :1])
+        labels = jnp.concatenate([tokens, last], axis=1)
+        follows = jnp.concatenate([real, jnp.zeros_like(real[:, :1])], axis=1)
+        counted = jnp.concatenate([stream.waits[:, None], real], axis=1) * follows
+        counted = counted if write else jnp.zeros_like(counted)
+        # Behind the last real token everything is as it is at that one.
+        count = jnp.sum(real, axis=1).astype(jnp.int32)
+        ahead = jnp.minimum(jnp.arange(joined.shape[1], dtype=jnp.int32)[None], count[:, None])
+        position = jnp.maximum(stream.position[:, None] - 1 + ahead, 0)
+        out, sums = self._advance(joined, labels, counted, readout, stream.sums, position)
+        out = jax.tree.map(lambda x: x[:, 1:], out)
+        if packing is not None:
+            out = jax.tree.map(lambda x: unpack(x, packing), out)
+        if not write:
+            return out, stream
+        # The waiting token itself where nothing real came.
+        waiting = jnp.take_along_axis(joined, count[:, None, None], axis=1)
+        waits = jnp.maximum(stream.waits, real[:, 0])
+        return out, FastWeightStream(waiting, waits, stream.position + count, sums)
+
+    def _tensors(self, dtype: jnp.dtype) -> HeadTensors:
+        return HeadTensors(**{name: p[...].astype(dtype) for name, p in self.tensors.items()})
+
+    def _steps(self, dtype: jnp.dtype) -> list[Step]:
+        rates = jnp.exp(self.log_rates[...].astype(dtype))
+        if self.decay_logits is None:
+            return [Step(rate, None) for rate in rates]
+        decays = jax.nn.sigmoid(self.decay_logits[...].astype(dtype))
+        return [Step(rate, decay) for rate, decay in zip(rates, decays, strict=True)]
+
+    def _advance(
+        self, x, labels, counted, readout, sums, position
+    ) -> tuple[HeadInputs, HeadTensors | Sums]:
+        """What the head reads at each token, and the gradients summed over all of them."""
+        tensors, steps = self._tensors(x.dtype), self._steps(x.dtype)
+        if self.config.steps == "none":
+            return HeadInputs(apply_head(tensors, x)[0], None), sums
+        segment = position // (self.config.segment_length or 2**30)
+        if self.config.steps == "output_bias":
+            y, _ = apply_head(tensors, x)
+            right = jax.nn.one_hot(labels, readout[0].shape[1], dtype=y.dtype)
+            gradients = (jax.nn.softmax(head_logits(y, readout)) - right) * counted[..., None]
+
+            def move(sums, segments, gradients):
+                bias, sums = move_vector(steps[0], gradients, sums, segments)
+                return sums, bias
+
+            sums, bias = self._in_chunks(move, sums, segment, gradients)
+            return HeadInputs(y, bias), sums
+
+        def of_chunk(sums, segments, chunk):
+            x, gradients = chunk
+            return advance_head(tensors, HeadTensors._make(steps), sums, x, gradients, segments)
+
+        gradients = token_gradients(tensors, readout, x, labels, counted)
+        sums, out = self._in_chunks(of_chunk, sums, segment, (x, gradients))
+        return HeadInputs(out, None), sums
+
+    def _in_chunks(self, of_chunk, sums, segment, tokens):
+        """`of_chunk(sums, segments, chunk) -> (sums, output)` over chunks, outputs joined."""
+        batch, length = segment.shape
+        size = min(self.config.chunk_size, length)
+        padded = -(-length // size) * size
+
+        def split(a: jax.Array, mode: str = "constant") -> jax.Array:
+            widths = [(0, 0), (0, padded - length)] + [(0, 0)] * (a.ndim - 2)
+            a = jnp.pad(a, widths, mode=mode)
+            return jnp.moveaxis(a.reshape(batch, padded // size, size, *a.shape[2:]), 1, 0)
+
+        def body(carry, chunk):
+            (sums, current), (index, tokens) = carry, chunk
+            sums, out = of_chunk(sums, Segments(index, current), tokens)
+            return (sums, index[:, -1]), out
+
+        chunks = split(segment, "edge"), jax.tree.map(split, tokens)
+        (sums, _), out = jax.lax.scan(body, (sums, segment[:, 0]), chunks)
+        return sums, jnp.moveaxis(out, 0, 1).reshape(batch, padded, -1)[:, :length]

@@ -1,0 +1,1 @@
+"""Fast-weight memories on the residual stream."""

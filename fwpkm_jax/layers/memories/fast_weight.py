@@ -1,0 +1,378 @@
+"""A fast-weight memory on the residual stream: projections, gate, any chunk rule, residual."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
+
+from fwpkm_jax.core.chunks import (
+    Chunk,
+    Memory,
+    RunOutput,
+    map_groups,
+    merge_groups,
+    split_groups,
+)
+from fwpkm_jax.core.normalize import l2_normalize
+from fwpkm_jax.core.padding import pack_tokens
+from fwpkm_jax.core.slots.measures import AccessMeasures, access_counts, measures_of_counts
+from fwpkm_jax.core.streams import streaming
+from fwpkm_jax.core.streams.holding import ChunkSize, flush, hold
+from fwpkm_jax.core.streams.streaming import Pending, Signals
+from fwpkm_jax.core.targets import (
+    Pairing,
+    shift_left,
+    standardize,
+    write_weights,
+)
+from fwpkm_jax.layers.norms import RMSNorm
+from fwpkm_jax.layers.partition import BATCH, Partition
+from fwpkm_jax.rules import FwMLP, FwPKM
+
+Normalizer = Literal["none", "standardize", "l2"]
+
+_NORMALIZERS = {"none": lambda x: x, "standardize": standardize, "l2": l2_normalize}
+_GATE_WIDTH = 8  # The gate is the sigmoid of a mean over this many projections.
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastWeightConfig:
+    """A memory block before the token mixer."""
+
+    rule: FwPKM | FwMLP = field(default_factory=FwPKM)
+    """The memory and how it is written."""
+    chunk_size: int = 512
+    """Tokens of a sequence between two writes."""
+    query_norm: Normalizer = "none"
+    """Normalisation of each half of the projected query."""
+    value_norm: Normalizer = "standardize"
+    """Normalisation of the projected value over its features."""
+    weight_by_gate: bool = True
+    """Weights each token's memory loss by its gate."""
+    gate_output: bool = True
+    """Mixes read and value by the gate; off: adds them."""
+
+    def __post_init__(self):
+        if self.chunk_size <= self.rule.lookahead:
+            raise ValueError(
+                f"chunk_size={self.chunk_size} must exceed rule.lookahead={self.rule.lookahead}, "
+                "or nothing is ever written."
+            )
+
+
+class FastWeightInfo(NamedTuple):
+    """What a memory layer did in one call.
+
+    Attributes:
+      memory_loss: mean over the paired tokens of gate-weighted mean squared error, before each
+        chunk's write.
+      addressing_loss: mean over the chunks of the negative marginal entropy of the sub-keys; 0
+        when nothing was written, or where nothing is addressed.
+      gate: share of the read in the output, 0 to 1.
+      slot_ids: slots read by each token; None for a memory without slots.
+      slot_weights: their read weights, or None.
+      update_norm: mean over the chunks of the norm of the written change; 0 without writes.
+      token_loss: gate-weighted mean squared error of each token's read, 0 where it has no target.
+      measures: how evenly this call used the slots, or None; O(slots) to compute, free when unused
+        in jit.
+    """
+
+    memory_loss: Float[Array, ""]
+    addressing_loss: Float[Array, ""]
+    gate: Float[Array, "batch length"]
+    slot_ids: Int[Array, "batch length places"] | None
+    slot_weights: Float[Array, "batch length places"] | None
+    update_norm: Float[Array, ""]
+    token_loss: Float[Array, "batch length"]
+    measures: AccessMeasures | None
+
+
+class FastWeight(nnx.Module):
+    """Reads and writes a memory with learned queries, targets and gate (spec: section 1).
+
+    The memory comes in and goes out as an argument with a leading axis of groups; sequences of one
+    group share a memory, neighbours in the batch first.
+    """
+
+    def __init__(
+        self,
+        config: FastWeightConfig,
+        model_dim: int,
+        *,
+        norm_eps: float,
+        init_std: float,
+        dtype: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        """Builds the projections.
+
+        Args:
+          config: of the block.
+          model_dim: width of the residual stream.
+          norm_eps: of the RMS norms.
+          init_std: of the linear maps' initial weights.
+          dtype: of the activations; None follows the input.
+          rngs: for the initial weights.
+        """
+        rule = config.rule
+        self.config = config
+
+        def linear(features_in: int, features_out: int) -> nnx.Linear:
+            init = nnx.initializers.normal(init_std)
+            return nnx.Linear(features_in, features_out, dtype=dtype, kernel_init=init, rngs=rngs)
+
+        def norm(features: int) -> RMSNorm:
+            return RMSNorm(features, eps=norm_eps)
+
+        self.query_norm = norm(model_dim)
+        self.query_proj = linear(model_dim, rule.num_heads * rule.key_dim)
+        self.value_norm = norm(model_dim)
+        self.value_proj = linear(model_dim, rule.value_dim)
+        self.gate_norm = norm(model_dim)
+        self.gate_proj = linear(model_dim, _GATE_WIDTH)
+        self.out_norm = norm(rule.value_dim)
+        self.out_proj = linear(rule.value_dim, model_dim)
+
+    def init_memory(self, rng: jax.Array, *, groups: int = 1) -> Memory:
+        """Fast weights before the first token, leaves `[groups, ...]`, every group the same."""
+        if groups < 1:
+            raise ValueError(f"groups={groups} must be at least 1; 1 is one memory for all.")
+        memory = self.config.rule.init(rng)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (groups, *x.shape)), memory)
+
+    def signals(
+        self, x: Float[Array, "batch length model"], mask: Float[Array, "batch length"] | None
+    ) -> Signals:
+        """What the memory is told about each token, in at least float32."""
+        rule = self.config.rule
+        memory_dtype = jnp.promote_types(x.dtype, jnp.float32)
+        query = self.query_proj(self.query_norm(x)).astype(memory_dtype)
+        # The halves of the whole query, all heads together, as in the authors' release.
+        halves = query.reshape(*query.shape[:-1], 2, -1)
+        query = _NORMALIZERS[self.config.query_norm](halves)
+        query = query.reshape(*x.shape[:2], rule.num_heads, rule.key_dim)
+        value = self.value_proj(self.value_norm(x)).astype(memory_dtype)
+        value = _NORMALIZERS[self.config.value_norm](value)
+        gate = self.gate_proj(self.gate_norm(x)).astype(memory_dtype)
+        gate = jax.nn.sigmoid(jnp.mean(gate, axis=-1))
+        real = jnp.ones_like(gate) if mask is None else mask.astype(memory_dtype)
+        return Signals(query, value, gate, real)
+
+    def merge(
+        self,
+        x: Float[Array, "batch length model"],
+        read: Float[Array, "batch length value"],
+        signals: Signals,
+    ) -> Float[Array, "batch length model"]:
+        """The residual stream with the memory's answer added."""
+        gate = signals.gate[..., None]
+        if self.config.gate_output:
+            mixed = gate * read + (1.0 - gate) * signals.value
+        else:
+            mixed = read + signals.value
+        return x + self.out_proj(self.out_norm(mixed).astype(x.dtype)).astype(x.dtype)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length model"],
+        memory: Memory,
+        *,
+        mask: Float[Array, "batch length"] | None = None,
+        write: bool = True,
+        pairing: Pairing = write_weights,
+        partition: Partition | None = None,
+    ) -> tuple[Float[Array, "batch length model"], Memory, FastWeightInfo]:
+        """Reads and writes whole sequences, a chunk at a time.
+
+        Args:
+          x: the residual stream.
+          memory: fast weights, leaves `[groups, ...]`, the batch divisible by groups.
+          mask: 1 for real tokens, 0 for padding, which neither writes nor counts.
+          write: False reads everything with the memory as it comes in.
+          pairing: makes the write weights from gate and mask.
+          partition: of the work and the memories over devices; what is partitioned is written.
+
+        Returns:
+          The residual stream, the memory after the last write, and what happened.
+        """
+        config, rule = self.config, self.config.rule
+        signals = self.signals(x, mask)
+        loss_gate = signals.gate if config.weight_by_gate else jnp.ones_like(signals.gate)
+        sequence = rule.sequence(
+            signals.query,
+            signals.value,
+            gate=loss_gate,
+            mask=mask,
+            chunk_size=config.chunk_size,
+            pairing=pairing,
+        )
+        groups = jax.tree.leaves(memory)[0].shape[0]
+        split = split_groups if partition is None else partition.split_groups
+        merge = merge_groups if partition is None else partition.merge_groups
+        grouped = jax.tree.map(lambda leaf: split(leaf, groups), sequence)
+        if partition is not None:
+            memory, read, access, info = self._run_partitioned(memory, grouped, partition)
+        elif write:
+            memory, read, access, info = rule.run_groups(
+                memory, grouped, chunk_size=config.chunk_size
+            )
+        else:
+            read, access = map_groups(self._read, memory, grouped.query)
+            info = None
+        read, access = jax.tree.map(merge, (read, access))
+        losses = sequence.write_weight * jnp.mean((read - sequence.target) ** 2, axis=-1)
+        facts = _facts(rule, signals, losses, sequence.paired, access, info, partition)
+        return self.merge(x, read, signals), memory, facts
+
+    def _run_partitioned(self, memory: Memory, grouped: Chunk, partition: Partition) -> RunOutput:
+        """`run_groups` with each device's sequences and its part of the memories."""
+        rule, chunk_size = self.config.rule, self.config.chunk_size
+        axes = partition.memory_axes() if rule.splits else None
+        memory_specs = partition.memory_specs(rule, memory)
+        groups, members = grouped.write_weight.shape[:2]
+        partition.check_groups(groups, members)
+        token_axes = () if axes is None else axes.tokens
+        tokens = P(partition.group_axes, token_axes)
+        columns = () if axes is None else axes.target_columns
+        values: Any = P(partition.group_axes, token_axes, None, columns)
+        sequence_specs = jax.tree.map(lambda _: tokens, grouped)._replace(target=values)
+        return partition.run(
+            lambda memory, part: rule.run_groups(memory, part, chunk_size=chunk_size, axes=axes),
+            in_specs=(memory_specs, sequence_specs),
+            out_specs=RunOutput(memory_specs, values, tokens, P(partition.group_axes)),
+        )(memory, grouped)
+
+    def init_pending(self, batch: int, groups: int, *, max_chunk_size: int, dtype: Any) -> Pending:
+        """An empty queue for `stream`, leaves `[groups, batch // groups, capacity, ...]`."""
+        rule = self.config.rule
+        one = Signals(
+            jnp.zeros((batch, 1, rule.num_heads, rule.key_dim), dtype),
+            jnp.zeros((batch, 1, rule.value_dim), dtype),
+            jnp.zeros((batch, 1), dtype),
+            jnp.zeros((batch, 1), dtype),
+        )
+        pending = streaming.init_pending(one, max_chunk_size + rule.lookahead)
+        return Pending(
+            jax.tree.map(lambda x: split_groups(x, groups), pending.signals),
+            jnp.broadcast_to(pending.num_waiting, (groups,)),
+        )
+
+    def stream(
+        self,
+        x: Float[Array, "batch length model"],
+        memory: Memory,
+        pending: Pending,
+        *,
+        mask: Float[Array, "batch length"] | None = None,
+        chunk_size: ChunkSize | None = None,
+        write: bool = True,
+    ) -> tuple[Float[Array, "batch length model"], Memory, Pending, FastWeightInfo]:
+        """Reads a piece of a stream and writes the chunks that it completes.
+
+        Args:
+          x: the residual stream.
+          memory: fast weights, leaves `[groups, ...]`.
+          pending: from `init_pending` or the last call.
+          mask: 1 for real tokens. A position at which all sequences of a group have padding takes
+            no place in the group's queue; where some have a token, the others' padding waits too,
+            so that the sequences that share a memory stay side by side.
+          chunk_size: tokens per write for this call; None: the config's. "flush": nothing is
+            written before `flush` is called, and the queue must have room until then.
+          write: False reads with the memory as it comes in and queues nothing.
+        """
+        rule = self.config.rule
+        chunk_size = self.config.chunk_size if chunk_size is None else chunk_size
+        signals = self.signals(x, mask)
+        groups = jax.tree.leaves(memory)[0].shape[0]
+        loss_gate = signals.gate if self.config.weight_by_gate else jnp.ones_like(signals.gate)
+        queued = jax.tree.map(
+            lambda leaf: split_groups(leaf, groups), signals._replace(gate=loss_gate)
+        )
+        if write:
+            packing = None if mask is None else pack_tokens(jnp.any(queued.mask != 0, axis=1))
+            if packing is not None:
+                queued = _reorder(queued, packing.order)
+            num_real = None if packing is None else packing.counts
+
+            # With several groups the writes' loop runs while any has a complete chunk, and the
+            # others keep what they have: a token that completes none costs no write.
+            def push(memory: Memory, pending: Pending, piece: Signals, num_real: jax.Array | None):
+                if chunk_size == "flush":
+                    return memory, *hold(rule.read, memory, pending, piece, num_real=num_real)
+                return streaming.push(
+                    *(rule.read, rule.write, memory, pending, piece),
+                    chunk_size=chunk_size,
+                    lookahead=rule.lookahead,
+                    targets=rule.targets,
+                    num_real=num_real,
+                )
+
+            memory, pending, read, access = map_groups(push, memory, pending, queued, num_real)
+            if packing is not None:
+                read, access = _reorder((read, access), packing.places)
+        else:
+            read, access = map_groups(self._read, memory, queued.query)
+        read, access = jax.tree.map(merge_groups, (read, access))
+        target = rule.targets(signals.value)
+        paired = shift_left(signals.mask, rule.lookahead) * signals.mask
+        losses = loss_gate * paired * jnp.mean((read - target) ** 2, axis=-1)
+        facts = _facts(rule, signals, losses, paired, access, None)
+        return self.merge(x, read, signals), memory, pending, facts
+
+    def flush(self, memory: Memory, pending: Pending) -> tuple[Memory, Pending]:
+        """Writes the complete waiting pairs now; see `core.streams.holding.flush`."""
+        rule = self.config.rule
+
+        def flush_group(memory: Memory, pending: Pending):
+            return flush(
+                rule.write_blocks, memory, pending, lookahead=rule.lookahead, targets=rule.targets
+            )
+
+        return map_groups(flush_group, memory, pending)
+
+    def _read(self, memory: Memory, query: jax.Array):
+        return streaming.read_sequences(self.config.rule.read, memory, query)
+
+
+def _reorder(tree: Any, order: Int[Array, "groups length"]) -> Any:
+    """Leaves `[groups, members, length, ...]` with each group's positions in the given order."""
+
+    def reorder(x: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(x, jnp.expand_dims(order, (1, *range(3, x.ndim))), axis=2)
+
+    return jax.tree.map(reorder, tree)
+
+
+def _measures(
+    slot_ids: Int[Array, "batch length places"], num_slots: int, partition: Partition | None
+) -> AccessMeasures:
+    """How evenly all tokens use the slots, each device counting its own sequences' accesses."""
+    if partition is None:
+        counts = access_counts(slot_ids, num_slots)
+    else:
+        counts = partition.run(
+            lambda ids: jax.lax.psum(access_counts(ids, num_slots), BATCH),
+            in_specs=P(BATCH),
+            out_specs=P(),
+        )(slot_ids)
+    return measures_of_counts(counts, slot_ids.size)
+
+
+def _facts(rule, signals, losses, paired, access, info, partition=None) -> FastWeightInfo:
+    """The record of one call; `info` is the rule's, by group and chunk, or None without writes."""
+    zero = jnp.zeros((), losses.dtype)
+    facts = FastWeightInfo(
+        memory_loss=jnp.sum(losses) / jnp.maximum(jnp.sum(paired), 1.0),
+        addressing_loss=zero if info is None else jnp.mean(info.addressing_loss),
+        gate=signals.gate,
+        slot_ids=None if access is None else access.slot_ids,
+        slot_weights=None if access is None else access.slot_weights,
+        update_norm=zero if info is None else jnp.mean(info.update_norm),
+        token_loss=losses,
+        measures=None if access is None else _measures(access.slot_ids, rule.num_slots, partition),
+    )
+    return jax.lax.stop_gradient(facts)

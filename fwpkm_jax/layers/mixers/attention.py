@@ -1,0 +1,303 @@
+"""Gated softmax attention, full or over a sliding window."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from fwpkm_jax.core.attention.cached import RingCache, put_in_ring, ring_attention
+from fwpkm_jax.core.attention.softmax import (
+    AttentionBackend,
+    KeysAndValues,
+    blockwise_attention,
+    in_front,
+    masked_attention,
+    whole_sequence_attention,
+)
+from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
+from fwpkm_jax.layers.norms import RMSNorm
+from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
+from fwpkm_jax.layers.rotary import YarnConfig, apply_rotary, rotary_frequencies
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """Shape of a softmax attention layer; the defaults are the paper's."""
+
+    num_heads: int = 12
+    """Query heads."""
+    num_kv_heads: int = 4
+    """Key and value heads, each shared by `num_heads / num_kv_heads` query heads."""
+    head_dim: int = 64
+    """Width of every head."""
+    window: int | None = None
+    """Tokens a query sees, itself included; None for all before it."""
+    rotary_fraction: float = 0.25
+    """Share of each head, from its start, that carries the position."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary frequencies."""
+    yarn: YarnConfig | None = None
+    """Stretching of the positions to longer contexts. Touches no parameter, so a trained model
+    may be evaluated with another one."""
+    backend: AttentionBackend = "auto"
+    """Of whole sequences: cudnn runs or raises, xla is plain JAX, auto takes cuDNN where it runs.
+    Streams are plain JAX."""
+
+    def __post_init__(self):
+        for name in ("num_heads", "num_kv_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is not positive.")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads={self.num_heads} is not a multiple of "
+                f"num_kv_heads={self.num_kv_heads}; query heads share key heads evenly."
+            )
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window={self.window} sees nothing; use 1 or more, None for full.")
+        if self.rope_theta <= 1:
+            raise ValueError(f"rope_theta={self.rope_theta} must exceed 1; usual is 10000.")
+        if not 0 < self.rotary_fraction <= 1 or self.rotary_dim < 2 or self.rotary_dim % 2:
+            raise ValueError(
+                f"rotary_fraction={self.rotary_fraction} of head_dim={self.head_dim} turns "
+                f"{self.rotary_dim} dimensions; choose a share in (0, 1] that gives an even number."
+            )
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that carry the position."""
+        return int(self.head_dim * self.rotary_fraction)
+
+
+class AttentionCache(NamedTuple):
+    """The latest tokens' keys and values, oldest first; position -1 marks an empty entry."""
+
+    keys: Float[Array, "batch capacity kv_heads head"]
+    values: Float[Array, "batch capacity kv_heads head"]
+    positions: Int[Array, "batch capacity"]
+    next_position: Int[Array, " batch"]
+
+
+Cache = AttentionCache | RingCache
+"""Of sliding-window and of full attention."""
+
+
+class AttentionInputs(NamedTuple):
+    """What the projections make of a token: normalised and rotated, the gate before sigmoid."""
+
+    query: Float[Array, "batch length heads head"]
+    key: Float[Array, "batch length kv_heads head"]
+    value: Float[Array, "batch length kv_heads head"]
+    gate: Float[Array, "batch length heads head"]
+
+
+class Attention(nnx.Module):
+    """Softmax attention with normalised queries and keys, and a sigmoid gate on its output.
+
+    `q_proj` yields for each head its query, then its gate, as published weights have it. There
+    are no biases.
+
+    References: Qiu et al. 2025, arXiv:2505.06708 (gate); Henry et al. 2020, arXiv:2010.04245
+    (query and key norm); Ainslie et al. 2023, arXiv:2305.13245 (shared key heads).
+    """
+
+    def __init__(
+        self,
+        config: AttentionConfig,
+        model_dim: int,
+        *,
+        norm_eps: float,
+        init_std: float,
+        dtype: DTypeLike | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Args: `dtype` of activations, None for the input's; parameters are float32."""
+
+        def linear(inputs: int, outputs: int) -> nnx.Linear:
+            init = nnx.initializers.normal(init_std)
+            return nnx.Linear(
+                inputs, outputs, use_bias=False, dtype=dtype, kernel_init=init, rngs=rngs
+            )
+
+        self.config = config
+        self.q_proj = linear(model_dim, config.num_heads * 2 * config.head_dim)
+        self.k_proj = linear(model_dim, config.num_kv_heads * config.head_dim)
+        self.v_proj = linear(model_dim, config.num_kv_heads * config.head_dim)
+        self.o_proj = linear(config.num_heads * config.head_dim, model_dim)
+        self.q_norm = RMSNorm(config.head_dim, eps=norm_eps)
+        self.k_norm = RMSNorm(config.head_dim, eps=norm_eps)
+
+    def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> Cache:
+        """An empty cache.
+
+        Args:
+          batch: sequences.
+          max_length: tokens kept by full attention. A longer stream attends to the latest
+            `max_length` tokens only. Windowed attention keeps its window whatever this says.
+          dtype: of the activations.
+        """
+        capacity = max_length if self.config.window is None else self.config.window
+        shape = (batch, capacity, self.config.num_kv_heads, self.config.head_dim)
+        kind = RingCache if self.config.window is None else AttentionCache
+        return kind(
+            keys=jnp.zeros(shape, dtype),
+            values=jnp.zeros(shape, dtype),
+            positions=jnp.full((batch, capacity), -1, jnp.int32),
+            next_position=jnp.zeros((batch,), jnp.int32),
+        )
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length model"],
+        *,
+        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        cache: Cache | None = None,
+        partition: Partition | None = None,
+        persistent: Float[Array, "persistent model"] | None = None,
+    ) -> tuple[Float[Array, "batch length model"], Cache | None]:
+        """The layer's output, and the cache to continue from.
+
+        Args:
+          x: `[batch, length, model]`.
+          mask: 0 at padding, which takes no position, is seen by no token and yields zeros.
+          cache: of the tokens before, from `init_cache` or the last call; None for a whole
+            sequence. Pieces of any size give what the whole gives.
+          partition: of a whole sequence's work over devices, by sequences and heads.
+          persistent: tokens that every token sees beside its window, as if they stood right before
+            the sequence; the same in each call of a stream.
+
+        Returns:
+          Output `[batch, length, model]`, and the new cache (None if none was given).
+
+        Raises:
+          ValueError: persistent tokens for full attention, or over several devices.
+        """
+        chex.assert_rank(x, 3)
+        batch, length, _ = x.shape
+        packing = None if mask is None else pack_tokens(mask)
+        positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
+        if cache is not None:
+            positions = positions + cache.next_position[:, None]
+        if packing is not None:
+            x = pack(x, packing)
+            positions = jnp.where(packing.is_real, positions, -1)
+
+        query, key, value, gate = self.project(x, positions)
+        before = None if persistent is None else self._persistent(persistent, partition)
+        if cache is None:
+            output = self.attend(query, key, value, positions, partition, before)
+        elif isinstance(cache, RingCache):
+            output = ring_attention(query, key, value, cache, positions=positions)
+            cache = put_in_ring(cache, key, value, positions=positions, after=output)
+        else:
+            counts = None if packing is None else packing.counts
+            output, cache = self.attend_cached(query, key, value, positions, cache, counts, before)
+        y = self.gated(output, gate)
+        return y if packing is None else unpack(y, packing), cache
+
+    def gated(
+        self, attended: Float[Array, "batch length heads head"], gate: jax.Array
+    ) -> Float[Array, "batch length model"]:
+        """The layer's output from the heads'."""
+        attended = attended * jax.nn.sigmoid(gate)
+        return self.o_proj(attended.reshape(*attended.shape[:2], -1))
+
+    def _persistent(self, tokens: jax.Array, partition: Partition | None) -> KeysAndValues:
+        if self.config.window is None or partition is not None:
+            raise ValueError(
+                f"window={self.config.window}, partition={partition}: persistent tokens go with a "
+                "window, on one device."
+            )
+        positions = jnp.arange(-tokens.shape[0], 0, dtype=jnp.int32)[None]
+        projected = self.project(tokens[None], positions)
+        return projected.key[0], projected.value[0]
+
+    def project(
+        self, x: Float[Array, "batch length model"], positions: Int[Array, "batch length"]
+    ) -> AttentionInputs:
+        """Queries and keys, normalised and rotated, values and gates."""
+        config = self.config
+        shape = (*x.shape[:2], -1, config.head_dim)
+        query, gate = jnp.split(
+            self.q_proj(x).reshape(*x.shape[:2], config.num_heads, -1), 2, axis=-1
+        )
+        rotary = rotary_frequencies(config.rotary_dim, theta=config.rope_theta, yarn=config.yarn)
+        query = apply_rotary(self.q_norm(query), positions, rotary=rotary)
+        key = self.k_norm(self.k_proj(x).reshape(shape))
+        key = apply_rotary(key, positions, rotary=rotary)
+        return AttentionInputs(query, key, self.v_proj(x).reshape(shape), gate)
+
+    def attend(
+        self,
+        query: Float[Array, "batch length heads head"],
+        key: Float[Array, "batch length kv_heads head"],
+        value: Float[Array, "batch length kv_heads head"],
+        positions: Int[Array, "batch length"],
+        partition: Partition | None = None,
+        persistent: KeysAndValues | None = None,
+    ) -> Float[Array, "batch length heads head"]:
+        """Attention within one whole sequence, before the gate."""
+
+        def attend(query, key, value, positions):
+            return whole_sequence_attention(
+                query,
+                key,
+                value,
+                positions=positions,
+                window=self.config.window,
+                backend=self.config.backend,
+                persistent=persistent,
+            )
+
+        if partition is None:
+            return attend(query, key, value, positions)
+        for name in ("num_heads", "num_kv_heads"):
+            partition.check_divides(f"attention.{name}", getattr(self.config, name), HEADS)
+        by_head = P(BATCH, None, HEADS)
+        return partition.run(
+            attend, in_specs=(by_head, by_head, by_head, P(BATCH)), out_specs=by_head
+        )(query, key, value, positions)
+
+    def attend_cached(
+        self,
+        query: Float[Array, "batch length heads head"],
+        key: Float[Array, "batch length kv_heads head"],
+        value: Float[Array, "batch length kv_heads head"],
+        positions: Int[Array, "batch length"],
+        cache: AttentionCache,
+        counts: Int[Array, " batch"] | None,
+        persistent: KeysAndValues | None = None,
+    ) -> tuple[Float[Array, "batch length heads head"], AttentionCache]:
+        """Windowed attention to the cached tokens and the new ones, before the gate; the new cache.
+
+        `counts` says how many tokens of each sequence are real, None for all.
+        """
+        length, capacity = query.shape[1], cache.keys.shape[1]
+        keys = jnp.concatenate([cache.keys, key.astype(cache.keys.dtype)], axis=1)
+        values = jnp.concatenate([cache.values, value.astype(cache.values.dtype)], axis=1)
+        key_positions = jnp.concatenate([cache.positions, positions], axis=1)
+        implementation = blockwise_attention if length > 2 * capacity else masked_attention
+        *seen, seen_positions = in_front(
+            persistent, keys.astype(key.dtype), values.astype(value.dtype), key_positions
+        )
+        output = implementation(
+            query,
+            *seen,
+            query_positions=positions,
+            key_positions=seen_positions,
+            window=capacity,
+            num_persistent=0 if persistent is None else persistent[0].shape[0],
+        )
+        # Packed tokens come first, so the latest real token ends at capacity + count.
+        end = None if counts is None else capacity + counts
+        return output, AttentionCache(
+            keys=last_rows(keys, size=capacity, end=end),
+            values=last_rows(values, size=capacity, end=end),
+            positions=last_rows(key_positions, size=capacity, end=end),
+            next_position=cache.next_position + (length if counts is None else counts),
+        )

@@ -1,0 +1,304 @@
+"""Gated DeltaNet: the gated delta rule as a token mixer."""
+
+import functools
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from fwpkm_jax.core.normalize import l2_normalize
+from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
+from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.recurrence.gated_delta import recurrent_gated_delta_rule
+from fwpkm_jax.layers.mixers.memory_heads import MemoryHeads, causal_convolution
+from fwpkm_jax.layers.norms import GatedRMSNorm
+from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
+from pallas_kernels.dispatch import Backend
+from pallas_kernels.gated_delta import chunk_gated_delta_rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedDeltaNetConfig(MemoryHeads):
+    """Shape of a Gated DeltaNet layer; the defaults are the paper's."""
+
+    chunk_size: int = 64
+    """Tokens solved for at once in plain JAX; changes speed, and results only by rounding."""
+    backend: Backend = "auto"
+    """Kernels or plain JAX for more than one token: "auto", "reference" or "pallas"."""
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the convolution: all queries, all keys, all values."""
+        keys = 2 * self.num_key_heads * self.key_head_dim
+        return keys + self.num_value_heads * self.value_head_dim
+
+
+class GatedDeltaNetCache(NamedTuple):
+    """What the layer keeps of the tokens before."""
+
+    conv_inputs: Float[Array, "batch reach channels"]
+    """The latest `conv_width - 1` inputs of the convolution, oldest first."""
+    memory: Float[Array, "batch heads key value"]
+    """The delta rule's memory, at least float32."""
+
+
+class Projections(NamedTuple):
+    """What the two input projections make of a token."""
+
+    conv_inputs: Float[Array, "batch length channels"]
+    """All queries, all keys, all values, joined."""
+    gate: Float[Array, "batch length heads value"]
+    """Output gate, before SiLU."""
+    log_decay: Float[Array, "batch length heads"]
+    """Log of the share of the memory kept, at least float32."""
+    beta: Float[Array, "batch length heads"]
+    """Write strength, at least float32."""
+
+
+class HeadWeights(NamedTuple):
+    """Weights that belong to single heads, but for the linear maps."""
+
+    conv_weight: Float[Array, "width channels"]
+    """All queries, all keys, all values, joined."""
+    A_log: Float[Array, " heads"]
+    dt_bias: Float[Array, " heads"]
+
+
+class GatedDeltaNet(nnx.Module):
+    """The gated delta rule between a short convolution and a gated norm.
+
+    With q, k, v, z, a, b projections of the input, per head:
+
+        q, k, v = SiLU(convolution(q, k, v)),  q, k at unit length
+        log decay = -exp(A_log) softplus(a + dt_bias),  beta = sigmoid(b)
+        y = out_proj(norm(delta rule) * SiLU(z))
+
+    The fused projections yield for each key head [q, k, its v, its z] and [its b, its a], as
+    published weights have it.
+
+    References: Yang et al. 2024, arXiv:2412.06464.
+    """
+
+    def __init__(
+        self,
+        config: GatedDeltaNetConfig,
+        model_dim: int,
+        *,
+        norm_eps: float,
+        init_std: float,
+        dtype: DTypeLike | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Args: `dtype` of activations, None for the input's; parameters are float32."""
+        init = nnx.initializers.normal(init_std)
+
+        def linear(inputs: int, outputs: int) -> nnx.Linear:
+            return nnx.Linear(
+                inputs, outputs, use_bias=False, dtype=dtype, kernel_init=init, rngs=rngs
+            )
+
+        values = config.num_value_heads * config.value_head_dim
+        heads = config.num_value_heads
+        self.config = config
+        self.in_proj_qkvz = linear(model_dim, config.conv_channels + values)
+        self.in_proj_ba = linear(model_dim, 2 * heads)
+        self.out_proj = linear(values, model_dim)
+        self.norm = GatedRMSNorm(config.value_head_dim, eps=norm_eps)
+        conv_shape = (config.conv_width, config.conv_channels)
+        self.conv_weight = nnx.Param(init(rngs.params(), conv_shape, jnp.float32))
+        # A uniform in (0, 16]: 1 - u, because u can be 0 and log 0 must not occur.
+        uniform = 1 - jax.random.uniform(rngs.params(), (heads,), jnp.float32)
+        self.A_log = nnx.Param(jnp.log(16 * uniform))
+        self.dt_bias = nnx.Param(jnp.ones((heads,), jnp.float32))
+
+    def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> GatedDeltaNetCache:
+        """An empty cache; its size does not depend on `max_length`. `dtype` of activations."""
+        del max_length
+        return empty_cache(self.config, batch, dtype)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length model"],
+        *,
+        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        cache: GatedDeltaNetCache | None = None,
+        partition: Partition | None = None,
+    ) -> tuple[Float[Array, "batch length model"], GatedDeltaNetCache | None]:
+        """The layer's output, and the cache to continue from.
+
+        Args:
+          x: `[batch, length, model]`.
+          mask: 0 at padding, which neither writes nor decays nor shifts the convolution, and
+            yields zeros.
+          cache: of the tokens before, from `init_cache` or the last call; None for a whole
+            sequence. Pieces of any size give what the whole gives.
+          partition: of a whole sequence's work over devices, by sequences and heads; without mask
+            and cache.
+
+        Returns:
+          Output `[batch, length, model]`, and the new cache (None if none was given).
+        """
+        chex.assert_rank(x, 3)
+        batch, length, _ = x.shape
+        if partition is not None:
+            output = self._mix_by_heads(x, partition)
+            return self.out_proj(output.reshape(batch, length, -1)), None
+        packing = None if mask is None else pack_tokens(mask)
+        if packing is not None:
+            x = pack(x, packing)
+        projections = self.project(x)
+        if packing is not None:
+            real = packing.is_real[:, :, None]
+            projections = projections._replace(
+                log_decay=jnp.where(real, projections.log_decay, 0),
+                beta=jnp.where(real, projections.beta, 0),
+            )
+        counts = None if packing is None else packing.counts
+        start = cache
+        if start is None:
+            start = self.init_cache(batch, max_length=length, dtype=projections.conv_inputs.dtype)
+        output, end = self.mix(projections, start, counts)
+        y = self.out_proj(output.reshape(batch, length, -1))
+        y = y if packing is None else unpack(y, packing)
+        return y, None if cache is None else end
+
+    def project(self, x: Float[Array, "batch length model"]) -> Projections:
+        """The convolution's inputs, the gate, and how strongly to forget and write."""
+        return split_projections(
+            self.config, self.in_proj_qkvz(x), self.in_proj_ba(x), self.head_weights()
+        )
+
+    def head_weights(self) -> HeadWeights:
+        """The weights that belong to single heads, but for the linear maps."""
+        return HeadWeights(self.conv_weight[...], self.A_log[...], self.dt_bias[...])
+
+    def mix(
+        self,
+        projections: Projections,
+        cache: GatedDeltaNetCache,
+        counts: Int[Array, " batch"] | None,
+    ) -> tuple[Float[Array, "batch length heads value"], GatedDeltaNetCache]:
+        """The gated norm's output, and the new cache.
+
+        `counts` says how many tokens of each sequence are real (they come first), None for all.
+        """
+        return mix_heads(self.config, self.head_weights(), self.norm, projections, cache, counts)
+
+    def _mix_by_heads(
+        self, x: Float[Array, "batch length model"], partition: Partition
+    ) -> Float[Array, "batch length heads value"]:
+        """`mix` of whole sequences, each device with its own sequences and heads."""
+        config, devices = self.config, partition.size(HEADS)
+        partition.check_divides("gdn.num_key_heads", config.num_key_heads, HEADS)
+        own = replace(
+            config,
+            num_key_heads=config.num_key_heads // devices,
+            num_value_heads=config.num_value_heads // devices,
+        )
+
+        def mix(qkvz, ba, conv_parts, A_log, dt_bias, norm):
+            weights = HeadWeights(jnp.concatenate(conv_parts, axis=1), A_log, dt_bias)
+            projections = split_projections(own, qkvz, ba, weights)
+            cache = empty_cache(own, qkvz.shape[0], projections.conv_inputs.dtype)
+            return mix_heads(own, weights, norm, projections, cache, None)[0]
+
+        weights = self.head_weights()
+        keys = config.num_key_heads * config.key_head_dim
+        by_head, of_head = P(BATCH, None, HEADS), P(HEADS)
+        return partition.run(
+            mix,
+            in_specs=(by_head, by_head, P(None, HEADS), of_head, of_head, P()),
+            out_specs=by_head,
+        )(
+            self.in_proj_qkvz(x),
+            self.in_proj_ba(x),
+            jnp.split(weights.conv_weight, (keys, 2 * keys), axis=1),
+            weights.A_log,
+            weights.dt_bias,
+            self.norm,
+        )
+
+
+def empty_cache(config: GatedDeltaNetConfig, batch: int, dtype: DTypeLike) -> GatedDeltaNetCache:
+    """The cache before the first token; `dtype` of activations."""
+    memory = (batch, config.num_value_heads, config.key_head_dim, config.value_head_dim)
+    return GatedDeltaNetCache(
+        conv_inputs=jnp.zeros((batch, config.conv_width - 1, config.conv_channels), dtype),
+        memory=jnp.zeros(memory, compute_dtype(dtype)),
+    )
+
+
+def split_projections(
+    config: GatedDeltaNetConfig,
+    qkvz: Float[Array, "batch length qkvz"],
+    ba: Float[Array, "batch length ba"],
+    weights: HeadWeights,
+) -> Projections:
+    """What the two input projections say, taken apart; head by head, so for any of the heads."""
+    tokens, key_heads, key_dim = qkvz.shape[:2], config.num_key_heads, config.key_head_dim
+    joined_values = config.num_value_heads // key_heads * config.value_head_dim
+    ends = (key_dim, 2 * key_dim, 2 * key_dim + joined_values)
+    query, key, value, gate = jnp.split(qkvz.reshape(*tokens, key_heads, -1), ends, axis=-1)
+    b, a = jnp.split(ba.reshape(*tokens, key_heads, -1), 2, axis=-1)
+
+    dtype = compute_dtype(qkvz.dtype)
+    b, a = (y.reshape(*tokens, config.num_value_heads).astype(dtype) for y in (b, a))
+    rate = jnp.exp(weights.A_log)[None, None]
+    return Projections(
+        conv_inputs=jnp.concatenate([y.reshape(*tokens, -1) for y in (query, key, value)], axis=-1),
+        gate=gate.reshape(*tokens, config.num_value_heads, config.value_head_dim),
+        log_decay=-rate * jax.nn.softplus(a + weights.dt_bias[None, None]),
+        beta=jax.nn.sigmoid(b),
+    )
+
+
+def mix_heads(
+    config: GatedDeltaNetConfig,
+    weights: HeadWeights,
+    norm: GatedRMSNorm,
+    projections: Projections,
+    cache: GatedDeltaNetCache,
+    counts: Int[Array, " batch"] | None,
+) -> tuple[Float[Array, "batch length heads value"], GatedDeltaNetCache]:
+    """`GatedDeltaNet.mix` of the heads that `config` counts."""
+    conv_inputs, gate, log_decay, beta = projections
+    tokens, length = conv_inputs.shape[:2], conv_inputs.shape[1]
+    mixed = causal_convolution(conv_inputs, cache.conv_inputs, weights.conv_weight)
+    keys = config.num_key_heads * config.key_head_dim
+    query, key, value = jnp.split(jax.nn.silu(mixed), (keys, 2 * keys), axis=-1)
+
+    shared_by = config.num_value_heads // config.num_key_heads
+    query, key = (
+        jnp.repeat(
+            l2_normalize(y.reshape(*tokens, config.num_key_heads, config.key_head_dim)),
+            shared_by,
+            axis=2,
+        )
+        for y in (query, key)
+    )
+    rule = recurrent_gated_delta_rule
+    if length > 1:
+        rule = functools.partial(
+            chunk_gated_delta_rule, chunk_size=config.chunk_size, backend=config.backend
+        )
+    output, memory = rule(
+        query,
+        key,
+        value.reshape(*tokens, -1, config.value_head_dim),
+        log_decay=log_decay,
+        beta=beta,
+        initial_state=cache.memory,
+    )
+
+    inputs = jnp.concatenate([cache.conv_inputs, conv_inputs.astype(cache.conv_inputs.dtype)], 1)
+    reach = config.conv_width - 1
+    end = None if counts is None else reach + counts
+    return norm(output, gate), GatedDeltaNetCache(
+        conv_inputs=last_rows(inputs, size=reach, end=end), memory=memory
+    )

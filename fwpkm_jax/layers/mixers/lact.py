@@ -1,0 +1,309 @@
+"""LaCT: windowed attention and a fast SwiGLU that share queries, keys and values."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from fwpkm_jax.core.attention.softmax import blockwise_attention, masked_attention
+from fwpkm_jax.core.padding import Packing, last_rows, pack, pack_tokens, unpack
+from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.layers.mixers.attention import AttentionCache
+from fwpkm_jax.layers.mixers.lact_stream import FastStream, FastTokens, read_whole
+from fwpkm_jax.layers.norms import RMSNorm
+from fwpkm_jax.layers.rotary import YarnConfig, apply_rotary, rotary_frequencies
+from fwpkm_jax.rules.lact import LaCTMemory, LaCTRule, SwiGLUWeights
+
+_NORM_EPSILON = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaCTConfig:
+    """Shape of a LaCT layer; the defaults are those of the paper's baseline."""
+
+    num_heads: int = 12
+    """Attention heads; they divide the model's width."""
+    num_fast_heads: int = 4
+    """Fast networks per sequence; they divide the model's width."""
+    hidden_dim: int = 192
+    """Hidden width of a fast network."""
+    chunk_size: int = 512
+    """Tokens between two writes."""
+    window: int = 2048
+    """Tokens that attention sees, the query's own included."""
+    low_rank: int = 32
+    """Rank of what the initial gate and up matrices add to half the identity."""
+    base_rate: float = 1e-3
+    """Step size where the projection of the rates gives 0."""
+    qk_norm: bool = False
+    """Norms queries and keys, all heads together, before both uses."""
+    value_silu: bool = False
+    """Applies SiLU to the fast networks' values too, not only to their queries and keys."""
+    rotary_fast: bool = True
+    """Rotates the fast networks' queries and keys by position too."""
+    pre_norm: bool = False
+    """See `LaCTRule`."""
+    muon: bool = False
+    """See `LaCTRule`."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary frequencies, over the whole of each head."""
+    yarn: YarnConfig | None = None
+    """Stretching of the positions to longer contexts; see `AttentionConfig`."""
+
+    def __post_init__(self):
+        names = ("num_heads", "num_fast_heads", "hidden_dim", "chunk_size", "window", "low_rank")
+        for name in names:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        if not self.base_rate > 0:
+            raise ValueError(f"base_rate={self.base_rate} must be above 0.")
+        if self.rope_theta <= 1:
+            raise ValueError(f"rope_theta={self.rope_theta} must exceed 1; usual is 10000.")
+
+
+class LaCTCache(NamedTuple):
+    """What a stream carries: the window's keys and values, and the fast networks."""
+
+    attention: AttentionCache
+    fast: FastStream
+
+
+class LaCT(nnx.Module):
+    """The sum of windowed attention and of what a fast SwiGLU per sequence and head reads.
+
+    Every sequence starts with the same learned fast weights; they are written after each chunk and
+    live as long as the cache. The read is normed per head and scaled per token and head.
+
+    References: Zhang et al. 2025, arXiv:2505.23884.
+    """
+
+    def __init__(
+        self,
+        config: LaCTConfig,
+        model_dim: int,
+        *,
+        norm_eps: float,
+        init_std: float,
+        dtype: DTypeLike | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Args: `dtype` of activations, None for the input's; parameters are float32.
+
+        Raises:
+          ValueError: `model_dim` does not divide into the heads.
+        """
+        for name in ("num_heads", "num_fast_heads"):
+            if model_dim % getattr(config, name):
+                raise ValueError(
+                    f"model_dim={model_dim} does not divide into {name}={getattr(config, name)}."
+                )
+        init = nnx.initializers.normal(init_std)
+
+        def linear(outputs: int, *, use_bias: bool) -> nnx.Linear:
+            return nnx.Linear(
+                *(model_dim, outputs), use_bias=use_bias, dtype=dtype, kernel_init=init, rngs=rngs
+            )
+
+        def normal(*shape: int, fan_in: int, gain: float = 1.0) -> nnx.Param:
+            noise = jax.random.normal(rngs.params(), shape, jnp.float32)
+            return nnx.Param(noise * gain * fan_in**-0.5)
+
+        self.config = config
+        heads, width = config.num_fast_heads, model_dim // config.num_fast_heads
+        self.head_dim = model_dim // config.num_heads
+        self.rule = LaCTRule(
+            key_dim=width,
+            value_dim=width,
+            hidden_dim=config.hidden_dim,
+            pre_norm=config.pre_norm,
+            muon=config.muon,
+        )
+        self.qkv_proj = linear(3 * model_dim, use_bias=False)
+        self.o_proj = linear(model_dim, use_bias=False)
+        self.q_norm = RMSNorm(model_dim, eps=norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(model_dim, eps=norm_eps) if config.qk_norm else None
+        # Vectors, so that weight decay leaves them alone.
+
+        def vector(value: float) -> nnx.Param:
+            return nnx.Param(jnp.full((model_dim,), value, jnp.float32))
+
+        self.fast_query_scale, self.fast_query_shift = vector(1.0), vector(0.0)
+        self.fast_key_scale, self.fast_key_shift = vector(1.0), vector(0.0)
+        hidden, rank = config.hidden_dim, config.low_rank
+        self.gate_left = normal(heads, hidden, rank, fan_in=rank, gain=0.5)
+        self.gate_right = normal(heads, rank, width, fan_in=width, gain=0.5)
+        self.up_left = normal(heads, hidden, rank, fan_in=rank, gain=0.5)
+        self.up_right = normal(heads, rank, width, fan_in=width, gain=0.5)
+        self.down = normal(heads, width, hidden, fan_in=hidden)
+        self.rate_proj = linear(3 * heads, use_bias=True)
+        self.momentum_proj = linear(heads, use_bias=True)
+        self.scale_proj = linear(heads, use_bias=True)
+        self.fast_norm = RMSNorm(width, eps=_NORM_EPSILON)
+
+    def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> LaCTCache:
+        """An empty cache; `max_length` is of no importance to a window."""
+        del max_length
+        heads, head, window = self.config.num_heads, self.head_dim, self.config.window
+        attention = AttentionCache(
+            keys=jnp.zeros((batch, window, heads, head), dtype),
+            values=jnp.zeros((batch, window, heads, head), dtype),
+            positions=jnp.full((batch, window), -1, jnp.int32),
+            next_position=jnp.zeros((batch,), jnp.int32),
+        )
+        fast = FastStream.start(
+            self.initial_memory(batch, dtype), chunk_size=self.config.chunk_size
+        )
+        return LaCTCache(attention, fast)
+
+    def initial_memory(self, batch: int, dtype: DTypeLike) -> LaCTMemory:
+        """The learned fast weights for every sequence, leaves `[batch, heads, ...]`."""
+        # Cast first: the products, too, are computed in the memory's dtype.
+        dtype = compute_dtype(dtype, jnp.float32)
+        half = 0.5 * jnp.eye(self.config.hidden_dim, self.rule.key_dim, dtype=dtype)[None]
+
+        def product(left: nnx.Param, right: nnx.Param) -> jax.Array:
+            return left[...].astype(dtype) @ right[...].astype(dtype) + half
+
+        weights = SwiGLUWeights(
+            gate=product(self.gate_left, self.gate_right),
+            down=self.down[...].astype(dtype),
+            up=product(self.up_left, self.up_right),
+        )
+        memory = jax.vmap(self.rule.start)(weights)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), memory)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length model"],
+        *,
+        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        cache: LaCTCache | None = None,
+    ) -> tuple[Float[Array, "batch length model"], LaCTCache | None]:
+        """The layer's output, and the cache to continue from; see `Attention.__call__`.
+
+        Chunks count each sequence's real tokens from its first.
+        """
+        chex.assert_rank(x, 3)
+        batch, length, _ = x.shape
+        packing = None if mask is None else pack_tokens(mask)
+        positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
+        if cache is not None:
+            positions = positions + cache.attention.next_position[:, None]
+        if packing is not None:
+            x = pack(x, packing)
+            positions = jnp.where(packing.is_real, positions, -1)
+
+        query, key, value = jnp.split(self.qkv_proj(x), 3, axis=-1)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        tokens = self.fast_tokens(x, query, key, value, positions)
+        memory = self.initial_memory(batch, x.dtype) if cache is None else None
+        attention = None if cache is None else cache.attention
+        attended, attention = self.attend(query, key, value, positions, attention, packing)
+        if cache is None:
+            assert memory is not None
+            read = read_whole(self.rule, memory, tokens, chunk_size=self.config.chunk_size)
+        else:
+            assert attention is not None
+            read, fast = cache.fast.push(self.rule, tokens)
+            cache = LaCTCache(attention, fast)
+        scale = jax.nn.silu(self.scale_proj(x))[..., None]
+        read = (self.fast_norm(read) * scale.astype(read.dtype)).reshape(x.shape)
+        y = self.o_proj(attended + read.astype(attended.dtype))
+        if packing is None:
+            return y, cache
+        return unpack(jnp.where(packing.is_real[:, :, None], y, 0), packing), cache
+
+    def fast_tokens(
+        self,
+        x: Float[Array, "batch length model"],
+        query: Float[Array, "batch length model"],
+        key: Float[Array, "batch length model"],
+        value: Float[Array, "batch length model"],
+        positions: Int[Array, "batch length"],
+    ) -> FastTokens:
+        """What the fast networks are told about each token, in at least float32."""
+        config, shape = self.config, (*x.shape[:2], self.config.num_fast_heads, -1)
+        dtype = compute_dtype(x.dtype)
+
+        def address(x: jax.Array, scale: nnx.Param, shift: nnx.Param) -> jax.Array:
+            x = jax.nn.silu(x.astype(dtype) * scale[...][None, None] + shift[...][None, None])
+            x = _unit(x.reshape(shape))
+            if config.rotary_fast:
+                # By the attention heads' layout, as published, though the fast heads are wider.
+                x = self._rotate(x.reshape(*x.shape[:2], config.num_heads, -1), positions)
+            return x.reshape(shape)
+
+        value = value.astype(dtype).reshape(shape)
+        base = np.log(np.expm1(config.base_rate))  # softplus(base) = base_rate
+        rates = jax.nn.softplus(self.rate_proj(x).astype(dtype) + base)
+        return FastTokens(
+            query=address(query, self.fast_query_scale, self.fast_query_shift),
+            key=address(key, self.fast_key_scale, self.fast_key_shift),
+            value=jax.nn.silu(value) if config.value_silu else value,
+            rates=rates.reshape(shape),
+            momentum=jax.nn.sigmoid(self.momentum_proj(x).astype(dtype)),
+            real=(positions >= 0).astype(dtype),
+        )
+
+    def attend(
+        self,
+        query: Float[Array, "batch length model"],
+        key: Float[Array, "batch length model"],
+        value: Float[Array, "batch length model"],
+        positions: Int[Array, "batch length"],
+        cache: AttentionCache | None,
+        packing: Packing | None,
+    ) -> tuple[Float[Array, "batch length model"], AttentionCache | None]:
+        """Attention over the window, within the sequence or to the cached tokens too."""
+        window, length = self.config.window, query.shape[1]
+        heads = (*query.shape[:2], self.config.num_heads, self.head_dim)
+        query = self._rotate(query.reshape(heads), positions)
+        key, value = self._rotate(key.reshape(heads), positions), value.reshape(heads)
+        keys, values, key_positions = key, value, positions
+        blockwise = length > 2 * window
+        if cache is not None:
+            keys = jnp.concatenate([cache.keys, key.astype(cache.keys.dtype)], axis=1)
+            values = jnp.concatenate([cache.values, value.astype(cache.values.dtype)], axis=1)
+            key_positions = jnp.concatenate([cache.positions, positions], axis=1)
+        elif blockwise:
+            widths = ((0, 0), (window, 0), (0, 0), (0, 0))
+            keys, values = jnp.pad(key, widths), jnp.pad(value, widths)
+            key_positions = jnp.pad(positions, widths[:2], constant_values=-1)
+        output = (blockwise_attention if blockwise else masked_attention)(
+            query,
+            keys.astype(key.dtype),
+            values.astype(value.dtype),
+            query_positions=positions,
+            key_positions=key_positions,
+            window=window,
+        ).reshape(*query.shape[:2], -1)
+        if cache is None:
+            return output, None
+        end = None if packing is None else window + packing.counts
+        return output, AttentionCache(
+            keys=last_rows(keys, size=window, end=end),
+            values=last_rows(values, size=window, end=end),
+            positions=last_rows(key_positions, size=window, end=end),
+            next_position=cache.next_position + (length if packing is None else packing.counts),
+        )
+
+    def _rotate(
+        self, x: Float[Array, "batch length heads head"], positions: Int[Array, "batch length"]
+    ) -> Float[Array, "batch length heads head"]:
+        config = self.config
+        rotary = rotary_frequencies(self.head_dim, theta=config.rope_theta, yarn=config.yarn)
+        return apply_rotary(x, positions, rotary=rotary)
+
+
+def _unit(x: Float[Array, "*dims features"]) -> Float[Array, "*dims features"]:
+    """`x / (|x| + 1e-5)`, with slope 0 at 0."""
+    squares = jnp.sum(x**2, axis=-1, keepdims=True)
+    norm = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1.0)), 0.0)
+    return x / (norm + _NORM_EPSILON)

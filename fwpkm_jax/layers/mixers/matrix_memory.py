@@ -1,0 +1,212 @@
+"""Any matrix memory as a token mixer."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float
+
+from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
+from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.layers.mixers.memory_heads import MemoryHeads, causal_convolution
+from fwpkm_jax.layers.norms import GatedRMSNorm
+from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule, Tokens
+from fwpkm_jax.rules.matrix.base import GateInputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixMemoryConfig(MemoryHeads):
+    """Shape of the layers with a matrix memory, whichever their rules."""
+
+    decay_rank: int = 16
+    """Width between the two projections of a decay per key channel."""
+    rules: tuple[AbstractMatrixRule, ...] = ()
+    """Rules with settings of their own, at most one of a kind; the others are as registered."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        kinds = [type(rule).__name__ for rule in self.rules]
+        if len(set(kinds)) < len(kinds):
+            raise ValueError(f"rules={kinds} has two of a kind; a mixer's name could mean either.")
+
+    def rule(self, name: str) -> AbstractMatrixRule:
+        """The rule of the mixer `name`, a key of `MATRIX_RULES`."""
+        own = [rule for rule in self.rules if type(rule) is MATRIX_RULES[name]]
+        return own[0] if own else MATRIX_RULES[name]()
+
+
+class MatrixMemoryCache(NamedTuple):
+    """What the layer keeps of the tokens before."""
+
+    conv_inputs: Float[Array, "batch reach channels"]
+    """The latest `conv_width - 1` inputs of the convolution, oldest first; none without one."""
+    memory: Any
+    """The rule's memory, at least float32."""
+
+
+class MatrixMemory(nnx.Module):
+    """A matrix memory between projections, for some rules a short convolution, and a gated norm.
+
+        q, k, v = features(SiLU(convolution(projections of x)))
+        y = out_proj(norm(rule(q, k, v, gates(x))) * SiLU(projection of x))
+
+    Everything that differs between rules is the rule's: `learned_gates`, `gates`, `features`,
+    `convolution` and `steps`. What published layers have beyond this frame (Mamba-2's added input,
+    RetNet's rotation) is left out, so that rules are compared and not blocks.
+    """
+
+    def __init__(
+        self,
+        rule: AbstractMatrixRule,
+        config: MatrixMemoryConfig,
+        model_dim: int,
+        *,
+        norm_eps: float,
+        init_std: float,
+        dtype: DTypeLike | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Args: `dtype` of activations, None for the input's; parameters are float32."""
+        init = nnx.initializers.normal(init_std)
+
+        def linear(inputs: int, outputs: int, bias: float | None = None) -> nnx.Linear:
+            return nnx.Linear(
+                *(inputs, outputs),
+                use_bias=bias is not None,
+                bias_init=nnx.initializers.constant(bias or 0.0),
+                dtype=dtype,
+                kernel_init=init,
+                rngs=rngs,
+            )
+
+        heads, values = config.num_value_heads, config.num_value_heads * config.value_head_dim
+        keys = config.num_key_heads * config.key_head_dim
+        self.rule, self.config = rule, config
+        self.widths = (keys, rule.steps * keys, rule.steps * values)
+        self.in_proj = linear(model_dim, sum(self.widths) + values)
+        self.out_proj = linear(values, model_dim)
+        self.norm = GatedRMSNorm(config.value_head_dim, eps=norm_eps)
+        channels = (config.conv_width, sum(self.widths))
+        conv_weight = init(rngs.params(), channels, jnp.float32) if rule.convolution else None
+        self.conv_weight = None if conv_weight is None else nnx.Param(conv_weight)
+        learned = rule.learned_gates
+        decay: nnx.Module | None = None
+        if learned.decay and rule.decay == "key":
+            up = linear(config.decay_rank, heads * config.key_head_dim, learned.decay_bias)
+            decay = nnx.Sequential(linear(model_dim, config.decay_rank), up)
+        elif learned.decay:
+            decay = linear(model_dim, heads, learned.decay_bias)
+        strength = (
+            linear(model_dim, rule.steps * heads, learned.strength_bias)
+            if learned.strength
+            else None
+        )
+        self.decay_proj, self.strength_proj = decay, strength
+        # As Gated DeltaNet's: uniform in (0, 16]; 1 - u, because log 0 must not occur.
+        uniform = 1 - jax.random.uniform(rngs.params(), (heads,), jnp.float32)
+        self.log_rate = nnx.Param(jnp.log(16 * uniform)) if learned.log_rate else None
+
+    def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> MatrixMemoryCache:
+        """An empty cache; its size does not depend on `max_length`. `dtype` of activations."""
+        del max_length
+        config = self.config
+        reach = config.conv_width - 1 if self.rule.convolution else 0
+        sizes = (config.num_value_heads, config.key_head_dim, config.value_head_dim)
+        return MatrixMemoryCache(
+            conv_inputs=jnp.zeros((batch, reach, sum(self.widths)), dtype),
+            memory=self.rule.init(batch, *sizes, dtype=compute_dtype(dtype)),
+        )
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length model"],
+        *,
+        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        cache: MatrixMemoryCache | None = None,
+    ) -> tuple[Float[Array, "batch length model"], MatrixMemoryCache | None]:
+        """The layer's output, and the cache to continue from.
+
+        Args:
+          x: `[batch, length, model]`.
+          mask: 0 at padding, which neither writes nor decays nor shifts the convolution, and
+            yields zeros.
+          cache: of the tokens before, from `init_cache` or the last call; None for a whole
+            sequence. Pieces of any size give what the whole gives.
+
+        Returns:
+          Output `[batch, length, model]`, and the new cache (None if none was given).
+        """
+        chex.assert_rank(x, 3)
+        batch, length, _ = x.shape
+        packing = None if mask is None else pack_tokens(mask)
+        if packing is not None:
+            x = pack(x, packing)
+        conv_inputs, gate = jnp.split(self.in_proj(x), [sum(self.widths)], axis=-1)
+        start = cache
+        if start is None:
+            start = self.init_cache(batch, max_length=length, dtype=conv_inputs.dtype)
+        tokens = self.tokens(x, self._convolve(conv_inputs, start.conv_inputs))
+        if packing is not None:
+            tokens = self.rule.skip(tokens, packing.is_real)
+        form = self.rule.run if length > 1 else self.rule.recurrent
+        output, memory = form(tokens, start.memory)
+        output = self.norm(output, gate.reshape(output.shape))
+        y = self.out_proj(output.reshape(batch, length, -1))
+        if packing is not None:
+            y = unpack(jnp.where(packing.is_real[:, :, None], y, 0), packing)
+        if cache is None:
+            return y, None
+        inputs = jnp.concatenate(
+            [cache.conv_inputs, conv_inputs.astype(cache.conv_inputs.dtype)], axis=1
+        )
+        reach = cache.conv_inputs.shape[1]
+        end = None if packing is None else reach + packing.counts
+        return y, MatrixMemoryCache(last_rows(inputs, size=reach, end=end), memory)
+
+    def tokens(
+        self,
+        x: Float[Array, "batch length model"],
+        mixed: Float[Array, "batch length channels"],
+    ) -> Tokens:
+        """What the rule is told: all heads' queries, keys and values from `mixed`, gates from x."""
+        config, batch = self.config, x.shape[0]
+        keys, steps_keys, _ = self.widths
+        query, key, value = jnp.split(mixed, (keys, keys + steps_keys), axis=-1)
+        query, key = (y.reshape(batch, -1, *self._key_heads) for y in (query, key))
+        value = value.reshape(batch, -1, config.num_value_heads, config.value_head_dim)
+        query, key, value = self.rule.features(query, key, value)
+        shared_by = config.num_value_heads // config.num_key_heads
+        query, key = (jnp.repeat(y, shared_by, axis=2) for y in (query, key))
+        return Tokens(query, key, value, *self.rule.gates(self._gate_inputs(x)))
+
+    @property
+    def _key_heads(self) -> tuple[int, int]:
+        return self.config.num_key_heads, self.config.key_head_dim
+
+    def _gate_inputs(self, x: Float[Array, "batch length model"]) -> GateInputs:
+        batch, length, heads = *x.shape[:2], self.config.num_value_heads
+        dtype = compute_dtype(x.dtype)
+        decay, strength = (
+            None if projection is None else projection(x).astype(dtype)
+            for projection in (self.decay_proj, self.strength_proj)
+        )
+        if decay is not None:
+            last = (self.config.key_head_dim,) if self.rule.decay == "key" else ()
+            decay = decay.reshape(batch, length, heads, *last)
+        if strength is not None:
+            strength = strength.reshape(batch, length * self.rule.steps, heads)
+        log_rate = None if self.log_rate is None else self.log_rate[...].astype(dtype)
+        return GateInputs((batch, length, heads), decay, strength, log_rate)
+
+    def _convolve(
+        self,
+        inputs: Float[Array, "batch length channels"],
+        before: Float[Array, "batch reach channels"],
+    ) -> Float[Array, "batch length channels"]:
+        if self.conv_weight is None:
+            return inputs
+        return jax.nn.silu(causal_convolution(inputs, before, self.conv_weight[...]))

@@ -1,0 +1,332 @@
+"""Titans' neural memory as a layer: a network per sequence and head that learns while it reads."""
+
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from fwpkm_jax.core.normalize import rms_normalize
+from fwpkm_jax.core.padding import pack, pack_tokens, unpack
+from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.streams.chunked_stream import stream_in_chunks
+from fwpkm_jax.layers.mixers.titans_config import TitansConfig
+from fwpkm_jax.layers.norms import RMSNorm
+from fwpkm_jax.rules.titans import TitansMemory, TitansNetwork, TitansWrites
+
+_PIECE = 64  # Tokens of a stream read at once where no chunk ends.
+
+
+class TitansCache(NamedTuple):
+    """What a stream carries; everything but the tail has leaves `[batch, heads, ...]`.
+
+    Attributes:
+      tail: the inputs of the tokens that no write has taken yet, zeros behind them, `[batch,
+        write_size, model]`.
+      position: tokens read so far, `[batch]`.
+      base: weights that gradients are taken at.
+      memory: weights in use, and momentum.
+    """
+
+    tail: Float[Array, "batch write model"]
+    position: Int[Array, " batch"]
+    base: TitansNetwork
+    memory: TitansMemory
+
+
+class Titans(nnx.Module):
+    """Reads a network that each sequence trains on its own keys and values, chunk by chunk.
+
+    Every sequence starts with the same learned weights. Keys and values, the step size of each
+    token, and of each write the momentum and the share forgotten are linear in the normed input;
+    queries in another norm of it. Several heads are gated and mixed by a projection.
+
+    References: Behrouz et al. 2025, arXiv:2501.00663.
+    """
+
+    def __init__(
+        self,
+        config: TitansConfig,
+        model_dim: int,
+        *,
+        norm_eps: float,
+        init_std: float,
+        dtype: DTypeLike | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Args: `dtype` of activations, None for the input's; parameters are float32.
+
+        Raises:
+          ValueError: one head is not as wide as the model.
+        """
+        heads, head = config.num_heads, config.head_dim
+        if heads == 1 and head != model_dim:
+            raise ValueError(
+                f"head_dim={head} of a single head must be the model's width, {model_dim}."
+            )
+        init = nnx.initializers.normal(init_std)
+
+        def linear(inputs: int, outputs: int, **options: Any) -> nnx.Linear:
+            options = {"use_bias": False} | options
+            return nnx.Linear(inputs, outputs, dtype=dtype, kernel_init=init, rngs=rngs, **options)
+
+        self.config, self.rule, self.norm_eps = config, config.rule(), norm_eps
+        self.store_norm = RMSNorm(model_dim, eps=norm_eps)
+        self.retrieve_norm = RMSNorm(model_dim, eps=norm_eps)
+        self.query_proj = linear(model_dim, heads * head)
+        self.key_proj = linear(model_dim, heads * head)
+        self.value_proj = linear(model_dim, heads * head)
+        self.rate_proj = linear(model_dim, heads, use_bias=True)
+        # At first a hundredth of the weights is given up at each write.
+        hundredth = nnx.initializers.constant(-4.6)
+        self.forget_proj = linear(model_dim, heads, use_bias=True, bias_init=hundredth)
+        orders = config.momentum_order
+        self.momentum_proj = linear(model_dim, heads * orders, use_bias=True) if orders else None
+        self.combine_proj = (
+            linear(model_dim, heads * orders, use_bias=True) if config.combine_momenta else None
+        )
+        start = jax.vmap(self.rule.init)(jax.random.split(rngs.params(), heads)).weights
+        self.layers = nnx.List([nnx.Param(x) for x in start.layers])
+        self.scale = None if start.scale is None else nnx.Param(start.scale)
+        tensors = config.depth + config.residual_norm
+        self.tensor_rate_proj = (
+            linear(model_dim, heads * tensors, use_bias=True) if config.tensor_rates else None
+        )
+        self.pool_proj = linear(model_dim, model_dim) if config.pooling == "attention" else None
+
+        def head_norm(wanted: bool) -> nnx.Param | None:
+            return nnx.Param(jnp.zeros((heads, head), jnp.float32)) if wanted else None
+
+        self.query_norm, self.key_norm = head_norm(config.qk_norm), head_norm(config.qk_norm)
+        self.output_norm = head_norm(config.output_norm)
+        self.gate_proj = linear(model_dim, heads) if heads > 1 else None
+        self.out_proj = linear(heads * head, model_dim) if heads > 1 else None
+
+    def initial_memory(self, batch: int, dtype: DTypeLike) -> TitansMemory:
+        """The learned weights for every sequence, leaves `[batch, heads, ...]`."""
+        dtype = compute_dtype(dtype)
+        scale = None if self.scale is None else self.scale[...].astype(dtype)
+        layers = tuple(x[...].astype(dtype) for x in self.layers)
+        memory = jax.vmap(self.rule.start)(TitansNetwork(scale, layers))
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), memory)
+
+    def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansCache:
+        """An empty cache; `max_length` is of no importance to the memory."""
+        del max_length
+        memory = self.initial_memory(batch, dtype)
+        width = self.query_proj.in_features
+        return TitansCache(
+            tail=jnp.zeros((batch, self.config.write_size, width), dtype),
+            position=jnp.zeros((batch,), jnp.int32),
+            base=jax.tree.map(jnp.copy, memory.weights),  # No buffer may be donated twice.
+            memory=memory,
+        )
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length model"],
+        *,
+        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        cache: TitansCache | None = None,
+    ) -> tuple[Float[Array, "batch length model"], TitansCache | None]:
+        """The layer's output, and the cache to continue from; see `Attention.__call__`.
+
+        Writes and chunks count each sequence's real tokens from its first.
+        """
+        chex.assert_rank(x, 3)
+        packing = None if mask is None else pack_tokens(mask)
+        if packing is not None:
+            x = pack(x, packing)
+        real = None if packing is None else packing.is_real
+        if cache is None:
+            y, _ = self.whole(x, real)
+        else:
+            real = jnp.ones(x.shape[:2], bool) if real is None else real
+            y, cache = stream_in_chunks(
+                *(self.advance, x, real, cache),
+                position=cache.position,
+                chunk=self.config.chunk_size or max(_PIECE, self.config.write_size),
+            )
+        if packing is None:
+            return y, cache
+        return unpack(jnp.where(packing.is_real[:, :, None], y, 0), packing), cache
+
+    def whole(
+        self,
+        x: Float[Array, "batch length model"],
+        real: Bool[Array, "batch length"] | None = None,
+    ) -> tuple[Float[Array, "batch length model"], TitansMemory]:
+        """Whole sequences from their first token, real tokens first; the memories they leave."""
+        batch, length, _ = x.shape
+        size = self.config.write_size
+        chunk = length if self.config.chunk_size is None else self.config.chunk_size
+        chunks, rest = divmod(length, chunk)
+        real = jnp.ones((batch, length), bool) if real is None else real
+        memory, outputs = self.initial_memory(batch, x.dtype), []
+
+        @jax.checkpoint
+        def read_and_write(memory: TitansMemory, tokens: tuple[jax.Array, jax.Array]):
+            x, real = tokens
+            complete = x.shape[1] // size * size
+            writes = self._writes(x[:, :complete], real[:, :complete])
+            read, memory = self._advance(memory.weights, memory, writes, self.queries(x))
+            return memory, read
+
+        if chunks:
+            split = [
+                jnp.moveaxis(
+                    a[:, : chunks * chunk].reshape(batch, chunks, chunk, *a.shape[2:]), 1, 0
+                )
+                for a in (x, real)
+            ]
+            memory, read = jax.lax.scan(read_and_write, memory, tuple(split))
+            outputs.append(jnp.moveaxis(read, 0, 1).reshape(batch, chunks * chunk, *read.shape[3:]))
+        if rest:
+            last = tuple(a[:, chunks * chunk :] for a in (x, real))
+            memory, read = read_and_write(memory, last)
+            outputs.append(read)
+        return self.merge(x, jnp.concatenate(outputs, axis=1)), memory
+
+    def advance(
+        self,
+        x: Float[Array, "batch length model"],
+        real: Bool[Array, "batch length"],
+        cache: TitansCache,
+    ) -> tuple[Float[Array, "batch length model"], TitansCache]:
+        """A piece of a stream none of whose tokens lies behind the end of its chunk.
+
+        Args:
+          x: real tokens first.
+          real: which tokens are.
+          cache: of the tokens before.
+        """
+        size, chunk = self.config.write_size, self.config.chunk_size
+        length, waiting = x.shape[1], cache.position % size
+        total = waiting + jnp.sum(real, axis=1, dtype=jnp.int32)
+        # Behind the tokens that wait stand the new ones, so that writes begin at multiples of size.
+        place = jnp.arange((length + 2 * (size - 1)) // size * size, dtype=jnp.int32)[None]
+        source = jnp.where(place < waiting[:, None], place, size + place - waiting[:, None])
+        both = jnp.concatenate([cache.tail, x.astype(cache.tail.dtype)], axis=1)
+        joined = _rows(both, source, source < size + length)
+        present = place < total[:, None]
+        writes = self._writes(joined, present)
+        read, memory = self._advance(cache.base, cache.memory, writes, self.queries(joined))
+        own = waiting[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
+        read = jnp.take_along_axis(read, own[:, :, None, None], axis=1)
+
+        left = (total // size * size)[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
+        tail = _rows(joined, left, left < total[:, None])
+        position = cache.position - waiting + total
+        base = cache.base
+        if chunk is not None:
+            ends = position % chunk == 0
+            base = jax.tree.map(
+                lambda new, old: jnp.where(ends.reshape(-1, *[1] * (old.ndim - 1)), new, old),
+                *(memory.weights, cache.base),
+            )
+        return self.merge(x, read), TitansCache(tail, position, base, memory)
+
+    def recall(
+        self, x: Float[Array, "batch length model"], weights: TitansNetwork
+    ) -> Float[Array, "batch length model"]:
+        """What tokens read from given weights, leaves `[batch, heads, ...]`."""
+        read = jax.vmap(jax.vmap(self.rule.apply))(weights, self.queries(x))
+        return self.merge(x, jnp.moveaxis(read, 1, 2))
+
+    def _advance(
+        self, base: TitansNetwork, memory: TitansMemory, writes: TitansWrites, query: jax.Array
+    ) -> tuple[Float[Array, "batch length heads head"], TitansMemory]:
+        """Writes, and reads each query after the writes before it; for all sequences and heads."""
+
+        def of_head(base, memory, writes, query):
+            weights, momentum, _ = self.rule.write(base, memory, writes)
+            last = jax.tree.map(lambda x: x[-1], weights)
+            return self.rule.read(weights, query), TitansMemory(last, momentum)
+
+        read, memory = jax.vmap(jax.vmap(of_head))(base, memory, writes, query)
+        return jnp.moveaxis(read, 1, 2), memory
+
+    def queries(self, x: jax.Array) -> Float[Array, "batch heads length head"]:
+        query = self._heads(self.query_proj(self.retrieve_norm(x)))
+        return jnp.moveaxis(self._head_norm(query, self.query_norm), 2, 1)
+
+    def _writes(self, x: jax.Array, real: jax.Array) -> TitansWrites:
+        """The writes of complete ones' tokens, leaves `[batch, heads, n, ...]`.
+
+        A write of which some token is not real is none.
+        """
+        config, size = self.config, self.config.write_size
+        batch, number = x.shape[0], x.shape[1] // size
+        x = self.store_norm(x)
+        dtype = compute_dtype(x.dtype)
+
+        def split(x: jax.Array) -> jax.Array:
+            x = x.astype(dtype).reshape(batch, number, size, *x.shape[2:])
+            return jnp.moveaxis(x, 3, 1)  # [batch, heads, n, w, ...]
+
+        complete = jnp.all(real.reshape(batch, number, size), axis=-1).astype(dtype)
+        complete = jnp.broadcast_to(complete[:, None], (batch, config.num_heads, number))
+        pooled = self._pool(x.reshape(batch, number, size, x.shape[2]))
+
+        def of_writes(projection: nnx.Linear | None, count: int) -> jax.Array | None:
+            if projection is None:
+                return None
+            y = projection(pooled).astype(dtype).reshape(batch, number, config.num_heads, count)
+            return jnp.moveaxis(y, 2, 1)
+
+        orders = config.momentum_order
+        momentum, combine = (of_writes(p, orders) for p in (self.momentum_proj, self.combine_proj))
+        forget = of_writes(self.forget_proj, 1)
+        scale = of_writes(self.tensor_rate_proj, config.depth + config.residual_norm)
+        assert forget is not None
+        rate = config.max_rate * jax.nn.sigmoid(split(self.rate_proj(x)))
+        return TitansWrites(
+            key=split(self._head_norm(self._heads(self.key_proj(x)), self.key_norm)),
+            value=split(self._heads(self.value_proj(x))),
+            rate=rate * complete[..., None],
+            momentum=jnp.zeros((*complete.shape, 0), dtype)
+            if momentum is None
+            else jax.nn.sigmoid(momentum),
+            forget=jax.nn.sigmoid(forget[..., 0]),
+            real=complete,
+            combine=None if combine is None else jax.nn.softmax(combine, axis=-1),
+            tensor_scale=None if scale is None else jax.nn.sigmoid(scale),
+        )
+
+    def _pool(self, x: Float[Array, "batch n w model"]) -> Float[Array, "batch n model"]:
+        if self.pool_proj is None:
+            return jnp.mean(x, axis=2)
+        return jnp.sum(x * jax.nn.softmax(self.pool_proj(x), axis=2), axis=2)
+
+    def merge(
+        self, x: jax.Array, read: Float[Array, "batch length heads head"]
+    ) -> Float[Array, "batch length model"]:
+        read = self._head_norm(read, self.output_norm)
+        if self.gate_proj is not None:
+            gate = jax.nn.sigmoid(self.gate_proj(self.retrieve_norm(x)))
+            read = read * gate[..., None].astype(read.dtype)
+        read = read.reshape(*x.shape[:2], -1).astype(x.dtype)
+        return read if self.out_proj is None else self.out_proj(read)
+
+    def _heads(self, x: jax.Array) -> Float[Array, "batch length heads head"]:
+        x = x.reshape(*x.shape[:2], self.config.num_heads, self.config.head_dim)
+        return x.astype(compute_dtype(x.dtype))
+
+    def _head_norm(self, x: jax.Array, weight: nnx.Param | None) -> Any:
+        """Each head at unit root mean square, times `1 + weight`."""
+        if weight is None:
+            return x
+        return rms_normalize(x, eps=self.norm_eps) * (1 + weight[...].astype(x.dtype)[None, None])
+
+
+def _rows(
+    x: Float[Array, "batch rows model"],
+    at: Int[Array, "batch chosen"],
+    real: Bool[Array, "batch chosen"],
+) -> Float[Array, "batch chosen model"]:
+    """The rows at these places, zeros where they are not real."""
+    rows = jnp.take_along_axis(x, jnp.where(real, at, 0)[:, :, None], axis=1)
+    return jnp.where(real[:, :, None], rows, 0)

@@ -1,0 +1,274 @@
+"""Titans: attention beside a neural memory, which is its context, its gate or the layer before it.
+
+References: Behrouz et al. 2025, arXiv:2501.00663, section 4.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float
+
+from fwpkm_jax.core.attention.softmax import in_front, masked_attention
+from fwpkm_jax.core.padding import pack, pack_tokens, unpack
+from fwpkm_jax.core.streams.chunked_stream import read_in_chunks, stream_in_chunks
+from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
+from fwpkm_jax.layers.mixers.persistent import PersistentTokens
+from fwpkm_jax.layers.mixers.titans import Titans, TitansCache
+from fwpkm_jax.layers.mixers.titans_config import TitansConfig
+from fwpkm_jax.layers.norms import GatedRMSNorm, RMSNorm
+
+Mask = Bool[Array, "batch length"] | Float[Array, "batch length"] | None
+Output = Float[Array, "batch length model"]
+
+
+def titans_mixer(
+    name: str, config: TitansConfig, attention: AttentionConfig, model_dim: int, **shared: Any
+) -> Any:
+    """A mixer with a Titans memory, by its name.
+
+    Args:
+      name: `titans` for the memory alone, `titans_mac`, `titans_mag` or `titans_mal`.
+      config: of the memory.
+      attention: of the attention, its window included.
+      model_dim: width of input and output.
+      shared: as of `Attention`.
+    """
+    if name == "titans_mac":
+        return TitansMAC(config, attention, model_dim, **shared)
+    if name == "titans_mag":
+        return TitansMAG(config, attention, model_dim, **shared)
+    if name == "titans_mal":
+        mixer = TitansMAL(config, attention, model_dim, **shared)
+    else:
+        mixer = Titans(config, model_dim, **shared)
+    return _behind_persistent(mixer, config, model_dim, rngs=shared["rngs"])
+
+
+def _behind_persistent(mixer: Any, config: TitansConfig, model_dim: int, *, rngs: nnx.Rngs) -> Any:
+    if config.num_persistent == 0:
+        return mixer
+    return PersistentTokens(mixer, config.num_persistent, model_dim, rngs=rngs)
+
+
+class TitansPairCache(NamedTuple):
+    """What a stream carries where memory and attention read it side by side or in turn.
+
+    Attributes:
+      attention: an `AttentionCache`.
+      memory: a `TitansCache`.
+    """
+
+    attention: Any
+    memory: Any
+
+
+class _Gate(nnx.Module):
+    """Attention's output times SiLU of the memory's, both normed, and a projection of it."""
+
+    def __init__(self, model_dim: int, *, norm_eps, init_std, dtype, rngs):
+        self.norm = GatedRMSNorm(model_dim, eps=norm_eps, dtype=dtype)
+        self.memory_norm = RMSNorm(model_dim, eps=norm_eps)
+        init = nnx.initializers.normal(init_std)
+        self.out_proj = nnx.Linear(
+            *(model_dim, model_dim), use_bias=False, dtype=dtype, kernel_init=init, rngs=rngs
+        )
+
+    def __call__(self, attended: jax.Array, remembered: jax.Array) -> jax.Array:
+        return self.out_proj(self.norm(attended, self.memory_norm(remembered)))
+
+
+class TitansMAL(nnx.Module):
+    """Memory as a layer: windowed attention over what the memory makes of the sequence."""
+
+    def __init__(
+        self, config: TitansConfig, attention: AttentionConfig, model_dim: int, **shared: Any
+    ):
+        """Args: `shared` as of `Attention`."""
+        self.memory = Titans(config, model_dim, **shared)
+        self.norm = RMSNorm(model_dim, eps=shared["norm_eps"])
+        self.attention = Attention(attention, model_dim, **shared)
+
+    def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansPairCache:
+        """An empty cache."""
+        return _pair_cache(self, batch, max_length, dtype)
+
+    def __call__(
+        self, x: Output, *, mask: Mask = None, cache: TitansPairCache | None = None
+    ) -> tuple[Output, TitansPairCache | None]:
+        """The layer's output, and the cache to continue from; see `Attention.__call__`."""
+        attention, memory = (None, None) if cache is None else cache
+        remembered, memory = self.memory(x, mask=mask, cache=memory)
+        y, attention = self.attention(self.norm(remembered), mask=mask, cache=attention)
+        return y, None if cache is None else TitansPairCache(attention, memory)
+
+
+class TitansMAG(nnx.Module):
+    """Memory as a gate: it and windowed attention read the sequence, one multiplies the other.
+
+    Persistent tokens stand before the sequence for both; attention sees them from everywhere.
+    """
+
+    def __init__(
+        self, config: TitansConfig, attention: AttentionConfig, model_dim: int, **shared: Any
+    ):
+        """Args: `shared` as of `Attention`."""
+        memory = Titans(config, model_dim, **shared)
+        self.memory = _behind_persistent(memory, config, model_dim, rngs=shared["rngs"])
+        self.attention = Attention(attention, model_dim, **shared)
+        self.gate = _Gate(model_dim, **shared)
+
+    def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansPairCache:
+        """A cache of a stream that has read the persistent tokens alone."""
+        return _pair_cache(self, batch, max_length, dtype)
+
+    def __call__(
+        self, x: Output, *, mask: Mask = None, cache: TitansPairCache | None = None
+    ) -> tuple[Output, TitansPairCache | None]:
+        """The layer's output, and the cache to continue from; see `Attention.__call__`."""
+        attention, memory = (None, None) if cache is None else cache
+        tokens = None
+        if isinstance(self.memory, PersistentTokens):
+            tokens = self.memory.tokens[...].astype(x.dtype)
+        y, attention = self.attention(x, mask=mask, cache=attention, persistent=tokens)
+        remembered, memory = self.memory(x, mask=mask, cache=memory)
+        out = self.gate(y, remembered)
+        return out, None if cache is None else TitansPairCache(attention, memory)
+
+
+class TitansMACCache(NamedTuple):
+    """What a stream carries: of each sequence's segment, and the memory.
+
+    Attributes:
+      keys: of its tokens, `[batch, segment, kv_heads, head]`; what stands behind them is old.
+      values: likewise.
+      context_keys: of what the memory told each token.
+      context_values: likewise.
+      memory: which holds the position, too.
+    """
+
+    keys: Float[Array, "batch segment kv_heads head"]
+    values: Float[Array, "batch segment kv_heads head"]
+    context_keys: Float[Array, "batch segment kv_heads head"]
+    context_values: Float[Array, "batch segment kv_heads head"]
+    memory: TitansCache
+
+
+class TitansMAC(nnx.Module):
+    """Memory as a context: attention within segments that are chunks of the memory.
+
+    A segment's tokens attend to the persistent tokens, to what the memory, as the segment found it,
+    tells each token up to their own, and to the tokens up to their own. The memory learns from what
+    attention gives, and what it then reads of the same gates the output.
+
+    The published formulas show a segment's first tokens what was read for its last, and gate them
+    by a memory that has seen the whole segment. A decoder may do neither: both are causal here.
+    """
+
+    def __init__(
+        self, config: TitansConfig, attention: AttentionConfig, model_dim: int, **shared: Any
+    ):
+        """Args: `shared` as of `Attention`; the attention's window is not used.
+
+        Raises:
+          ValueError: the memory has no chunks.
+        """
+        if config.chunk_size is None:
+            raise ValueError("chunk_size=None is no segment; give it a number of tokens.")
+        self.segment = config.chunk_size
+        self.memory = Titans(config, model_dim, **shared)
+        self.context_norm = RMSNorm(model_dim, eps=shared["norm_eps"])
+        attention = dataclasses.replace(attention, window=None)
+        self.attention = Attention(attention, model_dim, **shared)
+        self.gate = _Gate(model_dim, **shared)
+        shape = (config.num_persistent, model_dim)
+        tokens = nnx.initializers.normal(1.0)(shared["rngs"].params(), shape, jnp.float32)
+        self.tokens = nnx.Param(tokens) if config.num_persistent else None
+
+    def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansMACCache:
+        """An empty cache; `max_length` is of no importance to segments."""
+        config = self.attention.config
+        shape = (batch, self.segment, config.num_kv_heads, config.head_dim)
+        memory = self.memory.init_cache(batch, max_length=max_length, dtype=dtype)
+        return TitansMACCache._make([*(jnp.zeros(shape, dtype) for _ in range(4)), memory])
+
+    def __call__(
+        self, x: Output, *, mask: Mask = None, cache: TitansMACCache | None = None
+    ) -> tuple[Output, TitansMACCache | None]:
+        """The layer's output, and the cache to continue from; see `Attention.__call__`."""
+        chex.assert_rank(x, 3)
+        packing = None if mask is None else pack_tokens(mask)
+        real = jnp.ones(x.shape[:2], bool)
+        if packing is not None:
+            x, real = pack(x, packing), packing.is_real
+        if cache is None:
+            start = self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
+            y, _ = read_in_chunks(self._advance, x, real, start, chunk=self.segment)
+        else:
+            y, cache = stream_in_chunks(
+                *(self._advance, x, real, cache),
+                position=cache.memory.position,
+                chunk=self.segment,
+            )
+        if packing is not None:
+            y = unpack(jnp.where(real[:, :, None], y, 0), packing)
+        return y, cache
+
+    def _advance(
+        self, x: Output, real: Bool[Array, "batch length"], cache: TitansMACCache
+    ) -> tuple[Output, TitansMACCache]:
+        """Tokens of one segment."""
+        batch, length, _ = x.shape
+        first = 0 if self.tokens is None else self.tokens.shape[0]
+        place = (cache.memory.position % self.segment)[:, None]
+        place = place + jnp.arange(length, dtype=jnp.int32)[None]
+        # The order is that of the paper: persistent tokens, context, segment.
+        context = self.context_norm(self.memory.recall(x, cache.memory.base))
+        context = self.attention.project(context, first + place)
+        own = self.attention.project(x, first + self.segment + place)
+        rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
+        at = jnp.where(real, place, self.segment)
+
+        def put(old: jax.Array, new: jax.Array) -> jax.Array:
+            return old.at[rows, at].set(new.astype(old.dtype), mode="drop")
+
+        fresh = (own.key, own.value, context.key, context.value)
+        kept = [put(old, new) for old, new in zip(cache[:4], fresh, strict=True)]
+        # An old segment's keys stand behind every token that is read.
+        places = jnp.arange(self.segment, dtype=jnp.int32)
+        places = jnp.broadcast_to(jnp.concatenate([places, places]), (batch, 2 * self.segment))
+        keys = jnp.concatenate([kept[2], kept[0]], axis=1).astype(own.key.dtype)
+        values = jnp.concatenate([kept[3], kept[1]], axis=1).astype(own.value.dtype)
+        keys, values, places = in_front(self._persistent(x.dtype), keys, values, places)
+        attended = masked_attention(
+            own.query,
+            keys,
+            values,
+            query_positions=jnp.where(real, place, -1),
+            key_positions=places,
+            window=None,
+            num_persistent=first,
+        )
+        y = self.attention.gated(attended, own.gate)
+        remembered, memory = self.memory.advance(y, real, cache.memory)
+        return self.gate(y, remembered), TitansMACCache._make([*kept, memory])
+
+    def _persistent(self, dtype: DTypeLike) -> tuple[jax.Array, jax.Array] | None:
+        if self.tokens is None:
+            return None
+        tokens = self.tokens[...].astype(dtype)[None]
+        places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+        projected = self.attention.project(tokens, places)
+        return projected.key[0], projected.value[0]
+
+
+def _pair_cache(
+    mixer: TitansMAL | TitansMAG, batch: int, max_length: int, dtype: DTypeLike
+) -> TitansPairCache:
+    options = {"max_length": max_length, "dtype": dtype}
+    attention = mixer.attention.init_cache(batch, **options)
+    return TitansPairCache(attention, mixer.memory.init_cache(batch, **options))

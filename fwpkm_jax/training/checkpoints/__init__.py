@@ -1,0 +1,1 @@
+"""Checkpoints: saved, checked, restored."""

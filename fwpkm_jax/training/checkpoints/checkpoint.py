@@ -1,0 +1,261 @@
+"""Checkpoints, written while training goes on; the newest whole one found again.
+
+A checkpoint is a directory `checkpoints/STEP` with the items `params`, `optimizer`, `memory`
+(arrays), `position` (step, random root, data position, checksums, metrics) and `config`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers
+
+from fwpkm_jax.training.checkpoints.checksum import checksums
+from fwpkm_jax.training.checkpoints.regroup import Regroup, first_memory
+from fwpkm_jax.training.checkpoints.restore import (
+    DamagedCheckpointError,
+    Restored,
+    array_items,
+    brief,
+    checkpoint_steps,
+    nested,
+    read_checkpoint,
+)
+from fwpkm_jax.training.runs.processes import from_first, is_first, together
+from fwpkm_jax.training.state import TrainState
+
+logger = logging.getLogger(__name__)
+
+_TEMPORARY = ".orbax-checkpoint-tmp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When a run is saved and which checkpoints stay."""
+
+    every: int = 100
+    """Steps between two checkpoints. The last step is always saved."""
+    keep: int = 3
+    """Newest checkpoints kept, beside the one of the lowest validation loss."""
+    memories: Literal["all", "first", "none"] = "all"
+    """Which fast-weight memories are saved. first: one, of which all are copies on resuming. none:
+    they start afresh. Less is written where memories are many, and resuming is no longer exact."""
+    regroup: Regroup = "refuse"
+    """What a run does that is continued with another memory.groups. More: copies of those saved.
+    Fewer: the first of the memories that become one, or their mean. refuse: it does not start."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every={self.every} must be at least 1 step.")
+        if self.keep < 2:
+            raise ValueError(
+                f"keep={self.keep} must be at least 2: if the newest is damaged by whatever ended "
+                "the run, the one before it is needed."
+            )
+
+    @property
+    def merge(self) -> Regroup:
+        """How saved memories become those of the run."""
+        if self.memories == "first" and self.regroup == "refuse":
+            return "first"
+        return self.regroup
+
+    def saved_memory(self, memory: Any) -> Any:
+        """Of a run's memories those that are saved."""
+        if self.memories == "first" and memory:
+            return first_memory(memory)
+        return memory if self.memories == "all" else {}
+
+
+class Checkpoints:
+    """A run's checkpoint directory, open for writing. Use as a context manager.
+
+    Leaving it waits until everything begun is on disk. Of many processes, which share the
+    directory, each writes its devices' parts and all make the same calls.
+    """
+
+    def __init__(self, directory: str | Path, config: CheckpointConfig) -> None:
+        self.directory = Path(directory).absolute()
+        with together():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            for path in sorted(self.directory.glob(f"*{_TEMPORARY}*")) if is_first() else ():
+                logger.warning("Removing checkpoint %s: it was never completed.", path)
+        self._config = config
+        self._manager = self._open()
+
+    def _open(self) -> ocp.CheckpointManager:
+        policy = checkpoint_managers.AnyPreservationPolicy(
+            [
+                checkpoint_managers.LatestN(self._config.keep),
+                checkpoint_managers.BestN(
+                    get_metric_fn=lambda metrics: metrics["loss"],
+                    reverse=True,  # Lowest first.
+                    n=1,
+                    keep_checkpoints_without_metrics=False,
+                ),
+            ]
+        )
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=policy,
+            save_decision_policy=_EveryRequest(),
+            cleanup_tmp_directories=True,
+            enable_async_checkpointing=True,
+        )
+        return ocp.CheckpointManager(self.directory, options=options)
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._writing():
+            self._manager.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Makes one line of what the storage layer says about a full or lost disk."""
+        try:
+            yield
+        except Exception as error:
+            raise OSError(
+                f"A checkpoint could not be written ({brief(error)}); whole ones in "
+                f"{self.directory}: {self.steps}"
+            ) from error
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, oldest first."""
+        return checkpoint_steps(self.directory)
+
+    def save(
+        self,
+        state: TrainState,
+        *,
+        data_position: Any,
+        config: Mapping[str, Any],
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Starts to write a checkpoint and returns once `state` may be donated.
+
+        A step that is already saved is left as it is. Waits for the checkpoint before this one.
+
+        Args:
+          state: what to save; the caller has made sure that it is finite.
+          data_position: the data iterator's `get_state()`, JSON values; None: at its start.
+          config: the experiment as JSON.
+          metrics: validation metrics of this step; `loss` decides which checkpoint is best.
+
+        Raises:
+          OSError: this checkpoint, or the one before it, could not be written.
+        """
+        step = int(state.step)
+        if from_first(step in self.steps):
+            return
+        items = array_items(state._replace(memory=self._config.saved_memory(state.memory)))
+        position = {
+            "step": step,
+            "rng": jax.random.key_data(state.rng).tolist(),
+            "data": data_position,
+            "checksums": {name: checksums(tree) for name, tree in items.items()},
+            "metrics": dict(metrics or {}),
+        }
+        arguments = {name: ocp.args.StandardSave(nested(tree)) for name, tree in items.items()}
+        with self._writing():
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    **arguments,
+                    position=ocp.args.JsonSave(position),
+                    config=ocp.args.JsonSave(dict(config)),
+                ),
+                metrics={"loss": metrics["loss"]} if metrics else None,
+            )
+
+    def describe(self, abstract: TrainState) -> str:
+        """A sentence on what a checkpoint of this state takes on the disk."""
+        sizes = {name: _bytes(tree) for name, tree in array_items(abstract).items()}
+        if self._config.memories == "none":
+            sizes.pop("memory", None)
+        elif self._config.memories == "first" and "memory" in sizes:
+            sizes["memory"] //= jax.tree.leaves(abstract.memory)[0].shape[0]
+        parts = ", ".join(f"{name} {_readable(size)}" for name, size in sizes.items())
+        return (
+            f"A checkpoint takes {_readable(sum(sizes.values()))} ({parts}); up to "
+            f"{self._config.keep + 1} are kept in {self.directory}."
+        )
+
+    def wait(self) -> None:
+        """Returns once every checkpoint begun is complete.
+
+        Raises:
+          OSError: one could not be written; those that are whole are listed.
+        """
+        with self._writing():
+            self._manager.wait_until_finished()
+
+    def restore_newest(
+        self, abstract: TrainState, layout: TrainState | None = None
+    ) -> Restored | None:
+        """The newest whole checkpoint, or None if the run was never saved; see `read_checkpoint`.
+
+        A damaged one is named in a warning and moved to `damaged_checkpoints` beside the
+        directory, so that its step can be saved again; nothing is deleted.
+
+        Raises:
+          DamagedCheckpointError: there are checkpoints but none of them is whole.
+        """
+        damaged = []
+        restored = None
+        for step in reversed(from_first(self.steps)):
+            try:
+                restored = read_checkpoint(
+                    self.directory, step, abstract, layout, merge=self._config.merge
+                )
+                break
+            except DamagedCheckpointError as error:
+                logger.warning("Skipping a damaged checkpoint: %s", error)
+                damaged.append(step)
+        if restored is None and damaged:
+            raise DamagedCheckpointError(
+                f"None of the checkpoints {sorted(damaged)} in {self.directory} can be read; "
+                "choose another run_dir to start anew."
+            )
+        if damaged:
+            self._set_aside(damaged)
+        return restored
+
+    def _set_aside(self, steps: list[int]) -> None:
+        self._manager.close()
+        with together():
+            aside = self.directory.parent / "damaged_checkpoints"
+            aside.mkdir(exist_ok=True)
+            for step in steps if is_first() else ():
+                taken = len(list(aside.glob(f"{step}*")))
+                name = f"{step}.{taken}" if taken else str(step)
+                (self.directory / str(step)).rename(aside / name)
+        self._manager = self._open()
+
+
+class _EveryRequest(checkpoint_managers.SaveDecisionPolicy):
+    """The loop decides when to save; the manager follows."""
+
+    def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
+        del step, previous_steps, context
+        return True
+
+
+def _bytes(tree: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _readable(size: int) -> str:
+    for scale, unit in ((1e9, "GB"), (1e6, "MB")):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size / 1e3:.3g} kB"

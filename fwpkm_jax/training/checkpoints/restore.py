@@ -1,0 +1,235 @@
+"""Checkpoints, read: the arrays of each laid out as asked for, everything checked.
+
+A process reads the parts of the arrays that its own devices hold, so a model may be larger than any
+device, and saved over another mesh than it is read for. What one process finds damaged is damaged
+for all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from fwpkm_jax.training.checkpoints.checksum import checksums
+from fwpkm_jax.training.checkpoints.regroup import Regroup, all_groups, regroup
+from fwpkm_jax.training.runs.processes import OtherProcessError, together
+from fwpkm_jax.training.state import TrainState, named_leaves
+
+logger = logging.getLogger(__name__)
+
+
+class DamagedCheckpointError(Exception):
+    """A checkpoint that cannot be read, or reads as something other than what was written."""
+
+
+class Restored(NamedTuple):
+    """A checkpoint, read and checked."""
+
+    state: TrainState
+    """`memory` is empty where none was saved."""
+    data_position: Any
+    """What the data iterator's `get_state` gave; None: it stands at its start."""
+    metrics: dict[str, float]
+    """Validation metrics at that step; empty where none were taken."""
+
+
+def array_items(state: TrainState) -> dict[str, Any]:
+    """The items of a checkpoint that are arrays; items without any array are left out."""
+    items = {"params": state.params, "optimizer": state.opt_state, "memory": state.memory}
+    return {name: tree for name, tree in items.items() if jax.tree.leaves(tree)}
+
+
+def nested(tree: Any) -> dict[str, Any]:
+    """A tree's arrays in plain nested dicts, independent of the classes that held them."""
+    dicts: dict[str, Any] = {}
+    for name, leaf in named_leaves(tree).items():
+        *parents, last = name.split("/")
+        place = dicts
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = leaf
+    return dicts
+
+
+def _like(tree: Any, dicts: Mapping[str, Any]) -> Any:
+    """The arrays of `nested` back in the classes of `tree`."""
+    leaves = named_leaves(dicts)
+    return jax.tree.unflatten(
+        jax.tree.structure(tree), [leaves[name] for name in named_leaves(tree)]
+    )
+
+
+def checkpoint_steps(directory: str | Path) -> list[int]:
+    """Steps of the complete checkpoints in a directory, oldest first."""
+    directory = Path(directory)
+    if not directory.is_dir():
+        return []
+    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal())
+
+
+def read_checkpoint(
+    directory: str | Path,
+    step: int,
+    abstract: TrainState,
+    layout: TrainState | None = None,
+    *,
+    merge: Regroup = "refuse",
+) -> Restored:
+    """One checkpoint, every array's shape, dtype and checksum verified.
+
+    Args:
+      directory: `RUN/checkpoints`.
+      step: which.
+      abstract: shapes and dtypes to restore into, from `jax.eval_shape` of `init_state`; with an
+        empty `opt_state` the optimiser's state is not read.
+      layout: where each array is to lie, from `training.sharding.state_shardings`; None: all on
+        the first device.
+      merge: what to do if it holds another number of memories, see `regroup`.
+
+    Raises:
+      ValueError: it holds another number of memories, and they cannot be made into these.
+      DamagedCheckpointError: names the checkpoint and what is wrong with it.
+    """
+    path = Path(directory).absolute() / str(step)
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    places: Any = layout or jax.tree.map(lambda _: device, abstract)
+    items, layouts = array_items(abstract), array_items(places)
+    try:
+        with together():
+            try:
+                position = _read_json(path)
+                expected = position["checksums"]
+                if "memory" not in expected:  # By the run's own configuration.
+                    items.pop("memory", None)
+                arrays = {
+                    name: _read_arrays(path / name, tree, layouts[name])
+                    for name, tree in items.items()
+                }
+                if position["step"] != step:
+                    raise ValueError(f"it holds step {position['step']}")
+                rng = np.asarray(position["rng"], np.uint32)
+            except Exception as error:  # Whatever a broken file makes the readers raise.
+                raise DamagedCheckpointError(f"{path}: {brief(error)}") from error
+    except OtherProcessError as error:
+        raise DamagedCheckpointError(f"{path}: {brief(error)}") from error
+    for name, tree in arrays.items():
+        actual = checksums(tree)
+        wrong = [leaf for leaf in actual if actual[leaf] != expected.get(name, {}).get(leaf)]
+        if wrong:
+            raise DamagedCheckpointError(
+                f"{path}: {name}/{wrong[0]} is not what was saved (its checksum differs)"
+            )
+    memory: Any = {}
+    if "memory" in arrays:
+        memory = _regrouped(arrays["memory"], abstract.memory, places.memory, merge)
+    # Under jit, because no process can put anything on the others' devices.
+    numbers = jax.jit(
+        lambda: (jnp.asarray(step, jnp.int32), jax.random.wrap_key_data(jnp.asarray(rng))),
+        out_shardings=(places.step, places.rng),
+    )()
+    state = TrainState(
+        step=numbers[0],
+        params=arrays["params"],
+        opt_state=arrays.get("optimizer", abstract.opt_state),
+        memory=memory,
+        rng=numbers[1],
+    )
+    return Restored(state, position["data"], position["metrics"])
+
+
+def _read_arrays(path: Any, abstract: Any, layout: Any) -> Any:
+    """An item's arrays; memories all that were saved.
+
+    Orbax's handlers alone, unlike its checkpointers, wait for no other process.
+    """
+    handler = ocp.StandardCheckpointHandler()
+
+    def target(x: Any, sharding: Any) -> Any:
+        shape = x.shape
+        if saved is not None and saved != shape[0]:
+            shape, sharding = (saved, *shape[1:]), all_groups(sharding)
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
+
+    try:
+        saved = None
+        if path.name == "memory":
+            saved = jax.tree.leaves(handler.metadata(path).tree)[0].shape[0]
+        targets = jax.tree.map(target, abstract, layout)
+        args = ocp.args.StandardRestore(nested(targets))
+        read = handler.restore(path, args=args)
+    finally:
+        handler.close()
+    return _like(abstract, read)
+
+
+def _regrouped(memory: Any, abstract: Any, layout: Any, merge: Regroup) -> Any:
+    """Memories as they were saved as many as `abstract` asks for, laid out."""
+    groups = jax.tree.leaves(abstract)[0].shape[0]
+    if jax.tree.leaves(memory)[0].shape[0] == groups:
+        return memory
+    return jax.jit(lambda memory: regroup(memory, groups, merge), out_shardings=layout)(memory)
+
+
+def _read_json(path: Any) -> dict[str, Any]:
+    """What a checkpoint holds beside arrays."""
+    handler = ocp.JsonCheckpointHandler()
+    try:
+        return dict(handler.restore(path / "position", args=ocp.args.JsonRestore()))
+    finally:
+        handler.close()
+
+
+def find_step(directory: str | Path, which: int | Literal["best"] | None) -> int:
+    """The step of the checkpoint asked for.
+
+    Args:
+      directory: `RUN/checkpoints`.
+      which: a step, "best" for the lowest validation loss, None for the newest.
+
+    Raises:
+      FileNotFoundError: there is no such checkpoint; those that exist are listed.
+    """
+    steps = checkpoint_steps(directory)
+    if not steps:
+        raise FileNotFoundError(f"{directory} holds no complete checkpoint.")
+    if which is None:
+        return steps[-1]
+    if which == "best":
+        metrics = {step: read_metrics(directory, step) for step in steps}
+        judged = {step: values["loss"] for step, values in metrics.items() if values}
+        if not judged:
+            raise FileNotFoundError(
+                f"No checkpoint in {directory} has a validation loss to be the best by; "
+                f"name a step out of {steps} or set training.validate_every."
+            )
+        return min(judged, key=lambda step: judged[step])
+    if which not in steps:
+        raise FileNotFoundError(f"There is no checkpoint of step {which} in {directory}: {steps}.")
+    return which
+
+
+def read_metrics(directory: str | Path, step: int) -> dict[str, float]:
+    """The validation metrics saved with a checkpoint; empty if there are none or it is damaged."""
+    path = Path(directory).absolute() / str(step)
+    try:
+        return _read_json(path)["metrics"]
+    except Exception as error:  # As in `read_checkpoint`.
+        logger.warning(
+            "The validation loss of %s cannot be read (%s): it is damaged, or a process died while "
+            "it removed it.",
+            *(path, brief(error)),
+        )
+        return {}
+
+
+def brief(error: Exception) -> str:
+    """An error in one line; the storage layer's go on for pages."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 300 else f"{text[:150]} ... {text[-150:]}"

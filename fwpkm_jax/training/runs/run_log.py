@@ -1,0 +1,97 @@
+"""What a run writes about itself: the files of its directory, and lines for whoever watches.
+
+One process writes for all; the others' logs are silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from fwpkm_jax.training.config import WITHOUT_EFFECT
+from fwpkm_jax.training.runs.processes import is_first
+from fwpkm_jax.training.runs.progress import Progress
+from fwpkm_jax.training.runs.run_directory import MetricsWriter, claim, record_session
+from fwpkm_jax.whole_files import read_json, write_json
+
+if TYPE_CHECKING:
+    from fwpkm_jax.config import Experiment
+
+
+class RunLog:
+    """The log of one session of a run. Leaving its context closes its files."""
+
+    def __init__(self, experiment: Experiment, *, stream: TextIO | None) -> None:
+        """A log that has written nothing yet; `stream` None: standard output."""
+        training = experiment.training
+        self.directory = Path(experiment.run_dir)
+        self.config_json = experiment.to_json()
+        self._experiment = experiment
+        self._writes = is_first()
+        self._progress = Progress(steps=training.steps, every=training.log_every, stream=stream)
+        self._before: dict[str, Any] | None = None
+        self._writer: MetricsWriter | None = None
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def claim(self) -> None:
+        """Makes the directory of a new run, or checks that the run there is this one.
+
+        Raises:
+          ValueError: another run is there, or something else; see `run_directory.claim`.
+        """
+        if self._writes:
+            may_change = [*WITHOUT_EFFECT, "training.steps"]
+            if self._experiment.checkpoint.regroup != "refuse":
+                may_change.append("training.memory.groups")
+            self._before = claim(self.directory, self.config_json, may_change=may_change)
+
+    def old_results(self) -> dict[str, Any] | None:
+        """The results of a run that has done all its steps before."""
+        path = self.directory / "results.json"
+        results = read_json(path) if path.is_file() else {}
+        return results if results.get("steps") == self._experiment.training.steps else None
+
+    def begin(self, step: int) -> None:
+        """Opens the records behind `step`, from which the session goes on."""
+        if not self._writes:
+            return
+        if self._before is not None:
+            write_json(self.directory / "config.json", self.config_json)
+            self._say_resumed(self._before["training"]["steps"], step)
+        record_session(self.directory, fingerprint=self._experiment.fingerprint, step=step)
+        every = self._experiment.training.log_every
+        self._writer = MetricsWriter(self.directory, step=step, tensorboard_every=every)
+
+    def _say_resumed(self, old_steps: int, step: int) -> None:
+        steps = self._experiment.training.steps
+        self.say(f"Resuming {self.directory} at step {step}.")
+        if old_steps != steps and self._experiment.optimizer.decay_steps is None:
+            self.say(
+                f"training.steps went from {old_steps} to {steps}: the learning rate "
+                f"now decays until step {steps} (optimizer.decay_steps fixes it)."
+            )
+
+    def say(self, message: str) -> None:
+        """Prints a line of its own."""
+        if self._writes:
+            self._progress.say(message)
+
+    def record(
+        self, step: int, values: Mapping[str, float], *, seconds_per_step: float, event: bool
+    ) -> None:
+        """Writes a step's record and shows its line; see `MetricsWriter.write`."""
+        if self._writer is not None:
+            self._writer.write(step, values, event=event)
+            self._progress.show(step, values, seconds_per_step=seconds_per_step)
+
+    def finish(self, results: Mapping[str, Any]) -> None:
+        """Writes `results.json`."""
+        if self._writes:
+            write_json(self.directory / "results.json", results)

@@ -1,0 +1,131 @@
+"""The chunked engine against a plain loop: every combination, strong decays, linear memory."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fwpkm_jax.core.recurrence.linear_recurrence import chunk_recurrence
+
+BATCH, HEADS, KEY, VALUE = 1, 2, 4, 3
+
+
+def sample(*, length=7, steps=1, decay="head", delta=True, read="key", seed=0, strong=False):
+    """Float64 NumPy arguments by name; with `strong`, decays from 1 to exactly 0."""
+    rng = np.random.default_rng(seed)
+
+    def unit(*shape):
+        x = rng.normal(size=shape)
+        return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+    writes = length * steps
+    log_decay = None
+    if decay != "none":
+        shape = (BATCH, length, HEADS) + (KEY,) * (decay == "key")
+        log_decay = -(rng.exponential(size=shape) ** 3)
+        if strong:
+            levels = np.array([0, -1e-3, -1, -30, -90, -1e3, -2e4, -np.inf])
+            log_decay = rng.choice(levels, size=shape)
+    return {
+        "query": unit(BATCH, length, HEADS, KEY if read == "key" else VALUE),
+        "key": unit(BATCH, writes, HEADS, KEY),
+        "value": rng.normal(size=(BATCH, writes, HEADS, VALUE)),
+        "log_decay": log_decay,
+        "beta": rng.uniform(0, 2, size=(BATCH, writes, HEADS)) if delta else None,
+        "initial_state": rng.normal(size=(BATCH, HEADS, KEY, VALUE)),
+    }
+
+
+def plain_loop(arguments, read="key"):
+    """The recurrence, one write and head at a time."""
+    query, key, value, log_decay, beta, start = arguments.values()
+    length, steps = query.shape[1], key.shape[1] // query.shape[1]
+    states, outputs = start.copy(), []
+    for t, h in np.ndindex(length, HEADS):
+        state = states[0, h]
+        if log_decay is not None:
+            state = np.exp(np.broadcast_to(log_decay[0, t, h], KEY))[:, None] * state
+        for s in range(t * steps, (t + 1) * steps):
+            target = value[0, s, h]
+            if beta is not None:
+                target = beta[0, s, h] * (target - state.T @ key[0, s, h])
+            state = state + np.outer(key[0, s, h], target)
+        states[0, h] = state
+        outputs.append((state.T if read == "key" else state) @ query[0, t, h])
+    return np.reshape(outputs, (1, length, HEADS, -1)), states
+
+
+def run(arguments, *, read="key", chunk_size=4):
+    arguments = dict(arguments)
+    arrays = [arguments.pop(name) for name in ("query", "key", "value")]
+    return chunk_recurrence(*arrays, **arguments, read=read, chunk_size=chunk_size)
+
+
+def to_jax(arguments, dtype):
+    return jax.tree.map(lambda x: jnp.asarray(x, dtype), arguments)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"decay": "none", "delta": False},
+        {"decay": "key", "delta": True},
+        {"decay": "key", "delta": True, "steps": 2},
+        {"decay": "key", "delta": False, "strong": True},
+        {"decay": "head", "delta": True, "strong": True, "steps": 3},
+        {"decay": "head", "delta": True, "read": "value", "strong": True},
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("float64")
+def test_chunks_equal_the_plain_loop(options):
+    read, arguments = options.get("read", "key"), sample(length=9, **options)
+    # A chunk's size need be neither a power of two nor a multiple of the steps.
+    actual = jax.jit(lambda x: run(x, read=read, chunk_size=7))(to_jax(arguments, jnp.float64))
+    chex.assert_trees_all_close(tuple(actual), plain_loop(arguments, read), rtol=1e-10, atol=1e-12)
+
+
+def test_any_decay_keeps_float32_exact_and_gradients_finite():
+    arguments = sample(length=40, decay="key", delta=False, strong=True)
+
+    @jax.jit
+    def outputs_and_gradients(arguments):
+        def loss(arguments):
+            out = run(arguments, chunk_size=32)
+            return jnp.sum(jnp.sin(out.output)), out
+
+        return jax.grad(loss, has_aux=True)(arguments)
+
+    gradients, actual = outputs_and_gradients(to_jax(arguments, jnp.float32))
+    chex.assert_trees_all_close(tuple(actual), plain_loop(arguments), rtol=1e-5, atol=1e-5)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradients))
+
+
+def test_memory_of_training_grows_with_the_length_and_not_faster():
+    def temporary_bytes(length):
+        shape = jax.ShapeDtypeStruct
+        tokens = {
+            name: shape((1, length, 1, 16), jnp.float32) for name in ("query", "key", "value")
+        }
+        tokens |= {"log_decay": tokens["key"], "beta": shape((1, length, 1), jnp.float32)}
+
+        def loss(tokens):
+            return jnp.sum(run(tokens, chunk_size=16).output ** 2)
+
+        compiled = jax.jit(jax.grad(loss)).lower(tokens).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    short, long = temporary_bytes(512), temporary_bytes(1024)
+    assert long < 2.2 * short
+
+
+def test_arguments_that_do_not_fit_are_named():
+    arguments = to_jax(sample(), jnp.float32)
+    with pytest.raises(ValueError, match="chunk_size=0 is not positive"):
+        run(arguments, chunk_size=0)
+    with pytest.raises(ValueError, match="5 keys for 7 queries"):
+        run(arguments | {name: arguments[name][:, :5] for name in ("key", "value", "beta")})
+    along_values = to_jax(sample(decay="key", read="value"), jnp.float32)
+    with pytest.raises(ValueError, match="cannot be read along the value axis"):
+        run(along_values, read="value")

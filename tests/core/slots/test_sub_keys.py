@@ -1,0 +1,72 @@
+"""Sums over chosen sub-keys: both ways of computing them, and their derivatives."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fwpkm_jax.core.slots import sub_keys
+
+pytestmark = pytest.mark.usefixtures("float64")
+TOKENS, HEADS, SUBKEYS, TOP_K, HALF = 40, 2, 7, 3, 4
+
+
+def sample():
+    rng = np.random.default_rng(0)
+    shape = (TOKENS, HEADS, 2)
+    ids = np.argsort(rng.random((*shape, SUBKEYS)), axis=-1)[..., :TOP_K]
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape))  # noqa: E731
+    keys = draw(HEADS, 2, SUBKEYS, HALF)
+    return draw(*shape, TOP_K), jnp.asarray(ids, jnp.int32), draw(*shape, HALF), keys
+
+
+def loops(coefficients, ids, vectors, keys):
+    """The totals, additions, sums and inner products, one chosen sub-key after the other."""
+    totals, added = np.zeros(keys.shape[:3]), np.zeros(keys.shape)
+    sums, dots = np.zeros(vectors.shape), np.zeros(coefficients.shape)
+    for t, h, p, i in np.ndindex(*ids.shape):
+        s, c = ids[t, h, p, i], coefficients[t, h, p, i]
+        totals[h, p, s] += c
+        added[h, p, s] += c * vectors[t, h, p]
+        sums[t, h, p] += c * keys[h, p, s]
+        dots[t, h, p, i] = vectors[t, h, p] @ keys[h, p, s]
+    return totals, added, sums, dots
+
+
+def test_rows_and_products_are_the_loops():
+    c, ids, vectors, keys = sample()
+    expected = loops(*map(np.asarray, (c, ids, vectors, keys)))
+    by_rows = (
+        sub_keys._totals_by_numbers(c, ids, SUBKEYS),
+        sub_keys._add_by_rows(c, ids, vectors, SUBKEYS),
+        sub_keys._sum_by_rows(c, ids, keys),
+        sub_keys._dot_by_rows(vectors, ids, keys),
+    )
+    by_products = (
+        sub_keys._totals_by_products(c, ids, SUBKEYS),
+        sub_keys._add_by_products(c, ids, vectors, SUBKEYS),
+        sub_keys._sum_by_products(c, ids, keys),
+        sub_keys._dot_by_products(vectors, ids, keys),
+    )
+    chex.assert_trees_all_close(by_rows, expected, rtol=1e-12)
+    chex.assert_trees_all_close(by_products, expected, rtol=1e-12)
+
+
+def test_first_and_second_derivatives_are_the_automatic_ones():
+    c, ids, vectors, keys = sample()
+
+    def loss(add, total, c, vectors, keys):
+        moved = keys - jnp.tanh(add(c, ids, vectors, SUBKEYS))
+        return jnp.sum(jnp.sin(total(c, ids, moved)))
+
+    def slope(add, total):
+        def squared(*inputs):
+            gradients = jax.grad(lambda *x: loss(add, total, *x), argnums=(0, 1, 2))(*inputs)
+            return sum(jnp.sum(g**2) for g in gradients)
+
+        return jax.jit(jax.value_and_grad(squared, argnums=(0, 1, 2)))(c, vectors, keys)
+
+    ours = slope(sub_keys.add_to_sub_keys, sub_keys.sum_of_sub_keys)
+    automatic = slope(sub_keys._add_by_products, sub_keys._sum_by_products)
+    chex.assert_trees_all_close(ours, automatic, rtol=1e-10, atol=1e-10)

@@ -1,0 +1,213 @@
+"""The memory block: its formulas, gate, padding, groups, losses."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
+from fwpkm_jax.rules import FwMLP
+from tests.layers.memory_block import (
+    BATCH,
+    CHUNK,
+    CONFIG,
+    LENGTH,
+    assert_close,
+    assert_equal,
+    layer_of,
+    params_of,
+    sample,
+    start,
+    whole,
+)
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def with_gate(params, bias):
+    """The parameters with a gate of sigmoid(bias), whatever comes in."""
+    params = jax.tree.map(lambda x: x, params)
+    params.gate_proj.kernel[...] = jnp.zeros_like(params.gate_proj.kernel[...])
+    params.gate_proj.bias[...] = jnp.full_like(params.gate_proj.bias[...], bias)
+    return params
+
+
+def plain_norm(x, weight):
+    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-5) * (1 + weight)
+
+
+def plain_linear(x, linear):
+    return x @ np.asarray(linear.kernel[...]) + np.asarray(linear.bias[...])
+
+
+@pytest.mark.parametrize(
+    ("query_norm", "gate_output"), [("none", True), ("standardize", False), ("l2", True)]
+)
+def test_the_block_follows_its_formulas(query_norm, gate_output):
+    config = dataclasses.replace(CONFIG, query_norm=query_norm, gate_output=gate_output)
+    params, memory, x = params_of(config), start(config=config), sample()
+    layer = layer_of(params, config)
+    normed = {
+        name: plain_norm(np.asarray(x), np.asarray(getattr(layer, f"{name}_norm").weight[...]))
+        for name in ("query", "value", "gate")
+    }
+    query = plain_linear(normed["query"], layer.query_proj).reshape(BATCH, LENGTH, 2, -1)
+    if query_norm == "standardize":
+        centred = query - query.mean(-1, keepdims=True)
+        query = centred / (np.std(query, axis=-1, ddof=1, keepdims=True) + 1e-6)
+    elif query_norm == "l2":
+        query = query / np.sqrt(np.sum(query**2, axis=-1, keepdims=True) + 1e-6)
+    query = query.reshape(BATCH, LENGTH, 2, 6)
+    value = plain_linear(normed["value"], layer.value_proj)
+    value = (value - value.mean(-1, keepdims=True)) / (
+        np.std(value, axis=-1, ddof=1, keepdims=True) + 1e-6
+    )
+    gate = 1 / (1 + np.exp(-plain_linear(normed["gate"], layer.gate_proj).mean(-1)))
+
+    sequence = config.rule.sequence(
+        *map(jnp.asarray, (query, value)), gate=jnp.asarray(gate), chunk_size=CHUNK
+    )
+    expected = jax.jit(lambda m, s: config.rule.run(m, s, chunk_size=CHUNK))(
+        jax.tree.map(lambda x: x[0], memory), sequence
+    )
+    read = np.asarray(expected.output)
+    mixed = gate[..., None] * read + (1 - gate[..., None]) * value if gate_output else read + value
+    mixed = plain_norm(mixed, np.asarray(layer.out_norm.weight[...]))
+    y, after, info = whole(params, x, memory, config=config)
+    assert_close(y, np.asarray(x) + plain_linear(mixed, layer.out_proj))
+    assert_close(jax.tree.map(lambda x: x[0], after), expected.memory)
+    assert_close(info.gate, gate)
+    np.testing.assert_array_equal(info.slot_ids, expected.access.slot_ids)
+
+
+def test_a_closed_gate_hides_the_memory_and_writes_no_value():
+    params, memory, x = with_gate(params_of(), -1e4), start(), sample()
+    other = jax.tree.map(lambda x: x + 1, memory)
+    one, two = (whole(params, x, m) for m in (memory, other))
+    assert_equal(one[0], two[0])
+    assert_equal(one[1].values, memory.values)
+    opened = with_gate(params_of(), 0.0)
+    assert np.any(whole(opened, x, memory)[0] != whole(opened, x, other)[0])
+
+
+def test_an_unweighted_loss_writes_behind_a_closed_gate():
+    config = dataclasses.replace(CONFIG, weight_by_gate=False)
+    params, memory, x = with_gate(params_of(config), -1e4), start(config=config), sample()
+    first = whole(params, x, memory, config=config)[1]
+    assert np.any(first.values != memory.values)
+    opened = whole(with_gate(params_of(config), 2.0), x, memory, config=config)[1]
+    assert_close(opened, first)
+
+
+@given(
+    mask=st.lists(st.booleans(), min_size=BATCH * LENGTH, max_size=BATCH * LENGTH),
+    groups=st.sampled_from([1, BATCH]),
+)
+def test_what_stands_at_padding_changes_no_token_and_no_memory(mask, groups):
+    mask = np.array(mask, np.float64).reshape(BATCH, LENGTH)
+    params, memory, x = params_of(), start(groups=groups), sample()
+    other = jnp.where(mask[..., None] == 1, x, sample(seed=1))
+    one, two = (whole(params, x, memory, jnp.asarray(mask)) for x in (x, other))
+    assert_equal(np.asarray(one[0])[mask == 1], np.asarray(two[0])[mask == 1])
+    assert_equal(one[1], two[1])
+    if not np.any(mask):
+        assert_equal(one[1], memory)
+
+
+@settings(max_examples=8)
+@given(lengths=st.lists(st.sampled_from([2, 5, 8]), min_size=BATCH, max_size=BATCH))
+def test_padding_behind_is_as_good_as_none(lengths):
+    """Each sequence, with a memory of its own, gives what it gives alone and unpadded."""
+    params, memory, x = params_of(), start(groups=BATCH), sample()
+    mask = (np.arange(LENGTH) < np.array(lengths)[:, None]).astype(np.float64)
+    y, after, _ = whole(params, x, memory, jnp.asarray(mask))
+    for row, length in enumerate(lengths):
+        alone, memory_alone, _ = whole(params, x[row : row + 1, :length], start())
+        assert_close(y[row : row + 1, :length], alone)
+        assert_close(jax.tree.map(lambda x, row=row: x[row : row + 1], after), memory_alone)
+
+
+def test_groups_are_independent_and_a_shared_memory_is_not():
+    params, x = params_of(), sample()
+    changed = x.at[1].multiply(-1)
+    memory = start(groups=BATCH)
+    one, two = (whole(params, x, memory) for x in (x, changed))
+    assert_equal(one[0][0], two[0][0])
+    assert_equal(*(jax.tree.map(lambda x: x[0], out[1]) for out in (one, two)))
+    shared = start()
+    one, two = (whole(params, x, shared) for x in (x, changed))
+    assert np.any(one[0][0] != two[0][0])
+
+
+def test_groups_must_divide_the_batch_and_exist():
+    with pytest.raises(ValueError, match="2 sequences does not divide into 3 memory groups"):
+        whole(params_of(), sample(), start(groups=3))
+    with pytest.raises(ValueError, match="groups=0 must be at least 1"):
+        start(groups=0)
+
+
+def test_later_tokens_and_targets_change_no_earlier_output():
+    params, memory, x = params_of(), start(), sample()
+    y = whole(params, x, memory)[0]
+    for position in range(1, LENGTH):
+        changed = whole(params, x.at[:, position:].multiply(-1), memory)[0]
+        assert_equal(changed[:, :position], y[:, :position])
+
+
+def test_the_memory_loss_is_the_mean_over_the_pairs():
+    mask = jnp.ones((BATCH, LENGTH)).at[1, 4:].set(0)
+    info = whole(params_of(), sample(), start(), mask)[2]
+    real_pair = np.asarray(mask) * np.pad(np.asarray(mask)[:, 1:], [(0, 0), (0, 1)])
+    real_pair[:, CHUNK - 1 :: CHUNK] = 0
+    assert np.all((np.asarray(info.token_loss) != 0) == (real_pair == 1))
+    in_chunk = np.ones(LENGTH)
+    in_chunk[CHUNK - 1 :: CHUNK] = in_chunk[-1] = 0
+    np.testing.assert_allclose(
+        info.memory_loss, np.sum(info.token_loss) / (BATCH * in_chunk.sum()), rtol=1e-12
+    )
+
+
+def test_a_chunk_without_room_for_a_pair_is_refused():
+    with pytest.raises(ValueError, match=r"chunk_size=1 must exceed rule\.lookahead=1"):
+        dataclasses.replace(CONFIG, chunk_size=1)
+
+
+def test_a_dense_memory_takes_the_place_of_the_slots():
+    """The block around FwMLP: its answer, no slots, the mean targets in both losses, a stream."""
+    rule = FwMLP(key_dim=6, value_dim=5, hidden_dim=4, target="mean", learning_rate=0.5)
+    config = FastWeightConfig(rule=rule, chunk_size=CHUNK, weight_by_gate=False)
+    params, x = params_of(config), sample()
+    layer, memory = layer_of(params, config), start(config=config)
+    signals = layer.signals(x, None)
+    sequence = rule.sequence(signals.query, signals.value, chunk_size=CHUNK)
+    run = jax.jit(lambda m, s: rule.run(m, s, chunk_size=CHUNK))
+    expected = run(jax.tree.map(lambda leaf: leaf[0], memory), sequence)
+    out, after, info = whole(params, x, memory, config=config)
+    assert_close(out, layer.merge(x, expected.output, signals))
+    assert_close(jax.tree.map(lambda leaf: leaf[0], after), expected.memory)
+    assert info.slot_ids is info.slot_weights is info.measures is None
+    assert info.addressing_loss == 0
+    errors = np.mean((expected.output - sequence.target) ** 2, axis=-1)
+    assert_close(info.token_loss, errors * sequence.paired)
+
+    @functools.partial(jax.jit, static_argnames="write")
+    def stream(x, memory, pending, write):
+        return layer_of(params, config).stream(x, memory, pending, write=write)
+
+    pending = layer.init_pending(BATCH, 1, max_chunk_size=CHUNK, dtype=x.dtype)
+    frozen, same, _, facts = stream(x, memory, pending, False)
+    assert_equal(same, memory)
+    values = signals.value
+    reads = jax.vmap(rule.read)(memory, signals.query.reshape(1, -1, 1, 6))[0]
+    reads = reads.reshape(values.shape)
+    assert_close(frozen, layer.merge(x, reads, signals))
+    errors = (reads[:, :-1] - (values[:, :-1] + values[:, 1:]) / 2) ** 2
+    assert_close(facts.token_loss[:, :-1], np.mean(errors, axis=-1))
+    assert_equal(facts.token_loss[:, -1], jnp.zeros(BATCH))
+    written = stream(x, memory, pending, True)[1]
+    assert all(np.any(a != b) for a, b in zip(written, memory, strict=True))

@@ -1,0 +1,110 @@
+"""What gated attention alone promises; the rest is in test_mixers.py."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
+from fwpkm_jax.layers.rotary import YarnConfig
+
+SMALL = AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=4, rotary_fraction=0.5)
+
+
+def make(config, model_dim=6):
+    return Attention(config, model_dim, norm_eps=1e-5, init_std=0.5, rngs=nnx.Rngs(0))
+
+
+def sample(*shape):
+    return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+
+
+def test_paper_configuration_has_the_published_tensors():
+    layer = nnx.eval_shape(lambda: make(AttentionConfig(), 768))
+    shapes = {
+        "/".join(map(str, path)): leaf.shape
+        for path, leaf in nnx.to_flat_state(nnx.state(layer, nnx.Param))
+    }
+    assert shapes == {  # [in, out]: the transpose of the released weights.
+        "q_proj/kernel": (768, 1536),
+        "k_proj/kernel": (768, 256),
+        "v_proj/kernel": (768, 256),
+        "o_proj/kernel": (768, 768),
+        "q_norm/weight": (64,),
+        "k_norm/weight": (64,),
+    }
+
+
+def test_a_single_token_returns_its_gated_value():
+    layer, x = make(SMALL), sample(1, 1, 6)
+    gates = (x @ layer.q_proj.kernel[...]).reshape(2, 2, 4)[:, 1]  # Per head: query, gate.
+    value = (x @ layer.v_proj.kernel[...]).reshape(1, 4)
+    expected = (jax.nn.sigmoid(gates) * value).reshape(1, 1, 8) @ layer.o_proj.kernel[...]
+    np.testing.assert_allclose(layer(x)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [5, 6, 13])  # Within the window, masked, blockwise.
+def test_a_window_sees_itself_and_the_tokens_just_before(length):
+    window = 5
+    layer = make(dataclasses.replace(SMALL, window=window))
+    x = sample(1, length, 6)
+
+    def last_output(x):
+        return layer(x)[0][0, -1]
+
+    reach = np.any(np.asarray(jax.jit(jax.jacobian(last_output))(x)) != 0, axis=(0, 1, 3))
+    np.testing.assert_array_equal(reach, np.arange(length) >= length - window)
+
+
+def test_full_attention_past_its_cache_sees_the_latest_tokens_however_it_is_cut():
+    x = sample(2, 11, 6)
+    expected = make(dataclasses.replace(SMALL, window=4))(x)[0]
+    layer = make(SMALL)
+    call = jax.jit(lambda x, cache: layer(x, cache=cache))
+    for lengths in ([11], [3, 1, 3, 1, 3], [1] * 11):
+        cache, outputs, start = layer.init_cache(2, max_length=4, dtype=x.dtype), [], 0
+        for length in lengths:
+            output, cache = call(x[:, start : start + length], cache)
+            outputs.append(output)
+            start += length
+        actual = jnp.concatenate(outputs, axis=1)
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_windowed_cache_does_not_grow_with_the_stream():
+    layer = make(dataclasses.replace(SMALL, window=3))
+    cache = layer.init_cache(2, max_length=100_000, dtype=jnp.bfloat16)
+    assert cache.keys.shape == (2, 3, 1, 4)
+    assert cache.keys.dtype == cache.values.dtype == jnp.bfloat16
+
+
+def test_yarn_changes_at_evaluation_without_touching_parameters():
+    plain = make(SMALL)
+    config = dataclasses.replace(SMALL, yarn=YarnConfig(factor=8.0, original_length=64))
+    stretched = make(config)
+    params = nnx.state(plain, nnx.Param)
+    nnx.update(stretched, params)
+    x = sample(1, 9, 6)
+    first, second = plain(x)[0], stretched(x)[0]
+    assert np.max(np.abs(first - second)) > 1e-3
+    # A single token has no distance to anything, so positions cannot matter.
+    np.testing.assert_allclose(plain(x[:, :1])[0], stretched(x[:, :1])[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_heads": 0}, "num_heads=0"),
+        ({"num_heads": 3, "num_kv_heads": 2}, "num_heads=3 is not a multiple"),
+        ({"window": 0}, "window=0"),
+        ({"rope_theta": 1.0}, "rope_theta=1.0"),
+        ({"rotary_fraction": 1.5}, "rotary_fraction=1.5"),
+        ({"rotary_fraction": 0.1, "head_dim": 8}, "turns 0 dimensions"),
+    ],
+)
+def test_impossible_settings_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        AttentionConfig(**options)

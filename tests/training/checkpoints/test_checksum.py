@@ -1,0 +1,56 @@
+"""A checksum changes with any bit and not with the layout."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fwpkm_jax.training.checkpoints.checksum import checksum, checksums, non_finite_leaves
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool"])
+def test_checksum_is_the_sum_written_out(dtype):
+    values = jnp.asarray(np.random.default_rng(0).integers(0, 2, (3, 5)), dtype)
+    words = np.asarray(values).reshape(-1)
+    words = words.view({1: np.uint8, 2: np.uint16, 4: np.uint32}[words.itemsize])
+    expected = sum(int(word) * (2 * place + 1) for place, word in enumerate(words)) % 2**32
+    assert int(checksum(values)) == expected
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.float64])
+def test_any_flipped_bit_changes_the_checksum(dtype):
+    with jax.enable_x64(np.dtype(dtype).itemsize == 8):
+        values = np.random.default_rng(0).integers(1, 9, 6).astype(dtype)
+        whole = int(checksum(jnp.asarray(values)))
+        for byte in range(values.nbytes):
+            for bit in range(8):
+                damaged = values.copy()
+                damaged.view(np.uint8)[byte] ^= 1 << bit
+                assert int(checksum(jnp.asarray(damaged))) != whole
+
+
+def test_swapped_values_change_the_checksum():
+    assert int(checksum(jnp.array([1.0, 2.0]))) != int(checksum(jnp.array([2.0, 1.0])))
+
+
+def test_checksum_does_not_depend_on_the_number_of_devices():
+    if len(jax.devices()) < 2:
+        pytest.skip("needs two devices: XLA_FLAGS=--xla_force_host_platform_device_count=8")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    values = jnp.asarray(np.random.default_rng(0).normal(size=(8, 3)), jnp.float32)
+    assert checksums({"a": jax.device_put(values, sharding)}) == checksums({"a": values})
+
+
+def test_random_keys_have_a_checksum():
+    assert checksums({"rng": jax.random.key(0)}) != checksums({"rng": jax.random.key(1)})
+
+
+def test_non_finite_arrays_are_named_in_order():
+    tree = {
+        "b": {"c": jnp.array([1.0, jnp.inf])},
+        "a": jnp.array(jnp.nan),
+        "ids": jnp.arange(3),
+        "fine": jnp.ones(2),
+    }
+    assert non_finite_leaves(tree) == ["a", "b/c"]

@@ -1,4 +1,6 @@
-"""Pictures and tables of what `recall.py` and `state_tracking.py` measured, for docs/comparison.md.
+"""Tables and pictures of what `recall.py` and `state_tracking.py` measured.
+
+The page that shows them is docs/measurements/comparison.md.
 
 python benchmarks/comparison.py
 """

@@ -132,7 +132,8 @@ def decoder(name: str, size: int) -> ModelConfig:
         if name == "fwmlp":
             rule = FwMLP(key_dim=16, value_dim=16, hidden_dim=size)
         changes["memory_layers"] = (0,)
-        # A gate closes before so small a model has learned to look up (docs/results.md).
+        # In so small a model a gate closes before the model has learned to look anything up
+        # (docs/measurements/results.md).
         changes["fast_weight"] = FastWeightConfig(
             rule=rule, chunk_size=CHUNK, gate_output=False, weight_by_gate=False
         )

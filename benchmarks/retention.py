@@ -3,10 +3,11 @@
     python benchmarks/study.py --runs gdn_swa__fwpkm:0 gdn_swa__fwpkm:1 gdn_swa__fwpkm:2
     python benchmarks/retention.py
 
-The study's FwPKM models (docs/study.md), trained with the plain write, read its six domains one
-after the other, each time with another write. Steps of half and a quarter of the size are controls:
-a way to retain must keep more than these at the same adaptation. It must not cost recall either:
-the share of needles told after one reading and after four. Runs that the file holds are kept.
+The study's FwPKM models (docs/measurements/study.md), trained with the plain write, read its six
+domains one after the other, each time with another write. Steps of half and a quarter of the size
+are controls: a way to retain must keep more than these at the same adaptation. It must not cost
+recall either: the table also holds the share of needles answered after one reading and after four.
+Runs that the file already holds are kept.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     PYTHONPATH=build/tpu:. python benchmarks/scaling.py --device v5e --data 64 --fsdp 4
 
-The device's compiler must be installed: docs/performance.md, "Compiling without the device". Every
-row is one mesh; `--out` keeps the rows of other meshes that the file holds. Nothing is run, so
-nothing here is a speed.
+The device's compiler must be installed (docs/howto/compile_ahead.md). Every row is one mesh;
+`--out` keeps the rows of other meshes that the file holds. The programs are compiled and not run,
+so no number here is a speed.
 """
 
 import dataclasses

@@ -4,7 +4,7 @@ r"""Memory that a training step takes, from its traced and compiled code: nothin
     JAX_PLATFORMS=cpu PYTHONPATH=build/cuda:. \
         python benchmarks/step_memory.py --device h100 --layers 12
 
-The second line needs the device's compiler: docs/performance.md, "Compiling without the device".
+The second line needs the device's compiler (docs/howto/compile_ahead.md).
 `kept_megabytes` is what the forward pass leaves for the backward pass besides parameters, memories
 and batch, with the device's kernels; `--no-compile` ends there and needs no compiler.
 `temporary_megabytes` is what the compiled step needs besides its state and batch. Four layers

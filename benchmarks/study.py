@@ -1,4 +1,6 @@
-"""The small study of docs/study.md: trains the models of configs/study/, evaluates them, shows all.
+"""Trains and evaluates the models of configs/study/, and prints their tables.
+
+The page of results is docs/measurements/study.md.
 
     python benchmarks/study.py                          every run, one after another
     python benchmarks/study.py --runs gdn_swa__fwpkm:0  some of them, as NAME:SEED

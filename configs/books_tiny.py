@@ -39,8 +39,9 @@ def get_config() -> Experiment:
             fast_weight=FastWeightConfig(
                 rule=FwPKM(num_subkeys=128, key_dim=128, value_dim=128),
                 chunk_size=64,
-                # At this size a gate closes within a hundred steps and stays closed (see
-                # docs/results.md): the read is added instead, and every token writes in full.
+                # At this size a gate closes within a hundred steps and stays closed
+                # (docs/measurements/results.md). So the read is added without a gate, and every
+                # token writes in full.
                 weight_by_gate=False,
                 gate_output=False,
             ),

@@ -2,7 +2,8 @@
 
     python train.py configs/matrix_memory.py --model.mixers gla swa --run_dir runs/gla
 
-docs/family.md lists the names. A rule's own settings are fields of an instance in `matrix.rules`.
+docs/explanation/family.md lists the names. A rule's own settings are fields of an instance in
+`matrix.rules`.
 """
 
 import runpy

@@ -2,7 +2,7 @@
 
     python train.py configs/titans.py --model.mixers swa titans_mag --run_dir runs/titans_mag
 
-`titans` is the memory alone; docs/family.md has the others.
+`titans` is the memory alone; docs/explanation/family.md has the others.
 """
 
 import runpy

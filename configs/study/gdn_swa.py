@@ -62,7 +62,7 @@ def get_config() -> Experiment:
                 window=2 * WINDOW,  # The paper's is four times that of its sliding windows.
             ),
             # Narrow queries and larger initial weights: without them the model learned no needle's
-            # key in 400 steps (docs/study.md).
+            # key in 400 steps (docs/measurements/study.md).
             fast_weight=FastWeightConfig(
                 rule=FwPKM(num_subkeys=128, key_dim=16, value_dim=64),
                 chunk_size=CHUNK_SIZE,

@@ -1,6 +1,6 @@
 """One chunk of the gated delta rule on one head's tiles: the inside of the kernels.
 
-Tiles and vectors are those of `tiles`; the letters are those of docs/math.md.
+Tiles and vectors are those of `tiles`; the letters are those of docs/explanation/math.md.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The backward pass of one chunk of the gated delta rule, derived in docs/math.md."""
+"""The backward pass of one chunk of the gated delta rule, derived in docs/explanation/math.md."""
 
 from typing import NamedTuple
 

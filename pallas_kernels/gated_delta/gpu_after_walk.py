@@ -1,8 +1,8 @@
 """GPU: the backward pass after the transposed walk, one program for each chunk of each head.
 
-The letters are those of docs/math.md. Values are taken 64 columns at a time, then keys; what is
-summed over the values stays in registers, and the errors W and the cotangents dH, which the keys'
-part reads again, pass through GPU memory.
+The letters are those of docs/explanation/math.md. Values are taken 64 columns at a time, then keys;
+what is summed over the values stays in registers, and the errors W and the cotangents dH, which the
+keys' part reads again, pass through GPU memory.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """GPU: the backward pass before the transposed walk, one program for each chunk of each head.
 
-The letters are those of docs/math.md. Values are taken 64 columns at a time.
+The letters are those of docs/explanation/math.md. Values are taken 64 columns at a time.
 """
 
 import functools

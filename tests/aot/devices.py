@@ -67,7 +67,7 @@ def absent_device(device: str) -> Any:
     """A device to give argument shardings; skips the test where its compiler is not installed."""
     package = "libtpu" if device in _TOPOLOGIES else "jax_cuda13_plugin"
     if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed; see docs/performance.md")
+        pytest.skip(f"{package} is not installed; see docs/howto/compile_ahead.md")
     return absent_devices(_TOPOLOGIES.get(device, "h100:1x1x1"))[0]
 
 

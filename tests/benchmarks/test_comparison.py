@@ -1,4 +1,4 @@
-"""The programs behind docs/comparison.md, on the smallest tasks."""
+"""The programs behind docs/measurements/comparison.md, on the smallest tasks."""
 
 import importlib
 import json

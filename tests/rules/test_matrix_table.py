@@ -1,11 +1,11 @@
-"""The tables and the example in docs/family.md are true."""
+"""The tables and the example in docs/explanation/family.md are true."""
 
 import doctest
 from pathlib import Path
 
 from fwpkm_jax.rules.matrix.table import family_tables
 
-PAGE = Path(__file__).parents[2] / "docs" / "family.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "family.md"
 
 
 def test_the_page_shows_what_the_rules_declare():

@@ -188,7 +188,7 @@ def addressing_gradient(
 
     Only the chosen sub-keys' scores enter, so that the work beyond the address is one product of
     the queries with a sparse coefficient per sub-key. Differentiable once more, for training
-    through the key update. Derived in docs/math.md.
+    through the key update. Derived in docs/explanation/math.md.
 
     Args:
       queries: `[tokens, heads, key]`.

@@ -1,7 +1,7 @@
 """Downloaded text to tokenised files: one reader per source, one writer that can be resumed.
 
 `python -m fwpkm_jax.data.prepare SOURCE --input ... --out ...`; nothing here fetches anything.
-docs/data.md says what to download and from where.
+docs/howto/data.md says what to download and from where.
 """
 
 from fwpkm_jax.data.prepare.job import Layout, Manifest, prepare

@@ -30,7 +30,8 @@ _PROGRAM = "fwpkm_jax.data.prepare"
 @dataclass(frozen=True, kw_only=True)
 class _AbstractCommand(abc.ABC):
     input: Path
-    """What was downloaded: a file or a folder. Nothing is fetched; docs/data.md says from where."""
+    """The downloaded file or folder. The command fetches nothing; docs/howto/data.md says where to
+    download."""
     out: Path
     """The .bin file to write; its index and manifest get the same name. Sources of several files
     take a folder."""

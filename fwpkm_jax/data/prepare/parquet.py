@@ -102,7 +102,7 @@ def parquet_parts(
     if not files or not files[0].is_file() or files[0].suffix != ".parquet":
         raise FileNotFoundError(
             f"{path.absolute()} is neither a Parquet file nor a folder that holds any; download "
-            f"{wanted} (docs/data.md)."
+            f"{wanted} (docs/howto/data.md)."
         )
     root = path if path.is_dir() else path.parent
     return [ParquetText(file, file.relative_to(root).as_posix(), field, domain) for file in files]

@@ -43,7 +43,7 @@ class FastWeightLayerConfig:
     fade by a learned factor with each segment. None: no step fades."""
     initial_rate: float = 1e-4
     """Step size of every tensor before training, which learns one for each. The steps of all tokens
-    add up: at 1,024 tokens 0.01 made a small model worse (docs/family.md)."""
+    add up: at 1,024 tokens 0.01 made a small model worse (docs/explanation/family.md)."""
     initial_decay: float = 0.9
     """Share of a tensor's faded steps kept per segment before training."""
 

@@ -1,4 +1,4 @@
-"""The tables of docs/family.md, from what the rules declare.
+"""The tables of docs/explanation/family.md, from what the rules declare.
 
 `python -m fwpkm_jax.rules.matrix.table` prints them.
 """

@@ -45,5 +45,21 @@ def test_repeating_an_item_within_its_cluster_tells_nothing_new():
     np.testing.assert_allclose(once[1], often[1])
 
 
+def test_clusters_of_unequal_sizes_weigh_by_their_items():
+    """Clusters whose items all have one value leave no doubt about it, whatever their sizes."""
+    sizes = np.array([1, 7, 3, 20])
+    mean, interval = clustered_mean(2.5 * sizes, sizes)
+    np.testing.assert_allclose((mean, *interval), 2.5, rtol=1e-12)
+
+
+def test_the_interval_of_unequal_clusters_is_the_ratio_estimators():
+    sums, sizes = np.array([2.0, 9.0, 1.0]), np.array([2, 10, 2])
+    mean, (low, high) = clustered_mean(sums, sizes)
+    assert mean == pytest.approx(12 / 14)
+    # Cochran 1977, Eq. 6.13, by hand: deviations 2/7, 3/7 and -5/7, mean size 14 / 3.
+    variance = (4 + 9 + 25) / 49 / 2 / 3 / (14 / 3) ** 2
+    np.testing.assert_allclose((high - mean, mean - low), 4.302653 * np.sqrt(variance), rtol=1e-6)
+
+
 def test_one_cluster_has_no_interval():
     assert clustered_mean(np.array([6.0]), np.array([3])) == (2.0, None)

@@ -143,6 +143,7 @@ def test_prompts_of_any_lengths_give_what_each_gives_alone(groups, write):
         model, rows, state, max_new_tokens=6, stop_ids=[stop_id], write=write, piece_length=4
     )
     np.testing.assert_array_equal(out.lengths, lengths)
+    np.testing.assert_array_equal(out.state.num_drawn, lengths)  # Stopped rows draw no more.
     for row, (tokens, last) in enumerate(alone):
         np.testing.assert_array_equal(out.tokens[row, : len(tokens)], tokens)
         assert np.all(out.tokens[row, len(tokens) :] == -1)

@@ -113,6 +113,20 @@ def test_a_flush_writes_the_waiting_pairs_of_every_group():
     assert_equal((again, same), (flushed, kept))
 
 
+@pytest.mark.parametrize("write", [True, False])
+def test_padding_in_front_counts_in_no_reported_loss(write):
+    """A padded query has no loss, though a real token follows it."""
+    x, mask = sample(8), np.array([[0.0] * 5 + [1.0] * 3] * BATCH)
+    memory = start(groups=BATCH)
+    pending = layer_of(params_of()).init_pending(BATCH, BATCH, max_chunk_size=4, dtype=x.dtype)
+    info = piece(params_of(), x, memory, pending, mask, write=write)[-1]
+    alone = piece(params_of(), x[:, 5:], memory, pending, mask[:, 5:], write=write)[-1]
+    assert_equal(info.token_loss[:, :5], jnp.zeros((BATCH, 5)))
+    assert_close(info.token_loss[:, 5:], alone.token_loss)
+    assert_close(info.memory_loss, alone.memory_loss)
+    assert alone.memory_loss > 0
+
+
 def test_a_frozen_memory_is_read_and_left_alone():
     params, memory, x = params_of(), start(), sample()
     y, after, info = whole(params, x, memory, write=False)

@@ -1,6 +1,7 @@
 """Norms over batches: training moves their running statistics, evaluation reads by them."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -49,6 +50,21 @@ def test_a_step_moves_running_statistics_a_tenth_of_the_way_and_nothing_else_doe
         expected = 0.9 * before[name] + 0.1 * batch
         np.testing.assert_allclose(moved[name], expected, rtol=1e-5, atol=1e-7)
         assert np.max(np.abs(batch - before[name])) > 0.01
+
+
+def test_layers_computed_again_norm_by_the_same_batch():
+    """With `remat` as without: outputs, and the statistics that the running ones move towards."""
+    model = LanguageModel(MODEL, rngs=nnx.Rngs(0))
+    tokens = np.random.default_rng(2).integers(0, MODEL.vocab_size, (2, 8)).astype(np.int32)
+
+    @partial(jax.jit, static_argnames="remat")
+    def read(tokens, remat):
+        hidden = model.hidden(tokens, {}, remat=remat, batch_statistics=True)
+        return hidden.x, hidden.pkm_statistics
+
+    again, kept = (read(tokens, remat) for remat in ("block", None))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), again, kept)
+    assert set(kept[1]) == {"layer_0"}
 
 
 def test_an_evaluation_reads_each_sequence_as_if_alone():

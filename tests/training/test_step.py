@@ -115,6 +115,11 @@ def test_micro_batches_change_nothing_where_each_has_its_memories(per_sequence):
     assert any(name.startswith("layer_1/") for name in metrics)
     for name in ("loss", "grad_norm", "param_norm", "lr"):
         np.testing.assert_allclose(metrics[name], whole_metrics[name], rtol=1e-4)
+    # Each half has as many paired tokens and chunks, so that the halves' means have the whole mean.
+    for name in ("memory_loss", "addressing_loss", "gate_mean"):
+        name = f"layer_1/{name}"
+        np.testing.assert_allclose(metrics[name], whole_metrics[name], rtol=1e-4)
+        assert metrics[name] != 0
 
 
 def test_the_loss_block_changes_nothing(per_sequence):
@@ -163,6 +168,19 @@ def test_a_step_that_is_not_finite_leaves_the_parameters():
     state, metrics = take_step(memory, batch)
     assert np.isnan(metrics["loss"])
     jax.tree.map(np.testing.assert_array_equal, state.params, start(memory).params)
+    assert int(state.step) == 1
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_parameters_though_the_loss_is_finite():
+    """Huge logits: the loss still has a float32, the gradient's norm has none."""
+    memory = MemoryConfig(groups=4, lifetime="batch")
+    huge = start(memory)
+    huge.params.head[...] = 1e21 * huge.params.head[...]
+    before = jax.tree.map(np.asarray, (huge.params, huge.opt_state))
+    state, metrics = make_step(memory)(huge, sample_batch())
+    assert np.isfinite(metrics["loss"])
+    assert not np.isfinite(metrics["grad_norm"])
+    jax.tree.map(np.testing.assert_array_equal, (state.params, state.opt_state), before)
     assert int(state.step) == 1
 
 

@@ -172,6 +172,20 @@ def test_the_memory_loss_is_the_mean_over_the_pairs():
     )
 
 
+def test_no_gradient_flows_through_what_is_reported():
+    """Losses and measures are for logs: adding them to a loss changes nothing that is learned."""
+
+    def reported(params, x):
+        info = whole(params, x, start())[2]
+        numbers = [
+            leaf for leaf in jax.tree.leaves(info) if jnp.issubdtype(leaf.dtype, jnp.floating)
+        ]
+        return sum(jnp.sum(leaf) for leaf in numbers)
+
+    gradients = jax.jit(jax.grad(reported, argnums=(0, 1)))(params_of(), sample())
+    assert all(np.all(np.asarray(leaf) == 0) for leaf in jax.tree.leaves(gradients))
+
+
 def test_a_chunk_without_room_for_a_pair_is_refused():
     with pytest.raises(ValueError, match=r"chunk_size=1 must exceed rule\.lookahead=1"):
         dataclasses.replace(CONFIG, chunk_size=1)

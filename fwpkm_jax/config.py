@@ -225,11 +225,32 @@ def load_config(path: str | Path) -> Experiment:
 
 
 def read_experiment(run_dir: str | Path) -> Experiment:
-    """The experiment a run directory was trained with, from its `config.json`."""
+    """The experiment a run directory was trained with, from its `config.json`.
+
+    Raises:
+      FileNotFoundError: there is no run.
+      ValueError: this version of the code cannot read the configuration; the message names the
+        commit that wrote it.
+    """
     path = Path(run_dir) / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; {run_dir} holds no run.")
-    return from_json(read_json(path, otherwise="put back a copy"), path=str(path))
+    values = read_json(path, otherwise="put back a copy")
+    try:
+        return from_json(values, path=str(path))
+    except ValueError as error:
+        raise ValueError(
+            f"{str(error).rstrip('.')}. Another version of fwpkm_jax wrote this run "
+            f"({_commit_of(Path(run_dir))}); read it with that version."
+        ) from error
+
+
+def _commit_of(run_dir: Path) -> str:
+    """The code of a run's first session, as `environment.json` tells."""
+    path = run_dir / "environment.json"
+    sessions = read_json(path).get("sessions") if path.is_file() else None
+    commit = sessions[0].get("commit") if sessions else None
+    return f"commit {commit}" if commit else "its commit was not recorded"
 
 
 def parse_command_line(

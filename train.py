@@ -1,65 +1,8 @@
-"""Trains a model: `python train.py [configs/NAME.py] [--section.field VALUE ...]`.
+"""`fwpkm train` of this checkout: `python train.py ...`."""
 
-Exit codes: 0 finished; 1 training failed; 2 wrong command line, configuration or run directory;
-130 and 143 after SIGINT and SIGTERM, with the current step saved: the same command continues it.
-Of many processes (`--distributed...`) all end when one does.
-"""
-
-from __future__ import annotations
-
-import logging
 import sys
-from pathlib import Path
 
-DEFAULT_CONFIG = Path(__file__).parent / "configs" / "recall.py"
-
-LOST = (
-    "Another process of this run may have failed first; its own message says of what. The same "
-    "commands continue the run from its newest checkpoint."
-)
-
-
-def main(arguments: list[str]) -> int:
-    """Trains as the command line asks; the program's exit code."""
-    # Imported here so that the data's worker processes, which import this file, start fast.
-    import jax
-
-    from fwpkm_jax.command_line import report
-    from fwpkm_jax.config import parse_command_line
-    from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
-    from fwpkm_jax.training.diagnosis import NonFiniteError
-    from fwpkm_jax.training.loop import train
-    from fwpkm_jax.training.runs.processes import OtherProcessError, connect
-
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    try:
-        experiment = parse_command_line(arguments, default=DEFAULT_CONFIG)
-    except (ValueError, FileNotFoundError) as error:
-        return report("train.py", error)
-    try:
-        connect(experiment.distributed)
-        result = train(experiment)
-    except (ValueError, FileNotFoundError) as error:
-        return report("train.py", error)
-    except OSError as error:
-        # The storage layer's abandoned writes would go on about it behind the last line.
-        logging.disable()
-        sys.unraisablehook = lambda _: None
-        print(
-            f"train.py: {error}. Once that is mended, the same command goes on from the newest "
-            f"checkpoint in {experiment.run_dir}.",
-            file=sys.stderr,
-        )
-        return 1
-    except (NonFiniteError, DamagedCheckpointError, OtherProcessError) as error:
-        print(f"train.py: {error}", file=sys.stderr)
-        return 1
-    except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() > 1:
-            error.add_note(LOST)
-        raise
-    return 0 if result.signal is None else 128 + result.signal
-
+from fwpkm_jax.cli.train_command import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], program="train.py"))

@@ -10,7 +10,6 @@ References: Clark et al. 2022, arXiv:2212.02475, Tables 1 and 2.
 """
 
 import json
-import runpy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ import tyro
 from flax import nnx
 from machine import environment, settings, write_result
 
+from fwpkm_jax.config import load_config
 from fwpkm_jax.data import Document
 from fwpkm_jax.evaluation.dynamic.reader import DynamicReading, GradientSteps, read_dynamically
 from fwpkm_jax.evaluation.intervals import student_t
@@ -218,7 +218,7 @@ def main(options: Options) -> None:
         print(name, {key: round(value, 4) for key, value in row.items()})
 
 
-EXPERIMENT = runpy.run_path(str(ROOT / "configs/fast_weight_layer.py"))["get_config"]()
+EXPERIMENT = load_config("fast_weight_layer")
 LENGTH, BATCH = EXPERIMENT.data.length, EXPERIMENT.training.batch_size
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ _QUESTION, _ANSWER = 32, 6
 class Options:
     """Reads one text of `tokens` tokens, once."""
 
-    config: Path = Path("configs/gdn_swa__pkm6_fwpkm2_10.py")
+    config: str = "gdn_swa__pkm6_fwpkm2_10"
     """The model's."""
     tokens: int = 8192
     """Length of the text."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import runpy
 import subprocess
 import sys
 import time
@@ -31,6 +30,7 @@ from fwpkm_jax.evaluation.continual.evaluate import ContinualConfig
 from fwpkm_jax.evaluation.intervals import clustered_mean, student_t
 from fwpkm_jax.evaluation.reconfigure import reconfigure
 from fwpkm_jax.run import load_run
+from fwpkm_jax.run.evaluate import subject_of
 
 ROOT = Path(__file__).parents[1]
 RUNS_DIR = Path("runs/study")
@@ -129,7 +129,7 @@ def make_run(name: str, seed: int) -> None:
         options = ["--seed", str(seed), "--run_dir", str(directory)]
         subprocess.run([sys.executable, str(ROOT / "train.py"), str(config), *options], check=True)
     run = load_run(directory)
-    subject = runpy.run_path(str(ROOT / "eval.py"))["subject_of"](run, name=str(directory))
+    subject = subject_of(run, name=str(directory))
     chosen = evaluations(name, has_memory=bool(run.memory))
     for label, (evaluation, options) in chosen.items():
         results = directory / "study" / label

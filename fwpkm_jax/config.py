@@ -1,7 +1,7 @@
-"""A run's configuration: dataclasses from a Python file, overridden on the command line.
+"""A run's configuration: dataclasses from a Python file, and their JSON form.
 
-`configs/NAME.py` defines `get_config() -> Experiment`; tyro lays `--section.field VALUE` over it.
-The JSON form goes into the run directory and into every checkpoint.
+A config file defines `get_config() -> Experiment`; `fwpkm_jax/configs` holds those that come with
+the package. The JSON form goes into the run directory and into every checkpoint.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import runpy
+import sys
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -19,9 +20,8 @@ from pathlib import Path
 from typing import Any, Literal, Union
 
 import numpy as np
-import tyro
 
-from fwpkm_jax.command_line import check_options, nearest, separate_options
+from fwpkm_jax.command_line import nearest
 from fwpkm_jax.data import RecallData, TextData
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.models.language_model import ModelConfig
@@ -199,29 +199,63 @@ def _final_classes(annotation: type) -> Iterator[type]:
         yield from _final_classes(subclass)
 
 
-def load_config(path: str | Path) -> Experiment:
-    """The experiment that `get_config()` in the Python file `path` returns.
+CONFIGS = Path(__file__).parent / "configs"
+"""The folder of the configs that come with the package."""
+
+
+def shipped_configs() -> dict[str, Path]:
+    """The config files that come with the package, by name: `recall`, `study/gdn_swa`."""
+    files = sorted(path for path in CONFIGS.glob("**/*.py") if path.name != "__init__.py")
+    return {path.relative_to(CONFIGS).with_suffix("").as_posix(): path for path in files}
+
+
+def load_config(config: str | Path) -> Experiment:
+    """The experiment of a shipped config or of a config file.
+
+    Args:
+      config: a name in `shipped_configs()`, or the path of a Python file, which ends in `.py` and
+        defines `get_config() -> Experiment`. The file may import its neighbours.
 
     Raises:
-      FileNotFoundError: no such file; the nearest name beside it is given.
+      FileNotFoundError: no such name or file; the nearest name is given.
       ValueError: the file defines no `get_config`, or it returns something else.
     """
-    path = Path(path)
-    if not path.is_file():
-        beside = (
-            [str(p) for p in sorted(path.parent.glob("**/*.py"))] if path.parent.is_dir() else []
-        )
-        raise FileNotFoundError(f"There is no config file {path}{nearest(str(path), beside)}.")
-    get_config = runpy.run_path(str(path)).get("get_config")
-    if get_config is None:
-        raise ValueError(f"{path} defines no get_config(); a config file must.")
-    experiment = get_config()
+    path = _config_file(config)
+    folder = str(path.parent.resolve())
+    sys.path.insert(0, folder)  # As Python does for a program.
+    try:
+        get_config = runpy.run_path(str(path)).get("get_config")
+        if get_config is None:
+            raise ValueError(f"{path} defines no get_config(); a config file must.")
+        experiment = get_config()
+    finally:
+        sys.path.remove(folder)
     if not isinstance(experiment, Experiment):
         raise ValueError(
             f"get_config() of {path} returned a {type(experiment).__name__}; "
             "it must return an Experiment."
         )
     return experiment
+
+
+def _config_file(config: str | Path) -> Path:
+    """The file of a shipped config's name, or of a path."""
+    path, shipped = Path(config), shipped_configs()
+    if path.suffix != ".py":
+        if str(config) not in shipped:
+            raise FileNotFoundError(
+                f"There is no shipped config {str(config)!r}{nearest(str(config), shipped)}. "
+                "The path of a file ends in .py."
+            )
+        return shipped[str(config)]
+    if path.is_file():
+        return path
+    beside = [str(p) for p in sorted(path.parent.glob("**/*.py"))] if path.parent.is_dir() else []
+    hint = nearest(str(path), beside)
+    name = path.with_suffix("").as_posix().removeprefix("configs/")
+    if name in shipped:
+        hint = f"; the shipped config of that name is {name}"
+    raise FileNotFoundError(f"There is no config file {path}{hint}.")
 
 
 def read_experiment(run_dir: str | Path) -> Experiment:
@@ -251,91 +285,3 @@ def _commit_of(run_dir: Path) -> str:
     sessions = read_json(path).get("sessions") if path.is_file() else None
     commit = sessions[0].get("commit") if sessions else None
     return f"commit {commit}" if commit else "its commit was not recorded"
-
-
-def parse_command_line(
-    arguments: Sequence[str], *, default: str | Path, prog: str = "train.py"
-) -> Experiment:
-    """The experiment a command line asks for: `[configs/NAME.py] [--section.field VALUE ...]`.
-
-    Args:
-      arguments: the command line without the program's name.
-      default: config file used where the command line names none.
-      prog: the program's name in `--help`.
-
-    Raises:
-      SystemExit: 0 after `--help`; 2, with a message, for a wrong type or a refused value.
-      ValueError: an option does not exist (the nearest name is given); see also `load_config`.
-      FileNotFoundError: see `load_config`.
-    """
-    arguments = list(arguments)
-    path = default
-    if arguments and not arguments[0].startswith("-"):
-        path = arguments.pop(0)
-    experiment = load_config(path)
-    arguments = separate_options(arguments)
-    check_options(arguments, experiment)
-    experiment, arguments = _fill_optional_sections(experiment, arguments, prog=prog)
-    return tyro.cli(
-        Experiment,
-        default=experiment,
-        args=arguments,
-        prog=f"{prog} {path}",
-        description=f"Trains {path}; defaults shown are that file's.",
-        use_underscores=True,
-        config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
-    )
-
-
-def _fill_optional_sections(
-    config: Any, arguments: list[str], *, prog: str, prefix: str = "--"
-) -> tuple[Any, list[str]]:
-    """Turns on sections that are None in the config file and named on the command line.
-
-    tyro offers the fields of a section only where the default has one, so `--model.x.yarn.factor 4`
-    on a config whose `yarn` is None is read here; `--model.x.yarn None` turns a section off.
-
-    Returns:
-      The configuration with those sections set, and the arguments that are left.
-    """
-    changes = {}
-    hints = typing.get_type_hints(type(config))
-    for name in (f.name for f in dataclasses.fields(config)):
-        value, flag = getattr(config, name), f"{prefix}{name}"
-        options = typing.get_args(hints[name])
-        sections = [o for o in options if dataclasses.is_dataclass(o)]
-        optional = types.NoneType in options and len(sections) == 1
-        if optional and flag in arguments:
-            at = arguments.index(flag)
-            if arguments[at + 1 : at + 2] == ["None"]:
-                changes[name] = None
-                arguments = arguments[:at] + arguments[at + 2 :]
-                continue
-        if optional and value is None:
-            mine, arguments = _take(arguments, f"{flag}.")
-            if mine:
-                cls: Any = sections[0]
-                changes[name] = tyro.cli(
-                    cls, args=mine, prog=f"{prog} {flag}", use_underscores=True,
-                    config=(tyro.conf.FlagConversionOff,),
-                )  # fmt: skip
-        elif dataclasses.is_dataclass(value):
-            section, arguments = _fill_optional_sections(
-                value, arguments, prog=prog, prefix=f"{flag}."
-            )
-            if section is not value:
-                changes[name] = section
-    return (dataclasses.replace(config, **changes) if changes else config), arguments
-
-
-def _take(arguments: list[str], prefix: str) -> tuple[list[str], list[str]]:
-    """The options that start with `prefix`, without it, and the other arguments."""
-    mine, others, taking = [], [], False
-    for argument in arguments:
-        if argument.startswith("--"):
-            taking = argument.startswith(prefix)
-            if taking:
-                mine.append("--" + argument.removeprefix(prefix))
-                continue
-        (mine if taking else others).append(argument)
-    return mine, others

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from fwpkm_jax.cli.experiment import parse_command_line
 from fwpkm_jax.config import (
     Experiment,
     from_json,
     load_config,
-    parse_command_line,
     read_experiment,
 )
 from fwpkm_jax.data import TextData
@@ -267,3 +267,29 @@ def test_a_missing_config_file_gets_the_nearest_name():
 def test_a_directory_without_a_run_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no run"):
         read_experiment(tmp_path)
+
+
+def test_resuming_takes_the_runs_own_configuration(tmp_path):
+    trained = override(get_config(), "seed", 5)
+    (tmp_path / "config.json").write_text(json.dumps(trained.to_json()))
+    run = ["--resume", str(tmp_path)]
+    own = override(trained, "run_dir", str(tmp_path))
+    assert parse_command_line(run, default=CONFIG) == own
+    longer = parse_command_line(["--training.steps=40", *run], default=CONFIG)
+    assert longer == override(own, "training.steps", 40)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--resume"], "--resume names no run directory"),
+        (["recall", "--resume", "RUN"], "leave out recall"),
+        (["--resume", "RUN", "--run_dir", "x"], "leave out --run_dir"),
+        (["--resume", "nowhere"], "nowhere holds no run"),
+    ],
+)
+def test_resuming_needs_a_run_and_nothing_else(arguments, message, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(get_config().to_json()))
+    arguments = [str(tmp_path) if a == "RUN" else a for a in arguments]
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        parse_command_line(arguments, default=CONFIG)

@@ -8,15 +8,14 @@ import pytest
 
 from fwpkm_jax.analysis.cost import model_cost
 from fwpkm_jax.analysis.published import PUBLISHED
-from fwpkm_jax.config import Experiment, from_json, load_config
+from fwpkm_jax.config import Experiment, from_json, load_config, shipped_configs
 from fwpkm_jax.data import RecallData, TextData, vocab_size
 from fwpkm_jax.paper import PSWA, TABLE_1
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.training.limited import limited_attention
 from fwpkm_jax.training.loop import train
 
-FOLDER = Path(__file__).parents[1] / "configs"
-CONFIGS = {str(path.relative_to(FOLDER).with_suffix("")): path for path in FOLDER.glob("**/*.py")}
+CONFIGS = shipped_configs()
 # Configs share their parts; the first few train each part once.
 TRAINED = (
     "recall",

@@ -2,7 +2,7 @@
 
     python -m fwpkm_jax.analysis.loss_difference RUN_A RUN_B
 
-reads what `eval.py RUN --suite ppl` saved for each and writes the difference A minus B, below 0
+reads what `fwpkm eval RUN --suite ppl` saved for each and writes the difference A minus B, below 0
 where A is better, as a table, a picture and JSON.
 
 References: Zhao and Jones 2026, arXiv:2601.00671, Figure 15.
@@ -67,7 +67,7 @@ class Streamed(NamedTuple):
 
 
 def read_losses(path: Path, *, memory: Literal["writing", "frozen"]) -> Streamed:
-    """What `eval.py --suite ppl` saved of a run.
+    """What `fwpkm eval --suite ppl` saved of a run.
 
     Raises:
       FileNotFoundError: nothing is saved there.
@@ -75,7 +75,7 @@ def read_losses(path: Path, *, memory: Literal["writing", "frozen"]) -> Streamed
     """
     arrays = path if path.suffix == ".npz" else path / "results" / "ppl.npz"
     if not arrays.is_file():
-        raise FileNotFoundError(f"There is no {arrays}; run eval.py {path} --suite ppl first.")
+        raise FileNotFoundError(f"There is no {arrays}; run fwpkm eval {path} --suite ppl first.")
     record = read_json(arrays.with_suffix(".json"), otherwise="evaluate again")
     try:
         with np.load(arrays) as saved:

@@ -80,7 +80,7 @@ def _arrays(path: Path) -> dict[str, Any]:
             if found != _FORMAT:
                 raise ValueError(
                     f"{path} is of the format {found!r}, not {_FORMAT!r}; checkpoints of the "
-                    "authors' release are read by `import_release`."
+                    "authors' release are read by `fwpkm import release`."
                 )
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:

@@ -88,6 +88,6 @@ def test_losses_of_fewer_tokens_are_not_compared(losses, runs, tmp_path, capsys)
 
 def test_what_was_not_evaluated_is_said(runs, tmp_path, capsys):
     assert main([runs[0], str(tmp_path / "none")]) == 2
-    assert "run eval.py" in capsys.readouterr().err
+    assert "run fwpkm eval" in capsys.readouterr().err
     assert main([*runs, "--memory", "frozen"]) == 2
     assert "no pass with the memory frozen" in capsys.readouterr().err

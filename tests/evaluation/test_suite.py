@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from eval import main
+from fwpkm_jax.cli.eval_command import main
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import RecallData, TextData, TokenFile, write_token_file
 from fwpkm_jax.evaluation import EVALS, Subject, choose_suite, run_suite

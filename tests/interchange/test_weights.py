@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from fwpkm_jax.cli import main
 from fwpkm_jax.config import load_config
 from fwpkm_jax.core.slots.retention import Retention
 from fwpkm_jax.interchange import (
@@ -18,7 +19,6 @@ from fwpkm_jax.interchange import (
     start_run,
     to_release,
 )
-from fwpkm_jax.interchange.__main__ import main
 from fwpkm_jax.interchange.weights import abstract_weights
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
@@ -75,7 +75,7 @@ def assert_same(actual: Weights, expected: Weights) -> None:
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory):
-    base = load_config("configs/recall.py")
+    base = load_config("recall")
     training = replace(base.training, memory=MemoryConfig(groups=2), batch_size=2, steps=4)
     directory = tmp_path_factory.mktemp("runs") / "run"
     return replace(base, model=MODEL, training=training, run_dir=str(directory))
@@ -165,17 +165,17 @@ def test_the_command_imports_and_says_what_is_wrong(weights, tmp_path, capsys):
         "from fwpkm_jax.config import load_config\n"
         "from tests.interchange.test_weights import MODEL\n"
         "def get_config():\n"
-        "    return replace(load_config('configs/recall.py'), model=MODEL)\n"
+        "    return replace(load_config('recall'), model=MODEL)\n"
     )
     checkpoint = tmp_path / "model.safetensors"
     tensors = to_release(weights, MODEL)
     save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, checkpoint)
     run = str(tmp_path / "run")
-    command = ["import_release", str(checkpoint), run, "--config", str(config)]
+    command = ["import", "release", str(checkpoint), run, "--config", str(config)]
     assert main(command) == 0
     assert load_run(run).step == 0
     assert main(command) == 2
     assert "choose another run directory" in capsys.readouterr().err
     (tmp_path / "folder").mkdir()
-    assert main(["import_weights", str(tmp_path / "folder"), str(tmp_path / "other")]) == 2
+    assert main(["import", "weights", str(tmp_path / "folder"), str(tmp_path / "other")]) == 2
     assert "holds no exported weights" in capsys.readouterr().err

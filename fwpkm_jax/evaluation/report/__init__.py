@@ -1,4 +1,4 @@
-"""A run as one page that explains itself: `python -m fwpkm_jax.evaluation.report RUN`."""
+"""A run as one page that explains itself: `fwpkm report RUN` writes it."""
 
 from fwpkm_jax.evaluation.report.page import write_report
 

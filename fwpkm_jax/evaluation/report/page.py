@@ -47,7 +47,7 @@ def write_report(run: str | Path) -> Path:
         ]
     if not records:
         sections.append(
-            html.paragraph("Nothing was evaluated yet: python eval.py RUN does it, and adds here.")
+            html.paragraph("Nothing was evaluated yet: fwpkm eval RUN does it, and adds here.")
         )
     sections += [_provenance(run, records), _configuration(config)]
     page = html.page(f"Run {run.resolve().name}", *sections, style=_STYLE)
@@ -76,7 +76,7 @@ def _result(record: Mapping[str, Any], folder: Path) -> str:
         parts.append(
             html.paragraph(
                 f"The file of this result has no {missing}: another version of the program wrote "
-                f"it. python eval.py RUN --suite {record['evaluation']} makes it anew."
+                f"it. fwpkm eval RUN --suite {record['evaluation']} makes it anew."
             )
         )
     return "\n".join(parts)

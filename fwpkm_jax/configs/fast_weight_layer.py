@@ -1,23 +1,21 @@
 """Public-domain books, byte by byte, with a Fast Weight Layer before the head, on a CPU.
 
-    python train.py configs/fast_weight_layer.py && python eval.py runs/fast_weight_layer
+    fwpkm train fast_weight_layer && fwpkm eval runs/fast_weight_layer
 
 `--model.fast_weight_layer.segment_length 256` lets steps fade; `benchmarks/fast_weight_layers.py`
 compares what can be left out. Expects the books as `books_tiny.py` does.
 """
 
-import runpy
 from dataclasses import replace
-from pathlib import Path
 
 from fwpkm_jax.config import Experiment
+from fwpkm_jax.configs import books_tiny
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
 from fwpkm_jax.layers.mixers.attention import AttentionConfig
 
 
 def get_config() -> Experiment:
-    path = Path(__file__).with_name("books_tiny.py")
-    parent: Experiment = runpy.run_path(str(path))["get_config"]()
+    parent = books_tiny.get_config()
     return replace(
         parent,
         model=replace(

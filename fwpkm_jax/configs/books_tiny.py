@@ -1,6 +1,6 @@
 """Public-domain books, byte by byte: a small GDN + sliding-window model with FwPKM, on a CPU.
 
-    python train.py configs/books_tiny.py && python eval.py runs/books_tiny
+    fwpkm train books_tiny && fwpkm eval runs/books_tiny
 
 Expects `../shared/data/books/{train,valid}.jsonl` beside the checkout; any other text serves
 through `--data.train_paths PATH --data.valid_paths PATH`.

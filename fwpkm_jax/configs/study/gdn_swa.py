@@ -1,6 +1,6 @@
 """The study's backbone: a small GDN and sliding-window model of bytes, no memory; its parent.
 
-    python train.py configs/study/gdn_swa.py && python eval.py runs/study/gdn_swa
+    fwpkm train study/gdn_swa && fwpkm eval runs/study/gdn_swa
 
 Books with needles hidden in half of the rows (`fwpkm_jax.data.needles`): a model this small cannot
 follow the question of the needle evaluation unless it was trained on it. All models of

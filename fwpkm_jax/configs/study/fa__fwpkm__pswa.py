@@ -1,15 +1,11 @@
 """Full attention and FwPKM; in nine of ten training steps attention sees the window alone."""
 
-import runpy
-from pathlib import Path
-
 from fwpkm_jax.config import Experiment
-
-_PARENT = runpy.run_path(str(Path(__file__).with_name("gdn_swa.py")))
+from fwpkm_jax.configs.study.gdn_swa import variant
 
 
 def get_config() -> Experiment:
-    return _PARENT["variant"](
+    return variant(
         "fa__fwpkm__pswa",
         mixers=("attention",) * 3,
         memory_layers=(2,),

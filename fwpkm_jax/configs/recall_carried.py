@@ -1,13 +1,12 @@
 """The paper's regime on the recall task: one memory for the whole batch, carried from step to step.
 
-python train.py configs/recall_carried.py && python eval.py runs/recall_carried
+fwpkm train recall_carried && fwpkm eval runs/recall_carried
 """
 
-import runpy
 from dataclasses import replace
-from pathlib import Path
 
 from fwpkm_jax.config import Experiment
+from fwpkm_jax.configs import recall
 from fwpkm_jax.data import RecallData
 from fwpkm_jax.training.state import MemoryConfig
 
@@ -16,7 +15,7 @@ NUM_KEYS = 4096
 
 
 def get_config() -> Experiment:
-    parent: Experiment = runpy.run_path(str(Path(__file__).with_name("recall.py")))["get_config"]()
+    parent = recall.get_config()
     assert isinstance(parent.data, RecallData)
     data = replace(parent.data, num_keys=NUM_KEYS)
     rule = replace(parent.model.fast_weight.rule, num_subkeys=128)

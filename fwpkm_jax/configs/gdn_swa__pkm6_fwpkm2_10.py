@@ -1,6 +1,6 @@
 """GDN+SWA | PKM@6 + FwPKM@2,10 (Table 1), the paper's headline hybrid.
 
-    python train.py configs/gdn_swa__pkm6_fwpkm2_10.py \
+    fwpkm train gdn_swa__pkm6_fwpkm2_10 \
         --data.train_paths longcrawl64.bin fineweb_edu.bin --data.valid_paths valid.bin
 
 516.31M parameters, fast weights included; 113.73M active per token. Needs accelerators: not trained

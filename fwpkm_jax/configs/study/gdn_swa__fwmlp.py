@@ -1,22 +1,18 @@
 """The study's backbone with the paper's dense fast-weight memory before its last layer."""
 
-import runpy
-from pathlib import Path
-
 from fwpkm_jax.config import Experiment
+from fwpkm_jax.configs.study.gdn_swa import CHUNK_SIZE, variant
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.rules import FwMLP
 
-_PARENT = runpy.run_path(str(Path(__file__).with_name("gdn_swa.py")))
-
 
 def get_config() -> Experiment:
-    return _PARENT["variant"](
+    return variant(
         "gdn_swa__fwmlp",
         memory_layers=(2,),
         fast_weight=FastWeightConfig(
             rule=FwMLP(key_dim=64, value_dim=64, hidden_dim=64),
-            chunk_size=_PARENT["CHUNK_SIZE"],
+            chunk_size=CHUNK_SIZE,
             weight_by_gate=False,
             gate_output=False,
         ),

@@ -1,7 +1,7 @@
 import pytest
 from flax import nnx
 
-import generate
+from fwpkm_jax.cli import generate_command
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import RecallData, TextData
 from fwpkm_jax.models.language_model import LanguageModel
@@ -26,9 +26,9 @@ def program(monkeypatch, capsys):
         experiment = Experiment(model=MODEL, data=data)
         memory = model.init_memory(nnx.Rngs(1).params(), groups=2)
         loaded = Run(experiment, graphdef, params, memory, step=0)
-        monkeypatch.setattr(generate, "load_run", lambda directory, step: loaded)
+        monkeypatch.setattr(generate_command, "load_run", lambda directory, step: loaded)
         try:
-            code = generate.main(["somewhere", *arguments])
+            code = generate_command.main(["somewhere", *arguments])
         except SystemExit as stop:  # Values that the command line refuses by itself.
             code = stop.code
         shown = capsys.readouterr()

@@ -1,20 +1,19 @@
 """The default with Titans in place of FwPKM; the command line chooses the wiring.
 
-    python train.py configs/titans.py --model.mixers swa titans_mag --run_dir runs/titans_mag
+    fwpkm train titans --model.mixers swa titans_mag --run_dir runs/titans_mag
 
 `titans` is the memory alone; docs/explanation/family.md has the others.
 """
 
-import runpy
 from dataclasses import replace
-from pathlib import Path
 
 from fwpkm_jax.config import Experiment
+from fwpkm_jax.configs import recall
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 
 
 def get_config() -> Experiment:
-    parent: Experiment = runpy.run_path(str(Path(__file__).with_name("recall.py")))["get_config"]()
+    parent = recall.get_config()
     return replace(
         parent,
         model=replace(

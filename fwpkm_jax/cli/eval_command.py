@@ -1,0 +1,90 @@
+"""`fwpkm eval RUN [--suite all] [--step best] [--ppl.FIELD VALUE ...]`.
+
+Prints tables and writes JSON and PNG files into RUN/results, and report.html, which shows and
+explains all results of the run so far. Exit codes: 0 done; 2 wrong command line, or the run cannot
+be evaluated like this.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from fwpkm_jax.command_line import check_options, report, separate_options
+from fwpkm_jax.evaluation import EVALS
+from fwpkm_jax.run.evaluate import evaluate
+from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """Evaluates a run and writes tables and plots into RUN/results."""
+
+    run: tyro.conf.Positional[Path]
+    """Run directory, as `fwpkm train` wrote it."""
+    suite: tuple[str, ...] = ()
+    """Evaluations by name; each has its own options below. all: every one that suits the run's data
+    and lacks nothing. Default: recall or ppl, whichever the data suit."""
+    step: int | Literal["best"] | None = None
+    """Checkpoint: a step, the best by validation loss, or None for the newest."""
+    limit: int | None = None
+    """Score at most this many documents, batches, samples, whatever each evaluation counts."""
+
+
+def options_type() -> type[EvalOptions]:
+    """EvalOptions with a section for every evaluation in EVALS."""
+    sections = [
+        (name, one.config, field(default_factory=one.config)) for name, one in EVALS.items()
+    ]
+    return dataclasses.make_dataclass(
+        "EvalOptions",
+        sections,
+        bases=(EvalOptions,),
+        namespace={"__doc__": EvalOptions.__doc__},
+        frozen=True,
+        kw_only=True,
+    )
+
+
+def parse(arguments: Sequence[str], program: str) -> Any:
+    """The command line as an `options_type()`.
+
+    Raises:
+      SystemExit: 0 after `--help`; 2, with a message, for a wrong type or a refused value.
+      ValueError: an option does not exist; the nearest name is given.
+    """
+    arguments = separate_options(arguments)
+    options = options_type()
+    check_options(arguments, options(run=Path()))
+    return tyro.cli(
+        options,
+        args=arguments,
+        prog=program,
+        use_underscores=True,
+        config=(tyro.conf.FlagConversionOff,),
+    )
+
+
+def main(arguments: Sequence[str], program: str = "fwpkm eval") -> int:
+    """Evaluates as the command line asks; the program's exit code."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
+    logging.getLogger("fwpkm_jax").setLevel(logging.INFO)
+    try:
+        options = parse(arguments, program)
+        configs = {name: getattr(options, name) for name in EVALS}
+        evaluate(
+            options.run, options.suite, step=options.step, configs=configs, limit=options.limit
+        )
+    except (ValueError, FileNotFoundError) as error:
+        return report(program, error)
+    except DamagedCheckpointError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,126 @@
+"""The experiment that a command line of `fwpkm train` asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from fwpkm_jax.command_line import check_options, separate_options
+from fwpkm_jax.config import Experiment, load_config, read_experiment
+
+
+def parse_command_line(
+    arguments: Sequence[str], *, default: str | Path, prog: str = "fwpkm train"
+) -> Experiment:
+    """The experiment that a command line asks for.
+
+    `[CONFIG] [--section.field VALUE ...]` starts from a config, `--resume RUN [...]` from the
+    configuration of a run, which training then continues.
+
+    Args:
+      arguments: the command line without the program's name.
+      default: the config used where the command line names none, a name or a path.
+      prog: the program's name in `--help`.
+
+    Raises:
+      SystemExit: 0 after `--help`; 2, with a message, for a wrong type or a refused value.
+      ValueError: an option does not exist (the nearest name is given); see also `load_config`.
+      FileNotFoundError: there is no such config or run.
+    """
+    arguments = separate_options(arguments)
+    if "--resume" in arguments:
+        origin, experiment, arguments = _resumed(arguments)
+    else:
+        origin = str(default)
+        if arguments and not arguments[0].startswith("-"):
+            origin = arguments.pop(0)
+        experiment = load_config(origin)
+    check_options(arguments, experiment)
+    experiment, arguments = _fill_optional_sections(experiment, arguments, prog=prog)
+    return tyro.cli(
+        Experiment,
+        default=experiment,
+        args=arguments,
+        prog=f"{prog} {origin}",
+        description=f"Trains {origin}; the defaults shown are its own.",
+        use_underscores=True,
+        config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
+    )
+
+
+def _resumed(arguments: list[str]) -> tuple[str, Experiment, list[str]]:
+    """What is trained, the configuration of the run that `--resume RUN` names, other arguments."""
+    at = arguments.index("--resume")
+    value = arguments[at + 1 : at + 2]
+    if not value or value[0].startswith("-"):
+        raise ValueError("--resume names no run directory; write --resume RUN.")
+    others = arguments[:at] + arguments[at + 2 :]
+    if others and not others[0].startswith("-"):
+        raise ValueError(
+            f"--resume {value[0]} continues with the run's own configuration; "
+            f"leave out {others[0]}."
+        )
+    if "--run_dir" in others:
+        raise ValueError(f"--resume {value[0]} continues in that directory; leave out --run_dir.")
+    experiment = dataclasses.replace(read_experiment(value[0]), run_dir=value[0])
+    return f"--resume {value[0]}", experiment, others
+
+
+def _fill_optional_sections(
+    config: Any, arguments: list[str], *, prog: str, prefix: str = "--"
+) -> tuple[Any, list[str]]:
+    """Turns on sections that are None in the config file and named on the command line.
+
+    tyro offers the fields of a section only where the default has one, so `--model.x.yarn.factor 4`
+    on a config whose `yarn` is None is read here; `--model.x.yarn None` turns a section off.
+
+    Returns:
+      The configuration with those sections set, and the arguments that are left.
+    """
+    changes = {}
+    hints = typing.get_type_hints(type(config))
+    for name in (f.name for f in dataclasses.fields(config)):
+        value, flag = getattr(config, name), f"{prefix}{name}"
+        options = typing.get_args(hints[name])
+        sections = [o for o in options if dataclasses.is_dataclass(o)]
+        optional = types.NoneType in options and len(sections) == 1
+        if optional and flag in arguments:
+            at = arguments.index(flag)
+            if arguments[at + 1 : at + 2] == ["None"]:
+                changes[name] = None
+                arguments = arguments[:at] + arguments[at + 2 :]
+                continue
+        if optional and value is None:
+            mine, arguments = _take(arguments, f"{flag}.")
+            if mine:
+                cls: Any = sections[0]
+                changes[name] = tyro.cli(
+                    cls, args=mine, prog=f"{prog} {flag}", use_underscores=True,
+                    config=(tyro.conf.FlagConversionOff,),
+                )  # fmt: skip
+        elif dataclasses.is_dataclass(value):
+            section, arguments = _fill_optional_sections(
+                value, arguments, prog=prog, prefix=f"{flag}."
+            )
+            if section is not value:
+                changes[name] = section
+    return (dataclasses.replace(config, **changes) if changes else config), arguments
+
+
+def _take(arguments: list[str], prefix: str) -> tuple[list[str], list[str]]:
+    """The options that start with `prefix`, without it, and the other arguments."""
+    mine, others, taking = [], [], False
+    for argument in arguments:
+        if argument.startswith("--"):
+            taking = argument.startswith(prefix)
+            if taking:
+                mine.append("--" + argument.removeprefix(prefix))
+                continue
+        (mine if taking else others).append(argument)
+    return mine, others

@@ -1,0 +1,64 @@
+"""Chooses the subcommand of `fwpkm`; a subcommand loads only what it needs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from fwpkm_jax.command_line import nearest
+
+COMMANDS = {
+    "train": "Trains a model: a shipped config's name or your own config file.",
+    "eval": "Evaluates a run: tables, plots and a report.",
+    "generate": "Continues a text with a run's model.",
+    "report": "Writes a run's report anew from what was measured.",
+    "import": "Starts a run from weights: exported ones, or the authors' release.",
+    "export": "Writes a run's weights into a folder to give away.",
+}
+"""Subcommands and what they do. `fwpkm_jax/cli/NAME_command.py` defines each one's `main`."""
+
+_USAGE = """usage: fwpkm COMMAND ...
+
+Fast-weight memories for language models in JAX.
+
+{commands}
+
+fwpkm COMMAND --help shows a command's options. Start with:
+
+  fwpkm train recall && fwpkm eval runs/recall
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the subcommand that the command line names.
+
+    Args:
+      arguments: without the program's name; None takes those of this process.
+
+    Returns:
+      The exit code: 0 done; 1 failed; 2 wrong command line, configuration or run; 130 and 143
+      after a signal.
+    """
+    name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        print(usage(), end="")
+        return 0
+    if name == "--version":
+        from fwpkm_jax import __version__
+
+        print(__version__)
+        return 0
+    if name not in COMMANDS:
+        hint = nearest(name, COMMANDS)
+        print(f"fwpkm: {name!r} is none of {', '.join(COMMANDS)}{hint}.", file=sys.stderr)
+        return 2
+    command = importlib.import_module(f"fwpkm_jax.cli.{name}_command")
+    return command.main(rest, program=f"fwpkm {name}")
+
+
+def usage() -> str:
+    """What `fwpkm --help` prints."""
+    width = max(map(len, COMMANDS))
+    lines = (f"  {name:{width}}  {about}" for name, about in COMMANDS.items())
+    return _USAGE.format(commands="\n".join(lines))

@@ -1,0 +1,30 @@
+"""`fwpkm report RUN`: writes RUN/results/report.html from the results that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from fwpkm_jax.command_line import report
+from fwpkm_jax.evaluation.report import write_report
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Gathers a run's training curves, tables, plots and provenance in RUN/results/report.html."""
+
+    run: tyro.conf.Positional[Path]
+    """Run directory, as `fwpkm train` wrote it."""
+
+
+def main(arguments: Sequence[str], program: str = "fwpkm report") -> int:
+    """Writes the report; the program's exit code."""
+    options = tyro.cli(ReportOptions, args=list(arguments), prog=program, use_underscores=True)
+    try:
+        print(f"wrote {write_report(options.run)}")
+    except (ValueError, FileNotFoundError) as error:
+        return report(program, error)
+    return 0

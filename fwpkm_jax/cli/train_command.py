@@ -1,0 +1,58 @@
+"""`fwpkm train [CONFIG] [--section.field VALUE ...]` and `fwpkm train --resume RUN`.
+
+Exit codes: 0 finished; 1 training failed; 2 wrong command line, configuration or run directory;
+130 and 143 after SIGINT and SIGTERM, with the current step saved: the same command continues it.
+If one of several processes (`--distributed...`) ends, the others end too.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+DEFAULT_CONFIG = "recall"
+
+LOST = (
+    "Another process of this run may have failed first; its own message says of what. The same "
+    "commands continue the run from its newest checkpoint."
+)
+
+
+def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
+    """Trains as the command line asks; the program's exit code."""
+    # Imported here so that the data's worker processes, which import this file, start fast.
+    import jax
+
+    from fwpkm_jax.cli.experiment import parse_command_line
+    from fwpkm_jax.command_line import report
+    from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
+    from fwpkm_jax.training.diagnosis import NonFiniteError
+    from fwpkm_jax.training.loop import train
+    from fwpkm_jax.training.runs.processes import OtherProcessError, connect
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    try:
+        experiment = parse_command_line(arguments, default=DEFAULT_CONFIG, prog=program)
+        connect(experiment.distributed)
+        result = train(experiment)
+    except (ValueError, FileNotFoundError) as error:
+        return report(program, error)
+    except OSError as error:
+        # The storage layer's abandoned writes would go on about it behind the last line.
+        logging.disable()
+        sys.unraisablehook = lambda _: None
+        print(
+            f"{program}: {error}. Once that is mended, the same command goes on from the newest "
+            f"checkpoint in {experiment.run_dir}.",
+            file=sys.stderr,
+        )
+        return 1
+    except (NonFiniteError, DamagedCheckpointError, OtherProcessError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() > 1:
+            error.add_note(LOST)
+        raise
+    return 0 if result.signal is None else 128 + result.signal

@@ -1,0 +1,1 @@
+"""Models of Appendix D of the FwPKM paper: its headline hybrid with one choice changed."""

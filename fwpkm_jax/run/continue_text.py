@@ -1,0 +1,54 @@
+"""Text from a run's model."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from fwpkm_jax.generation import Sampling, generate, init_generation
+from fwpkm_jax.run.load import Run, text_tokenizer
+
+
+def continue_text(
+    run: Run,
+    prompt: str,
+    *,
+    max_new_tokens: int = 200,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+    write: bool = True,
+) -> str:
+    """The prompt and what the run's model writes after it.
+
+    Args:
+      run: from `load_run`; it was trained on text.
+      prompt: at least one token; the memory reads it first.
+      max_new_tokens: tokens to generate; fewer where the document ends.
+      sampling: how tokens are chosen; None takes the likeliest.
+      seed: of the draws.
+      write: whether prompt and answer are written into the memory.
+
+    Raises:
+      ValueError: the run was not trained on text, or the prompt is empty.
+    """
+    tokenizer = text_tokenizer(run)
+    tokens = tokenizer.encode(prompt)
+    sampling = sampling or Sampling()
+    # The embedding may have more rows than the tokenizer has ids.
+    vocab_size = sampling.vocab_size or tokenizer.vocab_size
+    memory = jax.tree.map(lambda x: x[:1], run.memory)  # One sequence takes the first of several.
+    state = init_generation(run.model, memory, batch=1, max_length=len(tokens) + max_new_tokens)
+    out = generate(
+        run.model,
+        [tokens],
+        state,
+        max_new_tokens=max_new_tokens,
+        sampling=dataclasses.replace(sampling, vocab_size=vocab_size),
+        rng=jax.random.key(seed),
+        stop_ids=[tokenizer.eos_id],
+        write=write,
+    )
+    new = np.asarray(out.tokens[0, : int(out.lengths[0])])
+    return tokenizer.decode(np.concatenate([tokens, new]))

@@ -1,0 +1,63 @@
+"""Evaluations of a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from fwpkm_jax.evaluation import Origin, Result, Subject, choose_suite, run_suite
+from fwpkm_jax.evaluation.report import write_report
+from fwpkm_jax.run.load import Run, load_run
+
+
+def evaluate(
+    run_dir: str | Path,
+    suite: Sequence[str] = (),
+    *,
+    step: int | Literal["best"] | None = None,
+    configs: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+) -> dict[str, Result]:
+    """Results of evaluations of a run, by name; tables are printed while they run.
+
+    Writes JSON, arrays and plots into `run_dir/results`, and `report.html`, a page that shows and
+    explains all results of the run so far.
+
+    Args:
+      run_dir: the run's directory.
+      suite: names in `fwpkm_jax.evaluation.EVALS`, or "all"; by default those that suit the data.
+      step: checkpoint, as in `load_run`.
+      configs: options of evaluations by name, for instance `{"ppl": PerplexityConfig(...)}`.
+      limit: most documents, batches or samples to score, in each evaluation's own unit.
+
+    Raises:
+      FileNotFoundError: there is no such run or checkpoint.
+      ValueError: a name is unknown, or an evaluation does not suit the run's data.
+    """
+    subject = subject_of(load_run(run_dir, step), name=str(run_dir))
+    chosen = choose_suite(suite, subject, configs)
+    directory = Path(run_dir) / "results"
+    results = run_suite(subject, chosen, directory=directory, configs=configs, limit=limit)
+    print(f"wrote {write_report(Path(run_dir))}")
+    return results
+
+
+def subject_of(run: Run, *, name: str) -> Subject:
+    """What evaluations need of a run.
+
+    Args:
+      run: from `load_run`.
+      name: what the results' records call it.
+    """
+    experiment, training = run.experiment, run.experiment.training
+    return Subject(
+        model=run.model,
+        memory=run.memory,
+        data=experiment.data,
+        lifetime=training.memory.lifetime,
+        groups=training.memory.groups,
+        batch_size=training.batch_size,
+        seed=experiment.seed,
+        origin=Origin(run=name, step=run.step, fingerprint=experiment.fingerprint),
+    )

@@ -34,6 +34,9 @@ def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
         experiment = parse_command_line(arguments, default=DEFAULT_CONFIG, prog=program)
+    except (ValueError, FileNotFoundError) as error:
+        return report(program, error)
+    try:
         connect(experiment.distributed)
         result = train(experiment)
     except (ValueError, FileNotFoundError) as error:

@@ -53,7 +53,7 @@ def options_type() -> type[EvalOptions]:
     )
 
 
-def parse(arguments: Sequence[str], program: str) -> Any:
+def parse(arguments: Sequence[str], program: str = "fwpkm eval") -> Any:
     """The command line as an `options_type()`.
 
     Raises:

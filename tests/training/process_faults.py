@@ -64,4 +64,4 @@ def install(kind):
 
 if __name__ == "__main__":
     install(sys.argv[1])
-    sys.exit(train.main(sys.argv[2:]))
+    sys.exit(train.main(sys.argv[2:], program="train.py"))

@@ -9,7 +9,7 @@ import optax
 import pytest
 from flax import nnx
 
-from eval import parse
+from fwpkm_jax.cli.eval_command import parse
 from fwpkm_jax.data import Document, TextData
 from fwpkm_jax.evaluation import Subject, run_suite
 from fwpkm_jax.evaluation.dynamic.evaluate import DynamicConfig

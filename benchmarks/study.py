@@ -127,6 +127,8 @@ def make_run(name: str, seed: int) -> None:
     if not (directory / "results.json").exists():
         config = ROOT / "configs" / "study" / f"{name}.py"
         options = ["--seed", str(seed), "--run_dir", str(directory)]
+        for split in ("train", "valid"):
+            options += [f"--data.{split}_paths", str(DATA / "books" / f"{split}.jsonl")]
         subprocess.run([sys.executable, str(ROOT / "train.py"), str(config), *options], check=True)
     run = load_run(directory)
     subject = subject_of(run, name=str(directory))

@@ -9,7 +9,7 @@ import pytest
 from fwpkm_jax.analysis.cost import model_cost
 from fwpkm_jax.analysis.published import PUBLISHED
 from fwpkm_jax.config import Experiment, from_json, load_config, shipped_configs
-from fwpkm_jax.data import RecallData, TextData, vocab_size
+from fwpkm_jax.data import RecallData, TextData, stream_documents, vocab_size
 from fwpkm_jax.paper import PSWA, TABLE_1
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.training.limited import limited_attention
@@ -45,6 +45,19 @@ def test_every_model_can_be_built_and_the_papers_have_its_parameters(name):
         assert cost.total / 1e6 == pytest.approx(paper.total, abs=0.01)
         assert cost.active / 1e6 == pytest.approx(paper.active, abs=0.01)
         assert cost.flops / 1e12 == pytest.approx(paper.flops, rel=0.02)
+
+
+def test_no_config_reads_text_outside_the_package_but_the_papers(tmp_path, monkeypatch):
+    """docs/howto/data.md prepares the ten billion tokens of the paper into `data/`."""
+    monkeypatch.chdir(tmp_path)
+    for name in CONFIGS:
+        data = load_config(name).data
+        if isinstance(data, TextData):
+            paths = (*data.train_paths, *data.valid_paths)
+            if name in (*TABLE_1, *PSWA) or name.startswith("ablations/"):
+                assert all(path.startswith("data/") for path in paths)
+            else:
+                assert len(next(stream_documents(data, "train")).tokens) > data.length
 
 
 def test_every_model_of_the_paper_has_a_config():

@@ -2,12 +2,13 @@
 
     fwpkm train books_tiny && fwpkm eval runs/books_tiny
 
-Expects `../shared/data/books/{train,valid}.jsonl` beside the checkout; any other text serves
-through `--data.train_paths PATH --data.valid_paths PATH`.
+Reads the package's own sample of 197 kB; for more text, add
+`--data.train_paths PATH --data.valid_paths PATH`. The figures of docs/measurements/results.md come from 65
+books.
 """
 
 from fwpkm_jax.config import Experiment
-from fwpkm_jax.data import TextData, vocab_size
+from fwpkm_jax.data import TextData, sample, vocab_size
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.layers.mixers.attention import AttentionConfig
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
@@ -20,8 +21,8 @@ from fwpkm_jax.training.state import MemoryConfig
 
 def get_config() -> Experiment:
     data = TextData(
-        train_paths=("../shared/data/books/train.jsonl",),
-        valid_paths=("../shared/data/books/valid.jsonl",),
+        train_paths=(sample.TRAIN,),
+        valid_paths=(sample.VALID,),
         length=512,
     )
     return Experiment(

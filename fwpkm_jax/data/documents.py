@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SUFFIXES = (".jsonl", ".txt", ".bin")
+PACKAGED = "package:"
+"""A path that starts so lies in this package, wherever it is installed."""
 
 
 class TextDocument(NamedTuple):
@@ -21,11 +23,16 @@ class TextDocument(NamedTuple):
 def find_files(path: str | Path) -> list[Path]:
     """The data files of a path: itself, or all below it in sorted order.
 
+    Args:
+      path: a file or a folder; `package:sample/train.jsonl` is a file of this package.
+
     Raises:
       FileNotFoundError: there is nothing at `path`.
       ValueError: it is a file of another kind, a folder without data files, or a folder with a
         text and a tokenised file of the same name.
     """
+    if str(path).startswith(PACKAGED):
+        path = Path(__file__).parent / str(path).removeprefix(PACKAGED)
     path = Path(path).expanduser()
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)

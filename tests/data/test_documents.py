@@ -1,7 +1,9 @@
 import json
+from pathlib import Path
 
 import pytest
 
+from fwpkm_jax.data import sample
 from fwpkm_jax.data.documents import find_files, read_documents
 
 
@@ -79,6 +81,19 @@ def test_a_folder_is_searched_to_the_bottom_in_sorted_order(tmp_path):
         (tmp_path / name).write_text("")
     found = [file.relative_to(tmp_path).as_posix() for file in find_files(tmp_path)]
     assert found == ["a/b/c.bin", "a/z.jsonl", "b.txt", "c.jsonl"]
+
+
+def test_the_packages_own_text_is_found_wherever_the_package_lies(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in (sample.TRAIN, Path(sample.VALID)):
+        (file,) = find_files(path)
+        documents = list(read_documents(file, field="text"))
+        assert all(len(document.text) > 50_000 for document in documents)
+        assert sum(len(document.text.encode()) for document in documents) < 300_000
+        records = [json.loads(line) for line in file.read_text().splitlines()]
+        assert all(r["license"] == "public domain" and r["year"] < 1875 for r in records)
+    with pytest.raises(FileNotFoundError, match=r"data/sample/nowhere\.txt"):
+        find_files("package:sample/nowhere.txt")
 
 
 def test_a_missing_path_is_named(tmp_path):

@@ -5,14 +5,15 @@
 Books with needles hidden in half of the rows (`fwpkm_jax.data.needles`): a model this small cannot
 follow the question of the needle evaluation unless it was trained on it. All models of
 `configs/study/` differ from this one in what `variant` replaces; `benchmarks/study.py` runs them.
-Expects `../shared/data/books/{train,valid}.jsonl` beside the checkout.
+Reads the package's own sample of text; the study itself read 65 books, which
+`--data.train_paths PATH --data.valid_paths PATH` name.
 """
 
 from dataclasses import replace
 from typing import Any
 
 from fwpkm_jax.config import Experiment
-from fwpkm_jax.data import NeedleMix, TextData, vocab_size
+from fwpkm_jax.data import NeedleMix, TextData, sample, vocab_size
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.layers.mixers.attention import AttentionConfig
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
@@ -31,8 +32,8 @@ WINDOW = 16
 
 def get_config() -> Experiment:
     data = TextData(
-        train_paths=("../shared/data/books/train.jsonl",),
-        valid_paths=("../shared/data/books/valid.jsonl",),
+        train_paths=(sample.TRAIN,),
+        valid_paths=(sample.VALID,),
         length=512,
         needles=NeedleMix(share=0.75, num_needles=4, min_distance=128, answer_weight=16.0),
     )

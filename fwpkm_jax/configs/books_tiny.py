@@ -3,8 +3,8 @@
     fwpkm train books_tiny && fwpkm eval runs/books_tiny
 
 Reads the package's own sample of 197 kB; for more text, add
-`--data.train_paths PATH --data.valid_paths PATH`. The figures of docs/measurements/results.md come from 65
-books.
+`--data.train_paths PATH --data.valid_paths PATH`. The figures of docs/measurements/results.md
+come from 65 books.
 """
 
 from fwpkm_jax.config import Experiment

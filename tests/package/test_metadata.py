@@ -1,0 +1,59 @@
+"""What pyproject.toml, the citation file and the code say of the package agrees."""
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import yaml
+
+import fwpkm_jax
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# Modules whose distribution has another name.
+MODULES = {
+    "absl-py": "absl",
+    "mistral-common": "mistral_common",
+    "orbax-checkpoint": "orbax",
+}
+
+
+def module_of(requirement):
+    name = re.match(r"[A-Za-z0-9_-]+", requirement).group()
+    return MODULES.get(name, name)
+
+
+def imports(path):
+    """Top-level modules that a file imports, without those that type checkers alone read."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module.split(".")[0]
+
+
+def test_everything_the_package_imports_is_a_declared_dependency():
+    """Tests run with [dev] installed, a user's environment without it."""
+    extras = PROJECT["optional-dependencies"]
+    declared = [*PROJECT["dependencies"]]
+    for name in ("tokenizers", "data", "wandb"):  # Imported where they are asked for.
+        declared += extras[name]
+    known = {module_of(requirement) for requirement in declared}
+    known |= {"fwpkm_jax", "pallas_kernels", *sys.stdlib_module_names}
+    known |= {"jaxlib"}  # Comes with jax.
+    for folder in ("fwpkm_jax", "pallas_kernels"):
+        for path in sorted((ROOT / folder).glob("**/*.py")):
+            unknown = set(imports(path)) - known
+            assert not unknown, f"{path.relative_to(ROOT)} imports {unknown}"
+
+
+def test_the_version_has_one_source():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert "version" in PROJECT["dynamic"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", fwpkm_jax.__version__)
+    assert citation["version"] == fwpkm_jax.__version__
+    assert f"## {fwpkm_jax.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert citation["license"] == PROJECT["license"]
+    assert "Apache License" in (ROOT / "LICENSE").read_text()

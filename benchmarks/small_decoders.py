@@ -16,9 +16,9 @@ from flax import nnx
 
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.rules.matrix import MATRIX_RULES
+from fwpkm_jax.training.losses import weighted_loss
 from fwpkm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
-from fwpkm_jax.training.step import weighted_loss
 from fwpkm_jax.whole_files import read_json, write_json
 
 Batch = Mapping[str, np.ndarray]

@@ -29,8 +29,8 @@ from jax.sharding import SingleDeviceSharding
 from machine import settings, write_result
 from train_step import Variant, make_step, model_config
 
+from fwpkm_jax.training.losses import readout_loss
 from fwpkm_jax.training.state import model_graph
-from fwpkm_jax.training.step import readout_loss
 
 
 @dataclass(frozen=True, kw_only=True)

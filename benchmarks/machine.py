@@ -71,13 +71,6 @@ def peak_host_megabytes() -> float:
 def environment() -> dict[str, Any]:
     """Device, versions, commit, date, and the measured limits of the device."""
     device = jax.devices()[0]
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
     limits = {
         "copy_gigabytes_per_second": copy_bandwidth() / 1e9,
         "matmul_gigaflops": matmul_rate() / 1e9,
@@ -86,7 +79,7 @@ def environment() -> dict[str, Any]:
         limits["bfloat16_matmul_gigaflops"] = matmul_rate(8192, jnp.bfloat16) / 1e9
     return {
         "date": datetime.date.today().isoformat(),
-        "commit": commit.stdout.strip() or None,
+        "commit": commit(),
         "device": device.device_kind,
         "machine": platform.machine(),
         "python": platform.python_version(),
@@ -95,17 +88,30 @@ def environment() -> dict[str, Any]:
     }
 
 
+def commit() -> str | None:
+    """The commit of this checkout; None where there is no git or no history."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    where = Path(__file__).parent
+    try:
+        run = subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return run.stdout.strip() or None
+
+
 def settings(options: Any) -> dict[str, Any]:
-    """The options that a result depends on: where this machine keeps its files is none of them."""
+    """The options that a result depends on; paths of files are left out."""
     values = {field.name: getattr(options, field.name) for field in fields(options)}
     return {name: value for name, value in values.items() if not isinstance(value, Path)}
 
 
-def write_result(result: dict[str, Any], out: Path | None) -> None:
-    """Writes a benchmark's JSON into a file, or prints it."""
+def write_result(result: Any, out: Path | None) -> None:
+    """Writes a benchmark's JSON into a file, whole or not at all, or prints it."""
     text = json.dumps(result, indent=1, default=str)
     if out is None:
         print(text)
     else:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text + "\n", encoding="utf-8")
+        partial = out.with_name(f"{out.name}.partial")
+        partial.write_text(text + "\n", encoding="utf-8")
+        partial.replace(out)

@@ -1,88 +1,15 @@
-"""Descriptions of absent devices to compile for, where their compilers are installed.
+"""The absent devices of `benchmarks.compiled`; a test is skipped where the compiler is missing."""
 
-TPU: the package libtpu of jax's own line. H100: jax-cuda13-plugin and jax-cuda13-pjrt. Either can
-lie in a folder of its own that PYTHONPATH names, so that the environment stays a plain CPU's.
-"""
-
-import contextlib
-import functools
-import importlib.util
-import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
-from jax.experimental import topologies
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
-from pallas_kernels import dispatch
-from pallas_kernels.dispatch import Kernel
-
-TPUS = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
-SPARSE_CORES = {
-    "v5p_sparse_core": TPUS["v5p"],
-    "v6e_sparse_core": TPUS["v6e"],
-    "7x_sparse_core": "tpu7x:2x2x1",
-}
-"""Chips whose kernels for SparseCores are compiled, where an operation has one."""
-DEVICES: tuple[str, ...] = (*TPUS, *SPARSE_CORES, "h100")
-
-_TOPOLOGIES = TPUS | SPARSE_CORES
-_TPU_KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "7x": "TPU7x"}
-
-# libtpu otherwise asks the cloud's metadata server who and where it is.
-_LIBTPU_ALONE = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-}
-
-
-def kernel_of(device: str) -> Kernel:
-    if device in SPARSE_CORES:
-        return "tpu_sparse_core"
-    return "tpu" if device in TPUS else "gpu"
-
-
-@contextlib.contextmanager
-def kernels_for(device: str) -> Iterator[None]:
-    """Traces and lowers kernels for the device, which need not even have a compiler here."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(dispatch.compile_kernels(kernel_of(device)))
-        if device in _TOPOLOGIES:
-            # Lowering to Mosaic asks the mesh for the kind of device, or else takes this CPU's.
-            kind = _TPU_KINDS[device.split("_")[0]]
-            kind = AbstractDevice(device_kind=kind, num_cores=1, platform="tpu")
-            auto = (AxisType.Auto,)
-            mesh = AbstractMesh((1,), ("only",), axis_types=auto, abstract_device=kind)
-            stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
-        yield
+from benchmarks.compiled import absent_devices
 
 
 def absent_device(device: str) -> Any:
     """A device to give argument shardings; skips the test where its compiler is not installed."""
-    package = "libtpu" if device in _TOPOLOGIES else "jax_cuda13_plugin"
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed; see docs/howto/compile_ahead.md")
-    return absent_devices(_TOPOLOGIES.get(device, "h100:1x1x1"))[0]
-
-
-@functools.cache
-def absent_devices(topology: str) -> tuple[Any, ...]:
-    """All devices of a topology: `v5e:2x2`, as libtpu calls it, or `h100:32x8x1`, as many machines
-    with as many GPUs each."""
-    kind, shape = topology.split(":")
-    if kind == "h100":
-        target = Path(__file__).with_name("h100.txtpb").read_text()
-        description = topologies.get_topology_desc(
-            platform="cuda", topology_name="h100", target_config=target, topology=shape
-        )
-    else:
-        for name, value in _LIBTPU_ALONE.items():
-            os.environ.setdefault(name, value)
-        description = topologies.get_topology_desc(platform="tpu", topology_name=topology)
-    return tuple(description.devices)
+    try:
+        return absent_devices.absent_device(device)
+    except ModuleNotFoundError as error:
+        pytest.skip(str(error))

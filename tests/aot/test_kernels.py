@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from tests.aot.devices import DEVICES, absent_device, kernel_of, kernels_for
+from benchmarks.compiled.absent_devices import DEVICES, kernel_of, kernels_for
+from tests.aot.devices import absent_device
 from tests.kernels.entry import entries
 
 CUSTOM_CALL = {

@@ -1,9 +1,6 @@
 """The programs behind docs/measurements/comparison.md, on the smallest tasks."""
 
-import importlib
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,26 +8,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from benchmarks.comparison import recall, small_decoders, state_tracking, tables
 from fwpkm_jax.layers.mixers.gated_delta_net import causal_convolution
 from fwpkm_jax.models.language_model import LanguageModel
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def programs():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
-        names = ("recall", "state_tracking", "comparison", "small_decoders")
-        modules = {name: importlib.import_module(name) for name in names}
-        environment = {"commit": None}
-        for name in ("recall", "state_tracking"):
-            patch.setattr(modules[name], "environment", lambda: environment)
-        yield modules
+from tests.benchmarks.programs import result, run
 
 
-def test_every_bounded_memory_is_the_largest_within_its_bytes(programs):
-    recall, sizes = programs["recall"], programs["small_decoders"]
+def test_every_bounded_memory_is_the_largest_within_its_bytes():
     for name in ("mlstm", "titans", "lact", "fwpkm"):
         config = recall.sized(name, 4096, length=64)
         width = {
@@ -39,28 +23,26 @@ def test_every_bounded_memory_is_the_largest_within_its_bytes(programs):
             "fwpkm": getattr(config.fast_weight.rule, "num_subkeys", None),
         }.get(name, config.matrix.key_head_dim)
         wider = recall.decoder(name, width + 1)
-        assert sizes.state_bytes(config, length=64) <= 4096
-        assert sizes.state_bytes(wider, length=64) > 4096
+        assert small_decoders.state_bytes(config, length=64) <= 4096
+        assert small_decoders.state_bytes(wider, length=64) > 4096
     assert recall.sized("lact", 64, length=64) is None
 
 
-def test_state_and_touched_bytes_are_those_counted_by_hand(programs):
-    recall, sizes = programs["recall"], programs["small_decoders"]
+def test_state_and_touched_bytes_are_those_counted_by_hand():
     matrix = recall.decoder("deltanet", 8)
-    assert sizes.state_bytes(matrix, length=64) == 4 * 8 * 8
+    assert small_decoders.state_bytes(matrix, length=64) == 4 * 8 * 8
     assert recall.touched_bytes(matrix, 256) == (256, 256)
     table = recall.decoder("fwpkm", 16)
-    total = sizes.state_bytes(table, length=64)
+    total = small_decoders.state_bytes(table, length=64)
     assert total == 4 * (16 * 16 * 8 + 2 * 16 * 4)
     assert recall.touched_bytes(table, total) == (4 * 8 * 8, 4 * 8 * 8 + 4 * 2 * 16 * 4)
     attention = recall.decoder("attention", 0)
-    assert sizes.state_bytes(attention, length=64) == 2 * 4 * 64 * 2 * 16
+    assert small_decoders.state_bytes(attention, length=64) == 2 * 4 * 64 * 2 * 16
     titans = recall.decoder("titans", 4)  # Two heads: weights, momentum, weights of the chunk.
-    assert sizes.state_bytes(titans, length=64) == 4 * 2 * 3 * (4 * 4 + 4)
+    assert small_decoders.state_bytes(titans, length=64) == 4 * 2 * 3 * (4 * 4 + 4)
 
 
-def test_all_memories_see_the_same_batches_of_every_number_of_pairs_that_fits(programs):
-    recall = programs["recall"]
+def test_all_memories_see_the_same_batches_of_every_number_of_pairs_that_fits():
     options = recall.Options(steps=3, batch_size=6, length=64)
     assert [pairs for pairs in options.pairs if recall.task(pairs, 64, options)] == [4, 8]
     batches = recall.training_batches(options, seed=2)
@@ -73,10 +55,10 @@ def test_all_memories_see_the_same_batches_of_every_number_of_pairs_that_fits(pr
 
 
 @pytest.mark.parametrize("name", ["linear_attention", "deltaproduct"])
-def test_a_bound_memory_writes_a_value_under_the_token_before(programs, name):
-    config = replace(programs["recall"].decoder(name, 8), vocab_size=4)
+def test_a_bound_memory_writes_a_value_under_the_token_before(name):
+    config = replace(recall.decoder(name, 8), vocab_size=4)
     model = LanguageModel(config, rngs=nnx.Rngs(0))
-    nnx.update(model, programs["recall"].bind(nnx.state(model), config))
+    nnx.update(model, recall.bind(nnx.state(model), config))
     mixer = model.blocks[0].mixer
     x = jax.random.normal(jax.random.key(0), (2, 6, config.model_dim))
     inputs = mixer.in_proj(x)[..., : sum(mixer.widths)]
@@ -88,8 +70,8 @@ def test_a_bound_memory_writes_a_value_under_the_token_before(programs, name):
 
 
 @pytest.mark.parametrize("name", ["gated_deltanet", "mamba2", "gated_rfa", "mlstm", "gla"])
-def test_a_learned_decay_starts_at_almost_none(programs, name):
-    config = programs["state_tracking"].decoder(name, programs["state_tracking"].Options())
+def test_a_learned_decay_starts_at_almost_none(name):
+    config = state_tracking.decoder(name, state_tracking.Options())
     model = LanguageModel(config, rngs=nnx.Rngs(0))
     mixer, x = model.blocks[0].mixer, jax.random.normal(jax.random.key(0), (2, 6, config.model_dim))
 
@@ -97,51 +79,51 @@ def test_a_learned_decay_starts_at_almost_none(programs, name):
         return float(jnp.exp(mixer.rule.gates(mixer._gate_inputs(x))[0]).min())
 
     assert least_kept() < 0.99
-    nnx.update(model, programs["small_decoders"].without_decay(nnx.state(model), config))
+    nnx.update(model, small_decoders.without_decay(nnx.state(model), config))
     # The projection adds to the bias, which alone keeps 399 of 400.
     assert least_kept() > 0.98
 
 
-def test_recall_runs_goes_on_and_is_drawn(programs, tmp_path, capsys):
-    recall, comparison = programs["recall"], programs["comparison"]
-    small = {"steps": 2, "batch_size": 2, "length": 64, "lengths": (64,), "documents": 2}
-    options = recall.Options(
-        **small, rules=("linear_attention",), budgets=(256, 1), seeds=(0,), out=tmp_path / "r.json"
-    )
-    recall.main(options)
-    (row,) = json.loads(options.out.read_text())["rows"]
+def test_recall_runs_goes_on_and_is_drawn(tmp_path, capsys):
+    out = tmp_path / "r.json"
+    options = [
+        *("--rules", "linear_attention", "--budgets", 256, 1, "--seeds", 0, "--out", out),
+        *("--length", 64, "--pairs", 4, 8, 16, 32, 64, "--lengths", 64, "--questions", 8),
+        *("--steps", 2, "--easy-steps", 1, "--batch-size", 2, "--learning-rate", 5e-3),
+        *("--documents", 2),
+    ]
+    run("comparison.recall", *options)
+    (row,) = result(out)["rows"]
     assert (row["rule"], row["budget"], row["state_bytes"]) == ("linear_attention", 256, 256)
     assert [(cell["pairs"], cell["answers"]) for cell in row["cells"]] == [(4, 8), (8, 16)]
     assert "nothing fits into 1 bytes" in capsys.readouterr().out
-    recall.main(options)
-    assert json.loads(options.out.read_text())["rows"] == [row]
+    run("comparison.recall", *options)
+    assert result(out)["rows"] == [row]
     with pytest.raises(ValueError, match=r"holds results with .* choose another file"):
-        recall.main(replace(options, steps=3))
-    drawn = replace(
-        comparison.Options(), recall=options.out, state_tracking=Path("none"), images=tmp_path
-    )
-    comparison.main(drawn)
+        run("comparison.recall", *options, "--steps", 3)
+    drawn = ("--recall", out, "--state-tracking", "none", "--images", tmp_path)
+    run("comparison.tables", *drawn)
     assert "| `linear_attention` | 256 B | 256 | 256 | " in capsys.readouterr().out
     assert (tmp_path / "comparison_recall.png").stat().st_size > 0
 
 
-def test_state_tracking_runs_and_is_drawn(programs, tmp_path, capsys):
-    tracking, comparison = programs["state_tracking"], programs["comparison"]
-    options = tracking.Options(
-        rules=("deltanet+",), groups=("parity",), seeds=(0,), length=4, ends=(4, 8),
-        steps=2, batch_size=2, documents=2, out=tmp_path / "s.json",
-    )  # fmt: skip
-    tracking.main(options)
-    (row,) = json.loads(options.out.read_text())["rows"]
+def test_state_tracking_runs_and_is_drawn(tmp_path, capsys):
+    out = tmp_path / "s.json"
+    options = (
+        *("--rules", "deltanet+", "--groups", "parity", "--seeds", 0, "--out", out),
+        *("--length", 4, "--ends", 4, 8, "--steps", 2, "--batch-size", 2, "--documents", 2),
+        *("--learning-rate", 1e-2, "--heads", 1, "--head-dim", 8),
+    )
+    run("comparison.state_tracking", *options)
+    (row,) = result(out)["rows"]
     assert [(span["above"], span["up_to"]) for span in row["spans"]] == [(0, 4), (4, 8)]
-    drawn = comparison.Options(recall=Path("none"), state_tracking=options.out, images=tmp_path)
-    comparison.main(drawn)
+    run("comparison.tables", "--recall", "none", "--state-tracking", out, "--images", tmp_path)
     assert "| `deltanet+` |" in capsys.readouterr().out
     assert (tmp_path / "comparison_states.png").stat().st_size > 0
 
 
-def test_delta_rules_are_tried_with_strengths_up_to_one_and_two(programs):
-    rules = programs["state_tracking"].RULES
+def test_delta_rules_are_tried_with_strengths_up_to_one_and_two():
+    rules = state_tracking.RULES
     doubled = {name for name in rules if name.endswith("+")}
     assert {"deltanet+", "gated_deltanet+", "deltaproduct+"} <= doubled
     for name in doubled:
@@ -149,12 +131,11 @@ def test_delta_rules_are_tried_with_strengths_up_to_one_and_two(programs):
         assert not rules[name.rstrip("+")].negative_eigenvalues
 
 
-def test_pairs_recalled_count_nothing_for_guesses(programs):
-    comparison = programs["comparison"]
+def test_pairs_recalled_count_nothing_for_guesses():
     cells = [
         {"pairs": 4, "length": 64, "accuracy": 1.0},
         {"pairs": 64, "length": 64, "accuracy": 1 / 64},
         {"pairs": 8, "length": 128, "accuracy": 1.0},
     ]
-    assert comparison.pairs_recalled({"cells": cells}, 64) == 4
-    assert comparison.pairs_recalled({"cells": cells[1:2]}, 64) == 0
+    assert tables.pairs_recalled({"cells": cells}, 64) == 4
+    assert tables.pairs_recalled({"cells": cells[1:2]}, 64) == 0

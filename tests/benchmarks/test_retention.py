@@ -1,25 +1,15 @@
 """The program behind the table of ways to retain, on made-up results and a tiny run."""
 
-import importlib
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks.study import retention
 from fwpkm_jax.run import Run
 from fwpkm_jax.training.state import init_state, model_graph
 from tests.training.tiny_config import get_config
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def program():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
-        yield importlib.import_module("retention")
 
 
 def read(model, memory):
@@ -34,9 +24,9 @@ def run():
     return Run(experiment, model_graph(experiment.model), state.params, state.memory, 0)
 
 
-def test_each_write_has_the_runs_weights_and_what_it_remembers(program, run):
-    for name, (step, retention) in program.VARIANTS.items():
-        model, memory = program.written_so(run, name)
+def test_each_write_has_the_runs_weights_and_what_it_remembers(run):
+    for name, (step, spared) in retention.VARIANTS.items():
+        model, memory = retention.written_so(run, name)
         rule = model.config.fast_weight.rule
         plain = run.model.config.fast_weight.rule
         assert rule.value_step == step * plain.num_heads * plain.top_k
@@ -47,10 +37,10 @@ def test_each_write_has_the_runs_weights_and_what_it_remembers(program, run):
         for old, new in zip(jax.tree.leaves(run.memory), jax.tree.leaves(memory), strict=False):
             assert old.dtype == new.dtype
         (layer,) = memory.values()
-        assert (layer.history is None) == (retention is None)
+        assert (layer.history is None) == (spared is None)
 
 
-def test_the_table_compares_each_run_with_its_own_plain_write(program):
+def test_the_table_compares_each_run_with_its_own_plain_write():
     def row(run, variant, adaptation):
         return {"run": run, "variant": variant, "adaptation": adaptation, "at_the_end": -0.5,
                 "forgetting": 0.25, "unseen": 0.0}  # fmt: skip
@@ -61,6 +51,6 @@ def test_the_table_compares_each_run_with_its_own_plain_write(program):
         {"run": "a", "read_by": "plain", "readings_1": 0.5, "readings_4": 1.0},
         {"cost_of": "plain", "milliseconds_per_batch": 7.0, "history_bytes": 0},
     ]
-    *_, plain, other = program.table(rows).splitlines()
+    *_, plain, other = retention.table(rows).splitlines()
     assert plain == "| plain | -2.0000 | -0.5000 | 0.2500 | 0.0000 | 0.50, 1.00 | 7.0 | 0 |"
     assert other.startswith("| surprise 1 | -2.0000 (1 of 2) | -0.5000 (0 of 2) |")

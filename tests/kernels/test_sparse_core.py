@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.compiled.absent_devices import kernels_for
 from fwpkm_jax.core.slots.grouping import group_slots
 from pallas_kernels import dispatch
 from pallas_kernels.checks import refuse_rows
@@ -18,7 +19,6 @@ from pallas_kernels.slot_read.specs import RowSpec, sample
 from pallas_kernels.slot_write import tpu_sparse_core as write
 from pallas_kernels.slot_write.reference import slot_add_with_old_rows
 from pallas_kernels.slot_write.specs import sample as sample_add
-from tests.aot.devices import kernels_for
 from tests.kernels.entry import equal_or_close
 
 

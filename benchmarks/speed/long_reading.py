@@ -1,6 +1,6 @@
 """Peak memory and time of reading one very long text with one write at its end, then answering.
 
-    python benchmarks/long_reading.py --tokens 170000 --out benchmarks/results/long_reading_cpu.json
+    python -m benchmarks.speed.long_reading --tokens 170000 --out long_reading.json
 
 What a needle evaluation does with a haystack (`fwpkm_jax.evaluation.readers.haystack_reader`), with
 random weights and random tokens: read, write, read a question of 32 tokens, decode 6. Text of
@@ -9,6 +9,7 @@ random weights and random tokens: read, write, read a question of 32 tokens, dec
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,11 +17,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from flax import nnx
-from layer import uniform_memory
-from machine import peak_device_megabytes, peak_host_megabytes, settings, write_result
 
+from benchmarks.machine import peak_device_megabytes, peak_host_megabytes, settings, write_result
+from benchmarks.options import parse
+from benchmarks.speed.layer import uniform_memory
 from fwpkm_jax.config import load_config
 from fwpkm_jax.evaluation.readers import haystack_reader
 from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader, decode
@@ -151,7 +152,8 @@ def measure(options: Options) -> dict[str, Any]:
     return clock.parts
 
 
-def main(options: Options) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parse(Options, argv, description=__doc__)
     result = {
         "options": settings(options),
         "jax": jax.__version__,
@@ -166,4 +168,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    main()

@@ -1,8 +1,8 @@
 r"""Memory that a training step takes, from its traced and compiled code: nothing is run.
 
-    python benchmarks/step_memory.py --out benchmarks/results/step_memory_cpu.json
+    python -m benchmarks.compiled.step_memory --out benchmarks/results/step_memory_cpu.json
     JAX_PLATFORMS=cpu PYTHONPATH=build/cuda:. \
-        python benchmarks/step_memory.py --device h100 --layers 12
+        python -m benchmarks.compiled.step_memory --device h100 --layers 12
 
 The second line needs the device's compiler (docs/howto/compile_ahead.md).
 `kept_megabytes` is what the forward pass leaves for the backward pass besides parameters, memories
@@ -12,10 +12,10 @@ compile in a third of the time of twelve and hold one of each kind.
 """
 
 import contextlib
-import dataclasses
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +23,14 @@ from typing import Any, Literal
 import jax
 import jax.extend.core
 import jax.numpy as jnp
-import tyro
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
-from machine import settings, write_result
-from train_step import Variant, make_step, model_config
 
+from benchmarks.compiled.absent_devices import absent_device, kernels_for
+from benchmarks.machine import settings, write_result
+from benchmarks.options import parse
+from benchmarks.speed.models import Size, model_of, remat_of
+from benchmarks.speed.train_step import make_step
 from fwpkm_jax.training.losses import readout_loss
 from fwpkm_jax.training.state import model_graph
 
@@ -39,8 +41,8 @@ class Options:
 
     device: Literal["cpu", "h100", "v5e", "v5p", "v6e"] = "cpu"
     """What to compile for."""
-    variants: tuple[Variant, ...] = ("fwpkm", "fwpkm_remat")
-    """As in `train_step.py`."""
+    models: tuple[str, ...] = ("gdn_swa__fwpkm2_6_10", "gdn_swa__fwpkm2_6_10__remat")
+    """The paper's models by name; `__remat` at the end asks for `training.remat=block`."""
     layers: int = 4
     """The paper's first layers; the memories of 2, 6 and 10 as far as they are among them."""
     batch: int = 8
@@ -51,32 +53,23 @@ class Options:
     """Tokens whose logits exist at once."""
     compile: bool = True
     """Compiles; else the step is only traced."""
-    size: Literal["tiny", "paper"] = "paper"
-    """As in `train_step.py`."""
+    size: Size = "paper"
+    """tiny: narrow layers."""
     out: Path | None = None
     """File for the JSON; None: print it."""
 
 
-def model_of(options: Options, variant: str) -> Any:
-    """`train_step.model_config`, cut to its first layers."""
-    model = model_config(options.size, variant)
-    cut = {name: getattr(model, name) for name in ("memory_layers", "pkm_layers")}
-    cut = {name: tuple(i for i in layers if i < options.layers) for name, layers in cut.items()}
-    return dataclasses.replace(model, mixers=model.mixers[: options.layers], **cut)
-
-
-def measure(options: Options, variant: str) -> dict[str, Any]:
-    """One variant's memory in MB, and how long its step took to compile."""
+def measure(options: Options, name: str) -> dict[str, Any]:
+    """One model's memory in MB, and how long its step took to compile."""
     contexts = contextlib.ExitStack()
     sharding = None
     if options.device != "cpu":
-        from tests.aot.devices import absent_device, kernels_for
-
         if options.compile:
             sharding = SingleDeviceSharding(absent_device(options.device))
         contexts.enter_context(kernels_for(options.device))
     with contexts:
-        step, make_state = make_step(options.loss_block, variant, model_of(options, variant))
+        model = model_of(name, options.size, layers=options.layers)
+        step, make_state = make_step(options.loss_block, name, model)
         tokens = (options.batch, options.length)
         batch = {
             "tokens": jax.ShapeDtypeStruct((tokens[0], tokens[1] + 1), jnp.int32),
@@ -87,8 +80,8 @@ def measure(options: Options, variant: str) -> dict[str, Any]:
             (jax.eval_shape(make_state), batch),
         )
         kept = {
-            "variant": variant,
-            "kept_megabytes": kept_bytes(options, variant, *arguments) / 1e6,
+            "model": name,
+            "kept_megabytes": kept_bytes(options, name, *arguments) / 1e6,
         }
         if not options.compile:
             return kept
@@ -104,10 +97,10 @@ def measure(options: Options, variant: str) -> dict[str, Any]:
     }
 
 
-def kept_bytes(options: Options, variant: str, state: Any, batch: Any) -> int:
+def kept_bytes(options: Options, name: str, state: Any, batch: Any) -> int:
     """Bytes of the arrays that go from the forward pass of the loss to its backward pass."""
-    graphdef = model_graph(model_of(options, variant))
-    remat = "block" if variant.endswith("_remat") else None
+    graphdef = model_graph(model_of(name, options.size, layers=options.layers))
+    remat = remat_of(name)
 
     def backward(params, memory, tokens, weights):
         def loss(params):
@@ -125,14 +118,18 @@ def kept_bytes(options: Options, variant: str, state: Any, batch: Any) -> int:
     return sum(x.aval.size * x.aval.dtype.itemsize for x in kept)
 
 
-def main(options: Options) -> None:
-    rows = []
-    for variant in options.variants:
-        rows.append(measure(options, variant))
-        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parse(Options, argv, description=__doc__)
+    rows: list[dict[str, Any]] = []
     result = {"jax": jax.__version__, "options": settings(options), "rows": rows}
-    write_result(result, options.out)
+    for name in options.models:
+        rows.append(measure(options, name))
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+        if options.out is not None:
+            write_result(result, options.out)
+    if options.out is None:
+        write_result(result, None)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main()

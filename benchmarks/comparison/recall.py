@@ -1,7 +1,7 @@
 """Multi-query associative recall over pairs x length x state size, every memory at equal state.
 
-    taskset -c 1 python benchmarks/recall.py
-    python benchmarks/comparison.py
+    taskset -c 1 python -m benchmarks.comparison.recall
+    python -m benchmarks.comparison.tables
 
 One layer around the memory. A pair is a key token and a value token after it, so that a memory must
 see two tokens at once: FwPKM and FwMLP look ahead by one, matrix memories have a short convolution
@@ -12,7 +12,7 @@ at will.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
-from machine import environment, settings
-from small_decoders import (
+
+from benchmarks.comparison.small_decoders import (
     Batch,
     Results,
     Row,
@@ -33,7 +32,8 @@ from small_decoders import (
     widest,
     without_decay,
 )
-
+from benchmarks.machine import environment, settings
+from benchmarks.options import parse
 from fwpkm_jax.data.recall import Example, RecallData, RecallSource
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.layers.mixers.attention import AttentionConfig
@@ -263,8 +263,9 @@ def measure(name: str, budget: int | None, options: Options, results: Results) -
         print(f"{name} {budget} seed {seed} {row['cpu_seconds']:.0f} s: {shown}", flush=True)
 
 
-def main(options: Options) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Runs what is not there yet, all memories at the first budget before any at the next."""
+    options = parse(Options, argv, description=__doc__)
     chosen = replace(options, rules=(), budgets=(), seeds=())  # May differ from call to call.
     results = Results(options.out, settings=settings(chosen), machine=environment)
     bounded = [name for name in options.rules if name not in UNBOUNDED]
@@ -276,4 +277,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main()

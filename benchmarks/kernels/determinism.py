@@ -1,8 +1,9 @@
 """Whether the same step gives the same bits twice, and how far the device is from float64.
 
-python benchmarks/determinism.py --out benchmarks/results/determinism.json
+python -m benchmarks.kernels.determinism --out benchmarks/results/determinism.json
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,9 +11,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
-from machine import environment, settings, write_result
 
+from benchmarks.machine import environment, settings, write_result
+from benchmarks.options import parse
 from fwpkm_jax.rules import FwPKM
 
 
@@ -38,9 +39,8 @@ def gradients(rule: FwPKM, chunk_size: int, memory: Any, query: jax.Array, value
     return {"output": output, "memory": written, "gradients": grads}
 
 
-def main(options: Options) -> None:
-    jax.config.update("jax_enable_x64", True)
-    tiny = options.size == "tiny"
+def compare(*, tiny: bool) -> list[dict[str, Any]]:
+    """A row for each array of two equal runs and of one in float64."""
     dim, subkeys, chunk = (32, 16, 32) if tiny else (512, 512, 512)
     rule = FwPKM(num_subkeys=subkeys, key_dim=dim, value_dim=dim)
     length = 4 * chunk
@@ -62,7 +62,7 @@ def main(options: Options) -> None:
         return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
     leaves = jax.tree_util.tree_leaves_with_path(first)
-    rows = [
+    return [
         {
             "array": jax.tree_util.keystr(path),
             "bitwise_equal": bool(np.array_equal(one, two)),
@@ -72,9 +72,15 @@ def main(options: Options) -> None:
             leaves, jax.tree.leaves(second), jax.tree.leaves(exact), strict=True
         )
     ]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parse(Options, argv, description=__doc__)
+    with jax.enable_x64(True):
+        rows = compare(tiny=options.size == "tiny")
     result = {"environment": environment(), "options": settings(options), "rows": rows}
     write_result(result, options.out)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    main()

@@ -2,7 +2,7 @@
 
 The page that shows them is docs/measurements/comparison.md.
 
-python benchmarks/comparison.py
+python -m benchmarks.comparison.tables
 """
 
 import json
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from small_decoders import Row
 
+from benchmarks.comparison.small_decoders import Row
+from benchmarks.options import parse
 from fwpkm_jax.evaluation.display.plot_style import GREY, TEXT, save_figure, set_title
 
 CHANCE = 1 / 32
@@ -218,8 +218,9 @@ def state_tracking_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def main(options: Options) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Writes the pictures and prints the tables of what is there."""
+    options = parse(Options, argv, description=__doc__)
     if options.recall.exists():
         rows = json.loads(options.recall.read_text(encoding="utf-8"))["rows"]
         save_figure(recall_picture(rows), options.images / "comparison_recall.png")
@@ -232,4 +233,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main()

@@ -1,6 +1,6 @@
 """Times the neural memory of titans-pytorch; `layer.py` runs it in the peer's own environment.
 
-    TITANS_PYTHON benchmarks/peer_titans.py --task '{"width": 512, "chunk_size": 512, ...}'
+    TITANS_PYTHON benchmarks/speed/peer_titans.py --task '{"width": 512, "chunk_size": 512, ...}'
 
 Nothing of theirs is here. Needs torch and titans-pytorch alone.
 """

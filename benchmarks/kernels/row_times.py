@@ -12,8 +12,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from machine import median_seconds
 
+from benchmarks.machine import median_seconds
 from fwpkm_jax.core.slots.grouping import SlotGroups, group_slots
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.slot_read.api import slot_dot, slot_read
@@ -51,28 +51,20 @@ def slot_stream(size: RowSize, stream: Stream, recorded: Path | None) -> np.ndar
     """Slots of every call, `[calls, tokens, places]` int32.
 
     A recorded stream is the array `slot_ids` of an .npz file, `[..., places]`, in the order of its
-    tokens; its number of places and its largest slot have to fit the size.
+    tokens. It is made to fit the size: a size with more places per token takes the places of
+    several tokens, a size with more tokens than the recording repeats it, and slots beyond the
+    table are taken modulo its size.
 
     Raises:
-      ValueError: the recorded stream is too short, too wide, or reads slots beyond the table.
+      ValueError: no file is named, or it holds no slots.
     """
     shape = (size.calls, size.tokens, size.places)
     rng = np.random.default_rng(0)
     if stream == "recorded":
         if recorded is None:
             raise ValueError("The stream 'recorded' needs a file; name it with --stream PATH.")
-        with np.load(recorded) as file:
-            slot_ids = file["slot_ids"]
-        slot_ids = slot_ids.reshape(-1, slot_ids.shape[-1])
-        needed = size.calls * size.tokens
-        if slot_ids.shape[1] != size.places or len(slot_ids) < needed:
-            raise ValueError(
-                f"{recorded} holds {slot_ids.shape} slots; {needed} tokens of {size.places} are "
-                "needed."
-            )
-        if slot_ids.max() >= size.slots:
-            raise ValueError(f"{recorded} reads slot {slot_ids.max()} of {size.slots}.")
-        return slot_ids[:needed].reshape(shape).astype(np.int32)
+        slot_ids = recorded_slots(recorded)
+        return (np.resize(slot_ids, shape) % size.slots).astype(np.int32)
     spec = RowSpec(
         name=stream,
         tokens=size.calls * size.tokens,
@@ -85,6 +77,22 @@ def slot_stream(size: RowSize, stream: Stream, recorded: Path | None) -> np.ndar
         share = 0.1 if stream == "hot10" else 0.5
         slot_ids = np.where(rng.random(shape) < share, size.slots // 3, slot_ids)
     return slot_ids.astype(np.int32)
+
+
+def recorded_slots(path: Path) -> np.ndarray:
+    """All slots of a recording, one after another."""
+    with np.load(path) as file:
+        slot_ids = file["slot_ids"].reshape(-1)
+    if not slot_ids.size:
+        raise ValueError(f"{path}: slot_ids is empty; record it again.")
+    return slot_ids
+
+
+def fitted(path: Path, size: RowSize) -> dict[str, Any]:
+    """How a recording was made to fit a size: its repetitions, and whether slots were folded."""
+    slot_ids = recorded_slots(path)
+    repeated = size.calls * size.tokens * size.places / slot_ids.size
+    return {"recording_repeated": repeated, "recording_folded": bool(slot_ids.max() >= size.slots)}
 
 
 def row_times(
@@ -192,5 +200,6 @@ def cases(
                     "stream": stream,
                     **sizes,
                     "places": row_size.places,
+                    **(fitted(recorded, row_size) if recorded and stream == "recorded" else {}),
                     **measured,
                 }

@@ -1,7 +1,7 @@
 """What a memory keeps of a text while it reads others: ways of writing FwPKM compared.
 
-    python benchmarks/study.py --runs gdn_swa__fwpkm:0 gdn_swa__fwpkm:1 gdn_swa__fwpkm:2
-    python benchmarks/retention.py
+    python -m benchmarks.study.study --runs gdn_swa__fwpkm:0 gdn_swa__fwpkm:1 gdn_swa__fwpkm:2
+    python -m benchmarks.study.retention
 
 The study's FwPKM models (docs/measurements/study.md), trained with the plain write, read its six
 domains one after the other, each time with another write. Steps of half and a quarter of the size
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from flax import nnx
-from machine import environment, settings
-from small_decoders import Results, Row
-from study import DATA, DOMAINS, HAYSTACKS
 
+from benchmarks.comparison.small_decoders import Results, Row
+from benchmarks.machine import environment, settings
+from benchmarks.options import parse
+from benchmarks.study.study import DATA, DOMAINS, HAYSTACKS
 from fwpkm_jax.core.slots.retention import Retention, SlotHistory, init_history
 from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.evaluation import NeedleConfig
@@ -191,8 +192,9 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def main(options: Options) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measures what is not there yet, and prints the table of all."""
+    options = parse(Options, argv, description=__doc__)
     chosen: Any = replace(options, runs=(), variants=())  # May differ from call to call.
     results = Results(options.out, settings=settings(chosen), machine=environment)
     for path in options.runs:
@@ -224,4 +226,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main()

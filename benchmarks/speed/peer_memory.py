@@ -1,6 +1,6 @@
 """Times the authors' PyTorch memory; `memory.py` runs it in the peer's own environment.
 
-    TORCH_PYTHON benchmarks/peer_memory.py --task '{"peer": "CHECKOUT", ...}'
+    TORCH_PYTHON benchmarks/speed/peer_memory.py --task '{"peer": "CHECKOUT", ...}'
 
 Nothing of theirs is here: their class is loaded from their checkout. On a CPU their embedding bag,
 a CUDA kernel, is replaced at run time by a gather and a weighted sum. Needs torch and numpy alone.

@@ -2,9 +2,9 @@
 
 The page of results is docs/measurements/study.md.
 
-    python benchmarks/study.py                          every run, one after another
-    python benchmarks/study.py --runs gdn_swa__fwpkm:0  some of them, as NAME:SEED
-    python benchmarks/study.py --tables                 the tables of the runs that are finished
+    python -m benchmarks.study.study                          every run, one after another
+    python -m benchmarks.study.study --runs gdn_swa__fwpkm:0  some of them, as NAME:SEED
+    python -m benchmarks.study.study --tables                 the tables of finished runs
 
 What is finished is not done again; an interrupted training run continues. Results go to
 `runs/study/NAME_seedS/study/EVALUATION/`.
@@ -12,19 +12,19 @@ What is finished is not done again; an interrupted training run continues. Resul
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.options import parse
 from fwpkm_jax.evaluation import NeedleConfig, PerplexityConfig, Subject, run_suite
 from fwpkm_jax.evaluation.continual.evaluate import ContinualConfig
 from fwpkm_jax.evaluation.intervals import clustered_mean, student_t
@@ -32,7 +32,6 @@ from fwpkm_jax.evaluation.reconfigure import reconfigure
 from fwpkm_jax.run import load_run
 from fwpkm_jax.run.evaluate import subject_of
 
-ROOT = Path(__file__).parents[1]
 RUNS_DIR = Path("runs/study")
 DATA = Path("../shared/data")
 EXCERPTS = RUNS_DIR / "books_excerpts.jsonl"
@@ -125,11 +124,11 @@ def make_run(name: str, seed: int) -> None:
     """Trains and evaluates one run as far as it is not done."""
     directory = run_directory(name, seed)
     if not (directory / "results.json").exists():
-        config = ROOT / "configs" / "study" / f"{name}.py"
         options = ["--seed", str(seed), "--run_dir", str(directory)]
         for split in ("train", "valid"):
             options += [f"--data.{split}_paths", str(DATA / "books" / f"{split}.jsonl")]
-        subprocess.run([sys.executable, str(ROOT / "train.py"), str(config), *options], check=True)
+        command = [sys.executable, "-m", "fwpkm_jax", "train", f"study/{name}", *options]
+        subprocess.run(command, check=True)
     run = load_run(directory)
     subject = subject_of(run, name=str(directory))
     chosen = evaluations(name, has_memory=bool(run.memory))
@@ -155,12 +154,21 @@ def run_directory(name: str, seed: int) -> Path:
     return RUNS_DIR / f"{name}_seed{seed}"
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    every = [f"{name}:{seed}" for name, seeds in SEEDS.items() for seed in seeds]
-    parser.add_argument("--runs", nargs="*", default=every, choices=every, metavar="NAME:SEED")
-    parser.add_argument("--tables", action="store_true", help="only show what is there")
-    options = parser.parse_args(arguments)
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Trains and evaluates the study's runs."""
+
+    runs: tuple[str, ...] = tuple(f"{name}:{seed}" for name, of in SEEDS.items() for seed in of)
+    """As NAME:SEED."""
+    tables: bool = False
+    """Only shows the tables of finished runs."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(Options, argv, description=__doc__)
+    unknown = set(options.runs) - set(Options.runs)
+    if unknown:
+        raise SystemExit(f"--runs: no such run: {sorted(unknown)}; there are {Options.runs}.")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
     if not options.tables:
         if not EXCERPTS.exists():
@@ -309,4 +317,4 @@ def _continual_table() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """The gated delta rule: the device's kernels, plain JAX, and flash-linear-attention beside them.
 
-    python benchmarks/gated_delta.py --peer-fla FLA_PYTHON --out benchmarks/results/gated_delta.json
+    python -m benchmarks.kernels.gated_delta --peer-fla FLA_PYTHON --out gated_delta.json
 
 Forward, and forward + backward to every argument. `share_of_matmul` is the rate of the products
 that the chunk form needs (counted, not what an implementation spends on precision) over the rate of
@@ -12,23 +12,25 @@ On a CPU, where there are no kernels, `--shapes tiny` times plain JAX alone.
 """
 
 import json
-import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import tyro
-from machine import environment, median_seconds, peak_device_megabytes, write_result
 
+from benchmarks import processes
+from benchmarks.machine import environment, median_seconds, peak_device_megabytes, write_result
+from benchmarks.options import parse
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 from pallas_kernels.gated_delta.arguments import CHUNK
 from pallas_kernels.gated_delta.specs import SPECS, GatedDeltaSpec, sample
 
 Pass = Literal["forward", "train"]
 Dtype = Literal["float32", "bfloat16"]
+PEER_PROGRAM = Path(__file__).with_name("peer_fla.py")
 TINY = GatedDeltaSpec(name="tiny", length=256, heads=2)
 
 
@@ -95,18 +97,21 @@ def measure_peer(options: Options, spec: GatedDeltaSpec, which: Pass) -> dict[st
     """The peer's time for the same shape, from a process of its own."""
     sizes = {name: getattr(spec, name) for name in ("batch", "length", "heads", "key", "value")}
     task = {**sizes, "train": which == "train", "repeats": options.repeats}
-    script = Path(__file__).with_name("peer_fla.py")
-    command = [str(options.peer_fla), str(script), "--task", json.dumps(task)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        return {"error": result.stderr.strip().splitlines()[-1:]}
-    return json.loads(result.stdout)
+    command = [str(options.peer_fla), str(PEER_PROGRAM), "--task", json.dumps(task)]
+    return processes.run_json(command)
 
 
-def main(options: Options) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measures every combination and writes one JSON."""
+    options = parse(Options, argv, description=__doc__)
     machine = environment()
-    rows = []
+    rows: list[dict[str, Any]] = []
+
+    def add(row: dict[str, Any]) -> None:
+        rows.append(row)
+        if options.out is not None:
+            write_result({"environment": machine, "rows": rows}, options.out)
+
     for name in options.shapes:
         spec = find_spec(name)
         for which in options.passes:
@@ -115,13 +120,14 @@ def main(options: Options) -> None:
                     choice = {"passes": which, "dtype": dtype, "backend": backend}
                     row = {"shape": name, **choice, **measure(options, spec, **choice)}
                     share = row["gigaflops_per_second"] / machine["matmul_gigaflops"]
-                    rows.append(row | {"share_of_matmul": share})
+                    add(row | {"share_of_matmul": share})
                     print(f"{name} {choice}: {1e3 * row['seconds']:.3f} ms", file=sys.stderr)
             if options.peer_fla is not None:
                 peer = measure_peer(options, spec, which)
-                rows.append({"shape": name, "passes": which, "backend": "fla", **peer})
-    write_result({"environment": machine, "rows": rows}, options.out)
+                add({"shape": name, "passes": which, "backend": "fla", **peer})
+    if options.out is None:
+        write_result({"environment": machine, "rows": rows}, None)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main()

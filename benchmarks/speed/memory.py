@@ -1,6 +1,6 @@
 """The memory alone, without projections, against the number of slots and beside the authors'.
 
-    python benchmarks/memory.py --peer CHECKOUT --peer-python TORCH_PYTHON \
+    python -m benchmarks.speed.memory --peer CHECKOUT --peer-python TORCH_PYTHON \
         --out benchmarks/results/memory_cpu.json
 
 `FwPKM.run` from queries, values and gates to reads and the written memory, and the same with
@@ -15,20 +15,19 @@ faster for such a program, and larger. Both are reported.
 """
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
-from layer import table_copies, uniform_memory
-from machine import (
+
+from benchmarks import processes
+from benchmarks.machine import (
     environment,
     median_seconds,
     peak_device_megabytes,
@@ -36,11 +35,13 @@ from machine import (
     settings,
     write_result,
 )
-
+from benchmarks.options import from_json, parse, to_json
+from benchmarks.speed.layer import table_copies, uniform_memory
 from fwpkm_jax.rules import FwPKM, FwPKMMemory
 
 Allocator = Literal["default", "keep"]
 _KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+PEER_PROGRAM = Path(__file__).with_name("peer_memory.py")
 ALLOCATORS: dict[Allocator, dict[str, str]] = {"default": {}, "keep": _KEEP}
 
 
@@ -147,34 +148,27 @@ def peer_task(options: Options, **fields: Any) -> dict[str, Any]:
     return {**shared, "peer": str(options.peer), "device": device} | fields
 
 
-def run_process(
-    python: str | Path, *arguments: str, allocator: Allocator = "default"
-) -> dict[str, Any]:
-    """The JSON on the last line that a process prints, or what it died of."""
-    variables = os.environ | ALLOCATORS[allocator]
-    command = [str(python), *arguments]
-    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=variables)
-    if run.returncode:
-        return {"failed": f"exit code {run.returncode}"}
-    return json.loads(run.stdout.splitlines()[-1])
-
-
 def peer_process(
     options: Options, *, allocator: Allocator = "default", **fields: Any
 ) -> dict[str, Any]:
-    script = str(Path(__file__).with_name("peer_memory.py"))
+    """What the peer's process prints."""
     task = json.dumps(peer_task(options, **fields))
-    return run_process(options.peer_python, script, "--task", task, allocator=allocator)
+    command = [str(options.peer_python), str(PEER_PROGRAM), "--task", task]
+    return processes.run_json(command, variables=ALLOCATORS[allocator])
 
 
-def disagreement(options: Options) -> dict[str, float]:
-    """Norms of the differences to the peer's results on a small memory, relative to the norms."""
+def disagreement(options: Options) -> dict[str, Any]:
+    """Norms of the differences to the peer's results on a small memory, relative to the norms.
+
+    `{"failed": ...}` if the peer gives no results.
+    """
     options = replace(options, chunk_size=64, batch=2)
     rule = rule_of(options, 32)
-    keys, values = rule.init(jax.random.key(0))
+    memory = rule.init(jax.random.key(0))
     rng = np.random.default_rng(0)
     shape = (2, 256)
-    arrays: dict[str, Any] = {"keys": keys, "values": values, "gate": rng.random(shape)}
+    arrays: dict[str, Any] = {"keys": memory.keys, "values": memory.values}
+    arrays["gate"] = rng.random(shape)
     for name in ("query", "value", "cotangent"):
         arrays[name] = rng.normal(size=(*shape, options.dim))
     # Near the keys: a query far from all of them chooses by the last bits.
@@ -182,34 +176,37 @@ def disagreement(options: Options) -> dict[str, float]:
     arrays = {name: np.asarray(x, np.float32) for name, x in arrays.items()}
     given = {name: jnp.asarray(arrays[name]) for name in ("value", "gate", "cotangent")}
     query = jnp.asarray(arrays["query"])[:, :, None]
-    memory = FwPKMMemory(jnp.asarray(keys), jnp.asarray(values))
-    written, (gradients, output) = train(rule, 64, memory, query, **given)
+    run = jax.jit(train, static_argnums=(0, 1))
+    written, (gradients, output) = run(rule, 64, memory, query, **given)
     names = ("output", "keys", "values", "d_query", "d_value", "d_gate")
-    ours = dict(zip(names, (output, *written, *gradients), strict=True))
+    ours = (output, written.keys, written.values, *gradients)
     with tempfile.TemporaryDirectory() as folder:
         paths = {name: str(Path(folder, f"{name}.npz")) for name in ("arrays", "results")}
         np.savez(paths["arrays"], **arrays)
-        peer_process(options, subkeys=32, **{"pass": "agree"}, **paths)
+        done = peer_process(options, subkeys=32, **{"pass": "agree"}, **paths)
+        if "failed" in done:
+            return done
         theirs = dict(np.load(paths["results"]))
 
     def relative(a: jax.Array, b: np.ndarray) -> float:
         difference = np.asarray(a, np.float64).reshape(b.shape) - b
         return float(np.linalg.norm(difference) / np.linalg.norm(b))
 
-    return {name: relative(ours[name], theirs[name]) for name in names}
+    return {name: relative(x, theirs[name]) for name, x in zip(names, ours, strict=True)}
 
 
-def rows_of(options: Options, subkeys: int, which: Literal["forward", "train"]):
+def rows_of(
+    options: Options, subkeys: int, which: Literal["forward", "train"]
+) -> Iterator[dict[str, Any]]:
     """Ours, and the peer's where it is asked for, each in a process of its own."""
     length = options.length if which == "forward" else options.backward_length
     tokens = options.batch * length
     task = replace(options, subkeys=(subkeys,), passes=(which,), out=None, peer=None)
-    arguments = json.dumps(asdict(task), default=str)
     fields = {"pass": which, "subkeys": subkeys, "tokens": tokens, "repeats": options.repeats}
     for allocator in options.allocators:
         done = {
-            "fwpkm_jax": run_process(
-                sys.executable, __file__, "--worker", arguments, allocator=allocator
+            "fwpkm_jax": processes.run_worker(
+                "benchmarks.speed.memory", to_json(task), variables=ALLOCATORS[allocator]
             )
         }
         if options.peer is not None and subkeys in options.peer_subkeys:
@@ -245,24 +242,30 @@ def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return result
 
 
-def main(options: Options) -> None:
+def work(task: str) -> dict[str, Any]:
+    """The row of the task's first size and pass, in this process."""
+    options = from_json(Options, task)
+    return measure(options, options.subkeys[0], options.passes[0])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parse(Options, argv, description=__doc__)
     result: dict[str, Any] = {"environment": environment(), "options": settings(options)}
     if options.peer is not None:
         result["relative_difference"] = disagreement(options)
-    rows = []
+        print(json.dumps(result["relative_difference"]), file=sys.stderr, flush=True)
+    rows: list[dict[str, Any]] = []
     for which in options.passes:
         for subkeys in options.subkeys:
             for row in rows_of(options, subkeys, which):
                 rows.append(row)
                 print(json.dumps(row), file=sys.stderr, flush=True)
-    result |= {"rows": rows, "ratios": ratios(rows)}
-    write_result(result, options.out)
+                result |= {"rows": rows, "ratios": ratios(rows)}
+                if options.out is not None:
+                    write_result(result, options.out)
+    if options.out is None:
+        write_result(result, None)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--worker"]:
-        fields = json.loads(sys.argv[2])
-        worker = Options(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
-        print(json.dumps(measure(worker, worker.subkeys[0], worker.passes[0])))
-    else:
-        main(tyro.cli(Options))
+    main()

@@ -1,34 +1,37 @@
 """A training step over many devices, compiled without them: memory and traffic of each.
 
-    PYTHONPATH=build/tpu:. python benchmarks/scaling.py --device v5e --data 64 --fsdp 4
+    PYTHONPATH=build/tpu:. python -m benchmarks.compiled.scaling --device v5e --data 64 --fsdp 4
 
 The device's compiler must be installed (docs/howto/compile_ahead.md). Every row is one mesh;
 `--out` keeps the rows of other meshes that the file holds. The programs are compiled and not run,
 so no number here is a speed.
 """
 
+import contextlib
 import dataclasses
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import tyro
-from machine import settings
 
+from benchmarks.compiled.absent_devices import absent_devices
+from benchmarks.machine import settings, write_result
+from benchmarks.options import parse
+from benchmarks.speed.models import Size, model_of
 from fwpkm_jax.analysis.collectives import collectives, sent_by_axes
 from fwpkm_jax.layers.partition import BATCH, MemoryLayout, MeshConfig
-from fwpkm_jax.paper import ABLATED, paper_model
+from fwpkm_jax.models.paper import ABLATED
 from fwpkm_jax.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
 from fwpkm_jax.training.sharding import make_partition, state_shardings
 from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
 from fwpkm_jax.training.step import make_train_step
 from pallas_kernels import dispatch
-from tests.aot.devices import absent_devices
 
 TOPOLOGIES = {
     ("v5e", 256): "v5e:16x16",
@@ -38,15 +41,20 @@ TOPOLOGIES = {
     ("h100", 256): "h100:32x8x1",
     ("h100", 8): "h100:1x8x1",
 }
-"""256 devices or 8: slices of two kinds of TPU, and machines with 8 GPUs."""
+"""256 devices or 8: slices of two kinds of TPU, and machines with 8 GPUs. The kind `cpu` takes the
+devices that this process has, simulated ones included."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Compiles the paper's 12-layer model for a mesh of absent devices."""
 
-    device: Literal["v5e", "v5p", "h100"] = "v5e"
-    """This kind; 256 of them or 8, as the mesh has."""
+    device: Literal["v5e", "v5p", "h100", "cpu"] = "v5e"
+    """This kind; 256 of them or 8, as the mesh has. cpu: the devices that are here."""
+    name: str = ABLATED
+    """The paper's model."""
+    size: Size = "paper"
+    """tiny: narrow layers."""
     data: int = 32
     """Axis of independent parts of the batch."""
     fsdp: int = 8
@@ -56,27 +64,24 @@ class Options:
     memory: MemoryLayout = "columns"
     """independent: a memory per device; else one per part along `data`."""
     sequences: int = 4
-    """Per device and step, of 4,096 tokens."""
+    """Per device and step."""
+    length: int = 4096
+    """Tokens per sequence."""
     layers: int = 12
     """The paper's first layers."""
     num_subkeys: int = 512
-    """Of the memories and the product-key memory; 4096 gives 16.8 million slots."""
+    """Of the memories and the product-key memory; 4096 gives 16.8 million slots. The tiny size
+    needs a multiple of `fsdp` and `model`, too."""
     out: Path | None = None
     """File of rows; None: print the row."""
 
 
 def compile_step(options: Options, devices: list[Any]) -> tuple[Any, dict[str, int]]:
     """The compiled step and the sizes of its mesh."""
-    model = paper_model(ABLATED)
-    cut = {
-        name: tuple(i for i in getattr(model, name) if i < options.layers)
-        for name in ("memory_layers", "pkm_layers")
-    }
+    model = model_of(options.name, options.size, layers=options.layers)
     rule = dataclasses.replace(model.fast_weight.rule, num_subkeys=options.num_subkeys)
     model = dataclasses.replace(
         model,
-        **cut,
-        mixers=model.mixers[: options.layers],
         fast_weight=dataclasses.replace(model.fast_weight, rule=rule),
         pkm=dataclasses.replace(model.pkm, num_subkeys=options.num_subkeys),
     )
@@ -102,14 +107,16 @@ def compile_step(options: Options, devices: list[Any]) -> tuple[Any, dict[str, i
     state = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state, layout
     )
-    batch, length = options.sequences * partition.size(*BATCH), 4096
+    batch, length = options.sequences * partition.size(*BATCH), options.length
     by_sequence = partition.sharding(BATCH)
     arrays = {
         "tokens": jax.ShapeDtypeStruct((batch, length + 1), jnp.int32, sharding=by_sequence),
         "loss_weight": jax.ShapeDtypeStruct((batch, length), jnp.float32, sharding=by_sequence),
     }
-    kernel = "gpu" if options.device == "h100" else "tpu"
-    with dispatch.compile_kernels(kernel):
+    kernels = contextlib.nullcontext()
+    if options.device != "cpu":
+        kernels = dispatch.compile_kernels("gpu" if options.device == "h100" else "tpu")
+    with kernels:
         compiled = step.trace(state, arrays).lower().compile()
     return compiled, dict(partition.mesh.shape)
 
@@ -118,12 +125,15 @@ def measure(options: Options) -> dict[str, Any]:
     """One mesh's row."""
     began = time.perf_counter()
     count = options.data * options.fsdp * options.model
-    if (options.device, count) not in TOPOLOGIES:
+    if options.device == "cpu":
+        devices = jax.devices()
+    elif (options.device, count) in TOPOLOGIES:
+        devices = list(absent_devices(TOPOLOGIES[options.device, count]))
+    else:
         raise ValueError(
             f"data={options.data} x fsdp={options.fsdp} x model={options.model} is {count} "
             "devices; choose them to give 256 or 8."
         )
-    devices = list(absent_devices(TOPOLOGIES[options.device, count]))
     compiled, mesh = compile_step(options, devices)
     memory = compiled.memory_analysis()
     found = collectives(compiled.as_text())
@@ -147,15 +157,15 @@ def measure(options: Options) -> dict[str, Any]:
     }
 
 
-def main(options: Options) -> None:
-    row = measure(options)
-    if options.out is None:
-        print(json.dumps(row, indent=1))
-        return
-    rows = json.loads(options.out.read_text()) if options.out.is_file() else []
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parse(Options, argv, description=__doc__)
+    row = json.loads(json.dumps(measure(options)))
+    rows = []
+    if options.out is not None and options.out.is_file():
+        rows = json.loads(options.out.read_text(encoding="utf-8"))
     rows = [old for old in rows if old["options"] != row["options"]] + [row]
-    options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write_result(rows, options.out)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main()

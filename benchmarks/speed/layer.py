@@ -1,6 +1,6 @@
 """Time and memory of one FwPKM layer against the number of its slots, at the paper's widths.
 
-    python benchmarks/layer.py --out benchmarks/results/layer_cpu.json
+    python -m benchmarks.speed.layer --out benchmarks/results/layer_cpu.json
 
 Every size runs in a process of its own, so that its peak memory is its own; the device's copy
 bandwidth and matmul rate are measured in the same run.
@@ -11,18 +11,19 @@ momentum. It is another memory, so speeds compare and results do not.
 """
 
 import json
-import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import tyro
 from flax import nnx
-from machine import (
+
+from benchmarks import processes
+from benchmarks.machine import (
     environment,
     median_seconds,
     peak_device_megabytes,
@@ -30,9 +31,11 @@ from machine import (
     settings,
     write_result,
 )
-
+from benchmarks.options import from_json, parse, to_json
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
 from fwpkm_jax.rules import FwPKM, FwPKMMemory
+
+PEER_PROGRAM = Path(__file__).with_name("peer_titans.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,12 +143,8 @@ def measure_peer(options: Options, which: str, chunk_size: int) -> dict[str, Any
         "repeats": options.repeats,
         "device": "cpu" if jax.default_backend() == "cpu" else "cuda",
     }
-    script = str(Path(__file__).with_name("peer_titans.py"))
-    command = [str(options.peer_titans), script, "--task", json.dumps(task)]
-    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if run.returncode:
-        return {"peer": "titans-pytorch", **task, "failed": f"exit code {run.returncode}"}
-    return {"peer": "titans-pytorch", **task, **json.loads(run.stdout.splitlines()[-1])}
+    command = [str(options.peer_titans), str(PEER_PROGRAM), "--task", json.dumps(task)]
+    return {"peer": "titans-pytorch", **task, **processes.run_json(command)}
 
 
 def uniform_memory(rule: FwPKM) -> FwPKMMemory:
@@ -168,32 +167,33 @@ def table_copies(text: str, table: str) -> int:
     )
 
 
-def main(options: Options) -> None:
-    rows = []
+def work(task: str) -> dict[str, Any]:
+    """The row of the task's first size and pass, in this process."""
+    options = from_json(Options, task)
+    return measure(options, options.subkeys[0], options.passes[0])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parse(Options, argv, description=__doc__)
+    result: dict[str, Any] = {"environment": environment(), "options": settings(options)}
+    rows: list[dict[str, Any]] = []
+
+    def add(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print(json.dumps(row), file=sys.stderr, flush=True)
+        if options.out is not None:
+            write_result(result | {"rows": rows}, options.out)
+
     for which in options.passes:
         for subkeys in options.subkeys:
             task = replace(options, subkeys=(subkeys,), passes=(which,), peer_titans=None, out=None)
-            arguments = json.dumps(asdict(task), default=str)
-            run = subprocess.run(
-                [sys.executable, __file__, "--worker", arguments],
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-            )
-            rows.append(json.loads(run.stdout.splitlines()[-1]))
-            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+            row = processes.run_worker("benchmarks.speed.layer", to_json(task))
+            add({"subkeys": subkeys, "pass": which} | row)
         for chunk_size in options.peer_chunks if options.peer_titans else ():
-            rows.append(measure_peer(options, which, chunk_size))
-            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    result = {"environment": environment(), "options": settings(options), "rows": rows}
-    write_result(result, options.out)
+            add(measure_peer(options, which, chunk_size))
+    if options.out is None:
+        write_result(result | {"rows": rows}, None)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--worker"]:
-        fields = json.loads(sys.argv[2])
-        fields |= {"subkeys": tuple(fields["subkeys"]), "passes": tuple(fields["passes"])}
-        worker = Options(**fields | {"out": None})
-        print(json.dumps(measure(worker, worker.subkeys[0], worker.passes[0])))
-    else:
-        main(tyro.cli(Options))
+    main()

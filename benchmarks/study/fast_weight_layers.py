@@ -1,6 +1,6 @@
 """What of a Fast Weight Layer helps, and what it costs: the paper's ablation, small.
 
-    taskset -c 0 python benchmarks/fast_weight_layers.py
+    taskset -c 0 python -m benchmarks.study.fast_weight_layers
 
 Trains `configs/fast_weight_layer.py` without steps, with all and with the output bias's, each from
 several seeds, and reads unseen books: beginnings of all but the first, which sizes of steps at test
@@ -18,11 +18,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from flax import nnx
-from machine import environment, settings, write_result
 
-from fwpkm_jax.config import load_config
+from benchmarks.machine import environment, settings, write_result
+from benchmarks.options import parse
+from benchmarks.processes import ROOT
+from fwpkm_jax.config import Experiment, load_config
 from fwpkm_jax.data import Document
 from fwpkm_jax.evaluation.dynamic.reader import DynamicReading, GradientSteps, read_dynamically
 from fwpkm_jax.evaluation.intervals import student_t
@@ -33,7 +34,6 @@ from fwpkm_jax.training.optimizer import OptimizerConfig, learning_rate_schedule
 from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
 from fwpkm_jax.training.step import make_train_step
 
-ROOT = Path(__file__).parents[1]
 VARIANTS = ("none", "all", "test_time", "output_bias", "dynamic")
 
 
@@ -59,6 +59,8 @@ class Options:
     """Tokens per step of dynamic evaluation."""
     data: Path = Path("../shared/data/books")
     """Folder of train.jsonl and valid.jsonl."""
+    config: str = "fast_weight_layer"
+    """Config of the model, a name or a file; its `data.length` and `training.batch_size` count."""
     out: Path = ROOT / "benchmarks/results/fast_weight_layers_cpu.json"
     """JSON file."""
 
@@ -75,8 +77,11 @@ def pieces(all_books: Sequence[np.ndarray], *, number: int, length: int) -> list
     return [book[start : start + length + 1] for book in all_books for start in starts]
 
 
-def trained(config: ModelConfig, text: np.ndarray, *, options: Options, seed: int) -> LanguageModel:
+def trained(
+    config: ModelConfig, text: np.ndarray, *, experiment: Experiment, options: Options, seed: int
+) -> LanguageModel:
     """The model after training on rows drawn from the text."""
+    length = experiment.data.length
     optimizer = OptimizerConfig(learning_rate=3e-3, warmup_steps=20)
     schedule = learning_rate_schedule(optimizer, steps=options.steps)
     transform = make_optimizer(optimizer, steps=options.steps)
@@ -87,9 +92,9 @@ def trained(config: ModelConfig, text: np.ndarray, *, options: Options, seed: in
     )
     rng, began = np.random.default_rng(seed), time.process_time()
     for number in range(options.steps):
-        starts = rng.integers(0, len(text) - LENGTH - 1, size=BATCH)
-        tokens = np.stack([text[start : start + LENGTH + 1] for start in starts])
-        weight = np.ones((BATCH, LENGTH), np.float32)
+        starts = rng.integers(0, len(text) - length - 1, size=experiment.training.batch_size)
+        tokens = np.stack([text[start : start + length + 1] for start in starts])
+        weight = np.ones((len(starts), length), np.float32)
         state, metrics = step(state, {"tokens": tokens, "loss_weight": weight})
         if number % 50 == 49:
             seconds = time.process_time() - began
@@ -113,39 +118,41 @@ def read(
     model: LanguageModel, texts: Sequence[np.ndarray], steps: GradientSteps | None = None
 ) -> DynamicReading:
     """Every piece a document of its own; processor seconds."""
+    length = len(texts[0]) - 1
     documents = (Document(str(number), text) for number, text in enumerate(texts))
     return read_dynamically(
-        model, [documents], segment_length=LENGTH, steps=steps, clock=time.process_time
+        model, [documents], segment_length=length, steps=steps, clock=time.process_time
     )
 
 
-def measured(reading: DynamicReading) -> dict[str, Any]:
+def measured(reading: DynamicReading, *, length: int) -> dict[str, Any]:
     """Loss, perplexity and processor time of a pass; losses of early and late tokens too."""
     loss, position = reading.losses.loss.astype(np.float64), reading.losses.position
     assert reading.tokens_per_second is not None
     return {
         "loss": float(loss.mean()),
         "perplexity": float(np.exp(loss.mean())),
-        "loss_first_quarter": float(loss[position < LENGTH // 4].mean()),
-        "loss_last_quarter": float(loss[position >= LENGTH - LENGTH // 4].mean()),
+        "loss_first_quarter": float(loss[position < length // 4].mean()),
+        "loss_last_quarter": float(loss[position >= length - length // 4].mean()),
         "cpu_microseconds_per_token": 1e6 / reading.tokens_per_second,
     }
 
 
-def of_seed(seed: int, options: Options, parent: ModelConfig) -> dict[str, Any]:
+def of_seed(seed: int, options: Options, experiment: Experiment) -> dict[str, Any]:
     """All variants of one seed."""
+    parent, length = experiment.model, experiment.data.length
     layer = parent.fast_weight_layer
     assert layer is not None
     text = np.concatenate(books(options.data / "train.jsonl"))
     unseen = books(options.data / "valid.jsonl")
-    dev = pieces(unseen[:1], number=options.documents, length=LENGTH)
-    test = pieces(unseen[1:], number=options.documents, length=LENGTH)
+    dev = pieces(unseen[:1], number=options.documents, length=length)
+    test = pieces(unseen[1:], number=options.documents, length=length)
     models = {}
     for steps in ("none", "all", "output_bias"):
         print(f"seed {seed}, trained with steps={steps}", flush=True)
         rate = options.bias_rate if steps == "output_bias" else options.layer_rate
         config = replace(parent, fast_weight_layer=replace(layer, steps=steps, initial_rate=rate))
-        models[steps] = trained(config, text, options=options, seed=seed)
+        models[steps] = trained(config, text, experiment=experiment, options=options, seed=seed)
 
     def loss_on_dev(reading: DynamicReading) -> float:
         return float(reading.losses.loss.mean())
@@ -157,15 +164,19 @@ def of_seed(seed: int, options: Options, parent: ModelConfig) -> dict[str, Any]:
     }
     rate = min(by_rate, key=by_rate.__getitem__)
     learning_rate = min(by_learning_rate, key=by_learning_rate.__getitem__)
+
+    def tested(model: LanguageModel, steps: GradientSteps | None = None) -> dict[str, Any]:
+        return measured(read(model, test, steps), length=length)
+
     assert models["all"].fast_weight_layer is not None
     return {
-        "none": measured(read(models["none"], test)),
-        "all": measured(read(models["all"], test))
+        "none": tested(models["none"]),
+        "all": tested(models["all"])
         | {"learned_log_rates": models["all"].fast_weight_layer.log_rates[...].tolist()},
-        "test_time": measured(read(moved(models["none"], rate), test))
+        "test_time": tested(moved(models["none"], rate))
         | {"rate": rate, "dev_losses": {str(k): v for k, v in by_rate.items()}},
-        "output_bias": measured(read(models["output_bias"], test)),
-        "dynamic": measured(read(models["none"], test, gradient_steps(learning_rate, options)))
+        "output_bias": tested(models["output_bias"]),
+        "dynamic": tested(models["none"], gradient_steps(learning_rate, options))
         | {
             "learning_rate": learning_rate,
             "dev_losses": {str(k): v for k, v in by_learning_rate.items()},
@@ -199,8 +210,10 @@ def summary(seeds: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def main(options: Options) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Runs all seeds; writes after each, and goes on behind those that the file already holds."""
+    options = parse(Options, argv, description=__doc__)
+    experiment = load_config(options.config)
     path, seeds, where = options.out, {}, environment()
     chosen = json.loads(json.dumps(settings(options)))
     if path.exists():
@@ -209,7 +222,7 @@ def main(options: Options) -> None:
             seeds = before["seeds"]
     for seed in options.seeds:
         if str(seed) not in seeds:
-            seeds[str(seed)] = of_seed(seed, options, EXPERIMENT.model)
+            seeds[str(seed)] = of_seed(seed, options, experiment)
         write_result(
             where | {"options": chosen, "seeds": seeds, "mean": summary(seeds)},
             path,
@@ -218,8 +231,5 @@ def main(options: Options) -> None:
         print(name, {key: round(value, 4) for key, value in row.items()})
 
 
-EXPERIMENT = load_config("fast_weight_layer")
-LENGTH, BATCH = EXPERIMENT.data.length, EXPERIMENT.training.batch_size
-
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    main()

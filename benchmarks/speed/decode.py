@@ -1,40 +1,45 @@
 """Time per token of streaming decoding, with FwPKM and without a memory.
 
-    python benchmarks/decode.py --size paper --out benchmarks/results/decode_cpu.json
+    python -m benchmarks.speed.decode --size paper --out benchmarks/results/decode_cpu.json
 
 `LanguageModel.stream` one token per call, greedy, the stream donated, no wait between tokens.
-Blocks of tokens of all variants take turns, so that a busy moment of the machine hits all;
+Blocks of tokens of all models take turns, so that a busy moment of the machine hits all;
 together they span whole chunks, so that the writes are in the mean.
 """
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import tyro
 from flax import nnx
-from layer import table_copies, uniform_memory
-from machine import environment, peak_device_megabytes, peak_host_megabytes, settings, write_result
-from train_step import model_config
 
+from benchmarks.machine import (
+    environment,
+    peak_device_megabytes,
+    peak_host_megabytes,
+    settings,
+    write_result,
+)
+from benchmarks.options import parse
+from benchmarks.speed.layer import table_copies, uniform_memory
+from benchmarks.speed.models import Size, baseline_of, model_of
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.outputs import layer_name
-
-Variant = Literal["none", "pkm", "fwpkm"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Times decoding, one sequence, token by token."""
 
-    size: Literal["tiny", "paper"] = "tiny"
+    size: Size = "tiny"
     """tiny: 4 narrow layers; paper: 12 layers, 768 wide, 512**2 slots in each memory."""
-    variants: tuple[Variant, ...] = ("none", "fwpkm")
-    """Without a memory; PKM, or FwPKM, in layers 2, 6, 10 (tiny: layer 2)."""
+    models: tuple[str, ...] = ("gdn_swa", "gdn_swa__fwpkm2_6_10")
+    """The paper's models by name."""
     chunks: int = 1
     """Chunks of tokens to decode; each ends with one write of every memory."""
     block: int = 32
@@ -46,12 +51,12 @@ class Options:
 
 
 class Decoder:
-    """One variant's compiled step and stream."""
+    """One model's compiled step and stream."""
 
-    def __init__(self, options: Options, variant: Variant):
+    def __init__(self, options: Options, name: str):
         on_cpu = jax.default_backend() == "cpu"
         dtype = options.dtype or ("float32" if on_cpu else "bfloat16")
-        config = replace(model_config(options.size, variant), activation_dtype=dtype)
+        config = replace(model_of(name, options.size), activation_dtype=dtype)
         self.chunk_size = config.fast_weight.chunk_size
         if self.chunk_size % options.block:
             raise ValueError(f"block={options.block} does not divide chunks of {self.chunk_size}.")
@@ -86,20 +91,20 @@ class Decoder:
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
-    decoders = {variant: Decoder(options, variant) for variant in options.variants}
-    times: dict[Variant, list[float]] = {variant: [] for variant in decoders}
+    decoders = {name: Decoder(options, name) for name in options.models}
+    times: dict[str, list[float]] = {name: [] for name in decoders}
     for decoder in decoders.values():
         decoder.decode(options.block)  # Warms up, and moves the write into the middle.
     chunk_size = next(iter(decoders.values())).chunk_size
     for _ in range(options.chunks * chunk_size // options.block):
-        for variant, decoder in decoders.items():
-            times[variant].append(decoder.decode(options.block) / options.block)
+        for name, decoder in decoders.items():
+            times[name].append(decoder.decode(options.block) / options.block)
     rows = []
-    for variant, decoder in decoders.items():
-        blocks = sorted(times[variant])
+    for name, decoder in decoders.items():
+        blocks = sorted(times[name])
         rows.append(
             {
-                "variant": variant,
+                "model": name,
                 "parameters": decoder.parameters,
                 "ms_per_token": 1e3 * statistics.mean(blocks),
                 "ms_per_token_without_write": 1e3 * statistics.median(blocks),
@@ -110,13 +115,15 @@ def measure(options: Options) -> list[dict[str, Any]]:
     return rows
 
 
-def main(options: Options) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parse(Options, argv, description=__doc__)
     rows = measure(options)
-    baseline = next((r for r in rows if r["variant"] == "none"), None)
-    if baseline is not None:
-        for row in rows:
-            for name in ("ms_per_token", "ms_per_token_without_write"):
-                row[f"{name}_speed_relative_to_none"] = baseline[name] / row[name]
+    by_name = {row["model"]: row for row in rows}
+    for row in rows:
+        baseline = by_name.get(baseline_of(row["model"]))
+        for time_of in ("ms_per_token", "ms_per_token_without_write") if baseline else ():
+            ratio = baseline[time_of] / row[time_of]
+            row[f"{time_of}_speed_relative_to_backbone"] = ratio
     result = {
         "environment": environment(),
         "options": settings(options),
@@ -128,4 +135,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    main()

@@ -1,6 +1,6 @@
 """The chunked form of every matrix memory: time relative to Gated DeltaNet's, and memory by length.
 
-    taskset -c 1 python benchmarks/mixers.py --out benchmarks/results/mixers_cpu.json
+    taskset -c 1 python -m benchmarks.speed.mixers --out benchmarks/results/mixers_cpu.json
 
 Forward, and forward + backward to every argument, of the rules alone (no projections), float32.
 Times are CPU seconds of the process, medians over rounds in which all rules take turns, so that
@@ -9,11 +9,10 @@ token: the time of a rule with two is set against twice Gated DeltaNet's in `rel
 Temporary memory is what the compiler allots to forward + backward, by length.
 """
 
-import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,9 +20,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
-from machine import environment
 
+from benchmarks.machine import environment, write_result
+from benchmarks.options import parse
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule, Tokens
 
 Pass = Literal["forward", "train"]
@@ -138,19 +137,16 @@ def temporary_megabytes(options: Options, name: str) -> dict[int, float]:
     return megabytes
 
 
-def main(options: Options) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measures both passes and writes one JSON."""
+    options = parse(Options, argv, description=__doc__)
     machine = environment()
     rows = [row for which in options.passes for row in measure(options, which)]
     memory = {name: temporary_megabytes(options, name) for name in options.rules}
     sizes = {"length": options.length, "heads": options.heads, "width": options.width}
     results = {"environment": machine, **sizes, "rows": rows, "temporary_megabytes": memory}
-    text = json.dumps(results, indent=2)
-    if options.out is None:
-        print(text)
-    else:
-        options.out.write_text(text + "\n", encoding="utf-8")
+    write_result(results, options.out)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main()

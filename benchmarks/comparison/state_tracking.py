@@ -1,7 +1,7 @@
 """State tracking by every matrix memory: parity, sums modulo 3, and permutations of three things.
 
-    taskset -c 1 python benchmarks/state_tracking.py
-    python benchmarks/comparison.py
+    taskset -c 1 python -m benchmarks.comparison.state_tracking
+    python -m benchmarks.comparison.tables
 
 One layer with the memory, no convolution; learned decays start at almost none. Each decoder is
 trained on short documents, with a label at every token, and asked on longer ones. Delta rules run
@@ -10,15 +10,15 @@ are kept.
 """
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
 import jax
 import numpy as np
-import tyro
-from machine import environment, settings
-from small_decoders import (
+
+from benchmarks.comparison.small_decoders import (
     Batch,
     Results,
     Row,
@@ -28,7 +28,8 @@ from small_decoders import (
     state_bytes,
     without_decay,
 )
-
+from benchmarks.machine import environment, settings
+from benchmarks.options import parse
 from fwpkm_jax.data.recall import Split
 from fwpkm_jax.data.state_tracking import Group, StateTrackingData, StateTrackingSource
 from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
@@ -156,8 +157,9 @@ def measure(name: str, options: Options, results: Results) -> None:
         print(f"{group} {name} seed {seed} {row['cpu_seconds']:.0f} s: {shown}", flush=True)
 
 
-def main(options: Options) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Runs what is not there yet, one memory after the other."""
+    options = parse(Options, argv, description=__doc__)
     chosen = replace(options, rules=(), groups=(), seeds=())  # May differ from call to call.
     results = Results(options.out, settings=settings(chosen), machine=environment)
     for name in options.rules:
@@ -166,4 +168,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main()

@@ -1,6 +1,6 @@
 """Times flash-linear-attention's chunk kernel; `gated_delta.py` runs it in the peer's environment.
 
-    FLA_PYTHON benchmarks/peer_fla.py --task '{"batch": 8, "length": 4096, ...}'
+    FLA_PYTHON benchmarks/kernels/peer_fla.py --task '{"batch": 8, "length": 4096, ...}'
 
 Needs torch with CUDA and flash-linear-attention alone.
 """

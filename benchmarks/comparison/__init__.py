@@ -1,0 +1,1 @@
+"""Small decoders, one per kind of memory, on generated tasks."""

@@ -1,0 +1,1 @@
+"""Time, exactness and determinism of single operations on the device."""

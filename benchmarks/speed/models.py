@@ -1,0 +1,70 @@
+"""The paper's models by name, whole or shrunk until a CPU steps through them in a second."""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.mixers.attention import AttentionConfig
+from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.layers.pkm import PKMConfig
+from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.models.paper import paper_model
+from fwpkm_jax.rules import FwPKM
+
+Size = Literal["tiny", "paper"]
+REMAT = "__remat"
+TINY_LAYERS = 4
+
+
+def model_of(name: str, size: Size, *, layers: int | None = None) -> ModelConfig:
+    """The model `name`, a row of the paper's Table 1.
+
+    Args:
+      name: as in `fwpkm_jax.models.paper`; a trailing `__remat` is ignored here.
+      size: paper: 12 layers, 768 wide, 512**2 slots; tiny: the first 4 layers, 64 wide, 64**2
+        slots.
+      layers: only the first so many layers.
+
+    Raises:
+      ValueError: the paper has no such model.
+    """
+    model = paper_model(name.removesuffix(REMAT))
+    if size == "tiny":
+        model = first_layers(replace(model, **_tiny()), TINY_LAYERS)
+    return model if layers is None else first_layers(model, layers)
+
+
+def first_layers(model: ModelConfig, number: int) -> ModelConfig:
+    """The model cut after so many layers."""
+    cut: dict[str, Any] = {
+        name: tuple(i for i in getattr(model, name) if i < number)
+        for name in ("memory_layers", "pkm_layers")
+    }
+    return replace(model, mixers=model.mixers[:number], **cut)
+
+
+def remat_of(name: str) -> Literal["block"] | None:
+    """The `training.remat` that a name asks for by `__remat` at its end."""
+    return "block" if name.endswith(REMAT) else None
+
+
+def baseline_of(name: str) -> str:
+    """The name of the backbone, which has no memory."""
+    return name.split("__")[0]
+
+
+def _tiny() -> dict[str, Any]:
+    rule = FwPKM(num_subkeys=64, key_dim=64, value_dim=64)
+    return {
+        "vocab_size": 512,
+        "model_dim": 64,
+        "mlp_dim": 128,
+        "window": 64,
+        "attention": AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=32),
+        "gdn": GatedDeltaNetConfig(
+            num_key_heads=2, num_value_heads=2, key_head_dim=32, value_head_dim=32
+        ),
+        "fast_weight": FastWeightConfig(rule=rule, chunk_size=64),
+        "pkm": PKMConfig(num_subkeys=64, key_dim=64, value_dim=64, num_heads=2, top_k=8),
+        "activation_dtype": "float32",
+    }

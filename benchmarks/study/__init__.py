@@ -1,0 +1,1 @@
+"""Small models trained on text, and what their memories change."""

@@ -1,0 +1,7 @@
+"""A measurement that returns its task."""
+
+from typing import Any
+
+
+def work(task: Any) -> dict[str, Any]:
+    return {"got": task}

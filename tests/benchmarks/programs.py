@@ -1,0 +1,57 @@
+"""Runs the programs of benchmarks/ in the test's own process, at the smallest sizes."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import machine, processes
+
+
+@contextmanager
+def in_process(peer: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> Iterator[None]:
+    """Workers run in this process, `peer` answers for peers, and the device's limits are made up.
+
+    JSON goes between a program and its workers, as it does between processes.
+    """
+
+    def run_worker(module: str, task: Any, **_: Any) -> dict[str, Any]:
+        result = importlib.import_module(module).work(json.loads(json.dumps(task)))
+        return json.loads(json.dumps(result))
+
+    def run_json(command: list[str], **_: Any) -> dict[str, Any]:
+        assert peer is not None, command
+        assert Path(command[1]).is_file()
+        return peer(json.loads(command[command.index("--task") + 1]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "run_worker", run_worker)
+        patch.setattr(processes, "run_json", run_json)
+        patch.setattr(machine, "copy_bandwidth", lambda num_bytes=0: 1e9)
+        patch.setattr(machine, "matmul_rate", lambda size=0, dtype=None: 1e9)
+        yield
+
+
+def run(program: str, *arguments: Any, **in_process_of: Any) -> int | None:
+    """What `benchmarks.PROGRAM.main` returns for a command line."""
+    module = importlib.import_module(f"benchmarks.{program}")
+    with in_process(**in_process_of):
+        return module.main([str(argument) for argument in arguments])
+
+
+def run_apart(program: str, *arguments: Any, **variables: str) -> None:
+    """Runs the program in a process of its own, with these environment variables."""
+    command = [sys.executable, "-m", f"benchmarks.{program}", *map(str, arguments)]
+    subprocess.run(command, cwd=processes.ROOT, check=True, env=os.environ | variables)
+
+
+def result(path: Path) -> Any:
+    """The JSON that a program wrote."""
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,171 @@
+"""Every option of the programs that time and check single operations, and of the whole suite."""
+
+import importlib
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import gpu_suite
+from benchmarks.kernels import gated_delta, rows
+from benchmarks.kernels.row_times import RowSize, slot_stream
+from benchmarks.options import parse
+from tests.benchmarks.programs import result, run
+
+
+@pytest.fixture
+def slots(tmp_path):
+    """A recording for another table and another number of places than the tiny size has."""
+    path = tmp_path / "slots.npz"
+    np.savez(path, slot_ids=np.random.default_rng(0).integers(4096, size=(10, 8)))
+    return path
+
+
+def test_operations_on_rows(tmp_path, slots, monkeypatch):
+    out, lengths = tmp_path / "rows.json", []
+
+    def write_result(report, path):
+        lengths.append(len(report["results"]))
+        path.write_text(json.dumps(report))
+
+    monkeypatch.setattr(rows, "write_result", write_result)
+    monkeypatch.setattr(rows, "copy_bandwidth", lambda num_bytes: 1e9)
+    options = ("--ops", "dot", "group", "--size", "tiny", "--backends", "pallas", "reference")
+    run("kernels.rows", *options, "--stream", slots, "--repeats", 1, "--out", out)
+    measured = result(out)["results"]
+    assert lengths == [*range(1, 7), 6, *range(7, 10), 9]  # After each case, and each operation.
+    assert [row["stream"] for row in measured[:6:2]] == ["random", "zipf", "recorded"]
+    recorded = [row for row in measured if row["stream"] == "recorded"]
+    assert [row["backend"] for row in recorded] == ["pallas", "reference", "xla"]
+    # Two calls of 16 tokens with 4 places out of 80 slots of a larger table.
+    assert all(row["recording_repeated"] == 128 / 80 for row in recorded)
+    assert all(row["recording_folded"] for row in recorded)
+    assert all(row["of_copy"] > 0 for row in measured)
+
+
+def test_a_recording_keeps_its_order_and_is_repeated(slots):
+    with np.load(slots) as file:
+        flat = file["slot_ids"].reshape(-1)
+    size = RowSize(slots=4096, tokens=3, places=16, calls=2)
+    drawn = slot_stream(size, "recorded", slots).reshape(-1)
+    np.testing.assert_array_equal(drawn, np.concatenate([flat, flat[:16]]))
+    with pytest.raises(ValueError, match="name it with --stream"):
+        slot_stream(size, "recorded", None)
+    np.savez(slots, slot_ids=np.zeros((0, 8), np.int32))
+    with pytest.raises(ValueError, match="slot_ids is empty"):
+        slot_stream(size, "recorded", slots)
+
+
+def test_an_unknown_operation_is_refused():
+    with pytest.raises(SystemExit, match="No such operation"):
+        run("kernels.rows", "--ops", "reed")
+
+
+def test_the_gated_delta_rule_alone_and_beside_a_peer(tmp_path, monkeypatch):
+    small = gated_delta.GatedDeltaSpec(name="tiny", length=64, heads=1, key=16, value=16)
+    monkeypatch.setattr(gated_delta, "TINY", small)
+    out = tmp_path / "gated_delta.json"
+    options = (
+        *("--shapes", "tiny", "--passes", "forward", "train", "--backends", "reference"),
+        *("--dtypes", "float32", "--repeats", 1, "--peer-fla", "python", "--out", out),
+    )
+    run("kernels.gated_delta", *options, peer=lambda task: {"seconds": 2.0, "train": task["train"]})
+    written = result(out)["rows"]
+    assert [(row["passes"], row["backend"]) for row in written] == [
+        *(("forward", "reference"), ("forward", "fla"), ("train", "reference"), ("train", "fla"))
+    ]
+    assert [row["train"] for row in written[1::2]] == [False, True]
+
+
+def test_determinism(tmp_path):
+    out = tmp_path / "determinism.json"
+    run("kernels.determinism", "--size", "tiny", "--out", out)
+    assert all(row["bitwise_equal"] for row in result(out)["rows"])
+    assert all(row["error_against_float64"] < 1e-4 for row in result(out)["rows"])
+
+
+def test_parity_counts_what_the_tests_said(tmp_path):
+    test = tmp_path / "test_sample.py"
+    lines = ["import pytest", "pytestmark = pytest.mark.gpu", "def test_good(): pass"]
+    lines += ["def test_bad(): assert 0", "def test_away(): pytest.skip('no GPU')"]
+    test.write_text("\n".join(lines))
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: here\n    tpu: here\n")
+    out = tmp_path / "parity.json"
+    assert run("kernels.parity", "--tests", test, "--out", out) == 1
+    written = result(out)
+    assert (written["tests"], written["failures"], written["skipped"]) == (3, 1, 1)
+    assert written["failed"] == ["test_bad"]
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """Makes parts of the suite; returns how each was called."""
+    taken = []
+
+    def run_part(command, *, limit_s):
+        taken.append((command, limit_s))
+        out = command[command.index("--out") + 1]
+        with open(out, "w") as file:
+            file.write("{}")
+        return "ended after its 7 s" if command[0].endswith("decode") else None
+
+    monkeypatch.setattr(gpu_suite, "run_part", run_part)
+    return taken
+
+
+def test_the_suite_goes_on_where_it_stopped(tmp_path, parts, capsys):
+    options = (
+        *("--out", tmp_path, "--size", "tiny", "--parts", "determinism", "decode", "train_step"),
+        *("--seconds", 60, "--part-seconds", 7, "--require-kernels", "--stream", "slots.npz"),
+        *("--peer", "CHECKOUT", "--peer-python", "p", "--peer-fla", "f", "--peer-titans", "t"),
+    )
+    assert run("gpu_suite", *options) == 1
+    assert [limit for _, limit in parts] == [7, 7, 7]
+    assert "--require-kernels" in parts[2][0]
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == [
+        *("decode.unfinished.json", "determinism.json", "train_step.json")
+    ]
+    printed = capsys.readouterr().out
+    assert "decode: ended after its 7 s; " in printed
+    assert "decode.unfinished.json has what it measured" in printed
+    parts.clear()
+    assert run("gpu_suite", *options) == 1
+    assert [command[0] for command, _ in parts] == ["benchmarks.speed.decode"]
+    parts.clear()
+    assert run("gpu_suite", *options, "--seconds", 0) == 1
+    assert not parts
+    with pytest.raises(SystemExit, match="no such part"):
+        run("gpu_suite", "--out", tmp_path, "--parts", "layers")
+
+
+def test_every_part_is_a_command_that_its_program_takes(tmp_path):
+    for size in ("tiny", "paper"):
+        options = gpu_suite.Options(
+            out=tmp_path, size=size, require_kernels=True, stream=tmp_path, peer=tmp_path,
+            peer_python=tmp_path, peer_fla=tmp_path, peer_titans=tmp_path,
+        )  # fmt: skip
+        for module, *arguments in gpu_suite.parts(options).values():
+            parse(importlib.import_module(module).Options, arguments)
+
+
+def test_a_part_that_hangs_is_ended_and_one_that_fails_is_reported(tmp_path, monkeypatch):
+    for name, code in {
+        "hangs": "import time; time.sleep(60)",
+        "fails": "raise SystemExit(3)",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    (tmp_path / "works.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert gpu_suite.run_part(["hangs"], limit_s=1) == "ended after its 1 s"
+    assert gpu_suite.run_part(["fails"], limit_s=60) == "failed with exit code 3"
+    assert gpu_suite.run_part(["works"], limit_s=60) is None
+
+
+@pytest.mark.slow
+def test_the_whole_suite_runs_on_a_cpu(tmp_path):
+    quick = ("train_step", "decode", "rows", "gated_delta", "layer", "memory", "determinism")
+    command = ["benchmarks.gpu_suite", "--out", str(tmp_path), "--size", "tiny"]
+    command += ["--seconds", "3000", "--part-seconds", "600", "--parts", *quick]
+    assert gpu_suite.run_part(command, limit_s=3600) is None
+    for name in quick:
+        assert result(tmp_path / f"{name}.json")

@@ -1,0 +1,193 @@
+"""Every option of the programs that time layers, streams and steps, at the smallest sizes."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.kernels.row_times import RowSize, slot_stream
+from benchmarks.speed import memory, models, train_step
+from fwpkm_jax.core.chunks import scan_chunks
+from fwpkm_jax.rules import FwPKM, FwPKMMemory
+from tests.benchmarks.programs import result, run
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def by_definition(rule, chunk_size, start, arrays):
+    """Output, written memory and gradients by the scan of steps and automatic differentiation."""
+
+    def loss(query, value, gate):
+        sequence = rule.sequence(query[:, :, None], value, gate=gate, chunk_size=chunk_size)
+        written, output, *_ = scan_chunks(rule.step, start, sequence, chunk_size=chunk_size)
+        return jnp.sum(output * arrays["cotangent"]), (output, written)
+
+    inputs = [arrays[name] for name in ("query", "value", "gate")]
+    gradients, (output, written) = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(*inputs)
+    return output, written, gradients
+
+
+def stand_in(task: dict[str, Any], *, error: float = 0.0) -> dict[str, Any]:
+    """Answers as `peer_memory.py` does, by FwPKM's definition and automatic differentiation."""
+    assert task["peer"] == "CHECKOUT"
+    if task["pass"] != "agree":
+        return {"seconds": 1.0, "spread": 0.0, "peak_megabytes": 1.0, "peak_device_megabytes": None}
+    arrays = {name: jnp.asarray(x) for name, x in np.load(task["arrays"]).items()}
+    widths = {"key_dim": task["dim"], "value_dim": task["dim"]}
+    rule = FwPKM(num_subkeys=task["subkeys"], top_k=task["top_k"], **widths)
+    start = FwPKMMemory(arrays["keys"], arrays["values"])
+    output, written, gradients = by_definition(rule, task["chunk_size"], start, arrays)
+    names = ("output", "keys", "values", "d_query", "d_value", "d_gate")
+    results = (output * (1 + error), written.keys, written.values, *gradients)
+    np.savez(task["results"], **dict(zip(names, map(np.asarray, results), strict=True)))
+    return {}
+
+
+def test_the_memory_alone_and_beside_a_peer(tmp_path):
+    out = tmp_path / "memory.json"
+    options = (
+        *("--subkeys", 8, "--dim", 16, "--top-k", 2, "--chunk-size", 64, "--length", 128),
+        *("--backward-length", 64, "--batch", 1, "--repeats", 1, "--passes", "forward", "train"),
+        *("--allocators", "default", "--peer", "CHECKOUT", "--peer-python", "python"),
+        *("--peer-subkeys", 8, "--out", out),
+    )
+    run("speed.memory", *options, peer=stand_in)
+    written = result(out)
+    assert set(written["relative_difference"]) == {
+        *("output", "keys", "values", "d_query", "d_value", "d_gate")
+    }
+    assert max(written["relative_difference"].values()) < 1e-4
+    kinds = [(row["memory"], row["pass"], row["subkeys"]) for row in written["rows"]]
+    assert kinds == [
+        (name, which, subkeys)
+        for which in ("forward", "train")
+        for name, subkeys in (("fwpkm_jax", 8), ("authors", 8))
+    ]
+    assert all(row["table_copies"] == 0 for row in written["rows"] if row["memory"] == "fwpkm_jax")
+    assert all(ratio["times_faster"] > 0 for ratio in written["ratios"])
+
+
+def test_a_peer_that_differs_is_seen():
+    options = memory.Options(dim=16, top_k=2, peer=Path("CHECKOUT"))
+    with pytest.MonkeyPatch.context() as patch:
+
+        def differing(command, **_):
+            return stand_in(json.loads(command[-1]), error=0.5)
+
+        patch.setattr(memory.processes, "run_json", differing)
+        difference = memory.disagreement(options)
+        patch.setattr(memory.processes, "run_json", lambda *_, **__: {"failed": "exit code 1"})
+        failed = memory.disagreement(options)
+    assert difference["output"] == pytest.approx(1 / 3, rel=1e-3)
+    assert difference["d_query"] < 1e-4
+    assert failed == {"failed": "exit code 1"}
+
+
+def test_a_layer_alone_and_beside_titans(tmp_path):
+    out = tmp_path / "layer.json"
+    options = (
+        *("--subkeys", 8, "--model-dim", 16, "--dim", 16, "--chunk-size", 32, "--length", 64),
+        *("--backward-length", 32, "--batch", 1, "--repeats", 1, "--passes", "forward", "train"),
+        *("--peer-titans", "python", "--peer-chunks", 16, "--out", out),
+    )
+    tasks = []
+    run("speed.layer", *options, peer=lambda task: tasks.append(task) or {"ms_per_token": 1.0})
+    rows = result(out)["rows"]
+    assert [(row["pass"], "peer" in row) for row in rows] == [
+        *(("forward", False), ("forward", True), ("train", False), ("train", True))
+    ]
+    assert [task["tokens"] for task in tasks] == [64, 32]
+
+
+def test_decoding(tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "TINY_LAYERS", 3)
+    out = tmp_path / "decode.json"
+    options = ("--size", "tiny", "--models", "fa", "fa__fwpkm2_6_10", "--chunks", 1)
+    run("speed.decode", *options, "--block", 16, "--dtype", "float32", "--out", out)
+    plain, fwpkm = result(out)["rows"]
+    assert plain["ms_per_token_speed_relative_to_backbone"] == 1.0
+    assert fwpkm["parameters"] > plain["parameters"]
+    assert fwpkm["table_copies"] == 0
+
+
+def test_matrix_memories(tmp_path):
+    out = tmp_path / "mixers.json"
+    options = (
+        *("--rules", "deltanet", "--passes", "forward", "--length", 64, "--heads", 1),
+        *("--width", 8, "--repeats", 1, "--memory-lengths", 64, "--out", out),
+    )
+    run("speed.mixers", *options)
+    written = result(out)
+    assert [row["rule"] for row in written["rows"]] == ["gated_deltanet", "deltanet"]
+    assert written["temporary_megabytes"]["deltanet"]["64"] > 0
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_long_text_is_read_or_planned(tmp_path, runs):
+    out = tmp_path / "long.json"
+    config = Path(__file__).parents[1] / "training" / "tiny_config.py"
+    options = ("--config", config, "--tokens", 64, "--piece-length", 16, "--dtype", "float32")
+    run("speed.long_reading", *options, "--run" if runs else "--no-run", "--out", out)
+    assert (result(out)["parts"] is not None) == runs
+
+
+def test_training_steps_are_timed_and_record_slots(tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "TINY_LAYERS", 3)
+    out, slots = tmp_path / "steps.json", tmp_path / "new" / "slots.npz"
+    options = (
+        *("--size", "tiny", "--models", "fa__fwpkm2_6_10__remat", "--batch", 1, "--length", 64),
+        *("--repeats", 1, "--loss-block", 64, "--record", slots, "--out", out),
+    )
+    assert run("speed.train_step", *options) == 0
+    (row,) = result(out)["rows"]
+    assert len(row["seconds"]) == 1
+    assert {one["implementation"] for one in row["implementations"]} == {"reference"}
+    with np.load(slots) as file:
+        assert file["slot_ids"].shape == (64, 8)
+    for size in (RowSize(calls=3), RowSize(value=128, places=32, tokens=16, calls=2, slots=64)):
+        slot_ids = slot_stream(size, "recorded", slots)
+        assert slot_ids.shape == (size.calls, size.tokens, size.places)
+        assert 0 <= slot_ids.min() <= slot_ids.max() < size.slots
+
+
+def test_a_fallback_fails_where_kernels_are_required(tmp_path, monkeypatch, capsys):
+    fallen = {"op": "slot_read", "implementation": "reference", "reason": "no kernels for cpu"}
+    chosen = {"op": "gated_delta", "implementation": "gpu", "reason": "chosen"}
+    turn = {"seconds": [1.0], "tokens": 64, "implementations": [fallen, chosen]}
+    monkeypatch.setattr(train_step, "measure", lambda options, name: turn)
+    assert run("speed.train_step", "--models", "gdn", "--require-kernels") == 1
+    assert "gdn: slot_read ran as plain JAX (no kernels for cpu)\n" in capsys.readouterr().err
+
+
+def test_a_turn_that_dies_leaves_the_others_and_each_is_saved(tmp_path, monkeypatch, capsys):
+    def measure(options, name):
+        return {"failed": "exit code -11"} if name == "gdn__pkm2_6_10" else {
+            "seconds": [1.0, 3.0], "tokens": 64}  # fmt: skip
+
+    monkeypatch.setattr(train_step, "measure", measure)
+    out = tmp_path / "steps.json"
+    names = ("gdn__pkm2_6_10", "gdn", "gdn__fwpkm2_6_10")
+    written = []
+    monkeypatch.setattr(train_step, "write_result", lambda x, _: written.append(json.dumps(x)))
+    options = ("--models", *names, "--batch", 4, "--rounds", 2, "--limit-s", 60, "--out", out)
+    assert run("speed.train_step", *options) == 1
+    turns = [json.loads(x)["rows"] for x in written]
+    assert [len(rows) for rows in turns] == [1, 2, 3, 3, 3, 3]
+    dead, plain, fwpkm = turns[-1]
+    assert dead == {"model": "gdn__pkm2_6_10", "failed": 2 * ["exit code -11"]}
+    assert plain["seconds"] == [1.0, 3.0, 1.0, 3.0]
+    assert fwpkm["speed_relative_to_backbone"] == 1.0
+    assert plain["samples_per_second"] == fwpkm["samples_per_second"] == 2.0
+    assert "gdn__pkm2_6_10: exit code -11" in capsys.readouterr().err
+
+
+def test_the_models_are_the_papers():
+    model = train_step.model_of("gdn__fwpkm2_6_10", "paper")
+    assert (model.mixers, model.memory_layers) == (("gdn",) * 12, (2, 6, 10))
+    assert train_step.model_of("gdn__pkm2_6_10", "tiny").pkm_layers == (2,)
+    with pytest.raises(ValueError, match="none of the paper's models"):
+        run("speed.train_step", "--models", "gdn_pkm")

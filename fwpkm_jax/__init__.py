@@ -1,3 +1,83 @@
-"""Fast-weight memories for language models in JAX."""
+"""Fast-weight memories for language models in JAX.
+
+- Choose a memory: `FwPKM`, `FwMLP`, `LaCTRule`, `TitansRule`; more in `fwpkm_jax.rules`.
+- Put it into a model of your own: `FastWeight`, `FastWeightConfig`; more in `fwpkm_jax.layers`.
+- Build a decoder with memories: `LanguageModel`, `ModelConfig`.
+- Describe a training run: `Experiment`, with `TextData` or `RecallData`, `OptimizerConfig`,
+  `TrainingConfig` and `MemoryConfig`; `load_config` gives a shipped one.
+- Train: `train`.
+- Open a trained run, evaluate it, continue a text: `load_run`, `Run`, `evaluate`, `continue_text`.
+- Generate with a model: `init_generation`, `generate`, `Sampling`.
+- Give weights away and take them: `export_run`, `start_run`.
+
+Names are imported when they are first used, so that `import fwpkm_jax` takes no time.
+"""
+
+from typing import TYPE_CHECKING
+
+from fwpkm_jax.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from fwpkm_jax.config import Experiment, load_config
+    from fwpkm_jax.data import RecallData, TextData
+    from fwpkm_jax.generation import Sampling, generate, init_generation
+    from fwpkm_jax.interchange import export_run, start_run
+    from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
+    from fwpkm_jax.models.config import ModelConfig
+    from fwpkm_jax.models.language_model import LanguageModel
+    from fwpkm_jax.rules import FwMLP, FwPKM, LaCTRule, TitansRule
+    from fwpkm_jax.run.continue_text import continue_text
+    from fwpkm_jax.run.evaluate import evaluate
+    from fwpkm_jax.run.load import Run, load_run
+    from fwpkm_jax.training.config import TrainingConfig
+    from fwpkm_jax.training.loop import train
+    from fwpkm_jax.training.optimizer import OptimizerConfig
+    from fwpkm_jax.training.state import MemoryConfig
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Experiment",
+    "FastWeight",
+    "FastWeightConfig",
+    "FwMLP",
+    "FwPKM",
+    "LaCTRule",
+    "LanguageModel",
+    "MemoryConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "RecallData",
+    "Run",
+    "Sampling",
+    "TextData",
+    "TitansRule",
+    "TrainingConfig",
+    "__version__",
+    "continue_text",
+    "evaluate",
+    "export_run",
+    "generate",
+    "init_generation",
+    "load_config",
+    "load_run",
+    "start_run",
+    "train",
+]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "fwpkm_jax.config": ("Experiment", "load_config"),
+        "fwpkm_jax.data": ("RecallData", "TextData"),
+        "fwpkm_jax.generation": ("Sampling", "generate", "init_generation"),
+        "fwpkm_jax.interchange": ("export_run", "start_run"),
+        "fwpkm_jax.layers": ("FastWeight", "FastWeightConfig"),
+        "fwpkm_jax.models": ("LanguageModel", "ModelConfig"),
+        "fwpkm_jax.rules": ("FwMLP", "FwPKM", "LaCTRule", "TitansRule"),
+        "fwpkm_jax.run.continue_text": ("continue_text",),
+        "fwpkm_jax.run.evaluate": ("evaluate",),
+        "fwpkm_jax.run.load": ("Run", "load_run"),
+        "fwpkm_jax.training": ("MemoryConfig", "OptimizerConfig", "TrainingConfig", "train"),
+    },
+)

@@ -42,7 +42,6 @@ def test_everything_the_package_imports_is_a_declared_dependency():
         declared += extras[name]
     known = {module_of(requirement) for requirement in declared}
     known |= {"fwpkm_jax", "pallas_kernels", *sys.stdlib_module_names}
-    known |= {"jaxlib"}  # Comes with jax.
     for folder in ("fwpkm_jax", "pallas_kernels"):
         for path in sorted((ROOT / folder).glob("**/*.py")):
             unknown = set(imports(path)) - known

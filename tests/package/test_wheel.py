@@ -93,14 +93,14 @@ def test_the_wheel_holds_all_that_a_user_needs(wheel):
 
 def test_the_installed_package_trains_and_evaluates_in_an_empty_folder(home):
     bin = home / "env" / "bin"
-    code = "import importlib.metadata as m, fwpkm_jax as f; print(f.__file__, f.__version__, "
-    file, *versions = call(bin / "python", "-c", code + "m.version('fwpkm-jax'))", cwd=home).split()
-    assert Path(file).is_relative_to(home / "env")
-    assert (
-        versions
-        == [fwpkm_jax.__version__] * 2
-        == [call(bin / "fwpkm", "--version", cwd=home).strip()] * 2
+    code = (
+        "import importlib.metadata as metadata, fwpkm_jax;"
+        "print(fwpkm_jax.__file__, fwpkm_jax.__version__, metadata.version('fwpkm-jax'))"
     )
+    file, *versions = call(bin / "python", "-c", code, cwd=home).split()
+    versions += call(bin / "fwpkm", "--version", cwd=home).split()
+    assert Path(file).is_relative_to(home / "env")
+    assert versions == [fwpkm_jax.__version__] * 3
 
     assert "Finished 3 steps" in call(bin / "fwpkm", "train", "recall", *SMALL, cwd=home)
     run = home / "runs" / "recall"

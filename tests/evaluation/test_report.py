@@ -60,7 +60,7 @@ def test_everything_is_in_one_file_that_loads_nothing(run):
     train(run)
     write_json(run / "results" / "recall.json", result(39))
     page = write_report(run).read_text()
-    assert page.count('src="data:image/png;base64,') == 2  # Training and recall.
+    assert page.count('src="data:image/png;base64,') == 4  # Recall; loss, memory loss, use.
     assert not re.search(r"(src|href)=\"(?!data:)", page)
     assert "<script" not in page
     assert "my &lt;run&gt;" in page
@@ -68,11 +68,31 @@ def test_everything_is_in_one_file_that_loads_nothing(run):
     assert "8,024 parameters and 192 numbers of memory" in page
     assert "1.875 at the end" in page
     assert "Of 160 facts further away than one layer" in page
-    assert "97.5% were told right with the memory writing" in page
+    assert "97.5% were answered right with the memory writing" in page
     assert EVALS["recall"].table(result(39)).splitlines()[0] in page
     for name, value in (("checkpoint.step", "20"), ("seed", "7"), ("option num_bins", "4")):
         assert f"<td>{name}</td><td>{value}</td>" in page
     assert "<td>model.fast_weight.rule.top_k</td><td>2</td>" in page
+
+
+def test_the_result_comes_first_and_what_explains_it_is_folded(run):
+    train(run)
+    write_json(run / "results" / "recall.json", result(39))
+    page = write_report(run).read_text()
+    order = ("Of 160 facts", "What the words mean", "8,024 parameters", "1.875 at", "come from")
+    places = [page.rindex(text) for text in order]
+    assert places == sorted(places)
+    assert "<h2>" in page[: places[0]]
+    assert "<details open" not in page
+
+
+def test_only_what_scrolls_by_itself_can_be_wider_than_the_screen(run):
+    train(run)
+    write_json(run / "results" / "recall.json", result(39))
+    page = write_report(run).read_text()
+    assert '<meta name="viewport" content="width=device-width' in page
+    assert page.count("<table") == page.count('<div class="wide"><table')
+    assert "pre { font-size: .85rem; overflow-x: auto; }" in page
 
 
 @pytest.mark.parametrize("gate_output", [True, False])

@@ -40,8 +40,8 @@ def recall_finding(record: Record) -> str:
     )
     on, off = results["writing"][key], results["frozen"][key]
     return (
-        f"Of {on['answers']:,} facts {where}, {on['accuracy']:.1%} were told right with the memory "
-        f"writing and {off['accuracy']:.1%} with writing disabled; guessing gives "
+        f"Of {on['answers']:,} facts {where}, {on['accuracy']:.1%} were answered right with the "
+        f"memory writing and {off['accuracy']:.1%} with writing disabled; guessing gives "
         f"{results['chance']:.1%}."
     )
 

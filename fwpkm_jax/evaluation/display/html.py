@@ -15,20 +15,27 @@ from fwpkm_jax.whole_files import write_text
 _PAGE_DPI = 96  # CSS pixels.
 _STYLE = """
 :root { color-scheme: light; }
+* { box-sizing: border-box; }
 body { font: 15px/1.55 system-ui, sans-serif; color: #222; background: #fff;
-  max-width: 72rem; margin: 2rem auto 4rem; padding: 0 1.5rem; }
+  max-width: 60rem; margin: 2rem auto 4rem; padding: 0 1.5rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.6rem; margin: 0 0 .6rem; }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .5rem; }
-p { max-width: 46rem; margin: .4rem 0 .8rem; }
-table { border-collapse: collapse; font-size: .9rem; margin: .6rem 0 1rem; }
+p { margin: .4rem 0 .8rem; }
+table { border-collapse: collapse; font-size: .9rem; overflow-wrap: normal; }
 th { text-align: left; font-weight: 600; border-bottom: 2px solid #999; }
 td { border-bottom: 1px solid #e4e4e4; vertical-align: top; }
 th, td { padding: .25rem .7rem .25rem 0; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
+.wide { overflow-x: auto; max-width: 100%; margin: .6rem 0 1rem; }
+.pairs td { overflow-wrap: anywhere; min-width: 7rem; }
 pre, code, .mono { font-family: ui-monospace, "DejaVu Sans Mono", monospace; }
 pre { font-size: .85rem; overflow-x: auto; }
 .small { font-size: .85rem; color: #666; }
 img { max-width: 100%; height: auto; }
+@media (max-width: 40rem) {
+  body { margin: 1rem auto 3rem; padding: 0 1rem; }
+  pre { font-size: .7rem; }
+}
 """
 
 
@@ -63,11 +70,25 @@ def paragraph(text: str, *, kind: str = "") -> str:
     return f'<p class="{escape(kind)}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table of texts; numbers stand to the right."""
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, kind: str = "") -> str:
+    """A table of texts; numbers are aligned to the right.
+
+    A table that is wider than the page scrolls within itself.
+
+    Args:
+      header: titles of the columns.
+      rows: entries; each int or float becomes a number with separators.
+      kind: CSS class of the table; "pairs" breaks long words, for names beside values.
+    """
     head = "".join(f"<th>{escape(entry)}</th>" for entry in header)
     lines = [f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows]
-    return f"<table>\n<tr>{head}</tr>\n" + "\n".join(lines) + "\n</table>"
+    start = f'<table class="{escape(kind)}">' if kind else "<table>"
+    return scrollable(f"{start}\n<tr>{head}</tr>\n" + "\n".join(lines) + "\n</table>")
+
+
+def scrollable(markup: str) -> str:
+    """Markup that scrolls sideways within itself where it is wider than the page."""
+    return f'<div class="wide">{markup}</div>'
 
 
 def image(path: Path, *, description: str, dpi: int) -> str:

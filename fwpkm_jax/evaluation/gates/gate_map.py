@@ -146,7 +146,8 @@ GATE_MAP = Evaluation(
     title="Where the model uses its memory",
     about=(
         "A text with each token shaded by its gate: the share that a memory layer takes from its "
-        "memory, rather than from the token itself. Dark tokens lean on what was read before."
+        "memory, rather than from the token itself. Dark tokens lean on what was read before. A "
+        "model that does not use its gate has no shades."
     ),
     missing=_missing,
 )

@@ -10,15 +10,22 @@ import numpy as np
 from fwpkm_jax.evaluation.display import html
 from fwpkm_jax.evaluation.display.tables import Record, format_table
 
+USED = (
+    "A memory layer mixes two things into each token: what it reads from its memory, which holds "
+    "what the text said earlier, and the token's own value. The gate is the share of the read, "
+    "between 0 and 1. Dark tokens lean on the memory, light ones do without. Each layer has a "
+    "scale of its own, from its lowest gates to its highest: compare tokens by their shade, layers "
+    "by the table. Point at a token for its numbers."
+)
 UNUSED = (
-    "This model was trained without the gate on its output (gate_output=False): reads are added in "
-    "full, and no shade below says how much a token leans on the memory."
+    "This model adds its reads in full, without a gate (gate_output=False). The gate below does "
+    "not change the output, so the text is not shaded. Point at a token for its numbers."
 )
 _SHADES = 20
 _STYLE = """
-.map { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.75; max-width: 60rem; }
+.map { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.75; }
 .map span { padding: .12em 0; }
-.key { width: 16rem; height: 1rem; border: 1px solid #ccc; display: inline-block;
+.key { width: min(16rem, 40vw); height: 1rem; border: 1px solid #ccc; display: inline-block;
   vertical-align: -.15rem; margin: 0 .5rem; background: linear-gradient(to right, #fff, #3f8fd6); }
 """ + "".join(
     # White to blue; text stays readable on the darkest.
@@ -40,14 +47,7 @@ def gate_map_page(record: Record, directory: Path) -> list[Path]:
     """Writes `gate_map.html`: the text once per memory layer, shaded by its gates."""
     results = record["results"]
     body = [
-        html.paragraph(
-            "A memory layer mixes two things into each token: what it reads from its memory, which "
-            "holds what the text said earlier, and the token's own value. The gate is the share of "
-            "the read, between 0 and 1. Dark tokens lean on the memory, light ones do without. "
-            "Each layer has a scale of its own, from its lowest gates to its highest: compare "
-            "tokens by their shade, layers by the table. Point at a token for its numbers."
-        ),
-        *([] if results["gate_mixes"] else [html.paragraph(UNUSED)]),
+        html.paragraph(USED if results["gate_mixes"] else UNUSED),
         html.paragraph(f"{results['document']}, {_written(record)}", kind="small"),
         html.table(
             ["memory", "tokens", "mean gate", "lowest", "highest", "share above 0.5"],
@@ -57,10 +57,13 @@ def gate_map_page(record: Record, directory: Path) -> list[Path]:
     for layer, gates in results["gates"].items():
         low, high = _scale(gates)
         body.append(html.heading(layer.replace("_", " ")))
-        key = '<span class="key"></span>'
-        body.append(f'<p class="small">gate {low:.2f} or less{key}{high:.2f} or more</p>')
-        tokens = zip(results["texts"], gates, results["losses"], strict=True)
-        spans = "".join(_span(*token, low=low, high=high) for token in tokens)
+        if results["gate_mixes"]:
+            key = '<span class="key"></span>'
+            body.append(f'<p class="small">gate {low:.2f} or less{key}{high:.2f} or more</p>')
+        spans = "".join(
+            _span(text, gate, loss, shade=_shade(gate, low, high) if results["gate_mixes"] else 0)
+            for text, gate, loss in zip(results["texts"], gates, results["losses"], strict=True)
+        )
         body.append(f'<div class="map mono">{spans}</div>')
     page = html.page("Where the model uses its memory", *body, style=_STYLE)
     return [html.save_page(page, directory / "gate_map.html")]
@@ -72,8 +75,12 @@ def _scale(gates: list[float]) -> tuple[float, float]:
     return float(low), max(float(high), float(low) + 0.01)  # Equal gates are all light.
 
 
-def _span(text: str, gate: float, loss: float, *, low: float, high: float) -> str:
-    shade = round(_SHADES * min(max((gate - low) / (high - low), 0.0), 1.0))
+def _shade(gate: float, low: float, high: float) -> int:
+    return round(_SHADES * min(max((gate - low) / (high - low), 0.0), 1.0))
+
+
+def _span(text: str, gate: float, loss: float, *, shade: int) -> str:
+    """A token's markup; shade 0 is white."""
     shown = html.show_token(text) or "\u00b7"
     # The line ends behind the sign for it, so that the sign is shaded too.
     end = "\n" if text.endswith("\n") else ""

@@ -1,10 +1,10 @@
-"""The page: what the run is, how it trained, every result, and where all of it comes from."""
+"""The page: every result, what the run is, how it trained, and where all of it comes from."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,21 @@ from fwpkm_jax.evaluation.display.plot_style import DPI
 from fwpkm_jax.evaluation.report import training, words
 from fwpkm_jax.evaluation.suite import EVALS
 
+# Text on the left, pictures and tables on the right; one below the other on a narrow screen.
 _STYLE = """
+body { max-width: 84rem; }
+section { border-top: 1px solid #ddd; padding: 1.2rem 0 .6rem; }
+section h2 { margin-top: 0; }
+.columns { display: grid; grid-template-columns: minmax(0, 22rem) minmax(0, 1fr);
+  column-gap: 2.5rem; }
+.pictures { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; }
+.finding { font-size: 1.1rem; line-height: 1.45; font-weight: 600; }
 pre { background: #f6f6f4; padding: .8rem 1rem; }
 summary { cursor: pointer; color: #0072B2; margin: .6rem 0; }
 iframe { width: 100%; height: 32rem; border: 1px solid #ddd; }
-dt { font-weight: 600; } dd { margin: 0 0 .5rem 1rem; max-width: 45rem; }
+dl { columns: 26rem; column-gap: 2.5rem; } dl div { break-inside: avoid; }
+dt { font-weight: 600; } dd { margin: 0 0 .5rem 1rem; }
+@media (max-width: 56rem) { .columns { grid-template-columns: minmax(0, 1fr); } }
 """
 
 
@@ -38,48 +48,66 @@ def write_report(run: str | Path) -> Path:
     ]
     records.sort(key=lambda record: list(EVALS).index(record["evaluation"]))
     with tempfile.TemporaryDirectory() as folder:
+        results = [_result(record, Path(folder)) for record in records] or [_not_evaluated()]
         sections = [
-            html.paragraph(words.describe_model(config, _read(run / "results.json"))),
-            html.paragraph(words.describe_task(config)),
+            *results,
             _glossary(),
-            *_training(run, Path(folder)),
-            *(_result(record, Path(folder)) for record in records),
+            _about(config, _read(run / "results.json")),
+            _training(run, Path(folder)),
         ]
-    if not records:
-        sections.append(
-            html.paragraph("Nothing was evaluated yet: fwpkm eval RUN does it, and adds here.")
-        )
     sections += [_provenance(run, records), _configuration(config)]
     page = html.page(f"Run {run.resolve().name}", *sections, style=_STYLE)
     return html.save_page(page, run / "results" / "report.html")
 
 
-def _training(run: Path, folder: Path) -> list[str]:
+def _section(title: str, texts: Sequence[str], shown: Sequence[str]) -> str:
+    """A heading and paragraphs beside what they are about; all of it is markup."""
+    text = "\n".join([html.heading(title), *texts])
+    if not shown:
+        return f"<section>{text}</section>"
+    parts = "\n".join(shown)
+    return f'<section class="columns"><div>{text}</div><div>{parts}</div></section>'
+
+
+def _not_evaluated() -> str:
+    text = html.paragraph("Nothing was evaluated yet: fwpkm eval RUN does it, and adds here.")
+    return _section("Results", [text], [])
+
+
+def _about(config: Mapping[str, Any], results: Mapping[str, Any] | None) -> str:
+    texts = (words.describe_model(config, results), words.describe_task(config))
+    return _section("The model and its task", [html.paragraph(text) for text in texts], [])
+
+
+def _training(run: Path, folder: Path) -> str:
     metrics = training.read_metrics(run / "metrics.jsonl")
     texts = (training.describe_training(metrics), training.describe_memory_curves(metrics))
-    return [
-        html.heading("Training"),
-        *(html.paragraph(text) for text in texts if text),
-        *(_show(path, "training curves") for path in training.plot_training(metrics, folder)),
-    ]
+    plots = [_show(path, "training curves") for path in training.plot_training(metrics, folder)]
+    return _section("Training", [html.paragraph(text) for text in texts if text], _pictures(plots))
 
 
 def _result(record: Mapping[str, Any], folder: Path) -> str:
     evaluation = EVALS[record["evaluation"]]
-    parts = [html.heading(evaluation.title), html.paragraph(evaluation.about)]
+    texts, shown = [html.paragraph(evaluation.about)], []
     try:
         finding = evaluation.finding(record)
-        parts += [html.paragraph(finding)] if finding else []
-        parts += [_show(path, evaluation.title) for path in evaluation.plot(record, folder)]
-        parts.append(f"<pre>{html.escape(evaluation.table(record))}</pre>")
+        texts = [html.paragraph(finding, kind="finding"), *texts] if finding else texts
+        shown += _pictures(
+            [_show(path, evaluation.title) for path in evaluation.plot(record, folder)]
+        )
+        shown.append(f"<pre>{html.escape(evaluation.table(record))}</pre>")
     except KeyError as missing:
-        parts.append(
+        texts.append(
             html.paragraph(
                 f"The file of this result has no {missing}: another version of the program wrote "
                 f"it. fwpkm eval RUN --suite {record['evaluation']} makes it anew."
             )
         )
-    return "\n".join(parts)
+    return _section(evaluation.title, texts, shown)
+
+
+def _pictures(pictures: Sequence[str]) -> list[str]:
+    return [f'<div class="pictures">{"".join(pictures)}</div>'] if pictures else []
 
 
 def _show(path: Path, description: str) -> str:
@@ -94,14 +122,14 @@ def _show(path: Path, description: str) -> str:
 
 def _glossary() -> str:
     entries = "".join(
-        f"<dt>{html.escape(term)}</dt><dd>{html.escape(meaning)}</dd>"
+        f"<div><dt>{html.escape(term)}</dt><dd>{html.escape(meaning)}</dd></div>"
         for term, meaning in words.GLOSSARY
     )
-    return f"<details open><summary>What the words mean</summary><dl>{entries}</dl></details>"
+    return f"<details><summary>What the words mean</summary><dl>{entries}</dl></details>"
 
 
 def _provenance(run: Path, records: list[dict[str, Any]]) -> str:
-    parts = [html.heading("Where the numbers come from")]
+    parts = []
     environment = _read(run / "environment.json") or {"sessions": []}
     rows = [
         [
@@ -116,24 +144,27 @@ def _provenance(run: Path, records: list[dict[str, Any]]) -> str:
     ]
     if rows:
         header = ["from step", "started", "commit", "device", "versions", "command"]
-        parts += [html.paragraph("Training sessions", kind="small"), html.table(header, rows)]
+        parts += [
+            html.paragraph("Training sessions", kind="small"),
+            html.table(header, rows, kind="pairs"),
+        ]
     for record in records:
         rows = [[name, value] for name, value in _flat(record["provenance"])]
         rows += [[f"option {name}", value] for name, value in _flat(record["config"])]
         parts.append(
             f"<details><summary>{html.escape(EVALS[record['evaluation']].title)}</summary>"
-            f"{html.table(['', ''], rows)}</details>"
+            f"{html.table(['', ''], rows, kind='pairs')}</details>"
         )
-    return "\n".join(parts)
+    return _section("Where the numbers come from", parts, [])
 
 
 def _configuration(config: Mapping[str, Any]) -> str:
-    return (
-        html.heading("Configuration")
-        + "<details><summary>Every option of the run</summary>"
-        + html.table(["option", "value"], [[name, value] for name, value in _flat(config)])
-        + "</details>"
+    rows = [[name, value] for name, value in _flat(config)]
+    options = (
+        "<details><summary>Every option of the run</summary>"
+        f"{html.table(['option', 'value'], rows, kind='pairs')}</details>"
     )
+    return _section("Configuration", [options], [])
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fwpkm_jax.evaluation.display.plot_style import (
     BLUE,
@@ -17,11 +16,13 @@ from fwpkm_jax.evaluation.display.plot_style import (
     ORANGE,
     add_legend,
     count_in_thousands,
+    new_figure,
     save_figure,
     set_title,
     style_axes,
 )
 
+_SIZE = (4.3, 3.3)  # Inches; two pictures fit beside each other next to the text.
 _POINTS = 200  # Of a curve; longer runs are averaged over equal stretches of steps.
 
 
@@ -53,30 +54,33 @@ def read_metrics(path: Path) -> dict[str, Curve]:
 
 
 def plot_training(metrics: dict[str, Curve], directory: Path) -> list[Path]:
-    """Loss, the memories' error, and how they are used; only what was measured."""
+    """Pictures of the loss, the memories' error, and how they are used; only what was measured."""
     if "loss" not in metrics:
         return []
     layers = sorted(
         (name.split("/")[0] for name in metrics if name.endswith("/memory_loss")),
         key=lambda name: int(name.split("_")[1]),
     )
-    panels = 3 if layers else 1
-    figure = Figure(figsize=(4.6 * panels + 0.6, 3.7), layout="constrained")
-    axes = list(figure.subplots(1, panels, squeeze=False)[0])
-    _plot_loss(axes[0], metrics)
-    if layers:
-        for color, layer in zip(COLORS * len(layers), layers, strict=False):
-            _line(axes[1], metrics[f"{layer}/memory_loss"], color, layer)
-        _finish(axes[1], "mean squared error", "What the memory got wrong")
-        shades = {"gate_mean": BLUE, "coverage": ORANGE, "collision": GREY}
-        for name, color in shades.items():
-            curves = [metrics[f"{n}/{name}"] for n in layers if f"{n}/{name}" in metrics]
-            for number, curve in enumerate(curves):
-                label = name.replace("_mean", "") if number == 0 else None
-                _line(axes[2], curve, color, label)
-        axes[2].set_ylim(-0.02, 1.02)
-        _finish(axes[2], "share", "Use of the memory")
-    return [save_figure(figure, directory / "training.png")]
+    figure, axes = new_figure(*_SIZE)
+    _plot_loss(axes, metrics)
+    paths = [save_figure(figure, directory / "training_loss.png")]
+    if not layers:
+        return paths
+    figure, axes = new_figure(*_SIZE)
+    for color, layer in zip(COLORS * len(layers), layers, strict=False):
+        _line(axes, metrics[f"{layer}/memory_loss"], color, layer)
+    _finish(axes, "mean squared error", "What the memory got wrong")
+    paths.append(save_figure(figure, directory / "training_memory_loss.png"))
+    figure, axes = new_figure(*_SIZE)
+    shades = {"gate_mean": BLUE, "coverage": ORANGE, "collision": GREY}
+    for name, color in shades.items():
+        curves = [metrics[f"{n}/{name}"] for n in layers if f"{n}/{name}" in metrics]
+        for number, curve in enumerate(curves):
+            label = name.replace("_mean", "") if number == 0 else None
+            _line(axes, curve, color, label)
+    axes.set_ylim(-0.02, 1.02)
+    _finish(axes, "share", "Use of the memory")
+    return [*paths, save_figure(figure, directory / "training_use.png")]
 
 
 def describe_training(metrics: dict[str, Curve]) -> str:
@@ -105,11 +109,11 @@ def describe_memory_curves(metrics: dict[str, Curve]) -> str:
     if not any(name.endswith("/memory_loss") for name in metrics):
         return ""
     return (
-        "The middle curve is the memory's own error, how far what a token read was from what it "
-        "should have read, before each write; the model also changes what it asks the memory to "
-        "predict, so the curve need not fall. On the right, how much of the memory's answer the "
-        "tokens took (gate), the share of its slots that were read (coverage) and the share of "
-        "reads whose slot was read more than once (collision)."
+        "The second picture is the memory's own error: the squared difference between what a token "
+        "read and what it should have read, before each write. The model also changes what it asks "
+        "the memory to predict, so the curve need not fall. The third picture shows how much of "
+        "the memory's answer the tokens took (gate), the share of its slots that were read "
+        "(coverage) and the share of reads whose slot was read more than once (collision)."
     )
 
 

@@ -141,7 +141,9 @@ def _glance(results: Record) -> str:
             )
         rows.append(f"<tr><th>{html.escape(_name(layer))}</th>{''.join(cells)}</tr>")
     first = '<th>should be<div class="small">was</div></th>'
-    return f'<table class="grid">\n<tr>{first}{head}</tr>\n' + "\n".join(rows) + "\n</table>"
+    return html.scrollable(
+        f'<table class="grid">\n<tr>{first}{head}</tr>\n' + "\n".join(rows) + "\n</table>"
+    )
 
 
 def _slots(layer: str, read: Record) -> str:
@@ -155,10 +157,8 @@ def _slots(layer: str, read: Record) -> str:
         f"{_name(layer)}: {_hits(read)} of {len(read['slots'])} slots are hits, with weight "
         f"{read['hit_weight']:.2f}; gate {read['gate']:.2f}"
     )
-    return (
-        f"<details open><summary>{html.escape(summary)}</summary>\n"
-        f'<table class="slots">\n<tr>{head}</tr>\n{rows}\n</table></details>'
-    )
+    slots = html.scrollable(f'<table class="slots">\n<tr>{head}</tr>\n{rows}\n</table>')
+    return f"<details open><summary>{html.escape(summary)}</summary>\n{slots}</details>"
 
 
 def _slot(slot: dict[str, Any]) -> str:

@@ -63,6 +63,16 @@ def test_the_page_shows_every_token_in_the_shade_of_its_gate(record, tmp_path):
     assert "layer_1" in gate_map_table(record)
 
 
+def test_a_text_is_not_shaded_where_the_gate_does_not_change_the_output(record, tmp_path):
+    unused = {**record, "results": record["results"] | {"gate_mixes": False}}
+    (path,) = gate_map_page(unused, tmp_path)
+    markup = path.read_text(encoding="utf-8")
+    assert set(re.findall(r'<span class="g(\d+)"', markup)) == {"0"}  # White.
+    assert "not shaded" in markup
+    assert 'class="key"' not in markup
+    assert "Dark tokens" not in markup
+
+
 def test_a_document_is_chosen_by_number(model, memory, record, tmp_path):
     for name, text in (("a", "Not this one."), ("b", TEXT)):
         (tmp_path / f"{name}.txt").write_text(text)

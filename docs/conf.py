@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import os
+import pkgutil
+import re
 
 project = "fwpkm_jax"
 author = "The fwpkm_jax authors"
@@ -38,9 +40,50 @@ autosummary_generate = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+default_role = "code"
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_attr_annotations = False
 napoleon_use_rtype = False
 
-# Types of other packages have no page here, and the build uses no network to find theirs.
+# A signature names types that have no page: those of other packages, and internal ones. Their names
+# are shown without a link; a name that does not exist stays a warning.
 nitpicky = True
-nitpick_ignore_regex = [(r"py:.*", r"(?!fwpkm_jax\.|pallas_kernels\.).*")]
+
+
+def show_without_link(app, env, node, contnode):
+    """The text of a reference to an existing object that has no page."""
+    target = node.get("reftarget", "")
+    if node.get("refdomain") != "py":
+        return None
+    root = target.partition(".")[0]
+    if root not in ("fwpkm_jax", "pallas_kernels"):
+        return contnode
+    try:
+        found = pkgutil.resolve_name(target)
+    except (ImportError, AttributeError):
+        return None
+    return contnode if found is not None else None
+
+
+def skip_plain_fields(app, what, name, value, skip, options):
+    """Leaves out a named tuple's fields, which its docstring describes."""
+    document = getattr(value, "__doc__", None) or ""
+    return True if document.startswith("Alias for field number") else skip
+
+
+def escape_formulas(app, what, name, value, options, lines):
+    """Shows `|x|` and `a * b` of a docstring as they are; reStructuredText gives them a meaning."""
+    if what in ("property", "attribute", "data"):
+        lines.insert(0, "")  # Napoleon would take a first line up to its colon for the type.
+    for number, line in enumerate(lines):
+        if not line.lstrip().startswith((">>>", "...", "* ")):
+            parts = re.split(r"(`+[^`]*`+)", line)
+            parts[::2] = [re.sub(r"([*|])", r"\\\1", part) for part in parts[::2]]
+            lines[number] = "".join(parts)
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", escape_formulas, priority=100)  # Before napoleon.
+    app.connect("missing-reference", show_without_link)
+    app.connect("autodoc-skip-member", skip_plain_fields)

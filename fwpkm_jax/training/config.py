@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fwpkm_jax.models.block import Remat
+from fwpkm_jax.training.micro_batches import check_split
 from fwpkm_jax.training.state import MemoryConfig
-from fwpkm_jax.training.step import check_split
 
 WITHOUT_EFFECT = (
     "run_dir",

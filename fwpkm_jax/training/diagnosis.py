@@ -16,8 +16,9 @@ from jax.core import Tracer
 
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.training.checkpoints.checksum import non_finite_leaves
+from fwpkm_jax.training.losses import weighted_loss
+from fwpkm_jax.training.micro_batches import Batch, micro_batch_memory, split_batch
 from fwpkm_jax.training.state import Memories, MemoryConfig, TrainState, named_leaves
-from fwpkm_jax.training.step import Batch, micro_batch_memory, split_batch, weighted_loss
 
 _PARTS = (
     *("embedding", "blocks", "memory", "mixer_norm", "mixer", "feed_forward_norm", "feed_forward"),

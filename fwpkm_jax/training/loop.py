@@ -20,6 +20,7 @@ from fwpkm_jax.training.checkpoints.checksum import non_finite_leaves
 from fwpkm_jax.training.checkpoints.restore import read_metrics
 from fwpkm_jax.training.diagnosis import NonFiniteError, diagnose
 from fwpkm_jax.training.limited import limited_attention
+from fwpkm_jax.training.micro_batches import Batch
 from fwpkm_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from fwpkm_jax.training.runs.processes import from_first, together
 from fwpkm_jax.training.runs.progress import Speedometer, format_duration
@@ -34,7 +35,7 @@ from fwpkm_jax.training.sharding import (
     state_shardings,
 )
 from fwpkm_jax.training.state import TrainState, init_state, model_graph
-from fwpkm_jax.training.step import Batch, Metrics, make_train_step
+from fwpkm_jax.training.step import Metrics, make_train_step
 from fwpkm_jax.training.validation import Validation, make_validation
 
 if TYPE_CHECKING:

@@ -3,150 +3,60 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.sharding import PartitionSpec as P
 
-from fwpkm_jax.core.cross_entropy import linear_cross_entropy
-from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.block import Remat
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.outputs import memory_metrics
 from fwpkm_jax.models.sharding import parameter_shardings
 from fwpkm_jax.models.statistics import with_statistics
 from fwpkm_jax.training.limited import Limited, draw_limited
+from fwpkm_jax.training.losses import readout_loss
+from fwpkm_jax.training.micro_batches import Batch, deal_batch, micro_batch_memory, split_batch
 from fwpkm_jax.training.sharding import state_shardings
 from fwpkm_jax.training.state import Memories, MemoryConfig, TrainState
 
-Batch = dict[str, Any]
 Metrics = dict[str, jax.Array]
+"""Float32 scalars by name."""
+
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
-def weighted_loss(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> jax.Array:
-    """The sum of the labels' weighted cross-entropies in nats, a scalar.
+class _StepConfig(NamedTuple):
+    """How a batch becomes a loss and gradients."""
 
-    Args:
-      logits: float `[batch, length, vocab]`.
-      labels: int `[batch, length]`.
-      weights: float `[batch, length]`; a weight of 0 hides a label from the loss.
-    """
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    return jnp.sum(losses * weights)
-
-
-def readout_loss(
-    model: LanguageModel,
-    x: jax.Array,
-    labels: jax.Array,
-    weights: jax.Array,
-    *,
-    block: int,
-    token_bias: jax.Array | None = None,
-    partition: Partition | None = None,
-) -> jax.Array:
-    """`weighted_loss` of the logits of `x [batch, length, model]`, `block` tokens at a time.
-
-    Over several devices each takes its own tokens, `block` at a time; those along `model` a part of
-    each sequence. A bias of each token's own is as large as all logits, which are then formed at
-    once.
-    """
-    if token_bias is not None:
-        return weighted_loss(model.logits(x, token_bias), labels, weights)
-
-    def of_tokens(x, head, bias, labels, weights):
-        x = x.reshape(-1, x.shape[-1])
-        labels, weights = labels.reshape(-1), weights.reshape(-1)
-        return linear_cross_entropy(x, head, bias, labels, weights, block=block)
-
-    head, bias = model.readout()
-    if partition is None:
-        return of_tokens(x, head, bias, labels, weights)
-
-    def of_device(x, head, *rest):
-        head = jax.lax.all_gather(head, "fsdp", axis=0, tiled=True)
-        return of_tokens(x, head, *rest)[None]
-
-    tokens = P(BATCH, HEADS)
-    losses = partition.run(
-        of_device,
-        in_specs=(tokens, P("fsdp"), P(), tokens, tokens),
-        out_specs=P((*BATCH, HEADS)),
-    )
-    return jnp.sum(losses(x, head, bias, labels, weights))
+    micro_batches: int
+    """Pieces of a batch, processed one after the other."""
+    memory: MemoryConfig
+    """Number of memories, and how long they live."""
+    loss_block: int
+    """Tokens whose logits exist at once."""
+    remat: Remat | None
+    """What the backward pass computes again, see `models.block.Remat`."""
+    partition: Partition | None
+    """Layout of state and batch over devices; None: one device."""
 
 
-def check_split(batch_size: int, *, micro_batches: int, memory: MemoryConfig) -> None:
-    """Raises ValueError where sequences cannot be dealt evenly to micro-batches and memories."""
-    if batch_size % micro_batches:
-        raise ValueError(
-            f"batch_size={batch_size} does not split into micro_batches={micro_batches}; "
-            "make micro_batches a divisor of batch_size."
-        )
-    if memory.lifetime == "batch":
-        if memory.groups % micro_batches:
-            raise ValueError(
-                f"memory.groups={memory.groups} does not split into micro_batches={micro_batches}: "
-                "a memory that lives one batch belongs to one micro-batch; make groups a multiple "
-                "of micro_batches, or carry the memory with memory.lifetime=carried."
-            )
-        if batch_size % memory.groups:
-            raise ValueError(
-                f"memory.groups={memory.groups} does not divide batch_size={batch_size}; "
-                "make it a divisor."
-            )
-    elif (batch_size // micro_batches) % memory.groups:
-        raise ValueError(
-            f"memory.groups={memory.groups} does not divide the {batch_size // micro_batches} "
-            f"sequences of a micro-batch (batch_size={batch_size}, "
-            f"micro_batches={micro_batches}); lower groups or micro_batches."
-        )
+class _Gradients(NamedTuple):
+    """What a batch gives before the update."""
 
-
-def split_batch(batch: Batch, *, micro_batches: int, memory: MemoryConfig) -> Batch:
-    """The batch with a leading micro-batch axis, each memory keeping its own sequences.
-
-    A batch belongs to its memories in consecutive runs of sequences. Where memories are carried
-    every micro-batch holds an equal part of each memory's run; where they live one batch every
-    micro-batch holds whole runs, so that the split changes nothing but the order of sums.
-
-    Args:
-      batch: arrays `[batch, ...]`.
-
-    Returns:
-      Arrays `[micro_batches, batch // micro_batches, ...]`.
-    """
-
-    def split(x: jax.Array) -> jax.Array:
-        if memory.lifetime == "batch":
-            return x.reshape(micro_batches, -1, *x.shape[1:])
-        parts = x.reshape(memory.groups, micro_batches, -1, *x.shape[1:])
-        return jnp.swapaxes(parts, 0, 1).reshape(micro_batches, -1, *x.shape[1:])
-
-    return jax.tree.map(split, batch)
-
-
-def deal_batch(batch: Batch, memory: Memories, partition: Partition | None) -> Batch:
-    """A micro-batch in the order in which devices that share memories hold its sequences."""
-    if partition is None:
-        return batch
-    groups = jax.tree.leaves(memory)[0].shape[0] if memory else 1
-    return jax.tree.map(lambda x: partition.deal(x, groups), batch)
-
-
-def broadcast_memory(memory: Memories, groups: int) -> Memories:
-    """One group's memory, leaves `[1, ...]`, given to each of `groups` groups."""
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (groups, *x.shape[1:])), memory)
-
-
-def micro_batch_memory(memory: Memories, config: MemoryConfig, micro_batches: int) -> Memories:
-    """The memory a micro-batch starts from, given the one that the state holds."""
-    if config.lifetime == "carried":
-        return memory
-    return broadcast_memory(memory, config.groups // micro_batches)
+    loss: jax.Array
+    """Weighted mean cross-entropy, a scalar."""
+    memory: Memories
+    """The memories after the batch."""
+    layers: Metrics
+    """What the memory layers report."""
+    statistics: Any
+    """New values of the statistics that some parameters hold."""
+    grads: Any
+    """Gradients of the slow weights."""
 
 
 def make_train_step(
@@ -167,17 +77,17 @@ def make_train_step(
     are taken of the slow weights alone: the incoming memory is a constant, and what a micro-batch
     wrote reaches the next one (lifetime `carried`) as a constant too.
 
-    A step whose loss or gradient is not finite leaves parameters and optimiser as they were, so
-    that its cause can still be looked for; `step` counts on and the metrics carry the value.
+    If the loss or a gradient of a step is not finite, parameters and optimiser stay as they were,
+    so that the cause can still be found; `step` counts on and the metrics carry the value.
 
     Args:
       graphdef: the model's structure.
       optimizer: from `make_optimizer`.
       schedule: its learning rate, for the metrics.
-      micro_batches: pieces a batch is worked off in, one after the other.
+      micro_batches: pieces of a batch, processed one after the other.
       memory: groups and lifetime.
-      limited: another structure for the same weights, for steps that are drawn to use it; both are
-        compiled.
+      limited: another structure for the same weights, used in randomly drawn steps; both
+        structures are compiled.
       loss_block: tokens whose logits exist at once.
       remat: what the backward pass computes again rather than keep, see `models.block.Remat`.
       partition: of state and batch over devices, laid out as `training.sharding` says; None: all on
@@ -188,121 +98,164 @@ def make_train_step(
       clipping, `param_norm`, `lr`, `layer_<i>/...` for each memory layer, and with `limited`
       `limited`, 1 in the steps that used it.
     """
-
-    def loss_fn(
-        params: Any, micro_memory: Memories, micro: Batch, total_weight: jax.Array, graphdef: Any
-    ):
-        model = nnx.merge(graphdef, params)
-        micro = deal_batch(micro, micro_memory, partition)
-        output = model.hidden(
-            micro["tokens"][:, :-1],
-            micro_memory,
-            remat=remat,
-            partition=partition,
-            batch_statistics=True,
-        )
-        labels, weights = micro["tokens"][:, 1:], micro["loss_weight"]
-        loss = readout_loss(
-            model,
-            output.x,
-            labels,
-            weights,
-            block=loss_block,
-            token_bias=output.token_bias,
-            partition=partition,
-        )
-        seen = memory_metrics(output.info), output.pkm_statistics
-        return loss / total_weight, (output.memory, seen)
-
-    def gradients(graphdef: Any, params: Any, start: Memories, batch: Batch):
-        """Loss, memories after the batch, what layers saw and gradients, of the whole batch."""
-        # A batch in which no label counts has no gradient, rather than 0 / 0.
-        weight = jnp.sum(batch["loss_weight"])
-        total_weight = jnp.where(weight == 0, 1.0, weight)
-        value_and_grad = jax.value_and_grad(
-            functools.partial(loss_fn, graphdef=graphdef), has_aux=True
-        )
-
-        def grad_fn(*arguments):
-            value, grads = value_and_grad(*arguments)
-            if partition is not None:
-                layout = parameter_shardings(partition, grads)
-                grads = jax.lax.with_sharding_constraint(grads, layout)
-            return value, grads
-
-        def accumulate(carry, micro):
-            loss, grads, micro_memory = carry
-            (micro_loss, (written, seen)), micro_grads = grad_fn(
-                params, micro_memory, micro, total_weight
-            )
-            grads = jax.tree.map(jnp.add, grads, micro_grads)
-            carried = written if memory.lifetime == "carried" else micro_memory
-            return (loss + micro_loss, grads, carried), seen
-
-        if micro_batches == 1:
-            (loss, (carried, seen)), grads = grad_fn(params, start, batch, total_weight)
-        else:
-            zeros = jax.tree.map(jnp.zeros_like, params)
-            (loss, grads, carried), stacked = jax.lax.scan(
-                accumulate,
-                (jnp.zeros((), jnp.float32), zeros, start),
-                split_batch(batch, micro_batches=micro_batches, memory=memory),
-            )
-            seen = jax.tree.map(lambda x: jnp.mean(x, axis=0), stacked)
-        return loss, carried, seen, grads
+    config = _StepConfig(micro_batches, memory, loss_block, remat, partition)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         batch = {name: batch[name] for name in ("tokens", "loss_weight")}
-        start = micro_batch_memory(state.memory, memory, micro_batches)
-        inputs, drawn = (state.params, start, batch), {}
-        if limited is None:
-            loss, carried, seen, grads = gradients(graphdef, *inputs)
-        else:
-            use_limited = draw_limited(state.rng, state.step, limited.probability)
-            loss, carried, seen, grads = jax.lax.cond(
-                use_limited,
-                functools.partial(gradients, limited.graphdef),
-                functools.partial(gradients, graphdef),
-                *inputs,
-            )
-            drawn = {"limited": use_limited.astype(jnp.float32)}
-
-        grad_norm = optax.tree.norm(grads)
-        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        layers, statistics = seen
-        params = with_statistics(optax.apply_updates(state.params, updates), statistics)
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old),
-            (params, opt_state),
-            (state.params, state.opt_state),
-        )
+        found, drawn = _drawn_gradients(graphdef, limited, state, batch, config)
+        params, opt_state, grad_norm = _update(state, found, optimizer)
         metrics = {
-            "loss": loss,
+            "loss": found.loss,
             "grad_norm": grad_norm,
             "param_norm": optax.tree.norm(params),
             "lr": jnp.asarray(schedule(state.step), jnp.float32),
             **drawn,
-            **layers,
+            **found.layers,
         }
         new_state = TrainState(
             step=state.step + 1,
             params=params,
             opt_state=opt_state,
-            memory=carried if memory.lifetime == "carried" else state.memory,
+            memory=found.memory if memory.lifetime == "carried" else state.memory,
             rng=state.rng,
         )
         return new_state, metrics
 
     if partition is None:
         return jax.jit(step, donate_argnums=0)
+    return jax.jit(_keep_layout(step, graphdef, optimizer, partition), donate_argnums=0)
+
+
+def _drawn_gradients(
+    graphdef: nnx.GraphDef[LanguageModel],
+    limited: Limited | None,
+    state: TrainState,
+    batch: Batch,
+    config: _StepConfig,
+) -> tuple[_Gradients, Metrics]:
+    """Gradients with the model's structure, or with the limited one where a step draws it."""
+    start = micro_batch_memory(state.memory, config.memory, config.micro_batches)
+    inputs = (state.params, start, batch)
+    if limited is None:
+        return _gradients(graphdef, *inputs, config=config), {}
+    use_limited = draw_limited(state.rng, state.step, limited.probability)
+    found = jax.lax.cond(
+        use_limited,
+        functools.partial(_gradients, limited.graphdef, config=config),
+        functools.partial(_gradients, graphdef, config=config),
+        *inputs,
+    )
+    return found, {"limited": use_limited.astype(jnp.float32)}
+
+
+def _gradients(
+    graphdef: nnx.GraphDef[LanguageModel],
+    params: Any,
+    start: Memories,
+    batch: Batch,
+    *,
+    config: _StepConfig,
+) -> _Gradients:
+    """Loss, memories after the batch, what layers report and gradients, of the whole batch."""
+    # A batch in which no label counts has no gradient, rather than 0 / 0.
+    weight = jnp.sum(batch["loss_weight"])
+    total_weight = jnp.where(weight == 0, 1.0, weight)
+    value_and_grad = jax.value_and_grad(
+        functools.partial(_micro_batch_loss, graphdef=graphdef, config=config), has_aux=True
+    )
+
+    def grad_fn(*arguments: Any) -> Any:
+        value, grads = value_and_grad(*arguments)
+        if config.partition is not None:
+            layout = parameter_shardings(config.partition, grads)
+            grads = jax.lax.with_sharding_constraint(grads, layout)
+        return value, grads
+
+    if config.micro_batches == 1:
+        (loss, (carried, seen)), grads = grad_fn(params, start, batch, total_weight)
+        layers, statistics = seen
+        return _Gradients(loss, carried, layers, statistics, grads)
+
+    def accumulate(carry: Any, micro: Batch) -> tuple[Any, Any]:
+        loss, grads, micro_memory = carry
+        (micro_loss, (written, seen)), micro_grads = grad_fn(
+            params, micro_memory, micro, total_weight
+        )
+        grads = jax.tree.map(jnp.add, grads, micro_grads)
+        carried = written if config.memory.lifetime == "carried" else micro_memory
+        return (loss + micro_loss, grads, carried), seen
+
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    (loss, grads, carried), stacked = jax.lax.scan(
+        accumulate,
+        (jnp.zeros((), jnp.float32), zeros, start),
+        split_batch(batch, micro_batches=config.micro_batches, memory=config.memory),
+    )
+    layers, statistics = jax.tree.map(lambda x: jnp.mean(x, axis=0), stacked)
+    return _Gradients(loss, carried, layers, statistics, grads)
+
+
+def _micro_batch_loss(
+    params: Any,
+    memory: Memories,
+    micro: Batch,
+    total_weight: jax.Array,
+    *,
+    graphdef: nnx.GraphDef[LanguageModel],
+    config: _StepConfig,
+) -> tuple[jax.Array, tuple[Memories, tuple[Metrics, Any]]]:
+    """A micro-batch's part of the loss; its memories afterwards and what its layers report."""
+    model = nnx.merge(graphdef, params)
+    micro = deal_batch(micro, memory, config.partition)
+    output = model.hidden(
+        micro["tokens"][:, :-1],
+        memory,
+        remat=config.remat,
+        partition=config.partition,
+        batch_statistics=True,
+    )
+    loss = readout_loss(
+        model,
+        output.x,
+        micro["tokens"][:, 1:],
+        micro["loss_weight"],
+        block=config.loss_block,
+        token_bias=output.token_bias,
+        partition=config.partition,
+    )
+    seen = memory_metrics(output.info), output.pkm_statistics
+    return loss / total_weight, (output.memory, seen)
+
+
+def _update(
+    state: TrainState, found: _Gradients, optimizer: optax.GradientTransformation
+) -> tuple[Any, optax.OptState, jax.Array]:
+    """New parameters and optimiser state, the old ones if anything is not finite; the norm."""
+    grad_norm = optax.tree.norm(found.grads)
+    finite = jnp.isfinite(found.loss) & jnp.isfinite(grad_norm)
+    updates, opt_state = optimizer.update(found.grads, state.opt_state, state.params)
+    params = with_statistics(optax.apply_updates(state.params, updates), found.statistics)
+    params, opt_state = jax.tree.map(
+        lambda new, old: jnp.where(finite, new, old),
+        (params, opt_state),
+        (state.params, state.opt_state),
+    )
+    return params, opt_state, grad_norm
+
+
+def _keep_layout(
+    step: TrainStep,
+    graphdef: nnx.GraphDef[LanguageModel],
+    optimizer: optax.GradientTransformation,
+    partition: Partition,
+) -> TrainStep:
+    """The step with its state laid out as it came, so that a compiled step takes it again."""
 
     def step_of_parts(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        # The state leaves as it came, so that a compiled step takes it again.
         rule = nnx.merge(graphdef, state.params).config.fast_weight.rule
         layout = state_shardings(partition, state, rule=rule, optimizer=optimizer)
         new_state, metrics = step(state, batch)
         metrics = jax.tree.map(partition.constrain, metrics)
         return jax.lax.with_sharding_constraint(new_state, layout), metrics
 
-    return jax.jit(step_of_parts, donate_argnums=0)
+    return step_of_parts

@@ -11,16 +11,16 @@ from flax import nnx
 
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import LanguageModel
-from fwpkm_jax.training.sharding import put_batch
-from fwpkm_jax.training.state import Memories, MemoryConfig
-from fwpkm_jax.training.step import (
+from fwpkm_jax.training.losses import weighted_loss
+from fwpkm_jax.training.micro_batches import (
     Batch,
     check_split,
     deal_batch,
     micro_batch_memory,
     split_batch,
-    weighted_loss,
 )
+from fwpkm_jax.training.sharding import put_batch
+from fwpkm_jax.training.state import Memories, MemoryConfig
 
 Validation = Callable[[LanguageModel, Memories], dict[str, float]]
 """Called by the loop with the model and a memory it must not write to; `loss` is lowest at best."""

@@ -9,14 +9,10 @@ import optax
 import pytest
 from flax import nnx
 
+from fwpkm_jax.training.losses import weighted_loss
+from fwpkm_jax.training.micro_batches import broadcast_memory, check_split, split_batch
 from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
-from fwpkm_jax.training.step import (
-    broadcast_memory,
-    check_split,
-    make_train_step,
-    split_batch,
-    weighted_loss,
-)
+from fwpkm_jax.training.step import make_train_step
 from tests.training.tiny_config import get_config
 
 MODEL = get_config().model

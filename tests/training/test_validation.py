@@ -6,8 +6,8 @@ import pytest
 from flax import nnx
 
 from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.training.micro_batches import broadcast_memory
 from fwpkm_jax.training.state import MemoryConfig
-from fwpkm_jax.training.step import broadcast_memory
 from fwpkm_jax.training.validation import make_validation
 from tests.training.tiny_config import get_config
 

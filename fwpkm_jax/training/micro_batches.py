@@ -1,0 +1,84 @@
+"""How a batch is cut into micro-batches, and which memory each of them starts from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fwpkm_jax.layers.partition import Partition
+from fwpkm_jax.training.state import Memories, MemoryConfig
+
+Batch = dict[str, Any]
+"""Arrays `[batch, ...]` by name: `tokens`, `loss_weight` and what a data source adds."""
+
+
+def check_split(batch_size: int, *, micro_batches: int, memory: MemoryConfig) -> None:
+    """Raises ValueError where sequences cannot be dealt evenly to micro-batches and memories."""
+    if batch_size % micro_batches:
+        raise ValueError(
+            f"batch_size={batch_size} does not split into micro_batches={micro_batches}; "
+            "make micro_batches a divisor of batch_size."
+        )
+    if memory.lifetime == "batch":
+        if memory.groups % micro_batches:
+            raise ValueError(
+                f"memory.groups={memory.groups} does not split into micro_batches={micro_batches}: "
+                "a memory that lives one batch belongs to one micro-batch; make groups a multiple "
+                "of micro_batches, or carry the memory with memory.lifetime=carried."
+            )
+        if batch_size % memory.groups:
+            raise ValueError(
+                f"memory.groups={memory.groups} does not divide batch_size={batch_size}; "
+                "make it a divisor."
+            )
+    elif (batch_size // micro_batches) % memory.groups:
+        raise ValueError(
+            f"memory.groups={memory.groups} does not divide the {batch_size // micro_batches} "
+            f"sequences of a micro-batch (batch_size={batch_size}, "
+            f"micro_batches={micro_batches}); lower groups or micro_batches."
+        )
+
+
+def split_batch(batch: Batch, *, micro_batches: int, memory: MemoryConfig) -> Batch:
+    """The batch with a leading micro-batch axis, each memory keeping its own sequences.
+
+    A batch belongs to its memories in consecutive runs of sequences. Where memories are carried
+    every micro-batch holds an equal part of each memory's run; where they live one batch every
+    micro-batch holds whole runs, so that the split changes nothing but the order of sums.
+
+    Args:
+      batch: arrays `[batch, ...]`.
+
+    Returns:
+      Arrays `[micro_batches, batch // micro_batches, ...]`.
+    """
+
+    def split(x: jax.Array) -> jax.Array:
+        if memory.lifetime == "batch":
+            return x.reshape(micro_batches, -1, *x.shape[1:])
+        parts = x.reshape(memory.groups, micro_batches, -1, *x.shape[1:])
+        return jnp.swapaxes(parts, 0, 1).reshape(micro_batches, -1, *x.shape[1:])
+
+    return jax.tree.map(split, batch)
+
+
+def deal_batch(batch: Batch, memory: Memories, partition: Partition | None) -> Batch:
+    """A micro-batch in the order in which devices that share memories hold its sequences."""
+    if partition is None:
+        return batch
+    groups = jax.tree.leaves(memory)[0].shape[0] if memory else 1
+    return jax.tree.map(lambda x: partition.deal(x, groups), batch)
+
+
+def broadcast_memory(memory: Memories, groups: int) -> Memories:
+    """One group's memory, leaves `[1, ...]`, given to each of `groups` groups."""
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (groups, *x.shape[1:])), memory)
+
+
+def micro_batch_memory(memory: Memories, config: MemoryConfig, micro_batches: int) -> Memories:
+    """The memory a micro-batch starts from, given the one that the state holds."""
+    if config.lifetime == "carried":
+        return memory
+    return broadcast_memory(memory, config.groups // micro_batches)

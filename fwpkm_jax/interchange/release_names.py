@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from fwpkm_jax.layers.mixers import AbstractMixerConfig, AttentionConfig, GatedDeltaNetConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.outputs import layer_name
 from fwpkm_jax.rules import FwMLP, FwPKM
@@ -67,6 +68,11 @@ ATTENTION: Names = {
     **_norm("q_norm", "q_norm"),
     **_norm("k_norm", "k_norm"),
 }
+MIXERS: dict[type[AbstractMixerConfig], tuple[str, Names]] = {
+    GatedDeltaNetConfig: ("linear_attn.", GATED_DELTA_NET),
+    AttentionConfig: ("self_attn.", ATTENTION),
+}
+"""The release's prefix and names of a mixer, by its configuration's class."""
 MLP: Names = {
     k: t for name in ("gate_proj", "up_proj", "down_proj") for k, t in _linear(name, name).items()
 }
@@ -139,22 +145,17 @@ def release_names(config: ModelConfig) -> Names:
 
 
 def _block_names(config: ModelConfig, index: int) -> Names:
-    mixers = {
-        "gdn": ("linear_attn.", GATED_DELTA_NET),
-        "swa": ("self_attn.", ATTENTION),
-        "attention": ("self_attn.", ATTENTION),
-    }
-    mixer = config.mixers[index]
-    if mixer not in mixers:
+    mixer = config.mixer_configs[index]
+    if type(mixer) not in MIXERS:
         raise ValueError(
-            f"mixers[{index}]={mixer!r}: how the release names such a layer is not known; it can "
-            f"be imported with {', '.join(map(repr, mixers))}."
+            f"mixers[{index}]={config.mixers[index]!r}: how the release names such a layer is not "
+            "known; it can be imported with 'gdn', 'swa', 'attention'."
         )
     is_pkm = index in config.pkm_layers
     names = {
         **_norm("mixer_norm", "input_layernorm"),
         **_norm("feed_forward_norm", "post_attention_layernorm"),
-        **_below("mixer/", *mixers[mixer]),
+        **_below("mixer/", *MIXERS[type(mixer)]),
         **_below("feed_forward/", *(("pkm.", PKM) if is_pkm else ("mlp.", MLP))),
     }
     if is_pkm:

@@ -1,9 +1,13 @@
 """The dense feed-forward layer."""
 
+from typing import ClassVar
+
 import jax
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
+
+from fwpkm_jax.layers.partition import ParameterAxes
 
 
 class SwiGLU(nnx.Module):
@@ -11,6 +15,11 @@ class SwiGLU(nnx.Module):
 
     References: Shazeer 2020, arXiv:2002.05202.
     """
+
+    parameter_axes: ClassVar[ParameterAxes] = {
+        "(gate|up)_proj/kernel": ("embed", "mlp"),
+        "down_proj/kernel": ("mlp", "embed"),
+    }
 
     def __init__(
         self,

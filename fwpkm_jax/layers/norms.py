@@ -1,5 +1,7 @@
 """Root-mean-square norms."""
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -7,6 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.normalize import rms_normalize
+from fwpkm_jax.layers.partition import ParameterAxes
 
 
 class RMSNorm(nnx.Module):
@@ -16,6 +19,8 @@ class RMSNorm(nnx.Module):
 
     References: Zhang and Sennrich 2019, arXiv:1910.07467.
     """
+
+    parameter_axes: ClassVar[ParameterAxes] = {"weight": (None,)}
 
     def __init__(self, dim: int, *, eps: float, dtype: DTypeLike | None = None):
         """Args: `dim` the normalised width; `dtype` of the result, None for the input's."""
@@ -33,6 +38,8 @@ class GatedRMSNorm(nnx.Module):
 
     The weight multiplies directly, unlike `RMSNorm`'s: the published layer has both kinds.
     """
+
+    parameter_axes: ClassVar[ParameterAxes] = {"weight": (None,)}
 
     def __init__(self, dim: int, *, eps: float, dtype: DTypeLike | None = None):
         """Args: `dim` the normalised width; `dtype` of the result, None for the gate's."""

@@ -5,7 +5,7 @@ set here. What it would split badly, or cannot (gathers, sorts, kernels), runs i
 each device's own part.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +25,15 @@ BATCH = ("data", "fsdp")
 """Mesh axes over which sequences are split."""
 HEADS = "model"
 """Mesh axis over which heads and hidden units are split."""
+
+LogicalAxes = tuple[str | None, ...]
+"""What a parameter's dimensions are: "vocab", "embed" (the model's width), "heads" (all heads' or
+groups of heads' features, one head after the other), "mlp" (hidden units), "slots" and "columns" of
+a learned value table; None: not one of these. `models.sharding.mesh_axes` says which are split."""
+ParameterAxes = Mapping[str, LogicalAxes | None]
+"""The axes of a module's parameters, by a pattern (`re.fullmatch`) for the name within the module,
+as `o_proj/kernel`; None: whole on every device, whatever the rank. A module declares them in its
+class, as `parameter_axes`; the innermost module that names a parameter decides."""
 
 
 @dataclass(frozen=True, kw_only=True)

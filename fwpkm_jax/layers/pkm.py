@@ -1,7 +1,7 @@
 """Product-key memory: a large table of slots, trained by the slow optimiser, in place of an MLP."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from fwpkm_jax.core.slots.shared_table import (
     own_slots,
     own_tokens,
 )
-from fwpkm_jax.layers.partition import BATCH, Partition
+from fwpkm_jax.layers.partition import BATCH, ParameterAxes, Partition
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.product_top_k import product_top_k
 from pallas_kernels.slot_read import slot_read
@@ -99,6 +99,18 @@ class PKM(nnx.Module):
 
     References: Lample et al. 2019, arXiv:1907.05242.
     """
+
+    parameter_axes: ClassVar[ParameterAxes] = {
+        "values": ("slots", "columns"),
+        "keys": (None, None, None, None),
+        "query_(scale|shift|mean|variance)": (None,),
+        "query_proj/kernel": ("embed", None),
+        "query_proj/bias": (None,),
+        "gate_proj/kernel": ("embed", "mlp"),
+        "gate_proj/bias": ("mlp",),
+        "out_proj/kernel": ("mlp", "embed"),
+        "out_proj/bias": (None,),
+    }
 
     def __init__(
         self,

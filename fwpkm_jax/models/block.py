@@ -6,7 +6,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunks import Memory
@@ -14,30 +13,12 @@ from fwpkm_jax.core.streams.holding import ChunkSize
 from fwpkm_jax.core.streams.streaming import Pending, clear
 from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightInfo
-from fwpkm_jax.layers.mixers.attention import Attention
-from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNet
-from fwpkm_jax.layers.mixers.lact import LaCT
-from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemory
-from fwpkm_jax.layers.mixers.persistent import PersistentTokens
-from fwpkm_jax.layers.mixers.titans import Titans
-from fwpkm_jax.layers.mixers.titans_wirings import TitansMAC, TitansMAG, TitansMAL
+from fwpkm_jax.layers.mixers.base import AbstractMixer
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.partition import BATCH, Partition
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.layers.pkm import PKM, QueryStatistics
 from fwpkm_jax.models.sharding import gathered
-
-Mixer = (
-    Attention
-    | GatedDeltaNet
-    | LaCT
-    | MatrixMemory
-    | PersistentTokens
-    | Titans
-    | TitansMAC
-    | TitansMAG
-    | TitansMAL
-)
 
 Remat = Literal["block"]
 """What a backward pass computes again instead of keeping it from the forward pass: of every layer
@@ -80,7 +61,7 @@ class Block(nnx.Module):
 
     def __init__(
         self,
-        mixer: Mixer,
+        mixer: AbstractMixer,
         feed_forward: SwiGLU | PKM,
         memory: FastWeight | None,
         model_dim: int,
@@ -162,8 +143,7 @@ class Block(nnx.Module):
 
     def reset_cache(self, state: BlockStream, *, pending: bool) -> BlockStream:
         """The state with an empty mixer cache of the same capacity, and maybe an empty queue."""
-        leaf = jax.tree.leaves(state.cache)[0]  # [batch, capacity, ...] in every cache.
-        cache = self.mixer.init_cache(leaf.shape[0], max_length=leaf.shape[1], dtype=leaf.dtype)
+        cache = self.mixer.reset_cache(state.cache)
         if pending and state.pending is not None:
             return BlockStream(cache, clear(state.pending))
         return BlockStream(cache, state.pending)
@@ -179,10 +159,7 @@ class Block(nnx.Module):
     ) -> tuple[jax.Array, jax.Array | None, QueryStatistics | None]:
         # Weights are gathered here, so that a checkpoint does not keep them gathered.
         mixer = gathered(partition, self.mixer, f"{name}/mixer")
-        if partition is None:
-            mixed, _ = mixer(self.mixer_norm(x), mask=mask)
-        else:
-            mixed = _mix_partitioned(mixer, self.mixer_norm(x), partition)
+        mixed, _ = mixer(self.mixer_norm(x), mask=mask, partition=partition)
         x = x + mixed
         if partition is not None:
             x = partition.by_sequence(x)
@@ -202,25 +179,3 @@ class Block(nnx.Module):
             out = feed_forward(normed, partition=partition, batch_statistics=batch_statistics)
             return x + out.output, out.slot_ids, out.statistics
         return x + feed_forward(normed), None, None
-
-
-def _mix_partitioned(mixer: Mixer, x: jax.Array, partition: Partition) -> jax.Array:
-    """A mixer's output, its work split by sequences, and by heads where it can be."""
-    if isinstance(mixer, Attention | GatedDeltaNet):
-        return mixer(x, partition=partition)[0]
-    return partition.run(
-        lambda mixer, x: mixer(x)[0], in_specs=(P(), P(BATCH)), out_specs=P(BATCH)
-    )(mixer, x)
-
-
-def mixer_output(mixer: Mixer) -> nnx.Linear | None:
-    """The map of a mixer that writes into the residual stream; a single Titans head has none."""
-    if isinstance(mixer, PersistentTokens):
-        return mixer_output(mixer.mixer)
-    if isinstance(mixer, TitansMAL):
-        return mixer.attention.o_proj
-    if isinstance(mixer, TitansMAC | TitansMAG):
-        return mixer.gate.out_proj
-    if isinstance(mixer, Attention | LaCT):
-        return mixer.o_proj
-    return mixer.out_proj

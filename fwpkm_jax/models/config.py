@@ -1,26 +1,25 @@
 """The layout of a decoder as data."""
 
+import difflib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
-from fwpkm_jax.layers.mixers.attention import AttentionConfig
-from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
-from fwpkm_jax.layers.mixers.lact import LaCTConfig
-from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
-from fwpkm_jax.layers.mixers.titans_config import TitansConfig
+from fwpkm_jax.layers.mixers import (
+    AbstractMixerConfig,
+    AttentionConfig,
+    GatedDeltaNetConfig,
+    LaCTConfig,
+    MatrixMemoryConfig,
+    TitansConfig,
+    mixer_config,
+    mixer_names,
+)
 from fwpkm_jax.layers.pkm import PKMConfig
-from fwpkm_jax.rules.matrix import MATRIX_RULES
 
-TITANS = ("titans", "titans_mac", "titans_mag", "titans_mal")
-MIXERS = ("gdn", "swa", "attention", "lact", *TITANS, *MATRIX_RULES)
-"""What `ModelConfig.mixers` may name."""
-# A command line and JSON offer what the registry holds; a type checker cannot know it.
-if TYPE_CHECKING:
-    MixerName = str
-else:
-    MixerName = Literal[MIXERS]
+Mixer = str | AbstractMixerConfig
+"""The name of a registered mixer, set by the sections of `ModelConfig`, or a configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +30,11 @@ class ModelConfig:
     """Tokens of the vocabulary."""
     model_dim: int = 768
     """Width of the residual stream."""
-    mixers: tuple[MixerName, ...] = ("gdn", "gdn", "gdn", "swa") * 3
+    mixers: tuple[Mixer, ...] = ("gdn", "gdn", "gdn", "swa") * 3
     """Token mixer of each layer: Gated DeltaNet (gdn), sliding-window (swa) or full attention,
     LaCT, Titans' memory alone (titans) or with a window of attention as its context, gate or layer
-    (titans_mac, titans_mag, titans_mal), or a matrix memory by its name in `rules.matrix`."""
+    (titans_mac, titans_mag, titans_mal), a matrix memory by its name in `rules.matrix`, or a
+    registered mixer of your own; on the command line also the JSON of a configuration."""
     mlp_dim: int = 2304
     """Hidden width of the SwiGLU layers."""
     memory_layers: tuple[int, ...] = ()
@@ -80,15 +80,7 @@ class ModelConfig:
         num_layers = len(self.mixers)
         if num_layers == 0:
             raise ValueError("mixers=() must name at least one layer's token mixer.")
-        for layer, name in enumerate(self.mixers):
-            if name not in MIXERS:
-                raise ValueError(f"mixers[{layer}]={name!r} is none of {', '.join(MIXERS)}.")
-        used = {MATRIX_RULES.get(name) for name in self.mixers}
-        for rule in self.matrix.rules:
-            if type(rule) not in used:
-                raise ValueError(
-                    f"matrix.rules sets {rule}, which no layer of mixers={self.mixers} uses."
-                )
+        self.matrix.check_used(self.mixer_configs)
         for name in ("memory_layers", "pkm_layers"):
             layers = getattr(self, name)
             outside = [layer for layer in layers if not 0 <= layer < num_layers]
@@ -97,11 +89,6 @@ class ModelConfig:
                     f"{name}={layers} must be distinct layers between 0 and {num_layers - 1}: "
                     f"mixers names {num_layers} layers."
                 )
-        if "titans_mac" in self.mixers and self.titans.chunk_size is None:
-            raise ValueError(
-                "titans.chunk_size=None leaves titans_mac without segments to attend in; give it a "
-                "number of tokens."
-            )
         if self.tie_embeddings and self.head_init_std is not None:
             raise ValueError(
                 f"head_init_std={self.head_init_std} has no effect with tie_embeddings=True; "
@@ -117,3 +104,25 @@ class ModelConfig:
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ValueError(f"{name}={value} must be at least 0.")
+
+    @property
+    def mixer_configs(self) -> tuple[AbstractMixerConfig, ...]:
+        """The configuration of each layer's token mixer.
+
+        Raises:
+          ValueError: a name is not registered, or the settings of a mixer do not go together.
+        """
+        configs, names = [], mixer_names()
+        for layer, mixer in enumerate(self.mixers):
+            if isinstance(mixer, AbstractMixerConfig):
+                configs.append(mixer)
+            elif mixer in names:
+                configs.append(mixer_config(mixer, self))
+            else:
+                near = difflib.get_close_matches(str(mixer), names, n=1, cutoff=0.0)
+                raise ValueError(
+                    f"mixers[{layer}]={mixer!r} is none of {', '.join(names)}; the nearest name is "
+                    f"{near[0]}. For a mixer of your own, call layers.mixers.register_mixer in its "
+                    "module and name the module in plugins."
+                )
+        return tuple(configs)

@@ -1,7 +1,6 @@
 """A decoder language model whose layout is data: embedding, blocks, head, and their memories."""
 
-import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,24 +13,26 @@ from fwpkm_jax.core.streams.holding import ChunkSize
 from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer, HeadInputs
 from fwpkm_jax.layers.memories.fast_weight import FastWeight
-from fwpkm_jax.layers.mixers.attention import Attention
-from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNet
-from fwpkm_jax.layers.mixers.lact import LaCT
-from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemory
-from fwpkm_jax.layers.mixers.titans_wirings import titans_mixer
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
+from fwpkm_jax.layers.partition import BATCH, HEADS, LogicalAxes, ParameterAxes, Partition
 from fwpkm_jax.layers.pkm import PKM
-from fwpkm_jax.models.block import Block, Mixer, Remat, mixer_output
-from fwpkm_jax.models.config import TITANS, MixerName, ModelConfig
+from fwpkm_jax.models.block import Block, Remat
+from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.outputs import Hidden, LMOutput, Stream, StreamOutput, layer_name
-from fwpkm_jax.models.sharding import gathered
-from fwpkm_jax.rules.matrix import MATRIX_RULES
+from fwpkm_jax.models.sharding import gathered_array
+
+_HEAD_AXES: LogicalAxes = ("embed", "vocab")
 
 
 class LanguageModel(nnx.Module):
     """A decoder; fast weights are an argument and a result, never an attribute."""
+
+    parameter_axes: ClassVar[ParameterAxes] = {
+        "embedding": ("vocab", "embed"),
+        "head": _HEAD_AXES,
+        "head_bias": (None,),
+    }
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: Any = "config"):
         """Draws the slow weights.
@@ -51,8 +52,8 @@ class LanguageModel(nnx.Module):
             init(config.init_std)(rngs.params(), (config.vocab_size, dim), jnp.float32)
         )
         blocks = []
-        for index, mixer_name in enumerate(config.mixers):
-            mixer = self._mixer(mixer_name, shared)
+        for index, mixer_config in enumerate(config.mixer_configs):
+            mixer = mixer_config.build(dim, **shared)
             if index in config.pkm_layers:
                 feed_forward = PKM(config.pkm, dim, dtype=dtype, rngs=rngs)
             else:
@@ -197,7 +198,7 @@ class LanguageModel(nnx.Module):
     ) -> Float[Array, "batch length vocab"]:
         """Of `Hidden.x` and `Hidden.token_bias`, in at least float32."""
         head, bias = self.readout()
-        head = gathered(partition, head, "head")
+        head = gathered_array(partition, head, _HEAD_AXES, name="head")
         logits = jnp.matmul(
             x,
             head.astype(x.dtype),
@@ -339,21 +340,6 @@ class LanguageModel(nnx.Module):
         y = of_sequences(self.fast_weight_layer, x, tokens, self.readout())
         return HeadInputs(y.astype(x.dtype), None)
 
-    def _mixer(self, name: MixerName, shared: dict[str, Any]) -> Mixer:
-        config = self.config
-        if name == "gdn":
-            return GatedDeltaNet(config.gdn, config.model_dim, **shared)
-        if name == "lact":
-            return LaCT(config.lact, config.model_dim, **shared)
-        if name in MATRIX_RULES:
-            rule = config.matrix.rule(name)
-            return MatrixMemory(rule, config.matrix, config.model_dim, **shared)
-        window = None if name == "attention" else config.window
-        attention = dataclasses.replace(config.attention, window=window)
-        if name in TITANS:
-            return titans_mixer(name, config.titans, attention, config.model_dim, **shared)
-        return Attention(attention, config.model_dim, **shared)
-
     def _embed(
         self, tokens: Int[Array, "batch length"], partition: Partition | None = None
     ) -> Float[Array, "batch length model"]:
@@ -383,7 +369,7 @@ class LanguageModel(nnx.Module):
 
 def _scale_branches(block: Block, scale: float) -> None:
     feed_forward = block.feed_forward
-    output = mixer_output(block.mixer)
+    output = block.mixer.output_map
     outputs = [] if output is None else [output]
     is_pkm = isinstance(feed_forward, PKM)
     outputs.append(feed_forward.out_proj if is_pkm else feed_forward.down_proj)

@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
-from fwpkm_jax.models.config import MixerName, ModelConfig
+from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules import FwMLP
 
 
-def _twelve(*mixers: MixerName) -> tuple[MixerName, ...]:
+def _twelve(*mixers: str) -> tuple[str, ...]:
     """The mixers over and over, for twelve layers."""
     return mixers * (12 // len(mixers))
 
 
-BACKBONES: dict[str, tuple[MixerName, ...]] = {
+BACKBONES: dict[str, tuple[str, ...]] = {
     "gdn": _twelve("gdn"),
     "gdn_swa": _twelve("gdn", "gdn", "gdn", "swa"),
     "gdn_fa": _twelve("gdn", "gdn", "gdn", "attention"),

@@ -1,73 +1,19 @@
-"""Which mesh axis splits which dimension of each slow weight: one table of rules."""
+"""Which mesh axis splits which dimension of each slow weight.
+
+Every module declares what the dimensions of its parameters are (`parameter_axes`, see
+`layers.partition.ParameterAxes`); `mesh_axes` maps them to a mesh.
+"""
 
 import functools
 import re
 from typing import Any
 
 import jax
+from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fwpkm_jax.layers.partition import HEADS, Partition
-
-LogicalAxes = tuple[str | None, ...]
-
-_MIXER = r".*mixer/((memory|attention|gate)/)?"  # Titans' wirings have parts.
-
-RULES: tuple[tuple[str, LogicalAxes], ...] = (
-    (r"embedding", ("vocab", "embed")),
-    (r"head", ("embed", "vocab")),
-    (r"head_bias", (None,)),
-    (r"(.*/)?\w*norm/weight", (None,)),
-    # Attention and LaCT; heads one after the other.
-    (rf"{_MIXER}[qkv]_proj/kernel", ("embed", "heads")),
-    (rf"{_MIXER}o_proj/kernel", ("heads", "embed")),
-    # Gated DeltaNet.
-    (r".*mixer/in_proj_(qkvz|ba)/kernel", ("embed", "heads")),
-    (rf"{_MIXER}out_proj/kernel", ("heads", "embed")),
-    (r".*mixer/(A_log|dt_bias)", ("heads",)),
-    (r".*mixer/conv_weight", (None, None)),
-    # LaCT: a memory per sequence and head, computed whole on every device of its sequence.
-    (rf"{_MIXER}(qkv|rate|momentum|scale)_proj/kernel", ("embed", None)),
-    (rf"{_MIXER}(rate|momentum|scale)_proj/bias", (None,)),
-    (r".*mixer/fast_(query|key)_(scale|shift)", (None,)),
-    (r".*mixer/((gate|up)_(left|right)|down)", (None, None, None)),
-    # Titans and its persistent tokens, likewise.
-    (rf"{_MIXER}(query|key|value|pool|gate)_proj/kernel", ("embed", None)),
-    (rf"{_MIXER}(forget|combine|tensor_rate)_proj/kernel", ("embed", None)),
-    (rf"{_MIXER}(forget|combine|tensor_rate)_proj/bias", (None,)),
-    (rf"{_MIXER}layers/\d+", (None, None, None)),
-    (rf"{_MIXER}(scale|(query|key|output)_norm)", (None, None)),
-    (rf"{_MIXER}tokens", (None, "embed")),
-    # Matrix memories, likewise.
-    (r".*mixer/(in|strength)_proj/kernel", ("embed", None)),
-    (r".*mixer/decay_proj/(layers/\d+/)?kernel", (None, None)),
-    (r".*mixer/(decay|strength)_proj/(layers/\d+/)?bias", (None,)),
-    (r".*mixer/log_rate", (None,)),
-    # Fast Weight Layer.
-    (r"fast_weight_layer/tensors/up", ("embed", None)),
-    (r"fast_weight_layer/tensors/down", (None, "embed")),
-    (
-        r"fast_weight_layer/(tensors/(up_bias|down_bias|scale|shift)|log_rates|decay_logits)",
-        (None,),
-    ),
-    # SwiGLU, and the gate of a product-key memory.
-    (r".*feed_forward/(gate|up)_proj/kernel", ("embed", "mlp")),
-    (r".*feed_forward/gate_proj/bias", ("mlp",)),
-    (r".*feed_forward/(down|out)_proj/kernel", ("mlp", "embed")),
-    (r".*feed_forward/out_proj/bias", (None,)),
-    # Product-key memory.
-    (r".*feed_forward/values", ("slots", "columns")),
-    (r".*feed_forward/keys", (None, None, None, None)),
-    (r".*feed_forward/query_(scale|shift|mean|variance)", (None,)),
-    (r".*feed_forward/query_proj/kernel", ("embed", None)),
-    (r".*feed_forward/query_proj/bias", (None,)),
-    # Fast-weight memory: all devices of a sequence find its slots.
-    (r".*memory/(query|value|gate)_proj/kernel", ("embed", None)),
-    (r".*memory/out_proj/kernel", (None, "embed")),
-    (r".*memory/\w+_proj/bias", (None,)),
-)
-"""A pattern for a whole name, and what the dimensions are called; the first match holds."""
+from fwpkm_jax.layers.partition import HEADS, LogicalAxes, Partition
 
 
 def path_name(path: Any) -> str:
@@ -89,34 +35,56 @@ def mesh_axes(partition: Partition) -> dict[str, tuple[str, ...]]:
     }
 
 
-def logical_axes(name: str) -> LogicalAxes:
-    """What the dimensions of a parameter are.
+def logical_axes(module: nnx.Module, path: Any, shape: tuple[int, ...]) -> LogicalAxes:
+    """What the dimensions of a parameter are, as the innermost module that names it declares.
+
+    Args:
+      module: the module that holds the parameter, at any depth.
+      path: pytree path of the parameter within `module`.
+      shape: of the parameter.
 
     Raises:
-      ValueError: no rule matches its name.
+      ValueError: no module declares the parameter, or the axes are of another rank.
     """
-    for pattern, axes in RULES:
-        if re.fullmatch(pattern, name):
-            return axes
-    raise ValueError(f"The parameter {name} matches none of models.sharding.RULES; add one.")
+    keys = path_name(path).split("/")
+    inner: Any = module
+    holders = [(inner, keys)]
+    for at, key in enumerate(keys[:-1], start=1):
+        inner = inner[int(key)] if key.isdigit() else getattr(inner, key)
+        holders.append((inner, keys[at:]))
+    for holder, rest in reversed(holders):
+        for pattern, axes in getattr(holder, "parameter_axes", {}).items():
+            if re.fullmatch(pattern, "/".join(rest)):
+                axes = (None,) * len(shape) if axes is None else axes
+                if len(axes) != len(shape):
+                    raise ValueError(
+                        f"parameter_axes of {type(holder).__name__} names {axes} for "
+                        f"{'/'.join(rest)}, its shape is {shape}."
+                    )
+                return axes
+    raise ValueError(
+        f"The parameter {'/'.join(keys)} of {type(module).__name__} matches no parameter_axes; add "
+        f'"{"/".join(keys)}": None to those of {type(module).__name__} to keep it whole on every '
+        "device, or name its dimensions."
+    )
 
 
-def parameter_spec(partition: Partition, name: str, shape: tuple[int, ...]) -> P:
+def parameter_spec(
+    partition: Partition, axes: LogicalAxes, shape: tuple[int, ...], *, name: str
+) -> P:
     """How a parameter is split.
 
     Args:
       partition: the mesh.
-      name: its path, as `blocks/0/mixer/o_proj/kernel`.
+      axes: what its dimensions are.
       shape: its shape.
+      name: its path, for the error.
 
     Raises:
-      ValueError: no rule matches, its rule is for another rank, or a dimension does not divide.
+      ValueError: a dimension does not divide.
     """
-    logical, to_mesh = logical_axes(name), mesh_axes(partition)
-    if len(logical) != len(shape):
-        raise ValueError(f"The rule of the parameter {name} names {logical}, its shape is {shape}.")
-    spec = []
-    for axis, size in zip(logical, shape, strict=True):
+    to_mesh, spec = mesh_axes(partition), []
+    for axis, size in zip(axes, shape, strict=True):
         along = to_mesh.get(axis, ()) if axis is not None else ()
         parts = partition.size(*along)
         if size % parts:
@@ -129,12 +97,21 @@ def parameter_spec(partition: Partition, name: str, shape: tuple[int, ...]) -> P
     return P(*spec)
 
 
-def parameter_shardings(partition: Partition, params: Any) -> Any:
-    """The layout of every slow weight, in the shape of `params` (arrays or their shapes)."""
+def parameter_shardings(partition: Partition, params: Any, *, graphdef: nnx.GraphDef[Any]) -> Any:
+    """The layout of every slow weight, in the shape of `params`.
+
+    Args:
+      partition: the mesh.
+      params: arrays or their shapes.
+      graphdef: the structure of the model they belong to.
+    """
+    model = nnx.merge(graphdef, params)
 
     def of(path: Any, leaf: Any) -> NamedSharding:
-        spec = parameter_spec(partition, path_name(path), leaf.shape)
-        return NamedSharding(partition.mesh, spec)
+        axes = logical_axes(model, path, leaf.shape)
+        return NamedSharding(
+            partition.mesh, parameter_spec(partition, axes, leaf.shape, name=path_name(path))
+        )
 
     return jax.tree_util.tree_map_with_path(of, params)
 
@@ -144,21 +121,28 @@ def gathered(partition: Partition | None, module: Any, name: str) -> Any:
 
     Args:
       partition: None leaves the module as it is.
-      module: a module or parameter.
-      name: its path in the model, for the rules.
+      module: the module.
+      name: its path in the model, for errors.
     """
     if partition is None or partition.size("fsdp") == 1:
         return module
 
     def gather(path: Any, leaf: jax.Array) -> jax.Array:
-        full = "/".join(part for part in (name, path_name(path)) if part)
-        spec = parameter_spec(partition, full, leaf.shape)
-        if "embed" not in logical_axes(full):
-            return leaf
-        whole = P(*(None if axis == ("fsdp",) else axis for axis in spec))
-        return _gather(partition.sharding(*whole), partition.sharding(*spec), leaf)
+        axes = logical_axes(module, path, leaf.shape)
+        return gathered_array(partition, leaf, axes, name=f"{name}/{path_name(path)}")
 
     return jax.tree_util.tree_map_with_path(gather, module)
+
+
+def gathered_array(
+    partition: Partition | None, array: jax.Array, axes: LogicalAxes, *, name: str
+) -> jax.Array:
+    """`gathered` of one array whose dimensions are `axes`."""
+    if partition is None or partition.size("fsdp") == 1 or "embed" not in axes:
+        return array
+    spec = parameter_spec(partition, axes, array.shape, name=name)
+    whole = P(*(None if axis == ("fsdp",) else axis for axis in spec))
+    return _gather(partition.sharding(*whole), partition.sharding(*spec), array)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -198,8 +198,9 @@ class _Run:
         """Where the state's arrays lie, None for all on the one device."""
         if self.partition is None:
             return None
-        rule = self.experiment.model.fast_weight.rule
-        return state_shardings(self.partition, shapes, rule=rule, optimizer=self.optimizer)
+        return state_shardings(
+            self.partition, shapes, graphdef=self.graphdef, optimizer=self.optimizer
+        )
 
     def _train(self, state: TrainState, start: int) -> TrainResult:
         """Steps until the last one or a signal."""

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 import optax
+from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fwpkm_jax.layers.partition import BATCH, HEADS, MeshConfig, Partition
+from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.sharding import parameter_shardings
 from fwpkm_jax.rules.base import AbstractRule
 from fwpkm_jax.training.state import Memories, TrainState
@@ -76,11 +78,9 @@ def check_mesh(experiment: Experiment) -> None:
             groups //= training.micro_batches
         partition.memory_specs(model.fast_weight.rule, {})
         partition.check_groups(groups, sequences // groups)
-    if "gdn" in model.mixers:
-        partition.check_divides("gdn.num_key_heads", model.gdn.num_key_heads, HEADS)
-    if {"swa", "attention"} & set(model.mixers):
-        partition.check_divides("attention.num_heads", model.attention.num_heads, HEADS)
-        partition.check_divides("attention.num_kv_heads", model.attention.num_kv_heads, HEADS)
+    for mixer in model.mixer_configs:
+        for name, number in mixer.split_numbers.items():
+            partition.check_divides(name, number, HEADS)
 
 
 def _shape(config: MeshConfig) -> tuple[tuple[int, ...], tuple[str, ...], tuple[AxisType, ...]]:
@@ -96,22 +96,23 @@ def state_shardings(
     partition: Partition,
     state: TrainState,
     *,
-    rule: AbstractRule,
+    graphdef: nnx.GraphDef[LanguageModel],
     optimizer: optax.GradientTransformation | None,
 ) -> TrainState:
     """The layout of every array of a state.
 
-    Slow weights and the optimiser's copies of them follow `models.sharding.RULES`, memories the
-    mesh's memory layout, numbers are everywhere.
+    Slow weights and the optimiser's copies of them follow what their modules declare, memories
+    the mesh's memory layout, numbers are everywhere.
 
     Args:
       partition: the mesh.
       state: arrays or their shapes.
-      rule: of the memories.
+      graphdef: the model's structure.
       optimizer: what made `opt_state`; None: it is empty.
     """
     everywhere: Any = NamedSharding(partition.mesh, P())
-    params = parameter_shardings(partition, state.params)
+    params = parameter_shardings(partition, state.params, graphdef=graphdef)
+    rule = nnx.merge(graphdef, state.params).config.fast_weight.rule
     opt_state = state.opt_state
     if optimizer is not None:
         opt_state = optax.tree_map_params(

@@ -167,7 +167,7 @@ def _gradients(
     def grad_fn(*arguments: Any) -> Any:
         value, grads = value_and_grad(*arguments)
         if config.partition is not None:
-            layout = parameter_shardings(config.partition, grads)
+            layout = parameter_shardings(config.partition, grads, graphdef=graphdef)
             grads = jax.lax.with_sharding_constraint(grads, layout)
         return value, grads
 
@@ -252,8 +252,7 @@ def _keep_layout(
     """The step with its state laid out as it came, so that a compiled step takes it again."""
 
     def step_of_parts(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        rule = nnx.merge(graphdef, state.params).config.fast_weight.rule
-        layout = state_shardings(partition, state, rule=rule, optimizer=optimizer)
+        layout = state_shardings(partition, state, graphdef=graphdef, optimizer=optimizer)
         new_state, metrics = step(state, batch)
         metrics = jax.tree.map(partition.constrain, metrics)
         return jax.lax.with_sharding_constraint(new_state, layout), metrics

@@ -11,12 +11,13 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
-from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
-from fwpkm_jax.layers.mixers.lact import LaCT, LaCTConfig
-from fwpkm_jax.layers.mixers.titans import Titans
-from fwpkm_jax.layers.mixers.titans_config import TitansConfig
-from fwpkm_jax.layers.mixers.titans_wirings import titans_mixer
+from fwpkm_jax.layers.mixers import (
+    AttentionConfig,
+    GatedDeltaNetConfig,
+    LaCTConfig,
+    TitansConfig,
+    TitansMixerConfig,
+)
 
 MODEL_DIM = 6
 ATTENTION = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "rotary_fraction": 0.5}
@@ -30,28 +31,21 @@ TITANS |= {"pooling": "attention", "output_norm": True}
 WIRED = {"num_heads": 1, "head_dim": 6, "depth": 1, "residual_norm": False, "max_rate": 0.5}
 
 
-def wired(name, **options):
-    return functools.partial(titans_mixer, name, TitansConfig(**WIRED, **options))
+def wired(wiring, *, window=None, **options):
+    attention = AttentionConfig(**ATTENTION, window=window)
+    memory = TitansConfig(**WIRED, **options)
+    return TitansMixerConfig(wiring=wiring, memory=memory, attention=attention)
 
 
 MIXERS = {
-    "attention": (Attention, AttentionConfig(**ATTENTION)),
-    "window": (Attention, AttentionConfig(**ATTENTION, window=3)),
-    "gdn": (GatedDeltaNet, GatedDeltaNetConfig(**GDN, chunk_size=4)),
-    "lact": (LaCT, LaCTConfig(**LACT)),
-    "titans": (Titans, TitansConfig(**TITANS)),
-    "titans_mac": (
-        wired("titans_mac", chunk_size=4, write_size=2, num_persistent=2),
-        AttentionConfig(**ATTENTION),
-    ),
-    "titans_mag": (
-        wired("titans_mag", chunk_size=5, num_persistent=3),
-        AttentionConfig(**ATTENTION, window=3),
-    ),
-    "titans_mal": (
-        wired("titans_mal", chunk_size=None, num_persistent=2),
-        AttentionConfig(**ATTENTION, window=3),
-    ),
+    "attention": AttentionConfig(**ATTENTION),
+    "window": AttentionConfig(**ATTENTION, window=3),
+    "gdn": GatedDeltaNetConfig(**GDN, chunk_size=4),
+    "lact": LaCTConfig(**LACT),
+    "titans": TitansMixerConfig(wiring="alone", memory=TitansConfig(**TITANS)),
+    "titans_mac": wired("mac", chunk_size=4, write_size=2, num_persistent=2),
+    "titans_mag": wired("mag", chunk_size=5, num_persistent=3, window=3),
+    "titans_mal": wired("mal", chunk_size=None, num_persistent=2, window=3),
 }
 # The wirings of Titans are seen by default in the decoder's tests, `tests/generation`.
 NAMES = [
@@ -66,8 +60,8 @@ several = settings(max_examples=15, deadline=None, derandomize=True)
 
 
 def make(name, dtype=None):
-    mixer, config = MIXERS[name]
-    return mixer(config, MODEL_DIM, norm_eps=1e-5, init_std=0.5, dtype=dtype, rngs=nnx.Rngs(0))
+    options = {"norm_eps": 1e-5, "init_std": 0.5, "dtype": dtype}
+    return MIXERS[name].build(MODEL_DIM, **options, rngs=nnx.Rngs(0))
 
 
 @functools.cache

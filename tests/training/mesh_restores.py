@@ -14,7 +14,7 @@ from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig, Checkpoi
 from fwpkm_jax.training.checkpoints.restore import read_checkpoint
 from fwpkm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from fwpkm_jax.training.sharding import make_partition, state_shardings
-from fwpkm_jax.training.state import MemoryConfig, TrainState, init_state
+from fwpkm_jax.training.state import MemoryConfig, TrainState, init_state, model_graph
 
 MESHES = {
     "1": MeshConfig(),
@@ -48,8 +48,8 @@ def restores(
         partition = make_partition(mesh, jax.devices()[: mesh.num_devices])
         if partition is None:
             return None
-        rule = model.fast_weight.rule
-        return state_shardings(partition, shapes, rule=rule, optimizer=optimizer)
+        graphdef = model_graph(model)
+        return state_shardings(partition, shapes, graphdef=graphdef, optimizer=optimizer)
 
     layouts = {name: layout_on(mesh) for name, mesh in MESHES.items()}
     expected = _numpy(jax.jit(init)())

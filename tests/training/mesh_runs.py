@@ -176,8 +176,8 @@ def train(run: Run) -> dict[str, Any]:
 
     layout = None
     if partition is not None:
-        rule = model.fast_weight.rule
-        layout = state_shardings(partition, jax.eval_shape(init), rule=rule, optimizer=optimizer)
+        shapes, graphdef = jax.eval_shape(init), model_graph(model)
+        layout = state_shardings(partition, shapes, graphdef=graphdef, optimizer=optimizer)
     state = jax.jit(init, out_shardings=layout)()
     step = make_train_step(
         model_graph(model),

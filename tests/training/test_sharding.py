@@ -2,23 +2,31 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from fwpkm_jax.layers.partition import MeshConfig, Partition
-from fwpkm_jax.models.sharding import RULES, parameter_shardings, parameter_spec
+from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
+from fwpkm_jax.layers.mixers import TitansConfig
+from fwpkm_jax.layers.norms import RMSNorm
+from fwpkm_jax.layers.partition import MeshConfig, ParameterAxes, Partition
+from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
+from fwpkm_jax.models.sharding import logical_axes, parameter_shardings, parameter_spec, path_name
 from fwpkm_jax.paper import TABLE_1, paper_model
 from fwpkm_jax.rules import FwMLP
 from fwpkm_jax.training.loop import train
 from fwpkm_jax.training.sharding import check_mesh, make_partition
-from fwpkm_jax.training.state import MemoryConfig, init_state, named_leaves
+from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph, named_leaves
 from tests.training.tiny_config import get_config
 
 SLOTS, CHUNKS = 144, 2
@@ -162,13 +170,42 @@ def test_a_dense_memory_is_not_shared():
 
 def test_a_weight_that_does_not_divide_is_named():
     name, partition = "blocks/3/mixer/o_proj/kernel", abstract_partition(fsdp=4, model=8)
-    assert parameter_spec(partition, name, (24, 12)) == P(("model",), ("fsdp",))
+    axes = ("heads", "embed")
+    assert parameter_spec(partition, axes, (24, 12), name=name) == P(("model",), ("fsdp",))
     with pytest.raises(ValueError, match=r"heads dimension of blocks/3.*, 20, .*mesh\.model=8"):
-        parameter_spec(partition, name, (20, 12))
-    with pytest.raises(ValueError, match=r"names \('heads', 'embed'\), its shape is \(8,\)"):
-        parameter_spec(partition, name, (8,))
-    with pytest.raises(ValueError, match=r"blocks/3/mixer/unheard_of matches none"):
-        parameter_spec(partition, "blocks/3/mixer/unheard_of", (8,))
+        parameter_spec(partition, axes, (20, 12), name=name)
+
+
+class Declared(nnx.Module):
+    """Declares one of its parameters rightly, one with another rank, one whole, and one not."""
+
+    parameter_axes: ClassVar[ParameterAxes] = {
+        "inner/weight|wrong": ("heads", "embed"),
+        "whole": None,
+    }
+
+    def __init__(self):
+        self.inner = nnx.Dict(weight=nnx.Param(jnp.zeros((2, 3))))
+        self.whole = nnx.Param(jnp.zeros((2, 3, 4)))
+        self.wrong, self.unheard_of = nnx.Param(jnp.zeros(8)), nnx.Param(jnp.zeros(8))
+        self.norm = RMSNorm(8, eps=1e-5)
+
+
+def test_a_parameter_has_the_axes_that_the_innermost_module_declares():
+    module = Declared()
+    leaves, _ = jax.tree_util.tree_flatten_with_path(nnx.state(module))
+    paths = {path_name(path): (path, leaf.shape) for path, leaf in leaves}
+
+    def axes(name):
+        return logical_axes(module, *paths[name])
+
+    assert axes("inner/weight") == ("heads", "embed")
+    assert axes("whole") == (None, None, None)
+    assert axes("norm/weight") == (None,)
+    with pytest.raises(ValueError, match=r"names \('heads', 'embed'\) for wrong, its .* \(8,\)"):
+        axes("wrong")
+    with pytest.raises(ValueError, match=r'unheard_of of Declared .* "unheard_of": None'):
+        axes("unheard_of")
 
 
 @pytest.mark.parametrize("name", ["gdn_fa__fwmlp2_6_10", "gdn_swa__pkm6_fwpkm2_10", "lact"])
@@ -178,7 +215,8 @@ def test_every_weight_of_the_papers_models_has_its_rule(name):
     params = jax.eval_shape(
         lambda: init_state(model, memory=MemoryConfig(), optimizer=None, seed=0)
     ).params
-    layouts = named_leaves(parameter_shardings(abstract_partition(4, 16, 4), params))
+    partition, graphdef = abstract_partition(4, 16, 4), model_graph(model)
+    layouts = named_leaves(parameter_shardings(partition, params, graphdef=graphdef))
     shapes = named_leaves(params)
     assert layouts.keys() == shapes.keys()
     # Whole are vectors, sub-keys, and what LaCT makes its first weights of.
@@ -186,8 +224,21 @@ def test_every_weight_of_the_papers_models_has_its_rule(name):
     assert sum(shapes[n].size for n in whole) < 0.03 * sum(x.size for x in shapes.values())
 
 
-def test_rules_do_not_shadow_each_other():
-    assert len({pattern for pattern, _ in RULES}) == len(RULES)
+def test_declared_patterns_do_not_shadow_each_other():
+    mixers = ("gdn", "swa", "lact", "gla", "titans", "titans_mac", "titans_mag", "titans_mal")
+    titans = TitansConfig(num_heads=2, head_dim=8, chunk_size=32, num_persistent=2)
+    config = ModelConfig(
+        mixers=mixers, titans=titans, pkm_layers=(1,), memory_layers=(2,), head_bias=True,
+        tie_embeddings=False, fast_weight_layer=FastWeightLayerConfig(hidden_dim=8),
+    )  # fmt: skip
+    model, matched = nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0))), set()
+    for path, module in nnx.iter_modules(model):
+        names = named_leaves(nnx.state(module))
+        for pattern in getattr(module, "parameter_axes", {}):
+            found = {(path, name) for name in names if re.fullmatch(pattern, name)}
+            assert not found & matched, f"{type(module).__name__} names these by two patterns"
+            matched |= found
+    assert len(matched) == len(named_leaves(nnx.state(model)))
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Fast Weight Layers: a last layer that takes a gradient step on every token it has seen."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from fwpkm_jax.layers.fast_weight_layers.steps import (
     move_vector,
     token_gradients,
 )
+from fwpkm_jax.layers.partition import ParameterAxes
 
 Readout = tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None]
 """The head's matrix and bias."""
@@ -98,6 +99,12 @@ class FastWeightLayer(nnx.Module):
 
     References: Clark et al. 2022, arXiv:2212.02475.
     """
+
+    parameter_axes: ClassVar[ParameterAxes] = {
+        "tensors/up": ("embed", None),
+        "tensors/down": (None, "embed"),
+        "tensors/(up_bias|down_bias|scale|shift)|log_rates|decay_logits": (None,),
+    }
 
     def __init__(
         self, config: FastWeightLayerConfig, model_dim: int, *, init_std: float, rngs: nnx.Rngs

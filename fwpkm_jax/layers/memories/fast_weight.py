@@ -1,7 +1,7 @@
 """A fast-weight memory on the residual stream: projections, gate, any chunk rule, residual."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from fwpkm_jax.core.targets import (
     write_weights,
 )
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.partition import BATCH, Partition
+from fwpkm_jax.layers.partition import BATCH, ParameterAxes, Partition
 from fwpkm_jax.rules import FwMLP, FwPKM
 
 Normalizer = Literal["none", "standardize", "l2"]
@@ -97,6 +97,13 @@ class FastWeight(nnx.Module):
     The memory comes in and goes out as an argument with a leading axis of groups; sequences of one
     group share a memory, neighbours in the batch first.
     """
+
+    # All devices of a sequence find its slots.
+    parameter_axes: ClassVar[ParameterAxes] = {
+        "(query|value|gate)_proj/kernel": ("embed", None),
+        "out_proj/kernel": (None, "embed"),
+        r"\w+_proj/bias": (None,),
+    }
 
     def __init__(
         self,

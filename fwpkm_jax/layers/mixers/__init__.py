@@ -1,1 +1,53 @@
-"""Token mixers."""
+"""Token mixers; `base` is their contract, `register_mixer` gives one a name."""
+
+from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
+from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, OwnMemory
+from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
+from fwpkm_jax.layers.mixers.lact import LaCT, LaCTConfig
+from fwpkm_jax.layers.mixers.matrix_memory import (
+    MatrixMemory,
+    MatrixMemoryConfig,
+    MatrixMixerConfig,
+)
+from fwpkm_jax.layers.mixers.persistent import PersistentTokens
+from fwpkm_jax.layers.mixers.registry import (
+    mixer_config,
+    mixer_module,
+    mixer_names,
+    register_mixer,
+)
+from fwpkm_jax.layers.mixers.titans import Titans
+from fwpkm_jax.layers.mixers.titans_config import TitansConfig
+from fwpkm_jax.layers.mixers.titans_wirings import (
+    TitansMAC,
+    TitansMAG,
+    TitansMAL,
+    TitansMixerConfig,
+)
+
+__all__ = [
+    "AbstractMixer",
+    "AbstractMixerConfig",
+    "Attention",
+    "AttentionConfig",
+    "GatedDeltaNet",
+    "GatedDeltaNetConfig",
+    "LaCT",
+    "LaCTConfig",
+    "Mask",
+    "MatrixMemory",
+    "MatrixMemoryConfig",
+    "MatrixMixerConfig",
+    "OwnMemory",
+    "PersistentTokens",
+    "Titans",
+    "TitansConfig",
+    "TitansMAC",
+    "TitansMAG",
+    "TitansMAL",
+    "TitansMixerConfig",
+    "mixer_config",
+    "mixer_module",
+    "mixer_names",
+    "register_mixer",
+]

@@ -1,15 +1,15 @@
 """Gated softmax attention, full or over a sliding window."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.attention.cached import RingCache, put_in_ring, ring_attention
 from fwpkm_jax.core.attention.softmax import (
@@ -21,13 +21,15 @@ from fwpkm_jax.core.attention.softmax import (
     whole_sequence_attention,
 )
 from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
+from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask
+from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
+from fwpkm_jax.layers.partition import BATCH, HEADS, ParameterAxes, Partition
 from fwpkm_jax.layers.rotary import YarnConfig, apply_rotary, rotary_frequencies
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionConfig:
+class AttentionConfig(AbstractMixerConfig):
     """Shape of a softmax attention layer; the defaults are the paper's."""
 
     num_heads: int = 12
@@ -73,6 +75,32 @@ class AttentionConfig:
         """Dimensions of a head that carry the position."""
         return int(self.head_dim * self.rotary_fraction)
 
+    def build(self, model_dim: int, **shared: Any) -> "Attention":
+        return Attention(self, model_dim, **shared)
+
+    @property
+    def label(self) -> str:
+        seen = "all tokens" if self.window is None else f"the last {self.window:,} tokens"
+        return f"attention over {seen}"
+
+    @property
+    def split_numbers(self) -> Mapping[str, int]:
+        return {
+            "attention.num_heads": self.num_heads,
+            "attention.num_kv_heads": self.num_kv_heads,
+        }
+
+    @property
+    def reach(self) -> int | None:
+        return self.window
+
+    def in_window(self, window: int) -> "AttentionConfig | None":
+        return replace(self, window=window) if self.window is None else None
+
+
+register_mixer("attention", lambda model: replace(model.attention, window=None))
+register_mixer("swa", lambda model: replace(model.attention, window=model.window))
+
 
 class AttentionCache(NamedTuple):
     """The latest tokens' keys and values, oldest first; position -1 marks an empty entry."""
@@ -96,7 +124,7 @@ class AttentionInputs(NamedTuple):
     gate: Float[Array, "batch length heads head"]
 
 
-class Attention(nnx.Module):
+class Attention(AbstractMixer):
     """Softmax attention with normalised queries and keys, and a sigmoid gate on its output.
 
     `q_proj` yields for each head its query, then its gate, as published weights have it. There
@@ -105,6 +133,11 @@ class Attention(nnx.Module):
     References: Qiu et al. 2025, arXiv:2505.06708 (gate); Henry et al. 2020, arXiv:2010.04245
     (query and key norm); Ainslie et al. 2023, arXiv:2305.13245 (shared key heads).
     """
+
+    parameter_axes: ClassVar[ParameterAxes] = {
+        "[qkv]_proj/kernel": ("embed", "heads"),
+        "o_proj/kernel": ("heads", "embed"),
+    }
 
     def __init__(
         self,
@@ -151,33 +184,33 @@ class Attention(nnx.Module):
             next_position=jnp.zeros((batch,), jnp.int32),
         )
 
-    def __call__(
+    def capacity(self, cache: Cache) -> int | None:
+        return cache.keys.shape[1] if self.config.window is None else None
+
+    @property
+    def output_map(self) -> nnx.Linear:
+        return self.o_proj
+
+    def mix(
         self,
         x: Float[Array, "batch length model"],
         *,
-        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        mask: Mask = None,
         cache: Cache | None = None,
-        partition: Partition | None = None,
         persistent: Float[Array, "persistent model"] | None = None,
     ) -> tuple[Float[Array, "batch length model"], Cache | None]:
-        """The layer's output, and the cache to continue from.
+        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
 
         Args:
           x: `[batch, length, model]`.
-          mask: 0 at padding, which takes no position, is seen by no token and yields zeros.
-          cache: of the tokens before, from `init_cache` or the last call; None for a whole
-            sequence. Pieces of any size give what the whole gives.
-          partition: of a whole sequence's work over devices, by sequences and heads.
+          mask: 0 at padding.
+          cache: of the tokens before.
           persistent: tokens that every token sees beside its window, as if they stood right before
             the sequence; the same in each call of a stream.
 
-        Returns:
-          Output `[batch, length, model]`, and the new cache (None if none was given).
-
         Raises:
-          ValueError: persistent tokens for full attention, or over several devices.
+          ValueError: persistent tokens for full attention.
         """
-        chex.assert_rank(x, 3)
         batch, length, _ = x.shape
         packing = None if mask is None else pack_tokens(mask)
         positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
@@ -188,9 +221,9 @@ class Attention(nnx.Module):
             positions = jnp.where(packing.is_real, positions, -1)
 
         query, key, value, gate = self.project(x, positions)
-        before = None if persistent is None else self._persistent(persistent, partition)
+        before = None if persistent is None else self._persistent(persistent)
         if cache is None:
-            output = self.attend(query, key, value, positions, partition, before)
+            output = self.attend(query, key, value, positions, persistent=before)
         elif isinstance(cache, RingCache):
             output = ring_attention(query, key, value, cache, positions=positions)
             cache = put_in_ring(cache, key, value, positions=positions, after=output)
@@ -207,11 +240,19 @@ class Attention(nnx.Module):
         attended = attended * jax.nn.sigmoid(gate)
         return self.o_proj(attended.reshape(*attended.shape[:2], -1))
 
-    def _persistent(self, tokens: jax.Array, partition: Partition | None) -> KeysAndValues:
-        if self.config.window is None or partition is not None:
+    def mix_partitioned(
+        self, x: Float[Array, "batch length model"], partition: Partition
+    ) -> Float[Array, "batch length model"]:
+        """`mix`, each device with its own sequences and heads."""
+        positions = jnp.arange(x.shape[1], dtype=jnp.int32)
+        positions = jnp.broadcast_to(positions, x.shape[:2])
+        query, key, value, gate = self.project(x, positions)
+        return self.gated(self.attend(query, key, value, positions, partition), gate)
+
+    def _persistent(self, tokens: jax.Array) -> KeysAndValues:
+        if self.config.window is None:
             raise ValueError(
-                f"window={self.config.window}, partition={partition}: persistent tokens go with a "
-                "window, on one device."
+                "window=None: persistent tokens go with a window; give the attention one."
             )
         positions = jnp.arange(-tokens.shape[0], 0, dtype=jnp.int32)[None]
         projected = self.project(tokens[None], positions)
@@ -256,8 +297,8 @@ class Attention(nnx.Module):
 
         if partition is None:
             return attend(query, key, value, positions)
-        for name in ("num_heads", "num_kv_heads"):
-            partition.check_divides(f"attention.{name}", getattr(self.config, name), HEADS)
+        for name, number in self.config.split_numbers.items():
+            partition.check_divides(name, number, HEADS)
         by_head = P(BATCH, None, HEADS)
         return partition.run(
             attend, in_specs=(by_head, by_head, by_head, P(BATCH)), out_specs=by_head

@@ -1,30 +1,32 @@
 """Gated DeltaNet: the gated delta rule as a token mixer."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.normalize import l2_normalize
 from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.recurrence.gated_delta import recurrent_gated_delta_rule
+from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask
 from fwpkm_jax.layers.mixers.memory_heads import MemoryHeads, causal_convolution
+from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.norms import GatedRMSNorm
-from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
+from fwpkm_jax.layers.partition import BATCH, HEADS, ParameterAxes, Partition
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedDeltaNetConfig(MemoryHeads):
+class GatedDeltaNetConfig(MemoryHeads, AbstractMixerConfig):
     """Shape of a Gated DeltaNet layer; the defaults are the paper's."""
 
     chunk_size: int = 64
@@ -37,6 +39,20 @@ class GatedDeltaNetConfig(MemoryHeads):
         """Channels of the convolution: all queries, all keys, all values."""
         keys = 2 * self.num_key_heads * self.key_head_dim
         return keys + self.num_value_heads * self.value_head_dim
+
+    def build(self, model_dim: int, **shared: Any) -> "GatedDeltaNet":
+        return GatedDeltaNet(self, model_dim, **shared)
+
+    @property
+    def label(self) -> str:
+        return "Gated DeltaNet"
+
+    @property
+    def split_numbers(self) -> Mapping[str, int]:
+        return {"gdn.num_key_heads": self.num_key_heads}
+
+
+register_mixer("gdn", lambda model: model.gdn)
 
 
 class GatedDeltaNetCache(NamedTuple):
@@ -70,7 +86,7 @@ class HeadWeights(NamedTuple):
     dt_bias: Float[Array, " heads"]
 
 
-class GatedDeltaNet(nnx.Module):
+class GatedDeltaNet(AbstractMixer):
     """The gated delta rule between a short convolution and a gated norm.
 
     With q, k, v, z, a, b projections of the input, per head:
@@ -84,6 +100,13 @@ class GatedDeltaNet(nnx.Module):
 
     References: Yang et al. 2024, arXiv:2412.06464.
     """
+
+    parameter_axes: ClassVar[ParameterAxes] = {
+        "in_proj_(qkvz|ba)/kernel": ("embed", "heads"),
+        "out_proj/kernel": ("heads", "embed"),
+        "A_log|dt_bias": ("heads",),
+        "conv_weight": (None, None),
+    }
 
     def __init__(
         self,
@@ -122,33 +145,22 @@ class GatedDeltaNet(nnx.Module):
         del max_length
         return empty_cache(self.config, batch, dtype)
 
-    def __call__(
+    @property
+    def output_map(self) -> nnx.Linear:
+        return self.out_proj
+
+    def mix(
         self,
         x: Float[Array, "batch length model"],
         *,
-        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        mask: Mask = None,
         cache: GatedDeltaNetCache | None = None,
-        partition: Partition | None = None,
     ) -> tuple[Float[Array, "batch length model"], GatedDeltaNetCache | None]:
-        """The layer's output, and the cache to continue from.
+        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
 
-        Args:
-          x: `[batch, length, model]`.
-          mask: 0 at padding, which neither writes nor decays nor shifts the convolution, and
-            yields zeros.
-          cache: of the tokens before, from `init_cache` or the last call; None for a whole
-            sequence. Pieces of any size give what the whole gives.
-          partition: of a whole sequence's work over devices, by sequences and heads; without mask
-            and cache.
-
-        Returns:
-          Output `[batch, length, model]`, and the new cache (None if none was given).
+        Padding neither writes nor decays nor shifts the convolution.
         """
-        chex.assert_rank(x, 3)
         batch, length, _ = x.shape
-        if partition is not None:
-            output = self._mix_by_heads(x, partition)
-            return self.out_proj(output.reshape(batch, length, -1)), None
         packing = None if mask is None else pack_tokens(mask)
         if packing is not None:
             x = pack(x, packing)
@@ -163,7 +175,9 @@ class GatedDeltaNet(nnx.Module):
         start = cache
         if start is None:
             start = self.init_cache(batch, max_length=length, dtype=projections.conv_inputs.dtype)
-        output, end = self.mix(projections, start, counts)
+        output, end = mix_heads(
+            self.config, self.head_weights(), self.norm, projections, start, counts
+        )
         y = self.out_proj(output.reshape(batch, length, -1))
         y = y if packing is None else unpack(y, packing)
         return y, None if cache is None else end
@@ -178,24 +192,13 @@ class GatedDeltaNet(nnx.Module):
         """The weights that belong to single heads, but for the linear maps."""
         return HeadWeights(self.conv_weight[...], self.A_log[...], self.dt_bias[...])
 
-    def mix(
-        self,
-        projections: Projections,
-        cache: GatedDeltaNetCache,
-        counts: Int[Array, " batch"] | None,
-    ) -> tuple[Float[Array, "batch length heads value"], GatedDeltaNetCache]:
-        """The gated norm's output, and the new cache.
-
-        `counts` says how many tokens of each sequence are real (they come first), None for all.
-        """
-        return mix_heads(self.config, self.head_weights(), self.norm, projections, cache, counts)
-
-    def _mix_by_heads(
+    def mix_partitioned(
         self, x: Float[Array, "batch length model"], partition: Partition
-    ) -> Float[Array, "batch length heads value"]:
-        """`mix` of whole sequences, each device with its own sequences and heads."""
+    ) -> Float[Array, "batch length model"]:
+        """`mix`, each device with its own sequences and heads."""
         config, devices = self.config, partition.size(HEADS)
-        partition.check_divides("gdn.num_key_heads", config.num_key_heads, HEADS)
+        for name, number in config.split_numbers.items():
+            partition.check_divides(name, number, HEADS)
         own = replace(
             config,
             num_key_heads=config.num_key_heads // devices,
@@ -211,7 +214,7 @@ class GatedDeltaNet(nnx.Module):
         weights = self.head_weights()
         keys = config.num_key_heads * config.key_head_dim
         by_head, of_head = P(BATCH, None, HEADS), P(HEADS)
-        return partition.run(
+        output = partition.run(
             mix,
             in_specs=(by_head, by_head, P(None, HEADS), of_head, of_head, P()),
             out_specs=by_head,
@@ -223,6 +226,7 @@ class GatedDeltaNet(nnx.Module):
             weights.dt_bias,
             self.norm,
         )
+        return self.out_proj(output.reshape(*x.shape[:2], -1))
 
 
 def empty_cache(config: GatedDeltaNetConfig, batch: int, dtype: DTypeLike) -> GatedDeltaNetCache:
@@ -266,7 +270,10 @@ def mix_heads(
     cache: GatedDeltaNetCache,
     counts: Int[Array, " batch"] | None,
 ) -> tuple[Float[Array, "batch length heads value"], GatedDeltaNetCache]:
-    """`GatedDeltaNet.mix` of the heads that `config` counts."""
+    """The gated norm's output, and the new cache, of the heads that `config` counts.
+
+    `counts` says how many tokens of each sequence are real (they come first), None for all.
+    """
     conv_inputs, gate, log_decay, beta = projections
     tokens, length = conv_inputs.shape[:2], conv_inputs.shape[1]
     mixed = causal_convolution(conv_inputs, cache.conv_inputs, weights.conv_weight)

@@ -1,22 +1,24 @@
 """LaCT: windowed attention and a fast SwiGLU that share queries, keys and values."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.attention.softmax import blockwise_attention, masked_attention
 from fwpkm_jax.core.padding import Packing, last_rows, pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.layers.mixers.attention import AttentionCache
+from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, OwnMemory
 from fwpkm_jax.layers.mixers.lact_stream import FastStream, FastTokens, read_whole
+from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.norms import RMSNorm
+from fwpkm_jax.layers.partition import ParameterAxes
 from fwpkm_jax.layers.rotary import YarnConfig, apply_rotary, rotary_frequencies
 from fwpkm_jax.rules.lact import LaCTMemory, LaCTRule, SwiGLUWeights
 
@@ -24,7 +26,7 @@ _NORM_EPSILON = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaCTConfig:
+class LaCTConfig(AbstractMixerConfig):
     """Shape of a LaCT layer; the defaults are those of the paper's baseline."""
 
     num_heads: int = 12
@@ -66,6 +68,33 @@ class LaCTConfig:
         if self.rope_theta <= 1:
             raise ValueError(f"rope_theta={self.rope_theta} must exceed 1; usual is 10000.")
 
+    def build(self, model_dim: int, **shared: Any) -> "LaCT":
+        return LaCT(self, model_dim, **shared)
+
+    @property
+    def label(self) -> str:
+        return "LaCT"
+
+    @property
+    def own_memory(self) -> OwnMemory:
+        return OwnMemory("LaCT", self.chunk_size)
+
+    def extra_products(self, model_dim: int, length: int) -> float:
+        """The fast networks' products: a token passes 3 matrices to be read and 6 to be written.
+
+        Their parameters' share in the count is taken off, because a token multiplies by the whole
+        matrices, not by their low-rank factors. The last chunk of a sequence is never written.
+        """
+        width = model_dim // self.num_fast_heads
+        matrix = self.num_fast_heads * width * self.hidden_dim
+        low_rank = 2 * self.num_fast_heads * self.low_rank * (width + self.hidden_dim)
+        written = (length - 1) // self.chunk_size * self.chunk_size / length
+        products = (3 + 6 * written) * matrix
+        return products - matrix - low_rank
+
+
+register_mixer("lact", lambda model: model.lact)
+
 
 class LaCTCache(NamedTuple):
     """What a stream carries: the window's keys and values, and the fast networks."""
@@ -74,7 +103,7 @@ class LaCTCache(NamedTuple):
     fast: FastStream
 
 
-class LaCT(nnx.Module):
+class LaCT(AbstractMixer):
     """The sum of windowed attention and of what a fast SwiGLU per sequence and head reads.
 
     Every sequence starts with the same learned fast weights; they are written after each chunk and
@@ -82,6 +111,15 @@ class LaCT(nnx.Module):
 
     References: Zhang et al. 2025, arXiv:2505.23884.
     """
+
+    # Every device computes all heads of its sequences.
+    parameter_axes: ClassVar[ParameterAxes] = {
+        "(qkv|rate|momentum|scale)_proj/kernel": ("embed", None),
+        "(rate|momentum|scale)_proj/bias": (None,),
+        "o_proj/kernel": ("heads", "embed"),
+        "fast_(query|key)_(scale|shift)": (None,),
+        "(gate|up)_(left|right)|down": (None, None, None),
+    }
 
     def __init__(
         self,
@@ -147,7 +185,7 @@ class LaCT(nnx.Module):
         self.fast_norm = RMSNorm(width, eps=_NORM_EPSILON)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> LaCTCache:
-        """An empty cache; `max_length` is of no importance to a window."""
+        """An empty cache; a window needs no `max_length`."""
         del max_length
         heads, head, window = self.config.num_heads, self.head_dim, self.config.window
         attention = AttentionCache(
@@ -178,18 +216,21 @@ class LaCT(nnx.Module):
         memory = jax.vmap(self.rule.start)(weights)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), memory)
 
-    def __call__(
+    @property
+    def output_map(self) -> nnx.Linear:
+        return self.o_proj
+
+    def mix(
         self,
         x: Float[Array, "batch length model"],
         *,
-        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        mask: Mask = None,
         cache: LaCTCache | None = None,
     ) -> tuple[Float[Array, "batch length model"], LaCTCache | None]:
-        """The layer's output, and the cache to continue from; see `Attention.__call__`.
+        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
 
         Chunks count each sequence's real tokens from its first.
         """
-        chex.assert_rank(x, 3)
         batch, length, _ = x.shape
         packing = None if mask is None else pack_tokens(mask)
         positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))

@@ -1,19 +1,21 @@
 """Any matrix memory as a token mixer."""
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask
 from fwpkm_jax.layers.mixers.memory_heads import MemoryHeads, causal_convolution
 from fwpkm_jax.layers.norms import GatedRMSNorm
+from fwpkm_jax.layers.partition import ParameterAxes
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule, Tokens
 from fwpkm_jax.rules.matrix.base import GateInputs
 
@@ -38,6 +40,30 @@ class MatrixMemoryConfig(MemoryHeads):
         own = [rule for rule in self.rules if type(rule) is MATRIX_RULES[name]]
         return own[0] if own else MATRIX_RULES[name]()
 
+    def check_used(self, mixers: Sequence[AbstractMixerConfig]) -> None:
+        """Raises ValueError unless each of `rules` is the rule of one of these mixers."""
+        used = [mixer.rule for mixer in mixers if isinstance(mixer, MatrixMixerConfig)]
+        for rule in self.rules:
+            if rule not in used:
+                raise ValueError(f"matrix.rules sets {rule}, which no layer of mixers uses.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixMixerConfig(AbstractMixerConfig):
+    """A layer with one matrix memory."""
+
+    rule: AbstractMatrixRule
+    """How the memory is written and read."""
+    frame: MatrixMemoryConfig = field(default_factory=MatrixMemoryConfig)
+    """Heads and convolution; its `rules` are of no importance here."""
+
+    def build(self, model_dim: int, **shared: Any) -> "MatrixMemory":
+        return MatrixMemory(self.rule, self.frame, model_dim, **shared)
+
+    @property
+    def label(self) -> str:
+        return self.rule.form.name
+
 
 class MatrixMemoryCache(NamedTuple):
     """What the layer keeps of the tokens before."""
@@ -48,7 +74,7 @@ class MatrixMemoryCache(NamedTuple):
     """The rule's memory, at least float32."""
 
 
-class MatrixMemory(nnx.Module):
+class MatrixMemory(AbstractMixer):
     """A matrix memory between projections, for some rules a short convolution, and a gated norm.
 
         q, k, v = features(SiLU(convolution(projections of x)))
@@ -58,6 +84,16 @@ class MatrixMemory(nnx.Module):
     `convolution` and `steps`. What published layers have beyond this frame (Mamba-2's added input,
     RetNet's rotation) is left out, so that rules are compared and not blocks.
     """
+
+    # Every device computes all heads of its sequences.
+    parameter_axes: ClassVar[ParameterAxes] = {
+        "(in|strength)_proj/kernel": ("embed", None),
+        "out_proj/kernel": ("heads", "embed"),
+        r"decay_proj/(layers/\d+/)?kernel": (None, None),
+        r"(decay|strength)_proj/(layers/\d+/)?bias": (None,),
+        "log_rate": (None,),
+        "conv_weight": (None, None),
+    }
 
     def __init__(
         self,
@@ -121,26 +157,21 @@ class MatrixMemory(nnx.Module):
             memory=self.rule.init(batch, *sizes, dtype=compute_dtype(dtype)),
         )
 
-    def __call__(
+    @property
+    def output_map(self) -> nnx.Linear:
+        return self.out_proj
+
+    def mix(
         self,
         x: Float[Array, "batch length model"],
         *,
-        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        mask: Mask = None,
         cache: MatrixMemoryCache | None = None,
     ) -> tuple[Float[Array, "batch length model"], MatrixMemoryCache | None]:
-        """The layer's output, and the cache to continue from.
+        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
 
-        Args:
-          x: `[batch, length, model]`.
-          mask: 0 at padding, which neither writes nor decays nor shifts the convolution, and
-            yields zeros.
-          cache: of the tokens before, from `init_cache` or the last call; None for a whole
-            sequence. Pieces of any size give what the whole gives.
-
-        Returns:
-          Output `[batch, length, model]`, and the new cache (None if none was given).
+        Padding neither writes nor decays nor shifts the convolution.
         """
-        chex.assert_rank(x, 3)
         batch, length, _ = x.shape
         packing = None if mask is None else pack_tokens(mask)
         if packing is not None:

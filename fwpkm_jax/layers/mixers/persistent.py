@@ -1,22 +1,27 @@
 """Persistent memory: learned tokens that a mixer reads before every sequence."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
+
+from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask
+from fwpkm_jax.layers.partition import ParameterAxes
 
 
-class PersistentTokens(nnx.Module):
+class PersistentTokens(AbstractMixer):
     """A token mixer that has read the same learned tokens before each sequence's first.
 
     References: Behrouz et al. 2025, arXiv:2501.00663, section 3.3.
     """
 
-    def __init__(self, mixer: Any, number: int, model_dim: int, *, rngs: nnx.Rngs):
-        """Args: `mixer` of width `model_dim`, whose caches have leaves `[batch, ...]`."""
+    parameter_axes: ClassVar[ParameterAxes] = {"tokens": (None, "embed")}
+
+    def __init__(self, mixer: AbstractMixer, number: int, model_dim: int, *, rngs: nnx.Rngs):
+        """Args: `mixer` of width `model_dim`."""
         self.mixer = mixer
         # As large as what a mixer reads, which is normed.
         tokens = nnx.initializers.normal(1.0)(rngs.params(), (number, model_dim), jnp.float32)
@@ -29,14 +34,18 @@ class PersistentTokens(nnx.Module):
         _, cache = self.mixer(self.tokens[...][None].astype(dtype), cache=cache)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape[1:])), cache)
 
-    def __call__(
-        self,
-        x: Float[Array, "batch length model"],
-        *,
-        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
-        cache: Any = None,
+    def capacity(self, cache: Any) -> int | None:
+        capacity = self.mixer.capacity(cache)
+        return None if capacity is None else capacity - self.tokens.shape[0]
+
+    @property
+    def output_map(self) -> nnx.Linear | None:
+        return self.mixer.output_map
+
+    def mix(
+        self, x: Float[Array, "batch length model"], *, mask: Mask = None, cache: Any = None
     ) -> tuple[Float[Array, "batch length model"], Any]:
-        """The mixer's output for `x`, and the cache to continue from; see `Attention.__call__`."""
+        """The mixer's output for `x`, and the cache; see `AbstractMixer.__call__`."""
         if cache is not None:
             return self.mixer(x, mask=mask, cache=cache)
         tokens = self.tokens[...].astype(x.dtype)

@@ -1,8 +1,7 @@
 """Titans' neural memory as a layer: a network per sequence and head that learns while it reads."""
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -13,8 +12,10 @@ from fwpkm_jax.core.normalize import rms_normalize
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.streams.chunked_stream import stream_in_chunks
+from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 from fwpkm_jax.layers.norms import RMSNorm
+from fwpkm_jax.layers.partition import ParameterAxes
 from fwpkm_jax.rules.titans import TitansMemory, TitansNetwork, TitansWrites
 
 _PIECE = 64  # Tokens of a stream read at once where no chunk ends.
@@ -37,7 +38,7 @@ class TitansCache(NamedTuple):
     memory: TitansMemory
 
 
-class Titans(nnx.Module):
+class Titans(AbstractMixer):
     """Reads a network that each sequence trains on its own keys and values, chunk by chunk.
 
     Every sequence starts with the same learned weights. Keys and values, the step size of each
@@ -46,6 +47,18 @@ class Titans(nnx.Module):
 
     References: Behrouz et al. 2025, arXiv:2501.00663.
     """
+
+    # Every device computes all heads of its sequences.
+    parameter_axes: ClassVar[ParameterAxes] = {
+        "(query|key|value|pool|gate|rate|momentum|forget|combine|tensor_rate)_proj/kernel": (
+            "embed",
+            None,
+        ),
+        "(rate|momentum|forget|combine|tensor_rate)_proj/bias": (None,),
+        "out_proj/kernel": ("heads", "embed"),
+        r"layers/\d+": (None, None, None),
+        "scale|(query|key|output)_norm": (None, None),
+    }
 
     def __init__(
         self,
@@ -114,7 +127,7 @@ class Titans(nnx.Module):
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), memory)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansCache:
-        """An empty cache; `max_length` is of no importance to the memory."""
+        """An empty cache; the memory needs no `max_length`."""
         del max_length
         memory = self.initial_memory(batch, dtype)
         width = self.query_proj.in_features
@@ -125,18 +138,22 @@ class Titans(nnx.Module):
             memory=memory,
         )
 
-    def __call__(
+    @property
+    def output_map(self) -> nnx.Linear | None:
+        """The heads' mixing; a single head has none."""
+        return self.out_proj
+
+    def mix(
         self,
         x: Float[Array, "batch length model"],
         *,
-        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        mask: Mask = None,
         cache: TitansCache | None = None,
     ) -> tuple[Float[Array, "batch length model"], TitansCache | None]:
-        """The layer's output, and the cache to continue from; see `Attention.__call__`.
+        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
 
         Writes and chunks count each sequence's real tokens from its first.
         """
-        chex.assert_rank(x, 3)
         packing = None if mask is None else pack_tokens(mask)
         if packing is not None:
             x = pack(x, packing)

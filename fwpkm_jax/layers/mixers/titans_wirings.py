@@ -4,9 +4,8 @@ References: Behrouz et al. 2025, arXiv:2501.00663, section 4.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -17,39 +16,78 @@ from fwpkm_jax.core.attention.softmax import in_front, masked_attention
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.streams.chunked_stream import read_in_chunks, stream_in_chunks
 from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
+from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask
 from fwpkm_jax.layers.mixers.persistent import PersistentTokens
+from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.mixers.titans import Titans, TitansCache
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 from fwpkm_jax.layers.norms import GatedRMSNorm, RMSNorm
+from fwpkm_jax.layers.partition import ParameterAxes
 
-Mask = Bool[Array, "batch length"] | Float[Array, "batch length"] | None
 Output = Float[Array, "batch length model"]
 
 
-def titans_mixer(
-    name: str, config: TitansConfig, attention: AttentionConfig, model_dim: int, **shared: Any
-) -> Any:
-    """A mixer with a Titans memory, by its name.
-
-    Args:
-      name: `titans` for the memory alone, `titans_mac`, `titans_mag` or `titans_mal`.
-      config: of the memory.
-      attention: of the attention, its window included.
-      model_dim: width of input and output.
-      shared: as of `Attention`.
-    """
-    if name == "titans_mac":
-        return TitansMAC(config, attention, model_dim, **shared)
-    if name == "titans_mag":
-        return TitansMAG(config, attention, model_dim, **shared)
-    if name == "titans_mal":
-        mixer = TitansMAL(config, attention, model_dim, **shared)
-    else:
-        mixer = Titans(config, model_dim, **shared)
-    return _behind_persistent(mixer, config, model_dim, rngs=shared["rngs"])
+Wiring = Literal["alone", "mac", "mag", "mal"]
+"""alone: the memory without attention. mac, mag, mal: the memory as a context of attention, as a
+gate on it, and as the layer before it."""
 
 
-def _behind_persistent(mixer: Any, config: TitansConfig, model_dim: int, *, rngs: nnx.Rngs) -> Any:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TitansMixerConfig(AbstractMixerConfig):
+    """A Titans memory, alone or with a window of attention."""
+
+    wiring: Wiring
+    """How memory and attention go together."""
+    memory: TitansConfig = dataclasses.field(default_factory=TitansConfig)
+    """The memory, and the persistent tokens before the sequence."""
+    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
+    """Its window is not used by mac, which attends within segments of `memory.chunk_size`."""
+
+    def __post_init__(self):
+        if self.wiring == "mac" and self.memory.chunk_size is None:
+            raise ValueError(
+                "titans.chunk_size=None leaves titans_mac without segments to attend in; give it a "
+                "number of tokens."
+            )
+
+    def build(self, model_dim: int, **shared: Any) -> AbstractMixer:
+        if self.wiring == "mac":
+            return TitansMAC(self.memory, self.attention, model_dim, **shared)
+        if self.wiring == "mag":
+            return TitansMAG(self.memory, self.attention, model_dim, **shared)
+        if self.wiring == "mal":
+            mixer = TitansMAL(self.memory, self.attention, model_dim, **shared)
+        else:
+            mixer = Titans(self.memory, model_dim, **shared)
+        return _behind_persistent(mixer, self.memory, model_dim, rngs=shared["rngs"])
+
+    @property
+    def label(self) -> str:
+        return {
+            "alone": "a Titans memory",
+            "mac": "a Titans memory as the context of attention",
+            "mag": "a Titans memory that gates attention",
+            "mal": "a Titans memory before attention",
+        }[self.wiring]
+
+
+def _register(name: str, wiring: Wiring) -> None:
+    def build(model: Any) -> TitansMixerConfig:
+        attention = dataclasses.replace(model.attention, window=model.window)
+        return TitansMixerConfig(wiring=wiring, memory=model.titans, attention=attention)
+
+    register_mixer(name, build)
+
+
+_register("titans", "alone")
+_register("titans_mac", "mac")
+_register("titans_mag", "mag")
+_register("titans_mal", "mal")
+
+
+def _behind_persistent(
+    mixer: AbstractMixer, config: TitansConfig, model_dim: int, *, rngs: nnx.Rngs
+) -> AbstractMixer:
     if config.num_persistent == 0:
         return mixer
     return PersistentTokens(mixer, config.num_persistent, model_dim, rngs=rngs)
@@ -70,6 +108,8 @@ class TitansPairCache(NamedTuple):
 class _Gate(nnx.Module):
     """Attention's output times SiLU of the memory's, both normed, and a projection of it."""
 
+    parameter_axes: ClassVar[ParameterAxes] = {"out_proj/kernel": ("heads", "embed")}
+
     def __init__(self, model_dim: int, *, norm_eps, init_std, dtype, rngs):
         self.norm = GatedRMSNorm(model_dim, eps=norm_eps, dtype=dtype)
         self.memory_norm = RMSNorm(model_dim, eps=norm_eps)
@@ -82,7 +122,7 @@ class _Gate(nnx.Module):
         return self.out_proj(self.norm(attended, self.memory_norm(remembered)))
 
 
-class TitansMAL(nnx.Module):
+class TitansMAL(AbstractMixer):
     """Memory as a layer: windowed attention over what the memory makes of the sequence."""
 
     def __init__(
@@ -97,17 +137,21 @@ class TitansMAL(nnx.Module):
         """An empty cache."""
         return _pair_cache(self, batch, max_length, dtype)
 
-    def __call__(
+    @property
+    def output_map(self) -> nnx.Linear:
+        return self.attention.o_proj
+
+    def mix(
         self, x: Output, *, mask: Mask = None, cache: TitansPairCache | None = None
     ) -> tuple[Output, TitansPairCache | None]:
-        """The layer's output, and the cache to continue from; see `Attention.__call__`."""
+        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`."""
         attention, memory = (None, None) if cache is None else cache
         remembered, memory = self.memory(x, mask=mask, cache=memory)
         y, attention = self.attention(self.norm(remembered), mask=mask, cache=attention)
         return y, None if cache is None else TitansPairCache(attention, memory)
 
 
-class TitansMAG(nnx.Module):
+class TitansMAG(AbstractMixer):
     """Memory as a gate: it and windowed attention read the sequence, one multiplies the other.
 
     Persistent tokens stand before the sequence for both; attention sees them from everywhere.
@@ -126,15 +170,19 @@ class TitansMAG(nnx.Module):
         """A cache of a stream that has read the persistent tokens alone."""
         return _pair_cache(self, batch, max_length, dtype)
 
-    def __call__(
+    @property
+    def output_map(self) -> nnx.Linear:
+        return self.gate.out_proj
+
+    def mix(
         self, x: Output, *, mask: Mask = None, cache: TitansPairCache | None = None
     ) -> tuple[Output, TitansPairCache | None]:
-        """The layer's output, and the cache to continue from; see `Attention.__call__`."""
+        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`."""
         attention, memory = (None, None) if cache is None else cache
         tokens = None
         if isinstance(self.memory, PersistentTokens):
             tokens = self.memory.tokens[...].astype(x.dtype)
-        y, attention = self.attention(x, mask=mask, cache=attention, persistent=tokens)
+        y, attention = self.attention.mix(x, mask=mask, cache=attention, persistent=tokens)
         remembered, memory = self.memory(x, mask=mask, cache=memory)
         out = self.gate(y, remembered)
         return out, None if cache is None else TitansPairCache(attention, memory)
@@ -158,7 +206,7 @@ class TitansMACCache(NamedTuple):
     memory: TitansCache
 
 
-class TitansMAC(nnx.Module):
+class TitansMAC(AbstractMixer):
     """Memory as a context: attention within segments that are chunks of the memory.
 
     A segment's tokens attend to the persistent tokens, to what the memory, as the segment found it,
@@ -168,6 +216,8 @@ class TitansMAC(nnx.Module):
     The published formulas show a segment's first tokens what was read for its last, and gate them
     by a memory that has seen the whole segment. A decoder may do neither: both are causal here.
     """
+
+    parameter_axes: ClassVar[ParameterAxes] = {"tokens": (None, "embed")}
 
     def __init__(
         self, config: TitansConfig, attention: AttentionConfig, model_dim: int, **shared: Any
@@ -190,17 +240,20 @@ class TitansMAC(nnx.Module):
         self.tokens = nnx.Param(tokens) if config.num_persistent else None
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansMACCache:
-        """An empty cache; `max_length` is of no importance to segments."""
+        """An empty cache; segments need no `max_length`."""
         config = self.attention.config
         shape = (batch, self.segment, config.num_kv_heads, config.head_dim)
         memory = self.memory.init_cache(batch, max_length=max_length, dtype=dtype)
         return TitansMACCache._make([*(jnp.zeros(shape, dtype) for _ in range(4)), memory])
 
-    def __call__(
+    @property
+    def output_map(self) -> nnx.Linear:
+        return self.gate.out_proj
+
+    def mix(
         self, x: Output, *, mask: Mask = None, cache: TitansMACCache | None = None
     ) -> tuple[Output, TitansMACCache | None]:
-        """The layer's output, and the cache to continue from; see `Attention.__call__`."""
-        chex.assert_rank(x, 3)
+        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`."""
         packing = None if mask is None else pack_tokens(mask)
         real = jnp.ones(x.shape[:2], bool)
         if packing is not None:

@@ -1,0 +1,241 @@
+"""The contract of a token mixer: what a decoder, a mesh, a stream and an evaluation need of one.
+
+A mixer is two classes in one file. Its configuration, a frozen dataclass below
+`AbstractMixerConfig`, says how to build it and answers questions that need no parameters. The
+module, below `AbstractMixer`, mixes the tokens of each sequence. A name for it is one call of
+`layers.mixers.register_mixer`; `ModelConfig.mixers` takes names and configurations alike.
+
+Required are `AbstractMixerConfig.build`, `AbstractMixer.init_cache`, `AbstractMixer.mix` and, if
+the mixer creates parameters itself, `parameter_axes`. Everything else has a default:
+
+| what | default |
+|---|---|
+| `AbstractMixerConfig.label` | the class's name |
+| `AbstractMixerConfig.split_numbers` | no heads that devices share out |
+| `AbstractMixerConfig.reach` | every earlier token |
+| `AbstractMixerConfig.in_window` | no attention that a training step could limit |
+| `AbstractMixerConfig.own_memory` | no fast weights written in chunks of the mixer's own |
+| `AbstractMixerConfig.extra_products` | parameters tell the cost |
+| `AbstractMixer.output_map` | no linear map of its own into the residual stream |
+| `AbstractMixer.mix_partitioned` | each device takes whole sequences |
+| `AbstractMixer.capacity` | the cache's size does not depend on the stream's length |
+"""
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float
+
+from fwpkm_jax.layers.partition import BATCH, ParameterAxes, Partition
+
+Mask = Bool[Array, "batch length"] | Float[Array, "batch length"] | None
+"""1 for real tokens, 0 for padding; None: all are real."""
+
+
+class OwnMemory(NamedTuple):
+    """Fast weights that a mixer writes in chunks of its own and starts anew for each sequence.
+
+    Attributes:
+      name: of the memory, for messages.
+      chunk_size: tokens between two writes.
+    """
+
+    name: str
+    chunk_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbstractMixerConfig(abc.ABC):
+    """The configuration of a token mixer: hashable, and written to a run's `config.json`."""
+
+    @abc.abstractmethod
+    def build(
+        self,
+        model_dim: int,
+        *,
+        norm_eps: float,
+        init_std: float,
+        dtype: DTypeLike | None,
+        rngs: nnx.Rngs,
+    ) -> "AbstractMixer":
+        """Builds the mixer with new parameters, which are float32.
+
+        Args:
+          model_dim: width of its input and output.
+          norm_eps: added to the mean square in RMS norms.
+          init_std: standard deviation of initial weights.
+          dtype: of activations; None: the input's.
+          rngs: for the initial weights, from the stream `params`.
+
+        Raises:
+          ValueError: the configuration does not go with `model_dim`.
+        """
+
+    @property
+    def label(self) -> str:
+        """What a report calls the mixer."""
+        return type(self).__name__.removesuffix("Config")
+
+    @property
+    def split_numbers(self) -> Mapping[str, int]:
+        """Numbers, by the names of their fields, that `mesh.model` must divide."""
+        return {}
+
+    @property
+    def reach(self) -> int | None:
+        """How many tokens an output can depend on, its own included; None: all before it."""
+        return None
+
+    def in_window(self, window: int) -> "AbstractMixerConfig | None":
+        """The same mixer with the same parameters, whose full attention sees `window` tokens.
+
+        None for a mixer that has no full attention. Training may impose the window on a share of
+        its steps (`training.window_probability`).
+        """
+        del window
+        return None
+
+    @property
+    def own_memory(self) -> OwnMemory | None:
+        """The mixer's own chunk-wise memory, which evaluations cannot write or carry on."""
+        return None
+
+    def extra_products(self, model_dim: int, length: int) -> float:
+        """Multiplications of a token in a forward pass beyond one for each parameter.
+
+        Args:
+          model_dim: width of input and output.
+          length: tokens of a sequence.
+        """
+        del model_dim, length
+        return 0.0
+
+
+class AbstractMixer(nnx.Module):
+    """Mixes the tokens of each sequence; the block adds the result to the residual stream.
+
+    No output depends on a later token, or on another sequence of the batch. Padding leaves no
+    trace: other outputs and the cache are what they would be without it, and its own outputs are 0.
+    """
+
+    parameter_axes: ClassVar[ParameterAxes] = {}
+    """What the dimensions of the parameters are; see `layers.partition.ParameterAxes`."""
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length model"],
+        *,
+        mask: Mask = None,
+        cache: Any = None,
+        partition: Partition | None = None,
+    ) -> tuple[Float[Array, "batch length model"], Any]:
+        """The mixer's output without the residual, and the cache to continue from.
+
+        Subclasses define `mix`, and `mix_partitioned` where they can split more than sequences.
+
+        Args:
+          x: `[batch, length, model]`, at least one token.
+          mask: `[batch, length]`, 0 at padding, which takes no position, is seen by no token and
+            yields zeros.
+          cache: of the tokens before, from `init_cache` or the last call; None for a whole
+            sequence. Pieces of any size give what the whole gives.
+          partition: of a whole sequence's work over devices; without mask and cache.
+
+        Returns:
+          The output, `[batch, length, model]`, and the new cache, None if none was given.
+
+        Raises:
+          ValueError: `x` or `mask` has another shape or dtype, or `partition` comes with a mask or
+            a cache.
+        """
+        _check_tokens(x, mask)
+        if partition is None:
+            return self.mix(x, mask=mask, cache=cache)
+        if mask is not None or cache is not None:
+            raise ValueError(
+                "partition goes with whole sequences of real tokens; leave out mask and cache, or "
+                "pass partition=None."
+            )
+        return self.mix_partitioned(x, partition), None
+
+    @abc.abstractmethod
+    def mix(
+        self, x: Float[Array, "batch length model"], *, mask: Mask = None, cache: Any = None
+    ) -> tuple[Float[Array, "batch length model"], Any]:
+        """`__call__` on one device."""
+
+    @abc.abstractmethod
+    def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> Any:
+        """The cache before a stream's first token, a pytree whose leaves are `[batch, ...]`.
+
+        Args:
+          batch: sequences.
+          max_length: tokens to keep, for a mixer that keeps all; others ignore it.
+          dtype: of the activations.
+        """
+
+    def mix_partitioned(
+        self, x: Float[Array, "batch length model"], partition: Partition
+    ) -> Float[Array, "batch length model"]:
+        """`mix` of whole sequences over several devices; here each device takes its sequences.
+
+        Args:
+          x: `[batch, length, model]`, laid out by `Partition.by_sequence`.
+          partition: the devices.
+        """
+        return partition.run(
+            lambda mixer, x: mixer.mix(x)[0], in_specs=(P(), P(BATCH)), out_specs=P(BATCH)
+        )(self, x)
+
+    @property
+    def output_map(self) -> nnx.Linear | None:
+        """The linear map that writes into the residual stream, for `branch_init_scale`."""
+        return None
+
+    def capacity(self, cache: Any) -> int | None:
+        """The `max_length` that made this cache; None if its size does not depend on it."""
+        del cache
+        return None
+
+    def reset_cache(self, cache: Any) -> Any:
+        """The cache before the first token, of the same size and dtypes as `cache`."""
+        leaves = jax.tree.leaves(cache)
+        if not leaves:
+            return cache
+        capacity = self.capacity(cache)
+        start = self.init_cache(
+            leaves[0].shape[0],
+            max_length=1 if capacity is None else capacity,
+            dtype=leaves[0].dtype,
+        )
+        return jax.tree.map(lambda new, old: _of_same_size(type(self), new, old), start, cache)
+
+
+def _of_same_size(mixer: type, new: jax.Array, old: jax.Array) -> jax.Array:
+    if new.shape != old.shape:
+        raise ValueError(
+            f"init_cache of {mixer.__name__} makes a leaf {new.shape} where the cache has "
+            f"{old.shape}; a cache that grows with max_length needs {mixer.__name__}.capacity."
+        )
+    return new.astype(old.dtype)
+
+
+def _check_tokens(x: jax.Array, mask: jax.Array | None) -> None:
+    if x.ndim != 3 or x.shape[1] < 1:
+        raise ValueError(
+            f"x has the shape {x.shape}; a mixer takes [batch, length, model] with at least one "
+            "token."
+        )
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"x is {x.dtype}; a mixer takes floating-point activations.")
+    if mask is not None and mask.shape != x.shape[:2]:
+        raise ValueError(
+            f"mask has the shape {mask.shape}; it must be [batch, length]={x.shape[:2]} of x."
+        )

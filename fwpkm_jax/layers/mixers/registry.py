@@ -1,0 +1,93 @@
+"""Mixers by name: ours and those that other packages register."""
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fwpkm_jax.layers.mixers.base import AbstractMixerConfig
+from fwpkm_jax.layers.mixers.matrix_memory import MatrixMixerConfig
+from fwpkm_jax.rules.matrix import MATRIX_RULES
+
+MixerBuilder = Callable[[Any], AbstractMixerConfig]
+"""Makes a mixer's configuration from a `ModelConfig`, whose sections hold the settings of ours."""
+
+
+class _Registered(NamedTuple):
+    config: AbstractMixerConfig | MixerBuilder
+    module: str  # That registered it.
+
+
+_MIXERS: dict[str, _Registered] = {}
+
+
+def register_mixer(name: str, config: AbstractMixerConfig | MixerBuilder) -> None:
+    """Makes `name` a mixer that `ModelConfig.mixers` may name.
+
+    Call it where the mixer is defined, so that importing that module suffices; a run finds the
+    module again through `Experiment.plugins`. A registered matrix rule is a mixer of its name
+    without this call.
+
+    Args:
+      name: as in `--model.mixers NAME ...`.
+      config: the configuration that the name stands for, or a function that makes it from the
+        `ModelConfig`.
+
+    Raises:
+      ValueError: the name is empty or belongs to another module's mixer.
+      TypeError: `config` is neither.
+
+    Example:
+      >>> from fwpkm_jax.layers.mixers import AttentionConfig, register_mixer
+      >>> register_mixer("wide_attention", AttentionConfig(num_heads=2, head_dim=128))
+    """
+    if not name:
+        raise ValueError("name='' names no mixer; give it at least one character.")
+    if not isinstance(config, AbstractMixerConfig) and not callable(config):
+        raise TypeError(
+            f"config of the mixer {name!r} is {config!r}; it must be an AbstractMixerConfig or a "
+            "function that makes one from a ModelConfig."
+        )
+    module = sys._getframe(1).f_globals.get("__name__", "__main__")
+    known = _registered().get(name)
+    # A module that is imported again registers its mixers again.
+    if known is not None and known.module != module:
+        raise ValueError(
+            f"The mixer {name!r} is registered by {known.module} already; choose another name."
+        )
+    _MIXERS[name] = _Registered(config, module)
+
+
+def mixer_names() -> tuple[str, ...]:
+    """Every name that `ModelConfig.mixers` may hold now."""
+    return tuple(_registered())
+
+
+def mixer_config(name: str, model: Any) -> AbstractMixerConfig:
+    """The configuration that a name stands for.
+
+    Args:
+      name: one of `mixer_names`.
+      model: the `ModelConfig` whose sections set it.
+
+    Raises:
+      ValueError: the model's settings do not go together.
+    """
+    config = _registered()[name].config
+    return config if isinstance(config, AbstractMixerConfig) else config(model)
+
+
+def mixer_module(name: str) -> str:
+    """The module that registered a mixer."""
+    return _registered()[name].module
+
+
+def _registered() -> dict[str, _Registered]:
+    """All mixers, those of the matrix rules that are registered by now among them."""
+    return _MIXERS | {name: _of_rule(name) for name in MATRIX_RULES}
+
+
+def _of_rule(name: str) -> _Registered:
+    def build(model: Any) -> MatrixMixerConfig:
+        return MatrixMixerConfig(rule=model.matrix.rule(name), frame=model.matrix)
+
+    return _Registered(build, MATRIX_RULES[name].__module__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 import typing
 from collections.abc import Sequence
@@ -12,7 +13,9 @@ from typing import Any
 import tyro
 
 from fwpkm_jax.command_line import check_options, separate_options
-from fwpkm_jax.config import Experiment, load_config, read_experiment
+from fwpkm_jax.config import Experiment, from_json, load_config, read_experiment, to_json
+from fwpkm_jax.layers.mixers.registry import check_mixer_name, mixer_names
+from fwpkm_jax.models.config import Mixer
 
 
 def parse_command_line(
@@ -51,6 +54,35 @@ def parse_command_line(
         description=f"Trains {origin}; the defaults shown are its own.",
         use_underscores=True,
         config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
+        registry=_MIXERS,
+    )
+
+
+_MIXERS = tyro.constructors.ConstructorRegistry()
+
+
+@_MIXERS.primitive_rule
+def _mixer(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+    """A mixer in one argument: its name, or the JSON of its configuration."""
+    if set(typing.get_args(info.type)) != set(typing.get_args(Mixer)):
+        return None
+
+    def read(arguments: list[str]) -> Any:
+        (text,) = arguments
+        if text.startswith("{"):
+            return from_json(json.loads(text), Mixer, path="mixer")
+        check_mixer_name(text, "mixer")
+        return text
+
+    def write(mixer: Any) -> list[str]:
+        return [mixer if isinstance(mixer, str) else json.dumps(to_json(mixer))]
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=f"{{{','.join((*mixer_names(), 'JSON'))}}}",
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, typing.get_args(Mixer)),
+        str_from_instance=write,
     )
 
 

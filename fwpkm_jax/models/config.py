@@ -1,6 +1,5 @@
 """The layout of a decoder as data."""
 
-import difflib
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,9 +12,8 @@ from fwpkm_jax.layers.mixers import (
     LaCTConfig,
     MatrixMemoryConfig,
     TitansConfig,
-    mixer_config,
-    mixer_names,
 )
+from fwpkm_jax.layers.mixers.registry import check_mixer_name, mixer_config
 from fwpkm_jax.layers.pkm import PKMConfig
 
 Mixer = str | AbstractMixerConfig
@@ -112,17 +110,11 @@ class ModelConfig:
         Raises:
           ValueError: a name is not registered, or the settings of a mixer do not go together.
         """
-        configs, names = [], mixer_names()
+        configs = []
         for layer, mixer in enumerate(self.mixers):
             if isinstance(mixer, AbstractMixerConfig):
                 configs.append(mixer)
-            elif mixer in names:
-                configs.append(mixer_config(mixer, self))
             else:
-                near = difflib.get_close_matches(str(mixer), names, n=1, cutoff=0.0)
-                raise ValueError(
-                    f"mixers[{layer}]={mixer!r} is none of {', '.join(names)}; the nearest name is "
-                    f"{near[0]}. For a mixer of your own, call layers.mixers.register_mixer in its "
-                    "module and name the module in plugins."
-                )
+                check_mixer_name(mixer, f"mixers[{layer}]")
+                configs.append(mixer_config(mixer, self))
         return tuple(configs)

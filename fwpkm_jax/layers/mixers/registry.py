@@ -1,5 +1,6 @@
 """Mixers by name: ours and those that other packages register."""
 
+import difflib
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -74,6 +75,18 @@ def mixer_config(name: str, model: Any) -> AbstractMixerConfig:
     """
     config = _registered()[name].config
     return config if isinstance(config, AbstractMixerConfig) else config(model)
+
+
+def check_mixer_name(name: str, place: str) -> None:
+    """Raises ValueError unless a mixer of that name is registered; `place` is where it stands."""
+    names = mixer_names()
+    if name not in names:
+        near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.0)
+        raise ValueError(
+            f"{place}={name!r} is none of {', '.join(names)}; the nearest name is {near[0]}. For a "
+            "mixer of your own, call layers.mixers.register_mixer in its module and name the "
+            "module in plugins."
+        )
 
 
 def mixer_module(name: str) -> str:

@@ -3,6 +3,7 @@
 import gc
 import os
 from importlib.metadata import version
+from importlib.util import find_spec
 
 # Before JAX starts. On a CPU tests compile far more than they compute.
 _FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -17,7 +18,6 @@ os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # Lines of Pytho
 from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
@@ -25,11 +25,15 @@ from pallas_kernels import dispatch  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Compilation makes the first example slow; a failing example must be the same on every machine.
-hypothesis.settings.register_profile(
-    "fwpkm", deadline=None, derandomize=True, max_examples=10, database=None
-)
-hypothesis.settings.load_profile("fwpkm")
+# A bare machine with a GPU runs tests/kernels without hypothesis.
+if find_spec("hypothesis") is not None:
+    import hypothesis
+
+    # Compilation makes the first example slow; a failing example must be the same on every machine.
+    hypothesis.settings.register_profile(
+        "fwpkm", deadline=None, derandomize=True, max_examples=10, database=None
+    )
+    hypothesis.settings.load_profile("fwpkm")
 
 # Traces leave many live objects, which the collector would visit again and again.
 gc.set_threshold(50_000)

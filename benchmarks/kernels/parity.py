@@ -37,10 +37,9 @@ class Options:
 def command(tests: Sequence[str], report: Path) -> list[str]:
     """The tests' command line, which asks for no plugin of pytest."""
     plain = "--import-mode=importlib --strict-markers -p no:cacheprovider"
-    return [
-        *(sys.executable, "-m", "pytest", "-q", "-m", "gpu or tpu", "-o", f"addopts={plain}"),
-        *(*tests, f"--junitxml={report}"),
-    ]
+    settings = ("-o", f"addopts={plain}", "-o", "filterwarnings=default")
+    pytest = (sys.executable, "-m", "pytest", "-q", "-m", "gpu or tpu")
+    return [*pytest, *settings, *tests, f"--junitxml={report}"]
 
 
 def counts(report: Path) -> dict[str, Any]:

@@ -159,13 +159,3 @@ def test_a_part_that_hangs_is_ended_and_one_that_fails_is_reported(tmp_path, mon
     assert gpu_suite.run_part(["hangs"], limit_s=1) == "ended after its 1 s"
     assert gpu_suite.run_part(["fails"], limit_s=60) == "failed with exit code 3"
     assert gpu_suite.run_part(["works"], limit_s=60) is None
-
-
-@pytest.mark.slow
-def test_the_whole_suite_runs_on_a_cpu(tmp_path):
-    quick = ("train_step", "decode", "rows", "gated_delta", "layer", "memory", "determinism")
-    command = ["benchmarks.gpu_suite", "--out", str(tmp_path), "--size", "tiny"]
-    command += ["--seconds", "3000", "--part-seconds", "600", "--parts", *quick]
-    assert gpu_suite.run_part(command, limit_s=3600) is None
-    for name in quick:
-        assert result(tmp_path / f"{name}.json")

@@ -15,7 +15,7 @@ from benchmarks.processes import ROOT
 PROGRAMS = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for path in sorted((ROOT / "benchmarks").rglob("*.py"))
-    if "study" not in str(path) and "parse(Options, argv" in path.read_text(encoding="utf-8")
+    if "parse(Options, argv" in path.read_text(encoding="utf-8")
 ]
 
 
@@ -116,10 +116,8 @@ def test_every_option_is_used_by_a_test(name):
 
 
 def test_all_programs_are_found():
-    assert len(PROGRAMS) == 16
+    assert len(PROGRAMS) == 19
     for path in (ROOT / "benchmarks").rglob("*.py"):
-        if "study" in str(path):
-            continue
         text = path.read_text(encoding="utf-8")
         assert ("__main__" in text) == (
             "parse(Options, argv" in text or path.stem.startswith(("peer_", "processes"))

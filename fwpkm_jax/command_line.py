@@ -51,12 +51,16 @@ def check_options(arguments: Sequence[str], config: Any) -> None:
     names = {"--help", *_option_names(config)}
     for argument in arguments:
         if argument.startswith("--") and argument not in names:
-            raise ValueError(f"{argument} is not an option{nearest(argument, names)}.")
+            hint = nearest(argument, names) or "; --help lists the options"
+            raise ValueError(f"{argument} is not an option{hint}.")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of a message about an unknown name: `; the nearest name is NAME`."""
-    close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.0)
+    """The end of a message about an unknown name: `; the nearest name is NAME`.
+
+    Empty where no name is similar.
+    """
+    close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.6)
     return f"; the nearest name is {close[0]}" if close else ""
 
 

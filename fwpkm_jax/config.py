@@ -7,6 +7,7 @@ the package. The JSON form goes into the run directory and into every checkpoint
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import hashlib
 import json
@@ -243,15 +244,19 @@ def _config_file(config: str | Path) -> Path:
     path, shipped = Path(config), shipped_configs()
     if path.suffix != ".py":
         if str(config) not in shipped:
+            hint = nearest(str(config), shipped)
+            if "=" in str(config):
+                hint = "; an option starts with two hyphens: --section.field VALUE"
             raise FileNotFoundError(
-                f"There is no shipped config {str(config)!r}{nearest(str(config), shipped)}. "
-                "The path of a file ends in .py."
+                f"There is no shipped config {str(config)!r}{hint}. --help lists them; the path of "
+                "a file ends in .py."
             )
         return shipped[str(config)]
     if path.is_file():
         return path
-    beside = [str(p) for p in sorted(path.parent.glob("**/*.py"))] if path.parent.is_dir() else []
-    hint = nearest(str(path), beside)
+    beside = {p.stem: p for p in sorted(path.parent.glob("*.py"))} if path.parent.is_dir() else {}
+    close = difflib.get_close_matches(path.stem, beside, n=1, cutoff=0.6)
+    hint = f"; the nearest name is {beside[close[0]]}" if close else ""
     name = path.with_suffix("").as_posix().removeprefix("configs/")
     if name in shipped:
         hint = f"; the shipped config of that name is {name}"

@@ -264,6 +264,39 @@ def test_a_missing_config_file_gets_the_nearest_name():
         load_config("nowhere/x.py")
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (CONFIG.with_name("nope.py"), r"There is no config file .*/nope\.py\.$"),
+        ("recal", r"'recal'; the nearest name is recall\. --help lists them"),
+        ("foo", r"'foo'\. --help lists them; the path of a file ends in \.py\."),
+        ("model.model_dim=32", "an option starts with two hyphens: --section.field VALUE"),
+    ],
+)
+def test_a_name_is_suggested_only_if_it_is_similar(config, message):
+    with pytest.raises(FileNotFoundError, match=message):
+        load_config(config)
+
+
+def test_an_option_like_no_other_is_told_where_options_are_listed():
+    with pytest.raises(ValueError, match=r"--zzz is not an option; --help lists the options\."):
+        parse("--zzz", "3")
+
+
+def test_the_vocabulary_follows_the_data_unless_an_option_sets_it():
+    base = get_config()
+    more = base.data.vocab_size + 3
+    wider = parse("--data.num_values", str(base.data.num_values + 3))
+    assert (wider.data.vocab_size, wider.model.vocab_size) == (more, more)
+    both = parse(
+        "--data.num_values", str(base.data.num_values + 3), "--model.vocab_size", str(more + 1)
+    )
+    assert both.model.vocab_size == more + 1
+    text = ["books_tiny", "--data.tokenizer", "mistral-v1"]
+    assert parse_command_line(text, default=CONFIG).model.vocab_size == 32_000
+    assert parse("--data.num_facts", "1").model == base.model
+
+
 def test_a_directory_without_a_run_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no run"):
         read_experiment(tmp_path)

@@ -14,6 +14,7 @@ import tyro
 
 from fwpkm_jax.command_line import check_options, separate_options
 from fwpkm_jax.config import Experiment, from_json, load_config, read_experiment, to_json
+from fwpkm_jax.data import vocab_size
 from fwpkm_jax.layers.mixers.registry import check_mixer_name, mixer_names
 from fwpkm_jax.models.config import Mixer
 
@@ -45,8 +46,9 @@ def parse_command_line(
             origin = arguments.pop(0)
         experiment = load_config(origin)
     check_options(arguments, experiment)
+    default_data, given = experiment.data, arguments
     experiment, arguments = _fill_optional_sections(experiment, arguments, prog=prog)
-    return tyro.cli(
+    experiment = tyro.cli(
         Experiment,
         default=experiment,
         args=arguments,
@@ -56,6 +58,18 @@ def parse_command_line(
         config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
         registry=_MIXERS,
     )
+    if experiment.data == default_data or "--model.vocab_size" in given:
+        return experiment
+    return _with_fitting_vocabulary(experiment, default_data)
+
+
+def _with_fitting_vocabulary(experiment: Experiment, old: Any) -> Experiment:
+    """The experiment, its vocabulary changed with the data's if it was that of the `old` data."""
+    needed = vocab_size(experiment.data)
+    model = experiment.model
+    if needed == model.vocab_size or model.vocab_size != vocab_size(old):
+        return experiment
+    return dataclasses.replace(experiment, model=dataclasses.replace(model, vocab_size=needed))
 
 
 _MIXERS = tyro.constructors.ConstructorRegistry()

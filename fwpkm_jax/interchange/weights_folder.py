@@ -45,7 +45,10 @@ def export_run(
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
+    (partial / _FILE).touch()
+    mode = (partial / _FILE).stat().st_mode  # As the umask asks; save_file would make it private.
     save_file(arrays, partial / _FILE, metadata={"format": _FORMAT, "step": str(run.step)})
+    (partial / _FILE).chmod(mode)
     write_json(partial / "config.json", run.experiment.to_json())
     partial.rename(folder)
     return folder

@@ -177,5 +177,12 @@ def test_the_command_imports_and_says_what_is_wrong(weights, tmp_path, capsys):
     assert main(command) == 2
     assert "choose another run directory" in capsys.readouterr().err
     (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    assert main(["export", run, str(tmp_path / "given")]) == 0
+    for name in ("weights.safetensors", "config.json"):  # Whoever may read a new file may read it.
+        assert (tmp_path / "given" / name).stat().st_mode == (tmp_path / "file").stat().st_mode
+    assert main(["import", "weights", str(tmp_path / "given"), str(tmp_path / "again")]) == 0
+    assert main(["export", run, str(tmp_path / "given")]) == 2
+    assert "choose a folder that does not" in capsys.readouterr().err
     assert main(["import", "weights", str(tmp_path / "folder"), str(tmp_path / "other")]) == 2
     assert "holds no exported weights" in capsys.readouterr().err

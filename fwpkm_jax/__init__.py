@@ -5,7 +5,8 @@
 - Build a decoder with memories: `LanguageModel`, `ModelConfig`.
 - Describe a training run: `Experiment`, with `TextData` or `RecallData`, `OptimizerConfig`,
   `TrainingConfig` and `MemoryConfig`; `load_config` gives a shipped one.
-- Train: `train`.
+- Train: `train` an `Experiment`, `resume_experiment` of a run; `fit` with `Hooks` is the loop for a
+  step function of your own.
 - Open a trained run, evaluate it, continue a text: `load_run`, `Run`, `evaluate`, `continue_text`.
 - Generate with a model: `init_generation`, `generate`, `Sampling`.
 - Give weights away and take them: `export_run`, `start_run`.
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from fwpkm_jax.run.continue_text import continue_text
     from fwpkm_jax.run.evaluate import evaluate
     from fwpkm_jax.run.load import Run, load_run
+    from fwpkm_jax.run.train import resume_experiment, train
     from fwpkm_jax.training.config import TrainingConfig
-    from fwpkm_jax.training.loop import train
+    from fwpkm_jax.training.fit import Hooks, fit
     from fwpkm_jax.training.optimizer import OptimizerConfig
     from fwpkm_jax.training.state import MemoryConfig
 
@@ -42,6 +44,7 @@ __all__ = [
     "FastWeightConfig",
     "FwMLP",
     "FwPKM",
+    "Hooks",
     "LaCTRule",
     "LanguageModel",
     "MemoryConfig",
@@ -57,10 +60,12 @@ __all__ = [
     "continue_text",
     "evaluate",
     "export_run",
+    "fit",
     "generate",
     "init_generation",
     "load_config",
     "load_run",
+    "resume_experiment",
     "start_run",
     "train",
 ]
@@ -78,6 +83,8 @@ __getattr__, __dir__ = lazy_names(
         "fwpkm_jax.run.continue_text": ("continue_text",),
         "fwpkm_jax.run.evaluate": ("evaluate",),
         "fwpkm_jax.run.load": ("Run", "load_run"),
-        "fwpkm_jax.training": ("MemoryConfig", "OptimizerConfig", "TrainingConfig", "train"),
+        "fwpkm_jax.run.train": ("resume_experiment", "train"),
+        "fwpkm_jax.training.fit": ("Hooks", "fit"),
+        "fwpkm_jax.training": ("MemoryConfig", "OptimizerConfig", "TrainingConfig"),
     },
 )

@@ -12,8 +12,8 @@ from fwpkm_jax.config import Experiment, from_json, load_config, shipped_configs
 from fwpkm_jax.data import RecallData, TextData, stream_documents, vocab_size
 from fwpkm_jax.paper import PSWA, TABLE_1
 from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.run.train import train
 from fwpkm_jax.training.limited import limited_attention
-from fwpkm_jax.training.loop import train
 
 CONFIGS = shipped_configs()
 # Configs share their parts; the first few train each part once.

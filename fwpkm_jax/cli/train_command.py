@@ -26,9 +26,9 @@ def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
 
     from fwpkm_jax.cli.experiment import parse_command_line
     from fwpkm_jax.command_line import report
+    from fwpkm_jax.run.train import train
     from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
     from fwpkm_jax.training.diagnosis import NonFiniteError
-    from fwpkm_jax.training.loop import train
     from fwpkm_jax.training.runs.processes import OtherProcessError, connect
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,13 +13,12 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fwpkm_jax.layers.partition import BATCH, HEADS, MeshConfig, Partition
+from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.sharding import parameter_shardings
 from fwpkm_jax.rules.base import AbstractRule
+from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.state import Memories, TrainState
-
-if TYPE_CHECKING:
-    from fwpkm_jax.config import Experiment
 
 
 def make_partition(config: MeshConfig, devices: Sequence[Any] | None = None) -> Partition | None:
@@ -51,9 +50,17 @@ def _of_processes() -> str:
     return f" in {count} processes" if count > 1 else ""
 
 
-def check_mesh(experiment: Experiment) -> None:
-    """Raises ValueError where batches, memories or heads do not divide into the mesh's parts."""
-    mesh, training, model = experiment.mesh, experiment.training, experiment.model
+def check_mesh(
+    mesh: MeshConfig, *, model: ModelConfig, training: TrainingConfig, length: int
+) -> None:
+    """Raises ValueError where batches, memories or heads do not divide into the mesh's parts.
+
+    Args:
+      mesh: the devices.
+      model: the decoder.
+      training: its batches and memories.
+      length: tokens of a sequence.
+    """
     if mesh.num_devices == 1:
         return
     parts = mesh.data * mesh.fsdp
@@ -65,7 +72,6 @@ def check_mesh(experiment: Experiment) -> None:
             f"{mesh.data} x mesh.fsdp={mesh.fsdp} parts; make batch_size / micro_batches a "
             f"multiple of {parts}."
         )
-    length = experiment.data.length
     if length % mesh.model:
         raise ValueError(
             f"data.length={length} does not divide into mesh.model={mesh.model} parts, which each "

@@ -14,12 +14,12 @@ import jax
 import numpy as np
 import pytest
 
+from fwpkm_jax.run.train import train
 from fwpkm_jax.training.checkpoints.restore import (
     DamagedCheckpointError,
     checkpoint_steps,
     read_checkpoint,
 )
-from fwpkm_jax.training.loop import train
 from fwpkm_jax.training.optimizer import make_optimizer
 from fwpkm_jax.training.state import init_state
 from tests.training.conftest import read_records

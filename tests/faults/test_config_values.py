@@ -9,8 +9,8 @@ import typing
 import pytest
 
 from fwpkm_jax.config import Experiment, _final_classes, from_json
+from fwpkm_jax.run.train import train
 from fwpkm_jax.training.diagnosis import NonFiniteError
-from fwpkm_jax.training.loop import train
 from tests.faults.config_values import Field, bad_values, bases, fields, json_with
 
 BASES = bases()

@@ -12,7 +12,7 @@ import sentencepiece
 
 from fwpkm_jax.data import TextData, load_tokenizer, make_dataset, write_token_file
 from fwpkm_jax.data.documents import read_documents
-from fwpkm_jax.training.loop import train
+from fwpkm_jax.run.train import train
 from tests.training.tiny_config import get_config
 
 LINE = "a line of the text that every test here is made of\n"

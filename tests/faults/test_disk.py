@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.run import load_run
-from fwpkm_jax.training.loop import train
+from fwpkm_jax.run.train import train
 from tests.training.conftest import read_records
 from tests.training.processes import CONFIG, ROOT
 

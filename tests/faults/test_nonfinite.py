@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.layers.mlp import SwiGLU
-from fwpkm_jax.training import loop
+from fwpkm_jax.run import setup as parts
+from fwpkm_jax.run.train import train
 from fwpkm_jax.training.checkpoints.checksum import non_finite_leaves
 from fwpkm_jax.training.checkpoints.restore import checkpoint_steps
 from fwpkm_jax.training.diagnosis import NonFiniteError
-from fwpkm_jax.training.loop import train
 from tests.training.conftest import read_records
 
 pytestmark = pytest.mark.slow
@@ -59,10 +59,10 @@ def test_a_gradient_is_named(fault, unbroken, tmp_path, monkeypatch):
 
 def at_step(monkeypatch, step, damage):
     """Damages the state and the batch that a step is given."""
-    compile_step = loop._Run._compile
+    compile_step = parts.compile_step
 
-    def compile_damaged(run, state, batch):
-        compiled = compile_step(run, state, batch)
+    def compile_damaged(setup, state, batch):
+        compiled = compile_step(setup, state, batch)
 
         def train_step(state, batch):
             if int(state.step) == step:
@@ -71,7 +71,7 @@ def at_step(monkeypatch, step, damage):
 
         return train_step
 
-    monkeypatch.setattr(loop._Run, "_compile", compile_damaged)
+    monkeypatch.setattr(parts, "compile_step", compile_damaged)
 
 
 @pytest.mark.parametrize("slot", range(0, 16, 3))

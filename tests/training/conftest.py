@@ -10,8 +10,8 @@ import jax
 import pytest
 
 from fwpkm_jax.config import Experiment
-from fwpkm_jax.training import loop
-from fwpkm_jax.training.loop import TrainResult, train
+from fwpkm_jax.run import setup as parts
+from fwpkm_jax.run.train import TrainResult, train
 from tests.training.tiny_config import get_config
 
 # What the clock decides; everything else in a record is the same on every machine of a kind.
@@ -39,17 +39,17 @@ def compiled_once(tmp_path_factory):
 def traced_once():
     """Sessions of one experiment in this process share their compiled step, wherever they write."""
     steps: dict[Experiment, Any] = {}
-    compile_step = loop._Run._compile
+    compile_step = parts.compile_step
 
-    def compile_or_share(run, state, batch):
-        training = dataclasses.replace(run.config, validate_every=None)
-        key = dataclasses.replace(run.experiment, training=training, run_dir="")
+    def compile_or_share(setup, state, batch):
+        training = dataclasses.replace(setup.experiment.training, validate_every=None)
+        key = dataclasses.replace(setup.experiment, training=training, run_dir="")
         if key not in steps:
-            steps[key] = compile_step(run, state, batch)
+            steps[key] = compile_step(setup, state, batch)
         return steps[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop._Run, "_compile", compile_or_share)
+        patch.setattr(parts, "compile_step", compile_or_share)
         yield
 
 

@@ -36,7 +36,7 @@ from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.models.block import Remat
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules import FwPKM
-from fwpkm_jax.training.loop import train as run_loop
+from fwpkm_jax.run.train import train as run_loop
 from fwpkm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from fwpkm_jax.training.sharding import (
     make_partition,

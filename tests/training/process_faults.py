@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 import train
-from fwpkm_jax.training import loop
+from fwpkm_jax.run import setup as parts
 
 THIRD = 2
 
@@ -49,7 +49,7 @@ class FaultyDataset:
 
 def install(kind):
     """Puts the fault into the training loop of the second process."""
-    make_dataset = loop.make_dataset
+    make_dataset = parts.make_dataset
 
     def make_faulty(config, *, split, **arguments):
         dataset = make_dataset(config, split=split, **arguments)
@@ -59,7 +59,7 @@ def install(kind):
             raise ValueError("there is no data here")
         return FaultyDataset(dataset, kind)
 
-    loop.make_dataset = make_faulty
+    parts.make_dataset = make_faulty
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.training import loop
+from fwpkm_jax.run import setup as parts
+from fwpkm_jax.run.train import train
 from fwpkm_jax.training.checkpoints.restore import checkpoint_steps
 from fwpkm_jax.training.diagnosis import NonFiniteError, diagnose
-from fwpkm_jax.training.loop import train
 from fwpkm_jax.training.state import init_state, model_graph, named_leaves
 from tests.training.conftest import read_records
 from tests.training.tiny_config import get_config
@@ -101,10 +101,10 @@ def test_a_run_stops_with_steps_cause_and_last_good_checkpoint(
 ):
     """NaN enters after step 12; step 13's metrics arrive while step 14 is under way."""
     names = {"params": "blocks/0/mixer/q_proj/kernel", "memory": "layer_1/values"}
-    compile_step = loop._Run._compile
+    compile_step = parts.compile_step
 
-    def compile_poisoned(self, state, batch):
-        compiled = compile_step(self, state, batch)
+    def compile_poisoned(setup, state, batch):
+        compiled = compile_step(setup, state, batch)
 
         def step(state, batch):
             if int(state.step) == 12:
@@ -123,7 +123,7 @@ def test_a_run_stops_with_steps_cause_and_last_good_checkpoint(
 
         return step
 
-    monkeypatch.setattr(loop._Run, "_compile", compile_poisoned)
+    monkeypatch.setattr(parts, "compile_step", compile_poisoned)
     experiment = dataclasses.replace(unbroken.experiment, run_dir=str(tmp_path / "run"))
     with pytest.raises(NonFiniteError) as error:
         train(experiment, stream=io.StringIO())
@@ -147,15 +147,15 @@ def test_a_fast_weight_that_nobody_reads_is_not_saved(unbroken, tmp_path, monkey
     """Slots that no token of the step reads do not touch the loss; the check before a save does."""
     run = tmp_path / "run"
     shutil.copytree(unbroken.directory, run)
-    restore = loop._Run._restore
+    restore_state = parts.restore_state
 
-    def restore_poisoned(self):
-        state, step = restore(self)
+    def restore_poisoned(*arguments, **more):
+        state = restore_state(*arguments, **more)
         # No update reaches the second moments of a decayed-away gradient: only the check sees it.
         bad = poison(state.opt_state, next(n for n in named_leaves(state.opt_state) if "nu" in n))
-        return state._replace(opt_state=bad), step
+        return state._replace(opt_state=bad)
 
-    monkeypatch.setattr(loop._Run, "_restore", restore_poisoned)
+    monkeypatch.setattr(parts, "restore_state", restore_poisoned)
     training = dataclasses.replace(TRAINING, steps=21)
     experiment = dataclasses.replace(unbroken.experiment, run_dir=str(run), training=training)
     with pytest.raises(NonFiniteError, match="Last good checkpoint"):

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 import pytest
 
+from fwpkm_jax.run.train import train
 from fwpkm_jax.training.checkpoints.restore import checkpoint_steps
-from fwpkm_jax.training.loop import train
 from tests.training.conftest import read_records
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
+from fwpkm_jax.run.train import train
 from fwpkm_jax.training.limited import draw_limited, limited_attention
-from fwpkm_jax.training.loop import train
 from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
 from fwpkm_jax.training.step import make_train_step
 from tests.training.test_step import sample_batch

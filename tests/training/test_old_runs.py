@@ -19,7 +19,7 @@ import pytest
 import eval as eval_program
 from fwpkm_jax.config import from_json, read_experiment
 from fwpkm_jax.run import load_run
-from fwpkm_jax.training.loop import train
+from fwpkm_jax.run.train import train
 from fwpkm_jax.training.state import init_state, named_leaves
 from tests.training.conftest import read_records
 

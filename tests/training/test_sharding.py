@@ -24,7 +24,7 @@ from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.models.sharding import logical_axes, parameter_shardings, parameter_spec, path_name
 from fwpkm_jax.paper import TABLE_1, paper_model
 from fwpkm_jax.rules import FwMLP
-from fwpkm_jax.training.loop import train
+from fwpkm_jax.run.train import train
 from fwpkm_jax.training.sharding import check_mesh, make_partition
 from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph, named_leaves
 from tests.training.tiny_config import get_config
@@ -142,19 +142,28 @@ def test_a_mesh_of_another_size_than_the_machine_is_refused(tmp_path):
 
 def test_what_does_not_divide_is_named():
     tiny = get_config()
+
+    def check(experiment):
+        check_mesh(
+            experiment.mesh,
+            model=experiment.model,
+            training=experiment.training,
+            length=experiment.data.length,
+        )
+
     with pytest.raises(
         ValueError, match=r"batch_size=4 in 2 micro-batches gives 2 .* multiple of 4"
     ):
-        check_mesh(replace(tiny, mesh=MeshConfig(data=2, fsdp=2), micro_batches=2))
+        check(replace(tiny, mesh=MeshConfig(data=2, fsdp=2), micro_batches=2))
     with pytest.raises(ValueError, match=r"data\.length=16 .* mesh\.model=3"):
-        check_mesh(replace(tiny, mesh=MeshConfig(model=3)))
+        check(replace(tiny, mesh=MeshConfig(model=3)))
     with pytest.raises(ValueError, match=r"memory\.groups=2 .* mesh\.memory=columns .* of 2"):
-        check_mesh(replace(tiny, mesh=MeshConfig(data=4)))
+        check(replace(tiny, mesh=MeshConfig(data=4)))
     with pytest.raises(ValueError, match=r"memory\.groups=2 .*mesh\.data a divisor of 2"):
-        check_mesh(replace(tiny, mesh=MeshConfig(data=4, memory="slots")))
+        check(replace(tiny, mesh=MeshConfig(data=4, memory="slots")))
     with pytest.raises(ValueError, match=r"num_kv_heads=1 does not divide into mesh\.model=2"):
-        check_mesh(replace(tiny, mesh=MeshConfig(model=2)))
-    check_mesh(replace(tiny, mesh=MeshConfig(data=2)))
+        check(replace(tiny, mesh=MeshConfig(model=2)))
+    check(replace(tiny, mesh=MeshConfig(data=2)))
 
 
 def abstract_partition(data=1, fsdp=1, model=1, memory="independent"):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import collections
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TextIO
 
 from fwpkm_jax.status_line import StatusLine
@@ -20,26 +19,18 @@ def format_duration(seconds: float) -> str:
 
 
 class Speedometer:
-    """Seconds per step of training alone, over the last steps; what was not training is paused."""
+    """Seconds per step, over the last steps."""
 
-    def __init__(self, window: int = 50, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._last = clock()
+    def __init__(self, window: int = 50) -> None:
         self._seconds: collections.deque[float] = collections.deque(maxlen=window)
         self.total_seconds = 0.0
         self.total_steps = 0
 
-    def step_done(self) -> None:
-        """Counts one step, from the end of the one before it."""
-        now = self._clock()
-        self._seconds.append(now - self._last)
-        self.total_seconds += now - self._last
+    def step_done(self, seconds: float) -> None:
+        """Counts one step, which took so long; see `training.fit.Report`."""
+        self._seconds.append(seconds)
+        self.total_seconds += seconds
         self.total_steps += 1
-        self._last = now
-
-    def resume(self) -> None:
-        """The time since the last step was something else: compiling, validating, saving."""
-        self._last = self._clock()
 
     @property
     def seconds_per_step(self) -> float:

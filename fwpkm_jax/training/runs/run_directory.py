@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -81,50 +82,99 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
     return [f"{path}: {short[0]!r} -> {short[1]!r}"]
 
 
-def claim(
-    directory: Path, config: Mapping[str, Any], *, may_change: Sequence[str]
-) -> dict[str, Any] | None:
-    """Makes a new run's directory and `config.json`, or checks that the run there is this one.
-
-    Args:
-      directory: the run directory.
-      config: the experiment as JSON.
-      may_change: fields, or sections, that may differ from the run found there.
-
-    Returns:
-      The configuration that was found, left as it is; None in a new directory.
+def find_config(directory: Path) -> dict[str, Any] | None:
+    """The configuration of the run in a directory, as JSON; None if a new run can start there.
 
     Raises:
-      DifferentRunError: another field differs; all of them are listed.
-      ValueError: the directory holds something that is not a run.
+      ValueError: the directory is a file, or holds something that is not a run.
     """
     path = directory / "config.json"
-    old = None
     if path.is_file():
         copy = "each checkpoint has a copy of it, checkpoints/STEP/config/metadata"
-        old = read_json(path, otherwise=copy)
-        changed = [
-            line
-            for line in differences(old, dict(config))
-            if not any(_within(line.split(":")[0], name) for name in may_change)
-        ]
-        if changed:
-            listing = "\n  ".join(changed)
-            hint = ""
-            if any(line.startswith("training.memory.groups:") for line in changed):
-                hint = " (checkpoint.regroup says how memory.groups may change.)"
-            raise DifferentRunError(
-                f"{directory} holds a run with another configuration:\n  {listing}\n"
-                "Choose another --run_dir, or the same configuration to continue that run." + hint
-            )
-    elif directory.is_dir() and set(directory.iterdir()) - {unfinished(path)}:
+        return read_json(path, otherwise=copy)
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(f"{directory} is a file, not a directory; choose another --run_dir.")
+    if directory.is_dir() and set(directory.iterdir()) - {unfinished(path), directory / "lock"}:
         raise ValueError(
             f"{directory} is not empty and holds no run (no config.json); choose another --run_dir."
         )
-    else:
+    return None
+
+
+def make_directory(directory: Path) -> None:
+    """Makes the directory of a new run, with its parents.
+
+    Raises:
+      ValueError: it cannot be made, or is there and cannot be written to.
+    """
+    try:
         directory.mkdir(parents=True, exist_ok=True)
-        write_json(path, dict(config))
-    return old
+    except OSError as error:
+        raise ValueError(
+            f"The run directory {directory} cannot be made ({error.strerror}); choose a --run_dir "
+            "that you may write to."
+        ) from error
+    if not os.access(directory, os.W_OK):
+        raise ValueError(
+            f"The run directory {directory} cannot be written to; choose another --run_dir."
+        )
+
+
+def refuse_changes(
+    directory: Path, old: Mapping[str, Any], new: Mapping[str, Any], *, may_change: Sequence[str]
+) -> None:
+    """Compares the configuration of the run in a directory with the one to continue it with.
+
+    Args:
+      directory: the run directory.
+      old: the run's configuration as JSON.
+      new: the experiment as JSON.
+      may_change: fields, or sections, that may differ.
+
+    Raises:
+      DifferentRunError: another field differs. Lists all of them, and the run's own command.
+    """
+    changed = [
+        line
+        for line in differences(dict(old), dict(new))
+        if not any(_within(line.split(":")[0], name) for name in may_change)
+    ]
+    if not changed:
+        return
+    listing = "\n  ".join(changed)
+    hint = ""
+    if any(line.startswith("training.memory.groups:") for line in changed):
+        hint = " (checkpoint.regroup says how memory.groups may change.)"
+    command = first_command(directory)
+    started = f"It was started with: {command}\n" if command else ""
+    raise DifferentRunError(
+        f"{directory} holds a run with another configuration:\n  {listing}\n{started}"
+        f"Continue it as it was with --resume {directory}, or choose another --run_dir.{hint}"
+    )
+
+
+def first_command(directory: Path) -> str | None:
+    """The command that started a run, as `environment.json` tells; None if it does not."""
+    try:
+        sessions = read_json(directory / "environment.json")["sessions"]
+        return shlex.join(sessions[0]["command"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def claim(directory: Path, config: Mapping[str, Any], *, may_change: Sequence[str] = ()) -> None:
+    """Makes a new run's directory and `config.json`, or checks that the run there is this one.
+
+    Raises:
+      DifferentRunError: the directory holds a run with another configuration.
+      ValueError: it holds something that is not a run, or cannot be made.
+    """
+    old = find_config(directory)
+    if old is not None:
+        refuse_changes(directory, old, config, may_change=may_change)
+        return
+    make_directory(directory)
+    write_json(directory / "config.json", dict(config))
 
 
 def _within(name: str, section: str) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -12,18 +14,32 @@ import jax
 from fwpkm_jax.training.runs.processes import Greatest
 
 
+class Stopped(Exception):
+    """A signal came while there was nothing to save."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(f"stopped by {number.name}")
+        self.signal = number
+
+
 class StopSignals:
     """Holds SIGTERM and SIGINT back while a context lasts; `poll` and `wait` tell of one.
 
-    A second signal acts as if this were not here: whoever cannot wait can still end the run.
-    Outside the main thread Python allows no handlers and nothing is held back.
+    The signal is answered at once with a line. A second one acts as if this were not here, so that
+    a run can always be ended. Outside the main thread Python allows no handlers, so signals act as
+    usual there.
 
     Of many processes it is enough that one gets a signal. All of them call `poll` and `wait` in the
     same order and get the same answers, so that they stop after the same step.
+
+    Args:
+      say: prints a line.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, say: Callable[[str], None] = lambda line: None) -> None:
+        self._say = say
         self._caught: signal.Signals | None = None
+        self._nothing_to_save = False
         self._previous: dict[signal.Signals, Any] = {}
         self._greatest = Greatest() if jax.process_count() > 1 else None
         self._asked: jax.Array | None = None
@@ -33,6 +49,26 @@ class StopSignals:
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._previous[number] = signal.signal(number, self._catch)
         return self
+
+    @contextlib.contextmanager
+    def nothing_to_save(self) -> Iterator[None]:
+        """While it lasts, a signal ends the body at once.
+
+        Of several processes each goes on until all of them have agreed to stop.
+
+        Raises:
+          Stopped: a signal came, or had come before.
+        """
+        if self._greatest is not None:
+            yield
+            return
+        self._nothing_to_save = True
+        try:
+            if self._caught is not None:
+                raise Stopped(self._caught)
+            yield
+        finally:
+            self._nothing_to_save = False
 
     def poll(self) -> signal.Signals | None:
         """A signal that any process got, known one call late so that no process waits."""
@@ -51,6 +87,15 @@ class StopSignals:
         del frame
         self._caught = signal.Signals(number)
         self._restore()
+        # Printing fails if the signal came in the middle of a line that is being printed.
+        with contextlib.suppress(RuntimeError):
+            if not self._nothing_to_save:
+                self._say(
+                    f"{self._caught.name}: stops as soon as every step done is saved; a second "
+                    "signal stops at once, without saving."
+                )
+        if self._nothing_to_save:
+            raise Stopped(self._caught)
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.run import load_run
+from fwpkm_jax.run.train import train
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig, Checkpoints
 from fwpkm_jax.training.checkpoints.regroup import regroup
-from fwpkm_jax.training.loop import train
 from fwpkm_jax.training.state import MemoryConfig
 
 SAVED = {"table": jnp.arange(24.0).reshape(4, 2, 3), "count": jnp.arange(4, dtype=jnp.int32)}

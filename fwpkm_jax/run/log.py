@@ -1,4 +1,4 @@
-"""What a run writes about itself: the files of its directory, and lines for whoever watches.
+"""What a run writes about itself: the files of its directory, and lines for the person watching.
 
 One process writes for all; the others' logs are silent.
 """
@@ -7,20 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from fwpkm_jax.config import Experiment, from_json
 from fwpkm_jax.training.config import WITHOUT_EFFECT
+from fwpkm_jax.training.runs.lock import RunLock
 from fwpkm_jax.training.runs.processes import is_first
 from fwpkm_jax.training.runs.progress import Progress
-from fwpkm_jax.training.runs.run_directory import MetricsWriter, claim, record_session
+from fwpkm_jax.training.runs.run_directory import (
+    MetricsWriter,
+    find_config,
+    make_directory,
+    record_session,
+    refuse_changes,
+)
 from fwpkm_jax.whole_files import read_json, write_json
-
-if TYPE_CHECKING:
-    from fwpkm_jax.config import Experiment
 
 
 class RunLog:
-    """The log of one session of a run. Leaving its context closes its files."""
+    """The log of one session of a run. Leaving its context closes its files and its lock."""
 
     def __init__(self, experiment: Experiment, *, stream: TextIO | None) -> None:
         """A log that has written nothing yet; `stream` None: standard output."""
@@ -31,6 +36,7 @@ class RunLog:
         self._writes = is_first()
         self._progress = Progress(steps=training.steps, every=training.log_every, stream=stream)
         self._before: dict[str, Any] | None = None
+        self._lock: RunLock | None = None
         self._writer: MetricsWriter | None = None
 
     def __enter__(self) -> RunLog:
@@ -39,18 +45,31 @@ class RunLog:
     def __exit__(self, *_: object) -> None:
         if self._writer is not None:
             self._writer.close()
+        if self._lock is not None:
+            self._lock.release()
 
     def claim(self) -> None:
-        """Makes the directory of a new run, or checks that the run there is this one.
+        """Makes the directory of a new run, or checks that the run there is this one; locks it.
 
         Raises:
-          ValueError: another run is there, or something else; see `run_directory.claim`.
+          ValueError: another run is there, or something else, or another process writes to it, or
+            the directory cannot be made; see `run_directory` and `lock`.
         """
-        if self._writes:
-            may_change = [*WITHOUT_EFFECT, "training.steps"]
-            if self._experiment.checkpoint.regroup != "refuse":
-                may_change.append("training.memory.groups")
-            self._before = claim(self.directory, self.config_json, may_change=may_change)
+        if not self._writes:
+            return
+        # Before anything is written: a directory with other files is left as it is.
+        if find_config(self.directory) is None:
+            make_directory(self.directory)
+        self._lock = RunLock(self.directory, say=self.say)
+        self._before = find_config(self.directory)
+        if self._before is None:
+            write_json(self.directory / "config.json", self.config_json)
+            return
+        may_change = [*WITHOUT_EFFECT, "training.steps"]
+        if self._experiment.checkpoint.regroup != "refuse":
+            may_change.append("training.memory.groups")
+        old = _with_new_fields(self._before)
+        refuse_changes(self.directory, old, self.config_json, may_change=may_change)
 
     def old_results(self) -> dict[str, Any] | None:
         """The results of a run that has done all its steps before."""
@@ -95,3 +114,14 @@ class RunLog:
         """Writes `results.json`."""
         if self._writes:
             write_json(self.directory / "results.json", results)
+
+
+def _with_new_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with the defaults of fields that are newer than it.
+
+    One that this version cannot read stays as it is; the comparison then names what is unknown.
+    """
+    try:
+        return from_json(config).to_json()
+    except ValueError:
+        return config

@@ -1,0 +1,168 @@
+"""What happens beside the steps of one session: records, validation, checkpoints, a clean stop."""
+
+from __future__ import annotations
+
+import math
+import signal
+from typing import Any, NoReturn
+
+import jax
+from flax import nnx
+
+from fwpkm_jax.run.log import RunLog
+from fwpkm_jax.run.setup import Setup
+from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
+from fwpkm_jax.training.checkpoints.checksum import non_finite_leaves
+from fwpkm_jax.training.diagnosis import NonFiniteError, diagnose
+from fwpkm_jax.training.fit import Hooks, Report
+from fwpkm_jax.training.micro_batches import Batch
+from fwpkm_jax.training.runs.progress import Speedometer
+from fwpkm_jax.training.runs.signals import StopSignals
+from fwpkm_jax.training.sharding import on_one_device
+from fwpkm_jax.training.state import TrainState
+from fwpkm_jax.training.validation import Validation
+
+
+class Session:
+    """The hooks of one session, and what it knows of its run so far.
+
+    Args:
+      setup: the run's parts.
+      log: its records.
+      checkpoints: its checkpoints.
+      signals: tells of a signal to stop.
+      validate: None: no validation.
+      batches: the iterator over training batches, whose position is saved.
+      best_loss: the lowest validation loss of earlier sessions.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        log: RunLog,
+        checkpoints: Checkpoints,
+        signals: StopSignals,
+        validate: Validation | None,
+        batches: Any,
+        best_loss: float,
+    ) -> None:
+        self._setup, self._log = setup, log
+        self._checkpoints, self._signals = checkpoints, signals
+        self._validate, self._batches = validate, batches
+        config = setup.experiment.training
+        self._tokens_per_step = config.batch_size * setup.experiment.data.length
+        self.speed = Speedometer()
+        self.best_loss = best_loss
+        self.loss = math.nan
+        """Of the newest step that was read."""
+        self.validation: dict[str, float] = {}
+        """Of the newest validation."""
+        self.stop: signal.Signals | None = None
+        """The signal that the newest pause heard of."""
+
+    def hooks(self) -> Hooks[TrainState, Batch]:
+        """What `fit` calls."""
+        return Hooks(
+            check=self._check_metrics,
+            on_metrics=self._record,
+            pause_after=self._pauses_after,
+            measure=self._measure,
+            on_pause=self._save,
+        )
+
+    def _check_metrics(self, report: Report[Batch], state: TrainState) -> None:
+        """Ends the run where a metric is not finite."""
+        # jit returns metrics in the order of their names; the loss is the one to speak of.
+        values = report.metrics
+        bad = [n for n in ("loss", *values) if not math.isfinite(values[n])]
+        if bad:
+            self._fail(f"{bad[0]} is {values[bad[0]]}", report, state)
+        self.loss = values["loss"]
+
+    def _pauses_after(self, step: int) -> bool:
+        """Whether the loop waits for this step, to save, to validate or to stop."""
+        stop = self._signals.poll()  # All processes ask at every step.
+        return stop is not None or self._saves_after(step) or self._validates_after(step)
+
+    def _saves_after(self, step: int) -> bool:
+        experiment = self._setup.experiment
+        return step == experiment.training.steps or step % experiment.checkpoint.every == 0
+
+    def _validates_after(self, step: int) -> bool:
+        config = self._setup.experiment.training
+        every = config.validate_every
+        return self._validate is not None and (
+            step == config.steps or (every is not None and step % every == 0)
+        )
+
+    def _measure(self, report: Report[Batch], state: TrainState) -> dict[str, float]:
+        """The validation, if it is due; what is saved is finite, slots that no token read too."""
+        if non_finite_leaves((state.params, state.opt_state, state.memory)):
+            self._fail("a weight is not finite", report, state)
+        if self._validate is None or not self._validates_after(report.step):
+            return {}
+        model = nnx.merge(self._setup.graphdef, state.params)
+        self.validation = dict(self._validate(model, state.memory))
+        return {f"valid/{name}": value for name, value in self.validation.items()}
+
+    def _record(self, report: Report[Batch], state: TrainState) -> None:
+        """Writes a step's record and shows its line."""
+        del state
+        self.speed.step_done(report.seconds)
+        seconds = self.speed.seconds_per_step
+        values = {**report.metrics, "tokens_per_second": self._tokens_per_step / seconds}
+        shown = [
+            f"{name.removeprefix('valid/')} {value:.4f}"
+            for name, value in report.metrics.items()
+            if name.startswith("valid/")
+        ]
+        self._log.record(report.step, values, seconds_per_step=seconds, event=bool(shown))
+        if shown:
+            self._log.say(f"step {report.step} validation: {'  '.join(shown)}")
+
+    def _save(self, report: Report[Batch], state: TrainState) -> bool:
+        """Saves if it is due, or the validation is the best so far, or a signal came."""
+        validated = self._validates_after(report.step)
+        loss = self.validation.get("loss", math.nan) if validated else math.nan
+        improved = loss < self.best_loss
+        if improved:
+            self.best_loss = loss
+        self.stop = self._signals.wait()
+        if improved or self.stop is not None or self._saves_after(report.step):
+            self._checkpoints.save(
+                state,
+                data_position=self._batches.get_state(),
+                config=self._log.config_json,
+                metrics=self.validation if math.isfinite(loss) else None,
+            )
+        return self.stop is not None and report.step < self._setup.experiment.training.steps
+
+    def _fail(self, symptom: str, report: Report[Batch], state: TrainState) -> NoReturn:
+        """Raises a NonFiniteError that names what went first."""
+        setup = self._setup
+        self._checkpoints.wait()
+        # The step that failed may be one that saw only the window.
+        graphdef = setup.graphdef
+        if setup.limited is not None and report.metrics["limited"]:
+            graphdef = setup.limited.graphdef
+        # The search goes op by op, on one device; of many processes each does the same.
+        newest = int(state.step)
+        config = setup.experiment.training
+        cause = diagnose(
+            graphdef,
+            on_one_device(setup.partition, state._replace(opt_state=())),
+            on_one_device(setup.partition, report.batch),
+            clean_memory=jax.jit(lambda: setup.init().memory)(),
+            micro_batches=config.micro_batches,
+            memory=config.memory,
+        )
+        saved = self._checkpoints.steps
+        good = f"{self._checkpoints.directory / str(saved[-1])}" if saved else "none was saved"
+        step = report.step
+        steps = f"step {step}" if newest == step else f"steps {step} to {newest}"
+        raise NonFiniteError(
+            f"Stopped in {steps}: {symptom} at step {step}. What went first: {cause}. "
+            f"Last good checkpoint: {good}. A lower optimizer.learning_rate, "
+            "optimizer.clip_norm or other data may avoid it."
+        )

@@ -1,0 +1,211 @@
+"""The parts of a training run, each made from its configuration by one function."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import optax
+from flax import nnx
+
+from fwpkm_jax.config import Experiment
+from fwpkm_jax.data import make_dataset, vocab_size
+from fwpkm_jax.layers.partition import Partition
+from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
+from fwpkm_jax.training.checkpoints.restore import read_metrics
+from fwpkm_jax.training.compiling import compile_answering
+from fwpkm_jax.training.limited import Limited, limited_attention
+from fwpkm_jax.training.micro_batches import Batch
+from fwpkm_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from fwpkm_jax.training.runs.processes import from_first
+from fwpkm_jax.training.sharding import (
+    check_mesh,
+    make_partition,
+    process_rows,
+    put_batch,
+    state_shardings,
+)
+from fwpkm_jax.training.state import TrainState, init_state, model_graph
+from fwpkm_jax.training.step import TrainStep, make_train_step
+from fwpkm_jax.training.validation import Validation, make_validation
+
+
+class Setup(NamedTuple):
+    """What a run computes with; no array is allocated and no file is written yet."""
+
+    experiment: Experiment
+    """The configuration."""
+    partition: Partition | None
+    """Layout over devices; None: one device."""
+    graphdef: nnx.GraphDef[LanguageModel]
+    """The model's structure."""
+    limited: Limited | None
+    """The structure with windows in place of full attention, where some steps draw it."""
+    optimizer: optax.GradientTransformation
+    """Of the slow weights."""
+    init: Callable[[], TrainState]
+    """Makes the state before the first step; traceable."""
+
+    def put(self, batch: Batch) -> Batch:
+        """A batch on the devices that work on it."""
+        return put_batch(self.partition, batch)
+
+
+def make_setup(experiment: Experiment) -> Setup:
+    """The parts of a run.
+
+    Raises:
+      ValueError: the configuration does not fit together, or not to the devices.
+    """
+    config = experiment.training
+    needed = vocab_size(experiment.data)
+    if experiment.model.vocab_size < needed:
+        raise ValueError(
+            f"model.vocab_size={experiment.model.vocab_size} is smaller than the data's "
+            f"{needed} tokens; raise it to {needed}."
+        )
+    check_mesh(
+        experiment.mesh,
+        model=experiment.model,
+        training=config,
+        length=experiment.data.length,
+    )
+    partition = make_partition(experiment.mesh)
+    optimizer = make_optimizer(experiment.optimizer, steps=config.steps)
+    init = partial(
+        init_state,
+        experiment.model,
+        memory=config.memory,
+        optimizer=optimizer,
+        seed=experiment.seed,
+    )
+    limited = limited_attention(experiment.model, config.window_probability)
+    return Setup(experiment, partition, model_graph(experiment.model), limited, optimizer, init)
+
+
+def batches_of(setup: Setup, split: Literal["train", "valid"]) -> Any:
+    """An iterator over a split's batches: of each, the rows of this process."""
+    experiment = setup.experiment
+    batch_size = experiment.training.batch_size
+    dataset = make_dataset(
+        experiment.data,
+        split=split,
+        batch_size=batch_size,
+        seed=experiment.seed,
+        rows=process_rows(setup.partition, batch_size),
+    )
+    return iter(dataset)
+
+
+def default_validation(setup: Setup) -> Validation | None:
+    """The loss of the data's held-out split; None if `training.validation_batches` is 0.
+
+    Raises:
+      ValueError: the split has no whole batch.
+    """
+    config = setup.experiment.training
+    count = config.validation_batches
+    if not count:
+        return None
+    with contextlib.closing(batches_of(setup, "valid")) as held_out:
+        batches = list(itertools.islice(held_out, count))
+    if not batches:
+        raise ValueError(
+            f"The data's valid split gives no batch of batch_size={config.batch_size}; "
+            "enlarge it, or turn validation off with training.validation_batches=0."
+        )
+    return make_validation(
+        batches,
+        memory=config.memory,
+        micro_batches=config.micro_batches,
+        partition=setup.partition,
+    )
+
+
+def restore_state(
+    setup: Setup, checkpoints: Checkpoints, batches: Any, *, say: Callable[[str], None]
+) -> TrainState | None:
+    """The newest checkpoint's state, with `batches` moved to its data position.
+
+    Args:
+      setup: the run's parts.
+      checkpoints: of its directory.
+      batches: the iterator over training batches.
+      say: prints a line.
+
+    Returns:
+      The state; None if the run was never saved.
+
+    Raises:
+      ValueError: more steps are done than the configuration asks for.
+      DamagedCheckpointError: there are checkpoints but none can be read.
+    """
+    shapes = jax.eval_shape(setup.init)
+    layout = state_layout(setup, shapes)
+    say(checkpoints.describe(shapes))
+    restored = checkpoints.restore_newest(shapes, layout)
+    if restored is None:
+        return None
+    if restored.data_position is not None:  # None: weights that came from elsewhere.
+        batches.set_state(restored.data_position)
+    state, steps = restored.state, setup.experiment.training.steps
+    step = int(state.step)
+    if step > steps:
+        directory = setup.experiment.run_dir
+        raise ValueError(
+            f"training.steps={steps}, but {directory} has {step} steps done; raise training.steps "
+            "or choose another --run_dir."
+        )
+    if shapes.memory and not state.memory:
+        say(f"The checkpoint of step {step} holds no memories; they start afresh.")
+        fresh = jax.jit(lambda: setup.init().memory, out_shardings=layout and layout.memory)
+        state = state._replace(memory=fresh())
+    return state
+
+
+def new_state(setup: Setup) -> TrainState:
+    """The state before the first step, on its devices."""
+    layout = state_layout(setup, jax.eval_shape(setup.init))
+    return compile_answering(jax.jit(setup.init, out_shardings=layout))()
+
+
+def state_layout(setup: Setup, shapes: TrainState) -> TrainState | None:
+    """The place of each array of the state; None: all on the one device."""
+    if setup.partition is None:
+        return None
+    return state_shardings(
+        setup.partition, shapes, graphdef=setup.graphdef, optimizer=setup.optimizer
+    )
+
+
+def compile_step(setup: Setup, state: TrainState, batch: Batch) -> TrainStep:
+    """The training step, compiled for this state and a batch from `Setup.put`."""
+    config = setup.experiment.training
+    step = make_train_step(
+        setup.graphdef,
+        setup.optimizer,
+        schedule=learning_rate_schedule(setup.experiment.optimizer, steps=config.steps),
+        micro_batches=config.micro_batches,
+        memory=config.memory,
+        limited=setup.limited,
+        loss_block=config.loss_block,
+        remat=config.remat,
+        partition=setup.partition,
+    )
+    return compile_answering(step, state, batch)
+
+
+def best_loss(checkpoints: Checkpoints) -> float:
+    """The lowest validation loss among the checkpoints, infinity if none has one."""
+    losses = [
+        metrics["loss"]
+        for step in checkpoints.steps
+        if (metrics := read_metrics(checkpoints.directory, step))
+    ]
+    return min(from_first(losses), default=math.inf)

@@ -1,0 +1,192 @@
+"""Training: a run from its configuration to its results, continued where it was left."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import signal
+import time
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TextIO
+
+import jax
+
+from fwpkm_jax.config import Experiment, read_experiment
+from fwpkm_jax.run import setup as parts
+from fwpkm_jax.run.log import RunLog
+from fwpkm_jax.run.session import Session
+from fwpkm_jax.run.setup import Setup
+from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
+from fwpkm_jax.training.fit import fit
+from fwpkm_jax.training.runs.processes import from_first, together
+from fwpkm_jax.training.runs.progress import format_duration
+from fwpkm_jax.training.runs.signals import Stopped, StopSignals
+from fwpkm_jax.training.state import TrainState
+from fwpkm_jax.training.validation import Validation
+
+
+class TrainResult(NamedTuple):
+    """How a run ended."""
+
+    status: Literal["finished", "interrupted"]
+    """interrupted: a signal came; every step done is saved."""
+    step: int
+    """Steps done."""
+    state: TrainState | None
+    """The state after them; None if a signal came before there was one."""
+    results: dict[str, Any]
+    """What `results.json` holds; empty if interrupted."""
+    signal: signal.Signals | None
+    """The signal that interrupted the run."""
+
+
+def train(
+    experiment: Experiment, *, validate: Validation | None = None, stream: TextIO | None = None
+) -> TrainResult:
+    """Trains, or continues, the run in `experiment.run_dir` and writes everything about it there.
+
+    The loop itself is `fwpkm_jax.training.fit.fit`; this function gives it the step that the
+    configuration describes, and hooks that record, validate, save and stop.
+
+    Args:
+      experiment: the configuration.
+      validate: called every `training.validate_every` steps and at the end; default the loss of
+        the data's held-out split.
+      stream: where progress is printed; default standard output.
+
+    Returns:
+      How the run ended. A run that has finished before is left as it is.
+
+    Raises:
+      ValueError: the configuration does not fit together, or the directory cannot be used: it holds
+        another run, another process uses it, or it cannot be made.
+      NonFiniteError: a loss, gradient or weight stopped being finite; what went first is named.
+      DamagedCheckpointError: the run has checkpoints but none can be read.
+      OtherProcessError: of many processes another one failed.
+    """
+    with together():
+        setup = parts.make_setup(experiment)
+        validate = validate or parts.default_validation(setup)
+        batches = parts.batches_of(setup, "train")
+    with contextlib.closing(batches), RunLog(experiment, stream=stream) as log:
+        with together():
+            log.claim()
+        directory = log.directory / "checkpoints"
+        with (
+            StopSignals(say=log.say) as signals,
+            Checkpoints(directory, experiment.checkpoint) as checkpoints,
+        ):
+            return _train(setup, log, checkpoints, signals, validate, batches)
+
+
+def resume_experiment(run_dir: str | Path) -> Experiment:
+    """The configuration that continues the run in a directory: the run's own.
+
+    `train(resume_experiment(run_dir))` goes on from the newest checkpoint. To train a finished run
+    further, raise `training.steps` with `dataclasses.replace`. The directory may have moved since.
+
+    Raises:
+      FileNotFoundError: no run there.
+      ValueError: its configuration cannot be read.
+    """
+    return dataclasses.replace(read_experiment(run_dir), run_dir=str(run_dir))
+
+
+def _train(
+    setup: Setup,
+    log: RunLog,
+    checkpoints: Checkpoints,
+    signals: StopSignals,
+    validate: Validation | None,
+    batches: Any,
+) -> TrainResult:
+    """A session in a directory that is claimed."""
+    steps = setup.experiment.training.steps
+    state = parts.restore_state(setup, checkpoints, batches, say=log.say)
+    start = 0 if state is None else int(state.step)
+    if start == steps and (results := from_first(log.old_results())):
+        log.say(
+            f"{log.directory} has finished its {start} steps; raise training.steps to continue it, "
+            "or choose another --run_dir."
+        )
+        return TrainResult("finished", start, state, results, None)
+    with together():
+        log.begin(start)
+    session = Session(
+        setup,
+        log=log,
+        checkpoints=checkpoints,
+        signals=signals,
+        validate=validate,
+        batches=batches,
+        best_loss=parts.best_loss(checkpoints),
+    )
+    compile_seconds = 0.0
+    if start < steps:
+        try:
+            with signals.nothing_to_save():
+                state = parts.new_state(setup) if state is None else state
+                first = setup.put(next(batches))
+                began = time.perf_counter()
+                step = parts.compile_step(setup, state, first)
+                compile_seconds = time.perf_counter() - began
+        except Stopped as stop:
+            log.say(
+                f"{stop.signal.name}: stopped {log.directory} before the first step of this "
+                f"session; {start} steps are done. The same command goes on."
+            )
+            return TrainResult("interrupted", start, state, {}, stop.signal)
+        log.say(f"Compiled the training step in {compile_seconds:.1f} s.")
+        fitted = fit(
+            step,
+            state,
+            itertools.chain([first], map(setup.put, batches)),
+            session.hooks(),
+            start=start,
+            steps=steps,
+        )
+        state = fitted.state
+        if fitted.stopped:
+            assert session.stop is not None
+            checkpoints.wait()
+            where = f"{log.directory} at step {fitted.step}"
+            log.say(f"{session.stop.name}: saved {where} and stopped.")
+            return TrainResult("interrupted", fitted.step, state, {}, session.stop)
+    # If there was no step to do, the run was killed between its last checkpoint and its results.
+    assert state is not None
+    checkpoints.wait()
+    results = _results(setup, state, session, compile_seconds)
+    with together():
+        log.finish(results)
+    speed = session.speed
+    log.say(
+        f"Finished {steps} steps; this session trained {speed.total_steps} in "
+        f"{format_duration(speed.total_seconds)}. Results: {log.directory / 'results.json'}"
+    )
+    return TrainResult("finished", steps, state, results, None)
+
+
+def _results(
+    setup: Setup, state: TrainState, session: Session, compile_seconds: float
+) -> dict[str, Any]:
+    """What `results.json` holds."""
+    return {
+        "fingerprint": setup.experiment.fingerprint,
+        "steps": int(state.step),
+        "loss": session.loss if math.isfinite(session.loss) else None,
+        "validation": session.validation,
+        "best_validation_loss": session.best_loss if math.isfinite(session.best_loss) else None,
+        "parameters": _size(state.params),
+        "memory_parameters": _size(state.memory),
+        "session": {
+            "steps": session.speed.total_steps,
+            "compile_seconds": compile_seconds,
+            "train_seconds": session.speed.total_seconds,
+        },
+    }
+
+
+def _size(tree: Any) -> int:
+    return sum(x.size for x in jax.tree.leaves(tree))

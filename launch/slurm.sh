@@ -1,7 +1,7 @@
 #!/bin/bash
 # Trains over all GPUs of a Slurm job, one process for each:
 #
-#     sbatch launch/slurm.sh configs/NAME.py --run_dir runs/NAME [--section.field VALUE ...]
+#     sbatch launch/slurm.sh NAME --run_dir runs/NAME [--section.field VALUE ...]
 #
 #SBATCH --nodes=2
 #SBATCH --gpus-per-node=8
@@ -12,13 +12,13 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 
-config=${1:?name a config file}
+config=${1:?name a config}
 shift
-# Where one process fails, the others are ended too.
+# If one process fails, srun ends the others.
 srun --kill-on-bad-exit=1 "${PYTHON:-python}" train.py "$config" \
     --distributed.detect True --mesh.data "$SLURM_NTASKS" "$@"
 code=$?
-# After SIGTERM, 300 seconds before the time is up, the run is saved: the same job goes on with it.
+# Slurm sends SIGTERM 300 seconds before the time limit; the run saves and the job is queued again.
 if [ "$code" -eq 143 ]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi

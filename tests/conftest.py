@@ -1,9 +1,9 @@
 """Options and settings that every test shares."""
 
+import contextlib
 import gc
 import os
 from importlib.metadata import version
-from importlib.util import find_spec
 
 # Before JAX starts. On a CPU tests compile far more than they compute.
 _FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -26,7 +26,7 @@ from pallas_kernels import dispatch  # noqa: E402
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # A bare machine with a GPU runs tests/kernels without hypothesis.
-if find_spec("hypothesis") is not None:
+with contextlib.suppress(ModuleNotFoundError):
     import hypothesis
 
     # Compilation makes the first example slow; a failing example must be the same on every machine.

@@ -58,9 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(Options, argv, description=__doc__)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        # Else the tests' settings would choose the CPU.
-        platform = jax.default_backend()
-        variables = {**os.environ, "JAX_PLATFORMS": "cpu" if platform == "cpu" else ""}
+        variables = {
+            **os.environ,
+            # Otherwise the tests' settings would choose the CPU.
+            "JAX_PLATFORMS": "cpu" if jax.default_backend() == "cpu" else "",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        }
         run = subprocess.run(command(options.tests, report), cwd=ROOT, check=False, env=variables)
         found = counts(report) if report.exists() else {"failed": ["no report was written"]}
     write_result({"environment": environment(), **found}, options.out)

@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices, read from its text."""
+"""Finds what a compiled program sends between devices by reading its text."""
 
 import itertools
 import math
@@ -39,9 +39,9 @@ class Collective(NamedTuple):
 
     Attributes:
       kind: all-gather, all-reduce, reduce-scatter, all-to-all or collective-permute.
-      results: what it gives each device.
-      group: the devices of its first group, by their place in the mesh; empty: all of them.
-      times: how often a run of the program executes it.
+      results: the arrays that each device receives.
+      group: positions in the mesh of the devices of its first group; empty: all devices.
+      times: how often one run of the program executes it.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Collective(NamedTuple):
         return sum(shape.num_bytes for shape in self.results)
 
     def sent_bytes(self, num_devices: int) -> float:
-        """Bytes that a device sends in one execution, along a ring."""
+        """Bytes that a device sends in one execution, if data travels along a ring."""
         size = len(self.group) or num_devices
         if self.kind == "collective-permute":
             return self.result_bytes
@@ -65,9 +65,10 @@ class Collective(NamedTuple):
 
 
 def collectives(text: str) -> list[Collective]:
-    """Every collective of a compiled program's text, loops counted as often as they run.
+    """Every collective in a compiled program's text.
 
-    Of branches the sum is taken. A loop whose length the compiler does not know counts once.
+    A collective in a loop counts once per iteration, or once if the compiler does not know the
+    number of iterations. Those in all branches of a conditional are counted.
     """
     bodies, entry = _computations(text)
     runs: Counter[str] = Counter()
@@ -85,7 +86,7 @@ def collectives(text: str) -> list[Collective]:
     for name, times in runs.items():
         for line in bodies.get(name, ()):
             if match := _COLLECTIVE.search(line):
-                # A TPU's fusions carry one collective through their chain, a part in each.
+                # On a TPU one collective can be split over a chain of fusions.
                 if chain := _CHAIN.search(line):
                     if chain[1] in chains:
                         continue
@@ -97,11 +98,11 @@ def collectives(text: str) -> list[Collective]:
 def sent_by_axes(
     found: Iterable[Collective], mesh: Mapping[str, int]
 ) -> dict[str, dict[str, float]]:
-    """Bytes that a device sends in a run of the program, by mesh axes and kind.
+    """Bytes that a device sends in one run of the program, by mesh axes and by kind.
 
     Args:
       found: from `collectives`.
-      mesh: sizes of the mesh axes, in order; the compiled program's devices are the mesh's.
+      mesh: sizes of the mesh axes, in order. The program must be compiled for this mesh.
 
     Returns:
       `{"fsdp": {"all-gather": 1e6}, "data,fsdp": ...}`.
@@ -116,7 +117,7 @@ def sent_by_axes(
 
 
 def axes_of_group(group: tuple[int, ...], mesh: Mapping[str, int]) -> tuple[str, ...]:
-    """The mesh axes along which the devices of a group differ; all axes for an empty group."""
+    """Names of the mesh axes along which the devices of a group differ; all if it is empty."""
     if not group:
         return tuple(mesh)
     strides = [math.prod(list(mesh.values())[i + 1 :]) for i in range(len(mesh))]
@@ -128,7 +129,7 @@ def axes_of_group(group: tuple[int, ...], mesh: Mapping[str, int]) -> tuple[str,
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
-    """The lines of each computation by its name, and the entry's name."""
+    """The lines of each computation by name, and the name of the entry computation."""
     bodies: dict[str, list[str]] = {}
     entry = name = ""
     for line in text.splitlines():
@@ -155,15 +156,15 @@ def _collective(match: re.Match[str], line: str, times: int) -> Collective:
         Shape(d, tuple(int(n) for n in dims.split(",") if n)) for d, dims in _SHAPE.findall(result)
     ]
     if started and kind != "all-reduce" and result.startswith("("):
-        # A started one lists its operands first, and perhaps counters behind its results; sums
-        # alone are started with their results.
+        # An asynchronous start lists its operands first, and perhaps counters after its results;
+        # all-reduce lists its results alone.
         shapes = [shape for shape in shapes if not (shape.dtype == "u32" and not shape.dims)]
         shapes = shapes[len(shapes) // 2 :]
     return Collective(kind, tuple(shapes), _first_group(line), times)
 
 
 def _first_group(line: str) -> tuple[int, ...]:
-    """The first group of devices that exchange data among themselves; () for all in one group."""
+    """The first group of devices that exchange data; () if all devices form one group."""
     if match := re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", line):
         return int(match[1]), int(match[2])
     if match := re.search(r"replica_groups=\{(?:\{([\d,]*)\})?", line):
@@ -180,9 +181,7 @@ def _first_group(line: str) -> tuple[int, ...]:
         if match[2]:
             devices = list(_in_order(_numbers(match[2]), _numbers(match[3])))
         return tuple(devices[place] for place in _corner(part, list(sizes.values())))
-    raise ValueError(
-        f"The groups of this collective are written in a way not known: {line.strip()}"
-    )
+    raise ValueError(f"This collective writes its groups in an unknown format: {line.strip()}")
 
 
 def _numbers(text: str) -> list[int]:
@@ -190,7 +189,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _in_order(dims: list[int], order: list[int]) -> Iterator[int]:
-    """Numbers of a grid of devices, its axes walked through in another order."""
+    """Device numbers of a grid whose axes are traversed in another order."""
     for places in itertools.product(*(range(dims[axis]) for axis in order)):
         yield sum(
             place * math.prod(dims[axis + 1 :]) for place, axis in zip(places, order, strict=True)
@@ -198,6 +197,6 @@ def _in_order(dims: list[int], order: list[int]) -> Iterator[int]:
 
 
 def _corner(part: list[int], dims: list[int]) -> Iterator[int]:
-    """Numbers of the places in the first corner, of size `part`, of a grid."""
+    """Device numbers in the first corner of a grid; `part` is the size of the corner."""
     for places in itertools.product(*(range(size) for size in part)):
         yield sum(place * math.prod(dims[i + 1 :]) for i, place in enumerate(places))

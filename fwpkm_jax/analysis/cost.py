@@ -1,5 +1,7 @@
-"""Size and speed of the paper's models beside the paper's own figures: `python -m
-fwpkm_jax.analysis.cost`."""
+"""Prints size and speed of the paper's models beside the paper's figures.
+
+python -m fwpkm_jax.analysis.cost
+"""
 
 from __future__ import annotations
 
@@ -19,27 +21,27 @@ from fwpkm_jax.paper import TABLE_1, paper_model
 from fwpkm_jax.rules import FwMLP
 
 APPENDIX_HIDDEN = 2304
-"""FwMLP's hidden width by the paper's Appendix C; Table 1's counts come out with 512."""
+"""FwMLP's hidden width according to Appendix C; 512 reproduces the counts of Table 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Prints the paper's Table 1: parameters, FLOPs and speed, each beside the paper's figure."""
+    """Prints Table 1 of the paper: parameters, FLOPs and speed, each beside the paper's figure."""
 
     models: tuple[str, ...] = TABLE_1
     """Rows to print, by the names of the files in configs/."""
     measure: bool = False
-    """Times training steps on this machine; the paper's figures are of an H100."""
+    """Times training steps on this machine; the paper used an H100."""
     batch_size: int = 8
     """Sequences per measured step."""
     length: int = 4096
     """Tokens per measured sequence."""
     steps: int = 10
-    """Measured steps, after one that is not; the median counts."""
+    """Timed steps after one warm-up step; the median is reported."""
 
 
 class Cost(NamedTuple):
-    """What a model takes: numbers held, numbers one token uses, operations per training step."""
+    """Size of a model: its parameters, those that one token uses, operations per training step."""
 
     total: int
     active: int
@@ -49,15 +51,15 @@ class Cost(NamedTuple):
 def model_cost(config: ModelConfig, *, tokens: int = TOKENS_PER_STEP, length: int = 4096) -> Cost:
     """Parameters, and FLOPs of a training step, by the paper's conventions.
 
-    A step costs 6 operations per token and active parameter, 2 forward and 4 backward; attention
-    scores and writes of slots are not counted. LaCT's fast networks are: a token passes 3 matrices
-    to be read and 6 products to be written, where its parameters' share in the active ones would
-    count a low-rank product once.
+    A step costs 6 operations per token and active parameter: 2 forward, 4 backward. Attention
+    scores and writes to slots are not counted. LaCT's fast networks are counted by their matrix
+    products instead, 3 to read a token and 6 to write it, because a count by active parameters
+    would count a low-rank product once.
 
     Args:
       config: the model.
-      tokens: of a step.
-      length: tokens of a sequence; LaCT never writes its last chunk.
+      tokens: tokens per step.
+      length: tokens per sequence; LaCT never writes the last chunk of a sequence.
     """
     total, active = count_parameters(config)
     flops = 6.0 * active * tokens
@@ -73,7 +75,7 @@ def model_cost(config: ModelConfig, *, tokens: int = TOKENS_PER_STEP, length: in
 
 
 def cost_table(options: Options) -> str:
-    """The table as text, ours beside the paper's."""
+    """The table as text; each of our figures stands beside the paper's."""
     header = ["model", "total M", "paper", "active M", "paper", "TFLOP/step", "paper"]
     header += ["samples/s", "paper (H100)"]
     rows = []

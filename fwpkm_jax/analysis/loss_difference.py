@@ -1,9 +1,9 @@
-"""Where one model predicts better than another: two runs' streaming losses on the same tokens.
+"""Compares the streaming losses of two runs on the same tokens.
 
     python -m fwpkm_jax.analysis.loss_difference RUN_A RUN_B
 
-reads what `fwpkm eval RUN --suite ppl` saved for each and writes the difference A minus B, below 0
-where A is better, as a table, a picture and JSON.
+reads what `fwpkm eval RUN --suite ppl` saved for each run. It writes the difference A minus B,
+which is negative where A predicts better, as a table, a picture and JSON.
 
 References: Zhao and Jones 2026, arXiv:2601.00671, Figure 15.
 """
@@ -42,15 +42,15 @@ class Options:
     first: tyro.conf.Positional[Path]
     """Run directory, or a `ppl.npz` with its `ppl.json` beside it."""
     second: tyro.conf.Positional[Path]
-    """The run that is subtracted."""
+    """The run to subtract, given in the same way."""
     memory: Literal["writing", "frozen"] = "writing"
-    """Which pass of each run."""
+    """Which pass of each run to compare."""
     documents: int = 10
-    """Documents, from the first, whose curves are drawn."""
+    """Number of documents whose curves are drawn, from the first on."""
     tokens: int = 128
-    """A point of a curve every so many tokens."""
+    """Tokens between two points of a curve."""
     out: Path | None = None
-    """Directory of the files. None: that of the first run's results."""
+    """Directory for the files; None: that of the first run's results."""
 
     def __post_init__(self) -> None:
         for name in ("documents", "tokens"):
@@ -67,10 +67,10 @@ class Streamed(NamedTuple):
 
 
 def read_losses(path: Path, *, memory: Literal["writing", "frozen"]) -> Streamed:
-    """What `fwpkm eval --suite ppl` saved of a run.
+    """The losses that `fwpkm eval --suite ppl` saved for a run.
 
     Raises:
-      FileNotFoundError: nothing is saved there.
+      FileNotFoundError: the run has no saved losses.
       ValueError: the pass was not run, or the file is damaged.
     """
     arrays = path if path.suffix == ".npz" else path / "results" / "ppl.npz"
@@ -95,20 +95,20 @@ def loss_difference(
 
     Args:
       first: losses of the first run.
-      second: of the run that is subtracted.
-      documents: how many documents, from the first, get a curve.
-      tokens: distance of a curve's points.
+      second: losses of the run to subtract.
+      documents: number of documents with a curve, from the first on.
+      tokens: tokens between two points of a curve.
 
     Returns:
-      `difference` by data set and over all, with 95 % intervals over segments, and `curves`: by
-      document the mean difference from its start to each of `ends`.
+      `difference`, per data set and over all of them, with 95 % intervals over segments; and
+      `curves`, for each document the mean difference from its start to each of `ends`.
 
     Raises:
       ValueError: the two were not scored on the same tokens in the same segments.
     """
     for part in ("data_files", "tokenizer", "mode"):
         ours, theirs = (one.record["provenance"][part] for one in (first, second))
-        if part == "data_files":  # The same files may lie elsewhere.
+        if part == "data_files":  # The files may have been moved between the two evaluations.
             ours, theirs = (list(hashes.values()) for hashes in (ours, theirs))
         if ours != theirs:
             raise ValueError(
@@ -162,20 +162,20 @@ def plot_difference(found: dict[str, Any], path: Path) -> Path:
         for end, mean in zip(curve["ends"], curve["mean"], strict=True):
             if end % curve["step"] == 0:  # Not the ends of documents.
                 at.setdefault(end, []).append(mean)
-    # A mean of few documents would jump where one of them ends.
+    # With few documents the mean would jump where one of them ends.
     half = {end: means for end, means in sorted(at.items()) if 2 * len(means) >= len(curves)}
     axes.plot(list(half), [np.mean(means) for means in half.values()], color=BLUE, lw=2.2)
     count_in_thousands(axes.xaxis)
     axes.set_xlabel("position in the document (tokens)")
     axes.set_ylabel("difference so far (nats per token)")
     title = f"Loss of {found['first']['name']} minus {found['second']['name']}"
-    below = "their mean while half of them go on thick; below 0 the first predicts better"
-    set_title(axes, title, f"{len(curves)} documents thin, {below}")
+    below = "thick: their mean while at least half continue; below 0 the first predicts better"
+    set_title(axes, title, f"thin: {len(curves)} documents; {below}")
     return save_figure(figure, path)
 
 
 def _sources(one: Streamed) -> list[str]:
-    """Names of the data sets by number; one without a scored token has none."""
+    """Names of the data sets by number; data sets without a scored token are left out."""
     results = one.record["results"]
     scored = next(results[name] for name in ("writing", "frozen") if name in results)["by_source"]
     names = [""] * (int(one.losses.source.max()) + 1)
@@ -185,7 +185,7 @@ def _sources(one: Streamed) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compares the two runs that the command line names; the program's exit code."""
+    """Compares the two runs that the command line names, and returns the exit code."""
     try:
         options = tyro.cli(
             Options,

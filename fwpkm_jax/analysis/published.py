@@ -1,4 +1,4 @@
-"""What the FwPKM paper (arXiv:2601.00671) prints about its models' size and speed: Table 1."""
+"""Sizes and speeds that the FwPKM paper (arXiv:2601.00671) reports in Table 1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Published(NamedTuple):
     total: float
     """Parameters in millions, fast weights included."""
     active: float
-    """Those that one token uses."""
+    """Parameters in millions that one token uses."""
     flops: float
     """Floating-point operations of a training step, in 10^12."""
     samples_per_second: float

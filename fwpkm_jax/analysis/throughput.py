@@ -1,4 +1,4 @@
-"""How many sequences per second a model trains on, on this machine."""
+"""Measures how many sequences per second a model trains on, on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fwpkm_jax.training.step import make_train_step
 
 
 class Throughput(NamedTuple):
-    """Sequences per second: of the median step, and of the slowest and fastest."""
+    """Sequences per second in the median, the slowest and the fastest step."""
 
     median: float
     slowest: float
@@ -25,9 +25,9 @@ class Throughput(NamedTuple):
 def samples_per_second(
     model: ModelConfig, *, batch_size: int, length: int, steps: int
 ) -> Throughput:
-    """Times whole training steps on random tokens, one memory carried for the batch.
+    """Times whole training steps on random tokens; the batch shares one carried memory.
 
-    Compilation and the first step do not count.
+    Compilation and the first step are not timed.
 
     Args:
       model: the model.

@@ -1,6 +1,7 @@
-"""Weights in and out: safetensors folders of this package, and checkpoints of the authors' release.
+"""Exports and imports weights: safetensors folders and checkpoints of the authors' release.
 
-Imported weights become a run, which `train.py`, `eval.py` and `generate.py` take like any other.
+Imported weights become a run directory, which `fwpkm train`, `eval` and `generate` accept like any
+other.
 """
 
 from fwpkm_jax.interchange.imported_run import start_run

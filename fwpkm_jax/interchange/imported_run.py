@@ -1,4 +1,4 @@
-"""A run that starts from weights made elsewhere."""
+"""Creates a run from weights that another program trained."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from fwpkm_jax.training.state import TrainState, init_state
 
 
 def start_run(experiment: Experiment, weights: Weights) -> Path:
-    """Writes a run whose step 0 has these weights; `train.py` trains it on from there.
+    """Writes a run whose step 0 has these weights; `fwpkm train` continues from there.
 
     Args:
       experiment: the run's configuration; `experiment.run_dir` must be new or empty.
-      weights: of `experiment.model`, with as many memories as the configuration carries, or with
-        one memory, which all then start from.
+      weights: weights of `experiment.model`, with one memory per group of the configuration, or
+        with one memory, from which all groups then start.
 
     Returns:
       The run's directory.
 
     Raises:
-      ValueError: the directory holds something, or the numbers of memories do not fit.
+      ValueError: the directory is not empty, or the numbers of memories do not match.
     """
     directory = Path(experiment.run_dir)
     if directory.is_dir() and any(directory.iterdir()):
@@ -43,7 +43,7 @@ def start_run(experiment: Experiment, weights: Weights) -> Path:
 
     params = jax.tree.map(jnp.asarray, weights.params)
     memory = jax.tree.map(_for_groups, weights.memory, jax.eval_shape(init).memory)
-    # What is not drawn again is not computed either.
+    # XLA drops the initial values of arrays that the weights replace.
     rest = jax.jit(lambda: init()._replace(params=None, opt_state=(), memory={}))()
     state = rest._replace(params=params, opt_state=optimizer.init(params), memory=memory)
     claim(directory, experiment.to_json(), may_change=())

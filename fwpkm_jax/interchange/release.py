@@ -1,4 +1,4 @@
-"""Checkpoints of the authors' release as weights of ours, and back."""
+"""Converts checkpoints of the authors' release to weights of this package, and back."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from fwpkm_jax.models.config import ModelConfig
 
 
 def from_release(tensors: Mapping[str, Any], config: ModelConfig) -> Weights:
-    """The release's tensors as weights of a model, dtypes as they are; one memory per layer.
+    """Converts the release's tensors to a model's weights with one memory per layer.
 
-    Pure: gradients come back under the release's names.
+    Dtypes do not change. The function is differentiable: gradients have the release's names.
 
     Args:
-      tensors: by the release's names.
-      config: the model that they belong to.
+      tensors: arrays by the release's names.
+      config: the model to which they belong.
 
     Raises:
-      ValueError: a tensor is missing, has no place or has another shape; or the release has no
-        such model.
+      ValueError: a tensor is missing, unknown or of another shape; or the release has no such
+        model.
     """
     names = release_names(config)
     like = abstract_weights(config)
@@ -44,7 +44,7 @@ def from_release(tensors: Mapping[str, Any], config: ModelConfig) -> Weights:
 def converted(
     tensors: Mapping[str, Any], names: Names, shapes: Mapping[str, tuple[int, ...]], *, where: str
 ) -> dict[str, Any]:
-    """Our arrays by path, taken from the release's tensors; see `from_release`."""
+    """The arrays of `from_release` by their paths in the model."""
     needed = {t.name: None for t in names.values() if not t.optional or t.name in tensors}
     refuse_other_names(tensors, needed, where)
     arrays = {}
@@ -59,10 +59,10 @@ def converted(
 
 
 def to_release(weights: Weights, config: ModelConfig) -> dict[str, Any]:
-    """Weights of ours under the release's names and in its shapes; the inverse of `from_release`.
+    """Converts weights to the release's names and shapes; the inverse of `from_release`.
 
     Raises:
-      ValueError: several memories per layer, or the release has no such model.
+      ValueError: a layer has several memories, or the release has no such model.
     """
     tensors = {}
     named = weights.named()
@@ -80,16 +80,16 @@ def to_release(weights: Weights, config: ModelConfig) -> dict[str, Any]:
 
 
 def read_release(path: str | Path, config: ModelConfig) -> Weights:
-    """A checkpoint file of the release: `.safetensors`, or what `torch.save` wrote; as float32.
+    """Reads a checkpoint of the release, `.safetensors` or written by `torch.save`, as float32.
 
-    Of a file with a `module` entry beside others, as DeepSpeed writes it, that entry is taken.
+    DeepSpeed writes the model under an entry `module` beside others; then that entry is read.
 
     Args:
       path: the file.
       config: the model that was trained.
 
     Raises:
-      ValueError: the file is none of these or holds something else than tensors; see also
+      ValueError: the file has another format or holds something other than tensors; see also
         `from_release`.
     """
     path = Path(path)
@@ -97,7 +97,7 @@ def read_release(path: str | Path, config: ModelConfig) -> Weights:
     tensors = tensors.get("module", tensors)
     strangers = [name for name, x in tensors.items() if not isinstance(x, np.ndarray)]
     if strangers:
-        raise ValueError(f"{path}: {strangers[0]!r} is no tensor; save the model's state_dict.")
+        raise ValueError(f"{path}: {strangers[0]!r} is not a tensor; save the model's state_dict.")
     tensors = {name: np.asarray(x, np.float32) for name, x in tensors.items()}
     if config.tie_embeddings and "lm_head.weight" in tensors:
         head = tensors.pop("lm_head.weight")
@@ -110,7 +110,7 @@ def read_release(path: str | Path, config: ModelConfig) -> Weights:
 
 
 def _shapes(like: Weights) -> dict[str, tuple[int, ...]]:
-    """Without the axis of memories."""
+    """The array without its axis of memories."""
     return {path: x.shape[1:] if _is_fast(path) else x.shape for path, x in like.named().items()}
 
 

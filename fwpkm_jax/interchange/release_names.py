@@ -1,7 +1,7 @@
-"""Which tensor of the authors' release holds each of our arrays, and how it is laid out there.
+"""Maps each array of this package to a tensor of the authors' release and its layout there.
 
-The names are facts about published checkpoints; where the values of a tensor are grouped (per head
-in fused projections), our arrays are grouped alike.
+The names are those in published checkpoints. Fused projections group their values by head there;
+the arrays of this package use the same grouping.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from fwpkm_jax.models.outputs import layer_name
 from fwpkm_jax.rules import FwMLP, FwPKM
 
 Layout = Literal["same", "transposed", "rows", "convolution"]
-"""transposed: a linear map, `[out, in]` there. rows: all axes but the last laid end to end.
-convolution: `[channels, 1, width]` there, `[width, channels]` here."""
+"""How the release stores an array. transposed: a linear map as `[out, in]`. rows: all axes but the
+last are flattened. convolution: `[channels, 1, width]`, which is `[width, channels]` here."""
 
 
 class ReleaseTensor(NamedTuple):
     """A tensor of the release.
 
     Attributes:
-      name: in the checkpoint.
-      layout: there, against ours.
-      optional: where it is absent, zeros stand for it.
+      name: its name in the checkpoint.
+      layout: how it differs from our array.
+      optional: zeros replace it if it is absent.
     """
 
     name: str
@@ -36,7 +36,7 @@ class ReleaseTensor(NamedTuple):
 
 
 Names = dict[str, ReleaseTensor]
-"""By the path of our array."""
+"""Tensors of the release by the paths of our arrays."""
 
 
 def _linear(ours: str, theirs: str, *, bias: bool = False, optional: bool = False) -> Names:
@@ -72,7 +72,7 @@ MIXERS: dict[type[AbstractMixerConfig], tuple[str, Names]] = {
     GatedDeltaNetConfig: ("linear_attn.", GATED_DELTA_NET),
     AttentionConfig: ("self_attn.", ATTENTION),
 }
-"""The release's prefix and names of a mixer, by its configuration's class."""
+"""The release's prefix and names for a mixer, by the class of its configuration."""
 MLP: Names = {
     k: t for name in ("gate_proj", "up_proj", "down_proj") for k, t in _linear(name, name).items()
 }
@@ -96,10 +96,10 @@ for _part in ("up", "gate", "down"):
 
 
 def memory_block_names(*, gated: bool) -> Names:
-    """Of the projections around a fast-weight memory.
+    """Names of the projections around a fast-weight memory.
 
     Args:
-      gated: whether the gate has any effect; the release leaves its parameters out otherwise.
+      gated: whether the gate has any effect; if not, the release has no parameters for it.
     """
     return {
         **_norm("query_norm", "fw_q_norm"),
@@ -114,7 +114,7 @@ def memory_block_names(*, gated: bool) -> Names:
 
 
 def release_names(config: ModelConfig) -> Names:
-    """Every array of a model, by its name in `Weights.named`.
+    """The release's tensor for every array of a model, by the array's name in `Weights.named`.
 
     Raises:
       ValueError: the release has no such model.
@@ -148,8 +148,8 @@ def _block_names(config: ModelConfig, index: int) -> Names:
     mixer = config.mixer_configs[index]
     if type(mixer) not in MIXERS:
         raise ValueError(
-            f"mixers[{index}]={config.mixers[index]!r}: how the release names such a layer is not "
-            "known; it can be imported with 'gdn', 'swa', 'attention'."
+            f"mixers[{index}]={config.mixers[index]!r}: the release's names for such a layer are "
+            "unknown; models with 'gdn', 'swa' and 'attention' can be imported."
         )
     is_pkm = index in config.pkm_layers
     names = {
@@ -172,7 +172,7 @@ def _block_names(config: ModelConfig, index: int) -> Names:
 
 
 def shape_there(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
-    """The shape in the release of an array of ours."""
+    """The shape that one of our arrays has in the release."""
     if layout == "transposed":
         return shape[::-1]
     if layout == "rows":
@@ -181,14 +181,14 @@ def shape_there(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
 
 
 def to_ours(tensor, shape: tuple[int, ...], layout: Layout):
-    """A tensor of the release as our array of that shape; traceable."""
+    """Converts a tensor of the release to our array of that shape; can be traced."""
     if layout == "transposed":
         return tensor.T
     return tensor[:, 0].T if layout == "convolution" else tensor.reshape(shape)
 
 
 def to_theirs(array, layout: Layout):
-    """Our array as the release lays it out; the inverse of `to_ours`."""
+    """Converts our array to the layout of the release; the inverse of `to_ours`."""
     if layout in ("transposed", "convolution"):
         return array.T if layout == "transposed" else array.T[:, None]
     return array.reshape(shape_there(tuple(np.shape(array)), layout))

@@ -1,8 +1,8 @@
-"""Tensors of a file that `torch.save` wrote, without torch and without running anything in it.
+"""Reads the tensors of a file that `torch.save` wrote, without torch and without running its code.
 
-Such a file is a zip archive of raw arrays and a pickle that says what they are. A pickle can name
-any function to be called; this reader knows what tensors and dicts are made of and refuses every
-other name. Nothing is unpacked to disk.
+Such a file is a zip archive of raw arrays and a pickle that describes them. A pickle can name any
+function to be called; this reader accepts the names that tensors and dicts need and refuses every
+other one. No file is unpacked to disk.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class _StorageType(NamedTuple):
 
 
 def read_torch_file(path: str | Path) -> Any:
-    """What the file holds: dicts, lists, numbers and strings, with arrays in place of tensors.
+    """The content of the file: dicts, lists, numbers and strings, with arrays in place of tensors.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is no such file, is damaged, or holds objects of any other kind.
+      ValueError: it has another format, is damaged, or holds objects of other kinds.
     """
     path = Path(path)
     try:
@@ -47,7 +47,7 @@ def read_torch_file(path: str | Path) -> Any:
             return _read(archive)
     except zipfile.BadZipFile as error:
         raise ValueError(
-            f"{path} is no zip archive, as torch has written since version 1.6: {error}. "
+            f"{path} is not a zip archive, the format of torch since version 1.6: {error}. "
             "Convert it to safetensors."
         ) from error
     except (pickle.UnpicklingError, EOFError, KeyError, IndexError, ValueError) as error:
@@ -62,7 +62,7 @@ def _read(archive: zipfile.ZipFile) -> Any:
     if f"{folder}byteorder" in archive.namelist():
         order = _member(archive, f"{folder}byteorder", 16).decode()
         if order != "little":
-            raise ValueError(f"its byte order is {order!r}; only little is read.")
+            raise ValueError(f"its byte order is {order!r}; only 'little' is supported.")
     stream = io.BytesIO(_member(archive, pickles[0], _MOST_PICKLE_BYTES))
     return _TensorUnpickler(stream, archive, folder).load()
 
@@ -71,13 +71,13 @@ def _member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
     info = archive.getinfo(name)
     if info.compress_type != zipfile.ZIP_STORED or info.file_size > most:
         raise ValueError(
-            f"{name} is compressed, or has {info.file_size} bytes where at most {most} belong."
+            f"{name} is compressed, or has {info.file_size} bytes; at most {most} are expected."
         )
-    return archive.read(info)  # Checks the archive's checksum.
+    return archive.read(info)  # Reading to the end checks the archive's checksum.
 
 
 class _TensorUnpickler(pickle.Unpickler):
-    """Knows the names that a dict of tensors needs, and no other."""
+    """Accepts the names that a dict of tensors needs, and refuses all others."""
 
     def __init__(self, stream: io.BytesIO, archive: zipfile.ZipFile, folder: str) -> None:
         super().__init__(stream)
@@ -94,7 +94,7 @@ class _TensorUnpickler(pickle.Unpickler):
             return _StorageType(_DTYPES[name])
         if (module, name) not in known:
             raise pickle.UnpicklingError(
-                f"it holds a {module}.{name}, which is no tensor; save the model's state_dict "
+                f"it holds a {module}.{name}, which is not a tensor; save the model's state_dict "
                 "alone."
             )
         return known[module, name]
@@ -102,13 +102,13 @@ class _TensorUnpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> np.ndarray:
         kind, storage, key, _location, size = pid
         if kind != "storage" or not isinstance(storage, _StorageType):
-            raise pickle.UnpicklingError(f"it refers to {kind!r}, which is no tensor's storage.")
+            raise pickle.UnpicklingError(f"it refers to {kind!r}, not to a tensor's storage.")
         if key not in self._storages:
             num_bytes = size * np.dtype(storage.dtype).itemsize
             data = _member(self._archive, f"{self._folder}data/{key}", num_bytes)
             if len(data) != num_bytes:
                 raise pickle.UnpicklingError(
-                    f"storage {key} has {len(data)} bytes; {num_bytes} belong there."
+                    f"storage {key} has {len(data)} bytes; expected are {num_bytes}."
                 )
             self._storages[key] = np.frombuffer(data, storage.dtype)
         return self._storages[key]

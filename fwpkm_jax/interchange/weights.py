@@ -13,18 +13,18 @@ from fwpkm_jax.training.state import Memories, named_leaves
 
 
 class Weights(NamedTuple):
-    """What a model is made of.
+    """All weights of a model.
 
     Attributes:
       params: slow weights, an `nnx.State`.
-      memory: fast weights by layer name, leaves `[groups, ...]`.
+      memory: fast weights by layer name; each leaf is `[groups, ...]`.
     """
 
     params: Any
     memory: Memories
 
     def named(self) -> dict[str, Any]:
-        """The arrays as `params/blocks/0/mixer/q_proj/kernel` and `memory/layer_2/keys`."""
+        """The arrays by name: `params/blocks/0/mixer/q_proj/kernel`, `memory/layer_2/keys`."""
         return {
             f"{part}/{name}": leaf
             for part, tree in self._asdict().items()
@@ -32,12 +32,12 @@ class Weights(NamedTuple):
         }
 
     def replaced(self, arrays: Mapping[str, Any]) -> Weights:
-        """These weights' structure with other arrays, by the names of `named`."""
+        """Weights of the same structure with other arrays, which have the names of `named`."""
         return jax.tree.unflatten(jax.tree.structure(self), [arrays[name] for name in self.named()])
 
 
 def abstract_weights(config: ModelConfig, *, groups: int = 1) -> Weights:
-    """Shapes and dtypes of a model's weights, nothing allocated."""
+    """Shapes and dtypes of a model's weights; allocates no arrays."""
 
     def build() -> Weights:
         model = LanguageModel(config, rngs=nnx.Rngs(0))
@@ -63,10 +63,10 @@ def _listed(names: list[str], most: int = 5) -> str:
 
 
 def checked(name: str, tensor: Any, shape: tuple[int, ...]) -> Any:
-    """The tensor, once its shape is what the model needs.
+    """Returns the tensor if it has the shape that the model needs.
 
     Raises:
-      ValueError: it is another one; both are named.
+      ValueError: it has another shape; the message names both.
     """
     if tuple(tensor.shape) != tuple(shape):
         raise ValueError(

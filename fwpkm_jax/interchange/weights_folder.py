@@ -1,4 +1,4 @@
-"""A run's weights as a folder to give away: `weights.safetensors` and the run's `config.json`."""
+"""Exports a run's weights to a folder with `weights.safetensors` and `config.json`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _FORMAT = "fwpkm_jax 1"
 def export_run(
     run_dir: str | Path, folder: str | Path, *, step: int | Literal["best"] | None = None
 ) -> Path:
-    """Writes a checkpoint's slow and fast weights, float32, under the names of `Weights.named`.
+    """Writes a checkpoint's slow and fast weights in float32, named as in `Weights.named`.
 
     Args:
       run_dir: the run.
-      folder: a new folder; it appears whole or not at all.
+      folder: a new folder; an interrupted export leaves none.
       step: as in `load_run`.
 
     Returns:
@@ -82,7 +82,7 @@ def _arrays(path: Path) -> dict[str, Any]:
             found = (file.metadata() or {}).get("format")
             if found != _FORMAT:
                 raise ValueError(
-                    f"{path} is of the format {found!r}, not {_FORMAT!r}; checkpoints of the "
+                    f"{path} has the format {found!r}, not {_FORMAT!r}; checkpoints of the "
                     "authors' release are read by `fwpkm import release`."
                 )
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -101,5 +101,5 @@ def test_a_group_names_the_axes_along_which_it_lies():
 
 
 def test_groups_in_an_unknown_notation_are_an_error():
-    with pytest.raises(ValueError, match=r"not known.*replica_groups=circle"):
+    with pytest.raises(ValueError, match=r"unknown format.*replica_groups=circle"):
         collectives(TEXT.replace("replica_groups=[2,2]<=[4]", "replica_groups=circle"))

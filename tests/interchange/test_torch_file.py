@@ -51,7 +51,7 @@ def test_a_name_that_is_no_tensor_is_refused_and_not_called(path, tmp_path):
             return os.mkdir, (str(tmp_path / "called"),)
 
     write_torch_file(path, {"weight": Command()})
-    with pytest.raises(ValueError, match=r"holds a \w+\.mkdir, which is no tensor"):
+    with pytest.raises(ValueError, match=r"holds a \w+\.mkdir, which is not a tensor"):
         read_torch_file(path)
     assert not (tmp_path / "called").exists()
 
@@ -77,7 +77,7 @@ def test_a_damaged_file_is_refused(path):
     with pytest.raises(ValueError, match="CRC"):
         read_torch_file(path)
     path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(ValueError, match="no zip archive"):
+    with pytest.raises(ValueError, match="is not a zip archive"):
         read_torch_file(path)
 
 

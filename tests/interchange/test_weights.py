@@ -120,7 +120,7 @@ def test_tensors_that_do_not_fit_are_named(weights):
     wrong = tensors | {"model.norm.weight": np.zeros(9, np.float32)}
     with pytest.raises(ValueError, match=r"model\.norm\.weight has the shape \(9,\).* \(8,\)"):
         from_release(wrong, MODEL)
-    with pytest.raises(ValueError, match="how the release names such a layer is not known"):
+    with pytest.raises(ValueError, match="the release's names for such a layer are unknown"):
         from_release({}, replace(MODEL, mixers=("lact", "swa", "attention")))
     with pytest.raises(ValueError, match="the release has no such layer"):
         to_release(weights, replace(MODEL, fast_weight_layer=FastWeightLayerConfig(hidden_dim=4)))

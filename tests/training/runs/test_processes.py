@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 
+from fwpkm_jax.training.checkpoints.restore import checkpoint_steps, read_checkpoint
 from fwpkm_jax.training.optimizer import make_optimizer
 from fwpkm_jax.training.runs.processes import DistributedConfig
-from fwpkm_jax.training.checkpoints.restore import checkpoint_steps, read_checkpoint
 from fwpkm_jax.training.state import init_state
 from tests.training.conftest import read_records
 from tests.training.processes import finish, start

@@ -1,0 +1,1 @@
+"""A run on disk and on screen: directory, lock, records, progress, signals, processes."""

@@ -1,0 +1,204 @@
+"""One session per run directory: a lock that names its holder and outlives no process.
+
+`RUN/lock` is held in two ways, because a run directory may lie on a network file system:
+
+- By the system (`flock`, which Linux passes on to NFS servers). It ends with the process, however
+  the process ends. While it is held, another session is refused.
+- By what the file says: host, process, start of both. It is read where the system grants the lock
+  although the file was left behind: the holder was killed, or the file system keeps no locks
+  between hosts. On the holder's own machine the process table decides. From elsewhere, the holder
+  counts as alive if it touches the file within `SILENCE` seconds, which it does every `BEAT`.
+
+Of several processes that train one run together, the first one holds the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+BEAT = 10.0
+"""Seconds between two signs of life of a holder."""
+SILENCE = 35.0
+"""Seconds without one after which a holder on another machine counts as gone."""
+
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+class RunInUseError(ValueError):
+    """Another session writes to this run directory."""
+
+
+class RunLock:
+    """The lock of a run directory, taken when made; `release` gives it back.
+
+    Args:
+      directory: the run directory, which exists.
+      say: prints a line: that a lock left behind was taken over, or that this needs time.
+
+    Raises:
+      RunInUseError: another session holds it; names its process, host and start.
+      OSError: the file cannot be written.
+    """
+
+    def __init__(self, directory: Path, *, say: Callable[[str], None] = lambda line: None) -> None:
+        self.path = directory / "lock"
+        self._say = say
+        self._file, granted = _open(self.path)
+        try:
+            self._take(directory, granted)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._released = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="run lock", daemon=True)
+        self._heart.start()
+
+    def _take(self, directory: Path, granted: bool) -> None:
+        holder = _read(self._file)
+        if not granted or (holder and self._alive(holder)):
+            raise RunInUseError(
+                f"{directory} is in use by {_name(holder)}; wait until it ends, or choose another "
+                "--run_dir."
+            )
+        if holder:
+            self._say(f"Took over {directory} from {_name(holder)}, which is gone.")
+        record = json.dumps({**_here(), "started": time.strftime("%Y-%m-%d %H:%M:%S %z")})
+        try:
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, record.encode(), 0)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+    def _alive(self, holder: dict[str, Any]) -> bool:
+        """Whether the process that wrote the file still runs."""
+        here = _here()
+        if all(holder.get(name) == here[name] for name in ("host", "boot", "namespace")):
+            return _process_start(holder.get("pid", 0)) == holder.get("process_start")
+        self._say(
+            f"{self.path} is of {_name(holder)}; waiting up to {SILENCE:.0f} s for a sign of life."
+        )
+        first, deadline = _touched(self.path), time.monotonic() + SILENCE
+        while time.monotonic() < deadline:
+            time.sleep(min(1.0, SILENCE / 10))
+            if _touched(self.path) != first:
+                return True
+        return False
+
+    def _beat(self) -> None:
+        while not self._released.wait(BEAT):
+            with contextlib.suppress(OSError):
+                os.utime(self._file)
+
+    def release(self) -> None:
+        """Gives the directory free and removes the file."""
+        self._released.set()
+        self._heart.join()
+        # Removed while it is held, so that no other session can hold this file already.
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        os.close(self._file)
+
+
+def _open(path: Path) -> tuple[int, bool]:
+    """The lock file, open, and whether the system grants its lock."""
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            granted = _granted(file)
+            if not granted or _is_at(file, path):
+                return file, granted
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)  # Its holder removed it after it was opened here; a new one is made.
+
+
+def _granted(file: int) -> bool:
+    """Whether the system gives this process the lock; True too where it knows no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+    return True
+
+
+def _is_at(file: int, path: Path) -> bool:
+    """Whether an open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _read(file: int) -> dict[str, Any]:
+    """What a holder wrote; empty if there was none, or it is only about to write."""
+    try:
+        record = json.loads(os.pread(file, 4096, 0))
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _touched(path: Path) -> int | None:
+    """When the holder touched the file last, None once it is removed.
+
+    The file is opened for it: an NFS client then asks the server.
+    """
+    try:
+        with path.open() as file:
+            return os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def _name(holder: dict[str, Any]) -> str:
+    if not holder:
+        return "another process"
+    return f"process {holder.get('pid')} on {holder.get('host')} since {holder.get('started')}"
+
+
+def _here() -> dict[str, Any]:
+    """This process, and where its number means something: host, boot, process namespace."""
+    pid = os.getpid()
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    namespace = Path("/proc/self/ns/pid")
+    return {
+        "pid": pid,
+        "host": socket.gethostname(),
+        "process_start": _process_start(pid),
+        "boot": boot.read_text().strip() if boot.exists() else "",
+        "namespace": os.readlink(namespace) if namespace.is_symlink() else "",
+    }
+
+
+def _process_start(pid: int) -> str | None:
+    """When a process started, in the system's own count; None if it does not run."""
+    try:
+        # The name in brackets may hold spaces; the start is field 22, the state field 3.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else fields[19]
+    except OSError:
+        if Path("/proc/self/stat").exists():
+            return None
+    try:  # A system without /proc.
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    return ""

@@ -1,0 +1,89 @@
+"""Run directories that cannot be used, and how a run is continued: what the command says."""
+
+import dataclasses
+import io
+import json
+import os
+import sys
+
+import pytest
+
+from fwpkm_jax.cli import main
+from fwpkm_jax.run.train import resume_experiment, train
+from tests.training.processes import CONFIG
+
+
+def refused(capsys, *arguments):
+    """The one line that the command prints when it refuses a run directory."""
+    assert main(["train", str(CONFIG), *map(str, arguments)]) == 2
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert "Traceback" not in errors
+    assert "newest checkpoint" not in errors
+    return errors
+
+
+def test_a_file_is_no_run_directory(capsys, tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    line = refused(capsys, "--run_dir", tmp_path / "notes")
+    assert f"{tmp_path / 'notes'} is a file, not a directory; choose another --run_dir." in line
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
+def test_a_directory_below_a_file_cannot_be_made(capsys, tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    line = refused(capsys, "--run_dir", tmp_path / "notes" / "run")
+    assert f"{tmp_path / 'notes' / 'run'} cannot be made (Not a directory)" in line
+    assert "choose a --run_dir that you may write to" in line
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
+def test_a_directory_that_the_system_refuses_cannot_be_made(capsys):
+    line = refused(capsys, "--run_dir", "/proc/foo/run")
+    assert "/proc/foo/run cannot be made (No such file or directory)" in line
+
+
+def test_a_directory_that_cannot_be_written_to_is_refused(capsys, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    run.mkdir()
+    # Permissions mean nothing to root, as whom tests may run.
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(run))
+    assert f"{run} cannot be written to" in refused(capsys, "--run_dir", run)
+    assert list(run.iterdir()) == []
+
+
+def test_another_configuration_is_refused_with_the_runs_own_command(unbroken, tmp_path):
+    sessions = json.loads((unbroken.directory / "environment.json").read_text())["sessions"]
+    assert sessions[0]["command"] == sys.argv
+    other = dataclasses.replace(unbroken.experiment, seed=5)
+    with pytest.raises(ValueError, match="another configuration") as error:
+        train(other, stream=io.StringIO())
+    lines = str(error.value).splitlines()
+    assert lines[1] == "  seed: 0 -> 5"
+    assert lines[2].startswith("It was started with: ")
+    assert all(word in lines[2] for word in sys.argv if word.isalnum())
+    assert lines[3] == (
+        f"Continue it as it was with --resume {unbroken.directory}, or choose another --run_dir."
+    )
+    assert not (unbroken.directory / "lock").exists()
+
+
+def test_a_run_is_resumed_with_its_own_configuration_wherever_it_lies(unbroken, tmp_path):
+    run = tmp_path / "moved"
+    first = dataclasses.replace(
+        unbroken.experiment,
+        run_dir=str(tmp_path / "run"),
+        training=dataclasses.replace(unbroken.experiment.training, steps=5),
+        optimizer=dataclasses.replace(unbroken.experiment.optimizer, decay_steps=20),
+    )
+    train(first, stream=io.StringIO())
+    (tmp_path / "run").rename(run)
+    experiment = resume_experiment(run)
+    assert experiment == dataclasses.replace(first, run_dir=str(run))
+    stream = io.StringIO()
+    further = dataclasses.replace(experiment.training, steps=6)
+    result = train(dataclasses.replace(experiment, training=further), stream=stream)
+    assert "at step 5." in stream.getvalue()
+    assert result.step == 6
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        resume_experiment(tmp_path / "run")

@@ -1,13 +1,15 @@
 """`fwpkm train [CONFIG] [--section.field VALUE ...]` and `fwpkm train --resume RUN`.
 
 Exit codes: 0 finished; 1 training failed; 2 wrong command line, configuration or run directory;
-130 and 143 after SIGINT and SIGTERM, with the current step saved: the same command continues it.
+130 and 143 after SIGINT and SIGTERM, with every step done saved: the same command continues it.
+A signal during compilation ends the program at once.
 If one of several processes (`--distributed...`) ends, the others end too.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +30,7 @@ def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
     from fwpkm_jax.command_line import report
     from fwpkm_jax.run.train import train
     from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
+    from fwpkm_jax.training.compiling import abandoned_compilation
     from fwpkm_jax.training.diagnosis import NonFiniteError
     from fwpkm_jax.training.runs.processes import OtherProcessError, connect
 
@@ -58,4 +61,9 @@ def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
         if jax.process_count() > 1:
             error.add_note(LOST)
         raise
-    return 0 if result.signal is None else 128 + result.signal
+    code = 0 if result.signal is None else 128 + result.signal
+    if abandoned_compilation():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # The compiler's threads would crash while the interpreter ends.
+    return code

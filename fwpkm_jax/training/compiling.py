@@ -36,7 +36,7 @@ def compile_answering(function: jax.stages.Wrapped, *arguments: Any) -> jax.stag
     _running.add(thread)
     thread.start()
     while thread.is_alive():
-        # Without a timeout Windows, and older Pythons, would not answer a signal.
+        # In pieces: a wait without a timeout answers no signal on some systems.
         thread.join(timeout=1.0)
     if errors:
         raise errors[0]

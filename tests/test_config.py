@@ -3,13 +3,17 @@
 import ast
 import dataclasses
 import inspect
+import io
 import json
+import re
+import sys
 import typing
 from pathlib import Path
 
 import pytest
 
 from fwpkm_jax.cli.experiment import parse_command_line
+from fwpkm_jax.cli.help_text import unused_sections
 from fwpkm_jax.config import (
     Experiment,
     from_json,
@@ -144,6 +148,55 @@ def test_help_lists_every_option(capsys):
     for option in ("--seed", "--model.fast_weight.rule.top_k", "--data.num_facts"):
         assert f"{option} INT" in text
     assert "Seed of parameters" in text
+
+
+def shown_help(capsys, *arguments):
+    with pytest.raises(SystemExit) as exit:
+        parse_command_line([*arguments], default=CONFIG)
+    assert exit.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_leaves_out_the_sections_that_a_config_does_not_use(capsys):
+    short, whole = shown_help(capsys, "--help"), shown_help(capsys, "--help-all")
+    assert shown_help(capsys, "-h") == short
+    for option in ("--model.gdn.", "--model.titans.", "--model.pkm.", "--mesh.", "--distributed."):
+        assert option in whole
+        assert option not in short
+    for option in ("--model.attention.", "--model.fast_weight.rule.", "--data.", "--checkpoint."):
+        assert short.count(option) == whole.count(option) > 0
+    assert "model.gdn, model.lact, model.titans, model.matrix, model.pkm, mesh" in short
+    assert len(short.splitlines()) < 0.65 * len(whole.splitlines())
+    used = shown_help(capsys, "--help", "--model.mixers", "swa", "titans_mac")
+    assert "--model.gdn." not in used
+
+
+@pytest.mark.parametrize(
+    ("config", "used"),
+    [
+        ("titans", {"attention", "titans"}),
+        ("matrix_memory", {"attention", "matrix"}),
+        ("lact", {"lact"}),
+        ("gdn_swa__pkm6_fwpkm2_10", {"attention", "gdn", "fast_weight", "pkm"}),
+        ("fast_weight_layer", {"attention", "fast_weight_layer"}),
+    ],
+)
+def test_the_sections_in_use_are_those_that_the_layers_read(config, used):
+    sections = {"attention", "gdn", "lact", "titans", "matrix", "fast_weight", "pkm"}
+    unused = set(unused_sections(load_config(config)))
+    assert unused == {f"model.{name}" for name in sections - used} | {"mesh", "distributed"}
+
+
+def test_an_output_without_frames_gets_the_whole_help(capsys, monkeypatch):
+    whole = shown_help(capsys, "--help-all")
+    plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", plain)
+    with pytest.raises(SystemExit):
+        parse_command_line(["--help"], default=CONFIG)
+    plain.flush()
+    options = re.findall(r"^ +(--[a-z._]+) ", plain.buffer.getvalue().decode(), re.MULTILINE)
+    assert options == re.findall(r"^[│ ]+(--[a-z._]+) ", whole, re.MULTILINE)
+    assert len(options) > 100
 
 
 @pytest.mark.parametrize("cls", sorted(set(reachable(Experiment)), key=lambda c: c.__name__))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import types
@@ -12,11 +13,24 @@ from typing import Any
 
 import tyro
 
+from fwpkm_jax.cli.help_text import without_unused_sections
 from fwpkm_jax.command_line import check_options, separate_options
-from fwpkm_jax.config import Experiment, from_json, load_config, read_experiment, to_json
+from fwpkm_jax.config import (
+    Experiment,
+    from_json,
+    load_config,
+    read_experiment,
+    to_json,
+)
 from fwpkm_jax.data import vocab_size
 from fwpkm_jax.layers.mixers.registry import check_mixer_name, mixer_names
 from fwpkm_jax.models.config import Mixer
+
+_DESCRIPTION = (
+    "Trains {origin}; the defaults shown are its own. In place of its name, give that of another "
+    "shipped config, the path of a .py file, or --resume RUN to continue a run with the run's own "
+    "configuration."
+)
 
 
 def parse_command_line(
@@ -45,19 +59,26 @@ def parse_command_line(
         if arguments and not arguments[0].startswith("-"):
             origin = arguments.pop(0)
         experiment = load_config(origin)
+    arguments = ["--help" if argument == "-h" else argument for argument in arguments]
+    shown = contextlib.nullcontext()
+    if "--help_all" in arguments:
+        arguments = ["--help"]
+    elif "--help" in arguments:
+        shown = without_unused_sections(experiment)
     check_options(arguments, experiment)
     default_data, given = experiment.data, arguments
     experiment, arguments = _fill_optional_sections(experiment, arguments, prog=prog)
-    experiment = tyro.cli(
-        Experiment,
-        default=experiment,
-        args=arguments,
-        prog=f"{prog} {origin}",
-        description=f"Trains {origin}; the defaults shown are its own.",
-        use_underscores=True,
-        config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
-        registry=_MIXERS,
-    )
+    with shown:
+        experiment = tyro.cli(
+            Experiment,
+            default=experiment,
+            args=arguments,
+            prog=f"{prog} {origin}",
+            description=_DESCRIPTION.format(origin=origin),
+            use_underscores=True,
+            config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
+            registry=_MIXERS,
+        )
     if experiment.data == default_data or "--model.vocab_size" in given:
         return experiment
     return _with_fitting_vocabulary(experiment, default_data)

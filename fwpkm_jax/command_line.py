@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import sys
 import traceback
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from fwpkm_jax.literals import nearest
 
 _PACKAGE = Path(__file__).parent
 
@@ -53,15 +54,6 @@ def check_options(arguments: Sequence[str], config: Any) -> None:
         if argument.startswith("--") and argument not in names:
             hint = nearest(argument, names) or "; --help lists the options"
             raise ValueError(f"{argument} is not an option{hint}.")
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of a message about an unknown name: `; the nearest name is NAME`.
-
-    Empty where no name is similar.
-    """
-    close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.6)
-    return f"; the nearest name is {close[0]}" if close else ""
 
 
 def _option_names(config: Any, prefix: str = "--") -> Iterator[str]:

@@ -19,6 +19,7 @@ from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import jax  # noqa: E402
+import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
 
 from pallas_kernels import dispatch  # noqa: E402
@@ -127,6 +128,14 @@ def float64() -> Iterator[None]:
     """Doubles, while the test runs."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def without_type_checks() -> Iterator[None]:
+    """As users run the library: without jaxtyping's checks, which come before its own."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="module", autouse=True)

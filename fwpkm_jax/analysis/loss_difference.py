@@ -32,6 +32,7 @@ from fwpkm_jax.evaluation.display.plot_style import (
 )
 from fwpkm_jax.evaluation.display.tables import format_table, signed
 from fwpkm_jax.evaluation.readers.token_losses import TokenLosses, differences
+from fwpkm_jax.literals import check_literals
 from fwpkm_jax.whole_files import read_json
 
 
@@ -53,6 +54,7 @@ class Options:
     """Directory for the files; None: that of the first run's results."""
 
     def __post_init__(self) -> None:
+        check_literals(self)
         for name in ("documents", "tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")

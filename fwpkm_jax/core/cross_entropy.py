@@ -8,11 +8,11 @@ logits are there, and the backward pass only scales the sums. Nothing is compute
 
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.precision import compute_dtype
 
 
@@ -47,7 +47,13 @@ def linear_cross_entropy(
     Raises:
       ValueError: `block` is below 1.
     """
-    chex.assert_rank([x, head, labels, weights], [2, 2, 1, 1])
+    check_arrays(
+        x=(x, "float tokens model"),
+        head=(head, "float model vocab"),
+        bias=(bias, "float vocab"),
+        labels=(labels, "int tokens"),
+        weights=(weights, "float tokens"),
+    )
     if block < 1:
         raise ValueError(f"block={block} must be at least 1 token.")
     blocks = -(-x.shape[0] // block)

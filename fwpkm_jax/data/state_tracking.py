@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from fwpkm_jax.data.recall import Example, Split
+from fwpkm_jax.literals import check_literals
 
 Group = Literal["parity", "mod3", "mod5", "s3"]
 
@@ -46,8 +47,7 @@ class StateTrackingData:
     """Tokens, and labels, per document."""
 
     def __post_init__(self) -> None:
-        if self.group not in get_args(Group):
-            raise ValueError(f"group={self.group!r} is none of {', '.join(get_args(Group))}.")
+        check_literals(self)
         if self.length < 1:
             raise ValueError(f"length={self.length} must be at least 1.")
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from fwpkm_jax.data import RecallData, TextData, Tokenizer
 from fwpkm_jax.evaluation.record import Origin, Result
+from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 
@@ -33,6 +34,9 @@ class Subject:
     """The run's seed."""
     origin: Origin = field(default_factory=Origin)
     """Where model and memory come from."""
+
+    def __post_init__(self) -> None:
+        check_literals(self)
 
     @property
     def text(self) -> TextData:

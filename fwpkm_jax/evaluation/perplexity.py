@@ -23,6 +23,7 @@ from fwpkm_jax.evaluation.readers.segments import Segmentation
 from fwpkm_jax.evaluation.readers.token_losses import TokenLosses, curves, differences, scores
 from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.evaluation.sources import Source, capped, missing_text, text_sources
+from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.rules import FwPKM
 
@@ -65,6 +66,7 @@ class PerplexityConfig:
     """Tokens that each point of such a curve averages."""
 
     def __post_init__(self) -> None:
+        check_literals(self)
         for name in ("segment_length", "chunk_size", "max_tokens", "max_documents"):
             value = getattr(self, name)
             if value is not None and value < 1:

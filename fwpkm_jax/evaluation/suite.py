@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.command_line import nearest
 from fwpkm_jax.evaluation.continual.evaluate import CONTINUAL
 from fwpkm_jax.evaluation.dynamic.evaluate import DYNAMIC
 from fwpkm_jax.evaluation.gates.gate_map import GATE_MAP
@@ -20,6 +19,7 @@ from fwpkm_jax.evaluation.perplexity import PERPLEXITY
 from fwpkm_jax.evaluation.recall import RECALL
 from fwpkm_jax.evaluation.record import Result, save_result
 from fwpkm_jax.evaluation.slot_trace import TRACE
+from fwpkm_jax.literals import nearest
 
 logger = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from fwpkm_jax.core.chunks import merge_groups, split_groups
 from fwpkm_jax.core.slots.shared_table import MemoryAxes
+from fwpkm_jax.literals import check_literals
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.rules.base import AbstractRule
 from fwpkm_jax.rules.fwpkm import FwPKMMemory
@@ -53,6 +54,7 @@ class MeshConfig:
     is for tables larger than a device."""
 
     def __post_init__(self):
+        check_literals(self)
         for name in ("data", "fsdp", "model"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
@@ -68,6 +70,9 @@ class Partition:
 
     mesh: Mesh | AbstractMesh
     memory: MemoryLayout = "independent"
+
+    def __post_init__(self):
+        check_literals(self)
 
     def sharding(self, *axes: Any) -> NamedSharding:
         """The layout of an array whose dimensions are split along these mesh axes."""

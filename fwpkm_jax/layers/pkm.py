@@ -9,6 +9,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
+from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.slots.shared_table import (
     MemoryAxes,
     columns_for_tokens,
@@ -17,6 +18,7 @@ from fwpkm_jax.core.slots.shared_table import (
     own_tokens,
 )
 from fwpkm_jax.layers.partition import BATCH, ParameterAxes, Partition
+from fwpkm_jax.literals import check_literals
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.product_top_k import product_top_k
 from pallas_kernels.slot_read import slot_read
@@ -49,6 +51,7 @@ class PKMConfig:
     (reference), or pallas."""
 
     def __post_init__(self):
+        check_literals(self)
         if self.key_dim < 2 or self.key_dim % 2:
             raise ValueError(f"key_dim={self.key_dim} must be even (two codebooks).")
         if not 1 <= self.top_k <= self.num_subkeys:
@@ -165,6 +168,9 @@ class PKM(nnx.Module):
             the running ones.
         """
         config = self.config
+        check_arrays(
+            x=(x, "float batch length model"), sizes={"model": self.query_proj.in_features}
+        )
         batch, length = x.shape[:2]
         memory_dtype = jnp.promote_types(x.dtype, jnp.float32)
         query = self.query_proj(x).astype(memory_dtype)

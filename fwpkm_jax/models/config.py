@@ -15,6 +15,7 @@ from fwpkm_jax.layers.mixers import (
 )
 from fwpkm_jax.layers.mixers.registry import check_mixer_name, mixer_config
 from fwpkm_jax.layers.pkm import PKMConfig
+from fwpkm_jax.literals import check_literals
 
 Mixer = str | AbstractMixerConfig
 """The name of a registered mixer, set by the sections of `ModelConfig`, or a configuration."""
@@ -75,6 +76,7 @@ class ModelConfig:
     """Of activations; parameters, memories and logits are float32."""
 
     def __post_init__(self):
+        check_literals(self)
         num_layers = len(self.mixers)
         if num_layers == 0:
             raise ValueError("mixers=() must name at least one layer's token mixer.")

@@ -8,6 +8,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
+from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.core.streams.holding import ChunkSize
 from fwpkm_jax.core.targets import Pairing, write_weights
@@ -152,6 +153,7 @@ class LanguageModel(nnx.Module):
         Raises:
           ValueError: the memory is not this model's, or an argument does not go with another.
         """
+        self._check_tokens(tokens, mask)
         self._check_memory(memory)
         if partition is not None and (mask is not None or not write):
             raise ValueError(
@@ -261,6 +263,8 @@ class LanguageModel(nnx.Module):
             wait, at most `max_chunk_size` of them in all, until `flush` writes them.
           write: False leaves memories and queues alone.
         """
+        self._check_tokens(tokens, mask)
+        self._check_memory(stream.memory)
         x = self._embed(tokens)
         memory, layers, info = dict(stream.memory), {}, {}
         for index, block in enumerate(self.blocks):
@@ -357,6 +361,9 @@ class LanguageModel(nnx.Module):
         own = P(BATCH, HEADS)  # Along `model` each device looks up a part of each sequence.
         rows = partition.run(look_up_own, in_specs=(P(None, "fsdp"), own), out_specs=own)
         return partition.by_sequence(rows(self.embedding[...], tokens))
+
+    def _check_tokens(self, tokens: Any, mask: Any) -> None:
+        check_arrays(tokens=(tokens, "int batch length"), mask=(mask, "mask batch length"))
 
     def _check_memory(self, memory: dict[str, Memory]) -> None:
         expected = {layer_name(index) for index in self.config.memory_layers}

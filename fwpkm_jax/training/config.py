@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.block import Remat
 from fwpkm_jax.training.micro_batches import check_split
 from fwpkm_jax.training.state import MemoryConfig
@@ -50,6 +51,7 @@ class TrainingConfig:
     """Held-out batches per validation. 0: no validation."""
 
     def __post_init__(self) -> None:
+        check_literals(self)
         for name in ("steps", "batch_size", "micro_batches", "loss_block", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")

@@ -12,6 +12,7 @@ import optax
 from flax import nnx
 
 from fwpkm_jax.core.chunks import Memory
+from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.models.sharding import path_name
 
@@ -29,6 +30,7 @@ class MemoryConfig:
     """carried: what a step wrote is there in the next. batch: each batch starts afresh."""
 
     def __post_init__(self) -> None:
+        check_literals(self)
         if self.groups < 1:
             raise ValueError(f"groups={self.groups} must be at least 1, one memory for all.")
 

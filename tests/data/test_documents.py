@@ -68,6 +68,13 @@ def test_a_record_that_is_no_text_is_named(tmp_path, line, message):
     assert str(path) in str(error.value)
 
 
+def test_an_offset_counts_blank_lines(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"text": "a"}\n\n  \n{"text": "\xff"}\n')
+    with pytest.raises(ValueError, match="byte 0xff at offset 28, line 4"):
+        list(read_documents(path, field="text"))
+
+
 def test_a_text_file_that_is_not_utf8_is_named_with_its_place(tmp_path):
     (tmp_path / "x.txt").write_bytes(b"one\ntwo\xe9\n")
     with pytest.raises(ValueError, match=r"x\.txt is not UTF-8: byte 0xe9 at offset 7, line 2"):

@@ -94,6 +94,23 @@ def test_the_releases_names_hold_everything_and_give_it_back(model):
     assert_same(from_release(tensors, model), weights)
 
 
+def test_the_release_holds_maps_from_the_right():
+    """Its linear maps and its head are `[out, in]`, its convolutions `[channels, 1, width]`."""
+    weights = weights_of(FWMLP)
+    named, tensors = weights.named(), to_release(weights, FWMLP)
+    for ours, theirs in {
+        "params/head": "lm_head.weight",
+        "params/blocks/1/mixer/o_proj/kernel": "model.layers.1.self_attn.o_proj.weight",
+        "memory/layer_1/up_kernel": "model.layers.1.fwpkm.w_up",
+    }.items():
+        array = named[ours][0] if ours.startswith("memory/") else named[ours]
+        np.testing.assert_array_equal(tensors[theirs], array.T, err_msg=theirs)
+    convolution = named["params/blocks/0/mixer/conv_weight"]
+    np.testing.assert_array_equal(
+        tensors["model.layers.0.linear_attn.conv1d.weight"], convolution.T[:, None]
+    )
+
+
 def test_a_file_that_torch_wrote_gives_the_weights(tmp_path, weights):
     path = tmp_path / "mp_rank_00_model_states.pt"
     tensors = {name: np.ascontiguousarray(x) for name, x in to_release(weights, MODEL).items()}

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
-import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.precision import compute_dtype
 
 AttentionBackend = Literal["auto", "xla", "cudnn"]
@@ -52,13 +52,15 @@ def masked_attention(
     Returns:
       `[batch, queries, heads, head]` in the dtype of `value`.
     """
-    chex.assert_rank([query, key, value], 4)
-    chex.assert_equal_shape([key, value])
+    check_arrays(
+        query=(query, "float batch queries heads head"),
+        key=(key, "float batch keys kv_heads head"),
+        value=(value, "float batch keys kv_heads head"),
+        query_positions=(query_positions, "int batch queries"),
+        key_positions=(key_positions, "int batch keys"),
+    )
     batch, queries, heads, head = query.shape
     keys, kv_heads = key.shape[1:3]
-    chex.assert_shape(key, (batch, keys, kv_heads, head))
-    chex.assert_shape(query_positions, (batch, queries))
-    chex.assert_shape(key_positions, (batch, keys))
     if heads % kv_heads:
         raise ValueError(f"{heads} query heads cannot share {kv_heads} key-value heads evenly.")
 

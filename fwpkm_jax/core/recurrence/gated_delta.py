@@ -14,11 +14,11 @@ arXiv:2406.06484 (chunk form).
 
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.recurrence.linear_recurrence import chunk_recurrence, scan_tokens
 
@@ -118,18 +118,18 @@ class _Inputs(NamedTuple):
 
 def _prepare(query, key, value, log_decay, beta, initial_state, scale) -> _Inputs:
     """Checked inputs in one dtype, at least float32, with the queries scaled."""
-    chex.assert_rank([query, key, value], 4)
-    chex.assert_equal_shape([query, key])
-    batch, length, heads, key_dim = key.shape
-    chex.assert_shape(value, (batch, length, heads, None))
-    chex.assert_shape([log_decay, beta], (batch, length, heads))
-    chex.assert_axis_dimension_gt(key, 1, 0)
-    arrays = [query, key, value, log_decay, beta]
+    sizes = check_arrays(
+        query=(query, "float batch length heads key"),
+        key=(key, "float batch length heads key"),
+        value=(value, "float batch length heads value"),
+        log_decay=(log_decay, "float batch length heads"),
+        beta=(beta, "float batch length heads"),
+        initial_state=(initial_state, "float batch heads key value"),
+    )
+    batch, heads, key_dim = (sizes[axis] for axis in ("batch", "heads", "key"))
     if initial_state is None:
         initial_state = jnp.zeros((batch, heads, key_dim, value.shape[-1]), jnp.float32)
-    chex.assert_shape(initial_state, (batch, heads, key_dim, value.shape[-1]))
-    arrays.append(initial_state)
-    chex.assert_type(arrays, float)
+    arrays = [query, key, value, log_decay, beta, initial_state]
     dtype = compute_dtype(*(x.dtype for x in arrays))
     query, key, value, log_decay, beta, state = (x.astype(dtype) for x in arrays)
     scale = key_dim**-0.5 if scale is None else scale

@@ -5,13 +5,13 @@ A slot is a pair (row sub-key, column sub-key); its score is the sum of both sub
 
 from typing import Literal, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import Queries, SubKeys, TokenWeights
+from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.slots.sub_keys import add_to_sub_keys, sub_key_totals
 from fwpkm_jax.core.slots.top_k import top_k_ids
 
@@ -83,15 +83,14 @@ def product_top_k(queries: Queries, keys: SubKeys, *, top_k: int, score: Score =
 
     References: Lample et al. 2019, arXiv:1907.05242; Zhao and Jones 2026, arXiv:2601.00671.
     """
-    chex.assert_rank([queries, keys], [3, 4])
+    check_arrays(
+        keys=(keys, "float heads codebooks subkeys half"),
+        queries=(queries, "float tokens heads key"),
+        sizes={"codebooks": 2} | ({"key": 2 * keys.shape[3]} if keys.ndim == 4 else {}),
+    )
     subkeys = keys.shape[2]
     if top_k > subkeys:
         raise ValueError(f"top_k={top_k} exceeds the {subkeys} sub-keys per codebook; lower top_k.")
-    if queries.shape[1] != keys.shape[0] or queries.shape[2] != 2 * keys.shape[3]:
-        raise ValueError(
-            f"queries {queries.shape} [tokens, heads, key] do not fit keys {keys.shape} "
-            "[heads, 2, subkeys, key // 2]."
-        )
     scores = _scores(queries, keys, score)
     sub_key_ids = top_k_ids(scores, top_k)
     best = jnp.moveaxis(jnp.take_along_axis(scores, sub_key_ids, axis=2), 3, 0)

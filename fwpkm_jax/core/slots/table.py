@@ -1,6 +1,5 @@
 """One chunk's reads from and writes to a table of slot values."""
 
-import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -12,6 +11,7 @@ from fwpkm_jax.core.array_types import (
     TokenWeights,
     ValueTable,
 )
+from fwpkm_jax.core.checks import check_arrays
 
 
 def slot_read(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
@@ -22,7 +22,11 @@ def slot_read(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> To
       slot_ids: `[tokens, places]`, each below `slots`.
       weights: `[tokens, places]`.
     """
-    chex.assert_equal_shape([slot_ids, weights])
+    check_arrays(
+        values=(values, "float slots value"),
+        slot_ids=(slot_ids, "int tokens places"),
+        weights=(weights, "float tokens places"),
+    )
     rows = values.at[slot_ids].get(mode="promise_in_bounds")
     return jnp.einsum("tp,tpv->tv", weights, rows, precision=jax.lax.Precision.HIGHEST)
 
@@ -71,8 +75,13 @@ def slot_write(
 
     References: Zhao and Jones 2026, arXiv:2601.00671, section 3.
     """
-    chex.assert_equal_shape([slot_ids, weights])
-    chex.assert_equal_shape_prefix([slot_ids, errors], 1)
+    check_arrays(
+        values=(values, "float slots value"),
+        slot_ids=(slot_ids, "int tokens places"),
+        weights=(weights, "float tokens places"),
+        errors=(errors, "float tokens value"),
+        counted=(counted, "float tokens"),
+    )
     counts = slot_counts(slot_ids, counted, num_slots=values.shape[0])
     scales = step_size * weights / jnp.maximum(counts, 1.0)
     gradients = scales[:, :, None] * errors[:, None, :]

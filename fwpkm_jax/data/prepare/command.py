@@ -23,6 +23,7 @@ from fwpkm_jax.data.prepare.pile import DOMAINS, file_name, pile_domain
 from fwpkm_jax.data.prepare.records import Source
 from fwpkm_jax.data.prepare.text_files import text_files
 from fwpkm_jax.data.tokenizers import MISTRAL_V1, load_tokenizer
+from fwpkm_jax.literals import check_literals
 
 _PROGRAM = "fwpkm_jax.data.prepare"
 
@@ -46,6 +47,9 @@ class _AbstractCommand(abc.ABC):
     """Threads of the tokenizer."""
     save_seconds: float = 30.0
     """Least time between two points that a killed command goes on from."""
+
+    def __post_init__(self) -> None:
+        check_literals(self)
 
     @abc.abstractmethod
     def jobs(self) -> Iterator[tuple[Path, Source, int | None]]:

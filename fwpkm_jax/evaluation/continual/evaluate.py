@@ -30,6 +30,7 @@ from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_s
 from fwpkm_jax.evaluation.readers.whole_pass import frozen_row_losses, row_batches, write_rows
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
 from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
+from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class ContinualConfig:
     """Of the memory between calls; bfloat16 rounds it after every batch, as the release does."""
 
     def __post_init__(self) -> None:
+        check_literals(self)
         for name in ("batch_size", "length", "chunk_size", "max_batches", "max_eval_batches"):
             value = getattr(self, name)
             if value is not None and value < 1:

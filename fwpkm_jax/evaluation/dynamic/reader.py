@@ -17,6 +17,7 @@ from fwpkm_jax.data import Document
 from fwpkm_jax.evaluation.readers.segments import split_into_segments
 from fwpkm_jax.evaluation.readers.stream_calls import label_losses, reset_caches
 from fwpkm_jax.evaluation.readers.token_losses import TokenLosses
+from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Stream
 
 
@@ -40,6 +41,7 @@ class GradientSteps:
     """When the weights are the trained ones again."""
 
     def __post_init__(self) -> None:
+        check_literals(self)
         if not self.learning_rate >= 0:
             raise ValueError(f"learning_rate={self.learning_rate} must be at least 0.")
         if not 0 <= self.decay <= 1:

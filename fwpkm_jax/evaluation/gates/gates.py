@@ -27,6 +27,7 @@ from fwpkm_jax.evaluation.readers.whole_pass import row_batches, write_rows
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
 from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.evaluation.sources import missing_text, text_sources
+from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class GatesConfig:
     """Of the memory between calls; bfloat16 rounds it after every batch, as the release does."""
 
     def __post_init__(self) -> None:
+        check_literals(self)
         for name in ("batch_size", "length", "chunk_size", "bins", "max_batches"):
             value = getattr(self, name)
             if value is not None and value < 1:

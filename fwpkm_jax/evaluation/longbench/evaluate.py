@@ -29,6 +29,7 @@ from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader
 from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.evaluation.sources import sha256
 from fwpkm_jax.evaluation.yarn import with_yarn
+from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.rules import FwMLP
@@ -64,6 +65,7 @@ class LongBenchConfig:
     """Tokens read per call; bounds the memory needed and changes no number."""
 
     def __post_init__(self) -> None:
+        check_literals(self)
         if not self.tasks or set(self.tasks) - set(TASKS) or len(set(self.tasks)) < len(self.tasks):
             raise ValueError(f"tasks={self.tasks} must be distinct names among {', '.join(TASKS)}.")
         for name in ("max_samples", "max_tokens", "piece_length"):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
+from fwpkm_jax.literals import check_literals
 
 # Words of the longest haystack that each factor serves; beyond them the last one.
 _PAPER_FACTORS = ((4000, None), (8000, 4.0), (16_000, 8.0), (32_000, 16.0), (128_000, 64.0))
@@ -25,6 +26,7 @@ class SampleSettings:
     """Depths in percent that targets take turns at. Empty: uniform over the haystack."""
 
     def __post_init__(self) -> None:
+        check_literals(self)
         for name in ("num_needles", "key_characters", "value_digits"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")

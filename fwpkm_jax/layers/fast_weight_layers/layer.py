@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.layers.fast_weight_layers.steps import (
@@ -22,6 +23,7 @@ from fwpkm_jax.layers.fast_weight_layers.steps import (
     token_gradients,
 )
 from fwpkm_jax.layers.partition import ParameterAxes
+from fwpkm_jax.literals import check_literals
 
 Readout = tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None]
 """The head's matrix and bias."""
@@ -49,6 +51,7 @@ class FastWeightLayerConfig:
     """Share of a tensor's faded steps kept per segment before training."""
 
     def __post_init__(self):
+        check_literals(self)
         for name in ("hidden_dim", "chunk_size", "segment_length"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1.")
@@ -192,6 +195,12 @@ class FastWeightLayer(nnx.Module):
           mask: 1 for real tokens.
           write: False reads with the steps of the stream before, and takes none.
         """
+        check_arrays(
+            x=(x, "float batch length model"),
+            tokens=(tokens, "int batch length"),
+            mask=(mask, "mask batch length"),
+            sizes={"model": self.tensors["up"].shape[0]},
+        )
         packing = None if mask is None else pack_tokens(mask)
         x = x.astype(compute_dtype(x.dtype))
         real = jnp.ones(x.shape[:2], x.dtype)

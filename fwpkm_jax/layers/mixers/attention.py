@@ -26,6 +26,7 @@ from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import BATCH, HEADS, ParameterAxes, Partition
 from fwpkm_jax.layers.rotary import YarnConfig, apply_rotary, rotary_frequencies
+from fwpkm_jax.literals import check_literals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,7 @@ class AttentionConfig(AbstractMixerConfig):
     Streams are plain JAX."""
 
     def __post_init__(self):
+        check_literals(self)
         for name in ("num_heads", "num_kv_heads", "head_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not positive.")

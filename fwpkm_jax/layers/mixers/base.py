@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
+from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.layers.partition import BATCH, ParameterAxes, Partition
 
 Mask = Bool[Array, "batch length"] | Float[Array, "batch length"] | None
@@ -155,7 +155,12 @@ class AbstractMixer(nnx.Module):
           ValueError: `x` or `mask` has another shape or dtype, or `partition` comes with a mask or
             a cache.
         """
-        _check_tokens(x, mask)
+        output = self.output_map
+        check_arrays(
+            x=(x, "float batch length model"),
+            mask=(mask, "mask batch length"),
+            sizes={} if output is None else {"model": output.out_features},
+        )
         if partition is None:
             return self.mix(x, mask=mask, cache=cache)
         if mask is not None or cache is not None:
@@ -225,17 +230,3 @@ def _of_same_size(mixer: type, new: jax.Array, old: jax.Array) -> jax.Array:
             f"{old.shape}; a cache that grows with max_length needs {mixer.__name__}.capacity."
         )
     return new.astype(old.dtype)
-
-
-def _check_tokens(x: jax.Array, mask: jax.Array | None) -> None:
-    if x.ndim != 3 or x.shape[1] < 1:
-        raise ValueError(
-            f"x has the shape {x.shape}; a mixer takes [batch, length, model] with at least one "
-            "token."
-        )
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(f"x is {x.dtype}; a mixer takes floating-point activations.")
-    if mask is not None and mask.shape != x.shape[:2]:
-        raise ValueError(
-            f"mask has the shape {mask.shape}; it must be [batch, length]={x.shape[:2]} of x."
-        )

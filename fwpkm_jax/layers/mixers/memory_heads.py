@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.literals import check_literals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class MemoryHeads:
     """Tokens that the causal convolution sees, the token itself included."""
 
     def __post_init__(self):
+        check_literals(self)
         for name in self.__dataclass_fields__:
             number = getattr(self, name)
             if isinstance(number, int) and number < 1:

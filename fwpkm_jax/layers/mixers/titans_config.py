@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from fwpkm_jax.literals import check_literals
 from fwpkm_jax.rules.titans import TitansRule
 
 
@@ -47,6 +48,7 @@ class TitansConfig:
     """Learned tokens in front of every sequence (persistent memory)."""
 
     def __post_init__(self):
+        check_literals(self)
         for name in ("num_heads", "head_dim", "write_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")

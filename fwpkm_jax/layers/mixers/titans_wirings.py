@@ -23,6 +23,7 @@ from fwpkm_jax.layers.mixers.titans import Titans, TitansCache
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 from fwpkm_jax.layers.norms import GatedRMSNorm, RMSNorm
 from fwpkm_jax.layers.partition import ParameterAxes
+from fwpkm_jax.literals import check_literals
 
 Output = Float[Array, "batch length model"]
 
@@ -44,6 +45,7 @@ class TitansMixerConfig(AbstractMixerConfig):
     """Its window is not used by mac, which attends within segments of `memory.chunk_size`."""
 
     def __post_init__(self):
+        check_literals(self)
         if self.wiring == "mac" and self.memory.chunk_size is None:
             raise ValueError(
                 "titans.chunk_size=None leaves titans_mac without segments to attend in; give it a "

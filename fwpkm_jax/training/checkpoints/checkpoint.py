@@ -17,6 +17,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
+from fwpkm_jax.literals import check_literals
 from fwpkm_jax.training.checkpoints.checksum import checksums
 from fwpkm_jax.training.checkpoints.regroup import Regroup, first_memory
 from fwpkm_jax.training.checkpoints.restore import (
@@ -52,6 +53,7 @@ class CheckpointConfig:
     Fewer: the first of the memories that become one, or their mean. refuse: it does not start."""
 
     def __post_init__(self) -> None:
+        check_literals(self)
         if self.every < 1:
             raise ValueError(f"every={self.every} must be at least 1 step.")
         if self.keep < 2:

@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_refused_with_its_numbers():
     queries, keys = map(jnp.asarray, sample(subkeys=4, half=3))
     with pytest.raises(ValueError, match=r"top_k=5 exceeds the 4 sub-keys .* lower top_k"):
         product_top_k(queries, keys, top_k=5)
-    with pytest.raises(ValueError, match=r"\(5, 2, 4\) .* do not fit keys \(2, 2, 4, 3\)"):
+    with pytest.raises(ValueError, match=r"queries is float\d+\[5, 2, 4\].*key=6"):
         product_top_k(queries[..., :4], keys, top_k=2)
 
 

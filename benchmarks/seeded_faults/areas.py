@@ -1,0 +1,18 @@
+"""All faults by area."""
+
+from benchmarks.seeded_faults import (
+    core,
+    data,
+    evaluation,
+    interchange,
+    kernels,
+    layers,
+    rules,
+    training,
+)
+
+AREAS = {
+    module.__name__.rpartition(".")[2]: module.FAULTS
+    for module in (core, rules, kernels, layers, training, data, evaluation, interchange)
+}
+"""The faults of each area, named after the part of the library that they lie in."""

@@ -1,0 +1,238 @@
+"""Faults in `fwpkm_jax.core`."""
+
+from benchmarks.seeded_faults.fault import Fault
+
+_SLOTS = ("tests/core/slots",)
+_VALUES = ("tests/core/slots/test_value_scan.py", "tests/rules/test_two_phase.py")
+_STREAMS = (
+    "tests/core/streams",
+    "tests/rules/test_stream.py",
+    "tests/layers/test_fast_weight_streams.py",
+)
+_RECURRENCE = ("tests/core/recurrence", "tests/rules/test_matrix_contract.py")
+_ATTENTION = ("tests/core/attention", "tests/layers/mixers/test_attention.py")
+
+FAULTS = (
+    Fault(
+        "l2 norm without its epsilon",
+        "jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + eps)",
+        "jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True))",
+        ("tests/core/test_normalize.py",),
+    ),
+    Fault(
+        "layer norm keeps the mean",
+        "return rms_normalize(x - jnp.mean(x, axis=-1, keepdims=True), eps=eps)",
+        "return rms_normalize(x, eps=eps)",
+        ("tests/core/test_normalize.py", "tests/rules/test_titans.py"),
+    ),
+    Fault(
+        "padding: last rows one too late",
+        "rows = (end - size)[:, None]",
+        "rows = (end - size + 1)[:, None]",
+        ("tests/core/test_padding.py", "tests/layers/mixers"),
+    ),
+    Fault(
+        "Newton-Schulz: cubic in place of quintic",
+        "(b * square + c * square @ square) @ x",
+        "(b * square + c * square) @ x",
+        ("tests/rules/test_lact.py", "tests/rules/test_titans.py"),
+    ),
+    Fault(
+        "product keys: best pairs of ranks i * j = top_k left out",
+        "keep = (rows + 1) * (columns + 1) <= top_k",
+        "keep = (rows + 1) * (columns + 1) < top_k",
+        ("tests/core/slots/test_addressing.py",),
+    ),
+    Fault(
+        "product keys: higher slot first among equals",
+        "lower = slots[..., None, :] < slots[..., :, None]",
+        "lower = slots[..., None, :] > slots[..., :, None]",
+        ("tests/core/slots/test_addressing.py",),
+    ),
+    Fault(
+        "addressing gradient: half the slope of inverse distances",
+        "coefficients = 2.0 * coefficients * jnp.exp(address.sub_key_scores)",
+        "coefficients = coefficients * jnp.exp(address.sub_key_scores)",
+        ("tests/core/slots/test_addressing.py",),
+    ),
+    Fault(
+        "addressing gradient: softmax not centred",
+        "centred = chosen_slope - jnp.sum(probabilities * chosen_slope, axis=-1, keepdims=True)",
+        "centred = chosen_slope",
+        ("tests/core/slots/test_addressing.py",),
+    ),
+    Fault(
+        "addressing usage: heads not counted in the average",
+        "address.slot_ids.shape[1] * jnp.sum(token_weights)",
+        "jnp.sum(token_weights)",
+        ("tests/core/slots/test_addressing.py",),
+    ),
+    Fault(
+        "slot write: sums instead of means",
+        "scales = step_size * weights / jnp.maximum(counts, 1.0)",
+        "scales = step_size * weights",
+        ("tests/core/slots/test_table.py",),
+    ),
+    Fault(
+        "slot write: weight decay ascends",
+        "values - learning_rate * (gradient + weight_decay * values)",
+        "values - learning_rate * (gradient - weight_decay * values)",
+        ("tests/core/slots/test_table.py",),
+    ),
+    Fault(
+        "grouping: one distinct slot too few",
+        "rank.reshape(slot_ids.shape), group[-1] + 1)",
+        "rank.reshape(slot_ids.shape), group[-1])",
+        ("tests/core/slots/test_grouping.py",),
+    ),
+    Fault(
+        "grouping: places taken for tokens in the counts",
+        "sums = jnp.cumsum(counted[groups.order // places])",
+        "sums = jnp.cumsum(counted[groups.order % counted.shape[0]])",
+        ("tests/core/slots/test_grouping.py",),
+    ),
+    Fault(
+        "measures: slots read once collide",
+        "jnp.sum(jnp.where(counts > 1, counts, 0.0)) / accesses",
+        "jnp.sum(jnp.where(counts > 0, counts, 0.0)) / accesses",
+        ("tests/core/slots/test_measures.py",),
+    ),
+    Fault(
+        "value run: all groups read the first group's table",
+        "ids.reshape(chunks, num_groups, -1) + offsets[None, :, None]",
+        "ids.reshape(chunks, num_groups, -1) + 0 * offsets[None, :, None]",
+        ("tests/rules/test_two_phase.py",),
+    ),
+    Fault(
+        "value scan: the target's cotangent ignores the token's weight",
+        "targets_bar = -rows.error_weights[:, None] * errors_bar",
+        "targets_bar = -errors_bar",
+        _VALUES,
+    ),
+    Fault(
+        "value scan: the weight's cotangent from weighted errors",
+        "jnp.sum(errors_bar * gap, axis=-1)",
+        "jnp.sum(errors_bar * errors, axis=-1)",
+        _VALUES,
+    ),
+    Fault(
+        "value scan: later writes' cotangents dropped",
+        'latest = latest.at[slots].set(start + position, mode="drop", unique_indices=True)',
+        'latest = latest.at[slots].set(nowhere + 0 * position, mode="drop", unique_indices=True)',
+        _VALUES,
+    ),
+    Fault(
+        "retention: surprise squared",
+        "relative ** (0.5 * power)",
+        "relative ** power",
+        ("tests/core/slots/test_retention.py",),
+    ),
+    Fault(
+        "retention: padding moves a slot's last step",
+        "put(last_steps, jnp.where(touched, steps, last))",
+        "put(last_steps, steps)",
+        ("tests/core/slots/test_retention.py", "tests/rules/test_contract.py"),
+    ),
+    Fault(
+        "shared table: norms added, not squares",
+        "norm = jnp.sqrt(jax.lax.psum(norm**2, axes.slots or axes.columns))",
+        "norm = jax.lax.psum(norm, axes.slots or axes.columns)",
+        ("tests/training/test_sharding.py",),
+    ),
+    Fault(
+        "streams: a chunk is written before its lookahead came",
+        "return carry[1].num_waiting >= chunk_size + lookahead",
+        "return carry[1].num_waiting >= chunk_size",
+        _STREAMS,
+    ),
+    Fault(
+        "streams: the first token after a write reads the old memory",
+        "late = position >= limit",
+        "late = position > limit",
+        _STREAMS,
+    ),
+    Fault(
+        "flush: blocks overlap",
+        "written = ((at >= first) & (at < complete))",
+        "written = (at < complete)",
+        ("tests/rules/test_block_write.py", *_STREAMS),
+    ),
+    Fault(
+        "flush: keeps no token for its target",
+        "jnp.minimum(num_waiting, lookahead))",
+        "jnp.minimum(num_waiting, 0))",
+        _STREAMS,
+    ),
+    Fault(
+        "chunked stream: chunks start anew in each piece",
+        "offset, count = position % chunk, jnp.sum(real, axis=1, dtype=jnp.int32)",
+        "offset, count = 0 * position, jnp.sum(real, axis=1, dtype=jnp.int32)",
+        ("tests/layers/test_mixers.py", "tests/models/test_streams.py"),
+    ),
+    Fault(
+        "targets: the last token of a chunk has a pair",
+        "return position + lookahead < chunk_end",
+        "return position + lookahead <= chunk_end",
+        ("tests/core/test_targets.py",),
+    ),
+    Fault(
+        "targets: biased deviation",
+        "variance = jnp.sum(centred**2, axis=-1, keepdims=True) / (features - 1)",
+        "variance = jnp.sum(centred**2, axis=-1, keepdims=True) / features",
+        ("tests/core/test_targets.py",),
+    ),
+    Fault(
+        "recurrence: tokens read before their last write",
+        "last = slice(steps - 1, None, steps)",
+        "last = slice(0, None, steps)",
+        _RECURRENCE,
+    ),
+    Fault(
+        "recurrence: the memory decays by the first token only",
+        "state = decay.from_start[:, :, -1, :, None] * state",
+        "state = decay.from_start[:, :, 0, :, None] * state",
+        _RECURRENCE,
+    ),
+    Fault(
+        "decays: a token's own decay left out",
+        "np.concatenate([[other <= token], [other > token], parts])",
+        "np.concatenate([[other < token], [other > token], parts])",
+        _RECURRENCE,
+    ),
+    Fault(
+        "triangular inverse: gradient on the diagonal",
+        "_product(jnp.tril(change, -1), inverse)",
+        "_product(jnp.tril(change), inverse)",
+        ("tests/core/recurrence/test_triangular.py",),
+    ),
+    Fault(
+        "attention: the window is one token longer",
+        "seen &= key_at > at - window",
+        "seen &= key_at >= at - window",
+        _ATTENTION,
+    ),
+    Fault(
+        "attention: a query that sees no key reads the mean",
+        "jnp.where(seen, jax.nn.softmax(scores, axis=-1), 0).astype(value.dtype)",
+        "jax.nn.softmax(scores, axis=-1).astype(value.dtype)",
+        _ATTENTION,
+    ),
+    Fault(
+        "ring cache: old sums not rescaled",
+        "weight = kept * sums.weight + jnp.sum(weights, axis=-1)",
+        "weight = sums.weight + jnp.sum(weights, axis=-1)",
+        _ATTENTION,
+    ),
+    Fault(
+        "cross-entropy: logits in bfloat16",
+        "logits = jnp.matmul(x, readout, preferred_element_type=dtype)",
+        "logits = jnp.matmul(x, readout)",
+        ("tests/core/test_cross_entropy.py",),
+    ),
+    Fault(
+        "cross-entropy: the weights' gradient without the upstream factor",
+        "return *scaled[:3], None, scaled[3]",
+        "return *scaled[:3], None, losses",
+        ("tests/core/test_cross_entropy.py",),
+    ),
+)

@@ -1,0 +1,154 @@
+"""Faults in `fwpkm_jax.layers`, `fwpkm_jax.models` and `fwpkm_jax.generation`."""
+
+from benchmarks.seeded_faults.fault import Fault
+
+_MEMORY = (
+    "tests/layers/memories",
+    "tests/layers/test_fast_weight_streams.py",
+    "tests/layers/test_fast_weight_gradients.py",
+)
+_GDN = ("tests/layers/mixers/test_gated_delta_net.py", "tests/layers/test_mixers.py")
+_ATTENTION = ("tests/layers/mixers/test_attention.py", "tests/layers/test_mixers.py")
+_PKM = ("tests/layers/test_pkm.py", "tests/training/test_batch_norm.py")
+_MODEL = ("tests/models/test_language_model.py", "tests/models/test_reset_caches.py")
+_GENERATION = ("tests/generation",)
+
+FAULTS = (
+    Fault(
+        "memory layer: padding counts in the streamed losses",
+        "paired = shift_left(signals.mask, rule.lookahead) * signals.mask",
+        "paired = shift_left(signals.mask, rule.lookahead)",
+        _MEMORY,
+    ),
+    Fault(
+        "memory layer: gradients flow through what is reported",
+        "return jax.lax.stop_gradient(facts)",
+        "return facts",
+        _MEMORY,
+        under="fwpkm_jax/layers/memories",
+    ),
+    Fault(
+        "memory layer: the gate's sides swapped",
+        "mixed = gate * read + (1.0 - gate) * signals.value",
+        "mixed = (1.0 - gate) * read + gate * signals.value",
+        _MEMORY,
+    ),
+    Fault(
+        "memory layer: the halves of the query by head",
+        "halves = query.reshape(*query.shape[:-1], 2, -1)",
+        "halves = query.reshape(*query.shape[:-1], 2 * rule.num_heads, -1)",
+        _MEMORY,
+    ),
+    Fault(
+        "block: computed again by the running statistics",
+        "            batch_statistics=batch_statistics,\n        )\n        x, slot_ids",
+        "batch_statistics=batch_statistics and remat is None,\n        )\n        x, slot_ids",
+        ("tests/models/test_remat.py", "tests/training/test_batch_norm.py"),
+    ),
+    Fault(
+        "model: a new document labels the last token of the old one",
+        "head = head._replace(waits=jnp.zeros_like(head.waits))",
+        "head = head._replace(waits=head.waits)",
+        _MODEL,
+    ),
+    Fault(
+        "model: every layer draws the same memory",
+        "jax.random.fold_in(rng, index), groups=groups",
+        "jax.random.fold_in(rng, 0), groups=groups",
+        _MODEL,
+    ),
+    Fault(
+        "model: an id outside the vocabulary reads the last row",
+        'embedding.at[tokens].get(mode="fill", fill_value=jnp.nan)',
+        'embedding.at[tokens].get(mode="clip")',
+        _MODEL,
+    ),
+    Fault(
+        "Gated DeltaNet: padding writes",
+        "beta=jnp.where(real, projections.beta, 0),",
+        "beta=projections.beta,",
+        _GDN,
+    ),
+    Fault(
+        "Gated DeltaNet: the convolution forgets its cache behind padding",
+        "end = None if counts is None else reach + counts",
+        "end = None if counts is None else counts + 0 * reach",
+        _GDN,
+        under="fwpkm_jax/layers/mixers/gated_delta_net.py",
+    ),
+    Fault(
+        "attention: streams start at position 0 again",
+        "positions = positions + cache.next_position[:, None]",
+        "positions = positions + 0 * cache.next_position[:, None]",
+        _ATTENTION,
+    ),
+    Fault(
+        "attention: padding is seen",
+        "positions = jnp.where(packing.is_real, positions, -1)",
+        "positions = jnp.where(packing.is_real, positions, positions)",
+        _ATTENTION,
+        under="fwpkm_jax/layers/mixers/attention.py",
+    ),
+    Fault(
+        "LaCT: padding takes part in the window",
+        "positions = jnp.where(packing.is_real, positions, -1)",
+        "positions = jnp.where(packing.is_real, positions, positions)",
+        ("tests/layers/mixers/test_lact.py", "tests/layers/test_mixers.py"),
+        under="fwpkm_jax/layers/mixers/lact.py",
+    ),
+    Fault(
+        "Titans: gradients' base moves a token early",
+        "ends = position % chunk == 0",
+        "ends = (position + 1) % chunk == 0",
+        ("tests/layers/test_mixers.py", "tests/generation/test_generate.py"),
+    ),
+    Fault(
+        "rotary: YaRN without its scale",
+        "0.1 * math.log(yarn.factor) + 1)",
+        "1.0)",
+        ("tests/layers/test_rotary.py",),
+    ),
+    Fault(
+        "PKM: one softmax over all heads",
+        'normalization="head",',
+        'normalization="token",',
+        _PKM,
+        under="fwpkm_jax/layers",
+    ),
+    Fault(
+        "PKM: biased variance in the statistics",
+        "unbiased = variance * (tokens / max(tokens - 1, 1))",
+        "unbiased = variance",
+        _PKM,
+    ),
+    Fault(
+        "Fast Weight Layer: the last token learns token 0",
+        "counted = jnp.concatenate([stream.waits[:, None], real], axis=1) * follows",
+        "counted = jnp.concatenate([stream.waits[:, None], real], axis=1)",
+        ("tests/layers/fast_weight_layers",),
+    ),
+    Fault(
+        "sampling: the token that reaches top_p is cut",
+        "before < sampling.top_p",
+        "before + probabilities < sampling.top_p",
+        ("tests/generation/test_sampling.py",),
+    ),
+    Fault(
+        "generation: stopped sequences go on drawing",
+        "num_drawn=state.num_drawn + count",
+        "num_drawn=state.num_drawn + 1",
+        _GENERATION,
+    ),
+    Fault(
+        "generation: every token by the same draw",
+        "draws = jax.vmap(jax.random.fold_in)(keys, state.num_drawn)",
+        "draws = jax.vmap(jax.random.fold_in)(keys, 0 * state.num_drawn)",
+        _GENERATION,
+    ),
+    Fault(
+        "generation: a prompt's logits go to sequences without one",
+        "logits=jnp.where(has_prompt[:, None], logits, state.logits)",
+        "logits=logits",
+        _GENERATION,
+    ),
+)

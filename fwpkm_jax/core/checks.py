@@ -1,0 +1,118 @@
+"""Checks of arguments where they come in: one line that says what was found and what is expected.
+
+They run while a function is traced and cost no time in the compiled program.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+_KINDS = {
+    "float": (jnp.floating, "convert it, as x.astype(jnp.float32)"),
+    "int": (jnp.integer, "token ids are integers, as x.astype(jnp.int32)"),
+    "mask": (jnp.number, ""),
+}
+
+
+def check_arrays(
+    *, sizes: dict[str, int] | None = None, **arguments: tuple[Any, str]
+) -> dict[str, int]:
+    """Checks the dtypes and shapes of several arguments against each other.
+
+    Args:
+      sizes: the widths that are known before, by the name of their axis.
+      **arguments: for each argument the array, or None to pass over it, and what it should be:
+        `float`, `int` or `mask` (numbers or bools) and the names of its axes, as
+        `"float batch length model"`. Axes of one name have one size; no axis may be empty.
+
+    Returns:
+      The size of every named axis.
+
+    Raises:
+      ValueError: an argument is something else; the message names the first one.
+
+    Example:
+      >>> x, mask = jnp.zeros((2, 8, 16)), jnp.ones((2, 7))
+      >>> check_arrays(x=(x, "float batch length model"), mask=(mask, "mask batch length"))
+      Traceback (most recent call last):
+      ValueError: mask is float32[2, 7]; expected [batch=2, length=8].
+    """
+    known = dict(sizes or {})
+    for name, (x, description) in arguments.items():
+        if x is not None:
+            kind, *axes = description.split()
+            _check(name, x, kind, axes, known)
+            known |= zip(axes, x.shape, strict=True)
+    return known
+
+
+def check_tree(name: str, tree: Any, expected: Any, *, leading: tuple[str, ...] = ()) -> None:
+    """Checks that a pytree has the structure and the shapes of another, behind leading axes.
+
+    Args:
+      name: what messages call it.
+      tree: the argument.
+      expected: arrays or `jax.ShapeDtypeStruct`.
+      leading: names of the axes before those of `expected`; the first leaf gives their sizes.
+
+    Raises:
+      ValueError: a leaf is missing, is too many, or has another shape or no floating dtype.
+    """
+    found, structure = jax.tree_util.tree_flatten_with_path(tree)
+    wanted, wanted_structure = jax.tree_util.tree_flatten_with_path(expected)
+    if structure != wanted_structure:
+        raise ValueError(
+            f"{name} is {_layout(found)}; expected {_layout(wanted)}. Make it by the same "
+            "configuration that reads it."
+        )
+    sizes: dict[str, int] = {}
+    for (path, leaf), (_, like) in zip(found, wanted, strict=True):
+        part = f"{name}{jax.tree_util.keystr(path)}"
+        axes = [*leading, *(str(size) for size in like.shape)]
+        fixed = {str(size): size for size in like.shape}
+        if leading and leaf.shape == like.shape:
+            raise ValueError(
+                f"{part} is {_describe(leaf)}; expected [{', '.join(axes)}]: the axis of "
+                f"{leading[0]} is missing, add it as jax.tree.map(lambda x: x[None], {name})."
+            )
+        if not leading and leaf.shape[1:] == like.shape:
+            raise ValueError(
+                f"{part} is {_describe(leaf)}; expected [{', '.join(axes)}]: take one group, as "
+                f"jax.tree.map(lambda x: x[0], {name}), or call run_groups."
+            )
+        _check(part, leaf, "float", axes, sizes | fixed)
+        sizes |= zip(leading, leaf.shape, strict=False)
+
+
+def _check(name: str, x: Any, kind: str, axes: list[str], sizes: dict[str, int]) -> None:
+    expected = f"[{', '.join(_axis(axis, sizes) for axis in axes)}]"
+    if not hasattr(x, "dtype"):
+        raise ValueError(f"{name} is a {type(x).__name__}; expected an array {expected}.")
+    shape = x.shape
+    found = f"{name} is {_describe(x)}; expected {expected}"
+    if len(shape) != len(axes):
+        missing = len(axes) - len(shape)
+        hint = "add the missing axis, as x[None]" if missing == 1 else f"give it {len(axes)} axes"
+        raise ValueError(f"{found}: it has {len(shape)} axes; {hint}.")
+    dtype, way_out = _KINDS[kind]
+    if not jnp.issubdtype(x.dtype, dtype) and not (kind == "mask" and x.dtype == bool):
+        raise ValueError(f"{found} of {kind}s; {way_out}.")
+    if any(sizes.get(axis, size) != size for axis, size in zip(axes, shape, strict=True)):
+        raise ValueError(f"{found}.")
+    for axis, size in zip(axes, shape, strict=True):
+        if size == 0 and sizes.get(axis) != 0:
+            raise ValueError(f"{found}: {axis} is 0; give at least one.")
+
+
+def _axis(axis: str, sizes: dict[str, int]) -> str:
+    return axis if axis.isdigit() or axis not in sizes else f"{axis}={sizes[axis]}"
+
+
+def _describe(x: Any) -> str:
+    return f"{x.dtype}[{', '.join(map(str, x.shape))}]"
+
+
+def _layout(leaves: list[tuple[Any, Any]]) -> str:
+    parts = [f"{jax.tree_util.keystr(path)} {list(jnp.shape(leaf))}" for path, leaf in leaves]
+    return f"a tree of {', '.join(parts)}" if parts else "empty"

@@ -16,6 +16,7 @@ from flax import nnx
 
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.rules.matrix import MATRIX_RULES
+from fwpkm_jax.training.fit import Hooks, fit
 from fwpkm_jax.training.losses import weighted_loss
 from fwpkm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
@@ -55,11 +56,12 @@ class Trainer:
             )
             return total / jnp.sum(batch["weights"])
 
-        @partial(jax.jit, donate_argnums=(0, 1))
-        def step(params: Any, opt_state: Any, memory: Any, batch: Batch):
+        @partial(jax.jit, donate_argnums=0)
+        def step(state: tuple[Any, Any], memory: Any, batch: Batch):
+            params, opt_state = state
             value, gradient = jax.value_and_grad(loss)(params, memory, batch)
             updates, opt_state = self._optimizer.update(gradient, opt_state, params)
-            return optax.apply_updates(params, updates), opt_state, value
+            return (optax.apply_updates(params, updates), opt_state), {"loss": value}
 
         @jax.jit
         def right(params: Any, memory: Any, batch: Batch) -> jax.Array:
@@ -75,16 +77,22 @@ class Trainer:
         seed: int,
         prepare: Callable[[Any, ModelConfig], Any] = lambda params, _: params,
     ) -> "Trained":
-        """The decoder of one seed after `steps` of the batches; `prepare` changes its start."""
-        state = init_state(self.config, memory=_MEMORY, optimizer=self._optimizer, seed=seed)
-        params, opt_state, losses = prepare(state.params, self.config), state.opt_state, []
-        for _, batch in zip(range(self.steps), batches, strict=False):
-            params, opt_state, loss = self._step(params, opt_state, state.memory, dict(batch))
-            losses.append(loss)
-        if len(losses) < self.steps:
-            raise ValueError(f"{len(losses)} batches do not make steps={self.steps}.")
-        final = float(np.mean(jax.device_get(losses[-20:])))
-        return Trained(partial(self._right, params, state.memory), final, _count(params))
+        """Trains the decoder of one seed; `prepare` changes its initial parameters.
+
+        Raises:
+          ValueError: there are fewer batches than steps.
+        """
+        start = init_state(self.config, memory=_MEMORY, optimizer=self._optimizer, seed=seed)
+        losses = list[float]()
+
+        def step(state: tuple[Any, Any], batch: Batch):
+            return self._step(state, start.memory, dict(batch))
+
+        hooks = Hooks(on_metrics=lambda report, _: losses.append(report.metrics["loss"]))
+        first = (prepare(start.params, self.config), start.opt_state)
+        params, _ = fit(step, first, batches, hooks, steps=self.steps).state
+        final = float(np.mean(losses[-20:]))
+        return Trained(partial(self._right, params, start.memory), final, _count(params))
 
 
 @dataclass(frozen=True)

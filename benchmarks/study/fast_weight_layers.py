@@ -30,8 +30,9 @@ from fwpkm_jax.evaluation.intervals import student_t
 from fwpkm_jax.evaluation.reconfigure import reconfigure
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.training.fit import Hooks, Report, fit
 from fwpkm_jax.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
-from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
+from fwpkm_jax.training.state import MemoryConfig, TrainState, init_state, model_graph
 from fwpkm_jax.training.step import make_train_step
 
 VARIANTS = ("none", "all", "test_time", "output_bias", "dynamic")
@@ -91,14 +92,22 @@ def trained(
         graphdef, transform, schedule=schedule, micro_batches=1, memory=MemoryConfig()
     )
     rng, began = np.random.default_rng(seed), time.process_time()
-    for number in range(options.steps):
+
+    def batch() -> dict[str, np.ndarray]:
         starts = rng.integers(0, len(text) - length - 1, size=experiment.training.batch_size)
         tokens = np.stack([text[start : start + length + 1] for start in starts])
         weight = np.ones((len(starts), length), np.float32)
-        state, metrics = step(state, {"tokens": tokens, "loss_weight": weight})
-        if number % 50 == 49:
+        return {"tokens": tokens, "loss_weight": weight}
+
+    def show(report: Report[Any], _: TrainState) -> None:
+        if report.step % 50 == 0:
             seconds = time.process_time() - began
-            print(f"  step {number + 1}: {float(metrics['loss']):.3f}, {seconds:.0f} s", flush=True)
+            print(
+                f"  step {report.step}: {report.metrics['loss']:.3f}, {seconds:.0f} s", flush=True
+            )
+
+    batches = (batch() for _ in range(options.steps))
+    state = fit(step, state, batches, Hooks(on_metrics=show)).state
     return nnx.merge(graphdef, state.params)
 
 

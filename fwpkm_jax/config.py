@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import hashlib
+import inspect
 import json
 import runpy
 import sys
@@ -121,7 +122,7 @@ def from_json(values: Any, annotation: Any = Experiment, *, path: str = "config"
         return values
     if origin is tuple:
         return _from_json_tuple(values, arguments, path)
-    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+    if _is_section(annotation):
         return _from_json_dataclass(values, annotation, path)
     if annotation is float and isinstance(values, int | float) and not isinstance(values, bool):
         if not abs(values) <= _MOST_FLOAT:
@@ -141,7 +142,7 @@ def _from_json_union(values: Any, options: Sequence[Any], path: str) -> Any:
     if values is None and types.NoneType in options:
         return None
     if isinstance(values, dict):
-        options = [o for o in options if dataclasses.is_dataclass(o)]
+        options = [o for o in options if _is_section(o)]
         classes = {cls.__name__: option for option in options for cls in _final_classes(option)}
         name = values.get("class")
         if name not in classes:
@@ -195,9 +196,17 @@ _hints = functools.cache(typing.get_type_hints)  # Resolving them is slow.
 
 def _final_classes(annotation: type) -> Iterator[type]:
     """The classes an annotation stands for: itself, or an interface's implementations."""
-    yield annotation
+    if not inspect.isabstract(annotation):
+        yield annotation
     for subclass in annotation.__subclasses__():
         yield from _final_classes(subclass)
+
+
+def _is_section(annotation: Any) -> bool:
+    """Whether the annotation is a dataclass, or an interface of which dataclasses are made."""
+    if not isinstance(annotation, type):
+        return False
+    return dataclasses.is_dataclass(annotation) or inspect.isabstract(annotation)
 
 
 CONFIGS = Path(__file__).parent / "configs"

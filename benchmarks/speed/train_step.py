@@ -189,7 +189,7 @@ def record(path: Path, model: ModelConfig, state: TrainState, batch: dict[str, A
 
     def slots(params, memory):
         out = nnx.merge(model_graph(model), params).hidden(batch["tokens"][:, :-1], memory)
-        return next(iter(out.info.values())).slot_ids
+        return next(iter(out.info.values())).access.slot_ids
 
     slot_ids = split_chunks(
         jax.jit(slots)(state.params, state.memory), model.fast_weight.chunk_size

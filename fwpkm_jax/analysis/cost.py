@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -16,12 +16,8 @@ import tyro
 from fwpkm_jax.analysis.published import PUBLISHED, TOKENS_PER_STEP
 from fwpkm_jax.analysis.throughput import Throughput, samples_per_second
 from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.models.paper import APPENDIX_HIDDEN, TABLE_1, appendix_model, paper_model
 from fwpkm_jax.models.parameters import count_parameters
-from fwpkm_jax.paper import TABLE_1, paper_model
-from fwpkm_jax.rules import FwMLP
-
-APPENDIX_HIDDEN = 2304
-"""FwMLP's hidden width according to Appendix C; 512 reproduces the counts of Table 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +79,8 @@ def cost_table(options: Options) -> str:
         model, paper = paper_model(name), PUBLISHED.get(name)
         speed = _speed(model, options)
         rows.append(_row(name, model, paper and tuple(paper), speed))
-        rule = model.fast_weight.rule
-        if isinstance(rule, FwMLP) and model.memory_layers:
-            wide = replace(rule, hidden_dim=APPENDIX_HIDDEN)
-            wider = replace(model, fast_weight=replace(model.fast_weight, rule=wide))
+        wider = appendix_model(name)
+        if wider is not None:
             rows.append(_row(f"  with hidden {APPENDIX_HIDDEN} (Appendix C)", wider, None, "-"))
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = [

@@ -1,31 +1,35 @@
 """Sequences cut into chunks, and a memory carried over the chunks."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
+from jaxtyping import Array, PyTree
 
-Memory = Any  # A rule's fast weights: a pytree of arrays.
+Memory: TypeAlias = PyTree[Array]
+"""The fast weights of a rule: any pytree of arrays."""
+
+AnyChunk: TypeAlias = PyTree[Array]
+"""A `Chunk`, or a rule's own NamedTuple that has the fields of `Chunk` and more."""
+
+T = TypeVar("T")
 
 
 class Chunk(NamedTuple):
-    """What a memory reads and writes between two updates.
+    """What a memory reads and writes between two updates: the fields that every rule needs.
 
     The same fields serve a whole sequence, then called `sequence`: leaves `[batch, length, ...]`
-    where a chunk has `[tokens, ...]`.
+    where a chunk has `[tokens, ...]`. A rule that is told more about each token has a NamedTuple of
+    its own, with these fields first.
 
     Attributes:
       query: `[tokens, heads, key]`, what to read.
       target: `[tokens, value]`, what the read should have been.
       write_weight: `[tokens]`, weight of the token's squared error; 0 writes nothing.
-      paired, counted, addressed, factor: see `targets.WriteWeights`. The last may be None.
-      key: `[tokens, heads, key]` for rules that write under another address than they read, or
-        None.
-      rates: `[tokens, tensors]`, step size of each token for each fast tensor, for rules whose
-        steps depend on the data; None: the rule's own.
-      momentum: `[tokens]`, share of the last step kept in this one, likewise.
+      paired: `[tokens]`, 1 where the token has a target in its chunk.
+      counted: `[tokens]`, 1 for real tokens, 0 for padding.
     """
 
     query: jax.Array
@@ -33,15 +37,11 @@ class Chunk(NamedTuple):
     write_weight: jax.Array
     paired: jax.Array
     counted: jax.Array
-    addressed: jax.Array
-    factor: jax.Array | None = None
-    key: jax.Array | None = None
-    rates: jax.Array | None = None
-    momentum: jax.Array | None = None
 
-    def astype(self, dtype: DTypeLike) -> "Chunk":
-        """The chunk with every array in `dtype`, as a rule casts it to its memory's."""
-        return jax.tree.map(lambda x: x.astype(dtype), self)
+
+def cast(tree: T, dtype: DTypeLike) -> T:
+    """The tree with every array in `dtype`, as a rule casts a chunk to its memory's."""
+    return jax.tree.map(lambda x: x.astype(dtype), tree)
 
 
 class StepOutput(NamedTuple):
@@ -71,20 +71,25 @@ class RunOutput(NamedTuple):
 
 
 def scan_chunks(
-    step: Callable[[Memory, Chunk], StepOutput], memory: Memory, sequence: Chunk, *, chunk_size: int
+    step: Callable[[Memory, AnyChunk], StepOutput],
+    memory: Memory,
+    sequence: AnyChunk,
+    *,
+    chunk_size: int,
 ) -> RunOutput:
     """Runs `step` over the chunks of a sequence, memory in and memory out.
 
     Args:
       step: from memory and one chunk to a `StepOutput`.
       memory: fast weights before the first chunk.
-      sequence: leaves `[batch, length, ...]`; each chunk merges batch and time into tokens.
+      sequence: any pytree, leaves `[batch, length, ...]`; a chunk merges batch and time into
+        tokens.
       chunk_size: tokens of a sequence per chunk; the last chunk may be shorter.
 
     Raises:
       ValueError: `chunk_size` is below 1, or the sequence is empty.
     """
-    batch, length = sequence.write_weight.shape
+    batch, length = jax.tree.leaves(sequence)[0].shape[:2]
     if chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size} must be at least 1.")
     if length < 1:
@@ -94,7 +99,7 @@ def scan_chunks(
     if num_full:
         chunks = jax.tree.map(lambda x: split_chunks(x, chunk_size), sequence)
 
-        def body(memory: Memory, chunk: Chunk) -> tuple[Memory, tuple]:
+        def body(memory: Memory, chunk: AnyChunk) -> tuple[Memory, tuple]:
             memory, *rest = step(memory, chunk)
             return memory, tuple(rest)
 

@@ -1,7 +1,7 @@
 """What a memory is asked to predict, and which tokens may write."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -15,19 +15,17 @@ class WriteWeights(NamedTuple):
     Attributes:
       write: weight of the token's squared error in the memory loss; 0 where it writes nothing.
       paired: 1 where a target exists `lookahead` tokens on in the same chunk.
-      counted: 1 where the token's reads count in a slot's number of accesses.
-      addressed: weight of the token in the addressing loss's average.
-      factor: multiplies the token's value step but not its loss, or None.
+      counted: 1 for real tokens, 0 for padding.
     """
 
     write: Float[Array, "batch length"]
     paired: Float[Array, "batch length"]
     counted: Float[Array, "batch length"]
-    addressed: Float[Array, "batch length"]
-    factor: Float[Array, "batch length"] | None = None
 
 
-Pairing = Callable[..., WriteWeights]  # As `write_weights`.
+Pairing = Callable[..., Any]
+"""A function like `write_weights`. What it returns has the fields of `WriteWeights`, and may have
+more that a rule's `chunk` takes."""
 
 
 def write_weights(
@@ -52,7 +50,7 @@ def write_weights(
     paired = jnp.broadcast_to(_has_target(length, chunk_size, lookahead), gate.shape)
     paired = paired.astype(gate.dtype)
     write = gate * paired * real * shift_left(real, lookahead)
-    return WriteWeights(write=write, paired=paired, counted=real, addressed=real)
+    return WriteWeights(write=write, paired=paired, counted=real)
 
 
 def shift_left(x: Float[Array, "batch length *rest"], lookahead: int) -> Array:

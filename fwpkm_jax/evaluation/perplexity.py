@@ -25,7 +25,6 @@ from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_g
 from fwpkm_jax.evaluation.sources import Source, capped, missing_text, text_sources
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Memory
-from fwpkm_jax.rules import FwPKM
 
 logger = logging.getLogger(__name__)
 
@@ -129,8 +128,7 @@ def streaming_perplexity(
             memory_reset=config.memory_reset,
             fast_weight_dtype=config.fast_weight_dtype,
         )
-        rule = model.config.fast_weight.rule
-        num_slots = rule.num_slots if isinstance(rule, FwPKM) else 0  # Without slots: no windows.
+        num_slots = model.config.fast_weight.rule.num_slots or 0  # Without slots: no windows.
         name = "writing" if write else "frozen"
         passes[name], summaries[name] = _read_all(reader, sources, config, num_slots)
     first = next(iter(passes.values()))

@@ -16,9 +16,7 @@ from jax.sharding import PartitionSpec as P
 from fwpkm_jax.core.chunks import merge_groups, split_groups
 from fwpkm_jax.core.slots.shared_table import MemoryAxes
 from fwpkm_jax.literals import check_literals
-from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.rules.base import AbstractRule
-from fwpkm_jax.rules.fwpkm import FwPKMMemory
 
 MemoryLayout = Literal["independent", "columns", "slots"]
 
@@ -175,22 +173,25 @@ class Partition:
         if self.memory != "independent":
             self.check_divides("Sequences per memory", members, "fsdp")
 
-    def memory_specs(self, rule: AbstractRule, memory: Any) -> Any:
-        """Specs of a memory's arrays, leaves `[groups, ...]`.
+    def axes_of(self, rule: AbstractRule) -> MemoryAxes | None:
+        """How devices share each memory of a rule; None: every device has its own, whole.
 
         Raises:
           ValueError: the rule's memory cannot be shared by devices as this mesh asks.
         """
-        whole: Any = P(self.group_axes)
-        if isinstance(rule, FwPKM) and rule.splits:
-            table: Any = P(self.group_axes, *self.table_spec())
-            return FwPKMMemory(whole, table)
+        if rule.splits:
+            return self.memory_axes()
         if self.memory != "independent":
             raise ValueError(
                 f"mesh.memory={self.memory!r} splits a value table that is written row by row, "
                 f"which {rule} is not; use mesh.memory=independent."
             )
-        return jax.tree.map(lambda _: whole, memory)
+        return None
+
+    def memory_specs(self, rule: AbstractRule, memory: Any) -> Any:
+        """Specs of a memory's arrays, leaves `[groups, ...]`; see `AbstractRule.memory_specs`."""
+        axes = self.axes_of(rule)
+        return rule.memory_specs(memory, group_axes=self.group_axes, axes=axes)
 
     def _used(self, *axes: str) -> tuple[str, ...]:
         return tuple(axis for axis in axes if self.mesh.shape[axis] > 1)

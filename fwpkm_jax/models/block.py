@@ -95,9 +95,10 @@ class Block(nnx.Module):
         info = None
         if self.memory is not None:
             layer = gathered(partition, self.memory, f"{name}/memory")
-            x, memory, info = layer(
+            y, memory, info = layer(
                 x, memory, mask=mask, write=write, pairing=pairing, partition=partition
             )
+            x = x + y
         rest = functools.partial(
             self._mix_and_feed_forward,
             partition=partition,
@@ -121,9 +122,10 @@ class Block(nnx.Module):
         info, pending = None, state.pending
         if self.memory is not None:
             assert pending is not None, "a stream of a memory layer carries its queue"
-            x, memory, pending, info = self.memory.stream(
+            y, memory, pending, info = self.memory.stream(
                 x, memory, pending, mask=mask, chunk_size=chunk_size, write=write
             )
+            x = x + y
         mixed, cache = self.mixer(self.mixer_norm(x), mask=mask, cache=state.cache)
         x, *_ = self._feed_forward(x + mixed)
         return x, memory, BlockStream(cache, pending), info

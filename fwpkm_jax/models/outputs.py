@@ -76,9 +76,11 @@ def memory_metrics(info: dict[str, FastWeightInfo]) -> dict[str, Float[Array, ""
     for name, facts in info.items():
         metrics |= {
             f"{name}/memory_loss": facts.memory_loss,
-            f"{name}/addressing_loss": facts.addressing_loss,
             f"{name}/gate_mean": jnp.mean(facts.gate),
         }
+        if facts.write is not None:
+            fields = getattr(facts.write, "logged", facts.write._fields)  # See `rules.base`.
+            metrics |= {f"{name}/{field}": getattr(facts.write, field) for field in fields}
         if facts.measures is not None:
             metrics |= {f"{name}/{key}": value for key, value in facts.measures._asdict().items()}
     return metrics

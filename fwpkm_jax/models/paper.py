@@ -6,6 +6,7 @@ FwPKM@2,10". Layers are counted from 0.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
@@ -29,6 +30,8 @@ BACKBONES: dict[str, tuple[str, ...]] = {
 # Table 1's parameter counts come out with 512 hidden units, Appendix C says 2304
 # (`--model.fast_weight.rule.hidden_dim 2304`). A dense memory takes no loss weights.
 _FWMLP = FastWeightConfig(rule=FwMLP(hidden_dim=512), weight_by_gate=False)
+APPENDIX_HIDDEN = 2304
+"""FwMLP's hidden width by the paper's Appendix C; Table 1's counts come out with 512."""
 
 MEMORIES: dict[str, dict[str, Any]] = {
     "": {},
@@ -70,3 +73,12 @@ def paper_model(name: str) -> ModelConfig:
         return ModelConfig(mixers=_twelve("lact"), mlp_dim=2048)
     backbone, memory, *_ = [*name.split("__"), ""]
     return ModelConfig(mixers=BACKBONES[backbone], **MEMORIES[memory])
+
+
+def appendix_model(name: str) -> ModelConfig | None:
+    """`paper_model` with the hidden width of Appendix C; None for rows without FwMLP."""
+    if not name.endswith("__fwmlp2_6_10"):
+        return None
+    model = paper_model(name)
+    wide = replace(model.fast_weight, rule=FwMLP(hidden_dim=APPENDIX_HIDDEN))
+    return replace(model, fast_weight=wide)

@@ -6,7 +6,6 @@ import jax
 from flax import nnx
 
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
-from fwpkm_jax.rules import FwPKM
 
 
 class ParameterCount(NamedTuple):
@@ -36,10 +35,7 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
 
     total = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(build)))
     rule, pkm = config.fast_weight.rule, config.pkm
-    idle = 0
-    if isinstance(rule, FwPKM):  # A dense memory is active as a whole.
-        unread = rule.num_slots - rule.num_heads * rule.top_k
-        idle = len(config.memory_layers) * rule.value_dim * unread
+    idle = len(config.memory_layers) * rule.idle_size
     idle += (
         len(config.pkm_layers) * pkm.value_dim * (pkm.num_subkeys**2 - pkm.num_heads * pkm.top_k)
     )

@@ -1,26 +1,29 @@
-"""Memory rules by name."""
+"""Memory rules: how a memory reads and writes. `base` holds the contract, `registry` the names."""
 
 from fwpkm_jax.core.slots.retention import Retention
 from fwpkm_jax.rules.base import AbstractChunkRule, AbstractRule
-from fwpkm_jax.rules.delta import DeltaRule
 from fwpkm_jax.rules.fwmlp import FwMLP, FwMLPMemory
 from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory
 from fwpkm_jax.rules.lact import LaCTRule
+from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule
+from fwpkm_jax.rules.registry import RULES, make_rule, register_rule
 from fwpkm_jax.rules.titans import TitansMemory, TitansRule
 
-RULES: dict[str, type[AbstractRule]] = {
-    "delta": DeltaRule,
-    "fwmlp": FwMLP,
-    "fwpkm": FwPKM,
-    "lact": LaCTRule,
-    "titans": TitansRule,
-}
+register_rule("fwmlp", FwMLP)
+register_rule("fwpkm", FwPKM)
+register_rule("lact", LaCTRule)
+register_rule("titans", TitansRule)
+
+DEFAULT_RULE = "fwpkm"
+"""The memory of a layer whose configuration names none."""
 
 __all__ = [
+    "DEFAULT_RULE",
+    "MATRIX_RULES",
     "RULES",
     "AbstractChunkRule",
+    "AbstractMatrixRule",
     "AbstractRule",
-    "DeltaRule",
     "FwMLP",
     "FwMLPMemory",
     "FwPKM",
@@ -29,4 +32,6 @@ __all__ = [
     "Retention",
     "TitansMemory",
     "TitansRule",
+    "make_rule",
+    "register_rule",
 ]

@@ -1,40 +1,123 @@
-"""The interface of a memory rule: how a memory reads and writes one chunk."""
+"""The contract of a memory rule: what a memory declares, and what its callers may rely on.
+
+A rule is a frozen dataclass: its fields are its configuration, and its memory is a pytree of
+arrays that it does not keep. All methods are pure and safe under jit, grad, vmap and scan. A memory
+belongs to one group of sequences; `core.chunks.map_groups` runs several side by side.
+
+A rule declares in its own file everything that layers, decoder, mesh, streams and evaluations need.
+
+Required:
+  key_dim, value_dim: widths of queries and of values; `num_heads` queries per token (default 1).
+  init(rng): the memory before the first token.
+  step(memory, chunk): reads and writes one chunk. This is the definition of the rule.
+  read(memory, query): for a memory layer (`AbstractChunkRule`): what tokens read, without a write.
+
+With defaults that a rule may override:
+  lookahead: distance from a token to the token that holds its target; 0.
+  targets(value), chunk(...), sequence(...): how tokens become chunks. A rule that is told more
+    about each token than `core.chunks.Chunk` holds has a NamedTuple of its own, with those fields
+    first, returned by `chunk`, and may take further arguments in `sequence`.
+  run(memory, sequence): whole sequences; the default scans `step`. `run_groups`: several memories.
+  splits, memory_specs(memory): whether and how devices share one memory; by default they do not.
+  num_slots, address(memory, query): for a memory of slots. Its `access` has the fields `slot_ids`
+    and `slot_weights`.
+  write(memory, chunk), write_blocks(memory, blocks): writes without reads, for streams.
+  idle_size: fast weights that one token does not use, for counts of active parameters.
+  long_writes: whether a write may take a whole text as its chunk.
+
+What a step reports is a NamedTuple of scalars, the rule's own `Info`. The names of its fields
+become names of metrics. A class attribute `logged` of the Info, a tuple of field names, limits the
+training log to cheap measures; the others cost no time where they are not used.
+"""
 
 import abc
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, TokenValues
-from fwpkm_jax.core.chunks import Chunk, Memory, RunOutput, StepOutput, map_groups, scan_chunks
+from fwpkm_jax.core.chunks import (
+    AnyChunk,
+    Chunk,
+    Memory,
+    RunOutput,
+    StepOutput,
+    map_groups,
+    scan_chunks,
+)
 from fwpkm_jax.core.slots.block_write import ChunkBlocks, write_whole
 from fwpkm_jax.core.slots.shared_table import MemoryAxes
 from fwpkm_jax.core.targets import Pairing, shift_left, write_weights
 
 
 class AbstractRule(abc.ABC):
-    """How a memory reads and writes.
+    """How a memory reads and writes; see the module's docstring."""
 
-    A rule is a frozen dataclass: its fields are its configuration, its memory is a pytree that it
-    does not keep. All methods are pure and safe under jit, grad, vmap and scan. A memory belongs
-    to one group; `core.chunks.map_groups` keeps several side by side.
-    """
+    __dataclass_fields__: ClassVar[dict[str, Any]]  # Of each rule; `dataclasses.replace` asks.
+    key_dim: int
+    value_dim: int
+    num_heads: int = 1
+    lookahead: int = 0
 
     @abc.abstractmethod
     def init(self, rng: jax.Array) -> Memory:
         """Fast weights before the first token, float32."""
 
     @abc.abstractmethod
-    def step(self, memory: Memory, chunk: Chunk) -> StepOutput:
+    def step(self, memory: Memory, chunk: AnyChunk) -> StepOutput:
         """Reads and writes one chunk, leaves `[tokens, ...]`. This defines the rule."""
 
-    def run(self, memory: Memory, sequence: Chunk, *, chunk_size: int) -> RunOutput:
+    def targets(
+        self, value: Float[Array, "batch length value"]
+    ) -> Float[Array, "batch length value"]:
+        """What each token should read, given the values of all tokens.
+
+        Zeros stand where the token that holds the target lies behind the end.
+        """
+        return shift_left(value, self.lookahead)
+
+    def chunk(self, query: jax.Array, target: jax.Array, weights: Any) -> AnyChunk:
+        """What `step` and `run` take, with any leading axes.
+
+        Args:
+          query: `[..., heads, key]`.
+          target: `[..., value]`.
+          weights: `core.targets.WriteWeights`, leaves `[...]`.
+        """
+        return Chunk(query, target, *weights)
+
+    def sequence(
+        self,
+        query: Float[Array, "batch length heads key"],
+        value: Float[Array, "batch length value"],
+        *,
+        gate: Float[Array, "batch length"] | None = None,
+        mask: Float[Array, "batch length"] | None = None,
+        chunk_size: int,
+        pairing: Pairing = write_weights,
+    ) -> AnyChunk:
+        """What `run` takes: queries paired with the values `lookahead` tokens further on.
+
+        Args:
+          query: what each token reads and writes under.
+          value: what the token `lookahead` before should have read.
+          gate: weight of each token's loss; None: 1.
+          mask: 1 for real tokens, 0 for padding; None: all real.
+          chunk_size: tokens between two writes; pairs do not cross the ends of chunks.
+          pairing: makes the weights; the default is the paper's.
+        """
+        gate = jnp.ones(value.shape[:2], value.dtype) if gate is None else gate
+        weights = pairing(gate, mask, chunk_size=chunk_size, lookahead=self.lookahead)
+        return self.chunk(query, self.targets(value), weights)
+
+    def run(self, memory: Memory, sequence: AnyChunk, *, chunk_size: int) -> RunOutput:
         """Reads and writes whole sequences, leaves `[batch, length, ...]`.
 
-        A rule with a backward pass of its own overrides this, equal to the default in outputs and
-        gradients.
+        A rule with a faster pass or a backward pass of its own overrides this, equal to the default
+        in outputs and gradients.
         """
         return scan_chunks(self.step, memory, sequence, chunk_size=chunk_size)
 
@@ -46,7 +129,7 @@ class AbstractRule(abc.ABC):
     def run_groups(
         self,
         memory: Memory,
-        sequence: Chunk,
+        sequence: AnyChunk,
         *,
         chunk_size: int,
         axes: MemoryAxes | None = None,
@@ -68,56 +151,59 @@ class AbstractRule(abc.ABC):
             lambda memory, part: self.run(memory, part, chunk_size=chunk_size), memory, sequence
         )
 
-    @classmethod
-    @abc.abstractmethod
-    def tiny(cls) -> "AbstractRule":
-        """The smallest instance that exercises every branch, for tests."""
+    def memory_specs(
+        self, memory: Any, *, group_axes: tuple[str, ...], axes: MemoryAxes | None
+    ) -> Any:
+        """How a memory's arrays lie on the devices: one `PartitionSpec` for each leaf.
+
+        Args:
+          memory: arrays or their shapes, leaves `[groups, ...]`.
+          group_axes: mesh axes along which different memories lie.
+          axes: how devices share each memory; None for a rule that does not split.
+
+        Raises:
+          ValueError: `axes` for a rule that does not split.
+        """
+        if axes is not None:
+            raise ValueError(f"{self} cannot be split over devices; use mesh.memory=independent.")
+        spec: Any = PartitionSpec(group_axes)
+        return jax.tree.map(lambda _: spec, memory)
+
+    @property
+    def num_slots(self) -> int | None:
+        """Slots of the memory; None for a memory without slots."""
+        return None
+
+    @property
+    def idle_size(self) -> int:
+        """How many numbers of the memory a single token does not use."""
+        return 0
 
 
 class AbstractChunkRule(AbstractRule):
     """A rule whose reads depend on the memory left by earlier chunks alone.
 
-    Such a memory can be read without being written, and streamed token by token
-    (`core.streams.streaming`).
+    Such a memory can be read without being written and streamed token by token
+    (`core.streams`), so that a memory layer (`layers.memories.fast_weight`) takes it.
     """
 
-    lookahead: int
+    long_writes: bool = True
+    """Whether one write may take a whole text as its chunk. False where such a step can diverge;
+    evaluations then keep the configured chunk size."""
 
     @abc.abstractmethod
     def read(self, memory: Memory, query: Queries) -> tuple[TokenValues, Any]:
         """Reads `[tokens, heads, key]`: output `[tokens, value]` and per-token access."""
 
-    def sequence(
-        self,
-        query: Float[Array, "batch length heads key"],
-        value: Float[Array, "batch length value"],
-        *,
-        gate: Float[Array, "batch length"] | None = None,
-        mask: Float[Array, "batch length"] | None = None,
-        chunk_size: int,
-        pairing: Pairing = write_weights,
-    ) -> Chunk:
-        """What `run` takes: queries paired with the values `lookahead` tokens further on.
+    def address(self, memory: Memory, query: Queries) -> tuple[jax.Array, jax.Array]:
+        """The slots that each query finds and their scores, `[tokens, places]` both.
 
-        Args:
-          query: what each token reads and writes under.
-          value: what the token `lookahead` before should have read.
-          gate: weight of each token's loss; None: 1.
-          mask: 1 for real tokens, 0 for padding; None: all real.
-          chunk_size: tokens between two writes; pairs do not cross the ends of chunks.
-          pairing: makes the weights; the default is the paper's.
+        The default takes the weights of the reads for scores. Only for a memory of slots.
         """
-        gate = jnp.ones(value.shape[:2], value.dtype) if gate is None else gate
-        weights = pairing(gate, mask, chunk_size=chunk_size, lookahead=self.lookahead)
-        return Chunk(query, self.targets(value), *weights)
+        _, access = self.read(memory, query)
+        return access.slot_ids, access.slot_weights
 
-    def targets(
-        self, value: Float[Array, "batch length value"]
-    ) -> Float[Array, "batch length value"]:
-        """What each token should read, given all values; of no use where a pair is not complete."""
-        return shift_left(value, self.lookahead)
-
-    def write(self, memory: Memory, chunk: Chunk) -> Memory:
+    def write(self, memory: Memory, chunk: AnyChunk) -> Memory:
         """The memory after one chunk; what `step` leaves, without the reads."""
         return self.step(memory, chunk).memory
 
@@ -126,6 +212,7 @@ class AbstractChunkRule(AbstractRule):
 
         Without any block the memory stays as it is.
 
-        The default forms it; a rule that is to read long texts in bounded memory overrides this.
+        The default forms the chunk; a rule that is to read long texts in bounded memory overrides
+        this.
         """
         return write_whole(self.write, memory, blocks)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, TokenValues
-from fwpkm_jax.core.chunks import Chunk, StepOutput
+from fwpkm_jax.core.chunks import Chunk, StepOutput, cast
 from fwpkm_jax.core.slots.block_write import ChunkBlocks
 from fwpkm_jax.rules.base import AbstractChunkRule
 
@@ -28,11 +28,9 @@ class FwMLPInfo(NamedTuple):
     """Measures of one write.
 
     Attributes:
-      addressing_loss: 0; a dense memory addresses nothing.
       update_norm: Euclidean norm of the change of all six tensors.
     """
 
-    addressing_loss: Float[Array, ""]
     update_norm: Float[Array, ""]
 
 
@@ -62,7 +60,7 @@ class FwMLP(AbstractChunkRule):
     weight_decay: float = 0.0
     """Decay of all six tensors at each write."""
 
-    num_heads = 1  # Of every instance, no field: one query per token.
+    long_writes = False  # One step on the mean of a whole text's errors can diverge.
 
     def __post_init__(self):
         for name, least in {"key_dim": 1, "value_dim": 2, "hidden_dim": 1, "lookahead": 0}.items():
@@ -114,12 +112,12 @@ class FwMLP(AbstractChunkRule):
             return hidden @ memory.down_kernel + memory.down_bias[None], None
 
     def step(self, memory: FwMLPMemory, chunk: Chunk) -> StepOutput:
-        chunk = chunk.astype(memory.up_kernel.dtype)
+        chunk = cast(chunk, memory.up_kernel.dtype)
         num_written = _num_written(chunk)
         gradient, output = self._gradient(memory, chunk, num_written)
         change = self._change(memory, gradient, num_written)
         squares = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(change))
-        info = FwMLPInfo(jnp.zeros((), output.dtype), jnp.sqrt(squares))
+        info = FwMLPInfo(jnp.sqrt(squares))
         memory = jax.tree.map(jnp.add, memory, change)
         return StepOutput(memory, output, None, jax.lax.stop_gradient(info))
 
@@ -127,11 +125,11 @@ class FwMLP(AbstractChunkRule):
         dtype = memory.up_kernel.dtype
         zero = jnp.zeros((), dtype)
         num_written = blocks.fold(
-            lambda number, total: total + _num_written(blocks.block(number).astype(dtype)), zero
+            lambda number, total: total + _num_written(cast(blocks.block(number), dtype)), zero
         )
 
         def add(number: jax.Array, gradient: FwMLPMemory) -> FwMLPMemory:
-            chunk = blocks.block(number).astype(dtype)
+            chunk = cast(blocks.block(number), dtype)
             return jax.tree.map(jnp.add, gradient, self._gradient(memory, chunk, num_written)[0])
 
         gradient = blocks.fold(add, jax.tree.map(jnp.zeros_like, memory))
@@ -141,13 +139,10 @@ class FwMLP(AbstractChunkRule):
         self, memory: FwMLPMemory, chunk: Chunk, num_written: Float[Array, ""]
     ) -> tuple[FwMLPMemory, TokenValues]:
         """These tokens' part of the gradient of a mean over `num_written`, and what they read."""
-        weights = chunk.write_weight
-        if chunk.factor is not None:
-            weights = chunk.factor * weights
 
         def loss(memory: FwMLPMemory) -> tuple[Float[Array, ""], TokenValues]:
             output, _ = self.read(memory, chunk.query)
-            errors = weights * jnp.mean((output - chunk.target) ** 2, axis=-1)
+            errors = chunk.write_weight * jnp.mean((output - chunk.target) ** 2, axis=-1)
             return jnp.sum(errors) / jnp.maximum(num_written, 1.0), output
 
         return jax.grad(loss, has_aux=True)(memory)

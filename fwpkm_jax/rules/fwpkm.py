@@ -2,10 +2,11 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import (
@@ -16,7 +17,7 @@ from fwpkm_jax.core.array_types import (
     TokenValues,
     ValueTable,
 )
-from fwpkm_jax.core.chunks import Chunk, RunOutput, StepOutput, map_groups, scan_chunks
+from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast, map_groups, scan_chunks
 from fwpkm_jax.core.slots.addressing import (
     Address,
     Nonlinearity,
@@ -26,6 +27,7 @@ from fwpkm_jax.core.slots.addressing import (
     sub_key_usage,
 )
 from fwpkm_jax.core.slots.block_write import ChunkBlocks, write_in_blocks
+from fwpkm_jax.core.slots.chunk import SlotChunk, SlotWriteWeights
 from fwpkm_jax.core.slots.retention import (
     Retention,
     SlotHistory,
@@ -75,6 +77,8 @@ class FwPKMInfo(NamedTuple):
 
     addressing_loss: Float[Array, ""]
     update_norm: Float[Array, ""]
+
+    logged = ("addressing_loss",)  # The norm of the change reads the written rows once more.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +152,10 @@ class FwPKM(AbstractChunkRule):
     def num_slots(self) -> int:
         return self.num_subkeys**2
 
+    @property
+    def idle_size(self) -> int:
+        return self.value_dim * (self.num_slots - self.num_heads * self.top_k)
+
     @classmethod
     def tiny(cls) -> "FwPKM":
         return cls(num_subkeys=5, key_dim=6, value_dim=4, num_heads=2, top_k=3)
@@ -163,9 +171,18 @@ class FwPKM(AbstractChunkRule):
         history = None if self.retention is None else init_history(self.retention, values)
         return FwPKMMemory(keys, values, history)
 
+    def chunk(self, query: jax.Array, target: jax.Array, weights: Any) -> SlotChunk:
+        if isinstance(weights, SlotWriteWeights):
+            return SlotChunk(query, target, *weights)
+        return SlotChunk(query, target, *weights, addressed=weights.counted)
+
     def read(self, memory: FwPKMMemory, query: Queries) -> tuple[TokenValues, SlotAccess]:
         _, access = self._select(memory.keys, query, self.backend)
         return read_kernels.slot_read(memory.values, *access, backend=self.backend).output, access
+
+    def address(self, memory: FwPKMMemory, query: Queries) -> tuple[jax.Array, jax.Array]:
+        address, access = self._select(memory.keys, query, self.backend)
+        return access.slot_ids, address.slot_scores.reshape(access.slot_ids.shape)
 
     @property
     def two_phase(self) -> bool:
@@ -177,7 +194,7 @@ class FwPKM(AbstractChunkRule):
             and self.retention is None
         )
 
-    def run(self, memory: FwPKMMemory, sequence: Chunk, *, chunk_size: int) -> RunOutput:
+    def run(self, memory: FwPKMMemory, sequence: SlotChunk, *, chunk_size: int) -> RunOutput:
         if not self.two_phase:
             return super().run(memory, sequence, chunk_size=chunk_size)
         one = jax.tree.map(lambda x: x[None], (memory, sequence))
@@ -187,10 +204,19 @@ class FwPKM(AbstractChunkRule):
     def splits(self) -> bool:
         return self.two_phase
 
+    def memory_specs(
+        self, memory: Any, *, group_axes: tuple[str, ...], axes: MemoryAxes | None
+    ) -> FwPKMMemory:
+        if axes is None:
+            return super().memory_specs(memory, group_axes=group_axes, axes=None)
+        keys: Any = PartitionSpec(group_axes)
+        values: Any = PartitionSpec(group_axes, axes.slots, axes.columns)
+        return FwPKMMemory(keys, values)
+
     def run_groups(
         self,
         memory: FwPKMMemory,
-        sequence: Chunk,
+        sequence: SlotChunk,
         *,
         chunk_size: int,
         axes: MemoryAxes | None = None,
@@ -203,22 +229,19 @@ class FwPKM(AbstractChunkRule):
         if not self.two_phase:
             return super().run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
         axes = MemoryAxes() if axes is None else axes
-        sequence = sequence.astype(memory.values.dtype)
+        sequence = cast(sequence, memory.values.dtype)
         key_step = functools.partial(self._key_step, token_axes=axes.tokens)
         keys, _, access, losses = map_groups(
             lambda keys, part: scan_chunks(key_step, keys, part, chunk_size=chunk_size),
             memory.keys,
             sequence,
         )
-        error_weights = sequence.write_weight
-        if sequence.factor is not None:
-            error_weights = sequence.factor * error_weights
         out = shared_value_run(
             memory.values,
             access.slot_ids,
             access.slot_weights,
             sequence.target,
-            error_weights=error_weights,
+            error_weights=sequence.error_weight,
             counted=sequence.counted,
             step_size=self.learning_rate * self._value_step,
             chunk_size=chunk_size,
@@ -228,7 +251,7 @@ class FwPKM(AbstractChunkRule):
         info = jax.lax.stop_gradient(FwPKMInfo(losses, out.update_norm))
         return RunOutput(FwPKMMemory(keys, out.values), out.output, access, info)
 
-    def write(self, memory: FwPKMMemory, chunk: Chunk) -> FwPKMMemory:
+    def write(self, memory: FwPKMMemory, chunk: SlotChunk) -> FwPKMMemory:
         sequence = jax.tree.map(lambda x: x[None], chunk)
         return self.run(memory, sequence, chunk_size=chunk.write_weight.shape[0]).memory
 
@@ -249,7 +272,7 @@ class FwPKM(AbstractChunkRule):
             *write_in_blocks(
                 memory.keys,
                 memory.values,
-                blocks._replace(block=lambda number: block(number).astype(dtype)),
+                blocks._replace(block=lambda number: cast(block(number), dtype)),
                 select=select,
                 read=read,
                 step_size=self.learning_rate * self._value_step,
@@ -259,8 +282,8 @@ class FwPKM(AbstractChunkRule):
             )
         )
 
-    def step(self, memory: FwPKMMemory, chunk: Chunk) -> StepOutput:
-        chunk = chunk.astype(memory.values.dtype)
+    def step(self, memory: FwPKMMemory, chunk: SlotChunk) -> StepOutput:
+        chunk = cast(chunk, memory.values.dtype)
         address, access = self._select(memory.keys, chunk.query, "reference")
         output = slot_read(memory.values, *access)
         values, history = self._write_values(memory, chunk, access, output - chunk.target)
@@ -277,12 +300,10 @@ class FwPKM(AbstractChunkRule):
         return StepOutput(memory, output, access, jax.lax.stop_gradient(info))
 
     def _write_values(
-        self, memory: FwPKMMemory, chunk: Chunk, access: SlotAccess, gap: TokenValues
+        self, memory: FwPKMMemory, chunk: SlotChunk, access: SlotAccess, gap: TokenValues
     ) -> tuple[ValueTable, SlotHistory | None]:
         """The table and its history after one chunk, of which `gap` is prediction minus target."""
-        errors = chunk.write_weight[:, None] * gap
-        if chunk.factor is not None:
-            errors = chunk.factor[:, None] * errors
+        errors = chunk.error_weight[:, None] * gap
         if self.retention is None:
             values = slot_write(
                 memory.values,
@@ -320,7 +341,7 @@ class FwPKM(AbstractChunkRule):
         return self.value_step
 
     def _key_step(
-        self, keys: SubKeys, chunk: Chunk, *, token_axes: tuple[str, ...] = ()
+        self, keys: SubKeys, chunk: SlotChunk, *, token_axes: tuple[str, ...] = ()
     ) -> StepOutput:
         """One chunk's part of `step` that concerns the keys alone.
 
@@ -362,7 +383,7 @@ class FwPKM(AbstractChunkRule):
             address.slot_ids.reshape(tokens, -1), weights.reshape(tokens, -1)
         )
 
-    def key_gradient(self, memory: FwPKMMemory, chunk: Chunk, address: Address) -> SubKeys:
+    def key_gradient(self, memory: FwPKMMemory, chunk: SlotChunk, address: Address) -> SubKeys:
         """Gradient of what moves the keys (`key_loss`), before clipping and decay."""
         gradient = jnp.zeros_like(memory.keys)
         if self.key_loss != "reconstruction":
@@ -374,7 +395,7 @@ class FwPKM(AbstractChunkRule):
         return gradient
 
     def _reconstruction_loss(
-        self, keys: SubKeys, memory: FwPKMMemory, chunk: Chunk
+        self, keys: SubKeys, memory: FwPKMMemory, chunk: SlotChunk
     ) -> Float[Array, ""]:
         """Half the mean squared error over pairs and features, as a function of the keys."""
         _, access = self._select(keys, chunk.query, "reference")

@@ -1,15 +1,16 @@
 """LaCT: a fast SwiGLU whose steps, sized by the data, keep the rows' norms."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, TokenValues
-from fwpkm_jax.core.chunks import Chunk, StepOutput
+from fwpkm_jax.core.chunks import StepOutput, cast
 from fwpkm_jax.core.newton_schulz import frobenius_norm, newton_schulz
+from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.rules.base import AbstractRule
 
 _NORM_EPSILON = 1e-5
@@ -49,6 +50,26 @@ class LaCTMemory(NamedTuple):
     row_norms: tuple[Float[Array, " hidden"], Float[Array, " value"], Float[Array, " hidden"]]
 
 
+class LaCTChunk(NamedTuple):
+    """A `core.chunks.Chunk` with the data-dependent part of the steps.
+
+    Attributes:
+      query, target, write_weight, paired, counted: see `core.chunks.Chunk`.
+      key: `[tokens, 1, key]`, what tokens are written under; None: under their queries.
+      rates: `[tokens, 3]`, step size of gate, down and up matrix; None: `learning_rate`.
+      momentum: `[tokens]`, share of the last step kept, averaged over the chunk; None: the rule's.
+    """
+
+    query: jax.Array
+    target: jax.Array
+    write_weight: jax.Array
+    paired: jax.Array
+    counted: jax.Array
+    key: jax.Array | None = None
+    rates: jax.Array | None = None
+    momentum: jax.Array | None = None
+
+
 class LaCTInfo(NamedTuple):
     """Measures of one write: Euclidean norm of the change of the weights in use."""
 
@@ -60,7 +81,7 @@ class LaCTRule(AbstractRule):
     """A SwiGLU that takes one step per chunk on the inner product of its reads with the values.
 
     The loss is `- sum over tokens of rate * <f(key), value>` with a rate per token and tensor
-    (`Chunk.rates`); `Chunk.momentum`, averaged over the chunk, keeps a share of the last step.
+    (`LaCTChunk.rates`); its `momentum`, averaged over the chunk, keeps a share of the last step.
     After each step every row is brought back to the norm it had at first. One head. Weights are in
     float32; products take the device's default precision, as the published layer's do.
 
@@ -81,6 +102,28 @@ class LaCTRule(AbstractRule):
     """Adds steps up without normalising the sum, and uses the sum's rows at their first norms."""
     muon: bool = False
     """Orthogonalises each step by five Newton-Schulz iterations, after the momentum took it."""
+
+    def chunk(self, query: jax.Array, target: jax.Array, weights: Any) -> LaCTChunk:
+        return LaCTChunk(query, target, *weights)
+
+    def sequence(
+        self,
+        query: Float[Array, "batch length heads key"],
+        value: Float[Array, "batch length value"],
+        *,
+        gate: Float[Array, "batch length"] | None = None,
+        mask: Float[Array, "batch length"] | None = None,
+        chunk_size: int,
+        pairing: Pairing = write_weights,
+        key: Float[Array, "batch length heads key"] | None = None,
+        rates: Float[Array, "batch length 3"] | None = None,
+        momentum: Float[Array, "batch length"] | None = None,
+    ) -> LaCTChunk:
+        """See `AbstractRule.sequence`; `key`, `rates` and `momentum` as in `LaCTChunk`."""
+        sequence = super().sequence(
+            query, value, gate=gate, mask=mask, chunk_size=chunk_size, pairing=pairing
+        )
+        return sequence._replace(key=key, rates=rates, momentum=momentum)
 
     @classmethod
     def tiny(cls) -> "LaCTRule":
@@ -112,8 +155,8 @@ class LaCTRule(AbstractRule):
         x = query[:, 0].astype(gate.dtype)
         return (jax.nn.silu(x @ gate.T) * (x @ up.T)) @ down.T
 
-    def step(self, memory: LaCTMemory, chunk: Chunk) -> StepOutput:
-        chunk = chunk.astype(memory.weights.gate.dtype)
+    def step(self, memory: LaCTMemory, chunk: LaCTChunk) -> StepOutput:
+        chunk = cast(chunk, memory.weights.gate.dtype)
         output = self.read(memory, chunk.query)
         change = jax.tree.map(
             lambda new, last: new + _mean_momentum(chunk, self.momentum) * last,
@@ -132,7 +175,7 @@ class LaCTRule(AbstractRule):
         info = LaCTInfo(jnp.sqrt(jax.lax.stop_gradient(squares)))
         return StepOutput(after, output, None, info)
 
-    def descent(self, memory: LaCTMemory, chunk: Chunk) -> SwiGLUWeights:
+    def descent(self, memory: LaCTMemory, chunk: LaCTChunk) -> SwiGLUWeights:
         """Minus the loss's gradient, each tensor by its own rates."""
         gate, down, up = memory.weights
         keys = (chunk.query if chunk.key is None else chunk.key)[:, 0]
@@ -140,8 +183,6 @@ class LaCTRule(AbstractRule):
         if rates is None:
             rates = jnp.full((keys.shape[0], 3), self.learning_rate, keys.dtype)
         rates = rates * chunk.write_weight[:, None]
-        if chunk.factor is not None:
-            rates = rates * chunk.factor[:, None]
         gate_rate, down_rate, up_rate = (rates[:, i : i + 1] for i in range(3))
         before, upper = keys @ gate.T, keys @ up.T
         slope = jax.nn.sigmoid(before)
@@ -155,7 +196,7 @@ class LaCTRule(AbstractRule):
         )
 
 
-def _mean_momentum(chunk: Chunk, otherwise: float) -> Float[Array, ""] | float:
+def _mean_momentum(chunk: LaCTChunk, otherwise: float) -> Float[Array, ""] | float:
     if chunk.momentum is None:
         return otherwise
     total = jnp.sum(chunk.counted * chunk.momentum)

@@ -71,7 +71,7 @@ def sequence(batch, length):
     query = 100 * np.arange(batch, dtype=np.float32)[:, None] + times
     scalar = jnp.asarray(query)
     wide = scalar[..., None]
-    return Chunk(wide[..., None], wide, scalar, scalar, scalar, scalar)
+    return Chunk(wide[..., None], wide, scalar, scalar, scalar)
 
 
 def record(memory, chunk):

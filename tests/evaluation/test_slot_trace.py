@@ -80,10 +80,10 @@ def test_the_log_names_the_slots_that_a_write_changes(model, memory):
     assert chosen == plain.next_token()
     expected = plain.last_read()["layer_1"]
     assert read.gate == pytest.approx(float(expected.gate), abs=1e-6)
-    order = np.argsort(-expected.slot_weights)
-    assert [slot.slot for slot in read.slots] == list(expected.slot_ids[order])
+    order = np.argsort(-expected.access.slot_weights)
+    assert [slot.slot for slot in read.slots] == list(expected.access.slot_ids[order])
     np.testing.assert_allclose(
-        [slot.weight for slot in read.slots], expected.slot_weights[order], rtol=1e-5
+        [slot.weight for slot in read.slots], expected.access.slot_weights[order], rtol=1e-5
     )
 
 

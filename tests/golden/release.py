@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fwpkm_jax.core.chunks import Chunk
-from fwpkm_jax.core.targets import WriteWeights, shift_left
+from fwpkm_jax.core.slots.chunk import SlotChunk, SlotWriteWeights
+from fwpkm_jax.core.targets import shift_left
 from fwpkm_jax.rules import FwMLP, FwPKM, FwPKMMemory
 
 SCORES = {"idw": "idw", "dot_product": "dot"}
@@ -117,7 +117,7 @@ def memory(rule: FwPKM, keys: jax.Array, values: jax.Array) -> FwPKMMemory:
     return FwPKMMemory(keys.reshape(rule.num_heads, 2, rule.num_subkeys, -1), values)
 
 
-def pairing(gate, mask, *, chunk_size: int, lookahead: int) -> WriteWeights:
+def pairing(gate, mask, *, chunk_size: int, lookahead: int) -> SlotWriteWeights:
     """The release's write weights: the mask at t alone, masked reads counted, steps rescaled.
 
     It averages over the P pairs of a chunk and multiplies by S, the chunk's tokens (without a
@@ -140,16 +140,16 @@ def pairing(gate, mask, *, chunk_size: int, lookahead: int) -> WriteWeights:
     paired = jnp.broadcast_to(jnp.asarray(paired, gate.dtype), gate.shape)
     real = ones if mask is None else mask.astype(gate.dtype)
     factor = jnp.broadcast_to(factor, gate.shape)
-    return WriteWeights(gate * real * paired, paired, ones, ones, factor)
+    return SlotWriteWeights(gate * real * paired, paired, ones, ones, factor)
 
 
-def sequence(rule: FwPKM, query, values, gate, mask, *, chunk_size: int) -> Chunk:
+def sequence(rule: FwPKM, query, values, gate, mask, *, chunk_size: int) -> SlotChunk:
     """Whole sequences with the release's weights; queries `[batch, length, heads * key]`."""
     if gate is None:
         gate = jnp.ones(query.shape[:2], query.dtype)
     weights = pairing(gate, mask, chunk_size=chunk_size, lookahead=rule.lookahead)
     query = query.reshape(*query.shape[:2], rule.num_heads, rule.key_dim)
-    return Chunk(query, shift_left(values, rule.lookahead), *weights)
+    return SlotChunk(query, shift_left(values, rule.lookahead), *weights)
 
 
 def paired_only(losses, *, chunk_size: int, lookahead: int):
@@ -213,7 +213,7 @@ def cuts(positions, queued: int, *, chunk_size: int, lookahead: int):
         positions, room = positions[room:], chunk_size
 
 
-def _queued_chunk(rule, query, values, gate, mask, queue, *, last_cut: int) -> Chunk:
+def _queued_chunk(rule, query, values, gate, mask, queue, *, last_cut: int) -> SlotChunk:
     """The write of one queue: all but its last tokens write, the last cut alone is counted."""
     batch, size = query.shape[0], queue.size
     dtype = query.dtype
@@ -234,7 +234,7 @@ def _queued_chunk(rule, query, values, gate, mask, queue, *, last_cut: int) -> C
         samples = batch * last_cut
     else:
         samples = jnp.sum(mask[:, queue[pairs]] != 0).astype(dtype)
-    return Chunk(
+    return SlotChunk(
         query=tokens(query[:, queue]),
         target=tokens(shift_left(values[:, queue], rule.lookahead)),
         write_weight=weight,

@@ -85,7 +85,7 @@ def _in_pieces(rule, file, query, value, weights):
                 Chunk(
                     query[:, queue].reshape(-1, 1, query.shape[-1]),
                     rule.targets(value[:, queue]).reshape(-1, value.shape[-1]),
-                    *[ones] * 4,
+                    *[ones] * 3,
                 ),
             )
             target = rule.targets(value[:, queue])

@@ -54,8 +54,8 @@ def _whole(layer, file, hidden, weights):
 
     def run(hidden, weights):
         filled, memory = filled_fast_weight(layer, weights)
-        out, memory, info = filled(hidden, memory, mask=mask, pairing=release.pairing)
-        return out, (memory, info)
+        y, memory, info = filled(hidden, memory, mask=mask, pairing=release.pairing)
+        return hidden + y, (memory, info)
 
     results = {}
     if "cotangent" in file.arrays:
@@ -69,7 +69,7 @@ def _whole(layer, file, hidden, weights):
     )
     return (
         results
-        | _block_results(layer, hidden, out, info.slot_ids, info.slot_weights)
+        | _block_results(layer, hidden, out, *info.access)
         | {
             "losses": losses,
             "gate": info.gate[..., None],
@@ -99,7 +99,7 @@ def _stream(layer, file, hidden, weights):
         return jnp.concatenate([record[name] for record in records], axis=1)
 
     memory = records[-1]["memory"]
-    out = filled.merge(hidden, joined("output"), signals)
+    out = hidden + filled.merge(joined("output"), signals, dtype=hidden.dtype)
     return _block_results(layer, hidden, out, joined("slot_ids"), joined("slot_weights")) | {
         "gate": signals.gate[..., None],
         "after:fwpkm.keys": memory.keys.reshape(weights["fwpkm.keys"].shape),

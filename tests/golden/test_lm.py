@@ -127,7 +127,7 @@ def _passes(model, file, weights):
         if isinstance(rule, FwPKM):
             shape = (rule.num_heads, rule.top_k)
             results["fwpkm_indices"] = stacked(
-                lambda info: info.slot_ids.reshape(*info.slot_ids.shape[:2], *shape)
+                lambda info: info.access.slot_ids.reshape(*info.access.slot_ids.shape[:2], *shape)
             )
         for index, name in zip(model.config.memory_layers, names, strict=True):
             prefix = f"model.layers.{index}.fwpkm."

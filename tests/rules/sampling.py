@@ -6,14 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fwpkm_jax.core.chunks import Chunk, Memory
+from fwpkm_jax.core.chunks import AnyChunk, Memory, cast
 from fwpkm_jax.core.slots.retention import Retention
 from fwpkm_jax.core.streams.streaming import Signals
-from fwpkm_jax.core.targets import shift_left, write_weights
-from fwpkm_jax.rules import RULES, AbstractRule, FwPKM
+from fwpkm_jax.rules import AbstractRule, FwPKM
+from fwpkm_jax.rules.registry import RulesOf
 
+CHUNKED = dict(RulesOf(AbstractRule))
+"""The registered rules that read and write chunk by chunk."""
 INSTANCES: dict[str, AbstractRule] = {
-    **{name: rule.tiny() for name, rule in RULES.items()},
+    **{name: rule.tiny() for name, rule in CHUNKED.items()},
     "fwpkm_retention": dataclasses.replace(
         FwPKM.tiny(),
         retention=Retention(write_decay=0.1, momentum=0.3, surprise=1.0, protection=0.5),
@@ -28,7 +30,7 @@ def sample_signals(rule: AbstractRule, *, batch=2, length=10, seed=0, masked=Fal
     With `masked`, about a third of the tokens is padding, and what stands there is large.
     """
     rng = np.random.default_rng(seed)
-    query = rng.normal(size=(batch, length, getattr(rule, "num_heads", 1), rule.key_dim))
+    query = rng.normal(size=(batch, length, rule.num_heads, rule.key_dim))
     query = query / np.linalg.norm(query, axis=-1, keepdims=True)
     value = rng.normal(size=(batch, length, rule.value_dim))
     gate = rng.uniform(0.2, 1.0, size=(batch, length))
@@ -40,14 +42,13 @@ def sample_signals(rule: AbstractRule, *, batch=2, length=10, seed=0, masked=Fal
     return Signals(query, value, gate, mask)
 
 
-def to_sequence(rule: AbstractRule, signals: Signals, *, chunk_size: int, dtype) -> Chunk:
+def to_sequence(rule: AbstractRule, signals: Signals, *, chunk_size: int, dtype) -> AnyChunk:
     """What `rule.run` takes, its arrays in `dtype`."""
-    query, value, gate, mask = (jnp.asarray(x, dtype) for x in signals)
-    lookahead = getattr(rule, "lookahead", 0)
-    weights = write_weights(gate, mask, chunk_size=chunk_size, lookahead=lookahead)
-    # Keys for the rules that do not write where they read; the others ignore them.
-    key = query[:, :, :, ::-1]
-    return Chunk(query, shift_left(value, lookahead), *weights, key=key)
+    query, value, gate, mask = cast(jax.tree.map(jnp.asarray, signals), dtype)
+    sequence = rule.sequence(query, value, gate=gate, mask=mask, chunk_size=chunk_size)
+    if "key" in sequence._fields:  # For a rule that need not write where it reads.
+        sequence = sequence._replace(key=query[:, :, :, ::-1])
+    return sequence
 
 
 def init_memory(rule: AbstractRule, dtype) -> Memory:

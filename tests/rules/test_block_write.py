@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fwpkm_jax.core.chunks import Chunk
+from fwpkm_jax.core.chunks import AnyChunk
 from fwpkm_jax.core.slots.block_write import ChunkBlocks
+from fwpkm_jax.core.slots.chunk import SlotChunk
 from fwpkm_jax.rules import FwMLP, FwPKM
 from tests.rules.sampling import init_memory, sample_signals, to_sequence
 
@@ -21,14 +22,14 @@ RULES = {
 }
 
 
-def blocks_of(chunk: Chunk, size: int, most: int) -> ChunkBlocks:
+def blocks_of(chunk: AnyChunk, size: int, most: int) -> ChunkBlocks:
     """Blocks of a chunk; tokens added behind its end weigh nothing."""
     length = chunk.write_weight.shape[0]
     padded = jax.tree.map(
         lambda x: jnp.pad(x, [(0, most * size - length)] + [(0, 0)] * (x.ndim - 1)), chunk
     )
 
-    def block(number: jax.Array) -> Chunk:
+    def block(number: jax.Array) -> AnyChunk:
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, number * size, size), padded)
 
     return ChunkBlocks(block, jnp.int32(-(-length // size)), most)
@@ -56,9 +57,9 @@ def test_a_chunk_of_many_blocks_keeps_one_error_per_token_and_copies_no_table():
     memory = jax.eval_shape(rule.init, jax.random.key(0))
 
     def write(memory, query, value):
-        def block(number: jax.Array) -> Chunk:
+        def block(number: jax.Array) -> SlotChunk:
             part = [jax.lax.dynamic_slice_in_dim(x, number * size, size) for x in (query, value)]
-            return Chunk(*part, *[jnp.ones((size,))] * 4)
+            return SlotChunk(*part, *[jnp.ones((size,))] * 4)
 
         return rule.write_blocks(memory, ChunkBlocks(block, jnp.int32(most), most))
 
@@ -71,6 +72,6 @@ def test_a_chunk_of_many_blocks_keeps_one_error_per_token_and_copies_no_table():
     one_block = 4 * size * (rule.top_k * rule.value_dim + 8 * rule.num_subkeys)
     assert temporary < errors + addresses + 2 * one_block
     at_once = jax.jit(rule.write, donate_argnums=0).lower(
-        memory, Chunk(query, value, *[jax.ShapeDtypeStruct((most * size,), jnp.float32)] * 4)
+        memory, SlotChunk(query, value, *[jax.ShapeDtypeStruct((most * size,), jnp.float32)] * 4)
     )
     assert at_once.compile().memory_analysis().temp_size_in_bytes > 4 * temporary

@@ -1,4 +1,4 @@
-"""What every rule owes its callers, whatever it computes. A new line in RULES is tested here."""
+"""What every rule owes its callers, whatever it computes. Each registered rule is tested here."""
 
 import dataclasses
 import functools
@@ -11,8 +11,7 @@ import pytest
 
 from fwpkm_jax.core.chunks import map_groups, scan_chunks
 from fwpkm_jax.core.streams.streaming import Signals
-from fwpkm_jax.rules import RULES
-from tests.rules.sampling import INSTANCES, init_memory, sample_signals, to_sequence
+from tests.rules.sampling import CHUNKED, INSTANCES, init_memory, sample_signals, to_sequence
 
 pytestmark = pytest.mark.usefixtures("float64")
 CHUNK, LENGTH, BATCH = 4, 10, 2  # Two full chunks and a short one.
@@ -24,7 +23,7 @@ def rule(request):
 
 
 # An option of a rule that has no pass of its own would tell nothing new here.
-registered = pytest.mark.parametrize("rule", [INSTANCES[name] for name in RULES], ids=RULES)
+registered = pytest.mark.parametrize("rule", [INSTANCES[name] for name in CHUNKED], ids=CHUNKED)
 
 
 @functools.partial(jax.jit, static_argnums=0)

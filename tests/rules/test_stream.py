@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwpkm_jax.core.chunks import Chunk
 from fwpkm_jax.core.streams import holding, streaming
 from fwpkm_jax.core.streams.streaming import Signals
-from fwpkm_jax.rules import RULES, AbstractChunkRule
+from fwpkm_jax.core.targets import WriteWeights
+from fwpkm_jax.rules import AbstractChunkRule
+from fwpkm_jax.rules.registry import RulesOf
 from tests.rules.sampling import INSTANCES, init_memory, sample_signals, to_sequence
 
 pytestmark = pytest.mark.usefixtures("float64")
-CHUNK_RULES = {name: cls for name, cls in RULES.items() if issubclass(cls, AbstractChunkRule)}
+CHUNK_RULES = dict(RulesOf(AbstractChunkRule))
 CHUNK_INSTANCES = {
     name: rule for name, rule in INSTANCES.items() if isinstance(rule, AbstractChunkRule)
 }
@@ -53,12 +54,14 @@ def push(rule, memory, pending, signals, *, chunk_size):
         signals,
         chunk_size=chunk_size,
         lookahead=rule.lookahead,
+        make_chunk=rule.chunk,
     )
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def flush(rule, memory, pending):
-    return holding.flush(rule.write_blocks, memory, pending, lookahead=rule.lookahead, block=4)
+    options = {"lookahead": rule.lookahead, "make_chunk": rule.chunk, "block": 4}
+    return holding.flush(rule.write_blocks, memory, pending, **options)
 
 
 def start(rule, capacity=CAPACITY):
@@ -75,8 +78,9 @@ def complete_chunk(rule, signals, first, last):
     lookahead = rule.lookahead
     query, _, gate, mask = part(signals, first, last)
     later = part(signals, first + lookahead, last + lookahead)
-    fields = (query, later.value, gate * mask * later.mask, jnp.ones_like(gate), mask, mask)
-    return Chunk(*(x.reshape(-1, *x.shape[2:]) for x in fields))
+    weights = WriteWeights(gate * mask * later.mask, jnp.ones_like(gate), mask)
+    fields = (query, later.value, weights)
+    return rule.chunk(*jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), fields))
 
 
 def at_once(rule, signals, calls):

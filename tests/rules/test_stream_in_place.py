@@ -24,7 +24,7 @@ def compiled_push(length):
     piece = jax.tree.map(lambda x: jnp.repeat(x, length, axis=1), one)
 
     def push(memory, pending, piece):
-        options = {"chunk_size": CHUNK, "lookahead": RULE.lookahead}
+        options = {"chunk_size": CHUNK, "lookahead": 1, "make_chunk": RULE.chunk}
         return streaming.push(RULE.read, RULE.write, memory, pending, piece, **options)
 
     lowered = jax.jit(push, donate_argnums=(0, 1)).lower(memory, pending, piece)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from fwpkm_jax.core.array_types import Queries, SubKeys, TokenValues, ValueTable
-from fwpkm_jax.core.chunks import Chunk, Memory
+from fwpkm_jax.core.chunks import AnyChunk, Memory
 from fwpkm_jax.core.slots.addressing import (
     Address,
     Score,
@@ -29,17 +29,17 @@ class ChunkBlocks(NamedTuple):
     """One chunk as blocks of tokens, made when they are asked for.
 
     Attributes:
-      block: from a number to that block, leaves `[tokens, ...]`. Tokens that are no part of the
-        chunk have weight 0 in everything.
+      block: from a number to that block, a rule's chunk with leaves `[tokens, ...]`. Tokens that
+        are no part of the chunk have weight 0 in everything.
       number: how many blocks there are.
       most: bound on `number` known when compiling.
     """
 
-    block: Callable[[jax.Array], Chunk]
+    block: Callable[[jax.Array], Any]
     number: Int[Array, ""]
     most: int
 
-    def whole(self) -> Chunk:
+    def whole(self) -> AnyChunk:
         """The chunk at once, leaves `[most * tokens, ...]`."""
         blocks = jax.vmap(self.block)(jnp.arange(self.most, dtype=jnp.int32))
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), blocks)
@@ -50,7 +50,7 @@ class ChunkBlocks(NamedTuple):
 
 
 def write_whole(
-    write: Callable[[Memory, Chunk], Memory], memory: Memory, blocks: ChunkBlocks
+    write: Callable[[Memory, AnyChunk], Memory], memory: Memory, blocks: ChunkBlocks
 ) -> Memory:
     """`write` of the whole chunk; the memory as it is where there are no blocks."""
     return jax.lax.cond(
@@ -103,9 +103,7 @@ def write_in_blocks(
         address, weights = select(keys, chunk.query)
         slot_ids = address.slot_ids.reshape(weights.shape)
         errors = read(values, slot_ids, weights) - chunk.target
-        errors = chunk.write_weight[:, None] * errors
-        if chunk.factor is not None:
-            errors = chunk.factor[:, None] * errors
+        errors = chunk.error_weight[:, None] * errors
         counted = jnp.broadcast_to(chunk.counted[:, None], slot_ids.shape)
         usage = sub_key_usage(address, num_subkeys=num_subkeys, token_weights=chunk.addressed)
         kept = (looked.address, looked.weights, looked.errors)

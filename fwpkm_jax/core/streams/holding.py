@@ -7,13 +7,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from fwpkm_jax.core.chunks import Chunk, Memory
+from fwpkm_jax.core.chunks import AnyChunk, Memory
 from fwpkm_jax.core.slots.block_write import ChunkBlocks
 from fwpkm_jax.core.streams.streaming import (
+    MakeChunk,
     Pending,
     Read,
     Signals,
     Targets,
+    plain_chunk,
     read_sequences,
     waiting_chunk,
 )
@@ -69,6 +71,7 @@ def flush(
     *,
     lookahead: int,
     targets: Targets | None = None,
+    make_chunk: MakeChunk = plain_chunk,
     block: int = _BLOCK,
 ) -> tuple[Memory, Pending]:
     """Writes the complete pairs now, as one chunk, and keeps the last `lookahead` tokens.
@@ -81,7 +84,7 @@ def flush(
       memory: fast weights of one group.
       pending: tokens that wait.
       lookahead: distance from a token to its target.
-      targets: as in `streaming.push`.
+      targets, make_chunk: as in `streaming.push`.
       block: tokens of each sequence formed at a time.
 
     Returns:
@@ -92,7 +95,7 @@ def flush(
     size = min(block, room)
     complete = jnp.maximum(num_waiting - lookahead, 0)
 
-    def block_of(number: jax.Array) -> Chunk:
+    def block_of(number: jax.Array) -> AnyChunk:
         # The last block may reach beyond the queue: it then starts earlier, with tokens of the
         # block before that are not written again.
         first = number * size
@@ -102,7 +105,7 @@ def flush(
         )
         at = start + jnp.arange(size + lookahead, dtype=jnp.int32)
         written = ((at >= first) & (at < complete)).astype(signals.gate.dtype)
-        return waiting_chunk(part, size, lookahead, targets, written[None])
+        return waiting_chunk(part, size, lookahead, targets, make_chunk, written[None])
 
     blocks = ChunkBlocks(block_of, -(-complete // size), -(-room // size))
     memory = write_blocks(memory, blocks)

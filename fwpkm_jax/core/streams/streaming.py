@@ -11,12 +11,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.chunks import Chunk, Memory
-from fwpkm_jax.core.targets import shift_left
+from fwpkm_jax.core.chunks import AnyChunk, Chunk, Memory
+from fwpkm_jax.core.targets import WriteWeights, shift_left
 
 Read = Callable[[Memory, jax.Array], tuple[jax.Array, Any]]
-Write = Callable[[Memory, Chunk], Memory]
+Write = Callable[[Memory, AnyChunk], Memory]
 Targets = Callable[[jax.Array], jax.Array]  # What tokens should read, from all their values.
+MakeChunk = Callable[[jax.Array, jax.Array, WriteWeights], AnyChunk]
+
+
+def plain_chunk(query: jax.Array, target: jax.Array, weights: WriteWeights) -> Chunk:
+    """The chunk of a rule that needs no fields of its own."""
+    return Chunk(query, target, *weights)
 
 
 class Signals(NamedTuple):
@@ -66,6 +72,7 @@ def push(
     chunk_size: int,
     lookahead: int,
     targets: Targets | None = None,
+    make_chunk: MakeChunk = plain_chunk,
     num_real: Int[Array, ""] | None = None,
 ) -> tuple[Memory, Pending, jax.Array, Any]:
     """Reads a piece of a stream and writes the chunks that it completes.
@@ -80,6 +87,7 @@ def push(
       lookahead: distance from a token to its target.
       targets: from values to targets, `[batch, length, value]` both; None: the value `lookahead`
         tokens on.
+      make_chunk: a rule's `chunk`, from queries, targets and weights.
       num_real: tokens of the piece, its first ones; those behind are read and forgotten, as if the
         piece had ended before them. None: all.
 
@@ -98,7 +106,12 @@ def push(
         )
     length = signals.gate.shape[1]
     num_full, rest = divmod(length, chunk_size)
-    options = {"chunk_size": chunk_size, "lookahead": lookahead, "targets": targets}
+    options = {
+        "chunk_size": chunk_size,
+        "lookahead": lookahead,
+        "targets": targets,
+        "make_chunk": make_chunk,
+    }
 
     def push_piece(carry: tuple[Memory, Pending], part: tuple[Signals, jax.Array | int]):
         piece, start = part
@@ -148,7 +161,7 @@ def clear(pending: Pending) -> Pending:
     return pending._replace(num_waiting=jnp.zeros_like(pending.num_waiting))
 
 
-def _push_piece(read, write, memory, pending, piece, count, *, chunk_size, lookahead, targets):
+def _push_piece(read, write, memory, pending, piece, count, *, chunk_size, lookahead, **options):
     """`push` of at most `chunk_size` tokens, which complete at most one chunk.
 
     The first `count` tokens of the piece are queued.
@@ -174,7 +187,7 @@ def _push_piece(read, write, memory, pending, piece, count, *, chunk_size, looka
     )
     longer = Pending(queue, pending.num_waiting + count)
     memory, longer = _write_complete(
-        write, memory, longer, chunk_size=chunk_size, lookahead=lookahead, targets=targets
+        write, memory, longer, chunk_size=chunk_size, lookahead=lookahead, **options
     )
     if length > 1:
         # Tokens behind the one that completed the chunk already see the write.
@@ -205,7 +218,7 @@ def _ordered_after(piece: Signals, output: jax.Array) -> Signals:
     return piece._replace(gate=jnp.where(never, 0, piece.gate))
 
 
-def _write_complete(write, memory, pending, *, chunk_size, lookahead, targets):
+def _write_complete(write, memory, pending, *, chunk_size, lookahead, targets, make_chunk):
     """Writes the chunks that are complete: none, one, or more after larger chunk sizes."""
 
     def complete(carry: tuple[Memory, Pending]) -> jax.Array:
@@ -213,7 +226,8 @@ def _write_complete(write, memory, pending, *, chunk_size, lookahead, targets):
 
     def write_chunk(carry: tuple[Memory, Pending]) -> tuple[Memory, Pending]:
         memory, pending = carry
-        memory = write(memory, waiting_chunk(pending.signals, chunk_size, lookahead, targets))
+        chunk = waiting_chunk(pending.signals, chunk_size, lookahead, targets, make_chunk)
+        memory = write(memory, chunk)
         return memory, _drop(pending, chunk_size)
 
     return jax.lax.while_loop(complete, write_chunk, (memory, pending))
@@ -224,15 +238,16 @@ def waiting_chunk(
     size: int,
     lookahead: int,
     targets: Targets | None,
+    make_chunk: MakeChunk,
     written: jax.Array | None = None,
-) -> Chunk:
+) -> AnyChunk:
     """The first `size` waiting tokens as one chunk.
 
     Args:
       signals: of the tokens, those that hold their targets included.
       size: tokens of the chunk.
       lookahead: distance from a token to its target.
-      targets: as in `push`.
+      targets, make_chunk: as in `push`.
       written: `[1, length]`, 1 for the tokens that the chunk is limited to; None: all.
     """
 
@@ -245,14 +260,12 @@ def waiting_chunk(
     pair = real * shift_left(mask, lookahead)
     value = signals.value
     target = shift_left(value, lookahead) if targets is None else targets(value)
-    return Chunk(
-        query=tokens(signals.query),
-        target=tokens(target),
-        write_weight=tokens(signals.gate * pair),
+    weights = WriteWeights(
+        write=tokens(signals.gate * pair),
         paired=tokens(jnp.ones_like(mask) if written is None else jnp.ones_like(mask) * written),
         counted=tokens(real),
-        addressed=tokens(real),
     )
+    return make_chunk(tokens(signals.query), tokens(target), weights)
 
 
 def _drop(pending: Pending, number: int | jax.Array) -> Pending:

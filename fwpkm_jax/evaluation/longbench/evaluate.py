@@ -32,7 +32,6 @@ from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel, Memory
-from fwpkm_jax.rules import FwMLP
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +143,7 @@ def longbench_perplexity(
             task: _difference(passes["writing"][task], passes["frozen"][task]) for task in samples
         }
     results["seconds"] = time.monotonic() - began
-    keeps_chunks = isinstance(model.config.fast_weight.rule, FwMLP)
+    keeps_chunks = not model.config.fast_weight.rule.long_writes
     return make_result(
         "longbench",
         model=model,
@@ -203,7 +202,7 @@ def read_sample(
     while room < len(inputs):
         room *= 4  # Few sizes, for each needs compiled functions of its own.
     rule, chunk_size = model.config.fast_weight.rule, model.config.fast_weight.chunk_size
-    keeps_chunks = isinstance(rule, FwMLP)
+    keeps_chunks = not rule.long_writes
     reader = HaystackReader(
         model,
         memory,

@@ -18,17 +18,16 @@ from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
 
 
 class LastRead(NamedTuple):
-    """What a memory layer did at the last token read; the slots are None where it has none.
+    """What a memory layer did at the last token read.
 
     Attributes:
       gate: share of the read in the output.
-      slot_ids: slots read, `[places]`.
-      slot_weights: their weights.
+      access: what the rule reports of the read; a memory of slots has `slot_ids` and
+        `slot_weights`, `[places]`.
     """
 
     gate: jax.Array | np.ndarray
-    slot_ids: jax.Array | np.ndarray | None
-    slot_weights: jax.Array | np.ndarray | None
+    access: Any
 
 
 class Reader(Protocol):
@@ -200,9 +199,7 @@ def _read_piece(
     """The most likely token behind `tokens` `[1, length]`, each memory's last read, the stream."""
     out = nnx.merge(graphdef, params).stream(tokens, stream, chunk_size=chunk_size, write=write)
     last_read = {
-        layer: jax.tree.map(
-            lambda x: x[0, -1], LastRead(facts.gate, facts.slot_ids, facts.slot_weights)
-        )
+        layer: jax.tree.map(lambda x: x[0, -1], LastRead(facts.gate, facts.access))
         for layer, facts in out.info.items()
     }
     return jnp.argmax(out.logits[0, -1, :vocab_size]), last_read, out.stream

@@ -187,6 +187,8 @@ def _read_piece(
     out = model.stream(tokens, stream, chunk_size=chunk_size, write=write)
     gates = {layer: facts.gate[0] for layer, facts in out.info.items()}
     slot_ids = {
-        layer: facts.slot_ids[0] for layer, facts in out.info.items() if facts.slot_ids is not None
+        layer: facts.access.slot_ids[0]
+        for layer, facts in out.info.items()
+        if facts.measures is not None  # As in every memory of slots.
     }
     return out.stream, PieceReading(label_losses(out.logits, labels)[0], gates, slot_ids)

@@ -30,7 +30,6 @@ from fwpkm_jax.evaluation.slot_trace.views import trace_page, trace_table
 from fwpkm_jax.evaluation.sources import missing_text, text_sources
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.models.language_model import LanguageModel, Memory
-from fwpkm_jax.rules import FwPKM
 
 logger = logging.getLogger(__name__)
 
@@ -92,8 +91,8 @@ def trace_slots(
         one token per digit, or no sample is answered and `otherwise` is "fail".
     """
     rule = model.config.fast_weight.rule
-    if not model.config.memory_layers or not isinstance(rule, FwPKM):
-        raise ValueError("The model has no fast-weight memory with slots (FwPKM) to trace.")
+    if not model.config.memory_layers or rule.num_slots is None:
+        raise ValueError("The model has no fast-weight memory with slots to trace.")
     model = with_yarn(
         model,
         factor=config.factor(config.haystack_words[0]),
@@ -246,7 +245,7 @@ def _run(subject: Subject, config: TraceConfig) -> Result:
 
 
 def _missing(subject: Subject, config: TraceConfig) -> str | None:
-    has_slots = isinstance(subject.model.config.fast_weight.rule, FwPKM)
+    has_slots = subject.model.config.fast_weight.rule.num_slots is not None
     if not subject.model.config.memory_layers or not has_slots:
         return "a fast-weight memory with slots"
     return missing_text(subject.text, config.data)

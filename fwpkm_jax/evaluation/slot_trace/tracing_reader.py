@@ -9,10 +9,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fwpkm_jax.core.slots.addressing import product_top_k
+from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader
 from fwpkm_jax.evaluation.slot_trace.slot_log import Entry, SlotLog
-from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.rules import AbstractChunkRule
 
 _BLOCK = 1024  # Tokens addressed at once.
 
@@ -35,8 +35,8 @@ class LayerRead(NamedTuple):
 class TracingReader:
     """Stands for a `HaystackReader` in the needle protocol and keeps a log beside it."""
 
-    def __init__(self, reader: HaystackReader, rule: FwPKM):
-        """Args: `reader` does the work; `rule` of its memories."""
+    def __init__(self, reader: HaystackReader, rule: AbstractChunkRule):
+        """Args: `reader` does the work; `rule` of its memories, which have slots."""
         self._reader, self._rule = reader, rule
         self._tokens = array.array("i")
         self.reset_memory()
@@ -49,7 +49,9 @@ class TracingReader:
     def reset_memory(self) -> None:
         """Also forgets what was written."""
         self._reader.reset_memory()
-        self.logs = {layer: SlotLog(self._rule.num_slots) for layer in self._reader.stream.memory}
+        slots = self._rule.num_slots
+        assert slots is not None, "only a memory of slots is traced"
+        self.logs = {layer: SlotLog(slots) for layer in self._reader.stream.memory}
         self.num_writes = 0
         self.reads: list[dict[str, LayerRead]] = []
 
@@ -67,12 +69,12 @@ class TracingReader:
         """Logs which slots the waiting pairs go to, then writes them."""
         stream = self._reader.stream
         for layer, log in self.logs.items():
-            pending, keys = stream.layers[layer].pending, stream.memory[layer].keys
+            pending, memory = stream.layers[layer].pending, stream.memory[layer]
             assert pending is not None, "a stream of a memory layer carries its queue"
             num_waiting = int(np.max(pending.num_waiting))
             complete = num_waiting - self._rule.lookahead
             for start in range(0, complete, _BLOCK):
-                ids, scores, first = _address(keys, pending.signals.query, start, rule=self._rule)
+                ids, scores, first = _address(memory, pending.signals.query, start, rule=self._rule)
                 skipped = start - int(first)  # The last block starts earlier, to be full.
                 part = slice(skipped, skipped + complete - start)
                 log.add(
@@ -88,10 +90,10 @@ class TracingReader:
         """As of the reader; what the memories read to choose the token is recorded."""
         reads = {}
         for layer, read in self._reader.last_read().items():
-            weights = np.asarray(read.slot_weights)
+            weights = np.asarray(read.access.slot_weights)
             slots = []
             for place in np.argsort(-weights, kind="stable"):
-                slot = int(np.asarray(read.slot_ids)[place])
+                slot = int(np.asarray(read.access.slot_ids)[place])
                 entry = self.logs[layer].entry(
                     *(slot, self._tokens),
                     lookahead=self._rule.lookahead,
@@ -105,12 +107,12 @@ class TracingReader:
 
 @partial(jax.jit, static_argnames="rule")
 def _address(
-    keys: jax.Array, queries: jax.Array, start: int, *, rule: FwPKM
+    memory: Memory, queries: jax.Array, start: int, *, rule: AbstractChunkRule
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Slots and scores `[block, places]` of a block of queued queries, and where it starts."""
     queries = queries[0, 0]  # One group of one sequence.
     size = min(_BLOCK, queries.shape[0])
     first = jax.numpy.minimum(start, queries.shape[0] - size)
     block = jax.lax.dynamic_slice_in_dim(queries, first, size)
-    address = product_top_k(block.astype(keys.dtype), keys[0], top_k=rule.top_k, score=rule.score)
-    return address.slot_ids.reshape(size, -1), address.slot_scores.reshape(size, -1), first
+    ids, scores = rule.address(jax.tree.map(lambda x: x[0], memory), block)
+    return ids, scores, first

@@ -1,5 +1,10 @@
-"""A fast-weight memory on the residual stream: projections, gate, any chunk rule, residual."""
+"""A fast-weight memory as a layer: projections, gate, any chunk rule.
 
+A memory layer is called as `layer(x, memory, *, mask, write, pairing, partition)` and returns its
+output, the memory and a record. It does not add the residual: the block that holds it does.
+"""
+
+import functools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -7,10 +12,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunks import (
-    Chunk,
+    AnyChunk,
     Memory,
     RunOutput,
     map_groups,
@@ -31,7 +37,7 @@ from fwpkm_jax.core.targets import (
 )
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import BATCH, ParameterAxes, Partition
-from fwpkm_jax.rules import FwMLP, FwPKM
+from fwpkm_jax.rules import DEFAULT_RULE, AbstractChunkRule, make_rule
 
 Normalizer = Literal["none", "standardize", "l2"]
 
@@ -43,8 +49,8 @@ _GATE_WIDTH = 8  # The gate is the sigmoid of a mean over this many projections.
 class FastWeightConfig:
     """A memory block before the token mixer."""
 
-    rule: FwPKM | FwMLP = field(default_factory=FwPKM)
-    """The memory and how it is written."""
+    rule: AbstractChunkRule = field(default_factory=functools.partial(make_rule, DEFAULT_RULE))
+    """The memory and how it is written. The name of a registered rule stands for its defaults."""
     chunk_size: int = 512
     """Tokens of a sequence between two writes."""
     query_norm: Normalizer = "none"
@@ -57,6 +63,13 @@ class FastWeightConfig:
     """Mixes read and value by the gate; off: adds them."""
 
     def __post_init__(self):
+        if isinstance(self.rule, str):
+            object.__setattr__(self, "rule", make_rule(self.rule))
+        if not isinstance(self.rule, AbstractChunkRule):
+            raise ValueError(
+                f"rule={self.rule!r} is no AbstractChunkRule; a memory layer reads before it "
+                "writes."
+            )
         if self.chunk_size <= self.rule.lookahead:
             raise ValueError(
                 f"chunk_size={self.chunk_size} must exceed rule.lookahead={self.rule.lookahead}, "
@@ -70,24 +83,22 @@ class FastWeightInfo(NamedTuple):
     Attributes:
       memory_loss: mean over the paired tokens of gate-weighted mean squared error, before each
         chunk's write.
-      addressing_loss: mean over the chunks of the negative marginal entropy of the sub-keys; 0
-        when nothing was written, or where nothing is addressed.
-      gate: share of the read in the output, 0 to 1.
-      slot_ids: slots read by each token; None for a memory without slots.
-      slot_weights: their read weights, or None.
-      update_norm: mean over the chunks of the norm of the written change; 0 without writes.
       token_loss: gate-weighted mean squared error of each token's read, 0 where it has no target.
-      measures: how evenly this call used the slots, or None; O(slots) to compute, free when unused
-        in jit.
+      gate: share of the read in the output, 0 to 1.
+      write: what the rule reports of its writes, its own NamedTuple, each field the mean over
+        groups and chunks; None for a call that wrote by no chunk of the config's size: a frozen
+        memory or a piece of a stream.
+      access: what the rule reports of each token's read, leaves `[batch, length, ...]`, or None. A
+        memory of slots has the fields `slot_ids` and `slot_weights`, `[batch, length, places]`.
+      measures: how evenly this call used the slots; None for a memory without slots. O(slots) to
+        compute, free when unused in jit.
     """
 
     memory_loss: Float[Array, ""]
-    addressing_loss: Float[Array, ""]
-    gate: Float[Array, "batch length"]
-    slot_ids: Int[Array, "batch length places"] | None
-    slot_weights: Float[Array, "batch length places"] | None
-    update_norm: Float[Array, ""]
     token_loss: Float[Array, "batch length"]
+    gate: Float[Array, "batch length"]
+    write: Any
+    access: Any
     measures: AccessMeasures | None
 
 
@@ -110,8 +121,8 @@ class FastWeight(nnx.Module):
         config: FastWeightConfig,
         model_dim: int,
         *,
-        norm_eps: float,
-        init_std: float,
+        norm_eps: float = 1e-5,
+        init_std: float = 0.02,
         dtype: Any = None,
         rngs: nnx.Rngs,
     ):
@@ -170,18 +181,15 @@ class FastWeight(nnx.Module):
         return Signals(query, value, gate, real)
 
     def merge(
-        self,
-        x: Float[Array, "batch length model"],
-        read: Float[Array, "batch length value"],
-        signals: Signals,
+        self, read: Float[Array, "batch length value"], signals: Signals, *, dtype: DTypeLike
     ) -> Float[Array, "batch length model"]:
-        """The residual stream with the memory's answer added."""
+        """The layer's output in `dtype`, from what the tokens read."""
         gate = signals.gate[..., None]
         if self.config.gate_output:
             mixed = gate * read + (1.0 - gate) * signals.value
         else:
             mixed = read + signals.value
-        return x + self.out_proj(self.out_norm(mixed).astype(x.dtype)).astype(x.dtype)
+        return self.out_proj(self.out_norm(mixed).astype(dtype)).astype(dtype)
 
     def __call__(
         self,
@@ -196,7 +204,7 @@ class FastWeight(nnx.Module):
         """Reads and writes whole sequences, a chunk at a time.
 
         Args:
-          x: the residual stream.
+          x: the residual stream, which the layer norms itself.
           memory: fast weights, leaves `[groups, ...]`, the batch divisible by groups.
           mask: 1 for real tokens, 0 for padding, which neither writes nor counts.
           write: False reads everything with the memory as it comes in.
@@ -204,7 +212,8 @@ class FastWeight(nnx.Module):
           partition: of the work and the memories over devices; what is partitioned is written.
 
         Returns:
-          The residual stream, the memory after the last write, and what happened.
+          What the block adds to the residual stream, the memory after the last write, and what
+          happened.
         """
         config, rule = self.config, self.config.rule
         signals = self.signals(x, mask)
@@ -233,12 +242,14 @@ class FastWeight(nnx.Module):
         read, access = jax.tree.map(merge, (read, access))
         losses = sequence.write_weight * jnp.mean((read - sequence.target) ** 2, axis=-1)
         facts = _facts(rule, signals, losses, sequence.paired, access, info, partition)
-        return self.merge(x, read, signals), memory, facts
+        return self.merge(read, signals, dtype=x.dtype), memory, facts
 
-    def _run_partitioned(self, memory: Memory, grouped: Chunk, partition: Partition) -> RunOutput:
+    def _run_partitioned(
+        self, memory: Memory, grouped: AnyChunk, partition: Partition
+    ) -> RunOutput:
         """`run_groups` with each device's sequences and its part of the memories."""
         rule, chunk_size = self.config.rule, self.config.chunk_size
-        axes = partition.memory_axes() if rule.splits else None
+        axes = partition.axes_of(rule)
         memory_specs = partition.memory_specs(rule, memory)
         groups, members = grouped.write_weight.shape[:2]
         partition.check_groups(groups, members)
@@ -315,6 +326,7 @@ class FastWeight(nnx.Module):
                     chunk_size=chunk_size,
                     lookahead=rule.lookahead,
                     targets=rule.targets,
+                    make_chunk=rule.chunk,
                     num_real=num_real,
                 )
 
@@ -328,7 +340,7 @@ class FastWeight(nnx.Module):
         paired = shift_left(signals.mask, rule.lookahead) * signals.mask
         losses = loss_gate * paired * jnp.mean((read - target) ** 2, axis=-1)
         facts = _facts(rule, signals, losses, paired, access, None)
-        return self.merge(x, read, signals), memory, pending, facts
+        return self.merge(read, signals, dtype=x.dtype), memory, pending, facts
 
     def flush(self, memory: Memory, pending: Pending) -> tuple[Memory, Pending]:
         """Writes the complete waiting pairs now; see `core.streams.holding.flush`."""
@@ -336,7 +348,12 @@ class FastWeight(nnx.Module):
 
         def flush_group(memory: Memory, pending: Pending):
             return flush(
-                rule.write_blocks, memory, pending, lookahead=rule.lookahead, targets=rule.targets
+                rule.write_blocks,
+                memory,
+                pending,
+                lookahead=rule.lookahead,
+                targets=rule.targets,
+                make_chunk=rule.chunk,
             )
 
         return map_groups(flush_group, memory, pending)
@@ -371,15 +388,13 @@ def _measures(
 
 def _facts(rule, signals, losses, paired, access, info, partition=None) -> FastWeightInfo:
     """The record of one call; `info` is the rule's, by group and chunk, or None without writes."""
-    zero = jnp.zeros((), losses.dtype)
+    slots = rule.num_slots
     facts = FastWeightInfo(
         memory_loss=jnp.sum(losses) / jnp.maximum(jnp.sum(paired), 1.0),
-        addressing_loss=zero if info is None else jnp.mean(info.addressing_loss),
-        gate=signals.gate,
-        slot_ids=None if access is None else access.slot_ids,
-        slot_weights=None if access is None else access.slot_weights,
-        update_norm=zero if info is None else jnp.mean(info.update_norm),
         token_loss=losses,
-        measures=None if access is None else _measures(access.slot_ids, rule.num_slots, partition),
+        gate=signals.gate,
+        write=jax.tree.map(jnp.mean, info),
+        access=access,
+        measures=None if slots is None else _measures(access.slot_ids, slots, partition),
     )
     return jax.lax.stop_gradient(facts)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.chunks import Chunk, map_groups, merge_groups
-from fwpkm_jax.rules.lact import LaCTMemory, LaCTRule
+from fwpkm_jax.core.chunks import map_groups, merge_groups
+from fwpkm_jax.rules.lact import LaCTChunk, LaCTMemory, LaCTRule
 
 
 class FastTokens(NamedTuple):
@@ -155,12 +155,12 @@ class FastStream(NamedTuple):
         return reads, FastStream(memory, waiting, jnp.where(complete, total - chunk_size, total))
 
 
-def _chunk(tokens: FastTokens) -> Chunk:
+def _chunk(tokens: FastTokens) -> LaCTChunk:
     """The tokens as the memory of each sequence and head takes them, `[batch, heads, length]`."""
     real = jnp.broadcast_to(tokens.real[:, None], tokens.momentum.swapaxes(1, 2).shape)
     query, key, value, rates = (x.swapaxes(1, 2) for x in tokens[:4])
-    return Chunk(
-        *(query[:, :, :, None], value, real, real, real, real),
+    return LaCTChunk(
+        *(query[:, :, :, None], value, real, real, real),
         key=key[:, :, :, None],
         rates=rates,
         momentum=tokens.momentum.swapaxes(1, 2),

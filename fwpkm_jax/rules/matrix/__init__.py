@@ -1,5 +1,7 @@
 """Matrix memories by name: rules whose memory is a matrix per sequence and head."""
 
+from collections.abc import Mapping
+
 from fwpkm_jax.rules.matrix.base import AbstractMatrixRule, Tokens
 from fwpkm_jax.rules.matrix.deltanet import DeltaNet
 from fwpkm_jax.rules.matrix.deltaproduct import DeltaProduct
@@ -12,8 +14,9 @@ from fwpkm_jax.rules.matrix.mamba2 import Mamba2
 from fwpkm_jax.rules.matrix.mlstm import MLSTM
 from fwpkm_jax.rules.matrix.ojanet import OjaNet
 from fwpkm_jax.rules.matrix.retnet import RetNet
+from fwpkm_jax.rules.registry import RulesOf, register_rule
 
-MATRIX_RULES: dict[str, type[AbstractMatrixRule]] = {
+for _name, _rule in {
     "linear_attention": LinearAttention,
     "deltanet": DeltaNet,
     "ojanet": OjaNet,
@@ -25,6 +28,10 @@ MATRIX_RULES: dict[str, type[AbstractMatrixRule]] = {
     "gated_deltanet": GatedDeltaNet,
     "deltaproduct": DeltaProduct,
     "longhorn": Longhorn,
-}
+}.items():
+    register_rule(_name, _rule)
+
+MATRIX_RULES: Mapping[str, type[AbstractMatrixRule]] = RulesOf(AbstractMatrixRule)
+"""The classes of the registered matrix rules by name, those of other packages included."""
 
 __all__ = ["MATRIX_RULES", "AbstractMatrixRule", "Tokens"]

@@ -27,7 +27,7 @@ def read(memory, query):
 def write(memory, chunk):
     """Every field of the chunk leaves its own trace."""
     traces = jnp.einsum("tk,tv,t->kv", chunk.query[:, 0], chunk.target, chunk.write_weight)
-    counts = jnp.sum(chunk.counted) + 0.1 * jnp.sum(chunk.paired) + 0.01 * jnp.sum(chunk.addressed)
+    counts = 1.01 * jnp.sum(chunk.counted) + 0.1 * jnp.sum(chunk.paired)
     return 0.5 * memory + traces + 0.001 * counts
 
 

@@ -1,0 +1,40 @@
+"""What a memory of slots is told of each token, beyond what every rule needs."""
+
+from typing import NamedTuple
+
+import jax
+from jaxtyping import Array, Float
+
+
+class SlotChunk(NamedTuple):
+    """A `core.chunks.Chunk` with two fields for the slots.
+
+    Attributes:
+      query, target, write_weight, paired, counted: see `core.chunks.Chunk`. Reads of tokens with
+        `counted` = 1 count in a slot's number of accesses.
+      addressed: `[tokens]`, weight of the token in the addressing loss's average.
+      factor: `[tokens]`, multiplies the token's value step but not its loss, or None.
+    """
+
+    query: jax.Array
+    target: jax.Array
+    write_weight: jax.Array
+    paired: jax.Array
+    counted: jax.Array
+    addressed: jax.Array
+    factor: jax.Array | None = None
+
+    @property
+    def error_weight(self) -> jax.Array:
+        """Weight of each token's error in the value step, `[tokens]`."""
+        return self.write_weight if self.factor is None else self.factor * self.write_weight
+
+
+class SlotWriteWeights(NamedTuple):
+    """`core.targets.WriteWeights` of a pairing that sets the fields of a `SlotChunk` apart."""
+
+    write: Float[Array, "batch length"]
+    paired: Float[Array, "batch length"]
+    counted: Float[Array, "batch length"]
+    addressed: Float[Array, "batch length"]
+    factor: Float[Array, "batch length"] | None = None

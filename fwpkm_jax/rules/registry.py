@@ -1,0 +1,75 @@
+"""The one registry of rules: ours and those of other packages, by name."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+RULES: dict[str, Any] = {}
+"""Registered rules by name, in the order of registration: classes, or instances."""
+
+
+def register_rule(name: str, rule: Any) -> None:
+    """Makes a rule known by name, before or after configurations are imported.
+
+    A rule for memory layers is an `AbstractChunkRule`; `FastWeightConfig(rule=name)` finds it. A
+    matrix rule, an `AbstractMatrixRule`, is also a token mixer of that name.
+
+    Args:
+      name: what configurations call it; not the name of another rule.
+      rule: the class, if all its fields have defaults, or an instance.
+
+    Raises:
+      ValueError: the name is taken, or is no identifier.
+    """
+    if not name.isidentifier():
+        raise ValueError(f"register_rule: the name {name!r} must be an identifier, as 'my_rule'.")
+    known = RULES.get(name)
+    if known is not None and known != rule and not _same_class(known, rule):
+        raise ValueError(
+            f"register_rule: the name {name!r} is taken by {_class_of(known).__qualname__}; choose "
+            "another."
+        )
+    RULES[name] = rule
+
+
+def make_rule(name: str) -> Any:
+    """The rule registered under `name`: the instance, or the class with its defaults.
+
+    Raises:
+      ValueError: no rule has this name.
+    """
+    if name not in RULES:
+        raise ValueError(
+            f"rule={name!r} is none of the registered rules {sorted(RULES)}; import the module "
+            "that registers it, or pass the rule itself."
+        )
+    rule = RULES[name]
+    return rule() if isinstance(rule, type) else rule
+
+
+class RulesOf(Mapping[str, Any]):
+    """The classes of the registered rules of one interface; a live view of `RULES`."""
+
+    def __init__(self, interface: type):
+        self._interface = interface
+
+    def __getitem__(self, name: str) -> Any:
+        cls = _class_of(RULES[name])
+        if not issubclass(cls, self._interface):
+            raise KeyError(name)
+        return cls
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in RULES if issubclass(_class_of(RULES[name]), self._interface))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _class_of(rule: Any) -> type:
+    return rule if isinstance(rule, type) else type(rule)
+
+
+def _same_class(one: Any, other: Any) -> bool:
+    """Whether a module that was loaded twice registers the same class again."""
+    one, other = _class_of(one), _class_of(other)
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)

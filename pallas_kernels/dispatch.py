@@ -176,6 +176,24 @@ def compile_kernels(kernel: Kernel) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def checked_anew() -> Iterator[None]:
+    """Forgets which kernels were checked and what was logged, and restores both afterwards.
+
+    Inside, each kernel is compared with the reference again before its first use.
+    """
+    checked, logged = dict(_checked), set(_logged)
+    _checked.clear()
+    _logged.clear()
+    try:
+        yield
+    finally:
+        _checked.clear()
+        _checked.update(checked)
+        _logged.clear()
+        _logged.update(logged)
+
+
+@contextlib.contextmanager
 def default_backend(backend: Backend) -> Iterator[None]:
     """Redirects `auto`: to `reference`, or to `pallas`, whose kernels then run where they can.
 

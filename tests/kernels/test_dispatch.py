@@ -11,11 +11,9 @@ from pallas_kernels import dispatch
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing checked or logged yet, and `auto` as users have it whatever --backend says."""
-    monkeypatch.setattr(dispatch, "_checked", {})
-    monkeypatch.setattr(dispatch, "_logged", set())
-    with dispatch.default_backend("auto"), dispatch._simulation(None):
+def _fresh() -> Iterator[None]:
+    """Without earlier checks and log lines, and `auto` as users have it whatever --backend says."""
+    with dispatch.checked_anew(), dispatch.default_backend("auto"), dispatch._simulation(None):
         yield
 
 

@@ -4,6 +4,8 @@ Kernels are interpreted here on a CPU at small sizes; under the marks `gpu` and 
 real at all sizes: `JAX_PLATFORMS=cuda python -m pytest -n 0 -m gpu tests/kernels`.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -62,10 +64,10 @@ def on_device(kernel):
 def test_interpreted_kernels_and_their_vjps_equal_the_reference(entry, kernel, spec):
     with interpreting(entry, kernel, spec):
         before = times_chosen(kernel)
-        arrays = entry.sample(spec, jnp.float32)
+        arrays, *expected = sample_and_reference(entry.op, spec.name)
         outputs, cotangents = entry.outputs_and_cotangents(spec, "pallas", arrays)
     assert times_chosen(kernel) > before  # Not another kernel of the same platform.
-    assert_equal_to_the_reference(entry, spec, arrays, outputs, cotangents)
+    assert_equal_to_the_reference(entry, outputs, cotangents, *expected)
 
 
 @pytest.mark.parametrize(("entry", "kernel", "spec"), ON_DEVICE)
@@ -73,7 +75,8 @@ def test_kernels_and_their_vjps_on_the_device_equal_the_reference(entry, kernel,
     with on_device(kernel):
         arrays = entry.sample(spec, jnp.float32)
         outputs, cotangents = entry.outputs_and_cotangents(spec, "pallas", arrays)
-    assert_equal_to_the_reference(entry, spec, arrays, outputs, cotangents)
+    expected = entry.outputs_and_cotangents(spec, "reference", arrays)
+    assert_equal_to_the_reference(entry, outputs, cotangents, *expected)
 
 
 @pytest.mark.parametrize(("entry", "kernel", "spec"), ON_DEVICE)
@@ -84,7 +87,15 @@ def test_two_runs_on_the_device_are_bitwise_equal(entry, kernel, spec):
     equal_or_close(first, second, ratio=0.0)
 
 
-def assert_equal_to_the_reference(entry, spec, arrays, outputs, cotangents):
-    expected_outputs, expected = entry.outputs_and_cotangents(spec, "reference", arrays)
+@functools.cache
+def sample_and_reference(op, spec_name):
+    """Small arrays, outputs and cotangents, once for all kernels of an operation."""
+    entry = next(entry for entry in entries() if entry.op == op)
+    spec = next(spec for spec in entry.specs if spec.name == spec_name)
+    arrays = entry.sample(spec, jnp.float32)
+    return arrays, *entry.outputs_and_cotangents(spec, "reference", arrays)
+
+
+def assert_equal_to_the_reference(entry, outputs, cotangents, expected_outputs, expected):
     entry.assert_outputs(outputs, expected_outputs)
     entry.assert_cotangents(cotangents, expected)

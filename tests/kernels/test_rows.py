@@ -55,7 +55,7 @@ def test_a_bfloat16_table_is_read_in_float32_on_the_gpu_and_refused_on_the_tpu()
 
 
 @pytest.mark.parametrize("kernel", ["tpu", "gpu"])
-def test_kernels_run_eagerly_inside_a_trace_as_a_devices_check_does(kernel, monkeypatch):
+def test_kernels_run_eagerly_inside_a_trace_as_a_devices_check_does(kernel):
     reads, adds = sample(SMALL, jnp.float32), sample_add(SMALL, jnp.float32)
 
     def results(backend):
@@ -67,8 +67,8 @@ def test_kernels_run_eagerly_inside_a_trace_as_a_devices_check_does(kernel, monk
 
     @jax.jit
     def checked(x):
-        monkeypatch.setattr(dispatch, "_checked", {})
-        failures.append(dispatch._failure("rows", kernel, check))
+        with dispatch.checked_anew():
+            failures.append(dispatch._failure("rows", kernel, check))
         return x
 
     failures = []

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import re
 import signal
 
 import jax
@@ -73,7 +74,12 @@ def test_plain_lines_come_every_log_every_steps(unbroken):
     assert [line.split()[1] for line in lines if " ETA " in line] == ["10/20", "20/20"]
     assert "\r" not in unbroken.printed
     assert "\x1b" not in unbroken.printed
-    assert lines[0].startswith("A checkpoint takes 57.5 kB (params 18.8 kB, optimizer 37.5 kB")
+    sizes = dict(re.findall(r"(takes|params|optimizer) ([0-9.]+) kB", lines[0]))
+    numbers = sum(x.size for x in jax.tree.leaves(unbroken.result.state.params))
+    assert lines[0].startswith("A checkpoint takes ")
+    assert float(sizes["params"]) == pytest.approx(4 * numbers / 1000, rel=0.01)
+    assert float(sizes["optimizer"]) == pytest.approx(8 * numbers / 1000, rel=0.01)  # Two moments.
+    assert float(sizes["params"]) + float(sizes["optimizer"]) < float(sizes["takes"]) < 100
     assert lines[1].startswith("Compiled the training step in")
 
 

@@ -1,4 +1,4 @@
-"""What gated attention alone promises; the rest is in test_mixers.py."""
+"""What gated attention alone promises; the rest is in test_contract.py."""
 
 import dataclasses
 

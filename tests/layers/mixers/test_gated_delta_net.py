@@ -1,4 +1,4 @@
-"""What Gated DeltaNet alone promises; the rest is in test_mixers.py."""
+"""What Gated DeltaNet alone promises; the rest is in test_contract.py."""
 
 import dataclasses
 

@@ -1,0 +1,191 @@
+"""The contract of a matrix rule as properties that `check_rule` runs."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fwpkm_jax.rules.matrix.base import AbstractMatrixRule, Tokens
+from fwpkm_jax.rules.matrix.features import POSITIVE
+from fwpkm_jax.testing.properties import (
+    Property,
+    cast_floats,
+    require,
+    require_close,
+    require_equal,
+)
+
+_KEY, _VALUE = 4, 3
+_LENGTH, _CUT = 7, 5  # A full chunk and a short one; several where a token writes often.
+
+
+def sample_tokens(
+    rule: AbstractMatrixRule,
+    *,
+    batch: int = 2,
+    length: int = _LENGTH,
+    heads: int = 2,
+    key: int = _KEY,
+    value: int = _VALUE,
+    seed: int = 0,
+) -> Tokens:
+    """Float64 NumPy tokens: unit keys and values, decays from almost none to almost all."""
+    rng = np.random.default_rng(seed)
+
+    def unit(*shape: int) -> np.ndarray:
+        x = rng.normal(size=shape)
+        return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+    query, keys = unit(batch, length, heads, key), unit(batch, length * rule.steps, heads, key)
+    if rule.feature_map in POSITIVE:
+        query, keys = np.abs(query), np.abs(keys)
+    log_decay, strength = None, None
+    if rule.decay != "none":
+        shape = (batch, length, heads) + (key,) * (rule.decay == "key")
+        log_decay = -(rng.exponential(size=shape) ** 3)
+    if rule.strength:
+        strength = rng.uniform(0, 2, size=keys.shape[:3])
+        if rule.no_strength == -np.inf:
+            strength = 3 * rng.normal(size=keys.shape[:3])
+    values = unit(*keys.shape[:3], value)
+    return Tokens(query, keys, values, log_decay, strength)  # pyright: ignore[reportArgumentType]
+
+
+def matrix_rule_is_a_frozen_value(rule: AbstractMatrixRule) -> None:
+    same = dataclasses.replace(rule)
+    require(rule == same and hash(rule) == hash(same), "equal fields do not make equal rules")
+    try:
+        setattr(rule, "chunk_size", 1)  # noqa: B010
+    except dataclasses.FrozenInstanceError:
+        return
+    raise AssertionError("a field can be assigned; use @dataclass(frozen=True)")
+
+
+def chunks_equal_the_definition(rule: AbstractMatrixRule) -> None:
+    """Outputs, memory and all gradients: exact in double precision, close in single."""
+    rule, tokens, state = _with_chunks(rule)
+    read = np.random.default_rng(2).normal(size=(*tokens.query.shape[:3], _VALUE))
+    # Numbers that single precision holds, too.
+    arguments = cast_floats((tokens, state, (read, state)), jnp.float32)
+
+    @jax.jit
+    def outputs_and_gradients(tokens: Tokens, state: Any, cotangents: Any) -> Any:
+        def run(form: Any, dtype: Any) -> Any:
+            inputs = cast_floats((tokens, state), dtype)
+            out, pull = jax.vjp(lambda *x: tuple(form(*x)), *inputs)
+            return out, pull(cast_floats(cotangents, dtype))
+
+        exact = run(rule.recurrent, jnp.float64), run(rule.run, jnp.float64)
+        return *exact, run(rule.run, jnp.float32)
+
+    expected, double, single = outputs_and_gradients(*arguments)
+    for leaf in jax.tree.leaves((expected, double)):
+        require(leaf.dtype == jnp.float64, f"double precision comes back as {leaf.dtype}")
+    for leaf in jax.tree.leaves(single):
+        require(leaf.dtype == jnp.float32, f"single precision comes back as {leaf.dtype}")
+    require_close(double, expected, "run against recurrent", rtol=1e-10, atol=1e-10)
+    require_close(single, expected, "run in float32 against recurrent", rtol=1e-5, atol=1e-5)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(expected):
+        name = jax.tree_util.keystr(path)
+        require(np.any(np.asarray(leaf) != 0), f"output or gradient {name} is 0 everywhere")
+
+
+def a_write_is_the_gradient_steps_of_its_losses(rule: AbstractMatrixRule) -> None:
+    tokens = sample_tokens(rule, batch=1, length=1, heads=1)
+    state = jax.tree.map(lambda x: x[0, 0], cast_floats(sample_state(rule, tokens), jnp.float64))
+    # One head's only token; several writes keep their axis.
+    head = jax.tree.map(lambda x: x[0, :, 0], cast_floats(tokens, jnp.float64))
+    token = jax.tree.map(lambda x: x[0], head)
+    if rule.steps > 1:
+        token = head._replace(query=token.query, log_decay=token.log_decay)
+
+    @jax.jit
+    def step(state: Any, token: Tokens) -> tuple[jax.Array, jax.Array]:
+        matrix = rule.matrix(state)
+        for loss, step_size in rule.losses(state, token):
+            matrix = matrix - step_size * jax.grad(loss)(matrix)
+        return matrix, rule.matrix(rule.write(state, token))
+
+    stepped, written = step(state, token)
+    require_close(written, stepped, "write against the steps on losses", rtol=1e-12, atol=1e-13)
+
+
+def two_pieces_equal_the_whole(rule: AbstractMatrixRule) -> None:
+    """A pass over the first piece, then token by token."""
+    rule, tokens, state = _with_chunks(rule)
+
+    @jax.jit
+    def run(tokens: Tokens, state: Any) -> Any:
+        whole = rule.run(tokens, state)
+        cut = [(x, _CUT * (x.shape[1] // _LENGTH)) for x in jax.tree.leaves(tokens)]
+        parts = [x[:, :end] for x, end in cut], [x[:, end:] for x, end in cut]
+        first, second = (jax.tree.unflatten(jax.tree.structure(tokens), x) for x in parts)
+        early = rule.run(first, state)
+        late = rule.recurrent(second, early.final_state)
+        return whole, (jnp.concatenate([early.output, late.output], axis=1), late.final_state)
+
+    whole, pieces = run(*cast_floats((tokens, state), jnp.float64))
+    require_close(pieces, tuple(whole), "two pieces")
+
+
+def skipped_tokens_leave_the_memory_bit_for_bit(rule: AbstractMatrixRule) -> None:
+    tokens = cast_floats(sample_tokens(rule, length=3), jnp.float32)
+    state = cast_floats(sample_state(rule, tokens), jnp.float32)
+
+    @jax.jit
+    def states(tokens: Tokens, state: Any) -> Any:
+        skipped = rule.skip(tokens, jnp.zeros((2, 3), bool))
+        return {form.__name__: form(skipped, state)[1] for form in (rule.run, rule.recurrent)}
+
+    for name, after in states(tokens, state).items():
+        require_equal(after, state, f"the memory after skipped tokens in {name}")
+
+
+def gates_that_do_not_fit_are_named(rule: AbstractMatrixRule) -> None:
+    tokens = cast_floats(sample_tokens(rule, length=2), jnp.float32)
+    name = type(rule).__name__
+    for gate, taken in {"log_decay": rule.decay != "none", "strength": rule.strength}.items():
+        wrong = None if taken else jnp.zeros(tokens.query.shape[:3])
+        _require_refusal(rule, tokens._replace(**{gate: wrong}), f"{name} takes {gate}")
+    message = f"writes {rule.steps} times per token: 2 queries need"
+    _require_refusal(rule, tokens._replace(key=tokens.key[:, :1]), message)
+
+
+def sample_state(rule: AbstractMatrixRule, tokens: Tokens) -> Any:
+    """A memory that holds something; its numbers are positive, as normalisers are."""
+    batch, _, heads, key = tokens.query.shape
+    empty = rule.init(batch, heads, key, tokens.value.shape[-1], dtype=jnp.float32)
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda x: rng.uniform(0.1, 1, size=x.shape), empty)
+
+
+def _with_chunks(rule: AbstractMatrixRule) -> tuple[AbstractMatrixRule, Tokens, Any]:
+    """The rule with chunks that the sampled tokens do not divide into."""
+    rule = dataclasses.replace(rule, chunk_size=4)
+    tokens = sample_tokens(rule)
+    return rule, tokens, sample_state(rule, tokens)
+
+
+def _require_refusal(rule: AbstractMatrixRule, tokens: Tokens, message: str) -> None:
+    try:
+        rule.run(tokens)
+    except ValueError as error:
+        require(message in str(error), f"the ValueError {error} does not say {message!r}")
+        return
+    raise AssertionError(f"no ValueError says {message!r}")
+
+
+MATRIX_PROPERTIES: dict[str, Property] = {
+    check.__name__: check
+    for check in (
+        matrix_rule_is_a_frozen_value,
+        chunks_equal_the_definition,
+        a_write_is_the_gradient_steps_of_its_losses,
+        two_pieces_equal_the_whole,
+        skipped_tokens_leave_the_memory_bit_for_bit,
+        gates_that_do_not_fit_are_named,
+    )
+}
+"""Of every `AbstractMatrixRule`."""

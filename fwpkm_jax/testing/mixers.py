@@ -1,0 +1,282 @@
+"""The contract of a token mixer as properties that `check_mixer` runs."""
+
+import functools
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig
+from fwpkm_jax.testing.properties import (
+    Property,
+    require,
+    require_close,
+    require_equal,
+    require_finite,
+    require_same_types,
+    run_properties,
+)
+
+_LENGTH, _BATCH = 15, 2
+_PIECES, _MASKED_PIECES = (1, 7), (1, 3)
+"""Lengths of a stream's pieces. They are few, so that each compiles once for all cuts: a token,
+more than a short window or convolution, and pieces of other lengths with a mask."""
+_CUTS = 6
+_LOOSE = {"rtol": 1e-9, "atol": 1e-11}
+
+
+def check_mixer(
+    config: AbstractMixerConfig,
+    *,
+    model_dim: int = 6,
+    init_std: float = 0.5,
+    properties: Iterable[str] | None = None,
+) -> None:
+    """Checks that a token mixer keeps the contract of `layers.mixers.base`.
+
+    Outputs and streams are compared in double precision, in which a mixer must compute when its
+    input is float64; choose the smallest sizes that exercise every branch, and a window or chunk
+    of fewer than 7 tokens.
+
+    Args:
+      config: of the mixer.
+      model_dim: width of input and output.
+      init_std: standard deviation of initial weights; large enough for every branch to show.
+      properties: names of those to run, out of `MIXER_PROPERTIES`; None: all.
+
+    Raises:
+      AssertionError: one line for each broken property, which says what was found.
+      ValueError: a name in `properties` is unknown.
+      TypeError: `config` is no `AbstractMixerConfig`.
+    """
+    if not isinstance(config, AbstractMixerConfig):
+        raise TypeError(f"config is {config!r}; check_mixer takes an AbstractMixerConfig.")
+    case = MixerCase(config, model_dim, init_std)
+    run_properties(type(config).__name__, case, MIXER_PROPERTIES, properties)
+
+
+class MixerCase:
+    """A mixer with sampled tokens; its call is compiled once for each length of piece."""
+
+    def __init__(self, config: AbstractMixerConfig, model_dim: int, init_std: float):
+        self.config, self.model_dim, self.init_std = config, model_dim, init_std
+
+    def build(self, dtype: Any = None) -> AbstractMixer:
+        """A new mixer, always with the same parameters."""
+        return self.config.build(
+            self.model_dim, norm_eps=1e-5, init_std=self.init_std, dtype=dtype, rngs=nnx.Rngs(0)
+        )
+
+    def sample(self, length: int = _LENGTH, *, seed: int = 0, dtype: Any = np.float64) -> jax.Array:
+        """Tokens `[batch, length, model]`."""
+        rng = np.random.default_rng(seed)
+        return jnp.asarray(rng.normal(size=(_BATCH, length, self.model_dim)), dtype)
+
+    @functools.cached_property
+    def mixer(self) -> AbstractMixer:
+        return self.build()
+
+    @functools.cached_property
+    def call(self) -> Callable[..., tuple[jax.Array, Any]]:
+        """`mixer(x, mask=, cache=)`, compiled for each shape."""
+        mixer = self.mixer
+        return jax.jit(lambda x, mask, cache: mixer(x, mask=mask, cache=cache))
+
+    @functools.cached_property
+    def whole(self) -> np.ndarray:
+        """The output of the sampled tokens."""
+        return np.asarray(self.call(self.sample(), None, None)[0])
+
+    def stream(
+        self, x: Any, lengths: Iterable[int], mask: np.ndarray | None = None
+    ) -> tuple[np.ndarray, list[Any]]:
+        """Joined outputs of a stream's pieces, and the cache after each."""
+        x = np.asarray(x)  # Cut on the host.
+        cache = self.mixer.init_cache(len(x), max_length=_LENGTH, dtype=x.dtype)
+        outputs, caches, start = [], [cache], 0
+        for length in lengths:
+            piece = slice(start, start + length)
+            output, cache = self.call(x[:, piece], None if mask is None else mask[:, piece], cache)
+            outputs.append(np.asarray(output))
+            caches.append(cache)
+            start += length
+        return np.concatenate(outputs, axis=1), caches
+
+
+def config_is_a_frozen_value(case: MixerCase) -> None:
+    require(hash(case.config) == hash(case.config), "the configuration is not hashable")
+    require(
+        type(case.config).__dataclass_params__.frozen,  # pyright: ignore
+        "a field can be assigned; use @dataclass(frozen=True)",
+    )
+
+
+def parameters_are_float32_and_share_no_buffer(case: MixerCase) -> None:
+    """So that they can be donated to a training step."""
+    leaves = jax.tree.leaves(nnx.state(case.build(), nnx.Param))
+    require(leaves, "the mixer has no parameters")
+    require(all(x.dtype == jnp.float32 for x in leaves), "a parameter is not float32")
+    buffers = {leaf.unsafe_buffer_pointer() for leaf in leaves}
+    require(len(buffers) == len(leaves), "two parameters share a buffer")
+
+
+def parameter_axes_have_the_parameters_ranks(case: MixerCase) -> None:
+    """Each pattern of `parameter_axes` fits a parameter, with one axis for each dimension."""
+    mixer = case.build()
+    shapes = {
+        "/".join(str(part) for part in path): leaf.shape
+        for path, leaf in nnx.to_flat_state(nnx.state(mixer, nnx.Param))
+    }
+    for pattern, axes in type(mixer).parameter_axes.items():
+        for name, shape in shapes.items():
+            if axes is not None and re.fullmatch(pattern, name):
+                require(
+                    len(axes) == len(shape),
+                    f"parameter_axes gives {name}{list(shape)} the axes {axes}",
+                )
+
+
+def stream_cut_anywhere_equals_the_whole(case: MixerCase) -> None:
+    """Outputs in pieces, and the cache, whatever the pieces' lengths."""
+    x = case.sample()
+    none = case.call(x, None, None)[1]
+    require(none is None, "a call without a cache returns one")
+    _, by_token = case.stream(x, [1] * _LENGTH)
+    rng = np.random.default_rng(0)
+    for _ in range(_CUTS):
+        lengths = _random_cut(rng, _PIECES)
+        pieces, caches = case.stream(x, lengths)
+        require_close(pieces, case.whole, f"the output in pieces of {lengths}", **_LOOSE)
+        require_close(caches[-1], by_token[-1], f"the cache after pieces of {lengths}", **_LOOSE)
+
+
+def padding_anywhere_changes_no_token_and_no_cache(case: MixerCase) -> None:
+    """Each sequence, padded in its own way, gives what its tokens give alone and unpadded."""
+    rng = np.random.default_rng(1)
+    for cut in range(_CUTS):
+        mask = rng.uniform(size=(_BATCH, _LENGTH)) < (0.2, 0.5, 0.8)[cut % 3]
+        clean = np.asarray(case.sample(seed=cut))
+        x = np.where(mask[:, :, None], clean, 1e3)  # What stands at padding must not matter.
+        whole = np.asarray(case.call(x, mask, None)[0])
+        require_equal(whole[~mask], np.zeros_like(whole[~mask]), "the output at padding")
+        lengths = _random_cut(rng, _MASKED_PIECES)
+        pieces, caches = case.stream(x, lengths, mask.astype(np.float64))
+        require_close(pieces, whole, f"the output of padded pieces of {lengths}", **_LOOSE)
+        # The tokens of each sequence, moved to its beginning, one by one.
+        alone = np.stack([_to_front(x[row], mask[row]) for row in range(_BATCH)])
+        expected, after = case.stream(alone, [1] * int(mask.sum(axis=1).max(initial=1)))
+        for row in range(_BATCH):
+            number = int(mask[row].sum())
+            require_close(
+                whole[row, mask[row]], expected[row, :number], "a token beside padding", **_LOOSE
+            )
+            own, last = (_row(cache, row) for cache in (caches[-1], after[number]))
+            require_close(own, last, "the cache of padded pieces", **_LOOSE)
+
+
+def padding_alone_gives_zeros_and_keeps_the_cache(case: MixerCase) -> None:
+    x = case.sample(3)
+    _, caches = case.stream(x, [1, 1, 1])
+    output, same = case.call(x, jnp.zeros((_BATCH, 3)), caches[-1])
+    require_equal(np.asarray(output), np.zeros(output.shape), "the output of padding alone")
+    require_equal(same, caches[-1], "the cache after padding alone")
+
+
+def later_tokens_do_not_reach_earlier_outputs(case: MixerCase) -> None:
+    after = np.asarray(case.call(case.sample().at[:, 7:].add(1), None, None)[0])
+    require_close(after[:, :7], case.whole[:, :7], "an earlier output", rtol=1e-12)
+    moved = np.max(np.abs(after - case.whole), axis=(0, 2))[7:]
+    require(np.min(moved) > 1e-4, f"an output moves by {np.min(moved):.1e} with its own token")
+
+
+def sequences_of_a_batch_are_independent(case: MixerCase) -> None:
+    x = np.asarray(case.sample()).copy()
+    x[0] *= -2.0
+    other = np.asarray(case.call(x, None, None)[0])
+    require_close(other[1], case.whole[1], "a sequence beside another", rtol=1e-11, atol=1e-13)
+    require(np.any(other[0] != case.whole[0]), "the first sequence is not read")
+
+
+def gradients_of_bfloat16_tokens_are_finite_and_reach_every_parameter(case: MixerCase) -> None:
+    graphdef, params = nnx.split(case.build(jnp.bfloat16))
+    x = case.sample(9, dtype=jnp.bfloat16)
+    mask = jnp.ones((_BATCH, 9)).at[1].set(0)
+
+    @jax.jit
+    def gradients(params: Any, x: jax.Array) -> Any:
+        def loss(params: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            output, _ = nnx.merge(graphdef, params)(x, mask=mask)
+            return jnp.sum(jnp.square(output.astype(jnp.float32))), output
+
+        return jax.grad(loss, argnums=(0, 1), has_aux=True)(params, x)
+
+    (d_params, d_x), output = gradients(params, x)
+    require(output.dtype == jnp.bfloat16, f"bfloat16 tokens come back as {output.dtype}")
+    for path, leaf in nnx.to_flat_state(d_params):
+        name = "/".join(str(part) for part in path)
+        leaf = jnp.asarray(leaf[...])
+        require(leaf.dtype == jnp.float32, f"the gradient of {name} is {leaf.dtype}")
+        require_finite(leaf, f"the gradient of {name}")
+        require(np.any(np.asarray(leaf) != 0), f"no gradient reaches {name}")
+    require_finite(d_x, "the gradient of the tokens")
+
+
+def bfloat16_stream_keeps_the_caches_dtypes(case: MixerCase) -> None:
+    mixer = case.build(jnp.bfloat16)
+    cache = mixer.init_cache(_BATCH, max_length=8, dtype=jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((_BATCH, 3, case.model_dim), jnp.bfloat16)
+    output, after = jax.eval_shape(lambda x, cache: mixer(x, cache=cache), x, cache)
+    require(output.dtype == jnp.bfloat16, f"bfloat16 tokens come back as {output.dtype}")
+    require_same_types(after, cache, "the cache of a bfloat16 stream")
+
+
+def reset_cache_gives_the_first_one(case: MixerCase) -> None:
+    mixer = case.mixer
+    start = mixer.init_cache(_BATCH, max_length=_LENGTH, dtype=jnp.float64)
+    _, caches = case.stream(case.sample(), [7])
+    require_equal(mixer.reset_cache(caches[-1]), start, "reset_cache")
+    require(
+        mixer.capacity(start) in (None, _LENGTH),
+        f"capacity is {mixer.capacity(start)} for max_length={_LENGTH}",
+    )
+    for leaf in jax.tree.leaves(start):
+        require(leaf.shape[:1] == (_BATCH,), f"a leaf of the cache {leaf.shape} has no batch axis")
+
+
+def _random_cut(rng: np.random.Generator, sizes: tuple[int, ...]) -> list[int]:
+    lengths: list[int] = []
+    while (rest := _LENGTH - sum(lengths)) > 0:
+        lengths.append(int(rng.choice([size for size in sizes if size <= rest])))
+    return lengths
+
+
+def _to_front(x: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    """The kept rows, then the others."""
+    return np.concatenate([x[keep], x[~keep]])
+
+
+def _row(tree: Any, row: int) -> Any:
+    return jax.tree.map(lambda x: x[row], tree)
+
+
+MIXER_PROPERTIES: dict[str, Property] = {
+    check.__name__: check
+    for check in (
+        config_is_a_frozen_value,
+        parameters_are_float32_and_share_no_buffer,
+        parameter_axes_have_the_parameters_ranks,
+        stream_cut_anywhere_equals_the_whole,
+        padding_anywhere_changes_no_token_and_no_cache,
+        padding_alone_gives_zeros_and_keeps_the_cache,
+        later_tokens_do_not_reach_earlier_outputs,
+        sequences_of_a_batch_are_independent,
+        gradients_of_bfloat16_tokens_are_finite_and_reach_every_parameter,
+        bfloat16_stream_keeps_the_caches_dtypes,
+        reset_cache_gives_the_first_one,
+    )
+}
+"""Of every mixer, by name."""

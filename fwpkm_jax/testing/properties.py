@@ -1,0 +1,141 @@
+"""Runs the properties of a contract, and compares pytrees with messages that name the leaf."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Property = Callable[[Any], None]
+"""Takes a case, what is checked with its inputs; raises an AssertionError if the case breaks it."""
+
+
+def run_properties(
+    subject: str,
+    case: Any,
+    known: Mapping[str, Property],
+    chosen: Iterable[str] | None,
+) -> None:
+    """Runs properties in double precision mode and reports all that are broken.
+
+    Args:
+      subject: of what, for the message.
+      case: the argument of each property.
+      known: properties by name.
+      chosen: names of those to run; None: all.
+
+    Raises:
+      AssertionError: with one line for each broken property.
+      ValueError: a chosen name is unknown.
+    """
+    names = list(known) if chosen is None else list(chosen)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"properties: {name!r} is unknown; choose from {sorted(known)}.")
+    broken, first = [], None
+    for name in names:
+        try:
+            with jax.enable_x64(True):
+                known[name](case)
+        except Exception as error:
+            kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+            broken.append(f"  {name}: {kind}{str(error).strip() or 'does not hold'}")
+            first = first or error
+    if broken:
+        raise AssertionError(f"{subject} breaks its contract:\n" + "\n".join(broken)) from first
+
+
+def require(condition: Any, message: str) -> None:
+    """Raises AssertionError with `message` unless the condition holds."""
+    if not condition:
+        raise AssertionError(message)
+
+
+def require_equal(actual: Any, expected: Any, what: str) -> None:
+    """Both pytrees hold the same numbers, bit for bit; NaN equals NaN."""
+    _compare(actual, expected, what, 0.0, 0.0)
+
+
+def require_close(
+    actual: Any, expected: Any, what: str, *, rtol: float = 1e-10, atol: float = 1e-12
+) -> None:
+    """Both pytrees hold the same numbers up to rounding."""
+    _compare(actual, expected, what, rtol, atol)
+
+
+def require_finite(tree: Any, what: str) -> None:
+    """No floating-point leaf holds an infinity or NaN."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if is_float(leaf):
+            finite = np.isfinite(np.asarray(leaf, np.float64)).all()
+            require(finite, f"{what}{_name(path)} is not finite")
+
+
+def require_same_types(actual: Any, expected: Any, what: str) -> None:
+    """Both pytrees have the same structure, shapes and dtypes."""
+
+    def types(tree: Any) -> Any:
+        return jax.tree.map(lambda x: (tuple(x.shape), jnp.dtype(x.dtype).name), tree)
+
+    require(
+        jax.tree.structure(actual) == jax.tree.structure(expected),
+        f"{what} has the structure {jax.tree.structure(actual)}, expected "
+        f"{jax.tree.structure(expected)}",
+    )
+    for (path, ours), theirs in zip(
+        jax.tree_util.tree_leaves_with_path(types(actual), is_leaf=_is_type),
+        jax.tree.leaves(types(expected), is_leaf=_is_type),
+        strict=True,
+    ):
+        require(ours == theirs, f"{what}{_name(path)} is {ours}, expected {theirs}")
+
+
+def is_float(leaf: Any) -> bool:
+    """Whether an array holds floating-point numbers; those of integers have no gradients."""
+    return jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def cast_floats(tree: Any, dtype: Any) -> Any:
+    """The tree as JAX arrays, those of floating-point numbers in `dtype`."""
+    return jax.tree.map(lambda x: jnp.asarray(x, dtype) if is_float(x) else jnp.asarray(x), tree)
+
+
+def _compare(actual: Any, expected: Any, what: str, rtol: float, atol: float) -> None:
+    structure = jax.tree.structure(expected)
+    require(
+        jax.tree.structure(actual) == structure,
+        f"{what} has the structure {jax.tree.structure(actual)}, expected {structure}",
+    )
+    for (path, ours), theirs in zip(
+        jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True
+    ):
+        if ours.dtype == jax.dtypes.float0:
+            continue
+        name = f"{what}{_name(path)}"
+        require(
+            ours.shape == theirs.shape, f"{name} has the shape {ours.shape}, not {theirs.shape}"
+        )
+        if is_float(ours):
+            ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+        else:
+            ours, theirs = np.asarray(ours), np.asarray(theirs)
+        same = (
+            np.isclose(ours, theirs, rtol=rtol, atol=atol, equal_nan=True)
+            if rtol or atol
+            else (ours == theirs) | ((ours != ours) & (theirs != theirs))
+        )
+        if not np.all(same):
+            where = tuple(int(i) for i in np.argwhere(~same)[0])
+            raise AssertionError(
+                f"{name} differs in {np.sum(~same)} of {same.size} numbers; the first, at {where}: "
+                f"{ours[where]!r} instead of {theirs[where]!r}"
+            )
+
+
+def _is_type(x: Any) -> bool:
+    return isinstance(x, tuple) and len(x) == 2 and isinstance(x[1], str)
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path)

@@ -1,0 +1,175 @@
+"""A rule with sampled tokens, and its compiled passes: each is compiled once for all properties."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fwpkm_jax.core.chunks import Memory, RunOutput, scan_chunks
+from fwpkm_jax.core.streams.streaming import Signals
+from fwpkm_jax.rules.base import AbstractRule
+from fwpkm_jax.testing.properties import cast_floats, is_float
+
+CHUNK, LENGTH, BATCH, GROUPS = 4, 10, 2, 3
+"""Two full chunks and a short one, of two sequences to a memory; three memories side by side."""
+
+MakeSequence = Callable[..., Any]
+
+
+def default_sequence(rule: AbstractRule, query: jax.Array, value: jax.Array, **options: Any) -> Any:
+    """What `rule.run` takes: the rule's own `sequence`."""
+    return rule.sequence(query, value, **options)
+
+
+def sample_signals(
+    rule: AbstractRule,
+    *,
+    batch: int = BATCH,
+    length: int = LENGTH,
+    seed: int = 0,
+    masked: bool = False,
+) -> Signals:
+    """Queries of unit length, so that no rule's memory grows without bound; float64 NumPy arrays.
+
+    With `masked`, about a third of the tokens is padding, and what stands there is large.
+    """
+    rng = np.random.default_rng(seed)
+    query = rng.normal(size=(batch, length, rule.num_heads, rule.key_dim))
+    query = query / np.linalg.norm(query, axis=-1, keepdims=True)
+    value = rng.normal(size=(batch, length, rule.value_dim))
+    gate = rng.uniform(0.2, 1.0, size=(batch, length))
+    mask = np.ones((batch, length))
+    if masked:
+        mask[rng.uniform(size=mask.shape) < 0.35] = 0
+        query = np.where(mask[..., None, None] == 1, query, 30 * query)
+        value = np.where(mask[..., None] == 1, value, 100 * value)
+    return Signals(query, value, gate, mask)  # pyright: ignore[reportArgumentType]
+
+
+class Pass(NamedTuple):
+    """What a pass over a sequence leaves.
+
+    Attributes:
+      out: the rule's `RunOutput`.
+      gradients: of a loss over outputs and final memory, by the memory and the sequence.
+    """
+
+    out: RunOutput
+    gradients: Any
+
+
+class RuleCase:
+    """A rule and what its properties share. Use it in double precision mode (`jax.enable_x64`).
+
+    Args:
+      rule: the rule.
+      make_sequence: from the rule, queries `[batch, length, heads, key]`, values
+        `[batch, length, value]` and the options `gate`, `mask`, `chunk_size` to what `rule.run`
+        takes; None: `rule.sequence`.
+    """
+
+    def __init__(self, rule: AbstractRule, make_sequence: MakeSequence | None = None):
+        self.rule = rule
+        make = make_sequence or default_sequence
+        self._make_sequence = jax.jit(
+            lambda query, value, **options: make(rule, query, value, **options),
+            static_argnames="chunk_size",
+        )
+
+    def to_sequence(self, signals: Signals, *, chunk_size: int = CHUNK, dtype: Any = None) -> Any:
+        """What `rule.run` takes, NumPy arrays in `dtype`; None: float64."""
+        query, value, gate, mask = (np.asarray(x, dtype or np.float64) for x in signals)
+        made = self._make_sequence(query, value, gate=gate, mask=mask, chunk_size=chunk_size)
+        return jax.tree.map(np.asarray, made)
+
+    def groups(self, **options: Any) -> Any:
+        """Sequences of `GROUPS` memories, each with tokens of its own."""
+        parts = [
+            self.to_sequence(sample_signals(self.rule, seed=seed, **options))
+            for seed in range(GROUPS)
+        ]
+        return jax.tree.map(lambda *x: np.stack(x), *parts)
+
+    @functools.cached_property
+    def empty(self) -> Memory:
+        """The memory before the first token, in float64."""
+        return cast_floats(self.rule.init(jax.random.key(0)), jnp.float64)
+
+    @functools.cached_property
+    def memory(self) -> Memory:
+        """A memory that has been written, so that also one that starts at zero reads something."""
+        signals = sample_signals(self.rule, seed=99)
+        return self.by_steps(self.empty, self.to_sequence(signals)).out.memory
+
+    @functools.cached_property
+    def memories(self) -> Memory:
+        """`memory` for each group."""
+        return jax.tree.map(lambda x: np.stack([x] * GROUPS), self.memory)
+
+    def by_steps(self, memory: Memory, sequence: Any) -> Pass:
+        """One memory's pass by the definition: a scan of the rule's `step`."""
+        return self._by_steps(memory, sequence)
+
+    def by_groups(self, sequence: Any) -> Pass:
+        """`rule.run_groups` from `memories`, compiled once."""
+        return self._by_groups(self.memories, sequence)
+
+    @functools.cached_property
+    def plain(self) -> Pass:
+        """`by_groups` of tokens without padding."""
+        return self.by_groups(self.groups())
+
+    @functools.cached_property
+    def masked(self) -> Pass:
+        """`by_groups` of tokens with padding."""
+        return self.by_groups(self.groups(masked=True))
+
+    @functools.cached_property
+    def _by_steps(self) -> Callable[..., Pass]:
+        def scanned(memory: Memory, sequence: Any) -> RunOutput:
+            return scan_chunks(self.rule.step, memory, sequence, chunk_size=CHUNK)
+
+        return _with_gradients(scanned)
+
+    @functools.cached_property
+    def _by_groups(self) -> Callable[..., Pass]:
+        def passed(memory: Memory, sequence: Any) -> RunOutput:
+            return self.rule.run_groups(memory, sequence, chunk_size=CHUNK)
+
+        return _with_gradients(passed)
+
+
+def scaled(tree: Any, *index: Any) -> Any:
+    """A copy whose floating-point numbers at `index` are multiplied by -1.5."""
+
+    def scale(x: Any) -> np.ndarray:
+        x = np.array(x)
+        if is_float(x):
+            x[index] *= x.dtype.type(-1.5)
+        return x
+
+    return jax.tree.map(scale, tree)
+
+
+def _with_gradients(run: Callable[..., RunOutput]) -> Callable[..., Pass]:
+    def loss(memory: Memory, sequence: Any) -> tuple[jax.Array, RunOutput]:
+        out = run(memory, sequence)
+        # Different numbers for neighbouring outputs, the same in each group.
+        size = BATCH * LENGTH * out.output.shape[-1]
+        direction = jnp.sin(1.0 + jnp.arange(size, dtype=out.output.dtype))
+        direction = direction.reshape(BATCH, LENGTH, -1)
+        read = jnp.sum(jnp.broadcast_to(direction, out.output.shape) * out.output)
+        ends = [x for x in jax.tree.leaves(out.memory) if is_float(x)]
+        return read + sum(jnp.sum(jnp.sin(3.0 * x)) for x in ends), out
+
+    gradient = jax.grad(loss, argnums=(0, 1), has_aux=True, allow_int=True)
+
+    @jax.jit
+    def both(memory: Memory, sequence: Any) -> Pass:
+        gradients, out = gradient(memory, sequence)
+        return Pass(out, gradients)
+
+    return both

@@ -1,0 +1,63 @@
+"""Each mixer keeps the public contract, `fwpkm_jax.testing.check_mixer`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from fwpkm_jax.layers.mixers import (
+    AttentionConfig,
+    GatedDeltaNetConfig,
+    LaCTConfig,
+    TitansConfig,
+    TitansMixerConfig,
+)
+from fwpkm_jax.testing import check_mixer
+
+ATTENTION = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "rotary_fraction": 0.5}
+GDN = {"num_key_heads": 1, "num_value_heads": 2, "key_head_dim": 4, "value_head_dim": 3}
+# A learned step is small; 0.5 makes what is written show.
+LACT = {"num_heads": 3, "num_fast_heads": 2, "hidden_dim": 4, "chunk_size": 3, "window": 2}
+LACT |= {"low_rank": 2, "base_rate": 0.5}
+TITANS = {"num_heads": 2, "head_dim": 3, "write_size": 2, "chunk_size": 4, "max_rate": 1.0}
+TITANS |= {"momentum_order": 2, "combine_momenta": True, "tensor_rates": True, "qk_norm": True}
+TITANS |= {"pooling": "attention", "output_norm": True}
+WIRED = {"num_heads": 1, "head_dim": 6, "depth": 1, "residual_norm": False, "max_rate": 0.5}
+
+
+def wired(wiring, *, window=None, **options):
+    attention = AttentionConfig(**ATTENTION, window=window)
+    memory = TitansConfig(**WIRED, **options)
+    return TitansMixerConfig(wiring=wiring, memory=memory, attention=attention)
+
+
+MIXERS = {
+    "attention": AttentionConfig(**ATTENTION),
+    "window": AttentionConfig(**ATTENTION, window=3),
+    "gdn": GatedDeltaNetConfig(**GDN, chunk_size=4),
+    "lact": LaCTConfig(**LACT),
+    "titans": TitansMixerConfig(wiring="alone", memory=TitansConfig(**TITANS)),
+    "titans_mac": wired("mac", chunk_size=4, write_size=2, num_persistent=2),
+    "titans_mag": wired("mag", chunk_size=5, num_persistent=3, window=3),
+    "titans_mal": wired("mal", chunk_size=None, num_persistent=2, window=3),
+}
+# The wirings of Titans are seen by default in the decoder's tests, `tests/generation`.
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name.startswith("titans_") else name
+    for name in MIXERS
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mixer_keeps_its_contract(name):
+    check_mixer(MIXERS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_jit_equals_eager(name):
+    mixer = MIXERS[name].build(6, norm_eps=1e-5, init_std=0.5, dtype=None, rngs=nnx.Rngs(0))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 7, 6)), jnp.float32)
+    eager, jitted = mixer(x)[0], jax.jit(lambda x: mixer(x)[0])(x)
+    np.testing.assert_allclose(eager, jitted, rtol=1e-5, atol=1e-6)

@@ -28,7 +28,7 @@ from fwpkm_jax.data import RecallData, TextData
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig
-from fwpkm_jax.training.config import WITHOUT_EFFECT, TrainingConfig
+from fwpkm_jax.training.config import WITHOUT_EFFECT, LogName, TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.runs.processes import DistributedConfig
 from fwpkm_jax.whole_files import read_json
@@ -58,6 +58,11 @@ class Experiment:
     """The processes that share it."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When the run is saved, and what is kept."""
+    log: tuple[LogName, ...] = ("tensorboard",)
+    """Where metrics go, beside metrics.jsonl: event files for TensorBoard, Weights & Biases (needs
+    the package wandb)."""
+    profile: int | None = None
+    """Steps of which a trace is written to RUN/profile, once the first few are done. None: none."""
     run_dir: str = "runs/default"
     """Directory the run writes to; a run that was interrupted there continues."""
 
@@ -67,6 +72,8 @@ class Experiment:
             from_json(to_json(getattr(self, name)), hint, path=name)
         if self.seed < 0:
             raise ValueError(f"seed={self.seed} must be at least 0.")
+        if self.profile is not None and self.profile < 1:
+            raise ValueError(f"profile={self.profile} must be at least 1 step, or None for none.")
 
     def to_json(self) -> dict[str, Any]:
         """The experiment as JSON values; `from_json` gives it back."""

@@ -13,6 +13,7 @@ if version("jaxlib").startswith("0.10."):
     _FLAGS += " --xla_cpu_use_fusion_emitters=false"
 if os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu":
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()
+os.environ.setdefault("FWPKM_JAX_CACHE", "off")  # Tests leave the user's folders alone.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # Lines of Python in each operation.
 
 from collections.abc import Iterator  # noqa: E402

@@ -268,6 +268,8 @@ def test_fingerprint_ignores_exactly_what_changes_no_number():
         "mesh": dataclasses.replace(base.mesh, data=2),
         "distributed": dataclasses.replace(base.distributed, detect=True),
         "checkpoint": dataclasses.replace(base.checkpoint, every=1),
+        "log": ("wandb",),
+        "profile": 5,
         "training.log_every": 1,
         "training.validate_every": 3,
         "training.validation_batches": 2,

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import tyro
 
 from fwpkm_jax.command_line import check_options, report, separate_options
+from fwpkm_jax.compile_cache import enable_compile_cache
 from fwpkm_jax.evaluation import EVALS
 from fwpkm_jax.run.evaluate import evaluate
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
@@ -79,6 +80,7 @@ def main(arguments: Sequence[str], program: str = "fwpkm eval") -> int:
     try:
         options = parse(arguments, program)
         configs = {name: getattr(options, name) for name in EVALS}
+        enable_compile_cache()
         evaluate(
             options.run, options.suite, step=options.step, configs=configs, limit=options.limit
         )

@@ -16,6 +16,7 @@ from typing import Literal
 import tyro
 
 from fwpkm_jax.command_line import check_options, report, separate_options
+from fwpkm_jax.compile_cache import enable_compile_cache
 from fwpkm_jax.generation import Sampling
 from fwpkm_jax.run.continue_text import continue_text
 from fwpkm_jax.run.load import load_run
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str], program: str = "fwpkm generate") -> int:
             use_underscores=True,
             config=(tyro.conf.FlagConversionOff,),
         )
+        enable_compile_cache()
         text = continue_text(
             load_run(options.run, options.step),
             options.prompt,

@@ -28,6 +28,7 @@ def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
 
     from fwpkm_jax.cli.experiment import parse_command_line
     from fwpkm_jax.command_line import report
+    from fwpkm_jax.compile_cache import enable_compile_cache
     from fwpkm_jax.run.train import train
     from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
     from fwpkm_jax.training.compiling import abandoned_compilation
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
         experiment = parse_command_line(arguments, default=DEFAULT_CONFIG, prog=program)
     except (ValueError, FileNotFoundError) as error:
         return report(program, error)
+    enable_compile_cache()
     try:
         connect(experiment.distributed)
         result = train(experiment)

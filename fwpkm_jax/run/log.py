@@ -12,10 +12,16 @@ from typing import Any, TextIO
 from fwpkm_jax.config import Experiment, from_json
 from fwpkm_jax.training.config import WITHOUT_EFFECT
 from fwpkm_jax.training.runs.lock import RunLock
+from fwpkm_jax.training.runs.metrics import (
+    MetricsWriter,
+    Sink,
+    TensorBoard,
+    WeightsAndBiases,
+    import_wandb,
+)
 from fwpkm_jax.training.runs.processes import is_first
 from fwpkm_jax.training.runs.progress import Progress
 from fwpkm_jax.training.runs.run_directory import (
-    MetricsWriter,
     find_config,
     make_directory,
     record_session,
@@ -28,7 +34,11 @@ class RunLog:
     """The log of one session of a run. Leaving its context closes its files and its lock."""
 
     def __init__(self, experiment: Experiment, *, stream: TextIO | None) -> None:
-        """A log that has written nothing yet; `stream` None: standard output."""
+        """A log that has written nothing yet; `stream` None: standard output.
+
+        Raises:
+          ValueError: the experiment logs to wandb, which is not installed.
+        """
         training = experiment.training
         self.directory = Path(experiment.run_dir)
         self.config_json = experiment.to_json()
@@ -38,13 +48,15 @@ class RunLog:
         self._before: dict[str, Any] | None = None
         self._lock: RunLock | None = None
         self._writer: MetricsWriter | None = None
+        if self._writes and "wandb" in experiment.log:
+            import_wandb()  # Refused before anything is written.
 
     def __enter__(self) -> RunLog:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._writer is not None:
-            self._writer.close()
+            self._writer.close(failed=kind is not None)
         if self._lock is not None:
             self._lock.release()
 
@@ -86,7 +98,13 @@ class RunLog:
             self._say_resumed(self._before["training"]["steps"], step)
         record_session(self.directory, fingerprint=self._experiment.fingerprint, step=step)
         every = self._experiment.training.log_every
-        self._writer = MetricsWriter(self.directory, step=step, tensorboard_every=every)
+        sinks: list[Sink] = []
+        for name in self._experiment.log:
+            if name == "tensorboard":
+                sinks.append(TensorBoard(self.directory, step=step))
+            else:
+                sinks.append(WeightsAndBiases(self.directory, config=self.config_json))
+        self._writer = MetricsWriter(self.directory, step=step, every=every, sinks=sinks)
 
     def _say_resumed(self, old_steps: int, step: int) -> None:
         steps = self._experiment.training.steps

@@ -16,6 +16,7 @@ from fwpkm_jax.training.checkpoints.checksum import non_finite_leaves
 from fwpkm_jax.training.diagnosis import NonFiniteError, diagnose
 from fwpkm_jax.training.fit import Hooks, Report
 from fwpkm_jax.training.micro_batches import Batch
+from fwpkm_jax.training.runs.profiler import Profiler
 from fwpkm_jax.training.runs.progress import Speedometer
 from fwpkm_jax.training.runs.signals import StopSignals
 from fwpkm_jax.training.sharding import on_one_device
@@ -34,6 +35,7 @@ class Session:
       validate: None: no validation.
       batches: the iterator over training batches, whose position is saved.
       best_loss: the lowest validation loss of earlier sessions.
+      profiler: told of each step.
     """
 
     def __init__(
@@ -46,10 +48,12 @@ class Session:
         validate: Validation | None,
         batches: Any,
         best_loss: float,
+        profiler: Profiler,
     ) -> None:
         self._setup, self._log = setup, log
         self._checkpoints, self._signals = checkpoints, signals
         self._validate, self._batches = validate, batches
+        self._profiler = profiler
         config = setup.experiment.training
         self._tokens_per_step = config.batch_size * setup.experiment.data.length
         self.speed = Speedometer()
@@ -110,6 +114,7 @@ class Session:
         """Writes a step's record and shows its line."""
         del state
         self.speed.step_done(report.seconds)
+        self._profiler.step_done(report.step)
         seconds = self.speed.seconds_per_step
         values = {**report.metrics, "tokens_per_second": self._tokens_per_step / seconds}
         shown = [

@@ -20,7 +20,8 @@ from fwpkm_jax.run.session import Session
 from fwpkm_jax.run.setup import Setup
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.fit import fit
-from fwpkm_jax.training.runs.processes import from_first, together
+from fwpkm_jax.training.runs.processes import from_first, is_first, together
+from fwpkm_jax.training.runs.profiler import Profiler
 from fwpkm_jax.training.runs.progress import format_duration
 from fwpkm_jax.training.runs.signals import Stopped, StopSignals
 from fwpkm_jax.training.state import TrainState
@@ -114,6 +115,12 @@ def _train(
         return TrainResult("finished", start, state, results, None)
     with together():
         log.begin(start)
+    profiler = Profiler(
+        log.directory / "profile",
+        start=start,
+        steps=setup.experiment.profile if is_first() else None,
+        say=log.say,
+    )
     session = Session(
         setup,
         log=log,
@@ -122,6 +129,7 @@ def _train(
         validate=validate,
         batches=batches,
         best_loss=parts.best_loss(checkpoints),
+        profiler=profiler,
     )
     compile_seconds = 0.0
     if start < steps:
@@ -139,14 +147,9 @@ def _train(
             )
             return TrainResult("interrupted", start, state, {}, stop.signal)
         log.say(f"Compiled the training step in {compile_seconds:.1f} s.")
-        fitted = fit(
-            step,
-            state,
-            itertools.chain([first], map(setup.put, batches)),
-            session.hooks(),
-            start=start,
-            steps=steps,
-        )
+        all_batches = itertools.chain([first], map(setup.put, batches))
+        with profiler:
+            fitted = fit(step, state, all_batches, session.hooks(), start=start, steps=steps)
         state = fitted.state
         if fitted.stopped:
             assert session.stop is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.block import Remat
@@ -14,13 +15,18 @@ WITHOUT_EFFECT = (
     "mesh",
     "distributed",
     "checkpoint",
+    "log",
+    "profile",
     "training.log_every",
     "training.validate_every",
     "training.validation_batches",
     "data.num_workers",
 )
-"""Where a run writes, how often it looks, who prepares its batches, which devices and processes
-share the work: training computes the same, over other devices up to rounding."""
+"""Where a run writes, what it reports and how often, who prepares its batches, which devices and
+processes share the work: training computes the same, over other devices up to rounding."""
+
+LogName = Literal["tensorboard", "wandb"]
+"""What metrics can be sent to."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,10 +106,12 @@ def test_a_run_goes_on_once_a_read_only_disk_can_be_written(fault, mounted, unbr
         )
         new, _, rest = output.partition("halfway")
         half, _, writable = rest.partition("writable")
-        for part in (new, half):
+        # A new run has nothing to go on from: its directory is refused.
+        for part, code in ((new, 2), (half, 1)):
             (line,) = [line for line in part.splitlines() if line.startswith("train.py: ")]
             assert "Read-only file system" in line
             assert str(tmp_path / "disk" / "run") in line
-            assert "code 1" in part
+            assert ("newest checkpoint" in line) == (code == 1)
+            assert f"code {code}" in part
         assert "code 0" in writable, writable
         assert_ends_as(unbroken, tmp_path / "run")

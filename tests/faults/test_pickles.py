@@ -27,7 +27,7 @@ from fwpkm_jax.interchange.torch_file import read_torch_file
 from fwpkm_jax.interchange.weights_folder import read_folder
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError, read_checkpoint
 from fwpkm_jax.training.optimizer import make_optimizer
-from fwpkm_jax.training.runs.run_directory import truncate_metrics
+from fwpkm_jax.training.runs.metrics import truncate_metrics
 from fwpkm_jax.training.state import init_state
 
 ROOT = Path(__file__).parents[2]

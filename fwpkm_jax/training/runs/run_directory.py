@@ -1,9 +1,7 @@
-"""A run's directory: configuration, environment, one metrics record per step, results."""
+"""A run's directory: its configuration, and the sessions that wrote there."""
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import platform
 import shlex
@@ -16,19 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto import event_pb2, summary_pb2
-from tensorboardX.summary import scalar
 
 from fwpkm_jax.whole_files import read_json, unfinished, write_json
-
-logger = logging.getLogger(__name__)
-
-# Messages that protobuf makes at import, unseen by type checkers.
-Event: Any = vars(event_pb2)["Event"]
-SessionLog: Any = vars(event_pb2)["SessionLog"]
-Summary: Any = vars(summary_pb2)["Summary"]
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
@@ -187,72 +174,3 @@ def record_session(directory: Path, *, fingerprint: str, step: int) -> None:
     sessions = read_json(path).get("sessions", []) if path.is_file() else []
     sessions.append({"from_step": step, **environment()})
     write_json(path, {"fingerprint": fingerprint, "sessions": sessions})
-
-
-def truncate_metrics(path: Path, *, step: int) -> None:
-    """Drops records past `step`, and lines that are no records: cut off, or damaged since.
-
-    The steps after the checkpoint are trained again, so their records come again.
-    """
-    if not path.is_file():
-        return
-    temporary = unfinished(path)
-    with path.open("rb") as old, temporary.open("wb") as new:
-        for number, line in enumerate(old, start=1):
-            record_step = _record_step(line)
-            if record_step is None:
-                logger.warning("Leaving out line %d of %s, which is no record.", number, path)
-            elif record_step <= step:
-                new.write(line.rstrip(b"\n") + b"\n")
-    os.replace(temporary, path)
-
-
-def _record_step(line: bytes) -> int | None:
-    """The step of a line of `metrics.jsonl`, None if it is no record."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    step = record.get("step") if isinstance(record, dict) else None
-    return step if isinstance(step, int) else None
-
-
-class MetricsWriter:
-    """`metrics.jsonl`, one object per step, and TensorBoard events; close it in the end."""
-
-    def __init__(self, directory: Path, *, step: int, tensorboard_every: int) -> None:
-        """Opens both behind `step`, the step the run starts from."""
-        truncate_metrics(directory / "metrics.jsonl", step=step)
-        self._file = (directory / "metrics.jsonl").open("a")
-        (directory / "tensorboard").mkdir(exist_ok=True)
-        # Not tensorboardX's SummaryWriter: its thread dies where a disk is full, and then who
-        # writes to it waits for ever.
-        self._events = EventsWriter(str(directory / "tensorboard" / "events"))
-        start = SessionLog(status=SessionLog.START)  # Of an earlier session, events from here on
-        self._add(Event(step=step + 1, session_log=start))  # are not shown.
-        self._every = tensorboard_every
-
-    def close(self) -> None:
-        """Closes both."""
-        self._file.close()
-        self._events.close()
-
-    def write(self, step: int, values: Mapping[str, float], *, event: bool = False) -> None:
-        """Appends one step's record.
-
-        Args:
-          step: the step that the values belong to; each step once, in order.
-          values: by name. A value that is not finite becomes null: JSON has no NaN.
-          event: write TensorBoard events whether or not it is this step's turn.
-        """
-        record = {n: float(v) if np.isfinite(v) else None for n, v in values.items()}
-        self._file.write(json.dumps({"step": step, **record}, allow_nan=False) + "\n")
-        # A killed process keeps what it handed to the system.
-        self._file.flush()
-        if event or step % self._every == 0:
-            summary = Summary(value=[scalar(n, v).value[0] for n, v in values.items()])
-            self._add(Event(step=step, summary=summary))
-
-    def _add(self, event: Any) -> None:
-        event.wall_time = time.time()
-        self._events.write_event(event)

@@ -1,0 +1,197 @@
+"""Where a run's metrics go: `metrics.jsonl` always, TensorBoard and Weights & Biases if asked."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto import event_pb2, summary_pb2
+from tensorboardX.summary import scalar
+
+from fwpkm_jax.whole_files import unfinished, write_text
+
+logger = logging.getLogger(__name__)
+
+# Messages that protobuf makes at import, unseen by type checkers.
+Event: Any = vars(event_pb2)["Event"]
+SessionLog: Any = vars(event_pb2)["SessionLog"]
+Summary: Any = vars(summary_pb2)["Summary"]
+
+
+def truncate_metrics(path: Path, *, step: int) -> None:
+    """Drops records past `step`, and lines that are no records: cut off, or damaged since.
+
+    The steps after the checkpoint are trained again, so their records come again.
+    """
+    if not path.is_file():
+        return
+    temporary = unfinished(path)
+    with path.open("rb") as old, temporary.open("wb") as new:
+        for number, line in enumerate(old, start=1):
+            record_step = _record_step(line)
+            if record_step is None:
+                logger.warning("Leaving out line %d of %s, which is no record.", number, path)
+            elif record_step <= step:
+                new.write(line.rstrip(b"\n") + b"\n")
+    os.replace(temporary, path)
+
+
+def _record_step(line: bytes) -> int | None:
+    """The step of a line of `metrics.jsonl`, None if it is no record."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    step = record.get("step") if isinstance(record, dict) else None
+    return step if isinstance(step, int) else None
+
+
+class Sink(Protocol):
+    """A place that metrics are sent to."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Sends the metrics of a step."""
+        ...
+
+    def close(self, *, failed: bool) -> None:
+        """Ends a session; `failed` if an error ended it."""
+        ...
+
+
+class TensorBoard:
+    """Event files in `RUN/tensorboard`, from the step behind `step` on."""
+
+    def __init__(self, directory: Path, *, step: int) -> None:
+        (directory / "tensorboard").mkdir(exist_ok=True)
+        # Not tensorboardX's SummaryWriter: on a full disk its thread dies, and the next write then
+        # waits for ever.
+        self._events = EventsWriter(str(directory / "tensorboard" / "events"))
+        # TensorBoard hides the events of earlier sessions from this step on.
+        start = SessionLog(status=SessionLog.START)
+        self._add(Event(step=step + 1, session_log=start))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Appends one event with a scalar for each value."""
+        summary = Summary(value=[scalar(n, v).value[0] for n, v in values.items()])
+        self._add(Event(step=step, summary=summary))
+
+    def _add(self, event: Any) -> None:
+        event.wall_time = time.time()
+        self._events.write_event(event)
+
+    def close(self, *, failed: bool) -> None:
+        """Closes the file."""
+        del failed
+        self._events.close()
+
+
+def import_wandb() -> Any:
+    """The package wandb, which is imported only for runs that ask for it.
+
+    Raises:
+      ValueError: it is not installed.
+    """
+    try:
+        import wandb  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ValueError(
+            f"--log wandb needs the package wandb ({error}); install it with `pip install wandb`, "
+            "or leave wandb out of --log."
+        ) from error
+    return wandb
+
+
+class WeightsAndBiases:
+    """A run on Weights & Biases; all sessions of a run directory belong to the same one.
+
+    Its identity is in `RUN/wandb_id.txt`.
+
+    The project is `WANDB_PROJECT` or `fwpkm_jax`; wandb's other variables work as usual, such as
+    `WANDB_MODE=offline`.
+
+    Args:
+      directory: the run directory.
+      config: the experiment as JSON.
+
+    Raises:
+      ValueError: wandb does not start, for want of a login or a network; says what to do.
+    """
+
+    def __init__(self, directory: Path, *, config: Mapping[str, Any]) -> None:
+        wandb = import_wandb()
+        identity = directory / "wandb_id.txt"
+        if not identity.is_file():
+            write_text(identity, secrets.token_hex(8))
+        try:
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "fwpkm_jax"),
+                name=directory.name,
+                dir=str(directory),
+                config=dict(config),
+                id=identity.read_text(),
+                resume="allow",
+            )
+        except Exception as error:  # Its own kinds, one for every way to fail.
+            raise ValueError(
+                f"Weights & Biases did not start ({' '.join(str(error).split())}); log in with "
+                "`wandb login`, set WANDB_MODE=offline, or leave wandb out of --log."
+            ) from error
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Sends one step's values.
+
+        After a kill some steps are trained again, to the same values; wandb ignores those that it
+        has.
+        """
+        self._run.log(dict(values), step=step)
+
+    def close(self, *, failed: bool) -> None:
+        """Sends what is left and marks the run as finished or failed."""
+        self._run.finish(exit_code=int(failed))
+
+
+class MetricsWriter:
+    """`metrics.jsonl`, one object per step, and other sinks every few steps; close it in the end.
+
+    Args:
+      directory: the run directory.
+      step: the step that the session starts from; records behind it are dropped.
+      every: steps between two events for the sinks.
+      sinks: where events go.
+    """
+
+    def __init__(self, directory: Path, *, step: int, every: int, sinks: Sequence[Sink]) -> None:
+        truncate_metrics(directory / "metrics.jsonl", step=step)
+        self._file = (directory / "metrics.jsonl").open("a")
+        self._every = every
+        self._sinks = sinks
+
+    def close(self, *, failed: bool = False) -> None:
+        """Closes all of them; `failed` if an error ended the session."""
+        self._file.close()
+        for sink in self._sinks:
+            sink.close(failed=failed)
+
+    def write(self, step: int, values: Mapping[str, float], *, event: bool = False) -> None:
+        """Appends one step's record.
+
+        Args:
+          step: the step that the values belong to; each step once, in order.
+          values: by name. A value that is not finite becomes null: JSON has no NaN.
+          event: send it to the sinks whether or not it is this step's turn.
+        """
+        record = {n: float(v) if np.isfinite(v) else None for n, v in values.items()}
+        self._file.write(json.dumps({"step": step, **record}, allow_nan=False) + "\n")
+        # A killed process keeps what it handed to the system.
+        self._file.flush()
+        if event or step % self._every == 0:
+            for sink in self._sinks:
+                sink.write(step, values)

@@ -1,0 +1,98 @@
+"""Compiled programs are kept on disk by the commands, and found again."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from fwpkm_jax.compile_cache import default_folder, enable_compile_cache
+
+ROOT = Path(__file__).parents[1]
+OLD_RUN = ROOT / "tests" / "training" / "data" / "run_before_registries"
+SETTINGS = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch):
+    """JAX without a cache, as a user has it; put back afterwards."""
+    before = {name: jax.config.values[name] for name in SETTINGS}
+    jax.config.update("jax_compilation_cache_dir", None)
+    monkeypatch.delenv("FWPKM_JAX_CACHE")
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def test_the_folder_is_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = enable_compile_cache()
+    assert folder is not None
+    assert folder.is_dir()
+    assert folder.parent == tmp_path / "cache" / "fwpkm_jax" / "compiled"
+    assert jax.config.values["jax_compilation_cache_dir"] == str(folder)
+    assert jax.config.values["jax_persistent_cache_min_compile_time_secs"] == 0
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert default_folder() == tmp_path / "home" / ".cache" / "fwpkm_jax" / "compiled"
+
+
+def test_another_folder_or_none_can_be_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("FWPKM_JAX_CACHE", "OFF")
+    assert enable_compile_cache() is None
+    assert jax.config.values["jax_compilation_cache_dir"] is None
+    monkeypatch.setenv("FWPKM_JAX_CACHE", str(tmp_path / "mine"))
+    folder = enable_compile_cache()
+    assert folder is not None
+    assert folder.parent == tmp_path / "mine"
+
+
+def test_jaxs_own_setting_is_left_as_it_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("FWPKM_JAX_CACHE", str(tmp_path / "mine"))
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "theirs"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 3.0)
+    assert enable_compile_cache() == tmp_path / "theirs"
+    assert jax.config.values["jax_persistent_cache_min_compile_time_secs"] == 3.0
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_one_warning(monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FWPKM_JAX_CACHE", str(tmp_path / "file" / "cache"))
+    with caplog.at_level(logging.WARNING):
+        assert enable_compile_cache() is None
+    (record,) = caplog.records
+    assert "Set FWPKM_JAX_CACHE to another folder, or to off." in record.getMessage()
+    assert jax.config.values["jax_compilation_cache_dir"] is None
+
+
+def test_a_resumed_run_compiles_nothing_the_second_time(tmp_path):
+    """Each program that a process compiles becomes a file; the second process makes none."""
+    cache = tmp_path / "cache"
+    environment = {
+        **{name: value for name, value in os.environ.items() if "CACHE" not in name},
+        "FWPKM_JAX_CACHE": str(cache),
+        "PYTHONPATH": str(ROOT),
+    }
+    kept = []
+    for name in ("first", "second"):
+        shutil.copytree(OLD_RUN, tmp_path / name)
+        subprocess.run(
+            [sys.executable, "train.py", "--resume", tmp_path / name, "--training.steps", "8"],
+            cwd=ROOT,
+            env=environment,
+            check=True,
+            capture_output=True,
+        )
+        kept.append({path.name for path in cache.rglob("*-cache")})
+    first, second = kept
+    assert any("step" in name for name in first)
+    assert second == first

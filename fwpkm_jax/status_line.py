@@ -6,6 +6,15 @@ import sys
 from typing import TextIO
 
 
+def format_duration(seconds: float) -> str:
+    """`1:02:03`, `2:03` or `0:03`."""
+    minutes, seconds_left = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02}:{seconds_left:02}"
+    return f"{minutes}:{seconds_left:02}"
+
+
 class StatusLine:
     """The last line of a stream's output."""
 

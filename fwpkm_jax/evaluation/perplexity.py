@@ -5,7 +5,6 @@ References: Zhao and Jones 2026, arXiv:2601.00671, sections 4.2, D.2, D.3; Figur
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,17 +15,16 @@ import numpy as np
 from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.evaluation.addressing import AddressingWindows
 from fwpkm_jax.evaluation.display import findings, plots, tables
+from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
 from fwpkm_jax.evaluation.readers.segment_reader import SegmentReader, SegmentReading
 from fwpkm_jax.evaluation.readers.segments import Segmentation
 from fwpkm_jax.evaluation.readers.token_losses import TokenLosses, curves, differences, scores
 from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
-from fwpkm_jax.evaluation.sources import Source, capped, missing_text, text_sources
+from fwpkm_jax.evaluation.sources import Source, capped, missing_text, num_labels, text_sources
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Memory
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +114,8 @@ def streaming_perplexity(
     passes: dict[str, TokenLosses] = {}
     summaries: dict[str, dict[str, Any]] = {}
     names = [source.name for source in sources]
+    labels = num_labels(sources, max_documents=config.max_documents, max_tokens=config.max_tokens)
+    forecast = Forecast("ppl", total=labels * len(writes), unit="tokens")
     for write in writes:
         reader = SegmentReader(
             model,
@@ -130,7 +130,7 @@ def streaming_perplexity(
         )
         num_slots = model.config.fast_weight.rule.num_slots or 0  # Without slots: no windows.
         name = "writing" if write else "frozen"
-        passes[name], summaries[name] = _read_all(reader, sources, config, num_slots)
+        passes[name], summaries[name] = _read_all(reader, sources, config, num_slots, forecast)
     first = next(iter(passes.values()))
     results: dict[str, Any] = {
         name: scores(one, names) | summaries[name] for name, one in passes.items()
@@ -161,10 +161,14 @@ def streaming_perplexity(
 
 
 def _read_all(
-    reader: SegmentReader, sources: Sequence[Source], config: PerplexityConfig, num_slots: int
+    reader: SegmentReader,
+    sources: Sequence[Source],
+    config: PerplexityConfig,
+    num_slots: int,
+    forecast: Forecast,
 ) -> tuple[TokenLosses, dict[str, Any]]:
     """One pass over all data sets: every token's loss; gates, slot use and seconds."""
-    began = shown = time.monotonic()
+    began = time.monotonic()
     windows = AddressingWindows(num_slots, segments=config.window_segments)
     gate_sums: dict[str, float] = {}
     columns: dict[str, list[np.ndarray]] = {
@@ -189,10 +193,7 @@ def _read_all(
                 columns["position"].append(np.arange(len(losses), dtype=np.int32))
                 columns["loss"].append(losses)
                 tokens += len(losses)
-                if time.monotonic() - shown > 10:
-                    shown = time.monotonic()
-                    speed = tokens / (shown - began)
-                    logger.info("%s: %d tokens, %.0f tokens/s", source.name, tokens, speed)
+                forecast.add(len(losses))
             document_ids.append(document.id)
     if not tokens:
         names = ", ".join(source.name for source in sources)

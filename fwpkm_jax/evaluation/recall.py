@@ -17,6 +17,7 @@ from flax import nnx
 
 from fwpkm_jax.data import RecallData, make_dataset
 from fwpkm_jax.evaluation.display import findings, plots, tables
+from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.intervals import wilson
 from fwpkm_jax.evaluation.record import Origin, Result, make_result
@@ -70,6 +71,7 @@ def recall_accuracy(
     num_values: int,
     seed: int = 0,
     origin: Origin | None = None,
+    forecast: Forecast | None = None,
 ) -> Result:
     """Share of questions answered right, all together and by distance from the stated fact.
 
@@ -86,6 +88,7 @@ def recall_accuracy(
       num_values: possible answers, for the level of chance.
       seed: of the data, for the record.
       origin: of weights and data, for the record.
+      forecast: counts the batches that are scored.
 
     Returns:
       `results` holds `writing` and `frozen`, each with accuracies (`accuracy`, `interval` of 95 %,
@@ -117,6 +120,8 @@ def recall_accuracy(
         right["frozen"].append(np.asarray(correct)[asked])
         if lifetime == "carried":
             carried = written
+        if forecast is not None:
+            forecast.add(1)
     distance = np.concatenate(distances) if distances else np.zeros(0, np.int32)
     if not len(distance):
         raise ValueError("The batches ask no question: answer_distance is 0 everywhere.")
@@ -213,6 +218,7 @@ def _run(subject: Subject, config: RecallConfig) -> Result:
                 f"choose a multiple of {per_memory}."
             )
         groups = batch_size // per_memory
+    total = data.num_valid // batch_size
     with contextlib.closing(
         iter(make_dataset(data, split="valid", batch_size=batch_size, seed=subject.seed))
     ) as batches:
@@ -226,6 +232,7 @@ def _run(subject: Subject, config: RecallConfig) -> Result:
             num_values=data.num_values,
             seed=subject.seed,
             origin=subject.origin,
+            forecast=Forecast("recall", total=min(config.batches or total, total), unit="batches"),
         )
 
 

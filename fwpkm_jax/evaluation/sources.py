@@ -71,6 +71,20 @@ def capped(
         yield document
 
 
+def num_labels(
+    sources: Iterable[Source], *, max_documents: int | None, max_tokens: int | None
+) -> int:
+    """Tokens to predict in the documents that `capped` leaves of each data set."""
+    documents = (
+        document
+        for source in sources
+        for document in capped(
+            source.documents(), max_documents=max_documents, max_tokens=max_tokens
+        )
+    )
+    return sum(max(0, len(document.tokens) - 1) for document in documents)
+
+
 def _reader(data: TextData) -> Callable[[], Iterable[Document]]:
     return lambda: stream_documents(data, "valid")
 

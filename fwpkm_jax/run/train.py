@@ -18,11 +18,11 @@ from fwpkm_jax.run import setup as parts
 from fwpkm_jax.run.log import RunLog
 from fwpkm_jax.run.session import Session
 from fwpkm_jax.run.setup import Setup
+from fwpkm_jax.status_line import format_duration
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.fit import fit
 from fwpkm_jax.training.runs.processes import from_first, is_first, together
 from fwpkm_jax.training.runs.profiler import Profiler
-from fwpkm_jax.training.runs.progress import format_duration
 from fwpkm_jax.training.runs.signals import Stopped, StopSignals
 from fwpkm_jax.training.state import TrainState
 from fwpkm_jax.training.validation import Validation

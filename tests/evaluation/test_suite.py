@@ -13,6 +13,7 @@ from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import RecallData, TextData, TokenFile, write_token_file
 from fwpkm_jax.evaluation import EVALS, Subject, choose_suite, run_suite
 from fwpkm_jax.evaluation.display.tables import format_table
+from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.sources import text_sources
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig, Checkpoints
 from fwpkm_jax.training.config import TrainingConfig
@@ -225,3 +226,31 @@ def test_options_of_every_evaluation_are_explained(capsys):
     for name, evaluation in EVALS.items():
         for field in dataclasses.fields(evaluation.config):
             assert f"--{name}.{field.name}" in shown
+
+
+@pytest.mark.parametrize("name", ["ppl", "needle", "recall"])
+def test_an_evaluation_counts_all_of_its_work(name, subject, tmp_path, monkeypatch):
+    """The work that was announced is the work that was done."""
+    seen = {}
+
+    class Counting(Forecast):
+        def __init__(self, name, *, total, unit):
+            super().__init__(name, total=total, unit=unit)
+            self.done = 0
+            seen[name] = self
+
+        def add(self, amount):
+            super().add(amount)
+            self.done += amount
+
+    for place in ("perplexity", "needle.evaluate", "recall"):
+        monkeypatch.setattr(f"fwpkm_jax.evaluation.{place}.Forecast", Counting)
+    configs = {}
+    if name == "needle":
+        configs["needle"] = EVALS["needle"].config(
+            haystack_words=(10, 20), readings=(1, 2), samples=2, piece_length=16
+        )
+    if name == "recall":
+        subject = dataclasses.replace(subject, data=RECALL)
+    run_suite(subject, (name,), directory=tmp_path, configs=configs)
+    assert seen[name].done == seen[name].total > 0

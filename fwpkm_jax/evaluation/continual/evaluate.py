@@ -6,7 +6,6 @@ References: Zhao and Jones 2026, arXiv:2601.00671, section 4.5, Figure 6.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from fwpkm_jax.evaluation.continual.views import (
     continual_table,
     plot_continual,
 )
+from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.intervals import clustered_mean
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
@@ -32,8 +32,6 @@ from fwpkm_jax.evaluation.reconfigure import with_chunk_size
 from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Memory
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,19 +97,23 @@ def continual_learning(
     """
     model = with_chunk_size(model, config.chunk_size)
     start = first_group(memory)
-    stages = _Stages(model, start, config)
+    forecast = Forecast("continual", total=0, unit="tokens")
+    stages = _Stages(model, start, config, forecast)
     began = time.monotonic()
     for domain in domains:  # Before hours of reading.
         for part in (domain.adapt, domain.evaluate):
             stages.check(domain.name, part)
+    forecast.total = sum(
+        stages.num_tokens(domain.adapt, evaluate=False)
+        # Without a memory nothing changes from stage to stage.
+        + stages.num_tokens(domain.evaluate, evaluate=True) * (1 + bool(memory) * len(domains))
+        for domain in domains
+    )
     columns = [[stages.losses(domain.evaluate)] for domain in domains]
-    for number, domain in enumerate(domains, start=1):
+    for domain in domains:
         stages.adapt(domain.adapt)
         for column, other in zip(columns, domains, strict=True):
-            # Without a memory nothing has changed.
             column.append(stages.losses(other.evaluate) if memory else column[0])
-        seconds = time.monotonic() - began
-        logger.info("continual: %d of %d domains, %.0f s", number, len(domains), seconds)
     losses = [np.stack(column) for column in columns]
     return make_result(
         "continual",
@@ -166,8 +168,10 @@ def summarize(losses: Sequence[np.ndarray]) -> dict[str, Any]:
 class _Stages:
     """A memory that reads parts and is evaluated on others."""
 
-    def __init__(self, model: LanguageModel, memory: Memory, config: ContinualConfig):
-        self._config = config
+    def __init__(
+        self, model: LanguageModel, memory: Memory, config: ContinualConfig, forecast: Forecast
+    ):
+        self._config, self._forecast = config, forecast
         self._graphdef, self._params = nnx.split(model)
         # Copied because the buffers are donated and these are needed again.
         self._memory = as_stored(jax.tree.map(jnp.copy, memory), config.fast_weight_dtype)
@@ -194,6 +198,8 @@ class _Stages:
                 batch,
                 fast_weight_dtype=self._config.fast_weight_dtype,
             )
+        jax.block_until_ready(self._memory)
+        self._forecast.add(self.num_tokens(part, evaluate=False))
 
     def losses(self, part: Part) -> np.ndarray:
         """Mean loss of each row of a part, `[rows]`; nothing is written."""
@@ -201,7 +207,9 @@ class _Stages:
             frozen_row_losses(self._graphdef, self._params, self._memory, batch)
             for batch in self._batches(part, evaluate=True)
         ]
-        return np.concatenate(jax.device_get(found))
+        losses = np.concatenate(jax.device_get(found))
+        self._forecast.add(self.num_tokens(part, evaluate=True))
+        return losses
 
     def _batches(self, part: Part, *, evaluate: bool) -> Iterator[np.ndarray]:
         indices, size = self._indices(part, evaluate=evaluate), self._config.batch_size

@@ -10,10 +10,11 @@ from typing import Any
 from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.evaluation.display.tables import format_table, signed
 from fwpkm_jax.evaluation.dynamic.reader import GradientSteps, read_dynamically
+from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.readers.token_losses import differences, scores
 from fwpkm_jax.evaluation.record import Result, describe_resets, make_result
-from fwpkm_jax.evaluation.sources import capped, missing_text, text_sources
+from fwpkm_jax.evaluation.sources import capped, missing_text, num_labels, text_sources
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +61,14 @@ def dynamic_perplexity(subject: Subject, config: DynamicConfig) -> Result:
     sources = text_sources(subject.text, config.data)
     length = config.segment_length or subject.text.length
     limits = {"max_documents": config.max_documents, "max_tokens": config.max_tokens}
+    labels = num_labels(sources, **limits)
     passes = {
         name: read_dynamically(
             subject.model,
             [capped(source.documents(), **limits) for source in sources],
             segment_length=length,
             steps=steps,
+            forecast=Forecast(f"dynamic, {name}", total=labels, unit="tokens"),
         )
         for name, steps in (("plain", None), ("dynamic", config.steps))
     }

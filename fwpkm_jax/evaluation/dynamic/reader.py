@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from fwpkm_jax.data import Document
+from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.readers.segments import split_into_segments
 from fwpkm_jax.evaluation.readers.stream_calls import label_losses, reset_caches
 from fwpkm_jax.evaluation.readers.token_losses import TokenLosses
@@ -70,6 +71,7 @@ def read_dynamically(
     segment_length: int,
     steps: GradientSteps | None,
     clock: Callable[[], float] = time.perf_counter,
+    forecast: Forecast | None = None,
 ) -> DynamicReading:
     """Reads documents in order, batch 1; caches start empty in each segment.
 
@@ -80,6 +82,7 @@ def read_dynamically(
       segment_length: inputs of a segment.
       steps: that the weights take; None reads with the weights as they are, a segment at a time.
       clock: of the seconds that the speed is told in.
+      forecast: counts the tokens that are read.
 
     Raises:
       ValueError: the model has a fast-weight memory, or there is nothing to predict.
@@ -101,6 +104,8 @@ def read_dynamically(
                 columns["segment"].append(np.full(size, index, np.int32))
                 columns["position"].append(np.arange(size, dtype=np.int32))
                 columns["loss"].append(losses)
+                if forecast is not None:
+                    forecast.add(size)
             document_ids.append(document.id)
     if not columns["loss"]:
         raise ValueError("No document has the two tokens that a prediction needs.")

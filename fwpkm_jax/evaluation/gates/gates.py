@@ -6,7 +6,6 @@ References: Zhao and Jones 2026, arXiv:2601.00671, Figure 3.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from flax import nnx
 from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.data.packing import PackedRows
 from fwpkm_jax.evaluation.continual.domains import read_rows
+from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.gates.gates_views import gates_finding, gates_table, plot_gates
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
@@ -29,8 +29,6 @@ from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_g
 from fwpkm_jax.evaluation.sources import missing_text, text_sources
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Memory
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +97,10 @@ def gate_statistics(
     # Copied because the buffers are donated and these are needed again.
     carried = as_stored(jax.tree.map(jnp.copy, start), config.fast_weight_dtype)
     found: dict[str, dict[str, _Histogram]] = {}
+    total = sum(len(_chosen(rows, config)) for rows in sources.values())
+    forecast = Forecast("gates", total=total, unit="rows")
     for name, rows in sources.items():
-        carried, found[name] = _read_source(model, carried, rows, config)
-        logger.info("gates: %s, %.0f s", name, time.monotonic() - began)
+        carried, found[name] = _read_source(model, carried, rows, config, forecast)
     tokens = {name: int(next(iter(by.values())).counts.sum()) for name, by in found.items()}
     fast_weight = model.config.fast_weight
     return make_result(
@@ -146,21 +145,30 @@ class _Histogram:
 
 
 def _read_source(
-    model: LanguageModel, memory: Memory, rows: PackedRows, config: GatesConfig
+    model: LanguageModel,
+    memory: Memory,
+    rows: PackedRows,
+    config: GatesConfig,
+    forecast: Forecast,
 ) -> tuple[Memory, dict[str, _Histogram]]:
     """The memory behind a data set, and each layer's histogram."""
     graphdef, params = nnx.split(model)
     histograms = {layer: _Histogram(config.bins) for layer in memory}
-    limit = None if config.max_batches is None else config.max_batches * config.batch_size
-    for batch in row_batches(
-        rows, range(len(rows))[:limit], batch_size=config.batch_size, keep_last=True
-    ):
+    chosen = _chosen(rows, config)
+    for batch in row_batches(rows, chosen, batch_size=config.batch_size, keep_last=True):
         memory, gates = write_rows(
             graphdef, params, memory, batch, fast_weight_dtype=config.fast_weight_dtype
         )
         for layer, gate in jax.device_get(gates).items():
             histograms[layer].add(gate)
+        forecast.add(len(batch))
     return memory, histograms
+
+
+def _chosen(rows: PackedRows, config: GatesConfig) -> range:
+    """The rows of a data set that are read."""
+    limit = None if config.max_batches is None else config.max_batches * config.batch_size
+    return range(len(rows))[:limit]
 
 
 def _missing(subject: Subject, config: GatesConfig) -> str | None:

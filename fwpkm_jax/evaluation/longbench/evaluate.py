@@ -6,7 +6,6 @@ References: Zhao and Jones 2026, arXiv:2601.00671, section 4.4, Figure 5.
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 
 from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
 from fwpkm_jax.data.longbench import MAX_TOKENS, TASKS, read_samples
+from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.intervals import clustered_mean
 from fwpkm_jax.evaluation.longbench.views import (
@@ -32,8 +32,6 @@ from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel, Memory
-
-logger = logging.getLogger(__name__)
 
 _LEAST_ROOM = 1024  # Tokens that a reader has room for; more comes in powers of 4.
 
@@ -124,9 +122,11 @@ def longbench_perplexity(
     start = first_group(memory)
     began = time.monotonic()
     writes = {"both": (True, False), "on": (True,), "off": (False,)}[config.write]
+    tokens = sum(_num_tokens(sample) for chosen in samples.values() for sample in chosen)
+    forecast = Forecast("longbench", total=tokens * len(writes), unit="tokens")
     passes = {
         "writing" if write else "frozen": {
-            task: _read_task(model, start, chosen, config, task=task, write=write)
+            task: _read_task(model, start, chosen, config, forecast, write=write)
             for task, chosen in samples.items()
         }
         for write in writes
@@ -234,15 +234,14 @@ def _read_task(
     start: Memory,
     samples: Sequence[QuestionTokens],
     config: LongBenchConfig,
+    forecast: Forecast,
     *,
-    task: str,
     write: bool,
 ) -> list[np.ndarray]:
     """Each sample's losses `[answer tokens]`."""
     memory = start = as_stored(start, config.fast_weight_dtype)
     losses = []
-    shown = time.monotonic()
-    for number, sample in enumerate(samples, start=1):
+    for sample in samples:
         loss, memory = read_sample(
             model, memory, sample, piece_length=config.piece_length, write=write
         )
@@ -250,10 +249,12 @@ def _read_task(
         if config.memory_reset == "sample":
             memory = start
         losses.append(loss)
-        if time.monotonic() - shown > 10:
-            shown = time.monotonic()
-            logger.info("longbench, %s: %d of %d samples", task, number, len(samples))
+        forecast.add(_num_tokens(sample))
     return losses
+
+
+def _num_tokens(sample: QuestionTokens) -> int:
+    return len(sample.context) + len(sample.question) + len(sample.answer)
 
 
 def _score(losses: Sequence[np.ndarray]) -> dict[str, float]:
@@ -269,7 +270,7 @@ def _difference(writing: Sequence[np.ndarray], frozen: Sequence[np.ndarray]) -> 
 
 
 def _describe(samples: Sequence[QuestionTokens]) -> dict[str, Any]:
-    lengths = [len(s.context) + len(s.question) + len(s.answer) for s in samples]
+    lengths = [_num_tokens(sample) for sample in samples]
     return {
         "samples": len(samples),
         "answer_tokens": sum(len(sample.answer) for sample in samples),

@@ -10,6 +10,7 @@ import numpy as np
 
 from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.display import findings, tables
+from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.needle.config import NeedleConfig
 from fwpkm_jax.evaluation.needle.files import read_samples, texts_of
@@ -56,13 +57,19 @@ def needle_accuracy(
     """
     start = first_group(memory)
     stretched, runs = model, []
+    forecast = Forecast("needle", total=_words_to_read(config), unit="words")
     for words, sample_seed, samples in _each_length(config, texts, seed):
+        # A text may give fewer samples than asked for.
+        forecast.total += (len(samples) - config.samples) * words * sum(config.readings)
         factor = config.factor(words)
         stretched = with_yarn(model, factor=factor, original_length=config.yarn_original_length)
         prompts = [encode_prompt(sample, tokenizer) for sample in samples]
         reader = open_reader(stretched, start, prompts, config, tokenizer)
         for readings in config.readings:
-            answers = list(answer_each(reader, prompts, tokenizer, config, readings=readings))
+            answers = []
+            for answer in answer_each(reader, prompts, tokenizer, config, readings=readings):
+                answers.append(answer)
+                forecast.add(words * readings)
             runs.append(
                 {
                     "words": words,
@@ -106,6 +113,14 @@ def describe_chunks(model: ModelConfig, config: NeedleConfig) -> str | int:
         return "one write per reading, all waiting tokens"
     own = model.fast_weight.chunk_size
     return own if config.chunk_size == "model" else config.chunk_size
+
+
+def _words_to_read(config: NeedleConfig) -> int:
+    """Words of all samples, as often as they are read, if every length gives enough samples."""
+    lengths = config.haystack_words
+    if config.sample_files:
+        lengths = [read_samples(path)[0]["words"] for path in config.sample_files]
+    return config.samples * sum(lengths) * sum(config.readings)
 
 
 def _each_length(

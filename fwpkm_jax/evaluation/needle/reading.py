@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -15,8 +13,6 @@ from fwpkm_jax.evaluation.needle.config import NeedleConfig
 from fwpkm_jax.evaluation.needle.samples import NeedleSample
 from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader, Reader, decode
 from fwpkm_jax.models.language_model import LanguageModel, Memory
-
-logger = logging.getLogger(__name__)
 
 
 class Prompt(NamedTuple):
@@ -86,7 +82,6 @@ def answer_each(
     still writes what is left at the end of a reading, `reference` mode leaves it waiting.
     """
     reader.reset_memory()
-    shown = time.monotonic()
     ends_written = config.mode == "paper" or config.chunk_size == "text"
     for number, prompt in enumerate(prompts):
         if number and config.reset_memory_between_samples:
@@ -106,6 +101,3 @@ def answer_each(
         if config.mode == "reference" and ends_written:
             reader.write()
         yield tokenizer.decode(decode(reader, answer, length=config.value_digits))
-        if time.monotonic() - shown > 10:
-            shown = time.monotonic()
-            logger.info("needle, %d readings: %d of %d", readings, number + 1, len(prompts))

@@ -14,6 +14,7 @@ import numpy as np
 
 from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.display.token_texts import token_texts
+from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.needle import (
     NeedleConfig,
@@ -106,8 +107,10 @@ def trace_slots(
     arrays: dict[str, np.ndarray] = {}
     tried = 0
     answers = answer_each(reader, prompts, tokenizer, config, readings=config.readings[0])
+    forecast = Forecast("trace", total=len(samples), unit="samples at most")
     for sample, answer in zip(samples, answers, strict=False):
         tried += 1
+        forecast.add(1)
         right = sum(a == b for a, b in zip(answer, sample.answer, strict=False))
         if right > best["right"] or answer.strip() == sample.answer:
             best = _describe(reader, sample, answer, right, tokenizer)

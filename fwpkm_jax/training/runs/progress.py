@@ -6,16 +6,7 @@ import collections
 from collections.abc import Mapping
 from typing import TextIO
 
-from fwpkm_jax.status_line import StatusLine
-
-
-def format_duration(seconds: float) -> str:
-    """`1:02:03`, `2:03` or `0:03`."""
-    minutes, seconds_left = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}:{minutes:02}:{seconds_left:02}"
-    return f"{minutes}:{seconds_left:02}"
+from fwpkm_jax.status_line import StatusLine, format_duration
 
 
 class Speedometer:

@@ -2,7 +2,8 @@
 
 import io
 
-from fwpkm_jax.training.runs.progress import Progress, Speedometer, format_duration
+from fwpkm_jax.status_line import format_duration
+from fwpkm_jax.training.runs.progress import Progress, Speedometer
 
 
 class Terminal(io.StringIO):

@@ -1,4 +1,4 @@
-"""What a benchmark states about where it ran: versions, device, and the device's own limits."""
+"""Describes where a benchmark ran: versions, device, and the device's measured limits."""
 
 import datetime
 import json
@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-# Read when the device is first used. A benchmark's parent process and a peer share the device with
-# the process that is timed; neither may take most of its memory in advance.
+# JAX reads this when it first uses the device. A benchmark's parent process and a peer share the
+# device with the timed process, so none of them may allocate most of its memory in advance.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
@@ -55,14 +55,14 @@ def matmul_rate(size: int = 2048, dtype: DTypeLike = jnp.float32) -> float:
 
 
 def peak_device_megabytes() -> float | None:
-    """Most memory the device has held, where it keeps count (not on a CPU)."""
+    """Peak memory of the device; None on devices that do not report it, such as a CPU."""
     statistics_of_device = jax.devices()[0].memory_stats() or {}
     peak = statistics_of_device.get("peak_bytes_in_use")
     return None if peak is None else peak / 1e6
 
 
 def peak_host_megabytes() -> float:
-    """Most memory this process has held; `ru_maxrss` would start at its parent's."""
+    """Peak memory of this process; `ru_maxrss` would start at its parent's."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024 / 1e6

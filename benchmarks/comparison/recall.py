@@ -1,14 +1,14 @@
-"""Multi-query associative recall over pairs x length x state size, every memory at equal state.
+"""Measures associative recall by pairs, length and state size, with equal state for all memories.
 
     taskset -c 1 python -m benchmarks.comparison.recall
     python -m benchmarks.comparison.tables
 
-One layer around the memory. A pair is a key token and a value token after it, so that a memory must
-see two tokens at once: FwPKM and FwMLP look ahead by one, matrix memories have a short convolution
-that starts as a shift of the keys by one token (`bind`), and the others stand behind a layer of
-windowed attention. Each decoder is trained on documents of one length with several numbers of
-pairs, and then asked at every length. Runs that the file holds are kept: stop it and start it again
-at will.
+Each decoder has one layer with the memory. A pair is a key token and the value token after it, so
+a memory must combine two tokens. FwPKM and FwMLP look ahead by one token. Matrix memories have a
+short convolution that starts as a shift of the keys by one token (`bind`). The others follow a
+layer of windowed attention. Decoders are trained on documents of one length with several numbers
+of pairs, and evaluated at every length. Runs already in the file are skipped, so the program can
+be stopped and started again at any time.
 """
 
 import itertools
@@ -45,51 +45,51 @@ from fwpkm_jax.rules import FwMLP, FwPKM
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 
 CHUNK = 32
-"""Tokens between two writes of the memories that write chunks: no answer is nearer than that."""
+"""Tokens between two writes of chunked memories; answers are at least as far from their pair."""
 WIDTH = 32
-"""Of the residual stream."""
+"""Width of the residual stream."""
 UNBOUNDED = ("fwpkm_table", "attention")
-"""Not made to fit a state: the ceiling, and FwPKM with a table as large as it likes it."""
+"""Not limited to a state size: full attention as the upper bound, and FwPKM with a large table."""
 TABLE = FwPKM(num_subkeys=32, key_dim=16, value_dim=16, top_k=8)
 NAMES = (*MATRIX_RULES, "fwmlp", "fwpkm", *UNBOUNDED, "titans", "lact")
 VALUES = 32
-"""Different values; a guess is right once in so many."""
+"""Number of different values; a guess is right with probability 1 / VALUES."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Trains and asks small decoders."""
+    """Trains and evaluates small decoders."""
 
     rules: tuple[str, ...] = NAMES
-    """Which memories."""
+    """Names of the memories."""
     budgets: tuple[int, ...] = (1024, 4096, 256)
-    """Bytes of state per sequence; each memory is as wide as fits."""
+    """Bytes of state per sequence; each memory gets the largest width that fits."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Of weights and documents, which are the same for all memories."""
+    """Seeds of weights and documents; all memories see the same documents."""
     length: int = 128
     """Tokens of a training document."""
     pairs: tuple[int, ...] = (4, 8, 16, 32, 64)
-    """Pairs stated in a document; it asks for `questions` of them at most."""
+    """Numbers of pairs in a document; at most `questions` of them are asked for."""
     lengths: tuple[int, ...] = (128, 256)
-    """Lengths asked."""
+    """Lengths of the evaluated documents."""
     questions: int = 8
-    """Questions of a document."""
+    """Most questions in a document."""
     steps: int = 400
     """Training steps."""
     easy_steps: int = 200
-    """Of these the first, in which documents have the two smallest numbers of pairs."""
+    """The first steps, in which documents have the two smallest numbers of pairs."""
     batch_size: int = 16
     """Documents per step."""
     learning_rate: float = 5e-3
     """Peak learning rate."""
     documents: int = 64
-    """Documents asked per cell and seed."""
+    """Documents evaluated per cell and seed."""
     out: Path = Path("benchmarks/results/recall_cpu.json")
-    """File of the results, continued where it exists."""
+    """File of the results; an existing file is continued."""
 
 
 def task(pairs: int, length: int, options: Options) -> RecallData | None:
-    """Documents of that many pairs, or None where they do not fit the length."""
+    """The task with that many pairs, or None if they do not fit the length."""
     questions = min(pairs, options.questions)
     if 2 * (pairs + questions) + CHUNK - 3 > length:
         return None
@@ -105,7 +105,7 @@ def task(pairs: int, length: int, options: Options) -> RecallData | None:
 
 
 def decoder(name: str, size: int) -> ModelConfig:
-    """The decoder of one memory; `size` is the memory's width, of `fwpkm` the sub-keys."""
+    """The decoder of one memory; `size` is its width, for `fwpkm` its number of sub-keys."""
     mixers, changes = ("swa",), dict[str, Any]()
     if name in MATRIX_RULES:
         mixers = (name,)
@@ -151,12 +151,12 @@ def decoder(name: str, size: int) -> ModelConfig:
 
 
 def bind(params: Any, config: ModelConfig) -> Any:
-    """The parameters, but a matrix memory starts as what FwPKM is by design.
+    """Changes the initial parameters so that a matrix memory binds pairs as FwPKM does by design.
 
-    Keys are those of the token before, and queries are made as keys are: a token's value is written
-    under the token before it and found by the same token. Decays that are learned start at almost
-    none, for FwPKM has none, and of several writes per token the first does the work. All of it is
-    learned from there.
+    Keys come from the previous token, and queries have the projection of the keys. A token's value
+    is therefore written under the previous token, and the same token retrieves it. Learned decays
+    start close to no decay, as FwPKM has none. Of several writes per token the first starts with
+    nearly all strength. Training can change all of this.
     """
     mixer = params["blocks"][0]["mixer"]
     if config.mixers[0] in MATRIX_RULES:
@@ -176,7 +176,7 @@ def bind(params: Any, config: ModelConfig) -> Any:
 
 
 def sized(name: str, budget: int | None, *, length: int) -> ModelConfig | None:
-    """The decoder whose memory is the largest within `budget` bytes; None: the least is larger."""
+    """The decoder with the largest memory within `budget` bytes; None if none is that small."""
     if budget is None:
         return decoder(name, 0)
     size = widest(lambda n: state_bytes(decoder(name, n), length=length) <= budget, most=64)
@@ -184,9 +184,10 @@ def sized(name: str, budget: int | None, *, length: int) -> ModelConfig | None:
 
 
 def touched_bytes(config: ModelConfig, total: int) -> tuple[int, int]:
-    """Bytes of state that one token reads or writes: of slots alone, and with all that is scored.
+    """Bytes of state that one token touches: of values alone, and including scored keys.
 
-    A matrix or a network is read as a whole. FwPKM reads the slots it chose, by all its sub-keys.
+    A matrix or a network is read as a whole. FwPKM scores all its sub-keys and reads the chosen
+    slots.
     """
     rule = config.fast_weight.rule
     if not (config.memory_layers and isinstance(rule, FwPKM)):
@@ -202,17 +203,17 @@ def examples(data: RecallData, split: Any, seed: int) -> Iterator[Example]:
 
 
 def batch(documents: list[Example]) -> Batch:
-    """Documents side by side."""
+    """Stacks documents to one batch."""
     tokens = np.stack([document["tokens"] for document in documents])
     weights = np.stack([document["loss_weight"] for document in documents])
     return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:], "weights": weights}
 
 
 def training_batches(options: Options, seed: int) -> list[Batch]:
-    """Batches in which the numbers of pairs that fit the training length take turns.
+    """Batches whose documents cycle through the numbers of pairs that fit the training length.
 
-    Where most questions cannot be answered from so small a state, nothing is learned of the others;
-    hence few pairs at first.
+    The first batches have few pairs: if the state is too small for most questions, the model does
+    not learn to answer the others either.
     """
     tasks = [task(pairs, options.length, options) for pairs in options.pairs]
     streams = [examples(data, "train", seed) for data in tasks if data]
@@ -224,7 +225,7 @@ def training_batches(options: Options, seed: int) -> list[Batch]:
 
 
 def cells(trained: Trained, options: Options, seed: int) -> list[Row]:
-    """Share of right answers by pairs and length, of documents that training has not seen."""
+    """Share of right answers by pairs and length, on documents that were not in training."""
     rows = []
     for length, pairs in itertools.product(options.lengths, options.pairs):
         data = task(pairs, length, options)
@@ -238,12 +239,12 @@ def cells(trained: Trained, options: Options, seed: int) -> list[Row]:
 
 
 def measure(name: str, budget: int | None, options: Options, results: Results) -> None:
-    """The runs of one memory at one budget that the results lack."""
+    """Trains and evaluates one memory at one budget, for the seeds that the results lack."""
     seeds = [seed for seed in options.seeds if not results.has(rule=name, budget=budget, seed=seed)]
     config = sized(name, budget, length=options.length) if seeds else None
     if config is None:
         if seeds:
-            print(f"{name}: nothing fits into {budget} bytes", flush=True)
+            print(f"{name}: its smallest memory exceeds {budget} bytes", flush=True)
         return
     vocabulary = next(t for t in (task(n, options.length, options) for n in options.pairs) if t)
     config = replace(config, vocab_size=vocabulary.vocab_size)
@@ -264,9 +265,9 @@ def measure(name: str, budget: int | None, options: Options, results: Results) -
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs what is not there yet, all memories at the first budget before any at the next."""
+    """Runs what the results lack: all memories at the first budget, then at the next."""
     options = parse(Options, argv, description=__doc__)
-    chosen = replace(options, rules=(), budgets=(), seeds=())  # May differ from call to call.
+    chosen = replace(options, rules=(), budgets=(), seeds=())  # These may differ between calls.
     results = Results(options.out, settings=settings(chosen), machine=environment)
     bounded = [name for name in options.rules if name not in UNBOUNDED]
     runs: list[tuple[str, int | None]] = [(n, None) for n in UNBOUNDED if n in options.rules]

@@ -1,4 +1,4 @@
-"""Trains decoders of tens of thousands of parameters on generated tasks, resumably."""
+"""Trains decoders with some 10,000 parameters on generated tasks and stores their results."""
 
 import json
 import time
@@ -27,14 +27,14 @@ Batch = Mapping[str, np.ndarray]
 Row = dict[str, Any]
 
 NO_DECAY = 6.0
-"""Of a decay's bias, or minus the logarithm of its rate: less than 1 in 400 is lost per token."""
+"""A decay's bias, or minus the logarithm of its rate: each token loses less than 1/400."""
 
-# Each sequence of a batch has a memory of its own, and it starts afresh.
+# Each sequence has its own memory, which starts from the initial one in every batch.
 _MEMORY = MemoryConfig(lifetime="batch")
 
 
 class Trainer:
-    """One architecture, compiled once, to be trained from several seeds."""
+    """Trains one architecture from several seeds with one compiled step."""
 
     def __init__(self, config: ModelConfig, *, learning_rate: float, steps: int):
         self.config, self.steps = config, steps
@@ -104,14 +104,14 @@ class Trained:
     loss: float
     """Mean of the last 20 steps, nats per answer."""
     parameters: int
-    """Slow weights."""
+    """Number of slow weights."""
 
 
 def without_decay(params: Any, config: ModelConfig) -> Any:
-    """The parameters, but the learned decays of matrix memories start at almost none.
+    """Changes the initial parameters so that learned decays of matrix memories are close to none.
 
-    As they start otherwise, little is left after a hundred tokens, and a decoder that is trained
-    for a few hundred steps does not learn to change that.
+    With the usual initial decays little of a write is left after 100 tokens, and a few hundred
+    training steps do not change that.
     """
     for name, block in zip(config.mixers, params["blocks"].values(), strict=True):
         if name not in MATRIX_RULES:
@@ -127,10 +127,10 @@ def without_decay(params: Any, config: ModelConfig) -> Any:
 
 
 def state_bytes(config: ModelConfig, *, length: int) -> int:
-    """Bytes of the last layer's memory of one sequence: what a rule or attention keeps of it.
+    """Bytes that the last layer's memory keeps of one sequence.
 
-    Not counted is what a layer's frame keeps beside it: inputs of a convolution, a LaCT layer's
-    window, tokens that wait until their chunk is written.
+    What the layer keeps besides its memory is not counted: inputs of a convolution, the window of a
+    LaCT layer, tokens that wait until their chunk is written.
 
     Args:
       config: float32 decoder whose last layer holds the memory.
@@ -154,7 +154,7 @@ def state_bytes(config: ModelConfig, *, length: int) -> int:
 
 
 def widest(fits: Callable[[int], bool], *, most: int) -> int | None:
-    """The largest number from 1 to `most` that fits, given that all below it do; None: none."""
+    """The largest number from 1 to `most` that fits; smaller ones must fit. None if 1 does not."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
@@ -163,10 +163,10 @@ def widest(fits: Callable[[int], bool], *, most: int) -> int | None:
 
 
 class Results:
-    """Rows of a JSON file, each written as soon as it is there; a second run goes on from there."""
+    """Rows of a JSON file, saved one by one, so that a second call continues after the first."""
 
     def __init__(self, path: Path, *, settings: Row, machine: Callable[[], Row]):
-        """Opens or begins the file.
+        """Opens the file or starts a new one.
 
         Raises:
           ValueError: the file holds results of other settings.
@@ -184,7 +184,7 @@ class Results:
             self.content = {"environment": machine(), "settings": settings, "rows": []}
 
     def has(self, **names: Any) -> bool:
-        """Whether there is a row with these entries."""
+        """Whether a row has these entries."""
         return any(names.items() <= row.items() for row in self._plain())
 
     def add(self, row: Row) -> None:

@@ -1,12 +1,12 @@
-"""State tracking by every matrix memory: parity, sums modulo 3, and permutations of three things.
+"""Measures state tracking of every matrix memory: parity, sums modulo 3, permutations of three.
 
     taskset -c 1 python -m benchmarks.comparison.state_tracking
     python -m benchmarks.comparison.tables
 
-One layer with the memory, no convolution; learned decays start at almost none. Each decoder is
-trained on short documents, with a label at every token, and asked on longer ones. Delta rules run
-twice, with write strengths up to 1 and up to 2 (`negative_eigenvalues`). Runs that the file holds
-are kept.
+Each decoder has one layer with the memory and no convolution; learned decays start close to none.
+Decoders are trained on short documents with a label at every token, and evaluated on longer ones.
+Delta rules run twice, with write strengths up to 1 and up to 2 (`negative_eigenvalues`). Runs
+already in the file are skipped.
 """
 
 import itertools
@@ -37,13 +37,13 @@ from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule
 
 WIDTH = 32
-"""Of the residual stream."""
+"""Width of the residual stream."""
 VOCABULARY = max(StateTrackingData(group=group).vocab_size for group in get_args(Group))
-"""Token ids, the same for all tasks, so that one compiled program trains all."""
+"""Token ids; the same number for all tasks, so that one compiled program trains them all."""
 
 
 def variants() -> dict[str, AbstractMatrixRule]:
-    """Every rule by name; those whose write strength can reach 2 in both ranges, `+` with 2."""
+    """Every rule by name; rules whose write strength can reach 2 come twice, marked by `+`."""
     found = dict[str, AbstractMatrixRule]()
     for name, kind in MATRIX_RULES.items():
         rule = replace(kind(), convolution=False, chunk_size=32)
@@ -60,18 +60,18 @@ RULES = variants()
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Trains and asks small decoders."""
+    """Trains and evaluates small decoders."""
 
     rules: tuple[str, ...] = tuple(RULES)
-    """Which memories; a name with + has write strengths up to 2."""
+    """Names of the memories; + marks write strengths up to 2."""
     groups: tuple[Group, ...] = ("parity", "mod3", "s3")
-    """What is tracked."""
+    """Groups whose products are tracked."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Of weights and documents, which are the same for all memories."""
+    """Seeds of weights and documents; all memories see the same documents."""
     length: int = 32
     """Tokens of a training document."""
     ends: tuple[int, ...] = (32, 64, 128, 256)
-    """Accuracy is stated for the tokens up to each of these, from the one before on."""
+    """Ends of the ranges of tokens for which accuracy is reported."""
     steps: int = 500
     """Training steps."""
     batch_size: int = 32
@@ -79,17 +79,17 @@ class Options:
     learning_rate: float = 1e-2
     """Peak learning rate."""
     documents: int = 64
-    """Documents asked per seed."""
+    """Documents evaluated per seed."""
     heads: int = 2
-    """Memories of a sequence."""
+    """Heads, each with its own memory."""
     head_dim: int = 16
     """Width of keys and values."""
     out: Path = Path("benchmarks/results/state_tracking_cpu.json")
-    """File of the results, continued where it exists."""
+    """File of the results; an existing file is continued."""
 
 
 def decoder(name: str, options: Options) -> ModelConfig:
-    """One layer around one memory."""
+    """The decoder of one memory."""
     sizes = {"num_key_heads": options.heads, "num_value_heads": options.heads}
     sizes |= dict.fromkeys(("key_head_dim", "value_head_dim"), options.head_dim)
     return ModelConfig(
@@ -107,7 +107,7 @@ def decoder(name: str, options: Options) -> ModelConfig:
 
 
 def batch(source: StateTrackingSource, first: int, count: int) -> Batch:
-    """`count` documents side by side."""
+    """`count` documents stacked to one batch."""
     documents = [source[index] for index in range(first, first + count)]
     tokens, labels = (np.stack([one[name] for one in documents]) for name in ("tokens", "labels"))
     return {"tokens": tokens, "labels": labels, "weights": np.ones(tokens.shape, np.float32)}
@@ -121,7 +121,7 @@ def source_of(group: Group, split: Split, length: int, seed: int) -> StateTracki
 
 
 def spans(trained: Trained, group: Group, options: Options, seed: int) -> list[Row]:
-    """Share of right labels in each range of positions of documents that training has not seen."""
+    """Share of right labels in each range of positions, on documents that were not in training."""
     source = source_of(group, "valid", max(options.ends), seed)
     right = np.asarray(trained.right(batch(source, 0, options.documents)))
     return [
@@ -131,7 +131,7 @@ def spans(trained: Trained, group: Group, options: Options, seed: int) -> list[R
 
 
 def measure(name: str, options: Options, results: Results) -> None:
-    """The runs of one memory that the results lack."""
+    """Trains and evaluates one memory for the runs that the results lack."""
     runs = [
         (group, seed)
         for group, seed in itertools.product(options.groups, options.seeds)
@@ -158,9 +158,9 @@ def measure(name: str, options: Options, results: Results) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs what is not there yet, one memory after the other."""
+    """Runs what the results lack, one memory after the other."""
     options = parse(Options, argv, description=__doc__)
-    chosen = replace(options, rules=(), groups=(), seeds=())  # May differ from call to call.
+    chosen = replace(options, rules=(), groups=(), seeds=())  # These may differ between calls.
     results = Results(options.out, settings=settings(chosen), machine=environment)
     for name in options.rules:
         measure(name, options, results)

@@ -1,4 +1,4 @@
-"""Tables and pictures of what `recall.py` and `state_tracking.py` measured.
+"""Draws pictures and prints tables of the results of `recall.py` and `state_tracking.py`.
 
 The page that shows them is docs/measurements/comparison.md.
 
@@ -20,19 +20,19 @@ from benchmarks.options import parse
 from fwpkm_jax.evaluation.display.plot_style import GREY, TEXT, save_figure, set_title
 
 CHANCE = 1 / 32
-"""Of a right answer in the recall task, which has 32 values."""
+"""Probability that a guess is right in the recall task, which has 32 values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Draws and prints results."""
+    """Draws and prints the results."""
 
     recall: Path = Path("benchmarks/results/recall_cpu.json")
-    """From `recall.py`."""
+    """Results of `recall.py`."""
     state_tracking: Path = Path("benchmarks/results/state_tracking_cpu.json")
-    """From `state_tracking.py`."""
+    """Results of `state_tracking.py`."""
     images: Path = Path("docs/images")
-    """Folder of the pictures."""
+    """Folder for the pictures."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Columns:
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
-    """Over seeds: the mean, and the largest minus the smallest."""
+    """The mean over seeds, and the largest value minus the smallest."""
     return float(np.mean(values)), float(np.max(values) - np.min(values))
 
 
@@ -80,20 +80,20 @@ def heat_map(
 
 
 def size(budget: int | None) -> str:
-    """A number of bytes in words; None: what the memory takes."""
+    """A number of bytes as text; None stands for an unlimited state."""
     if budget is None:
         return "own size"
     return f"{budget // 1024} KiB" if budget >= 1024 else f"{budget} B"
 
 
 def names_in_order(rows: Sequence[Row]) -> list[str]:
-    """Rules as they first appear, those without a bound at the end."""
+    """Rules in order of appearance; those with unlimited state come last."""
     names = dict.fromkeys(row["rule"] for row in rows if row.get("budget", 0) is not None)
     return [*names, *dict.fromkeys(row["rule"] for row in rows if row["rule"] not in names)]
 
 
 def recall_picture(rows: Sequence[Row]) -> Figure:
-    """Accuracy by memory, state and pairs; one panel per length."""
+    """Draws accuracy by memory, state and pairs; one panel per length."""
     names = names_in_order(rows)
     found = defaultdict[tuple, list[float]](list)
     for row in rows:
@@ -123,7 +123,7 @@ def recall_picture(rows: Sequence[Row]) -> Figure:
 
 
 def state_tracking_picture(rows: Sequence[Row]) -> Figure:
-    """Accuracy by memory, task and position."""
+    """Draws accuracy by memory, task and position."""
     names = names_in_order(rows)
     found = defaultdict[tuple, list[float]](list)
     for row in rows:
@@ -150,7 +150,7 @@ def state_tracking_picture(rows: Sequence[Row]) -> Figure:
 
 
 def pairs_recalled(row: Row, length: int) -> float:
-    """The most pairs that a decoder tells again: pairs stated times the share above chance."""
+    """The most pairs that a decoder recalls: stated pairs times accuracy corrected for guessing."""
     shares = [
         cell["pairs"] * (cell["accuracy"] - CHANCE) / (1 - CHANCE)
         for cell in row["cells"]
@@ -160,11 +160,11 @@ def pairs_recalled(row: Row, length: int) -> float:
 
 
 def recall_table(rows: Sequence[Row], length: int) -> str:
-    """Accuracy by pairs, pairs recalled, and these per KiB touched by a token, as Markdown.
+    """Accuracy by pairs, pairs recalled, and these per KiB that a token touches, as Markdown.
 
-    By size, and of one size the best first.
-    Of what FwPKM touches: the slots, then the slots and the sub-keys it scores. Means over seeds;
-    the spread is the largest minus the smallest.
+    Rows are sorted by size, then by pairs recalled. For FwPKM two numbers of bytes are given: the
+    slots alone, and the slots with the scored sub-keys. Values are means over seeds; the spread is
+    the largest minus the smallest.
     """
     shown = [cell for row in rows for cell in row["cells"] if cell["length"] == length]
     pairs = sorted({cell["pairs"] for cell in shown})
@@ -202,7 +202,7 @@ def recall_table(rows: Sequence[Row], length: int) -> str:
 
 
 def state_tracking_table(rows: Sequence[Row]) -> str:
-    """Accuracy in the training length and in the last span, by task, as Markdown."""
+    """Accuracy within the training length and in the last range, by task, as Markdown."""
     groups = list(dict.fromkeys(row["group"] for row in rows))
     ends = [(s["above"], s["up_to"]) for s in (rows[0]["spans"][0], rows[0]["spans"][-1])]
     header = [f"{group}, tokens {a + 1}-{b}" for group in groups for a, b in ends]
@@ -219,7 +219,7 @@ def state_tracking_table(rows: Sequence[Row]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Writes the pictures and prints the tables of what is there."""
+    """Writes the pictures and prints the tables of the existing results."""
     options = parse(Options, argv, description=__doc__)
     if options.recall.exists():
         rows = json.loads(options.recall.read_text(encoding="utf-8"))["rows"]

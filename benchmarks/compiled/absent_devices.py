@@ -1,7 +1,8 @@
-"""Descriptions of absent devices to compile for, where their compilers are installed.
+"""Describes devices that are not here, so that programs can be compiled for them.
 
-TPU: the package libtpu of jax's own line. H100: jax-cuda13-plugin and jax-cuda13-pjrt. Either can
-lie in a folder of its own that PYTHONPATH names, so that the environment stays a plain CPU's.
+TPUs need the package libtpu in the version that fits jax; the H100 needs jax-cuda13-plugin and
+jax-cuda13-pjrt. They can be installed in a separate folder that PYTHONPATH names, so that the
+environment itself remains one for the CPU.
 """
 
 import contextlib
@@ -25,13 +26,13 @@ SPARSE_CORES = {
     "v6e_sparse_core": TPUS["v6e"],
     "7x_sparse_core": "tpu7x:2x2x1",
 }
-"""Chips whose kernels for SparseCores are compiled, where an operation has one."""
+"""Chips for which the kernels for SparseCores are compiled."""
 DEVICES: tuple[str, ...] = (*TPUS, *SPARSE_CORES, "h100")
 
 _TOPOLOGIES = TPUS | SPARSE_CORES
 _TPU_KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "7x": "TPU7x"}
 
-# libtpu otherwise asks the cloud's metadata server who and where it is.
+# Otherwise libtpu asks the cloud's metadata server about its machine.
 _LIBTPU_ALONE = {
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -49,11 +50,11 @@ def kernel_of(device: str) -> Kernel:
 
 @contextlib.contextmanager
 def kernels_for(device: str) -> Iterator[None]:
-    """Traces and lowers kernels for the device, which need not even have a compiler here."""
+    """Traces and lowers kernels for the device; needs no compiler of the device."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(dispatch.compile_kernels(kernel_of(device)))
         if device in _TOPOLOGIES:
-            # Lowering to Mosaic asks the mesh for the kind of device, or else takes this CPU's.
+            # Lowering to Mosaic takes the kind of device from the mesh, or else this CPU's.
             kind = _TPU_KINDS[device.split("_")[0]]
             kind = AbstractDevice(device_kind=kind, num_cores=1, platform="tpu")
             auto = (AxisType.Auto,)

@@ -1,10 +1,10 @@
-"""A training step over many devices, compiled without them: memory and traffic of each.
+"""Compiles a training step for many absent devices and reports each one's memory and traffic.
 
     PYTHONPATH=build/tpu:. python -m benchmarks.compiled.scaling --device v5e --data 64 --fsdp 4
 
 The device's compiler must be installed (docs/howto/compile_ahead.md). Every row is one mesh;
-`--out` keeps the rows of other meshes that the file holds. The programs are compiled and not run,
-so no number here is a speed.
+`--out` keeps rows of other meshes that are already in the file. Programs are compiled but not run,
+so the results say nothing about speed.
 """
 
 import contextlib
@@ -41,8 +41,7 @@ TOPOLOGIES = {
     ("h100", 256): "h100:32x8x1",
     ("h100", 8): "h100:1x8x1",
 }
-"""256 devices or 8: slices of two kinds of TPU, and machines with 8 GPUs. The kind `cpu` takes the
-devices that this process has, simulated ones included."""
+"""By kind and number of devices: slices of two kinds of TPU, and machines with 8 GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,30 +49,30 @@ class Options:
     """Compiles the paper's 12-layer model for a mesh of absent devices."""
 
     device: Literal["v5e", "v5p", "h100", "cpu"] = "v5e"
-    """This kind; 256 of them or 8, as the mesh has. cpu: the devices that are here."""
+    """Kind of the devices, of which the mesh takes 8 or 256. cpu: the devices of this process,
+    including simulated ones."""
     name: str = ABLATED
-    """The paper's model."""
+    """The paper's model by name."""
     size: Size = "paper"
-    """tiny: narrow layers."""
+    """tiny: 4 narrow layers; paper: the paper's widths."""
     data: int = 32
-    """Axis of independent parts of the batch."""
+    """Devices along the axis of independent parts of the batch."""
     fsdp: int = 8
-    """Axis that shares slow weights."""
+    """Devices along the axis over which slow weights are sharded."""
     model: int = 1
-    """Axis that splits heads."""
+    """Devices along the axis over which heads are split."""
     memory: MemoryLayout = "columns"
-    """independent: a memory per device; else one per part along `data`."""
+    """independent: one memory per device; otherwise one per part along `data`."""
     sequences: int = 4
-    """Per device and step."""
+    """Sequences per device and step."""
     length: int = 4096
     """Tokens per sequence."""
     layers: int = 12
-    """The paper's first layers."""
+    """Number of layers, from the first on."""
     num_subkeys: int = 512
-    """Of the memories and the product-key memory; 4096 gives 16.8 million slots. The tiny size
-    needs a multiple of `fsdp` and `model`, too."""
+    """Sub-keys of the memories and of the product-key memory; 4096 gives 16.8 million slots."""
     out: Path | None = None
-    """File of rows; None: print the row."""
+    """JSON file of rows; None: print the row."""
 
 
 def compile_step(options: Options, devices: list[Any]) -> tuple[Any, dict[str, int]]:
@@ -122,7 +121,7 @@ def compile_step(options: Options, devices: list[Any]) -> tuple[Any, dict[str, i
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """One mesh's row."""
+    """The row of one mesh."""
     began = time.perf_counter()
     count = options.data * options.fsdp * options.model
     if options.device == "cpu":

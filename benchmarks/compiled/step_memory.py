@@ -1,14 +1,14 @@
-r"""Memory that a training step takes, from its traced and compiled code: nothing is run.
+r"""Reports the memory of a training step from its traced and compiled code, without running it.
 
     python -m benchmarks.compiled.step_memory --out benchmarks/results/step_memory_cpu.json
     JAX_PLATFORMS=cpu PYTHONPATH=build/cuda:. \
         python -m benchmarks.compiled.step_memory --device h100 --layers 12
 
 The second line needs the device's compiler (docs/howto/compile_ahead.md).
-`kept_megabytes` is what the forward pass leaves for the backward pass besides parameters, memories
-and batch, with the device's kernels; `--no-compile` ends there and needs no compiler.
-`temporary_megabytes` is what the compiled step needs besides its state and batch. Four layers
-compile in a third of the time of twelve and hold one of each kind.
+`kept_megabytes` is what the forward pass stores for the backward pass besides parameters, memories
+and batch, with the device's kernels. `--no-compile` reports this alone and needs no compiler.
+`temporary_megabytes` is what the compiled step needs besides its state and batch. Four layers have
+one layer of each kind and compile in a third of the time of twelve.
 """
 
 import contextlib
@@ -40,11 +40,11 @@ class Options:
     """Compiles training steps of the paper's model and reports their memory."""
 
     device: Literal["cpu", "h100", "v5e", "v5p", "v6e"] = "cpu"
-    """What to compile for."""
+    """Device to compile for."""
     models: tuple[str, ...] = ("gdn_swa__fwpkm2_6_10", "gdn_swa__fwpkm2_6_10__remat")
     """The paper's models by name; `__remat` at the end asks for `training.remat=block`."""
     layers: int = 4
-    """The paper's first layers; the memories of 2, 6 and 10 as far as they are among them."""
+    """Number of layers, from the first on, with the memories that they have."""
     batch: int = 8
     """Sequences per step, which share one carried memory."""
     length: int = 4096
@@ -52,9 +52,9 @@ class Options:
     loss_block: int = 2048
     """Tokens whose logits exist at once."""
     compile: bool = True
-    """Compiles; else the step is only traced."""
+    """False: the step is only traced."""
     size: Size = "paper"
-    """tiny: narrow layers."""
+    """tiny: 4 narrow layers; paper: the paper's widths."""
     out: Path | None = None
     """File for the JSON; None: print it."""
 

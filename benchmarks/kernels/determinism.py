@@ -1,4 +1,4 @@
-"""Whether the same step gives the same bits twice, and how far the device is from float64.
+"""Checks that a step gives the same bits twice, and measures its distance to float64.
 
 python -m benchmarks.kernels.determinism --out benchmarks/results/determinism.json
 """
@@ -45,7 +45,7 @@ def compare(*, tiny: bool) -> list[dict[str, Any]]:
     rule = FwPKM(num_subkeys=subkeys, key_dim=dim, value_dim=dim)
     length = 4 * chunk
     memory = rule.init(jax.random.key(0))
-    # A few queries many times over: hot slots, whose sums depend on the order of additions.
+    # A few queries repeated many times give hot slots, whose sums depend on the order of additions.
     few = jax.random.normal(jax.random.key(1), (8, 1, dim), jnp.float32)
     chosen = jax.random.randint(jax.random.key(2), (2, length), 0, 8)
     noise = jax.random.normal(jax.random.key(3), (2, length, 1, dim), jnp.float32)

@@ -1,12 +1,12 @@
-"""The gated delta rule: the device's kernels, plain JAX, and flash-linear-attention beside them.
+"""Times the gated delta rule: the device's kernels, plain JAX, and flash-linear-attention.
 
     python -m benchmarks.kernels.gated_delta --peer-fla FLA_PYTHON --out gated_delta.json
 
-Forward, and forward + backward to every argument. `share_of_matmul` is the rate of the products
-that the chunk form needs (counted, not what an implementation spends on precision) over the rate of
-a large float32 product on this device. `--peer-fla` is a Python with torch and
-flash-linear-attention on the same GPU; its chunk kernel gets the same shapes in bfloat16, the dtype
-it is made for. The kernels get `--dtypes`.
+Each shape is timed forward, and forward + backward to every argument. `share_of_matmul` divides the
+rate of the products of the chunk form by the rate of a large float32 product on this device;
+additional products that an implementation spends on precision are not counted. `--peer-fla` is a
+Python with torch and flash-linear-attention on the same GPU. Its chunk kernel gets the same shapes
+in bfloat16, the dtype for which it was written; the kernels of this package get `--dtypes`.
 
 On a CPU, where there are no kernels, `--shapes tiny` times plain JAX alone.
 """
@@ -43,13 +43,13 @@ class Options:
     passes: tuple[Pass, ...] = ("forward", "train")
     """Forward alone, or forward + backward to every argument."""
     backends: tuple[Literal["pallas", "reference"], ...] = ("pallas", "reference")
-    """Kernels, plain JAX."""
+    """pallas: the device's kernels; reference: plain JAX."""
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
-    """Of queries, keys and values."""
+    """Dtypes of queries, keys and values."""
     repeats: int = 20
     """Timed calls; the median is reported."""
     peer_fla: Path | None = None
-    """A Python with flash-linear-attention; None: ours alone."""
+    """A Python with flash-linear-attention; None: no peer is timed."""
     out: Path | None = None
     """File for the JSON; None: print it."""
 
@@ -63,7 +63,7 @@ def find_spec(name: str) -> GatedDeltaSpec:
 
 
 def flops(spec: GatedDeltaSpec, which: Pass) -> float:
-    """Operations of the chunk form's products; each has two of its size backward."""
+    """Operations of the chunk form's products; the backward pass has two for each forward one."""
     tiles = spec.batch * spec.heads * -(-spec.length // CHUNK)
     square = 3 * spec.key + 2 * spec.value  # K K^T, Q K^T, Y; U, P W.
     forward = 2 * CHUNK * (CHUNK * square + 3 * spec.key * spec.value)  # Y S, Q S, K^T W.

@@ -1,4 +1,4 @@
-"""The kernels' tests on the device that is here, as one JSON file.
+"""Runs the kernels' tests on this device and writes the outcome as one JSON file.
 
     python -m benchmarks.kernels.parity --out benchmarks/results/h100/parity.json
 
@@ -35,7 +35,7 @@ class Options:
 
 
 def command(tests: Sequence[str], report: Path) -> list[str]:
-    """The tests' command line, which asks for no plugin of pytest."""
+    """The tests' command line, which needs no plugin of pytest."""
     plain = "--import-mode=importlib --strict-markers -p no:cacheprovider"
     settings = ("-o", f"addopts={plain}", "-o", "filterwarnings=default")
     pytest = (sys.executable, "-m", "pytest", "-q", "-m", "gpu or tpu")

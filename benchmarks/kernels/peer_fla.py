@@ -1,8 +1,8 @@
-"""Times flash-linear-attention's chunk kernel; `gated_delta.py` runs it in the peer's environment.
+"""Times flash-linear-attention's chunk kernel; `gated_delta.py` runs this file in its environment.
 
     FLA_PYTHON benchmarks/kernels/peer_fla.py --task '{"batch": 8, "length": 4096, ...}'
 
-Needs torch with CUDA and flash-linear-attention alone.
+Needs only torch with CUDA and flash-linear-attention.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
 
 def main(task: dict) -> dict:
-    """Median and spread of the seconds of a call, by the device's own clock."""
+    """Median and spread of the seconds per call, measured by the device's clock."""
     generator = torch.Generator("cuda").manual_seed(0)
     tokens = (task["batch"], task["length"], task["heads"])
 

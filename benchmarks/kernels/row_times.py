@@ -1,7 +1,7 @@
-"""Times of the operations on rows against the bytes that they cannot but move.
+"""Times operations on rows and counts the bytes that they have to move.
 
-Each call of a loop on the device has a stream of slots of its own, so that host and launches do not
-count and no call finds its rows in the cache because the call before read the same ones.
+The calls run in a loop on the device, so the host and its launches are not timed. Each call has
+other slots, so no call finds its rows in the cache because the previous call read them.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,14 +26,14 @@ WORD = 4
 
 @dataclass(frozen=True, kw_only=True)
 class RowSize:
-    """A table, and tokens that read it."""
+    """Sizes of a table and of the tokens that read it."""
 
     slots: int = 512**2
     value: int = 512
     tokens: int = 4096
     places: int = 8
     calls: int = 16
-    """Calls of the loop that is timed, each on slots of its own."""
+    """Calls in the timed loop, each with other slots."""
 
 
 SIZES = {
@@ -101,7 +101,7 @@ def row_times(
     """Seconds and bytes of one call of `op`, averaged over the stream."""
     tokens, places = slot_ids.shape[1:]
     rngs = jax.random.split(jax.random.key(0), 3)
-    # Rows all alike: no value changes what is timed, and drawing a table takes several.
+    # All rows are equal: values do not affect the time, and random ones need several tables.
     table = jnp.full((size.slots, size.value), 0.5, jnp.float32)
     rows = jax.random.normal(rngs[0], (tokens, size.value), jnp.float32)
     weights = jax.random.uniform(rngs[1], (tokens, places), jnp.float32) - 0.5
@@ -142,7 +142,7 @@ def row_times(
 def _loop(
     op: str, rows: jax.Array, weights: jax.Array, write_weight: jax.Array, backend: Backend
 ) -> Callable[[jax.Array, jax.Array, SlotGroups | None], tuple[jax.Array, jax.Array]]:
-    """All calls of a stream: the table, and something of every result, so that none is dropped."""
+    """A loop over all calls; returns a part of every result, so that XLA removes no call."""
 
     def call(table: jax.Array, slot_ids: jax.Array, groups: SlotGroups | None) -> tuple[Any, Any]:
         if op == "read":
@@ -183,7 +183,7 @@ def cases(
     backends: tuple[Backend, ...],
     repeats: int,
 ) -> Iterator[dict[str, Any]]:
-    """Every size, stream and implementation of one operation on rows."""
+    """A row of results for every size, stream and implementation of one operation."""
     streams: tuple[Stream, ...] = ("random", "zipf")
     if op.startswith("write"):
         streams = (*streams, "hot10", "hot50")

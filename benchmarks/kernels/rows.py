@@ -1,12 +1,12 @@
-"""Times of the kernels and of their references, beside what the device can move in that time.
+"""Times the kernels on rows and their references, and compares them with the copy bandwidth.
 
     python -m benchmarks.kernels.rows --out benchmarks/results/kernels_h100.json
     python -m benchmarks.kernels.rows --stream slots.npz      # recorded slots as well
     python -m benchmarks.kernels.rows --size tiny             # any CPU, kernels interpreted
 
-The device's copy bandwidth is measured after each operation; `of_copy` is the share of it at which
-an operation moves the bytes that it has to move, distinct rows counted once. The gated delta rule
-has a program of its own, `gated_delta.py`.
+The device's copy bandwidth is measured after each operation. `of_copy` divides the rate at which an
+operation moves its bytes by this bandwidth; distinct rows are counted once. `gated_delta.py` times
+the gated delta rule.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ CASES: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
     op: functools.partial(row_times.cases, op)
     for op in ("read", "read_error", "dot", "group", "write", "write_log")
 }
-"""Operation: an iterator over its cases, each with `seconds` and the `bytes` it has to move."""
+"""By operation: yields its cases, each with `seconds` and the `bytes` that it has to move."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Options:
     ops: tuple[str, ...] = tuple(CASES)
     """Operations to time."""
     size: Literal["paper", "tiny"] = "paper"
-    """The paper's widths, or what an interpreter gets through."""
+    """paper: the paper's widths; tiny: sizes for interpreted kernels."""
     backends: tuple[Backend, ...] = ("pallas", "reference")
     """Implementations to time."""
     stream: Path | None = None
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     interpreted = options.size == "tiny" and jax.default_backend() == "cpu"
     results: list[dict[str, Any]] = []
     report = {**environment(), "interpreted": interpreted, "results": results}
-    # The paper's size on a device; a small copy says enough about an interpreter.
+    # Interpreted kernels need no exact bandwidth, so a small copy is enough.
     copied = 2**28 if options.size == "paper" else 2**22
     with dispatch.interpret_kernels("tpu") if interpreted else contextlib.nullcontext():
         for op in options.ops:

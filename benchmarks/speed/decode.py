@@ -1,10 +1,10 @@
-"""Time per token of streaming decoding, with FwPKM and without a memory.
+"""Measures the time per token of streaming decoding, with and without a memory.
 
     python -m benchmarks.speed.decode --size paper --out benchmarks/results/decode_cpu.json
 
-`LanguageModel.stream` one token per call, greedy, the stream donated, no wait between tokens.
-Blocks of tokens of all models take turns, so that a busy moment of the machine hits all;
-together they span whole chunks, so that the writes are in the mean.
+Each call of `LanguageModel.stream` decodes one token greedily; the stream is donated and the host
+does not wait between tokens. The models take turns by blocks of tokens, so that a busy moment of
+the machine affects all alike. The blocks together cover whole chunks, so the mean includes writes.
 """
 
 import statistics
@@ -34,18 +34,18 @@ from fwpkm_jax.models.outputs import layer_name
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Times decoding, one sequence, token by token."""
+    """Times token-by-token decoding of one sequence."""
 
     size: Size = "tiny"
     """tiny: 4 narrow layers; paper: 12 layers, 768 wide, 512**2 slots in each memory."""
     models: tuple[str, ...] = ("gdn_swa", "gdn_swa__fwpkm2_6_10")
     """The paper's models by name."""
     chunks: int = 1
-    """Chunks of tokens to decode; each ends with one write of every memory."""
+    """Chunks to decode; each ends with one write of every memory."""
     block: int = 32
     """Tokens timed together; must divide the chunk size."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of activations; None: float32 on a CPU, bfloat16 elsewhere."""
+    """Dtype of activations; None: float32 on a CPU, bfloat16 elsewhere."""
     out: Path | None = None
     """File for the JSON; None: print it."""
 
@@ -82,7 +82,7 @@ class Decoder:
         self.parameters = sum(x.size for x in jax.tree.leaves(params))
 
     def decode(self, tokens: int) -> float:
-        """Seconds for so many tokens."""
+        """Decodes so many tokens and returns the seconds."""
         began = time.perf_counter()
         for _ in range(tokens):
             self.token, self.stream = self.step(self.params, self.token, self.stream)
@@ -94,7 +94,9 @@ def measure(options: Options) -> list[dict[str, Any]]:
     decoders = {name: Decoder(options, name) for name in options.models}
     times: dict[str, list[float]] = {name: [] for name in decoders}
     for decoder in decoders.values():
-        decoder.decode(options.block)  # Warms up, and moves the write into the middle.
+        decoder.decode(
+            options.block
+        )  # Warms up, and moves the write away from the ends of the timed tokens.
     chunk_size = next(iter(decoders.values())).chunk_size
     for _ in range(options.chunks * chunk_size // options.block):
         for name, decoder in decoders.items():

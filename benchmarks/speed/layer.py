@@ -1,13 +1,13 @@
-"""Time and memory of one FwPKM layer against the number of its slots, at the paper's widths.
+"""Measures time and memory of one FwPKM layer by its number of slots, at the paper's widths.
 
     python -m benchmarks.speed.layer --out benchmarks/results/layer_cpu.json
 
-Every size runs in a process of its own, so that its peak memory is its own; the device's copy
-bandwidth and matmul rate are measured in the same run.
+Every size has its own process, so that peak memory is its own. The device's copy bandwidth and
+matmul rate are measured in the same run.
 
-`--peer-titans` times the neural memory of titans-pytorch beside it: a layer of `model_dim` with
-projections of its own, too, whose memory is an MLP per sequence, written by gradient steps with
-momentum. It is another memory, so speeds compare and results do not.
+`--peer-titans` also times the neural memory of titans-pytorch: a layer of `model_dim` with its own
+projections, whose memory is an MLP per sequence, written by gradient steps with momentum. It is
+another kind of memory, so only its speed can be compared.
 """
 
 import json
@@ -61,22 +61,22 @@ class Options:
     passes: tuple[Literal["forward", "train"], ...] = ("forward", "train")
     """Forward alone, or forward + backward to the layer's parameters and input."""
     peer_titans: Path | None = None
-    """Python with titans-pytorch; None: ours alone."""
+    """Python with titans-pytorch; None: no peer is timed."""
     peer_chunks: tuple[int, ...] = (64, 512)
-    """The peer's tokens per gradient; it writes every `chunk_size` tokens, as ours does."""
+    """The peer's tokens per gradient; it writes every `chunk_size` tokens, as FwPKM does."""
     out: Path | None = None
     """File for the JSON; None: print it."""
 
 
 def measure(options: Options, subkeys: int, which: str) -> dict[str, Any]:
-    """One size and pass in this process."""
+    """Times one size and pass in this process."""
     rule = FwPKM(num_subkeys=subkeys, key_dim=options.dim, value_dim=options.dim)
     config = FastWeightConfig(rule=rule, chunk_size=options.chunk_size)
     rngs = nnx.Rngs(0)
     layer = FastWeight(config, options.model_dim, norm_eps=1e-5, init_std=0.02, rngs=rngs)
     graphdef, params = nnx.split(layer)
-    # Rows all alike: drawing a large table takes several tables of memory, and no slot's value
-    # changes what is timed.
+    # All rows are equal: values do not affect the time, and drawing random ones needs several
+    # tables of memory.
     memory = jax.jit(lambda: uniform_memory(rule))()
     jax.block_until_ready(memory)
     length = options.length if which == "forward" else options.backward_length
@@ -96,7 +96,7 @@ def measure(options: Options, subkeys: int, which: str) -> dict[str, Any]:
         gradients, written = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, x)
         return gradients, written
 
-    # The memory is donated, as in training: what comes in is not needed after the step.
+    # The memory is donated, as in training, where the old memory is not needed after the step.
     step = jax.jit({"forward": forward, "train": train}[which], donate_argnums=1)
     compiled = step.lower(params, memory, x).compile()
     before = peak_host_megabytes()
@@ -110,7 +110,7 @@ def measure(options: Options, subkeys: int, which: str) -> dict[str, Any]:
     jax.block_until_ready(call())
     cpu_start = time.process_time()
     seconds, spread = median_seconds(call, repeats=options.repeats)
-    # The mean, its own warm-up call included: what a machine that does other work disturbs least.
+    # The mean, warm-up call included: other work on the machine disturbs it least.
     cpu_seconds = (time.process_time() - cpu_start) / (options.repeats + 1)
     tokens = options.batch * length
     return {
@@ -131,7 +131,7 @@ def measure(options: Options, subkeys: int, which: str) -> dict[str, Any]:
 
 
 def measure_peer(options: Options, which: str, chunk_size: int) -> dict[str, Any]:
-    """The peer's row, from a process of its own, or what it died of."""
+    """The peer's row, measured in its own process, or how that failed."""
     length = options.length if which == "forward" else options.backward_length
     task = {
         "pass": which,
@@ -148,7 +148,7 @@ def measure_peer(options: Options, which: str, chunk_size: int) -> dict[str, Any
 
 
 def uniform_memory(rule: FwPKM) -> FwPKMMemory:
-    """One group's memory with the usual keys and one row of values repeated."""
+    """One group's memory with random keys and equal rows of values."""
     rngs = jax.random.split(jax.random.key(1))
     shape = (1, rule.num_heads, 2, rule.num_subkeys, rule.key_dim // 2)
     bound = rule.key_dim**-0.5
@@ -158,7 +158,7 @@ def uniform_memory(rule: FwPKM) -> FwPKMMemory:
 
 
 def table_copies(text: str, table: str) -> int:
-    """Copies of a table-shaped buffer in compiled code, with or without the axis of groups."""
+    """Number of copies of a table in compiled code, with or without the axis of groups."""
     grouped = table.replace("[", "[1,")
     return sum(
         (f"= {table}" in line or f"= {grouped}" in line)

@@ -1,10 +1,11 @@
-"""Peak memory and time of reading one very long text with one write at its end, then answering.
+"""Measures memory and time to read one very long text, write once at its end, and answer.
 
     python -m benchmarks.speed.long_reading --tokens 170000 --out long_reading.json
 
-What a needle evaluation does with a haystack (`fwpkm_jax.evaluation.readers.haystack_reader`), with
-random weights and random tokens: read, write, read a question of 32 tokens, decode 6. Text of
-128,000 words has about 170,000 tokens. On a shared machine `cpu_seconds` says more than `seconds`.
+The steps are those of a needle evaluation (`fwpkm_jax.evaluation.readers.haystack_reader`), with
+random weights and tokens: read, write, read a question of 32 tokens, decode 6 tokens. A text of
+128,000 words has about 170,000 tokens. On a shared machine rely on `cpu_seconds` rather than
+`seconds`.
 """
 
 import os
@@ -39,15 +40,15 @@ class Options:
     """Reads one text of `tokens` tokens, once."""
 
     config: str = "gdn_swa__pkm6_fwpkm2_10"
-    """The model's."""
+    """Config of the model, a name or a file."""
     tokens: int = 8192
     """Length of the text."""
     piece_length: int = 512
     """Tokens read per call."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of activations."""
+    """Dtype of activations."""
     run: bool = True
-    """Off: only compiles, and says how much memory the compiled calls take: `planned`."""
+    """False: only compiles and reports the memory of the compiled calls as `planned`."""
     out: Path | None = None
     """File for the JSON; None: print it."""
 
@@ -73,7 +74,7 @@ class _Clock:
 
 
 def plan(options: Options) -> dict[str, dict[str, float]]:
-    """Memory of the compiled calls in MB: what they are given, and what they need besides."""
+    """Memory of the compiled calls in MB: their arguments, temporaries and new outputs."""
     config = _model_config(options)
     model = nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))
     graphdef, params = nnx.split(with_yarn(model, factor=64.0, original_length=1024))
@@ -118,7 +119,7 @@ def _kept(options: Options) -> int:
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """The parts of one reading."""
+    """Time and memory of each part of one reading."""
     clock = _Clock()
     config = _model_config(options)
     model = nnx.jit(lambda: LanguageModel(config, rngs=nnx.Rngs(0)))()

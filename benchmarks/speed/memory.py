@@ -1,17 +1,17 @@
-"""The memory alone, without projections, against the number of slots and beside the authors'.
+"""Times FwPKM's memory without projections by its number of slots, beside the authors' memory.
 
     python -m benchmarks.speed.memory --peer CHECKOUT --peer-python TORCH_PYTHON \
         --out benchmarks/results/memory_cpu.json
 
-`FwPKM.run` from queries, values and gates to reads and the written memory, and the same with
-gradients to queries, values and gates. `--peer` times the authors' PyTorch memory (a checkout of
-their repository or a fork) on the same shapes in the same run, after checking on a small memory
-that both compute the same. Every row runs in a process of its own, so that its peak memory is its
-own.
+The forward pass is `FwPKM.run` from queries, values and gates to reads and the written memory. The
+training pass adds gradients to queries, values and gates. `--peer` names a checkout of the authors'
+repository, for example in the ignored folder `peers/`. Their PyTorch memory is then timed on the
+same shapes in the same run, after a comparison of outputs, written memory and gradients on a small
+memory (`relative_difference`). Every row has its own process, so that peak memory is its own.
 
-glibc's malloc gives large blocks back at once, so that a program that makes a new table at every
-write spends most of its time on fresh pages. `--allocators keep` has it keep them, for both sides:
-faster for such a program, and larger. Both are reported.
+By default glibc's malloc returns large blocks to the system at once. A program that allocates a new
+table at every write then spends most of its time on new pages. With `--allocators keep` malloc
+keeps freed blocks in both programs, which makes such a program faster and larger.
 """
 
 import json
@@ -68,19 +68,19 @@ class Options:
     passes: tuple[Literal["forward", "train"], ...] = ("forward", "train")
     """Forward alone, or forward + backward to queries, values and gates."""
     allocators: tuple[Allocator, ...] = ("default", "keep")
-    """glibc's malloc as it is, or keeping freed memory."""
+    """default: glibc's malloc as it is; keep: it keeps freed memory."""
     peer: Path | None = None
-    """Checkout of the authors' repository; None: ours alone."""
+    """Checkout of the authors' repository; None: no peer is timed."""
     peer_python: Path = Path(sys.executable)
     """Python with torch and numpy."""
     peer_subkeys: tuple[int, ...] = (128, 512)
-    """Sizes that the peer runs at; at 1024 its backward pass keeps some 60 GB."""
+    """Sizes for the peer; at 1024 its backward pass needs about 60 GB."""
     out: Path | None = None
     """File for the JSON; None: print it."""
 
 
 def measure(options: Options, subkeys: int, which: str) -> dict[str, Any]:
-    """One size and pass of ours in this process."""
+    """Times one size and pass of this library in this process."""
     rule = rule_of(options, subkeys)
     memory = jax.tree.map(lambda x: x[0], jax.jit(lambda: uniform_memory(rule))())
     jax.block_until_ready(memory)
@@ -91,7 +91,7 @@ def measure(options: Options, subkeys: int, which: str) -> dict[str, Any]:
     gate = jax.random.uniform(rngs[3], shape)
     function = {"forward": forward, "train": train}[which]
 
-    # The memory is donated, as in training: what comes in is not needed afterwards.
+    # The memory is donated, as in training, where the old memory is not needed afterwards.
     def step(memory, *arrays):
         return function(rule, options.chunk_size, memory, *arrays)
 
@@ -142,7 +142,7 @@ def train(rule: FwPKM, chunk_size: int, memory: FwPKMMemory, query, value, gate,
 
 
 def peer_task(options: Options, **fields: Any) -> dict[str, Any]:
-    """What `peer_memory.py` is told."""
+    """The task for `peer_memory.py`."""
     device = "cpu" if jax.default_backend() == "cpu" else "cuda"
     shared = {name: getattr(options, name) for name in ("dim", "top_k", "chunk_size", "batch")}
     return {**shared, "peer": str(options.peer), "device": device} | fields
@@ -198,7 +198,7 @@ def disagreement(options: Options) -> dict[str, Any]:
 def rows_of(
     options: Options, subkeys: int, which: Literal["forward", "train"]
 ) -> Iterator[dict[str, Any]]:
-    """Ours, and the peer's where it is asked for, each in a process of its own."""
+    """Rows of this library and of the peer, if it is given; each has its own process."""
     length = options.length if which == "forward" else options.backward_length
     tokens = options.batch * length
     task = replace(options, subkeys=(subkeys,), passes=(which,), out=None, peer=None)
@@ -221,7 +221,7 @@ def rows_of(
 
 
 def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The authors' time and peak memory over ours, and ours over the smallest memory's."""
+    """Ratios of time and peak memory to the authors', and of time to the smallest memory's."""
     keys = ("memory", "allocator", "pass", "subkeys")
     good = {tuple(r[k] for k in keys): r for r in rows if "ms_per_token" in r}
     result = []

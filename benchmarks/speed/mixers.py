@@ -1,12 +1,12 @@
-"""The chunked form of every matrix memory: time relative to Gated DeltaNet's, and memory by length.
+"""Times the chunked form of every matrix memory relative to Gated DeltaNet; memory by length.
 
     taskset -c 1 python -m benchmarks.speed.mixers --out benchmarks/results/mixers_cpu.json
 
-Forward, and forward + backward to every argument, of the rules alone (no projections), float32.
-Times are CPU seconds of the process, medians over rounds in which all rules take turns, so that
-other work on the machine counts little and strikes all alike. `writes` is the number of writes per
-token: the time of a rule with two is set against twice Gated DeltaNet's in `relative_per_write`.
-Temporary memory is what the compiler allots to forward + backward, by length.
+Rules run without projections, in float32, forward and forward + backward to every argument. Times
+are CPU seconds of the process. Rules take turns and medians are reported, so that other work on the
+machine has little effect and affects all rules alike. `writes` is the number of writes per token;
+`relative_per_write` divides the relative time by it. Temporary memory is what the compiler
+allocates for forward + backward.
 """
 
 import statistics
@@ -34,25 +34,25 @@ class Options:
     """Times the chunked form of matrix memories."""
 
     rules: tuple[str, ...] = tuple(MATRIX_RULES)
-    """Names of rules; Gated DeltaNet is timed in any case."""
+    """Names of rules; Gated DeltaNet is always timed as well."""
     passes: tuple[Pass, ...] = ("forward", "train")
-    """What is timed: forward alone, forward + backward to every argument."""
+    """Passes to time: forward alone, forward + backward to every argument."""
     length: int = 4096
     """Tokens of the timed sequence."""
     memory_lengths: tuple[int, ...] = (2048, 4096, 8192)
-    """Lengths for which memory is stated; empty for none."""
+    """Lengths for which memory is reported; may be empty."""
     heads: int = 8
-    """Heads of the one sequence."""
+    """Heads of the sequence."""
     width: int = 64
-    """Of keys and values."""
+    """Width of keys and values."""
     repeats: int = 7
-    """Rounds; medians are reported."""
+    """Timed turns of each rule; medians are reported."""
     out: Path | None = None
     """File for the JSON; None: print it."""
 
 
 def sample(rule: AbstractMatrixRule, length: int, options: Options) -> Tokens:
-    """Unit keys and values, mild decays, gates between 0 and 1."""
+    """Tokens with unit keys and values, mild decays, and gates between 0 and 1."""
     rng = np.random.default_rng(0)
 
     def unit(*shape: int) -> np.ndarray:
@@ -73,7 +73,7 @@ def sample(rule: AbstractMatrixRule, length: int, options: Options) -> Tokens:
 
 
 def compiled(rule: AbstractMatrixRule, which: Pass, tokens: Tokens, *, fast: bool = True) -> Any:
-    """The pass, compiled for tokens like these; without `fast` in little time, to be weighed."""
+    """The pass compiled for such tokens; `fast=False` saves compile time if only memory counts."""
 
     def forward(tokens):
         return tuple(rule.run(tokens))
@@ -95,7 +95,7 @@ def cpu_seconds(call: Callable[[], Any]) -> float:
 
 
 def measure(options: Options, which: Pass) -> list[dict[str, Any]]:
-    """One pass of every rule."""
+    """Times one pass of every rule."""
     names = [BASE, *(name for name in options.rules if name != BASE)]
     rules = {name: MATRIX_RULES[name]() for name in names}
     inputs = {name: sample(rule, options.length, options) for name, rule in rules.items()}
@@ -104,7 +104,7 @@ def measure(options: Options, which: Pass) -> list[dict[str, Any]]:
     for turn in range(options.repeats + 1):
         for name, program in programs.items():
             seconds = cpu_seconds(lambda program=program, name=name: program(inputs[name]))
-            if turn:  # The first call warms up.
+            if turn:  # The first turn warms up.
                 times[name].append(seconds)
     base = statistics.median(times[BASE])
     rows = []
@@ -127,7 +127,7 @@ def measure(options: Options, which: Pass) -> list[dict[str, Any]]:
 
 
 def temporary_megabytes(options: Options, name: str) -> dict[int, float]:
-    """What training with one rule takes beside arguments and results, by length."""
+    """Temporary memory of forward + backward with one rule, by length."""
     rule = MATRIX_RULES[name]()
     megabytes = {}
     for length in options.memory_lengths:

@@ -1,9 +1,10 @@
-"""Times the authors' PyTorch memory; `memory.py` runs it in the peer's own environment.
+"""Times the authors' PyTorch memory; `memory.py` runs this file in the peer's environment.
 
     TORCH_PYTHON benchmarks/speed/peer_memory.py --task '{"peer": "CHECKOUT", ...}'
 
-Nothing of theirs is here: their class is loaded from their checkout. On a CPU their embedding bag,
-a CUDA kernel, is replaced at run time by a gather and a weighted sum. Needs torch and numpy alone.
+The class is loaded from a checkout of the authors' repository; this file contains none of their
+code. On a CPU a gather and a weighted sum replace their embedding bag, a CUDA kernel, at run time.
+Needs only torch and numpy.
 """
 
 import argparse
@@ -51,7 +52,7 @@ def run(memory, task: dict, query, value, gate, mask=None):
 
 
 def measure(task: dict) -> dict:
-    """Seconds per call, and the peak of this process."""
+    """Seconds per call, and the peak memory of this process."""
     torch.manual_seed(0)
     device, training = task["device"], task["pass"] == "train"
     shape = (task["batch"], task["tokens"] // task["batch"])
@@ -65,7 +66,7 @@ def measure(task: dict) -> dict:
             with torch.no_grad():
                 return run(memory, task, *inputs)["output"]
         loss = torch.sum(run(memory, task, *inputs)["output"] * cotangent)
-        # Of the inputs alone: the dense gradient of the initial table is not asked for.
+        # Gradients of the inputs alone, without the dense gradient of the initial table.
         return torch.autograd.grad(loss, inputs)
 
     times = []
@@ -95,7 +96,7 @@ def peak_host_megabytes() -> float:
 
 
 def agree(task: dict) -> dict:
-    """Runs on the arrays in `task["arrays"]` and adds output, memory and gradients to them."""
+    """Runs on the arrays in `task["arrays"]`; saves output, memory and gradients."""
     arrays = dict(np.load(task["arrays"]))
     memory = make_memory(task, task["subkeys"]).train()
     # float64 parameters are cast to float32 copies; float32 ones would be overwritten by the last
@@ -105,7 +106,7 @@ def agree(task: dict) -> dict:
     memory.keys.data.copy_(tensors["keys"].reshape(memory.keys.shape))
     memory.values.data.copy_(tensors["values"])
     inputs = [tensors[name].requires_grad_() for name in ("query", "value", "gate")]
-    # With a mask they average over the pairs, without one over the tokens.
+    # With a mask the authors' code averages over pairs, without one over tokens.
     out = run(memory, task, *inputs, mask=torch.ones_like(tensors["gate"]))["output"]
     gradients = torch.autograd.grad(torch.sum(out * tensors["cotangent"]), inputs)
     results = (out, memory.keys, memory.values, *gradients)

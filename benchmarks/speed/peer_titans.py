@@ -1,8 +1,8 @@
-"""Times the neural memory of titans-pytorch; `layer.py` runs it in the peer's own environment.
+"""Times the neural memory of titans-pytorch; `layer.py` runs this file in the peer's environment.
 
     TITANS_PYTHON benchmarks/speed/peer_titans.py --task '{"width": 512, "chunk_size": 512, ...}'
 
-Nothing of theirs is here. Needs torch and titans-pytorch alone.
+This file contains none of its code. Needs only torch and titans-pytorch.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from titans_pytorch import NeuralMemory
 
 
 def measure(task: dict) -> dict:
-    """Seconds per call, and the peak of this process."""
+    """Seconds per call, and the peak memory of this process."""
     torch.manual_seed(0)
     device, training = task["device"], task["pass"] == "train"
     # Written once per `write_every` tokens, by gradients of `chunk_size` tokens each, towards the

@@ -1,10 +1,11 @@
-"""What of a Fast Weight Layer helps, and what it costs: the paper's ablation, small.
+"""Measures which parts of a Fast Weight Layer help and what they cost: a small ablation.
 
     taskset -c 0 python -m benchmarks.study.fast_weight_layers
 
-Trains `configs/fast_weight_layer.py` without steps, with all and with the output bias's, each from
-several seeds, and reads unseen books: beginnings of all but the first, which sizes of steps at test
-time are chosen on. Perplexity and processor seconds per token go into one JSON file.
+Trains the config `fast_weight_layer` without steps, with all steps, and with steps of the output
+bias alone, each from several seeds. The models then read the beginnings of unseen books. The first
+of these books is used to choose step sizes at test time, and the others give the results:
+perplexity and processor seconds per token, in one JSON file.
 
 References: Clark et al. 2022, arXiv:2212.02475, Tables 1 and 2.
 """
@@ -43,19 +44,19 @@ class Options:
     """Trains and evaluates the variants of a Fast Weight Layer."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Of parameters and data."""
+    """Seeds of parameters and data."""
     steps: int = 250
     """Training steps."""
     documents: int = 6
-    """Pieces read of each unseen book."""
+    """Pieces to read of each unseen book."""
     layer_rate: float = 1e-4
     """Step size of the layer's tensors before training."""
     bias_rate: float = 1e-2
     """Step size of the output bias before training."""
     rates: tuple[float, ...] = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
-    """Step sizes of the layer's tensors tried at test time."""
+    """Step sizes of the layer's tensors to try at test time."""
     learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)
-    """Learning rates tried for dynamic evaluation."""
+    """Learning rates to try for dynamic evaluation."""
     chunk_length: int = 64
     """Tokens per step of dynamic evaluation."""
     data: Path = Path("../shared/data/books")
@@ -63,17 +64,17 @@ class Options:
     config: str = "fast_weight_layer"
     """Config of the model, a name or a file; its `data.length` and `training.batch_size` count."""
     out: Path = ROOT / "benchmarks/results/fast_weight_layers_cpu.json"
-    """JSON file."""
+    """JSON file of the results; seeds that it already holds are skipped."""
 
 
 def books(path: Path) -> list[np.ndarray]:
-    """Each book's bytes, as tokens."""
+    """The bytes of each book as tokens."""
     texts = (json.loads(line)["text"] for line in path.read_text().splitlines())
     return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
 
 
 def pieces(all_books: Sequence[np.ndarray], *, number: int, length: int) -> list[np.ndarray]:
-    """Pieces of each book with `length` labels, spread over its first 100,000 bytes."""
+    """Pieces with `length` labels from the first 100,000 bytes of each book, evenly spaced."""
     starts = np.linspace(2_000, 100_000, number).astype(int)
     return [book[start : start + length + 1] for book in all_books for start in starts]
 
@@ -112,7 +113,7 @@ def trained(
 
 
 def moved(model: LanguageModel, rate: float) -> LanguageModel:
-    """The model trained without steps, taking steps of one size with all of the layer's tensors."""
+    """The model that was trained without steps, now with steps of one size for all tensors."""
     layer = model.config.fast_weight_layer
     assert layer is not None
     config = replace(model.config, fast_weight_layer=replace(layer, steps="all"))
@@ -126,7 +127,7 @@ def moved(model: LanguageModel, rate: float) -> LanguageModel:
 def read(
     model: LanguageModel, texts: Sequence[np.ndarray], steps: GradientSteps | None = None
 ) -> DynamicReading:
-    """Every piece a document of its own; processor seconds."""
+    """Reads every piece as a separate document, timed in processor seconds."""
     length = len(texts[0]) - 1
     documents = (Document(str(number), text) for number, text in enumerate(texts))
     return read_dynamically(
@@ -135,7 +136,7 @@ def read(
 
 
 def measured(reading: DynamicReading, *, length: int) -> dict[str, Any]:
-    """Loss, perplexity and processor time of a pass; losses of early and late tokens too."""
+    """Loss, perplexity and processor time of a pass, and the losses of early and late tokens."""
     loss, position = reading.losses.loss.astype(np.float64), reading.losses.position
     assert reading.tokens_per_second is not None
     return {
@@ -148,7 +149,7 @@ def measured(reading: DynamicReading, *, length: int) -> dict[str, Any]:
 
 
 def of_seed(seed: int, options: Options, experiment: Experiment) -> dict[str, Any]:
-    """All variants of one seed."""
+    """Trains and evaluates all variants from one seed."""
     parent, length = experiment.model, experiment.data.length
     layer = parent.fast_weight_layer
     assert layer is not None
@@ -194,12 +195,12 @@ def of_seed(seed: int, options: Options, experiment: Experiment) -> dict[str, An
 
 
 def gradient_steps(rate: float, options: Options) -> GradientSteps:
-    """Of dynamic evaluation."""
+    """The steps of dynamic evaluation."""
     return GradientSteps(learning_rate=rate, chunk_length=options.chunk_length)
 
 
 def summary(seeds: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Each variant over the seeds: means, and the change of loss against none with its interval."""
+    """Means of each variant over the seeds, and its change of loss against `none` with interval."""
     found = {}
     for name in VARIANTS:
         of = {
@@ -220,7 +221,7 @@ def summary(seeds: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs all seeds; writes after each, and goes on behind those that the file already holds."""
+    """Runs the seeds that the file lacks, and saves after each."""
     options = parse(Options, argv, description=__doc__)
     experiment = load_config(options.config)
     path, seeds, where = options.out, {}, environment()

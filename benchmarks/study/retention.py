@@ -1,13 +1,13 @@
-"""What a memory keeps of a text while it reads others: ways of writing FwPKM compared.
+"""Compares ways to write FwPKM by what a memory keeps of a text while it reads other texts.
 
     python -m benchmarks.study.study --runs gdn_swa__fwpkm:0 gdn_swa__fwpkm:1 gdn_swa__fwpkm:2
     python -m benchmarks.study.retention
 
-The study's FwPKM models (docs/measurements/study.md), trained with the plain write, read its six
-domains one after the other, each time with another write. Steps of half and a quarter of the size
-are controls: a way to retain must keep more than these at the same adaptation. It must not cost
-recall either: the table also holds the share of needles answered after one reading and after four.
-Runs that the file already holds are kept.
+The study's FwPKM models (docs/measurements/study.md) were trained with the plain write. They read
+the six domains one after the other, once with each way to write. Steps of half and a quarter of the
+size are controls: a way to retain must keep more than these at the same adaptation. It must not
+reduce recall either, so the table also has the share of needles answered after one reading and
+after four. Runs already in the file are skipped.
 """
 
 from __future__ import annotations
@@ -61,33 +61,33 @@ VARIANTS: dict[str, tuple[float, Retention | None]] = {
     "step 0.5, protection 1": (0.5, Retention(protection=1.0)),
     "surprise 4, protection 2": (1.0, Retention(surprise=4.0, protection=2.0)),
 }
-"""Multiple of the plain step size, and what the write spares."""
+"""By name: a multiple of the plain step size, and the retention of the write."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Reads domains with several ways of writing."""
+    """Reads domains with several ways to write."""
 
     runs: tuple[Path, ...] = tuple(Path(f"runs/study/gdn_swa__fwpkm_seed{n}") for n in range(3))
-    """Trained models; a row is called by the folder's name."""
+    """Run directories of trained models; rows have the folder's name."""
     data: Path = DATA / "domains"
-    """A folder for each domain."""
+    """Folder that holds one folder per domain."""
     variants: tuple[str, ...] = tuple(VARIANTS)
-    """Which ways of writing."""
+    """Ways to write."""
     max_batches: int = 16
     """Batches of 8 rows read of each domain."""
     max_eval_batches: int = 4
-    """Batches evaluated of each domain."""
+    """Batches of each domain to evaluate on."""
     samples: int = 50
-    """Haystacks, about as long as a training row, of which a needle is asked for."""
+    """Haystacks with one question each, about as long as a training row."""
     turns: int = 10
-    """Times that each write's cost is measured, in turns; the least counts."""
+    """Timed turns of each way to write; the fastest is reported."""
     out: Path = Path("benchmarks/results/retention_cpu.json")
-    """File of the results, continued where it exists."""
+    """File of the results; an existing file is continued."""
 
 
 def written_so(run: Run, variant: str) -> tuple[LanguageModel, Memory]:
-    """A run's weights with another write, and its memory with what that write remembers."""
+    """A run's model with another way to write, and its memory with the history that this needs."""
     step, retention = VARIANTS[variant]
     config = run.model.config
     rule = config.fast_weight.rule
@@ -106,7 +106,7 @@ def written_so(run: Run, variant: str) -> tuple[LanguageModel, Memory]:
 
 
 def measure(model: LanguageModel, memory: Memory, domains: list[Domain], options: Options) -> Row:
-    """Change of each domain's loss, right after it was read and at the end."""
+    """The change of each domain's loss, right after it was read and after all were read."""
     config = ContinualConfig(
         max_batches=options.max_batches, max_eval_batches=options.max_eval_batches
     )
@@ -123,7 +123,7 @@ def measure(model: LanguageModel, memory: Memory, domains: list[Domain], options
 
 
 def needles(run: Run, variant: str, text: TextData, options: Options) -> Row:
-    """Share of needles told, all digits right, after one reading and after four."""
+    """Share of needles answered with all digits right, after one reading and after four."""
     model, memory = written_so(run, variant)
     tokenizer = load_tokenizer(text.tokenizer)
     sources = text_sources(text, ())
@@ -141,7 +141,7 @@ def needles(run: Run, variant: str, text: TextData, options: Options) -> Row:
 
 
 def costs(run: Run, tokens: np.ndarray, options: Options) -> list[Row]:
-    """What each variant takes to read and write a batch, in turns, and bytes beyond the plain."""
+    """Time of each variant to read and write a batch, and its bytes beyond the plain write's."""
     prepared = {}
     for name in options.variants:
         model, memory = written_so(run, name)
@@ -152,7 +152,7 @@ def costs(run: Run, tokens: np.ndarray, options: Options) -> list[Row]:
             began = time.perf_counter()
             memory, _ = write_rows(graphdef, params, memory, tokens, fast_weight_dtype="float32")
             jax.block_until_ready(memory)
-            if turn:  # The first compiles.
+            if turn:  # The first turn compiles.
                 best[name] = min(best[name], time.perf_counter() - began)
             prepared[name][2] = memory
     rows = []
@@ -164,7 +164,7 @@ def costs(run: Run, tokens: np.ndarray, options: Options) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """Means over the runs of each variant, and in how many runs it lies below the plain write."""
+    """Means over the runs of each variant, and the number of runs below the plain write."""
     lines = [
         "| write | adaptation | at the end | forgetting | unseen | needles, 1 and 4 readings "
         "| ms per batch | more bytes |",
@@ -193,9 +193,9 @@ def table(rows: list[Row]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures what is not there yet, and prints the table of all."""
+    """Measures what the results lack, and prints the table of all results."""
     options = parse(Options, argv, description=__doc__)
-    chosen: Any = replace(options, runs=(), variants=())  # May differ from call to call.
+    chosen: Any = replace(options, runs=(), variants=())  # These may differ between calls.
     results = Results(options.out, settings=settings(chosen), machine=environment)
     for path in options.runs:
         variants = [v for v in options.variants if not results.has(run=path.name, variant=v)]

@@ -6,7 +6,7 @@ The page of results is docs/measurements/study.md.
     python -m benchmarks.study.study --runs gdn_swa__fwpkm:0  some of them, as NAME:SEED
     python -m benchmarks.study.study --tables                 the tables of finished runs
 
-What is finished is not done again; an interrupted training run continues. Results go to
+Finished parts are skipped; an interrupted training run continues. Results go to
 `runs/study/NAME_seedS/study/EVALUATION/`.
 """
 
@@ -49,13 +49,13 @@ SEEDS = {
     "fa__fwpkm": (0,),
     "fa__fwpkm__pswa": (0,),
 }
-"""Runs in the order they are made: config and seeds."""
+"""Configs and their seeds, in the order of the runs."""
 
 DOMAINS = ("math", "law", "philosophy", "biomed", "irc", "patents")
 HAYSTACKS = {"needle_1x": 56, "needle_8x": 700, "needle_15x": 1400}
-"""Words by result. With its five needles a haystack of 56 words is about a training row."""
+"""Words per haystack by result; 56 words and five needles are about one training row."""
 WINDOWED = "needle_window"
-"""The model of pSWA at the shortest length, with the window of its limited steps."""
+"""Needles at the shortest length for the pSWA model, with attention limited to its window."""
 
 
 def evaluations(name: str, *, has_memory: bool) -> dict[str, tuple[str, Any]]:
@@ -78,7 +78,7 @@ def evaluations(name: str, *, has_memory: bool) -> dict[str, tuple[str, Any]]:
 
 
 def _needles(name: str, *, has_memory: bool) -> dict[str, NeedleConfig]:
-    """Needle evaluations; the main model, which takes minutes for them, answers more."""
+    """Needle evaluations; the main model answers more needles."""
     short, long, longest = HAYSTACKS.values()
     if name == MAIN:
         every, ends = (1, 2, 3, 4), (1, 4)
@@ -91,7 +91,7 @@ def _needles(name: str, *, has_memory: bool) -> dict[str, NeedleConfig]:
                 haystack_words=(short, long), samples=100, readings=ends, mode="reference"
             ),
         }
-    # Without a memory nothing is left of one reading in the next.
+    # A model without a memory keeps no information from one reading to the next.
     readings = (1, 4) if has_memory else (1,)
     chosen = {
         "needle_1x": NeedleConfig(haystack_words=(short,), samples=50, readings=readings),
@@ -110,7 +110,7 @@ def _frozen_needles(*, samples: int) -> NeedleConfig:
 
 
 def write_excerpts() -> None:
-    """The beginning of each unseen book: eight books, so that an interval over books exists."""
+    """Writes the beginning of each of the eight unseen books, which give an interval over books."""
     books = (DATA / "books" / "valid.jsonl").read_text().splitlines()
     lines = [
         json.dumps({"id": book["id"], "text": book["text"][:EXCERPT_CHARACTERS]})
@@ -121,7 +121,7 @@ def write_excerpts() -> None:
 
 
 def make_run(name: str, seed: int) -> None:
-    """Trains and evaluates one run as far as it is not done."""
+    """Trains and evaluates one run, except for parts that are finished."""
     directory = run_directory(name, seed)
     if not (directory / "results.json").exists():
         options = ["--seed", str(seed), "--run_dir", str(directory)]
@@ -161,7 +161,7 @@ class Options:
     runs: tuple[str, ...] = tuple(f"{name}:{seed}" for name, of in SEEDS.items() for seed in of)
     """As NAME:SEED."""
     tables: bool = False
-    """Only shows the tables of finished runs."""
+    """Only prints the tables of finished runs."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -282,7 +282,7 @@ def _needle_table() -> str:
 
 
 def _reference_table() -> str:
-    """The main model's needles with the question read before the last write."""
+    """Needles of the main model when it reads the question before the last write."""
     lines = ["| words | seed | 1 reading | 4 | rise |", "|---|---|---|---|---|"]
     rises: dict[int, list[float]] = {}
     for _, seed, record, _ in _finished("needle_reference", "needle"):

@@ -96,7 +96,7 @@ def test_recall_runs_goes_on_and_is_drawn(tmp_path, capsys):
     (row,) = result(out)["rows"]
     assert (row["rule"], row["budget"], row["state_bytes"]) == ("linear_attention", 256, 256)
     assert [(cell["pairs"], cell["answers"]) for cell in row["cells"]] == [(4, 8), (8, 16)]
-    assert "nothing fits into 1 bytes" in capsys.readouterr().out
+    assert "its smallest memory exceeds 1 bytes" in capsys.readouterr().out
     run("comparison.recall", *options)
     assert result(out)["rows"] == [row]
     with pytest.raises(ValueError, match=r"holds results with .* choose another file"):

@@ -1,6 +1,7 @@
 """Fast-weight memories for language models in JAX.
 
 - Choose a memory: `FwPKM`, `FwMLP`, `LaCTRule`, `TitansRule`; more in `fwpkm_jax.rules`.
+- Add your own: `register_rule`, `register_mixer`; `check_rule` and `check_mixer` test them.
 - Put it into a model of your own: `FastWeight`, `FastWeightConfig`; more in `fwpkm_jax.layers`.
 - Build a decoder with memories: `LanguageModel`, `ModelConfig`.
 - Describe a training run: `Experiment`, with `TextData` or `RecallData`, `OptimizerConfig`,
@@ -24,13 +25,15 @@ if TYPE_CHECKING:
     from fwpkm_jax.generation import Sampling, generate, init_generation
     from fwpkm_jax.interchange import export_run, start_run
     from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
+    from fwpkm_jax.layers.mixers.registry import register_mixer
     from fwpkm_jax.models.config import ModelConfig
     from fwpkm_jax.models.language_model import LanguageModel
-    from fwpkm_jax.rules import FwMLP, FwPKM, LaCTRule, TitansRule
+    from fwpkm_jax.rules import FwMLP, FwPKM, LaCTRule, TitansRule, register_rule
     from fwpkm_jax.run.continue_text import continue_text
     from fwpkm_jax.run.evaluate import evaluate
     from fwpkm_jax.run.load import Run, load_run
     from fwpkm_jax.run.train import resume_experiment, train
+    from fwpkm_jax.testing import check_mixer, check_rule
     from fwpkm_jax.training.config import TrainingConfig
     from fwpkm_jax.training.fit import Hooks, fit
     from fwpkm_jax.training.optimizer import OptimizerConfig
@@ -57,6 +60,8 @@ __all__ = [
     "TitansRule",
     "TrainingConfig",
     "__version__",
+    "check_mixer",
+    "check_rule",
     "continue_text",
     "evaluate",
     "export_run",
@@ -65,6 +70,8 @@ __all__ = [
     "init_generation",
     "load_config",
     "load_run",
+    "register_mixer",
+    "register_rule",
     "resume_experiment",
     "start_run",
     "train",
@@ -77,9 +84,10 @@ __getattr__, __dir__ = lazy_names(
         "fwpkm_jax.data": ("RecallData", "TextData"),
         "fwpkm_jax.generation": ("Sampling", "generate", "init_generation"),
         "fwpkm_jax.interchange": ("export_run", "start_run"),
-        "fwpkm_jax.layers": ("FastWeight", "FastWeightConfig"),
+        "fwpkm_jax.layers": ("FastWeight", "FastWeightConfig", "register_mixer"),
+        "fwpkm_jax.testing": ("check_mixer", "check_rule"),
         "fwpkm_jax.models": ("LanguageModel", "ModelConfig"),
-        "fwpkm_jax.rules": ("FwMLP", "FwPKM", "LaCTRule", "TitansRule"),
+        "fwpkm_jax.rules": ("FwMLP", "FwPKM", "LaCTRule", "TitansRule", "register_rule"),
         "fwpkm_jax.run.continue_text": ("continue_text",),
         "fwpkm_jax.run.evaluate": ("evaluate",),
         "fwpkm_jax.run.load": ("Run", "load_run"),

@@ -6,12 +6,21 @@ between sequences except in a cache. `fwpkm_jax.layers.mixers` holds every mixer
 
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer, FastWeightLayerConfig
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig, FastWeightInfo
-from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
-from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
-from fwpkm_jax.layers.mixers.lact import LaCT, LaCTConfig
-from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemory, MatrixMemoryConfig
-from fwpkm_jax.layers.mixers.titans import Titans
-from fwpkm_jax.layers.mixers.titans_config import TitansConfig
+from fwpkm_jax.layers.mixers import (
+    AbstractMixer,
+    AbstractMixerConfig,
+    Attention,
+    AttentionConfig,
+    GatedDeltaNet,
+    GatedDeltaNetConfig,
+    LaCT,
+    LaCTConfig,
+    MatrixMemory,
+    MatrixMemoryConfig,
+    Titans,
+    TitansConfig,
+    register_mixer,
+)
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import GatedRMSNorm, RMSNorm
 from fwpkm_jax.layers.partition import MeshConfig, Partition
@@ -20,6 +29,8 @@ from fwpkm_jax.layers.rotary import YarnConfig
 
 __all__ = [
     "PKM",
+    "AbstractMixer",
+    "AbstractMixerConfig",
     "Attention",
     "AttentionConfig",
     "FastWeight",
@@ -43,4 +54,5 @@ __all__ = [
     "Titans",
     "TitansConfig",
     "YarnConfig",
+    "register_mixer",
 ]

@@ -26,7 +26,7 @@ class SwiGLU(nnx.Module):
         model_dim: int,
         hidden_dim: int,
         *,
-        init_std: float,
+        init_std: float = 0.02,
         dtype: DTypeLike | None = None,
         rngs: nnx.Rngs,
     ):

@@ -22,7 +22,7 @@ class RMSNorm(nnx.Module):
 
     parameter_axes: ClassVar[ParameterAxes] = {"weight": (None,)}
 
-    def __init__(self, dim: int, *, eps: float, dtype: DTypeLike | None = None):
+    def __init__(self, dim: int, *, eps: float = 1e-5, dtype: DTypeLike | None = None):
         """Args: `dim` the normalised width; `dtype` of the result, None for the input's."""
         self.eps = eps
         self.dtype = dtype
@@ -41,7 +41,7 @@ class GatedRMSNorm(nnx.Module):
 
     parameter_axes: ClassVar[ParameterAxes] = {"weight": (None,)}
 
-    def __init__(self, dim: int, *, eps: float, dtype: DTypeLike | None = None):
+    def __init__(self, dim: int, *, eps: float = 1e-5, dtype: DTypeLike | None = None):
         """Args: `dim` the normalised width; `dtype` of the result, None for the gate's."""
         self.eps = eps
         self.dtype = dtype

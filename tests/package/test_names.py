@@ -8,11 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from flax import nnx
 
 import fwpkm_jax
+from fwpkm_jax import layers, models
+from fwpkm_jax.layers.mixers import mixer_config, mixer_names
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("rules", "layers", "models", "training", "evaluation", "generation", "data", "interchange")
+ROOMS = (
+    *("rules", "layers", "layers.mixers", "models", "training", "evaluation", "generation"),
+    *("data", "interchange", "run", "testing"),
+)
 MODULES = ("fwpkm_jax", *(f"fwpkm_jax.{room}" for room in ROOMS))
 
 
@@ -44,7 +50,7 @@ def test_type_checkers_see_what_a_program_gets(module):
 
 
 def test_the_front_door_has_few_names():
-    assert 20 <= len(fwpkm_jax.__all__) <= 30
+    assert 20 <= len(fwpkm_jax.__all__) <= 35
     for name in set(fwpkm_jax.__all__) - {"__version__"}:
         assert f"`{name}`" in fwpkm_jax.__doc__, name
         assert inspect.getdoc(getattr(fwpkm_jax, name)), name
@@ -61,3 +67,22 @@ def test_importing_the_package_imports_nothing_heavy():
     seconds, *heavy = done.stdout.split()
     assert heavy == ["False", "False"]
     assert float(seconds) < 1.0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rngs: layers.FastWeight(layers.FastWeightConfig(), 16, rngs=rngs),
+        lambda rngs: layers.PKM(layers.PKMConfig(), 16, rngs=rngs),
+        lambda rngs: layers.SwiGLU(16, 32, rngs=rngs),
+        lambda rngs: layers.RMSNorm(16),
+        lambda rngs: layers.GatedRMSNorm(16),
+        lambda rngs: layers.FastWeightLayer(layers.FastWeightLayerConfig(), 16, rngs=rngs),
+        *(
+            lambda rngs, name=name: mixer_config(name, models.ModelConfig()).build(768, rngs=rngs)
+            for name in mixer_names()
+        ),
+    ],
+)
+def test_a_layer_needs_its_configuration_its_width_and_random_numbers_only(make):
+    assert nnx.eval_shape(lambda: make(nnx.Rngs(0))) is not None

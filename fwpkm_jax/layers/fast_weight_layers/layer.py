@@ -110,7 +110,12 @@ class FastWeightLayer(nnx.Module):
     }
 
     def __init__(
-        self, config: FastWeightLayerConfig, model_dim: int, *, init_std: float, rngs: nnx.Rngs
+        self,
+        config: FastWeightLayerConfig,
+        model_dim: int,
+        *,
+        init_std: float = 0.02,
+        rngs: nnx.Rngs,
     ):
         self.config = config
         init, hidden = nnx.initializers.normal(init_std), config.hidden_dim

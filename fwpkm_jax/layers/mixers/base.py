@@ -60,9 +60,9 @@ class AbstractMixerConfig(abc.ABC):
         self,
         model_dim: int,
         *,
-        norm_eps: float,
-        init_std: float,
-        dtype: DTypeLike | None,
+        norm_eps: float = 1e-5,
+        init_std: float = 0.02,
+        dtype: DTypeLike | None = None,
         rngs: nnx.Rngs,
     ) -> "AbstractMixer":
         """Builds the mixer with new parameters, which are float32.

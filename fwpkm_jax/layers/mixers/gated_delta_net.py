@@ -113,8 +113,8 @@ class GatedDeltaNet(AbstractMixer):
         config: GatedDeltaNetConfig,
         model_dim: int,
         *,
-        norm_eps: float,
-        init_std: float,
+        norm_eps: float = 1e-5,
+        init_std: float = 0.02,
         dtype: DTypeLike | None = None,
         rngs: nnx.Rngs,
     ):

@@ -112,7 +112,7 @@ class _Gate(nnx.Module):
 
     parameter_axes: ClassVar[ParameterAxes] = {"out_proj/kernel": ("heads", "embed")}
 
-    def __init__(self, model_dim: int, *, norm_eps, init_std, dtype, rngs):
+    def __init__(self, model_dim: int, *, norm_eps=1e-5, init_std=0.02, dtype=None, rngs):
         self.norm = GatedRMSNorm(model_dim, eps=norm_eps, dtype=dtype)
         self.memory_norm = RMSNorm(model_dim, eps=norm_eps)
         init = nnx.initializers.normal(init_std)
@@ -132,7 +132,7 @@ class TitansMAL(AbstractMixer):
     ):
         """Args: `shared` as of `Attention`."""
         self.memory = Titans(config, model_dim, **shared)
-        self.norm = RMSNorm(model_dim, eps=shared["norm_eps"])
+        self.norm = RMSNorm(model_dim, eps=shared.get("norm_eps", 1e-5))
         self.attention = Attention(attention, model_dim, **shared)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansPairCache:
@@ -233,7 +233,7 @@ class TitansMAC(AbstractMixer):
             raise ValueError("chunk_size=None is no segment; give it a number of tokens.")
         self.segment = config.chunk_size
         self.memory = Titans(config, model_dim, **shared)
-        self.context_norm = RMSNorm(model_dim, eps=shared["norm_eps"])
+        self.context_norm = RMSNorm(model_dim, eps=shared.get("norm_eps", 1e-5))
         attention = dataclasses.replace(attention, window=None)
         self.attention = Attention(attention, model_dim, **shared)
         self.gate = _Gate(model_dim, **shared)

@@ -40,7 +40,17 @@ _MOST_FLOAT = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """One training run, whole: the same experiment gives the same numbers again."""
+    """One training run, whole: the same experiment gives the same numbers again.
+
+    Example:
+      >>> from fwpkm_jax import Experiment, ModelConfig, RecallData
+      >>> data = RecallData(length=64, num_facts=4, min_distance=16)
+      >>> experiment = Experiment(
+      ...     model=ModelConfig(vocab_size=data.vocab_size), data=data, run_dir="runs/mine"
+      ... )
+      >>> experiment.to_json()["data"]["num_facts"]
+      4
+    """
 
     seed: int = 0
     """Seed of parameters, initial fast weights and data order."""
@@ -236,6 +246,11 @@ def load_config(config: str | Path) -> Experiment:
     Raises:
       FileNotFoundError: no such name or file; the nearest name is given.
       ValueError: the file defines no `get_config`, or it returns something else.
+
+    Example:
+      >>> from fwpkm_jax import load_config
+      >>> load_config("recall").run_dir
+      'runs/recall'
     """
     path = _config_file(config)
     folder = str(path.parent.resolve())

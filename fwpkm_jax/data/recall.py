@@ -28,6 +28,11 @@ class RecallData:
     `min_distance` tokens from the value it repeats. Positions within the parts are random.
 
     Token ids come from three ranges that do not overlap: filler, keys, values, in this order.
+
+    Example:
+      >>> from fwpkm_jax import RecallData
+      >>> RecallData(length=64, num_facts=4, num_keys=16, num_values=8, min_distance=16).vocab_size
+      88
     """
 
     length: int = 256

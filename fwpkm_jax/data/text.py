@@ -32,6 +32,13 @@ class TextData:
     concatenation of all documents of a source, in the order of sorted files. Text is read and
     tokenised once at the start and kept in memory; write what does not fit to a tokenised file,
     which is read as it is needed.
+
+    Example:
+      >>> from fwpkm_jax import TextData
+      >>> from fwpkm_jax.data import sample, stream_documents
+      >>> text = TextData(train_paths=(sample.TRAIN,), valid_paths=(sample.VALID,), length=512)
+      >>> next(stream_documents(text, "valid")).id
+      'books/fitz-james-o-brien-the-diamond-lens'
     """
 
     train_paths: tuple[str, ...]

@@ -12,6 +12,11 @@ class Sampling:
     """How the next token is chosen; the default takes the most likely one.
 
     Temperature first, then `top_k`, then `top_p` of what is left.
+
+    Example:
+      >>> from fwpkm_jax import Sampling
+      >>> Sampling(temperature=0.8, top_p=0.95).top_p
+      0.95
     """
 
     temperature: float = 0.0

@@ -23,7 +23,13 @@ Mixer = str | AbstractMixerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A decoder: what stands where. Layers are counted from 0."""
+    """A decoder: what stands where. Layers are counted from 0.
+
+    Example:
+      >>> from fwpkm_jax import ModelConfig
+      >>> ModelConfig(mixers=("gdn", "swa") * 2, memory_layers=(1, 3)).memory_layers
+      (1, 3)
+    """
 
     vocab_size: int = 32_000
     """Tokens of the vocabulary."""

@@ -27,7 +27,25 @@ _HEAD_AXES: LogicalAxes = ("embed", "vocab")
 
 
 class LanguageModel(nnx.Module):
-    """A decoder; fast weights are an argument and a result, never an attribute."""
+    """A decoder; fast weights are an argument and a result, never an attribute.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from fwpkm_jax import FastWeightConfig, FwPKM, LanguageModel, ModelConfig
+      >>> from fwpkm_jax.layers import AttentionConfig
+      >>> rule = FwPKM(num_subkeys=4, key_dim=8, value_dim=8, top_k=2)
+      >>> config = ModelConfig(
+      ...     vocab_size=32, model_dim=16, mlp_dim=16, mixers=("swa",), window=4,
+      ...     attention=AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=8),
+      ...     memory_layers=(0,), fast_weight=FastWeightConfig(rule=rule, chunk_size=4),
+      ... )
+      >>> model = LanguageModel(config, rngs=nnx.Rngs(0))
+      >>> memory = model.init_memory(nnx.Rngs(1).params(), groups=1)
+      >>> out = nnx.jit(model)(jnp.zeros((1, 8), jnp.int32), memory)
+      >>> out.logits.shape, sorted(out.memory)
+      ((1, 8, 32), ['layer_0'])
+    """
 
     parameter_axes: ClassVar[ParameterAxes] = {
         "embedding": ("vocab", "embed"),

@@ -42,6 +42,13 @@ class FwMLP(AbstractChunkRule):
     Everything is computed in the memory's dtype, whatever the tokens' is.
 
     References: Zhao and Jones 2026, arXiv:2601.00671, Appendix C.
+
+    Example:
+      >>> import jax
+      >>> from fwpkm_jax import FwMLP
+      >>> memory = FwMLP(key_dim=4, value_dim=6, hidden_dim=8).init(jax.random.key(0))
+      >>> sorted({leaf.shape for leaf in jax.tree.leaves(memory)})
+      [(4, 8), (6,), (8,), (8, 6)]
     """
 
     key_dim: int = 512

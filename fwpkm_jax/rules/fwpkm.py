@@ -86,6 +86,14 @@ class FwPKM(AbstractChunkRule):
     """A product-key memory that writes one normalised gradient step per chunk (arXiv:2601.00671).
 
     Everything is computed in the memory's dtype, whatever the tokens' is.
+
+    Example:
+      >>> import jax
+      >>> from fwpkm_jax import FwPKM
+      >>> rule = FwPKM(num_subkeys=8, key_dim=4, value_dim=6, top_k=2)
+      >>> memory = rule.init(jax.random.key(0))
+      >>> memory.values.shape  # 8 x 8 slots, a row for each.
+      (64, 6)
     """
 
     num_subkeys: int = 512

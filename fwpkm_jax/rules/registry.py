@@ -19,6 +19,10 @@ def register_rule(name: str, rule: Any) -> None:
 
     Raises:
       ValueError: the name is taken, or is no identifier.
+
+    Example:
+      >>> from fwpkm_jax import FwMLP, register_rule
+      >>> register_rule("small_mlp", FwMLP(key_dim=8, value_dim=8, hidden_dim=8))
     """
     if not name.isidentifier():
         raise ValueError(f"register_rule: the name {name!r} must be an identifier, as 'my_rule'.")

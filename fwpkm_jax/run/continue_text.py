@@ -32,6 +32,11 @@ def continue_text(
 
     Raises:
       ValueError: the run was not trained on text, or the prompt is empty.
+
+    Example:
+      >>> from fwpkm_jax import Sampling, continue_text, load_run
+      >>> run = load_run("runs/books_tiny")  # doctest: +SKIP
+      >>> print(continue_text(run, "My dear", sampling=Sampling(temperature=0.8)))  # doctest: +SKIP
     """
     tokenizer = text_tokenizer(run)
     tokens = tokenizer.encode(prompt)

@@ -34,6 +34,12 @@ def evaluate(
     Raises:
       FileNotFoundError: there is no such run or checkpoint.
       ValueError: a name is unknown, or an evaluation does not suit the run's data.
+
+    Example:
+      >>> from fwpkm_jax import evaluate
+      >>> results = evaluate("runs/recall", ["recall"])  # doctest: +SKIP
+      >>> results["recall"].record["results"]["writing"]["all"]["accuracy"]  # doctest: +SKIP
+      0.98
     """
     subject = subject_of(load_run(run_dir, step), name=str(run_dir))
     chosen = choose_suite(suite, subject, configs)

@@ -63,6 +63,12 @@ def load_run(run_dir: str | Path, step: int | Literal["best"] | None = None) -> 
       FileNotFoundError: no run there, or no such checkpoint; those that exist are listed.
       DamagedCheckpointError: the checkpoint cannot be read; name another step.
       ValueError: the run was trained with another tokenizer than its name now stands for.
+
+    Example:
+      >>> from fwpkm_jax import load_run
+      >>> run = load_run("runs/recall", "best")  # doctest: +SKIP
+      >>> run.model.config.memory_layers  # doctest: +SKIP
+      (1,)
     """
     experiment = read_experiment(run_dir)
     directory = Path(run_dir) / "checkpoints"

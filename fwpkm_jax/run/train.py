@@ -66,6 +66,14 @@ def train(
       NonFiniteError: a loss, gradient or weight stopped being finite; what went first is named.
       DamagedCheckpointError: the run has checkpoints but none can be read.
       OtherProcessError: of many processes another one failed.
+
+    Example:
+      >>> from dataclasses import replace
+      >>> from fwpkm_jax import load_config, train
+      >>> experiment = replace(load_config("recall"), run_dir="runs/mine")
+      >>> result = train(experiment)  # doctest: +SKIP
+      >>> result.step  # doctest: +SKIP
+      600
     """
     with together():
         setup = parts.make_setup(experiment)

@@ -107,6 +107,18 @@ class FastWeight(nnx.Module):
 
     The memory comes in and goes out as an argument with a leading axis of groups; sequences of one
     group share a memory, neighbours in the batch first.
+
+    Example:
+      >>> import jax
+      >>> from flax import nnx
+      >>> from fwpkm_jax import FastWeight, FastWeightConfig, FwPKM
+      >>> rule = FwPKM(num_subkeys=8, key_dim=8, value_dim=8, top_k=2)
+      >>> layer = FastWeight(FastWeightConfig(rule=rule, chunk_size=4), 16, rngs=nnx.Rngs(0))
+      >>> memory = jax.vmap(rule.init)(jax.random.split(jax.random.key(1), 2))  # Two groups.
+      >>> x = jax.random.normal(jax.random.key(2), (2, 12, 16))  # [batch, length, model]
+      >>> y, memory, info = nnx.jit(layer)(x, memory)
+      >>> (x + y).shape  # The layer returns what is added to the residual stream.
+      (2, 12, 16)
     """
 
     # All devices of a sequence find its slots.

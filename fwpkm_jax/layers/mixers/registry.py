@@ -39,7 +39,7 @@ def register_mixer(name: str, config: AbstractMixerConfig | MixerBuilder) -> Non
 
     Example:
       >>> from fwpkm_jax.layers.mixers import AttentionConfig, register_mixer
-      >>> register_mixer("wide_attention", AttentionConfig(num_heads=2, head_dim=128))
+      >>> register_mixer("wide_attention", AttentionConfig(num_heads=4, head_dim=128))
     """
     if not name:
         raise ValueError("name='' names no mixer; give it at least one character.")

@@ -1,0 +1,51 @@
+"""The examples in docstrings run, each as it stands."""
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+from fwpkm_jax.layers.mixers.registry import _MIXERS
+from fwpkm_jax.rules import MATRIX_RULES, RULES
+
+ROOT = Path(__file__).parents[2]
+
+
+def examples():
+    """Every docstring with an example, of the modules that contain one."""
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    for path in sorted((ROOT / "fwpkm_jax").glob("**/*.py")):
+        if ">>> " in path.read_text():
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            module = importlib.import_module(name)
+            yield from (t for t in finder.find(module, name) if t.examples)
+
+
+EXAMPLES = {test.name: test for test in examples()}
+
+
+@pytest.fixture
+def registries():
+    """Forgets what an example registers."""
+    kept = [(registry, dict(registry)) for registry in (RULES, MATRIX_RULES, _MIXERS)]
+    yield
+    for registry, content in kept:
+        registry.clear()
+        registry.update(content)
+
+
+@pytest.mark.usefixtures("registries")
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs_as_it_stands(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    told = []
+    runner.run(EXAMPLES[name], out=told.append)
+    assert not runner.failures, "".join(told)
+
+
+def test_the_names_that_a_newcomer_meets_first_have_an_example():
+    for name in ("FwPKM", "FastWeight", "LanguageModel", "Experiment", "load_config", "TextData"):
+        assert any(example.endswith(f".{name}") for example in EXAMPLES), name

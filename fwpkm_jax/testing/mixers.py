@@ -201,6 +201,7 @@ def sequences_of_a_batch_are_independent(case: MixerCase) -> None:
     require(np.any(other[0] != case.whole[0]), "the first sequence is not read")
 
 
+@jax.enable_x64(False)  # As models run.
 def gradients_of_bfloat16_tokens_are_finite_and_reach_every_parameter(case: MixerCase) -> None:
     graphdef, params = nnx.split(case.build(jnp.bfloat16))
     x = case.sample(9, dtype=jnp.bfloat16)
@@ -225,6 +226,7 @@ def gradients_of_bfloat16_tokens_are_finite_and_reach_every_parameter(case: Mixe
     require_finite(d_x, "the gradient of the tokens")
 
 
+@jax.enable_x64(False)
 def bfloat16_stream_keeps_the_caches_dtypes(case: MixerCase) -> None:
     mixer = case.build(jnp.bfloat16)
     cache = mixer.init_cache(_BATCH, max_length=8, dtype=jnp.bfloat16)

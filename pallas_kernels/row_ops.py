@@ -9,8 +9,8 @@ from fwpkm_jax.core.slots.grouping import SlotGroups
 from fwpkm_jax.core.slots.row_ops import Exchange, RowOps
 from pallas_kernels.checks import refuse_rows
 from pallas_kernels.dispatch import Backend, Kernel, implementation
+from pallas_kernels.slot_add.api import check_add, slot_add
 from pallas_kernels.slot_read.api import check_dot, check_read, slot_dot, slot_read
-from pallas_kernels.slot_write.api import check_add, slot_add
 
 
 def row_ops(values: jax.Array, *, backend: Backend = "auto") -> RowOps:

@@ -16,9 +16,9 @@ import numpy as np
 from benchmarks.machine import median_seconds
 from fwpkm_jax.core.slots.grouping import SlotGroups, group_slots
 from pallas_kernels.dispatch import Backend
+from pallas_kernels.slot_add.api import slot_add
 from pallas_kernels.slot_read.api import slot_dot, slot_read
 from pallas_kernels.slot_read.specs import RowSpec, draw_slots
-from pallas_kernels.slot_write.api import slot_add
 
 Stream = Literal["random", "zipf", "hot10", "hot50", "recorded"]
 WORD = 4

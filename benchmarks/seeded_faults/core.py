@@ -69,8 +69,8 @@ FAULTS = (
     ),
     Fault(
         "slot write: sums instead of means",
-        "scales = step_size * weights / jnp.maximum(counts, 1.0)",
-        "scales = step_size * weights",
+        "return -step_size * weights / jnp.maximum(counts, 1.0)",
+        "return -step_size * weights",
         ("tests/core/slots/test_table.py",),
     ),
     Fault(

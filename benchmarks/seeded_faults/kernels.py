@@ -3,7 +3,7 @@
 from benchmarks.seeded_faults.fault import Fault
 
 _READ = ("tests/kernels/test_parity.py", "-k", "slot_read or slot_dot")
-_WRITE = ("tests/kernels/test_parity.py", "-k", "slot_write or slot_add")
+_WRITE = ("tests/kernels/test_parity.py", "-k", "slot_add")
 _TOP_K = ("tests/kernels/test_product_top_k.py", "tests/kernels/test_parity.py", "-k", "top_k")
 _DELTA = ("tests/kernels/test_gated_delta.py", "tests/kernels/test_parity.py", "-k", "delta")
 
@@ -39,7 +39,7 @@ FAULTS = (
         "return jnp.where(slot(j) >= 0, 0.0, total)",
         "return total",
         _WRITE,
-        under="pallas_kernels/slot_write/tpu.py",
+        under="pallas_kernels/slot_add/tpu.py",
     ),
     Fault(
         "sorted references: runs end one reference late",

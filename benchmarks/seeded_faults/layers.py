@@ -16,8 +16,8 @@ _GENERATION = ("tests/generation",)
 FAULTS = (
     Fault(
         "memory layer: padding counts in the streamed losses",
-        "paired = shift_left(signals.mask, rule.lookahead) * signals.mask",
-        "paired = shift_left(signals.mask, rule.lookahead)",
+        "loss_gate, signals.mask, known=jnp.ones_like(loss_gate)",
+        "loss_gate, jnp.ones_like(loss_gate), known=jnp.ones_like(loss_gate)",
         _MEMORY,
     ),
     Fault(

@@ -20,8 +20,8 @@ FAULTS = (
     ),
     Fault(
         "FwPKM: keys do not decay",
-        "gradient = gradient + self.weight_decay * memory.keys",
-        "gradient = gradient + 0.0 * memory.keys",
+        "gradient = gradient + weight_decay * keys",
+        "gradient = gradient + 0.0 * keys",
         _FWPKM,
     ),
     Fault(
@@ -31,9 +31,9 @@ FAULTS = (
         _FWPKM,
     ),
     Fault(
-        "FwPKM: the release's factor ignored in two phases",
-        "error_weights = sequence.factor * error_weights",
-        "error_weights = 1.0 * error_weights",
+        "FwPKM: the release's factor ignored",
+        "if self.factor is None else self.factor * self.write_weight",
+        "if self.factor is None else self.write_weight",
         (*_FWPKM, "tests/golden/test_fwpkm_stream.py"),
     ),
     Fault(

@@ -1,4 +1,12 @@
-"""What a memory is asked to predict, and which tokens may write."""
+"""What a memory is asked to predict, and which tokens write: one rule, `pair_weights`.
+
+A token writes if it and the token that holds its target are real, and the target is known when the
+token's chunk is written. When that is depends on how the memory is read:
+
+- A pass over whole sequences (`write_weights`) writes a chunk right after its last token. The last
+  `lookahead` tokens of a chunk have their targets in the next one, so they do not write.
+- A stream (`core.streams`) writes a chunk `lookahead` tokens later, when all its targets are known.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -28,6 +36,25 @@ Pairing = Callable[..., Any]
 more that a rule's `chunk` takes."""
 
 
+def pair_weights(
+    gate: Float[Array, "batch length"],
+    real: Float[Array, "batch length"],
+    *,
+    known: Float[Array, "batch length"],
+    lookahead: int,
+) -> WriteWeights:
+    """The weights of tokens whose target is `lookahead` tokens further on.
+
+    Args:
+      gate: weight of each token's loss.
+      real: 1 for real tokens, 0 for padding; of the tokens that hold targets, too.
+      known: 1 where the target is known when the token's chunk is written.
+      lookahead: distance from a token to its target.
+    """
+    write = gate * known * real * shift_left(real, lookahead)
+    return WriteWeights(write=write, paired=known, counted=real)
+
+
 def write_weights(
     gate: Float[Array, "batch length"],
     mask: Float[Array, "batch length"] | None,
@@ -35,7 +62,7 @@ def write_weights(
     chunk_size: int,
     lookahead: int,
 ) -> WriteWeights:
-    """The write weights of whole sequences cut into chunks.
+    """The write weights of whole sequences, each chunk written right after its last token.
 
     A token writes if it and the token `lookahead` further on, in the same chunk, are both real.
 
@@ -47,10 +74,8 @@ def write_weights(
     """
     length = gate.shape[1]
     real = jnp.ones_like(gate) if mask is None else mask.astype(gate.dtype)
-    paired = jnp.broadcast_to(_has_target(length, chunk_size, lookahead), gate.shape)
-    paired = paired.astype(gate.dtype)
-    write = gate * paired * real * shift_left(real, lookahead)
-    return WriteWeights(write=write, paired=paired, counted=real)
+    known = jnp.broadcast_to(_has_target(length, chunk_size, lookahead), gate.shape)
+    return pair_weights(gate, real, known=known.astype(gate.dtype), lookahead=lookahead)
 
 
 def shift_left(x: Float[Array, "batch length *rest"], lookahead: int) -> Array:

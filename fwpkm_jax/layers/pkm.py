@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.checks import check_arrays
-from fwpkm_jax.core.slots.shared_table import (
+from fwpkm_jax.core.slots.split_table import (
     MemoryAxes,
     columns_for_tokens,
     gather_tokens,

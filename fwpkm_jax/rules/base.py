@@ -49,7 +49,7 @@ from fwpkm_jax.core.chunks import (
     scan_chunks,
 )
 from fwpkm_jax.core.slots.block_write import ChunkBlocks, write_whole
-from fwpkm_jax.core.slots.shared_table import MemoryAxes
+from fwpkm_jax.core.slots.split_table import MemoryAxes
 from fwpkm_jax.core.targets import Pairing, shift_left, write_weights
 
 

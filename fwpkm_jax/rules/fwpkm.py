@@ -24,6 +24,7 @@ from fwpkm_jax.core.slots.addressing import (
     Score,
     addressing_gradient,
     addressing_loss,
+    key_step,
     sub_key_usage,
 )
 from fwpkm_jax.core.slots.block_write import ChunkBlocks, write_in_blocks
@@ -35,8 +36,9 @@ from fwpkm_jax.core.slots.retention import (
     retentive_write,
     surprise_weights,
 )
-from fwpkm_jax.core.slots.shared_table import MemoryAxes, shared_value_run
+from fwpkm_jax.core.slots.split_table import MemoryAxes, split_value_run
 from fwpkm_jax.core.slots.table import slot_counts, slot_read, slot_write
+from fwpkm_jax.core.slots.value_run import value_run
 from fwpkm_jax.rules.base import AbstractChunkRule
 from pallas_kernels import product_top_k as selection_kernels
 from pallas_kernels import slot_read as read_kernels
@@ -231,20 +233,23 @@ class FwPKM(AbstractChunkRule):
     ) -> RunOutput:
         """All slots first, in one scan over the keys alone; then the values (core.slots.value_run).
 
-        Where devices share a memory, each finds the slots of its own tokens with keys of its own,
-        all alike, and holds a part of the values (core.slots.shared_table).
+        On a GPU or TPU, `_select` runs the kernel `pallas_kernels.product_top_k`, and the kernels
+        that `pallas_kernels.row_ops` chooses read and write the values. Where devices share a
+        memory, each finds the slots of its own tokens with its own copy of the keys, and holds a
+        part of the values (core.slots.split_table).
         """
         if not self.two_phase:
             return super().run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
-        axes = MemoryAxes() if axes is None else axes
         sequence = cast(sequence, memory.values.dtype)
-        key_step = functools.partial(self._key_step, token_axes=axes.tokens)
+        token_axes = () if axes is None else axes.tokens
+        move_keys = functools.partial(self._move_keys, token_axes=token_axes)
         keys, _, access, losses = map_groups(
-            lambda keys, part: scan_chunks(key_step, keys, part, chunk_size=chunk_size),
+            lambda keys, part: scan_chunks(move_keys, keys, part, chunk_size=chunk_size),
             memory.keys,
             sequence,
         )
-        out = shared_value_run(
+        run = value_run if axes is None else functools.partial(split_value_run, axes=axes)
+        out = run(
             memory.values,
             access.slot_ids,
             access.slot_weights,
@@ -253,7 +258,6 @@ class FwPKM(AbstractChunkRule):
             counted=sequence.counted,
             step_size=self.learning_rate * self._value_step,
             chunk_size=chunk_size,
-            axes=axes,
             ops=row_ops(memory.values, backend=self.backend),
         )
         info = jax.lax.stop_gradient(FwPKMInfo(losses, out.update_norm))
@@ -284,7 +288,8 @@ class FwPKM(AbstractChunkRule):
                 select=select,
                 read=read,
                 step_size=self.learning_rate * self._value_step,
-                key_step=self.learning_rate * self.addressing_weight,
+                learning_rate=self.learning_rate,
+                key_weight=self.addressing_weight,
                 score=self.score,
                 ops=row_ops(memory.values, backend=self.backend),
             )
@@ -296,10 +301,13 @@ class FwPKM(AbstractChunkRule):
         output = slot_read(memory.values, *access)
         values, history = self._write_values(memory, chunk, access, output - chunk.target)
         gradient = self.key_gradient(memory, chunk, address)
-        if self.write_clip is not None:
-            gradient = jnp.clip(gradient, -self.write_clip, self.write_clip)
-        gradient = gradient + self.weight_decay * memory.keys
-        keys = memory.keys - self.learning_rate * gradient
+        keys = key_step(
+            memory.keys,
+            gradient,
+            learning_rate=self.learning_rate,
+            clip=self.write_clip,
+            weight_decay=self.weight_decay,
+        )
         loss = addressing_loss(address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed)
         info = FwPKMInfo(
             addressing_loss=loss, update_norm=_update_norm(memory.values, values, access.slot_ids)
@@ -348,7 +356,7 @@ class FwPKM(AbstractChunkRule):
             return float(self.num_heads * self.top_k)
         return self.value_step
 
-    def _key_step(
+    def _move_keys(
         self, keys: SubKeys, chunk: SlotChunk, *, token_axes: tuple[str, ...] = ()
     ) -> StepOutput:
         """One chunk's part of `step` that concerns the keys alone.
@@ -367,7 +375,7 @@ class FwPKM(AbstractChunkRule):
         gradient = spread(chunk.query, keys, address, token_weights=chunk.addressed, usage=usage)
         if token_axes:
             gradient = jax.lax.psum(gradient, token_axes)
-        keys = keys - self.learning_rate * self.addressing_weight * gradient
+        keys = key_step(keys, self.addressing_weight * gradient, learning_rate=self.learning_rate)
         loss = addressing_loss(
             address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed, usage=usage
         )

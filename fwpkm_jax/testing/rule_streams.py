@@ -9,7 +9,8 @@ import numpy as np
 
 from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.core.slots.block_write import ChunkBlocks
-from fwpkm_jax.core.streams import holding, streaming
+from fwpkm_jax.core.streams import flush as flushing
+from fwpkm_jax.core.streams import streaming
 from fwpkm_jax.core.streams.streaming import Pending, Signals
 from fwpkm_jax.core.targets import WriteWeights
 from fwpkm_jax.rules.base import AbstractChunkRule
@@ -45,7 +46,7 @@ class _Stream:
 
         @jax.jit
         def flush(memory: Memory, pending: Pending) -> Any:
-            return holding.flush(rule.write_blocks, memory, pending, block=4, **options)
+            return flushing.flush(rule.write_blocks, memory, pending, block=4, **options)
 
         self.push, self.flush = push, flush
 

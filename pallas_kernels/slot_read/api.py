@@ -14,7 +14,8 @@ from fwpkm_jax.core.array_types import (
 )
 from pallas_kernels.checks import assert_results_agree, refuse_rows
 from pallas_kernels.dispatch import Backend, Kernel, implementation
-from pallas_kernels.slot_read import reference, vjp
+from pallas_kernels.row_gradients import dot, read
+from pallas_kernels.slot_read import reference
 from pallas_kernels.slot_read.reference import SlotRead
 from pallas_kernels.slot_read.specs import CHECK_RATIO, CHECKED, SPECS, sample, sample_dot
 
@@ -65,7 +66,7 @@ def slot_read(
     )
     if chosen == "reference":
         return reference.slot_read(values, slot_ids, weights, target, write_weight)
-    return SlotRead(*vjp.read(chosen, values, slot_ids, weights, target, write_weight))
+    return SlotRead(*read(chosen, values, slot_ids, weights, target, write_weight))
 
 
 def slot_dot(
@@ -97,7 +98,7 @@ def slot_dot(
     )
     if chosen == "reference":
         return reference.slot_dot(values, slot_ids, vectors)
-    return vjp.dot(chosen, values, slot_ids, vectors)
+    return dot(chosen, values, slot_ids, vectors)
 
 
 def check_read(kernel: Kernel) -> None:

@@ -10,8 +10,8 @@ from jax.sharding import SingleDeviceSharding
 from benchmarks.compiled.absent_devices import DEVICES, TPUS, kernels_for
 from fwpkm_jax.core.slots.grouping import group_slots
 from fwpkm_jax.rules import FwPKM
+from pallas_kernels.slot_add.api import slot_add
 from pallas_kernels.slot_read.api import slot_dot, slot_read
-from pallas_kernels.slot_write.api import slot_add
 from tests.aot.devices import absent_device
 
 SLOTS, VALUE, CHUNKS, TOKENS, PLACES = 512**2, 512, 3, 512, 8

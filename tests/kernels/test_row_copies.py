@@ -6,13 +6,13 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import dispatch
+from pallas_kernels.slot_add import tpu as slot_add_tpu
+from pallas_kernels.slot_add.reference import slot_add as expected_add
+from pallas_kernels.slot_add.specs import sample
 from pallas_kernels.slot_read import tpu as slot_read
 from pallas_kernels.slot_read.reference import slot_read as expected_read
 from pallas_kernels.slot_read.specs import RowSpec
 from pallas_kernels.slot_read.specs import sample as sample_read
-from pallas_kernels.slot_write import tpu as slot_write
-from pallas_kernels.slot_write.reference import slot_add as expected_add
-from pallas_kernels.slot_write.specs import sample
 from tests.kernels.entry import equal_or_close
 
 SPEC = RowSpec(name="copies", tokens=20, places=2, slots=9)
@@ -22,8 +22,8 @@ def test_copies_that_run_as_late_as_they_may_change_nothing(monkeypatch):
     # Rings and tiles small enough that a few tokens wrap them and a slot's run crosses tiles.
     monkeypatch.setattr(slot_read, "RING", 8)
     monkeypatch.setattr(slot_read, "TOKENS", 8)
-    monkeypatch.setattr(slot_write, "AHEAD", 4)
-    monkeypatch.setattr(slot_write, "TILE", 24)
+    monkeypatch.setattr(slot_add_tpu, "AHEAD", 4)
+    monkeypatch.setattr(slot_add_tpu, "TILE", 24)
     simulation = pltpu.InterpretParams(
         detect_races=True, dma_execution_mode="on_wait", uninitialized_memory="nan"
     )
@@ -41,7 +41,7 @@ def test_copies_that_run_as_late_as_they_may_change_nothing(monkeypatch):
     equal_or_close(dots, expected, ratio=1e-6)
 
     adds = sample(SPEC, jnp.float32)
-    values, old_rows = slot_write.add(**adds, with_old_rows=True)
+    values, old_rows = slot_add_tpu.add(**adds, with_old_rows=True)
     assert not interpret_pallas_call.races.races_found
     equal_or_close(values, expected_add(**adds), ratio=1e-6)
     distinct = int(adds["groups"].num_groups)

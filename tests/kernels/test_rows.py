@@ -8,10 +8,10 @@ from jax.extend.core import jaxprs_in_params
 
 from fwpkm_jax.core.slots.grouping import group_slots
 from pallas_kernels import dispatch
+from pallas_kernels.slot_add.api import slot_add
+from pallas_kernels.slot_add.specs import sample as sample_add
 from pallas_kernels.slot_read.api import slot_dot, slot_read
 from pallas_kernels.slot_read.specs import RowSpec, sample, sample_dot
-from pallas_kernels.slot_write.api import slot_add
-from pallas_kernels.slot_write.specs import sample as sample_add
 from tests.kernels.entry import equal_or_close
 
 SMALL = RowSpec(name="small", tokens=5, places=2, slots=16)

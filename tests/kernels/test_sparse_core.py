@@ -13,12 +13,12 @@ from benchmarks.compiled.absent_devices import kernels_for
 from fwpkm_jax.core.slots.grouping import group_slots
 from pallas_kernels import dispatch
 from pallas_kernels.checks import refuse_rows
+from pallas_kernels.slot_add import tpu_sparse_core as write
+from pallas_kernels.slot_add.reference import slot_add_with_old_rows
+from pallas_kernels.slot_add.specs import sample as sample_add
 from pallas_kernels.slot_read import reference, tpu_sparse_core
 from pallas_kernels.slot_read.api import slot_read
 from pallas_kernels.slot_read.specs import RowSpec, sample
-from pallas_kernels.slot_write import tpu_sparse_core as write
-from pallas_kernels.slot_write.reference import slot_add_with_old_rows
-from pallas_kernels.slot_write.specs import sample as sample_add
 from tests.kernels.entry import equal_or_close
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.core.streams import streaming
-from fwpkm_jax.core.streams.holding import flush
+from fwpkm_jax.core.streams.flush import flush
 from fwpkm_jax.rules import FwMLP
 from tests.rules.sampling import init_memory, sample_signals, to_sequence
 

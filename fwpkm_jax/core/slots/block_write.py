@@ -19,10 +19,12 @@ from fwpkm_jax.core.slots.addressing import (
     Score,
     SubKeyUsage,
     addressing_gradient,
+    key_step,
     sub_key_usage,
 )
 from fwpkm_jax.core.slots.grouping import group_slots
 from fwpkm_jax.core.slots.row_ops import RowOps
+from fwpkm_jax.core.slots.table import write_steps
 
 
 class ChunkBlocks(NamedTuple):
@@ -61,8 +63,8 @@ def write_whole(
     )
 
 
-class _Looked(NamedTuple):
-    """What looking at all blocks leaves; the leading axis `most` numbers the blocks."""
+class _Addressed(NamedTuple):
+    """Addresses and errors of all blocks; the leading axis `most` numbers the blocks."""
 
     usage: SubKeyUsage
     counts: jax.Array  # [slots], reads of each slot
@@ -79,7 +81,8 @@ def write_in_blocks(
     select: Callable[[SubKeys, Queries], tuple[Address, jax.Array]],
     read: Callable[[ValueTable, jax.Array, jax.Array], TokenValues],
     step_size: float,
-    key_step: float,
+    learning_rate: float,
+    key_weight: float,
     score: Score,
     ops: RowOps,
 ) -> tuple[SubKeys, ValueTable]:
@@ -92,13 +95,14 @@ def write_in_blocks(
       select: from keys and queries to addresses and read weights `[tokens, places]`.
       read: from values, slots and weights `[tokens, places]` to what is read.
       step_size: multiplies the mean error of a slot.
-      key_step: multiplies the gradient of the addressing loss.
+      learning_rate: multiplies the gradient that moves the keys.
+      key_weight: of the addressing loss.
       score: of the sub-keys.
       ops: what adds rows.
     """
     num_subkeys = keys.shape[2]
 
-    def look(number: jax.Array, looked: _Looked) -> _Looked:
+    def address_block(number: jax.Array, addressed: _Addressed) -> _Addressed:
         chunk = blocks.block(number)
         address, weights = select(keys, chunk.query)
         slot_ids = address.slot_ids.reshape(weights.shape)
@@ -106,39 +110,39 @@ def write_in_blocks(
         errors = chunk.error_weight[:, None] * errors
         counted = jnp.broadcast_to(chunk.counted[:, None], slot_ids.shape)
         usage = sub_key_usage(address, num_subkeys=num_subkeys, token_weights=chunk.addressed)
-        kept = (looked.address, looked.weights, looked.errors)
+        kept = (addressed.address, addressed.weights, addressed.errors)
         kept = jax.tree.map(
             lambda all_, x: all_.at[number].set(x), kept, (address, weights, errors)
         )
-        return _Looked(
-            jax.tree.map(jnp.add, looked.usage, usage),
-            looked.counts.at[slot_ids].add(counted, mode="promise_in_bounds"),
+        return _Addressed(
+            jax.tree.map(jnp.add, addressed.usage, usage),
+            addressed.counts.at[slot_ids].add(counted, mode="promise_in_bounds"),
             *kept,
         )
 
-    looked = blocks.fold(look, _nothing_looked_at(keys, values, blocks, select))
+    addressed = blocks.fold(address_block, _none_addressed(keys, values, blocks, select))
 
     def write(number: jax.Array, carry: tuple[SubKeys, ValueTable]) -> tuple[SubKeys, ValueTable]:
         gradient, values = carry
         chunk = blocks.block(number)
         address, weights, errors = jax.tree.map(
-            lambda x: x[number], (looked.address, looked.weights, looked.errors)
+            lambda x: x[number], (addressed.address, addressed.weights, addressed.errors)
         )
         gradient = gradient + addressing_gradient(
             chunk.query, keys, address,
-            token_weights=chunk.addressed, score=score, usage=looked.usage,
+            token_weights=chunk.addressed, score=score, usage=addressed.usage,
         )  # fmt: skip
         slot_ids = address.slot_ids.reshape(weights.shape)
-        counts = looked.counts.at[slot_ids].get(mode="promise_in_bounds")
-        steps = -step_size * weights / jnp.maximum(counts, 1.0)
+        counts = addressed.counts.at[slot_ids].get(mode="promise_in_bounds")
+        steps = write_steps(weights, counts, step_size=step_size)
         groups = group_slots(slot_ids, num_slots=values.shape[0])
         return gradient, ops.add(values, groups, steps, errors)
 
     gradient, values = blocks.fold(write, (jnp.zeros_like(keys), values))
-    return keys - key_step * gradient, values
+    return key_step(keys, key_weight * gradient, learning_rate=learning_rate), values
 
 
-def _nothing_looked_at(keys, values, blocks: ChunkBlocks, select) -> _Looked:
+def _none_addressed(keys, values, blocks: ChunkBlocks, select) -> _Addressed:
     """Zeros of the right shapes."""
     query = jax.eval_shape(blocks.block, jnp.int32(0)).query
     address, weights = jax.eval_shape(select, keys, query)
@@ -147,7 +151,7 @@ def _nothing_looked_at(keys, values, blocks: ChunkBlocks, select) -> _Looked:
         return jnp.zeros((blocks.most, *shape), dtype)
 
     dtype = values.dtype
-    return _Looked(
+    return _Addressed(
         SubKeyUsage(jnp.zeros((2, keys.shape[2]), dtype), jnp.zeros((), dtype)),
         jnp.zeros((values.shape[0],), dtype),
         jax.tree.map(lambda x: per_block(x.shape, x.dtype), address),

@@ -20,6 +20,7 @@ from fwpkm_jax.core.array_types import (
     ValueTable,
 )
 from fwpkm_jax.core.slots.grouping import group_slots, reference_counts
+from fwpkm_jax.core.slots.table import write_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +121,7 @@ def retentive_write(
     step_size: float,
     retention: Retention,
 ) -> tuple[ValueTable, SlotHistory]:
-    """`memory.slot_write` with retention: the table and its history after one chunk.
+    """`table.slot_write` with retention: the table and its history after one chunk.
 
         s[i] = -scale[i] * step_size / n[i] * sum of weight * error + momentum * last s[i]
         V[i] <- (1 - write_decay) * V[i] + s[i]
@@ -154,7 +155,7 @@ def retentive_write(
         return table.at[slots].set(rows, mode="drop", unique_indices=True, indices_are_sorted=True)
 
     counts = reference_counts(groups, counted)
-    shares = -step_size * weights / jnp.maximum(counts, 1.0)
+    shares = write_steps(weights, counts, step_size=step_size)
     steps = row_sums(shares[:, :, None] * errors[:, None, :])
     new_reads = row_sums(jnp.broadcast_to(counted[:, None], slot_ids.shape))
     touched = (new_reads > 0)[:, None]

@@ -158,11 +158,11 @@ def _add_by_runs(
 
 
 SumReads = Callable[[jax.Array], jax.Array]
-"""Adds up what devices read that hold a part of the slots each."""
+"""Sums partial reads over devices that each hold some of the slots."""
 
 
-def as_it_is(reads: jax.Array) -> jax.Array:
-    """`SumReads` where one device holds all slots."""
+def complete_already(reads: jax.Array) -> jax.Array:
+    """`SumReads` of a device that holds all slots."""
     return reads
 
 
@@ -191,7 +191,7 @@ def exchange_rows(
     steps: SlotWeights,
     targets: TokenValues,
     error_weights: TokenWeights,
-    sum_reads: SumReads = as_it_is,
+    sum_reads: SumReads = complete_already,
 ) -> Exchange:
     """Reads, compares and writes one chunk; see `core.slots.value_scan` for the formulas.
 
@@ -214,4 +214,4 @@ class RowOps:
     pull: Callable[..., tuple[TokenValues, SlotWeights]] = pull_rows
     dot: Callable[[ValueTable, SlotIds, TokenValues], SlotWeights] = dot_rows
     add: Callable[[ValueTable, SlotGroups, SlotWeights, TokenValues], ValueTable] = add_rows
-    sum_reads: SumReads = as_it_is
+    sum_reads: SumReads = complete_already

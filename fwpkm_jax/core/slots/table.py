@@ -41,6 +41,32 @@ def slot_counts(
     return counters.at[slot_ids].get(mode="promise_in_bounds")
 
 
+def write_steps(
+    weights: Float[Array, "*n tokens places"],
+    counts: Float[Array, "*n tokens places"],
+    *,
+    step_size: float,
+) -> Float[Array, "*n tokens places"]:
+    """The write, the only definition of it: the multiple of a token's error that each place adds.
+
+        V[i] += sum over the places (t, p) that read slot i of steps[t, p] * error[t]
+        steps[t, p] = -step_size * weights[t, p] / max(n[i], 1)
+
+    A slot so moves by `step_size` times the mean of its readers' weighted errors (Eqs. 13-17).
+    Every executor takes its steps from here: `slot_write` below (plain), `value_run` (whole
+    sequences), `block_write` (long chunks), `retention`.
+
+    Args:
+      weights: read weights.
+      counts: n, how often the chunk reads each place's slot.
+      step_size: multiplies the gradient; heads * top_k makes one write move a typical prediction
+        by about its whole error, since the mean read weight is the reciprocal.
+
+    References: Zhao and Jones 2026, arXiv:2601.00671, section 3.
+    """
+    return -step_size * weights / jnp.maximum(counts, 1.0)
+
+
 def slot_write(
     values: ValueTable,
     slot_ids: SlotIds,
@@ -53,11 +79,8 @@ def slot_write(
     clip: float | None = None,
     weight_decay: float = 0.0,
 ) -> ValueTable:
-    """The table after one normalised gradient step on the touched rows (Eqs. 13-17).
+    """The table after one write, by `write_steps` in plain JAX.
 
-        V[i] <- V[i] - learning_rate * step_size / max(n[i], 1) * sum of weight * error
-
-    over the places that read slot i; n[i] counts them over the tokens with `counted` = 1.
     Untouched rows are neither read nor written, and in a loop the table is updated in place,
     unless `clip` or `weight_decay` is set: these need the whole gradient and cost a dense pass.
 
@@ -67,13 +90,10 @@ def slot_write(
       weights: read weights, `[tokens, places]`.
       errors: write weight times (prediction - target), `[tokens, value]`.
       counted: 1 for tokens whose reads count in n, `[tokens]`.
-      step_size: multiplies the gradient; heads * top_k makes one write move a typical prediction
-        by about its whole error, since the mean read weight is the reciprocal.
+      step_size: see `write_steps`.
       learning_rate: multiplies the step after clipping.
       clip: bound on each element of the gradient, or None.
       weight_decay: adds this multiple of the table to the gradient.
-
-    References: Zhao and Jones 2026, arXiv:2601.00671, section 3.
     """
     check_arrays(
         values=(values, "float slots value"),
@@ -83,8 +103,8 @@ def slot_write(
         counted=(counted, "float tokens"),
     )
     counts = slot_counts(slot_ids, counted, num_slots=values.shape[0])
-    scales = step_size * weights / jnp.maximum(counts, 1.0)
-    gradients = scales[:, :, None] * errors[:, None, :]
+    steps = write_steps(weights, counts, step_size=step_size)
+    gradients = -steps[:, :, None] * errors[:, None, :]
     if clip is None and weight_decay == 0.0:
         return values.at[slot_ids].add(-learning_rate * gradients, mode="promise_in_bounds")
     gradient = jnp.zeros_like(values).at[slot_ids].add(gradients, mode="promise_in_bounds")

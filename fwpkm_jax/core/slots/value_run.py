@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.slots.grouping import group_slots, reference_counts
 from fwpkm_jax.core.slots.row_ops import RowOps
+from fwpkm_jax.core.slots.table import write_steps
 from fwpkm_jax.core.slots.value_scan import ChunkRows, value_scan
 
 
@@ -72,7 +73,7 @@ def value_run(
     counts = jax.vmap(reference_counts)(groups, to_chunks(counted))
     rows = ChunkRows(
         weights=weights,
-        steps=-step_size * weights / jnp.maximum(counts, 1.0),
+        steps=write_steps(weights, counts, step_size=step_size),
         targets=to_chunks(targets),
         error_weights=to_chunks(error_weights),
     )

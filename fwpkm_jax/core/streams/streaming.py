@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunks import AnyChunk, Chunk, Memory
-from fwpkm_jax.core.targets import WriteWeights, shift_left
+from fwpkm_jax.core.targets import WriteWeights, pair_weights, shift_left
 
 Read = Callable[[Memory, jax.Array], tuple[jax.Array, Any]]
 Write = Callable[[Memory, AnyChunk], Memory]
@@ -254,18 +254,14 @@ def waiting_chunk(
     def tokens(x: jax.Array) -> jax.Array:
         return x[:, :size].reshape(x.shape[0] * size, *x.shape[2:])
 
-    mask = signals.mask
-    real = mask if written is None else mask * written
-    # A pair needs both of its tokens; the target may stand behind the written ones.
-    pair = real * shift_left(mask, lookahead)
-    value = signals.value
+    mask, value = signals.mask, signals.value
+    # All targets are known by now; they may stand behind the written tokens.
+    known = jnp.ones_like(mask) if written is None else jnp.ones_like(mask) * written
+    weights = pair_weights(signals.gate, mask, known=known, lookahead=lookahead)
+    if written is not None:
+        weights = weights._replace(counted=mask * written)
     target = shift_left(value, lookahead) if targets is None else targets(value)
-    weights = WriteWeights(
-        write=tokens(signals.gate * pair),
-        paired=tokens(jnp.ones_like(mask) if written is None else jnp.ones_like(mask) * written),
-        counted=tokens(real),
-    )
-    return make_chunk(tokens(signals.query), tokens(target), weights)
+    return make_chunk(tokens(signals.query), tokens(target), WriteWeights(*map(tokens, weights)))
 
 
 def _drop(pending: Pending, number: int | jax.Array) -> Pending:

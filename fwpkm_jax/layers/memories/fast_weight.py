@@ -27,10 +27,11 @@ from fwpkm_jax.core.normalize import l2_normalize
 from fwpkm_jax.core.padding import pack_tokens
 from fwpkm_jax.core.slots.measures import AccessMeasures, access_counts, measures_of_counts
 from fwpkm_jax.core.streams import streaming
-from fwpkm_jax.core.streams.holding import ChunkSize, flush, hold
+from fwpkm_jax.core.streams.flush import ChunkSize, flush, hold
 from fwpkm_jax.core.streams.streaming import Pending, Signals
 from fwpkm_jax.core.targets import (
     Pairing,
+    pair_weights,
     shift_left,
     standardize,
     write_weights,
@@ -349,13 +350,17 @@ class FastWeight(nnx.Module):
             read, access = map_groups(self._read, memory, queued.query)
         read, access = jax.tree.map(merge_groups, (read, access))
         target = rule.targets(signals.value)
-        paired = shift_left(signals.mask, rule.lookahead) * signals.mask
-        losses = loss_gate * paired * jnp.mean((read - target) ** 2, axis=-1)
+        # A pair counts in the losses of the call that brings both of its tokens.
+        paired = signals.mask * shift_left(signals.mask, rule.lookahead)
+        weights = pair_weights(
+            loss_gate, signals.mask, known=jnp.ones_like(loss_gate), lookahead=rule.lookahead
+        )
+        losses = weights.write * jnp.mean((read - target) ** 2, axis=-1)
         facts = _facts(rule, signals, losses, paired, access, None)
         return self.merge(read, signals, dtype=x.dtype), memory, pending, facts
 
     def flush(self, memory: Memory, pending: Pending) -> tuple[Memory, Pending]:
-        """Writes the complete waiting pairs now; see `core.streams.holding.flush`."""
+        """Writes the complete waiting pairs now; see `core.streams.flush.flush`."""
         rule = self.config.rule
 
         def flush_group(memory: Memory, pending: Pending):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fwpkm_jax.core.slots.block_write import write_whole
-from fwpkm_jax.core.streams.holding import flush, hold
+from fwpkm_jax.core.streams.flush import flush, hold
 from fwpkm_jax.core.streams.streaming import Signals, clear, init_pending, push
 
 pytestmark = pytest.mark.usefixtures("float64")

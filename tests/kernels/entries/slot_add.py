@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 
-from pallas_kernels.slot_write.api import slot_add
-from pallas_kernels.slot_write.specs import SPECS, sample
+from pallas_kernels.slot_add.api import slot_add
+from pallas_kernels.slot_add.specs import SPECS, sample
 from tests.kernels.entries.slot_read import interpreted_only
 from tests.kernels.entry import Entry
 

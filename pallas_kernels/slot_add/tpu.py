@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from fwpkm_jax.core.slots.grouping import SlotGroups
 from pallas_kernels import dispatch
-from pallas_kernels.slot_write.sorted_references import sorted_references
+from pallas_kernels.slot_add.sorted_references import sorted_references
 
 TILE = 4096
 """References of a tile: what its scalars may take of scalar memory."""

@@ -1,8 +1,7 @@
-"""The shapes of `slot_read.specs`, with what a write takes."""
+"""The shapes of `slot_read.specs`, with what an addition takes."""
 
 from typing import Any
 
-import jax
 from jax.typing import DTypeLike
 
 from fwpkm_jax.core.slots.grouping import group_slots
@@ -21,16 +20,4 @@ def sample(spec: RowSpec, dtype: DTypeLike) -> dict[str, Any]:
         "groups": group_slots(arrays["slot_ids"], num_slots=spec.slots),
         "coefficients": arrays["weights"] - 0.5,
         "rows": arrays["target"],
-    }
-
-
-def sample_write(spec: RowSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
-    """The arrays of one `slot_write`; a few tokens do not count."""
-    arrays = slot_read_specs.sample(spec, dtype)
-    return {
-        "values": arrays["values"],
-        "slot_ids": arrays["slot_ids"],
-        "weights": arrays["weights"],
-        "errors": arrays["target"],
-        "counted": (arrays["write_weight"] < 0.8).astype(dtype),
     }

@@ -7,19 +7,14 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from fwpkm_jax.core.array_types import (
-    SlotIds,
-    SlotWeights,
-    TokenValues,
-    TokenWeights,
-    ValueTable,
-)
-from fwpkm_jax.core.slots.grouping import SlotGroups, group_slots, reference_counts
+from fwpkm_jax.core.array_types import SlotWeights, TokenValues, ValueTable
+from fwpkm_jax.core.slots.grouping import SlotGroups
 from pallas_kernels.checks import assert_results_agree, refuse_rows
 from pallas_kernels.dispatch import Backend, Kernel, implementation
-from pallas_kernels.slot_write import reference, vjp
-from pallas_kernels.slot_write.reference import SlotAdd
-from pallas_kernels.slot_write.specs import CHECK_RATIO, CHECKED, SPECS, sample
+from pallas_kernels.row_gradients import add
+from pallas_kernels.slot_add import reference
+from pallas_kernels.slot_add.reference import SlotAdd
+from pallas_kernels.slot_add.specs import CHECK_RATIO, CHECKED, SPECS, sample
 
 KERNELS: tuple[Kernel, ...] = ("gpu", "tpu", "tpu_sparse_core")
 
@@ -93,56 +88,8 @@ def slot_add(
         if with_old_rows:
             return reference.slot_add_with_old_rows(*arrays)
         return reference.slot_add(*arrays)
-    values, old_rows = vjp.add(chosen, with_old_rows, *arrays)
+    values, old_rows = add(chosen, with_old_rows, *arrays)
     return SlotAdd(values, old_rows) if with_old_rows else values
-
-
-def slot_write(
-    values: ValueTable,
-    slot_ids: SlotIds,
-    weights: SlotWeights,
-    errors: TokenValues,
-    *,
-    counted: TokenWeights,
-    step_size: float,
-    learning_rate: float = 1.0,
-    backend: Backend = "auto",
-) -> ValueTable:
-    """The table after a normalised step on its touched rows: `core.slots.table.slot_write`.
-
-    Args:
-      values: `[slots, value]`.
-      slot_ids: `[tokens, places]`.
-      weights: read weights, `[tokens, places]`.
-      errors: write weight times (prediction - target), `[tokens, value]`.
-      counted: 1 for tokens whose reads count in a slot's number of accesses, `[tokens]`.
-      step_size: multiplies the gradient.
-      learning_rate: multiplies the step.
-      backend: "auto", "reference" or "pallas".
-
-    Raises:
-      ValueError: no kernel exists for the platform named.
-      NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
-    """
-    chex.assert_equal_shape([slot_ids, weights])
-    chosen = implementation(
-        "slot_write",
-        backend,
-        kernels=KERNELS,
-        supports=functools.partial(_refuse, values, weights, (errors, counted)),
-        check=check_add,
-    )
-    if chosen == "reference":
-        return reference.slot_write(
-            *(values, slot_ids, weights, errors),
-            counted=counted,
-            step_size=step_size,
-            learning_rate=learning_rate,
-        )
-    groups = group_slots(slot_ids, num_slots=values.shape[0])
-    counts = reference_counts(groups, counted)
-    coefficients = -learning_rate * step_size * weights / jnp.maximum(counts, 1.0)
-    return vjp.add(chosen, False, values, groups, coefficients, errors)[0]
 
 
 def _refuse(

@@ -1,4 +1,4 @@
-"""Value tables shared by several devices, each holding a part: inside `jax.shard_map`.
+"""Value tables split over several devices, each holding a part: inside `jax.shard_map`.
 
 By columns: columns never meet (`core.slots.value_scan`), so the scan itself moves nothing. Before
 it the devices gather all tokens' addresses and exchange targets, tokens for columns; after it they
@@ -37,7 +37,7 @@ class MemoryAxes(NamedTuple):
         return tuple(axis for axis in self.columns if axis not in self.tokens)
 
 
-def shared_value_run(
+def split_value_run(
     values: Float[Array, "groups part_of_slots part_of_columns"],
     slot_ids: Int[Array, "groups batch length places"],
     weights: Float[Array, "groups batch length places"],
@@ -50,7 +50,7 @@ def shared_value_run(
     axes: MemoryAxes,
     ops: RowOps | None = None,
 ) -> ValueRunOutput:
-    """`value_run` of tables that devices share; without `axes` the same.
+    """`value_run` of tables that devices share.
 
     Args:
       values: this device's part of the tables.

@@ -18,7 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from fwpkm_jax.core.slots.grouping import SlotGroups
 from pallas_kernels import sparse_core
-from pallas_kernels.slot_write.sorted_references import SortedReferences, sorted_references
+from pallas_kernels.slot_add.sorted_references import SortedReferences, sorted_references
 from pallas_kernels.sparse_core import IGNORED
 
 BLOCK = 32 * 1024

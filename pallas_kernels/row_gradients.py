@@ -1,7 +1,10 @@
-"""The kernels made differentiable: each one's transpose is made of the other two.
+"""The row kernels made differentiable: the gradient of each one is made of the other two.
 
-The weights' cotangent of a read is a dot, the vectors' cotangent of a dot is a read, and the
-table's is an addition to zeros, made only if someone differentiates by the table.
+- read: the cotangent of the weights is a dot, that of the table an addition to zeros.
+- dot: the cotangent of the vectors is a read, that of the table an addition to zeros.
+- add: the cotangent of the table passes through; the others are a dot and a read of it.
+
+The cotangent of a table is made only if the gradient by the table is asked for.
 """
 
 import importlib
@@ -11,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fwpkm_jax.core.slots.grouping import group_slots
+from fwpkm_jax.core.slots.grouping import SlotGroups, group_slots
 from pallas_kernels.dispatch import Kernel
 
 
@@ -24,12 +27,12 @@ def _read(
     write_weight: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """`slot_read`, its errors None without targets."""
-    return _kernels(chosen).read(values, slot_ids, weights, target, write_weight)
+    return _kernels("slot_read", chosen).read(values, slot_ids, weights, target, write_weight)
 
 
 def _dot(chosen: Kernel, values: jax.Array, slot_ids: jax.Array, vectors: jax.Array) -> jax.Array:
     """`slot_dot`."""
-    return _kernels(chosen).dot(values, slot_ids, vectors)
+    return _kernels("slot_read", chosen).dot(values, slot_ids, vectors)
 
 
 read = jax.custom_vjp(_read, nondiff_argnums=(0,))
@@ -82,6 +85,44 @@ read.defvjp(_read_forward, _read_backward, symbolic_zeros=True)
 dot.defvjp(_dot_forward, _dot_backward, symbolic_zeros=True)
 
 
+def _add(
+    chosen: Kernel,
+    with_old_rows: bool,
+    values: jax.Array,
+    groups: SlotGroups,
+    coefficients: jax.Array,
+    rows: jax.Array,
+) -> tuple[jax.Array, jax.Array | None]:
+    """`slot_add`'s table, and the touched rows as they were or None."""
+    return _kernels("slot_add", chosen).add(
+        values, groups, coefficients, rows, with_old_rows=with_old_rows
+    )
+
+
+add = jax.custom_vjp(_add, nondiff_argnums=(0, 1))
+
+
+def _add_forward(chosen, with_old_rows, values, groups, coefficients, rows):
+    outputs = add(chosen, with_old_rows, values, groups, coefficients, rows)
+    return outputs, (groups, coefficients, rows)
+
+
+def _add_backward(chosen, with_old_rows, residuals, cotangents):
+    groups, coefficients, rows = residuals
+    table_bar, old_rows_bar = cotangents
+    slot_ids = groups.slots[groups.rank]
+    coefficients_bar = dot(chosen, table_bar, slot_ids, rows)
+    rows_bar, _ = read(chosen, table_bar, slot_ids, coefficients, None, None)
+    if with_old_rows:
+        table_bar = table_bar.at[groups.slots].add(
+            old_rows_bar, mode="drop", unique_indices=True, indices_are_sorted=True
+        )
+    return table_bar, None, coefficients_bar, rows_bar
+
+
+add.defvjp(_add_forward, _add_backward)
+
+
 def _asked(primal: jax.custom_derivatives.CustomVJPPrimal) -> tuple[()] | None:
     """Whether someone differentiates by an argument: a residual that the trace keeps, not None."""
     return () if primal.perturbed else None
@@ -95,13 +136,11 @@ def _instantiated(cotangent: Any) -> jax.Array:
 
 
 def _table_cotangent(chosen, values, slot_ids, weights, vectors):
-    from pallas_kernels.slot_write import vjp as slot_write  # Its transpose is made of these.
-
     groups = group_slots(slot_ids, num_slots=values.shape[0])
     table = jnp.zeros(values.shape, jnp.float32)
-    return slot_write.add(chosen, False, table, groups, weights, vectors)[0].astype(values.dtype)
+    return add(chosen, False, table, groups, weights, vectors)[0].astype(values.dtype)
 
 
-def _kernels(chosen: Kernel) -> ModuleType:
+def _kernels(op: str, chosen: Kernel) -> ModuleType:
     """The module of one device's kernels; loaded only when chosen."""
-    return importlib.import_module(f"pallas_kernels.slot_read.{chosen}")
+    return importlib.import_module(f"pallas_kernels.{op}.{chosen}")

@@ -1,5 +1,0 @@
-"""Rows of a table written: multiples of the tokens' vectors added to the slots that they read."""
-
-from pallas_kernels.slot_write.api import SlotAdd as SlotAdd
-from pallas_kernels.slot_write.api import slot_add as slot_add
-from pallas_kernels.slot_write.api import slot_write as slot_write

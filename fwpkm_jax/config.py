@@ -6,36 +6,27 @@ the package. The JSON form goes into the run directory and into every checkpoint
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-import functools
 import hashlib
-import inspect
 import json
 import runpy
 import sys
-import types
-import typing
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Union
+from typing import Any
 
-import numpy as np
-
+from fwpkm_jax import config_json
 from fwpkm_jax.command_line import nearest
-from fwpkm_jax.data import RecallData, TextData
+from fwpkm_jax.config_json import to_json
+from fwpkm_jax.data import AbstractDataConfig
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.models.language_model import ModelConfig
+from fwpkm_jax.plugins import import_plugins, missing_plugins
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig
 from fwpkm_jax.training.config import WITHOUT_EFFECT, LogName, TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.runs.processes import DistributedConfig
 from fwpkm_jax.whole_files import read_json
-
-# What the devices count and compute in.
-_MOST_INT = 2**31 - 1
-_MOST_FLOAT = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +47,7 @@ class Experiment:
     """Seed of parameters, initial fast weights and data order."""
     model: ModelConfig
     """The language model."""
-    data: RecallData | TextData
+    data: AbstractDataConfig
     """Where batches come from; the config file chooses the kind of source."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """Optimiser of the slow weights."""
@@ -75,19 +66,28 @@ class Experiment:
     """Steps of which a trace is written to RUN/profile, once the first few are done. None: none."""
     run_dir: str = "runs/default"
     """Directory the run writes to; a run that was interrupted there continues."""
+    plugins: tuple[str, ...] = ()
+    """Modules outside this package that define or register what the run uses: rules, mixers, data.
+    They are imported before the configuration is read again. Those of classes and registered names
+    in the configuration are added by themselves."""
 
     def __post_init__(self) -> None:
         """Checks the types and limits that are the same everywhere; sections check their own."""
-        for name, hint in _hints(Experiment).items():
-            from_json(to_json(getattr(self, name)), hint, path=name)
+        for name, hint in config_json.hints(Experiment).items():
+            config_json.from_json(to_json(getattr(self, name)), hint, path=name)
         if self.seed < 0:
             raise ValueError(f"seed={self.seed} must be at least 0.")
         if self.profile is not None and self.profile < 1:
             raise ValueError(f"profile={self.profile} must be at least 1 step, or None for none.")
+        missing = missing_plugins(self, self.plugins)
+        object.__setattr__(self, "plugins", (*self.plugins, *missing))
 
     def to_json(self) -> dict[str, Any]:
         """The experiment as JSON values; `from_json` gives it back."""
-        return to_json(self)
+        values = to_json(self)
+        if not self.plugins:  # As in runs written before there were plugins.
+            del values["plugins"]
+        return values
 
     @property
     def fingerprint(self) -> str:
@@ -98,132 +98,16 @@ class Experiment:
             section = values
             for part in sections:
                 section = section[part]
-            del section[name]
+            section.pop(name, None)  # Not every kind of data has all of these fields.
         canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def to_json(config: Any) -> Any:
-    """JSON values of a dataclass tree; a dataclass carries its name under `class`."""
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        fields = {f.name: to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
-        return {"class": type(config).__name__, **fields}
-    if isinstance(config, tuple | list):
-        return [to_json(item) for item in config]
-    if isinstance(config, float):
-        return float(config)  # Not one of NumPy.
-    if config is None or isinstance(config, bool | int | str):
-        return config
-    raise TypeError(f"{config!r} in a configuration has no JSON form.")
-
-
 def from_json(values: Any, annotation: Any = Experiment, *, path: str = "config") -> Any:
-    """The configuration that `to_json` wrote, every name and type checked.
-
-    Args:
-      values: parsed JSON.
-      annotation: the type expected, a dataclass by default `Experiment`.
-      path: what errors call the place.
-
-    Raises:
-      ValueError: a field or class is unknown (the nearest name is given), a required field is
-        missing, a value has the wrong type, or a dataclass refuses its values.
-    """
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (Union, types.UnionType):
-        return _from_json_union(values, arguments, path)
-    if origin is Literal:
-        if values not in arguments:
-            hint = nearest(str(values), [str(a) for a in arguments])
-            raise ValueError(f"{path}={values!r} is none of {list(arguments)}{hint}.")
-        return values
-    if origin is tuple:
-        return _from_json_tuple(values, arguments, path)
-    if _is_section(annotation):
-        return _from_json_dataclass(values, annotation, path)
-    if annotation is float and isinstance(values, int | float) and not isinstance(values, bool):
-        if not abs(values) <= _MOST_FLOAT:
-            raise ValueError(f"{path}={values!r} must be finite in float32.")
-        return float(values)
-    if annotation is type(None):
-        annotation = types.NoneType
-    if not isinstance(annotation, type) or type(values) is not annotation:
-        raise ValueError(f"{path}={values!r} must be {getattr(annotation, '__name__', annotation)}")
-    if annotation is int and abs(values) > _MOST_INT:
-        raise ValueError(f"{path}={values!r} must lie within int32.")
-    return values
-
-
-def _from_json_union(values: Any, options: Sequence[Any], path: str) -> Any:
-    """The value as the one of `options` it belongs to; dataclasses are told by their `class`."""
-    if values is None and types.NoneType in options:
-        return None
-    if isinstance(values, dict):
-        options = [o for o in options if _is_section(o)]
-        classes = {cls.__name__: option for option in options for cls in _final_classes(option)}
-        name = values.get("class")
-        if name not in classes:
-            raise ValueError(
-                f"{path}.class={name!r} is none of {sorted(classes)}{nearest(str(name), classes)}."
-            )
-        return from_json(values, classes[name], path=path)
-    errors = []
-    for option in options:
-        try:
-            return from_json(values, option, path=path)
-        except ValueError as error:
-            errors.append(str(error))
-    raise ValueError("; ".join(errors))
-
-
-def _from_json_tuple(values: Any, items: Sequence[Any], path: str) -> tuple[Any, ...]:
-    if not isinstance(values, list):
-        raise ValueError(f"{path}={values!r} must be a list.")
-    if len(items) == 2 and items[1] is ...:
-        items = [items[0]] * len(values)
-    if len(items) != len(values):
-        raise ValueError(f"{path}={values!r} must have {len(items)} entries.")
-    pairs = zip(values, items, strict=True)
-    return tuple(from_json(v, item, path=f"{path}[{i}]") for i, (v, item) in enumerate(pairs))
-
-
-def _from_json_dataclass(values: Any, annotation: type, path: str) -> Any:
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}={values!r} must be an object with the fields of a section.")
-    values = dict(values)
-    classes = {cls.__name__: cls for cls in _final_classes(annotation)}
-    name = values.pop("class", annotation.__name__)
-    if name not in classes:
-        hint = nearest(str(name), classes)
-        raise ValueError(f"{path}.class={name!r} is none of {sorted(classes)}{hint}.")
-    cls = classes[name]
-    hints = _hints(cls)
-    names = [f.name for f in dataclasses.fields(cls)]
-    for unknown in values.keys() - set(names):
-        raise ValueError(f"{path}.{unknown} is not a field{nearest(unknown, names)}.")
-    decoded = {n: from_json(v, hints[n], path=f"{path}.{n}") for n, v in values.items()}
-    try:
-        return cls(**decoded)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
-_hints = functools.cache(typing.get_type_hints)  # Resolving them is slow.
-
-
-def _final_classes(annotation: type) -> Iterator[type]:
-    """The classes an annotation stands for: itself, or an interface's implementations."""
-    if not inspect.isabstract(annotation):
-        yield annotation
-    for subclass in annotation.__subclasses__():
-        yield from _final_classes(subclass)
-
-
-def _is_section(annotation: Any) -> bool:
-    """Whether the annotation is a dataclass, or an interface of which dataclasses are made."""
-    if not isinstance(annotation, type):
-        return False
-    return dataclasses.is_dataclass(annotation) or inspect.isabstract(annotation)
+    """`config_json.from_json`, of an `Experiment` by default, whose plugins it imports first."""
+    if annotation is Experiment and isinstance(values, dict):
+        import_plugins(values.get("plugins", ()))
+    return config_json.from_json(values, annotation, path=path)
 
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -299,13 +183,14 @@ def read_experiment(run_dir: str | Path) -> Experiment:
 
     Raises:
       FileNotFoundError: there is no run.
-      ValueError: this version of the code cannot read the configuration; the message names the
-        commit that wrote it.
+      ValueError: a plugin of the run is not installed, or this version of the code cannot read
+        the configuration; the message names the commit that wrote it.
     """
     path = Path(run_dir) / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; {run_dir} holds no run.")
     values = read_json(path, otherwise="put back a copy")
+    import_plugins(values.get("plugins", ()))
     try:
         return from_json(values, path=str(path))
     except ValueError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import types
 import typing
@@ -15,16 +16,12 @@ import tyro
 
 from fwpkm_jax.cli.help_text import without_unused_sections
 from fwpkm_jax.command_line import check_options, separate_options
-from fwpkm_jax.config import (
-    Experiment,
-    from_json,
-    load_config,
-    read_experiment,
-    to_json,
-)
+from fwpkm_jax.config import Experiment, load_config, read_experiment
+from fwpkm_jax.config_json import from_json, to_json
 from fwpkm_jax.data import vocab_size
 from fwpkm_jax.layers.mixers.registry import check_mixer_name, mixer_names
 from fwpkm_jax.models.config import Mixer
+from fwpkm_jax.plugins import import_plugins
 
 _DESCRIPTION = (
     "Trains {origin}; the defaults shown are its own. In place of its name, give that of another "
@@ -48,10 +45,12 @@ def parse_command_line(
 
     Raises:
       SystemExit: 0 after `--help`; 2, with a message, for a wrong type or a refused value.
-      ValueError: an option does not exist (the nearest name is given); see also `load_config`.
+      ValueError: an option does not exist (the nearest name is given), or a plugin is not
+        installed; see also `load_config`.
       FileNotFoundError: there is no such config or run.
     """
     arguments = separate_options(arguments)
+    import_plugins(_values_of("--plugins", arguments))
     if "--resume" in arguments:
         origin, experiment, arguments = _resumed(arguments)
     else:
@@ -119,6 +118,14 @@ def _mixer(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
         is_instance=lambda value: isinstance(value, typing.get_args(Mixer)),
         str_from_instance=write,
     )
+
+
+def _values_of(option: str, arguments: list[str]) -> list[str]:
+    """The values of an option that takes several."""
+    if option not in arguments:
+        return []
+    values = arguments[arguments.index(option) + 1 :]
+    return list(itertools.takewhile(lambda value: not value.startswith("-"), values))
 
 
 def _resumed(arguments: list[str]) -> tuple[str, Experiment, list[str]]:

@@ -1,5 +1,6 @@
 """Tokens in, batches out: generated tasks and real text, on Grain."""
 
+from fwpkm_jax.data.base import AbstractDataConfig, Batches, Dataset, Source, Split
 from fwpkm_jax.data.batches import Batch, BatchDataset, BatchIterator
 from fwpkm_jax.data.dataset import make_dataset, vocab_size
 from fwpkm_jax.data.needles import (
@@ -16,12 +17,17 @@ from fwpkm_jax.data.token_files import TokenFile, write_token_file
 from fwpkm_jax.data.tokenizers import Tokenizer, load_tokenizer
 
 __all__ = [
+    "AbstractDataConfig",
     "Batch",
     "BatchDataset",
     "BatchIterator",
+    "Batches",
+    "Dataset",
     "Document",
     "NeedleMix",
     "RecallData",
+    "Source",
+    "Split",
     "TextData",
     "TokenFile",
     "Tokenizer",

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import grain
-
-from fwpkm_jax.data.batches import BatchDataset, PaddedSource, batch_examples, check_batching
-from fwpkm_jax.data.packing import PackedRows
-from fwpkm_jax.data.recall import RecallData, RecallSource, Split
-from fwpkm_jax.data.text import TextData, train_rows, valid_rows
-from fwpkm_jax.data.tokenizers import load_tokenizer
+from fwpkm_jax.data.base import AbstractDataConfig, Dataset, Split
+from fwpkm_jax.data.batches import check_batching
 
 
 def make_dataset(
-    config: RecallData | TextData,
+    config: AbstractDataConfig,
     *,
     split: Split,
     batch_size: int,
     seed: int,
     rows: Sequence[int] | None = None,
-) -> BatchDataset:
+) -> Dataset:
     """Batches of a split: without end for "train", one pass in order for "valid", whose last
     batch is filled up with blank examples of weight 0.
 
@@ -45,27 +40,9 @@ def make_dataset(
     check_batching(batch_size=batch_size, rows=rows)
     if split not in ("train", "valid"):
         raise ValueError(f'split={split!r} is neither "train" nor "valid".')
-    source = None
-    if split == "valid":
-        valid = _valid_source(config, seed=seed)
-        examples = grain.MapDataset.source(PaddedSource(valid, multiple=batch_size))
-    elif isinstance(config, RecallData):
-        examples = grain.MapDataset.source(RecallSource(config, split="train", seed=seed))
-    else:
-        examples, source = train_rows(config, seed=seed)
-    return batch_examples(
-        examples, batch_size=batch_size, rows=rows, num_workers=config.num_workers, source=source
-    )
+    return config.make_dataset(split=split, batch_size=batch_size, seed=seed, rows=rows)
 
 
-def vocab_size(config: RecallData | TextData) -> int:
+def vocab_size(config: AbstractDataConfig) -> int:
     """Number of token ids the data uses."""
-    if isinstance(config, RecallData):
-        return config.vocab_size
-    return load_tokenizer(config.tokenizer).vocab_size
-
-
-def _valid_source(config: RecallData | TextData, *, seed: int) -> RecallSource | PackedRows:
-    if isinstance(config, RecallData):
-        return RecallSource(config, split="valid", seed=seed)
-    return valid_rows(config)
+    return config.vocab_size

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-Split = Literal["train", "valid"]
+from fwpkm_jax.data.base import AbstractDataConfig, Split
+
 Example = dict[str, np.ndarray]
 
 # A generator has no last document; this many cannot be drawn in a lifetime.
@@ -17,7 +17,7 @@ _STREAMS: dict[Split, int] = {"train": 0, "valid": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecallData:
+class RecallData(AbstractDataConfig):
     """Documents that state facts among filler and later ask for them again; no files needed.
 
     A fact is a key token followed by a value token. A question is the same key again, and its
@@ -100,6 +100,20 @@ class RecallData:
     def vocab_size(self) -> int:
         """Number of token ids: filler, keys and values."""
         return self.num_filler + self.num_keys + self.num_values
+
+    def source(self, *, split: Split, seed: int) -> RecallSource:
+        return RecallSource(self, split=split, seed=seed)
+
+    @property
+    def num_answers(self) -> int:
+        return self.num_values
+
+    @property
+    def about(self) -> str:
+        return (
+            f"generated sequences of {self.length:,} tokens that state {self.num_facts} facts and "
+            f"ask for them at least {self.min_distance} tokens later"
+        )
 
     @property
     def first_key(self) -> int:

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import grain
 import numpy as np
 
+from fwpkm_jax.data.base import AbstractDataConfig, Dataset, Source, Split
+from fwpkm_jax.data.batches import batch_examples
 from fwpkm_jax.data.documents import find_files, read_documents
 from fwpkm_jax.data.needles import Example, NeedleMix
 from fwpkm_jax.data.packing import PackedRows, TokenSegment
-from fwpkm_jax.data.recall import Split
 from fwpkm_jax.data.token_files import TokenFile
 from fwpkm_jax.data.tokenizers import BYTES, Tokenizer, load_tokenizer
 
@@ -25,7 +26,7 @@ _NEEDLES = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextData:
+class TextData(AbstractDataConfig):
     """Text from `.jsonl`, `.txt` or tokenised `.bin` files, or folders of them.
 
     Every document is followed by the tokenizer's end of document; rows are cut from the
@@ -77,6 +78,33 @@ class TextData:
             )
         if not all(weight > 0 and math.isfinite(weight) for weight in weights):
             raise ValueError(f"train_weights={weights} must be positive; drop unused paths.")
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids of the tokenizer."""
+        return load_tokenizer(self.tokenizer).vocab_size
+
+    def source(self, *, split: Split, seed: int) -> Source:
+        return train_rows(self, seed=seed)[0] if split == "train" else valid_rows(self)
+
+    def make_dataset(
+        self, *, split: Split, batch_size: int, seed: int, rows: Sequence[int] | None = None
+    ) -> Dataset:
+        if split == "valid":
+            return super().make_dataset(split=split, batch_size=batch_size, seed=seed, rows=rows)
+        examples, made_of = train_rows(self, seed=seed)
+        return batch_examples(
+            examples, batch_size=batch_size, rows=rows, num_workers=self.num_workers, source=made_of
+        )
+
+    @property
+    def text(self) -> TextData:
+        return self
+
+    @property
+    def about(self) -> str:
+        paths = ", ".join(self.train_paths)
+        return f"text in pieces of {self.length:,} tokens (tokenizer {self.tokenizer}; {paths})"
 
     def _check_needles(self, needles: NeedleMix) -> None:
         if self.tokenizer != BYTES:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fwpkm_jax.data import RecallData, TextData, Tokenizer
+from fwpkm_jax.data import AbstractDataConfig, TextData, Tokenizer
 from fwpkm_jax.evaluation.record import Origin, Result
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Memory
@@ -22,7 +22,7 @@ class Subject:
     """The model with its slow weights."""
     memory: Memory
     """The checkpoint's fast weights, leaves `[groups, ...]`."""
-    data: RecallData | TextData
+    data: AbstractDataConfig
     """The data it was trained on."""
     lifetime: Literal["carried", "batch"]
     """How long memories lived in training."""
@@ -40,9 +40,10 @@ class Subject:
 
     @property
     def text(self) -> TextData:
-        """`data` of a run on text; `choose_suite` gives evaluations of text no other."""
-        assert isinstance(self.data, TextData)
-        return self.data
+        """The text of `data`; `choose_suite` guarantees that evaluations of text have one."""
+        text = self.data.text
+        assert text is not None, "an evaluation of text was given other data"
+        return text
 
     def origin_of(self, hashes: Iterable[Mapping[str, str]], tokenizer: Tokenizer) -> Origin:
         """The origin of a result that read texts.
@@ -61,8 +62,8 @@ class Evaluation:
 
     config: type
     """Frozen dataclass of its options, every field with a default."""
-    data: type
-    """The kind of run data it can evaluate."""
+    data: Literal["text", "questions"]
+    """What the run's data must offer: text, or questions with a known number of answers."""
     limit: str
     """The option that bounds how much is scored."""
     in_default_suite: bool = True
@@ -82,3 +83,7 @@ class Evaluation:
     missing: Callable[[Subject, Any], str | None] = lambda subject, config: None
     """What the run or the options lack for it, in a few words; None: nothing. `--suite all` skips
     an evaluation that lacks something; asked for by name, it fails and says so."""
+
+    def suits(self, data: AbstractDataConfig) -> bool:
+        """Whether runs on these data can be evaluated."""
+        return (data.text if self.data == "text" else data.num_answers) is not None

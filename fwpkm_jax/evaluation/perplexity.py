@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fwpkm_jax.data import TextData, load_tokenizer
+from fwpkm_jax.data import load_tokenizer
 from fwpkm_jax.evaluation.addressing import AddressingWindows
 from fwpkm_jax.evaluation.display import findings, plots, tables
 from fwpkm_jax.evaluation.forecast import Forecast
@@ -239,7 +239,7 @@ def _missing(subject: Subject, config: PerplexityConfig) -> str | None:
 
 PERPLEXITY = Evaluation(
     config=PerplexityConfig,
-    data=TextData,
+    data="text",
     limit="max_documents",
     run=_run,
     table=tables.perplexity_table,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.data import RecallData, make_dataset
+from fwpkm_jax.data import make_dataset
 from fwpkm_jax.evaluation.display import findings, plots, tables
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
@@ -205,7 +205,8 @@ def _scores(
 
 
 def _run(subject: Subject, config: RecallConfig) -> Result:
-    assert isinstance(subject.data, RecallData)  # Other data are refused before.
+    num_values = subject.data.num_answers
+    assert num_values is not None  # `choose_suite` refuses other data.
     # Few and small batches: worker processes would cost more than they bring.
     data = dataclasses.replace(subject.data, num_workers=0)
     batch_size = config.batch_size or subject.batch_size
@@ -229,7 +230,7 @@ def _run(subject: Subject, config: RecallConfig) -> Result:
             batches=batches,
             lifetime=subject.lifetime,
             groups=groups,
-            num_values=data.num_values,
+            num_values=num_values,
             seed=subject.seed,
             origin=subject.origin,
             forecast=Forecast("recall", total=min(config.batches or total, total), unit="batches"),
@@ -238,7 +239,7 @@ def _run(subject: Subject, config: RecallConfig) -> Result:
 
 RECALL = Evaluation(
     config=RecallConfig,
-    data=RecallData,
+    data="questions",
     limit="batches",
     run=_run,
     table=tables.recall_table,

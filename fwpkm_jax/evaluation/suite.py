@@ -53,14 +53,14 @@ def choose_suite(
       ValueError: a name is unknown (the nearest is given), or does not suit the run's data.
     """
     data = subject.data
-    suiting = [name for name, one in EVALS.items() if isinstance(data, one.data)]
+    suiting = [name for name, one in EVALS.items() if one.suits(data)]
     for name in names:
         if name not in EVALS and name != "all":
             hint = nearest(name, [*EVALS, "all"])
             raise ValueError(f"{name!r} is none of {', '.join([*EVALS, 'all'])}{hint}.")
         if name in EVALS and name not in suiting:
             raise ValueError(
-                f"{name} evaluates runs on {EVALS[name].data.__name__}, this one was trained on "
+                f"{name} evaluates runs on {EVALS[name].data}, this one was trained on "
                 f"{type(data).__name__}; choose among {', '.join(suiting)}."
             )
     if "all" in names:

@@ -13,7 +13,7 @@ from fwpkm_jax.layers.mixers import (
     MatrixMemoryConfig,
     TitansConfig,
 )
-from fwpkm_jax.layers.mixers.registry import check_mixer_name, mixer_config
+from fwpkm_jax.layers.mixers.registry import check_mixer_name, mixer_config, mixer_module
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.literals import check_literals
 
@@ -110,6 +110,12 @@ class ModelConfig:
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ValueError(f"{name}={value} must be at least 0.")
+
+    @property
+    def registered_names(self) -> tuple[tuple[str, str], ...]:
+        """The modules that registered the names among `mixers`, each with the name."""
+        names = [mixer for mixer in self.mixers if isinstance(mixer, str)]
+        return tuple((mixer_module(name), f"The mixer {name!r}") for name in names)
 
     @property
     def mixer_configs(self) -> tuple[AbstractMixerConfig, ...]:

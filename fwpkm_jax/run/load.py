@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from fwpkm_jax.config import Experiment, read_experiment
-from fwpkm_jax.data import RecallData, TextData, Tokenizer, load_tokenizer
+from fwpkm_jax.data import AbstractDataConfig, Tokenizer, load_tokenizer
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.training.checkpoints.restore import find_step, read_checkpoint
 from fwpkm_jax.training.state import Memories, init_state, model_graph
@@ -44,12 +44,12 @@ def text_tokenizer(run: Run) -> Tokenizer:
       ValueError: the run was trained on generated tokens.
     """
     data = run.experiment.data
-    if not isinstance(data, TextData):
+    if data.text is None:
         raise ValueError(
             f"The run was trained on {type(data).__name__}, whose tokens are no text; choose a run "
             "on text."
         )
-    return load_tokenizer(data.tokenizer)
+    return load_tokenizer(data.text.tokenizer)
 
 
 def load_run(run_dir: str | Path, step: int | Literal["best"] | None = None) -> Run:
@@ -88,20 +88,21 @@ def load_run(run_dir: str | Path, step: int | Literal["best"] | None = None) -> 
     return Run(experiment, model_graph(experiment.model), state.params, memory, found)
 
 
-def _check_tokenizer(data: RecallData | TextData, position: Any) -> None:
+def _check_tokenizer(data: AbstractDataConfig, position: Any) -> None:
     """Raises ValueError if the data's tokenizer is not the one that a checkpoint was trained with.
 
-    A tokenizer that is not here at all is no matter of whoever needs none.
+    A missing tokenizer is ignored.
     """
     trained_with = ((position or {}).get("source") or {}).get("tokenizer")
-    if trained_with is None or not isinstance(data, TextData):
+    text = data.text
+    if trained_with is None or text is None:
         return
     try:
-        found = load_tokenizer(data.tokenizer).fingerprint
+        found = load_tokenizer(text.tokenizer).fingerprint
     except (ValueError, ImportError):
         return
     if found != trained_with:
         raise ValueError(
-            f"data.tokenizer={data.tokenizer!r} is another tokenizer now ({found}) than the one "
+            f"data.tokenizer={text.tokenizer!r} is another tokenizer now ({found}) than the one "
             f"that the run was trained with ({trained_with}); put that one back."
         )

@@ -84,12 +84,12 @@ def test_an_unknown_evaluation_is_refused_with_the_nearest_name(subject):
 
 @pytest.mark.parametrize("name", ["ppl", "needle"])
 def test_text_evaluations_refuse_runs_on_generated_data(name, recall_subject):
-    with pytest.raises(ValueError, match=f"{name} evaluates runs on TextData.*choose among recall"):
+    with pytest.raises(ValueError, match=f"{name} evaluates runs on text.*choose among recall"):
         choose_suite((name,), recall_subject)
 
 
 def test_recall_refuses_runs_on_text(subject):
-    with pytest.raises(ValueError, match="recall evaluates runs on RecallData"):
+    with pytest.raises(ValueError, match="recall evaluates runs on questions"):
         choose_suite(("recall",), subject)
 
 
@@ -200,7 +200,7 @@ def test_the_program_evaluates_a_run_directory(run_dir, capsys):
     ("arguments", "message"),
     [
         (["--suite", "recal"], "nearest name is recall"),
-        (["--suite", "ppl"], "ppl evaluates runs on TextData"),
+        (["--suite", "ppl"], "ppl evaluates runs on text"),
         (["--step", "7"], "no checkpoint of step 7"),
         (["--recall.num-bins", "0"], "num_bins=0"),
         (

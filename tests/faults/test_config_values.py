@@ -8,7 +8,8 @@ import typing
 
 import pytest
 
-from fwpkm_jax.config import Experiment, _final_classes, from_json
+from fwpkm_jax.config import Experiment, from_json
+from fwpkm_jax.config_json import final_classes
 from fwpkm_jax.run.train import train
 from fwpkm_jax.training.diagnosis import NonFiniteError
 from tests.faults.config_values import Field, bad_values, bases, fields, json_with
@@ -73,7 +74,7 @@ def reachable(annotation: object) -> set[type]:
     """Every dataclass that a configuration of this type may hold."""
     found = set()
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
-        for cls in _final_classes(annotation):
+        for cls in final_classes(annotation):
             found |= {cls}.union(*map(reachable, typing.get_type_hints(cls).values()))
     return found.union(*map(reachable, typing.get_args(annotation)))
 

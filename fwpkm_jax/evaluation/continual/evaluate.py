@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.data import TextData, load_tokenizer
+from fwpkm_jax.data import load_tokenizer
 from fwpkm_jax.evaluation.continual.domains import Domain, Part, read_domains
 from fwpkm_jax.evaluation.continual.views import (
     continual_finding,
@@ -239,7 +239,7 @@ def _run(subject: Subject, config: ContinualConfig) -> Result:
 
 CONTINUAL = Evaluation(
     config=ContinualConfig,
-    data=TextData,
+    data="text",
     limit="max_batches",
     in_default_suite=False,  # Needs texts of several domains.
     run=_run,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.data import TextData, load_tokenizer
+from fwpkm_jax.data import load_tokenizer
 from fwpkm_jax.evaluation.display.tables import format_table, signed
 from fwpkm_jax.evaluation.dynamic.reader import GradientSteps, read_dynamically
 from fwpkm_jax.evaluation.forecast import Forecast
@@ -153,7 +153,7 @@ def _missing(subject: Subject, config: DynamicConfig) -> str | None:
 
 DYNAMIC = Evaluation(
     config=DynamicConfig,
-    data=TextData,
+    data="text",
     limit="max_documents",
     in_default_suite=False,
     run=dynamic_perplexity,

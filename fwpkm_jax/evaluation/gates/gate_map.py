@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
+from fwpkm_jax.data import Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.display.token_texts import token_texts
 from fwpkm_jax.evaluation.gates.gate_map_views import gate_map_page, gate_map_table
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
@@ -137,7 +137,7 @@ def _missing(subject: Subject, config: GateMapConfig) -> str | None:
 
 GATE_MAP = Evaluation(
     config=GateMapConfig,
-    data=TextData,
+    data="text",
     limit="tokens",
     in_default_suite=False,
     run=_run,

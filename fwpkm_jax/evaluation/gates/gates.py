@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.data import TextData, load_tokenizer
+from fwpkm_jax.data import load_tokenizer
 from fwpkm_jax.data.packing import PackedRows
 from fwpkm_jax.evaluation.continual.domains import read_rows
 from fwpkm_jax.evaluation.forecast import Forecast
@@ -194,7 +194,7 @@ def _run(subject: Subject, config: GatesConfig) -> Result:
 
 GATES = Evaluation(
     config=GatesConfig,
-    data=TextData,
+    data="text",
     limit="max_batches",
     in_default_suite=False,  # Says little about a model whose gate is always open or always shut.
     run=_run,

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
+from fwpkm_jax.data import Tokenizer, load_tokenizer
 from fwpkm_jax.data.longbench import MAX_TOKENS, TASKS, read_samples
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
@@ -342,7 +342,7 @@ def _files(path: Path, tasks: Sequence[str]) -> list[Path]:
 
 LONGBENCH = Evaluation(
     config=LongBenchConfig,
-    data=TextData,
+    data="text",
     limit="max_samples",
     in_default_suite=False,  # Needs LongBench.
     run=_run,

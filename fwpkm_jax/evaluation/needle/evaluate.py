@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
+from fwpkm_jax.data import Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.display import findings, tables
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
@@ -166,7 +166,7 @@ def _missing(subject: Subject, config: NeedleConfig) -> str | None:
 
 NEEDLE = Evaluation(
     config=NeedleConfig,
-    data=TextData,
+    data="text",
     limit="samples",
     in_default_suite=False,  # Small models of text cannot follow the question.
     run=_run,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
+from fwpkm_jax.data import Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.display.token_texts import token_texts
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
@@ -256,7 +256,7 @@ def _missing(subject: Subject, config: TraceConfig) -> str | None:
 
 TRACE = Evaluation(
     config=TraceConfig,
-    data=TextData,
+    data="text",
     limit="samples",
     in_default_suite=False,  # Small models of text cannot follow the question.
     run=_run,

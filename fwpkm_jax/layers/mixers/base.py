@@ -130,9 +130,9 @@ class AbstractMixer(nnx.Module):
 
     def __call__(
         self,
-        x: Float[Array, "batch length model"],
+        x: jax.Array,
         *,
-        mask: Mask = None,
+        mask: jax.Array | None = None,
         cache: Any = None,
         partition: Partition | None = None,
     ) -> tuple[Float[Array, "batch length model"], Any]:

@@ -48,7 +48,7 @@ def register_mixer(name: str, config: AbstractMixerConfig | MixerBuilder) -> Non
             f"config of the mixer {name!r} is {config!r}; it must be an AbstractMixerConfig or a "
             "function that makes one from a ModelConfig."
         )
-    module = sys._getframe(1).f_globals.get("__name__", "__main__")
+    module = _calling_module()
     known = _registered().get(name)
     # A module that is imported again registers its mixers again.
     if known is not None and known.module != module:
@@ -56,6 +56,18 @@ def register_mixer(name: str, config: AbstractMixerConfig | MixerBuilder) -> Non
             f"The mixer {name!r} is registered by {known.module} already; choose another name."
         )
     _MIXERS[name] = _Registered(config, module)
+
+
+def _calling_module() -> str:
+    """The module that called `register_mixer`."""
+    frame = sys._getframe()
+    # Runtime type checking, as in tests, puts calls of its own between.
+    while frame.f_globals["__name__"].split(".")[0] in ("jaxtyping", "beartype") or (
+        frame.f_globals["__name__"] == __name__
+    ):
+        assert frame.f_back is not None
+        frame = frame.f_back
+    return frame.f_globals["__name__"]
 
 
 def mixer_names() -> tuple[str, ...]:

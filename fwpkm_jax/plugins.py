@@ -1,0 +1,63 @@
+"""Modules of other packages that a run needs: imported by name, and found by what it uses."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+
+def import_plugins(modules: Sequence[str]) -> None:
+    """Imports modules that define or register what a configuration names.
+
+    Raises:
+      ValueError: a module is not installed.
+    """
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise  # The plugin is here, and lacks something itself.
+            raise ValueError(
+                f"plugins names the module {module}, which is not installed; install its package "
+                "into this environment, or put its folder on PYTHONPATH."
+            ) from error
+
+
+def missing_plugins(config: Any, plugins: Sequence[str]) -> tuple[str, ...]:
+    """The modules outside this package that a configuration uses and `plugins` do not cover.
+
+    Args:
+      config: a tree of dataclasses.
+      plugins: modules; each covers itself and what lies in its package.
+
+    Raises:
+      ValueError: a class or a registered name comes from a program, which cannot be imported.
+    """
+    missing: dict[str, None] = {}
+    for module, what in _origins(config):
+        inside = module.split(".")[0] == __name__.split(".")[0]
+        if inside or any(f"{module}.".startswith(f"{plugin}.") for plugin in plugins):
+            continue
+        if module == "__main__" or module not in sys.modules:
+            raise ValueError(
+                f"{what} is defined in a program ({module}), from which a run cannot be read "
+                "again; move it to a module of its own and add that module to plugins."
+            )
+        missing[module] = None
+    return tuple(missing)
+
+
+def _origins(config: Any) -> Iterator[tuple[str, str]]:
+    """Module and name of each class in a configuration, and of each name that was registered."""
+    if isinstance(config, tuple | list):
+        for item in config:
+            yield from _origins(item)
+    elif dataclasses.is_dataclass(config) and not isinstance(config, type):
+        yield type(config).__module__, type(config).__name__
+        yield from getattr(config, "registered_names", ())
+        for field in dataclasses.fields(config):
+            yield from _origins(getattr(config, field.name))

@@ -106,7 +106,7 @@ class Experiment:
 def from_json(values: Any, annotation: Any = Experiment, *, path: str = "config") -> Any:
     """`config_json.from_json`, of an `Experiment` by default, whose plugins it imports first."""
     if annotation is Experiment and isinstance(values, dict):
-        import_plugins(values.get("plugins", ()))
+        _import_plugins_of(values)
     return config_json.from_json(values, annotation, path=path)
 
 
@@ -190,7 +190,7 @@ def read_experiment(run_dir: str | Path) -> Experiment:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; {run_dir} holds no run.")
     values = read_json(path, otherwise="put back a copy")
-    import_plugins(values.get("plugins", ()))
+    _import_plugins_of(values)
     try:
         return from_json(values, path=str(path))
     except ValueError as error:
@@ -198,6 +198,11 @@ def read_experiment(run_dir: str | Path) -> Experiment:
             f"{str(error).rstrip('.')}. Another version of fwpkm_jax wrote this run "
             f"({_commit_of(Path(run_dir))}); read it with that version."
         ) from error
+
+
+def _import_plugins_of(values: dict[str, Any]) -> None:
+    names = values.get("plugins", [])
+    import_plugins(config_json.from_json(names, tuple[str, ...], path="config.plugins"))
 
 
 def _commit_of(run_dir: Path) -> str:

@@ -13,12 +13,15 @@ from fwpkm_jax.data import NeedleMix, TextData
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.mixers.lact import LaCTConfig
-from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
+from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig, MatrixMixerConfig
 from fwpkm_jax.layers.mixers.titans import TitansConfig
+from fwpkm_jax.layers.mixers.titans_wirings import TitansMixerConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.layers.rotary import YarnConfig
+from fwpkm_jax.models.config import Mixer
 from fwpkm_jax.rules import FwMLP
 from fwpkm_jax.rules.matrix import MATRIX_RULES
+from fwpkm_jax.rules.matrix.deltanet import DeltaNet
 from tests.training.tiny_config import get_config
 
 Path = tuple[str | int, ...]
@@ -67,6 +70,16 @@ def bases() -> dict[str, Experiment]:
             "mixers": tuple(MATRIX_RULES),
             "matrix": MatrixMemoryConfig(
                 **heads, rules=tuple(rule() for rule in MATRIX_RULES.values())
+            ),
+        },
+        "objects": {
+            "mixers": (
+                MatrixMixerConfig(rule=DeltaNet(), **heads),
+                TitansMixerConfig(
+                    wiring="mag",
+                    memory=TitansConfig(num_heads=1, head_dim=8, chunk_size=8),
+                    attention=dataclasses.replace(tiny.model.attention, window=8),
+                ),
             ),
         },
         "others": {
@@ -142,6 +155,8 @@ def bad_values(annotation: Any) -> dict[str, Any]:
         return {"number": 1, "text": "yes"}
     if annotation is str:
         return {"number": 3}
+    if annotation == Mixer:
+        return {"unknown": "unheard of", "number": 3}
     if typing.get_origin(annotation) is typing.Literal:
         return {"unknown": "unheard of", "number": 3}
     if dataclasses.is_dataclass(annotation):

@@ -81,7 +81,9 @@ def reachable(annotation: object) -> set[type]:
 
 def test_every_section_is_tried():
     names = {
-        cls.__name__ for cls in reachable(Experiment) if not cls.__name__.startswith("Abstract")
+        cls.__name__
+        for cls in reachable(Experiment)
+        if cls.__module__.startswith("fwpkm_jax.") and not cls.__name__.startswith("Abstract")
     }
     assert names == BY_CLASS.keys()
 

@@ -1,7 +1,7 @@
 """Any matrix memory as a token mixer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -21,11 +21,17 @@ from fwpkm_jax.rules.matrix.base import GateInputs
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatrixMemoryConfig(MemoryHeads):
-    """Shape of the layers with a matrix memory, whichever their rules."""
+class MatrixFrame(MemoryHeads):
+    """Shape of a layer with a matrix memory, whichever its rule."""
 
     decay_rank: int = 16
     """Width between the two projections of a decay per key channel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixMemoryConfig(MatrixFrame):
+    """Shape of the layers that a decoder names by their rules, and the rules' settings."""
+
     rules: tuple[AbstractMatrixRule, ...] = ()
     """Rules with settings of their own, at most one of a kind; the others are as registered."""
 
@@ -49,16 +55,20 @@ class MatrixMemoryConfig(MemoryHeads):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatrixMixerConfig(AbstractMixerConfig):
-    """A layer with one matrix memory."""
+class MatrixMixerConfig(MatrixFrame, AbstractMixerConfig):
+    """A layer with a matrix memory and its rule."""
 
     rule: AbstractMatrixRule
     """How the memory is written and read."""
-    frame: MatrixMemoryConfig = field(default_factory=MatrixMemoryConfig)
-    """Heads and convolution; its `rules` are of no importance here."""
+
+    @classmethod
+    def named(cls, name: str, config: MatrixMemoryConfig) -> "MatrixMixerConfig":
+        """The layer of the rule of that name, in the shape of `config`."""
+        shape = {field.name: getattr(config, field.name) for field in fields(MatrixFrame)}
+        return cls(rule=config.rule(name), **shape)
 
     def build(self, model_dim: int, **shared: Any) -> "MatrixMemory":
-        return MatrixMemory(self.rule, self.frame, model_dim, **shared)
+        return MatrixMemory(self.rule, self, model_dim, **shared)
 
     @property
     def label(self) -> str:
@@ -98,7 +108,7 @@ class MatrixMemory(AbstractMixer):
     def __init__(
         self,
         rule: AbstractMatrixRule,
-        config: MatrixMemoryConfig,
+        config: MatrixFrame,
         model_dim: int,
         *,
         norm_eps: float = 1e-5,

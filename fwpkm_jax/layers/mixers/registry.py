@@ -113,6 +113,6 @@ def _registered() -> dict[str, _Registered]:
 
 def _of_rule(name: str) -> _Registered:
     def build(model: Any) -> MatrixMixerConfig:
-        return MatrixMixerConfig(rule=model.matrix.rule(name), frame=model.matrix)
+        return MatrixMixerConfig.named(name, model.matrix)
 
     return _Registered(build, MATRIX_RULES[name].__module__)

@@ -48,25 +48,18 @@ def model_cost(config: ModelConfig, *, tokens: int = TOKENS_PER_STEP, length: in
     """Parameters, and FLOPs of a training step, by the paper's conventions.
 
     A step costs 6 operations per token and active parameter: 2 forward, 4 backward. Attention
-    scores and writes to slots are not counted. LaCT's fast networks are counted by their matrix
-    products instead, 3 to read a token and 6 to write it, because a count by active parameters
-    would count a low-rank product once.
+    scores and writes to slots are not counted. What a mixer multiplies beyond its parameters is
+    added (`AbstractMixerConfig.extra_products`).
 
     Args:
       config: the model.
       tokens: tokens per step.
-      length: tokens per sequence; LaCT never writes the last chunk of a sequence.
+      length: tokens per sequence.
     """
     total, active = count_parameters(config)
     flops = 6.0 * active * tokens
-    lact, layers = config.lact, config.mixers.count("lact")
-    if layers:
-        width = config.model_dim // lact.num_fast_heads
-        matrix = lact.num_fast_heads * width * lact.hidden_dim
-        low_rank = 2 * lact.num_fast_heads * lact.low_rank * (width + lact.hidden_dim)
-        written = (length - 1) // lact.chunk_size * lact.chunk_size / length
-        products = (3 + 6 * written) * matrix
-        flops += 6.0 * tokens * layers * (products - matrix - low_rank)
+    for mixer in config.mixer_configs:
+        flops += 6.0 * tokens * mixer.extra_products(config.model_dim, length)
     return Cost(total, active, flops)
 
 

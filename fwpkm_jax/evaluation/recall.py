@@ -53,11 +53,14 @@ class AttentionReach(NamedTuple):
 
 
 def attention_reach(config: ModelConfig) -> AttentionReach:
-    """The window and the reach of the whole stack: each layer looks `window - 1` tokens further."""
-    window = config.window if "swa" in config.mixers else None
-    if set(config.mixers) != {"swa"}:
-        return AttentionReach(window, None)
-    return AttentionReach(window, len(config.mixers) * (config.window - 1))
+    """The widest window and the reach of the whole stack.
+
+    A layer that sees `window` tokens looks `window - 1` tokens further back than its input.
+    """
+    reaches = [mixer.reach for mixer in config.mixer_configs]
+    windows = [reach for reach in reaches if reach is not None]
+    stack = sum(reach - 1 for reach in windows) if len(windows) == len(reaches) else None
+    return AttentionReach(max(windows, default=None), stack)
 
 
 def recall_accuracy(

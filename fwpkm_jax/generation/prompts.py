@@ -46,11 +46,9 @@ def check_lengths(
             "least one token."
         )
     longest = int(np.max(num_read + lengths)) + max_new_tokens
-    for index, mixer in enumerate(model.config.mixers):
-        if mixer != "attention":
-            continue
-        kept = state.stream.layers[layer_name(index)].cache.keys.shape[1]
-        if longest > kept:
+    for index, block in enumerate(model.blocks):
+        kept = block.mixer.capacity(state.stream.layers[layer_name(index)].cache)
+        if kept is not None and longest > kept:
             raise ValueError(
                 f"Full attention keeps max_length={kept} tokens, and a sequence may reach "
                 f"{longest}; start with init_generation(..., max_length={longest}) or more."

@@ -11,6 +11,7 @@ from fwpkm_jax.layers.mixers import (
     GatedDeltaNetConfig,
     LaCTConfig,
     MatrixMemoryConfig,
+    OwnMemory,
     TitansConfig,
 )
 from fwpkm_jax.layers.mixers.registry import check_mixer_name, mixer_config, mixer_module
@@ -132,3 +133,9 @@ class ModelConfig:
                 check_mixer_name(mixer, f"mixers[{layer}]")
                 configs.append(mixer_config(mixer, self))
         return tuple(configs)
+
+
+def own_memory(config: ModelConfig) -> OwnMemory | None:
+    """The first mixer's memory that is written in chunks of its own, anew for each sequence."""
+    found = (mixer.own_memory for mixer in config.mixer_configs)
+    return next((memory for memory in found if memory is not None), None)

@@ -38,12 +38,13 @@ def limited_attention(config: ModelConfig, probability: float) -> Limited | None
     """
     if probability == 0:
         return None
-    if "attention" not in config.mixers:
+    limited = [mixer.in_window(config.window) for mixer in config.mixer_configs]
+    if all(mixer is None for mixer in limited):
         raise ValueError(
             f"training.window_probability={probability} limits full attention, and "
             f"mixers={config.mixers} have none; set it to 0."
         )
-    mixers = tuple("swa" if name == "attention" else name for name in config.mixers)
+    mixers = tuple(new or mixer for new, mixer in zip(limited, config.mixers, strict=True))
     return Limited(model_graph(dataclasses.replace(config, mixers=mixers)), probability)
 
 

@@ -30,7 +30,7 @@ from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_g
 from fwpkm_jax.evaluation.sources import sha256
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.literals import check_literals
-from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.models.config import ModelConfig, own_memory
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 _LEAST_ROOM = 1024  # Tokens that a reader has room for; more comes in powers of 4.
@@ -111,7 +111,7 @@ def longbench_perplexity(
       losses.
 
     Raises:
-      ValueError: the model has LaCT layers, or a task no sample.
+      ValueError: the memory of a mixer starts anew for each sequence, or a task has no sample.
     """
     if unsuited := _unsuited(model.config):
         raise ValueError(f"LongBench: {unsuited}.")
@@ -301,14 +301,18 @@ def _arrays(
 
 def _unsuited(config: ModelConfig) -> str | None:
     """Why a model cannot be evaluated, if it cannot."""
-    if "lact" not in config.mixers:
+    own = own_memory(config)
+    if own is None:
         return None
-    return "LaCT has no memory that is written once a text and carried on; choose another model"
+    return (
+        f"{own.name} has no memory that is written once a text and carried on; choose another model"
+    )
 
 
 def _missing(subject: Subject, config: LongBenchConfig) -> str | None:
-    if _unsuited(subject.model.config):
-        return "a memory that is written once a text (LaCT's is not)"
+    own = own_memory(subject.model.config)
+    if own is not None:
+        return f"a memory that is written once a text ({own.name}'s is not)"
     return None if config.data else "LongBench (--longbench.data PATH)"
 
 

@@ -21,7 +21,7 @@ from fwpkm_jax.evaluation.needle.scores import score_answers
 from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.evaluation.sources import file_hashes, missing_text, text_sources
 from fwpkm_jax.evaluation.yarn import with_yarn
-from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.models.config import ModelConfig, own_memory
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 
@@ -93,7 +93,7 @@ def needle_accuracy(
         chunk_size=describe_chunks(model.config, config),
         resets=describe_resets(
             memory,
-            fast_weights="reading" if "lact" in model.config.mixers else kept,
+            fast_weights="reading" if own_memory(model.config) else kept,
             queue=kept,
             caches="reading",
         ),
@@ -104,15 +104,19 @@ def needle_accuracy(
 
 def describe_chunks(model: ModelConfig, config: NeedleConfig) -> str | int:
     """What is written at once, for the record."""
-    if "lact" in model.mixers:
-        own = model.lact.chunk_size
-        return f"{own}, LaCT's own: it has no override, and its memory starts anew at each reading"
+    own = own_memory(model)
+    if own is not None:
+        return (
+            f"{own.chunk_size}, {own.name}'s own: it has no override, and its memory starts anew "
+            "at each reading"
+        )
     if not model.memory_layers:
         return "nothing is written: the model has no memory"
     if config.chunk_size == "text":
         return "one write per reading, all waiting tokens"
-    own = model.fast_weight.chunk_size
-    return own if config.chunk_size == "model" else config.chunk_size
+    if config.chunk_size == "model":
+        return model.fast_weight.chunk_size
+    return config.chunk_size
 
 
 def _words_to_read(config: NeedleConfig) -> int:

@@ -217,10 +217,14 @@ def test_a_mixer_of_another_package_reads_streams_and_starts_again(another):
 @pytest.mark.parametrize(
     ("x", "mask", "said"),
     [
-        (jnp.ones((2, 8)), None, r"x has the shape \(2, 8\).*\[batch, length, model\]"),
-        (jnp.ones((2, 0, 8)), None, "at least one token"),
-        (jnp.ones((2, 3, 8), jnp.int32), None, "x is int32.*floating"),
-        (jnp.ones((2, 3, 8)), jnp.ones((2, 4)), r"mask has the shape \(2, 4\).*\(2, 3\) of x"),
+        (jnp.ones((2, 8)), None, r"x is float32\[2, 8\]; expected \[batch, length, model\]"),
+        (jnp.ones((2, 0, 8)), None, "length is 0; give at least one"),
+        (jnp.ones((2, 3, 8), jnp.int32), None, r"x is int32\[2, 3, 8\].* of floats"),
+        (
+            jnp.ones((2, 3, 8)),
+            jnp.ones((2, 4)),
+            r"mask is float32\[2, 4\]; expected .*length=3",
+        ),
     ],
 )
 def test_input_of_another_shape_or_dtype_is_refused(another, x, mask, said):

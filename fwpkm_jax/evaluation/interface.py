@@ -84,6 +84,9 @@ class Evaluation:
     """What the run or the options lack for it, in a few words; None: nothing. `--suite all` skips
     an evaluation that lacks something; asked for by name, it fails and says so."""
 
+    def __post_init__(self):
+        check_literals(self)
+
     def suits(self, data: AbstractDataConfig) -> bool:
         """Whether runs on these data can be evaluated."""
         return (data.text if self.data == "text" else data.num_answers) is not None

@@ -92,7 +92,17 @@ def test_never_and_always_are_the_two_models():
     assert limited_attention(FULL, 0.0) is None
     always = limited_attention(FULL, 1.0)
     assert always is not None
-    assert always.graphdef == model_graph(WINDOWED)
+    windowed = tuple(
+        full.in_window(WINDOWED.window) or name
+        for full, name in zip(FULL.mixer_configs, FULL.mixers, strict=True)
+    )
+    assert always.graphdef == model_graph(dataclasses.replace(FULL, mixers=windowed))
+    assert windowed == tuple(
+        window if window != full else name
+        for window, full, name in zip(
+            WINDOWED.mixer_configs, FULL.mixer_configs, FULL.mixers, strict=True
+        )
+    )
 
 
 def test_a_model_without_full_attention_is_refused():

@@ -20,6 +20,7 @@ from fwpkm_jax.command_line import nearest
 from fwpkm_jax.config_json import to_json
 from fwpkm_jax.data import AbstractDataConfig
 from fwpkm_jax.layers.partition import MeshConfig
+from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.plugins import import_plugins, missing_plugins
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig
@@ -73,6 +74,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         """Checks the types and limits that are the same everywhere; sections check their own."""
+        check_literals(self)
         for name, hint in config_json.hints(Experiment).items():
             config_json.from_json(to_json(getattr(self, name)), hint, path=name)
         if self.seed < 0:

@@ -16,6 +16,7 @@ from flax import nnx
 from fwpkm_jax.cli.experiment import parse_command_line
 from fwpkm_jax.config import from_json, read_experiment
 from fwpkm_jax.data import make_dataset
+from fwpkm_jax.evaluation.report import words
 from fwpkm_jax.layers.mixers import AttentionConfig, register_mixer
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
@@ -261,3 +262,11 @@ def test_data_of_another_package_make_batches_that_continue_anywhere(another):
     assert [float(batch["loss_weight"].sum()) for batch in valid] == [16.0, 8.0]
     assert config.text is None
     assert config.num_answers is None
+
+
+def test_a_report_names_mixers_and_data_of_another_package(another):
+    data = another.CountingData(top=20)
+    config = own_experiment(another, "running_sum", another.RunningSumConfig(), data=data)
+    model = words.describe_model(config.to_json(), None)
+    assert "with RunningSum in 2 of them" in model
+    assert "CountingData, rows of 16 tokens" in words.describe_task(config.to_json())

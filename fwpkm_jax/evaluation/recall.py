@@ -222,7 +222,7 @@ def _run(subject: Subject, config: RecallConfig) -> Result:
                 f"choose a multiple of {per_memory}."
             )
         groups = batch_size // per_memory
-    total = data.num_valid // batch_size
+    total = len(data.source(split="valid", seed=subject.seed)) // batch_size
     with contextlib.closing(
         iter(make_dataset(data, split="valid", batch_size=batch_size, seed=subject.seed))
     ) as batches:

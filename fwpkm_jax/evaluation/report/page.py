@@ -12,6 +12,7 @@ from fwpkm_jax.evaluation.display import html
 from fwpkm_jax.evaluation.display.plot_style import DPI
 from fwpkm_jax.evaluation.report import training, words
 from fwpkm_jax.evaluation.suite import EVALS
+from fwpkm_jax.plugins import import_plugins
 
 # Text on the left, pictures and tables on the right; one below the other on a narrow screen.
 _STYLE = """
@@ -36,11 +37,13 @@ def write_report(run: str | Path) -> Path:
 
     Raises:
       FileNotFoundError: there is no run.
+      ValueError: a plugin of the run is not installed.
     """
     run = Path(run)
     config = _read(run / "config.json")
     if config is None:
         raise FileNotFoundError(f"{run / 'config.json'} does not exist; {run} holds no run.")
+    import_plugins(config.get("plugins", ()))
     records = [
         record
         for path in sorted((run / "results").glob("*.json"))

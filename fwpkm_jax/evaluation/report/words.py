@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from fwpkm_jax.rules.matrix import MATRIX_RULES
+from fwpkm_jax.config_json import from_json
+from fwpkm_jax.data import AbstractDataConfig
+from fwpkm_jax.models.config import ModelConfig
 
 Config = Mapping[str, Any]
 
@@ -50,14 +52,6 @@ GLOSSARY = (
     ),
 )
 
-_MIXERS = {
-    "gdn": "Gated DeltaNet",
-    "swa": "attention over the last {window:,} tokens",
-    "attention": "attention over all tokens",
-    "lact": "LaCT",
-    **{name: rule.form.name for name, rule in MATRIX_RULES.items()},
-}
-
 
 def describe_model(config: Config, results: Config | None) -> str:
     """What the model is and holds.
@@ -67,11 +61,9 @@ def describe_model(config: Config, results: Config | None) -> str:
       results: its `results.json`; None while it has not finished.
     """
     model = config["model"]
-    counted = Counter(model["mixers"])
-    mixers = " and ".join(
-        f"{_MIXERS[name].format(window=model['window'])} in {count} of them"
-        for name, count in counted.items()
-    )
+    layout = from_json(model, ModelConfig, path="model")
+    counted = Counter(mixer.label for mixer in layout.mixer_configs)
+    mixers = " and ".join(f"{label} in {count} of them" for label, count in counted.items())
     text = (
         f"A language model of {len(model['mixers'])} layers, {model['model_dim']:,} wide, with "
         f"{mixers}. {_describe_memory(model)}"
@@ -92,15 +84,7 @@ def describe_model(config: Config, results: Config | None) -> str:
 def describe_task(config: Config) -> str:
     """What it was trained on, and for how long."""
     data, training = config["data"], config["training"]
-    if data["class"] == "RecallData":
-        kind = (
-            f"generated sequences of {data['length']:,} tokens that state {data['num_facts']} "
-            f"facts and ask for them at least {data['min_distance']} tokens later"
-        )
-    else:
-        paths = ", ".join(str(path) for path in data["train_paths"])
-        tokenizer = f"tokenizer {data['tokenizer']}"
-        kind = f"text in pieces of {data['length']:,} tokens ({tokenizer}; {paths})"
+    kind = from_json(data, AbstractDataConfig, path="data").about
     lifetime = training["memory"]["lifetime"]
     text = (
         f"It was trained for {training['steps']:,} steps of {training['batch_size']} sequences on "
@@ -137,16 +121,15 @@ def _describe_memory(model: Config) -> str:
         return "No layer writes a memory while it reads."
     rule = block["rule"]
     every = f"written after every {block['chunk_size']:,} tokens"
-    if rule["class"] == "FwPKM":
-        text = (
-            f"In layer {_join(layers)} a memory of {rule['num_subkeys'] ** 2:,} slots, "
-            f"{rule['num_heads'] * rule['top_k']} of them read by each token, {every} (FwPKM)."
+    kind = "a memory"
+    if "num_subkeys" in rule:
+        kind += (
+            f" of {rule['num_subkeys'] ** 2:,} slots, {rule['num_heads'] * rule['top_k']} of them "
+            "read by each token"
         )
-    else:
-        text = (
-            f"In layer {_join(layers)} a memory that is a small dense network with "
-            f"{rule['hidden_dim']:,} hidden units, {every} (FwMLP)."
-        )
+    elif "hidden_dim" in rule:
+        kind += f" that is a small dense network with {rule['hidden_dim']:,} hidden units"
+    text = f"In layer {_join(layers)} {kind}, {every} ({rule['class']})."
     if block["gate_output"]:
         return text
     return f"{text} Its answer is added in full; the gate does not limit it."

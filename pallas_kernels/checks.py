@@ -1,4 +1,4 @@
-"""What the operations on rows ask of their arguments, and of a device they have not met before."""
+"""Checks arguments of the operations on rows, and their kernels on a new device."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +10,10 @@ from pallas_kernels import dispatch
 from pallas_kernels.dispatch import Kernel
 
 LANES = 128
-"""A row is moved by 128 lanes (TPU) or 128 threads (GPU) at a time."""
+"""128 lanes (TPU) or 128 threads (GPU) move a row together."""
 SPARSE_CORE_WIDTH, SPARSE_CORE_PLACES, SPARSE_CORE_TOKEN = 512, 128, 64 * 1024
-"""Most values of a row, places of a token, and bytes of a token's rows: what a SparseCore's
-processors have memory for, twice."""
+"""Limits on values per row, places per token, and bytes of a token's rows, so that a SparseCore's
+processors have memory for two tokens."""
 
 
 def refuse_rows(
@@ -23,9 +23,9 @@ def refuse_rows(
     *,
     places: int = 1,
 ) -> str | None:
-    """Why no kernel takes a table `values` with these arrays beside it, or None."""
+    """None, or why no kernel accepts the table `values` together with these arrays."""
     if kernel != "gpu" and values.dtype == jnp.bfloat16:
-        # A row of a bfloat16 table shares its tile's words with its neighbour.
+        # In a bfloat16 table two neighbouring rows share the words of a tile.
         return "bfloat16 tables"
     if values.dtype not in (jnp.float32, jnp.bfloat16):
         return f"{values.dtype} tables"
@@ -33,13 +33,13 @@ def refuse_rows(
         if array is not None and array.dtype != jnp.float32:
             return f"{array.dtype} arrays beside the table"
     if values.shape[1] % LANES and not dispatch.interpreted():
-        # Only the devices mind: interpreted, kernels run at the widths of small tests.
+        # Only devices have this limit; interpreted kernels run at the widths of small tests.
         return f"rows of {values.shape[1]} values, only multiples of {LANES}"
     return _refuse_sparse_core(values.shape[1], places) if kernel == "tpu_sparse_core" else None
 
 
 def _refuse_sparse_core(width: int, places: int) -> str | None:
-    if width % 8:  # Interpreted only: a vector of its interpreter.
+    if width % 8:  # A limit of the interpreter, whose vectors have 8 numbers.
         return f"rows of {width} values, only multiples of 8"
     if width > SPARSE_CORE_WIDTH:
         return f"rows of {width} values, at most {SPARSE_CORE_WIDTH}"

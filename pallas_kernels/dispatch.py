@@ -1,7 +1,7 @@
-"""Which implementation of an operation runs: its kernel for this device, or plain JAX.
+"""Chooses the implementation of an operation: its kernel for this device, or plain JAX.
 
-The choice is made while tracing, so a compiled function never decides anything. Kernels are
-checked once per operation and kind of device against the reference before they are trusted.
+The choice is made while tracing, so compiled functions contain one implementation only. Before its
+first use each kernel is compared with the reference, once per operation and kind of device.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _KERNELS_OF_PLATFORM: dict[str, tuple[Kernel, ...]] = {
 
 
 class _Simulation(NamedTuple):
-    """Kernels asked for where their device is not: run by interpretation, or only compiled."""
+    """Kernels of a device that is not here, to be interpreted or only compiled."""
 
     kernel: Kernel
     interpreted: bool
@@ -55,22 +55,22 @@ def implementation(
 ) -> Implementation:
     """The implementation to trace, by the platform, the request and what the kernels can do.
 
-    `reference` is plain JAX everywhere. `pallas` is this platform's kernel or an error. `auto` is
-    the kernel where there is one that takes these inputs and agrees with the reference on this
-    device, else the reference, with one logged line that says why. A platform's second kernel is
-    tried where the first cannot run, with such a line, too.
+    `reference` is plain JAX on every platform. `pallas` is this platform's kernel or an error.
+    `auto` is the kernel if it accepts these inputs and agrees with the reference on this device;
+    otherwise it is the reference, and one logged line gives the reason. If a platform has a second
+    kernel, it is tried after the first one, also with a logged line.
 
     Args:
       op: name of the operation, for messages.
       backend: the request; `auto` can be redirected by `default_backend`.
-      kernels: those that the operation has.
-      supports: given a kernel, None or why it does not take these shapes and dtypes.
-      check: given a kernel, runs it eagerly on small inputs and raises where it differs from the
+      kernels: the kernels that the operation has.
+      supports: returns None, or why the given kernel does not accept these shapes and dtypes.
+      check: runs the given kernel eagerly on small inputs and raises if it differs from the
         reference; called once per operation, kernel and kind of device.
 
     Raises:
       ValueError: `pallas` where no kernel exists for the platform, or an unknown backend.
-      NotImplementedError: `pallas` with inputs that the kernel does not take.
+      NotImplementedError: `pallas` with inputs that the kernel does not accept.
       RuntimeError: `pallas` with a kernel that disagrees with the reference on this device.
     """
     if backend not in ("auto", "reference", "pallas"):
@@ -112,7 +112,7 @@ def _kernels_here(platform: str) -> tuple[Kernel, ...]:
     simulation: _Simulation | None = _simulation.value
     if simulation is None:
         return _KERNELS_OF_PLATFORM.get(platform, ())
-    # An operation without kernels for SparseCores runs on the TensorCores beside them.
+    # An operation without a kernel for SparseCores uses its kernel for TensorCores.
     return (
         ("tpu_sparse_core", "tpu")
         if simulation.kernel == "tpu_sparse_core"
@@ -126,7 +126,7 @@ def _refusal(
     supports: Callable[[Kernel], str | None] | None,
     check: Callable[[Kernel], None] | None,
 ) -> tuple[type[Exception], str, int] | None:
-    """What to raise, why, and how loudly to say it if a kernel cannot run here, or None."""
+    """None, or the error, the reason and the log level if a kernel cannot run here."""
     simulated = _simulation.value is not None
     lacking = None if simulated else _device_lacks(kernel)
     if lacking is not None:
@@ -143,7 +143,7 @@ def _refusal(
 
 
 def interpreted() -> bool:
-    """Whether kernels traced now are to be run by Pallas's interpreter, on any platform."""
+    """Whether kernels traced now will run in Pallas's interpreter."""
     return _simulation.value is not None and _simulation.value.interpreted
 
 
@@ -159,17 +159,17 @@ def gpu_interpreter() -> Any:
 
 @contextlib.contextmanager
 def interpret_kernels(kernel: Kernel) -> Iterator[None]:
-    """Runs the kernels written for `kernel` by interpretation, wherever this is; for tests."""
+    """Interprets the kernels written for `kernel` on any platform; for tests."""
     with _simulation(_Simulation(kernel, interpreted=True)):
         yield
 
 
 @contextlib.contextmanager
 def compile_kernels(kernel: Kernel) -> Iterator[None]:
-    """Traces one kind of kernels without a look at the device.
+    """Traces one kind of kernel regardless of the device.
 
-    To compile ahead of time for one that is not here, or to measure or test, on a device, a kernel
-    that would not be chosen there.
+    Used to compile ahead of time for an absent device, and to measure or test a kernel that would
+    not be chosen on this device.
     """
     with _simulation(_Simulation(kernel, interpreted=False)):
         yield
@@ -177,7 +177,7 @@ def compile_kernels(kernel: Kernel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def checked_anew() -> Iterator[None]:
-    """Forgets which kernels were checked and what was logged, and restores both afterwards.
+    """Clears the records of checked kernels and logged lines, and restores them afterwards.
 
     Inside, each kernel is compared with the reference again before its first use.
     """
@@ -197,22 +197,22 @@ def checked_anew() -> Iterator[None]:
 def default_backend(backend: Backend) -> Iterator[None]:
     """Redirects `auto`: to `reference`, or to `pallas`, whose kernels then run where they can.
 
-    Inputs that a kernel does not take still go to the reference with a logged line: only a caller
-    that names `pallas` itself asks for an error.
+    Inputs that a kernel does not accept still use the reference, with a logged line; they are an
+    error only if the caller passes `backend="pallas"`.
     """
     with _default_backend(backend):
         yield
 
 
 def _device_lacks(kernel: Kernel) -> str | None:
-    """Why no kernel of this kind compiles for the device at hand, or None."""
+    """None, or why no kernel of this kind compiles for this device."""
     device = jax.devices()[0]
     if kernel == "tpu":
         return None
     if kernel == "tpu_sparse_core":
         return None if _has_sparse_core() else f"a {device.device_kind}, which has no SparseCore"
     capability = getattr(device, "compute_capability", "unknown")
-    # wgmma and TMA's swizzled layouts, as written here, are sm_90a's alone.
+    # The kernels use wgmma and TMA's swizzled layouts as only sm_90a has them.
     return None if capability == "9.0" else f"compute capability {capability}, only Hopper's 9.0"
 
 
@@ -226,22 +226,22 @@ def _has_sparse_core() -> bool:
 
 
 def _failure(op: str, kernel: Kernel, check: Callable[[Kernel], None]) -> str | None:
-    """Why the kernel cannot be trusted on this device, or None; found once."""
+    """None, or why the kernel failed its check on this device; checked once."""
     place = (op, kernel, jax.devices()[0].device_kind)
     if place not in _checked:
         try:
-            # A thread of its own begins outside every trace. `jax.ensure_compile_time_eval` would
+            # A new thread starts outside every trace. `jax.ensure_compile_time_eval` would
             # evaluate, too, but kernels cannot be traced inside it: their axes are unbound.
             with ThreadPoolExecutor(max_workers=1) as thread:
                 thread.submit(_run_check, kernel, check).result()
             _checked[place] = None
-        except Exception as error:  # Whatever breaks, the reference still works.
+        except Exception as error:  # The reference works whatever error the kernel raises.
             _checked[place] = f"{type(error).__name__}: {error}"
     return _checked[place]
 
 
 def _run_check(kernel: Kernel, check: Callable[[Kernel], None]) -> None:
-    """Checks a kernel, which the operation's own function then runs without a further check."""
+    """Runs the check of a kernel; inside it the operation uses the kernel without another check."""
     with _under_check(kernel):
         check(kernel)
 

@@ -1,4 +1,4 @@
-"""Launching Mosaic GPU kernels whose programs are one warpgroup each and move whole rows."""
+"""Launches Mosaic GPU kernels whose programs are one warpgroup each and move whole rows."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ def launch(
     def kernel(*refs):
         body(jax.lax.axis_index("program"), *refs)
 
-    # Not `plgpu.kernel`: in jax 0.10 its batching wrapper does not pass refs on.
+    # `plgpu.kernel` cannot be used: in jax 0.10 its batching wrapper does not pass refs on.
     return pl.kernel(
         kernel,
         out_type=tuple(out_type),
@@ -50,12 +50,12 @@ def row(ref: Any, index: Any) -> jax.Array:
 
 
 def zeros(width: int) -> jax.Array:
-    """A row of float32 zeros, spread over the threads as `row` spreads it."""
+    """A row of float32 zeros, distributed over the threads as `row` does."""
     return _laid_out(jnp.zeros((width,), jnp.float32))
 
 
 def index32(index: jax.Array) -> jax.Array:
-    """A loop's index in 32 bits, which it has not where doubles are switched on."""
+    """A loop index as a 32-bit integer; with 64-bit types enabled it would have 64 bits."""
     return index if index.dtype == jnp.int32 else index.astype(jnp.int32)
 
 

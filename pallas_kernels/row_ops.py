@@ -1,4 +1,4 @@
-"""The rows of a chunk through kernels: what `core.slots.value_scan` is given on a GPU or TPU."""
+"""The operations on rows that `core.slots.value_scan` uses on a GPU or TPU."""
 
 import functools
 
@@ -14,7 +14,7 @@ from pallas_kernels.slot_read.api import check_dot, check_read, slot_dot, slot_r
 
 
 def row_ops(values: jax.Array, *, backend: Backend = "auto") -> RowOps:
-    """The operations on tables `values`, all kernels or all plain XLA.
+    """The operations on tables like `values`: either kernels for all, or plain XLA for all.
 
     Args:
       values: `[..., value]`.

@@ -1,6 +1,6 @@
-"""What kernels on a TPU's SparseCores share: their launch, and copies of rows by index.
+"""Launches kernels on a TPU's SparseCores, and copies rows by index.
 
-A SparseCore is 16 small processors, each with a memory of its own (0.25 MiB or more), vectors of 8
+A SparseCore has 16 small processors, each with its own memory (0.25 MiB or more), vectors of 8
 or 16 numbers, and an engine that moves the rows of a list of indices with one command. Pallas
 calls the processors subcores. JAX cannot interpret such copies on a CPU: there they are loops over
 the rows, and the subcores take turns.
@@ -25,7 +25,7 @@ IGNORED = -1
 
 
 class Subcores(NamedTuple):
-    """How many subcores a device has, and how many float32 numbers are one's vector."""
+    """Number of subcores of a device, and of float32 numbers in a subcore's vector."""
 
     number: int
     lanes: int
@@ -33,14 +33,14 @@ class Subcores(NamedTuple):
 
 @runtime_checkable
 class Copy(Protocol):
-    """A copy that runs beside the subcore, between `start` and `wait`."""
+    """A copy that runs asynchronously between `start` and `wait`."""
 
     def start(self) -> None: ...
     def wait(self) -> None: ...
 
 
 def subcores() -> Subcores:
-    """Those of the device to trace for."""
+    """The sizes of the device to trace for."""
     if dispatch.interpreted():
         return Subcores(number=4, lanes=8)
     info = plsc.get_sparse_core_info()
@@ -58,12 +58,12 @@ def launch(
     """Runs `body(subcore, *operands, *results, *scratch)` on every subcore.
 
     Args:
-      body: takes the subcore's number, then references: operands and results in HBM.
-      operands: read only.
-      table: an array that is updated in place, the first of the results.
-      out_type: the other results.
-      scratch: of each subcore.
-      name: the kernel's, for profiles.
+      body: takes the subcore's number, then references to operands and results in HBM.
+      operands: arrays that are only read.
+      table: an array that is updated in place; it is the first result.
+      out_type: types of the other results.
+      scratch: scratch memory of each subcore.
+      name: name of the kernel in profiles.
 
     Under `vmap` the calls of a batch follow each other; with a table, on jax before 0.12, JAX
     refuses batches of such kernels (`NotImplementedError`).
@@ -88,7 +88,7 @@ def _compiled(body, num_tables, out_type, scratch, name):
         out_type=out_type,
         scratch_types=scratch,
         mesh=mesh,
-        # Every vector here is one of the hardware's; loops that carry some need it so on jax 0.10.
+        # All vectors have the hardware's size; on jax 0.10 loops that carry vectors require it.
         compiler_params=pltpu.CompilerParams(needs_layout_passes=False),
         name=name,
     )
@@ -107,7 +107,7 @@ def _interpreted(body, num_tables, out_type, scratch, name):
         num_operands = len(arrays) - num_tables
 
         def program(*refs):
-            # The table comes as an input, too; it is the same memory.
+            # The table is also an input that shares its memory with the result.
             body(pl.program_id(0), *refs[:num_operands], *refs[len(arrays) :])
 
         hbm = pl.BlockSpec(memory_space=pltpu.HBM)
@@ -133,7 +133,7 @@ def load(source: Any, target: Any, semaphore: Any) -> Copy:
 
 
 def store(source: Any, target: Any, semaphore: Any) -> Copy:
-    """A copy from the subcore to HBM; the source may change when it has been waited for."""
+    """A copy from the subcore to HBM; after `wait` the source may change."""
     copy: Any = pltpu.make_async_copy
     if _SOURCE_HAS_SEMAPHORE and not dispatch.interpreted():
         return copy(source, target, src_sem=semaphore)
@@ -141,7 +141,7 @@ def store(source: Any, target: Any, semaphore: Any) -> Copy:
 
 
 def gather(source: Any, indices: Any, target: Any, semaphore: Any) -> Copy:
-    """A copy of the source's rows in HBM at `indices` to the subcore, those of `IGNORED` left out.
+    """A copy of a source's rows at `indices` from HBM to the subcore; `IGNORED` ones are skipped.
 
     The indices lie in the subcore's memory, at most 128 of them.
     """
@@ -151,10 +151,10 @@ def gather(source: Any, indices: Any, target: Any, semaphore: Any) -> Copy:
 
 
 def scatter(source: Any, indices: Any, target: Any, semaphore: Any) -> Copy:
-    """A copy of the subcore's rows to `indices` of a target in HBM, those of `IGNORED` left out.
+    """A copy of the subcore's rows to `indices` of a target in HBM; `IGNORED` ones are skipped.
 
-    No index may occur twice. When it has been waited for the source may change; the target has
-    changed when the kernel has ended.
+    No index may occur twice. After `wait` the source may change. The target is complete only when
+    the kernel has ended.
     """
     if dispatch.interpreted():
         return _RowByRow(lambda row, i: _copy_row(source, row, target, i), indices)
@@ -191,7 +191,7 @@ _named = functools.partial(plsc.Indices, ignored_value=IGNORED)
 
 
 class _RowByRow:
-    """What an indexed copy does, for the interpreter."""
+    """Emulates an indexed copy for the interpreter."""
 
     def __init__(self, copy_row: Callable[[Any, Any], None], indices: Any):
         self.copy_row, self.indices = copy_row, indices

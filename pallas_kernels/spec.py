@@ -1,4 +1,4 @@
-"""What every operation's named test shapes have in common."""
+"""The base class of the named test shapes of all operations."""
 
 from dataclasses import dataclass
 
@@ -13,6 +13,6 @@ class Spec:
 
     name: str
     small: bool = True
-    """Interpreters on a CPU get through it in about a second; larger ones wait for the device."""
+    """Whether a CPU interprets it in about a second; others are tested on the device."""
     compiled: bool = False
-    """Compiled ahead of time for every device: the widths that the paper trains with."""
+    """Whether it is compiled ahead of time for every device; true for the paper's widths."""

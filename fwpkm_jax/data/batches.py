@@ -1,4 +1,4 @@
-"""From examples by index to batches that can be stopped, saved and resumed anywhere."""
+"""Makes batches from indexed examples; iterators can be saved and resumed at any batch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from absl import flags
 Example = dict[str, np.ndarray]
 Batch = dict[str, np.ndarray]
 
-# Batches of tokens are small and quickly made: a few in hand hide their cost.
+# Batches of tokens are small and quick to make, so a few prefetched ones hide their cost.
 _BATCHES_AHEAD = 4
-# They travel between processes as pickles: shared memory is scarce in containers, and Grain leaves
-# blocks of it behind when a program ends without closing its iterators.
+# Worker processes send them as pickles: shared memory is scarce in containers, and Grain leaks
+# blocks of it when a program ends without closing its iterators.
 _NO_SHARED_MEMORY = grain.experimental.DatasetOptions(min_shm_size=2**62)
 
 
 class PaddedSource:
-    """Examples followed by blank ones, up to whole batches.
+    """Examples padded with blank ones to whole batches.
 
-    A blank example is all zeros, its `loss_weight` too, so it counts nowhere.
+    A blank example is all zeros. Its `loss_weight` is zero too, so no loss counts it.
     """
 
     def __init__(self, source: Any, *, multiple: int):
@@ -43,8 +43,8 @@ class BatchDataset(grain.IterDataset):
 
     Grain's own state of a pipeline with worker processes names each worker's position. Here the
     position is the number of batches given out, so a run may resume with another number of
-    workers, and a state saved anywhere reads `{"next_index": 28}`. Batches of files also carry
-    `source`, by which other files are told from the same: `{"next_index": 28, "source": {...}}`.
+    workers, and a state saved anywhere reads `{"next_index": 28}`. Batches of files also have
+    `source`, which identifies the files: `{"next_index": 28, "source": {...}}`.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class BatchIterator(grain.DatasetIterator):
         return batch
 
     def get_state(self) -> dict[str, Any]:
-        """Batches given out so far, and what they are made of, ready for JSON."""
+        """Number of batches given out so far and a description of their source, as JSON values."""
         position = {"next_index": self._next_index}
         return position if self._source is None else {**position, "source": dict(self._source)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to the batch a state names; the batches after it are those of the first pass.
+        """Continues at the batch that a state names, with the same batches as in the first pass.
 
         Raises:
           ValueError: the state is not one of `get_state`, lies beyond the last batch, or was saved
@@ -94,14 +94,14 @@ class BatchIterator(grain.DatasetIterator):
         next_index = state.get("next_index") if isinstance(state, dict) else None
         if not isinstance(next_index, int) or not 0 <= next_index <= len(self._batches):
             raise ValueError(
-                f"{state!r} is no position in this data of {len(self._batches)} batches; pass "
+                f"{state!r} is not a position in this data of {len(self._batches)} batches; pass "
                 "what get_state returned on data of the same configuration."
             )
         now, saved = self._source or {}, state.get("source", {})
         changed = [f"{n}: {saved[n]} -> {now.get(n)}" for n in saved if saved[n] != now.get(n)]
         if changed:
             raise ValueError(
-                "The text is not what it was when the run was saved, and its order would be "
+                "The text has changed since the run was saved, and its order would be "
                 f"another ({'; '.join(changed)}); put the old files back, or start a new run."
             )
         self.close()
@@ -118,7 +118,9 @@ class BatchIterator(grain.DatasetIterator):
             grain.ReadOptions(num_threads=1, prefetch_buffer_size=_BATCHES_AHEAD)
         )
         if self._num_workers:
-            if not flags.FLAGS.is_parsed():  # Grain reads its flags; ours is not an absl program.
+            if (
+                not flags.FLAGS.is_parsed()
+            ):  # Grain reads absl flags, which only absl programs parse.
                 flags.FLAGS.mark_as_parsed()
             rest = grain.experimental.WithOptionsIterDataset(rest, _NO_SHARED_MEMORY).mp_prefetch(
                 grain.MultiprocessingOptions(
@@ -129,7 +131,7 @@ class BatchIterator(grain.DatasetIterator):
 
 
 class BatchRows(grain.MapDataset):
-    """Some rows of every batch, one example after the other, the others never made."""
+    """Some rows of every batch, one example after the other; other rows are not made."""
 
     def __init__(self, examples: grain.MapDataset, *, batch_size: int, rows: Sequence[int]):
         super().__init__(examples)
@@ -157,7 +159,7 @@ def batch_examples(
 ) -> BatchDataset:
     """Batches of consecutive examples, or the same rows of each.
 
-    Whole batches are the unit that workers take turns at, so their number changes nothing.
+    Workers take turns by whole batches, so their number does not change the batches.
 
     Raises:
       ValueError: `batch_size` is not positive, or `rows` are not some of a batch's, in order.

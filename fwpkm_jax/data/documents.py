@@ -9,25 +9,25 @@ from typing import Any, NamedTuple
 
 SUFFIXES = (".jsonl", ".txt", ".bin")
 PACKAGED = "package:"
-"""A path that starts so lies in this package, wherever it is installed."""
+"""Prefix of paths inside the installed package."""
 
 
 class TextDocument(NamedTuple):
-    """A document as it was read."""
+    """A document and its id."""
 
     id: str
-    """The record's own `id` where it has one, else file name and line."""
+    """The record's `id` if it has one, otherwise file name and line."""
     text: str
 
 
 def find_files(path: str | Path) -> list[Path]:
-    """The data files of a path: itself, or all below it in sorted order.
+    """The data files of a path: the file itself, or all files below the folder in sorted order.
 
     Args:
       path: a file or a folder; `package:sample/train.jsonl` is a file of this package.
 
     Raises:
-      FileNotFoundError: there is nothing at `path`.
+      FileNotFoundError: `path` does not exist.
       ValueError: it is a file of another kind, a folder without data files, or a folder with a
         text and a tokenised file of the same name.
     """
@@ -79,7 +79,7 @@ def read_documents(path: Path, *, field: str) -> Iterator[TextDocument]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file to the byte.
+    """The exact text of a UTF-8 file.
 
     Raises:
       ValueError: it is not UTF-8; the error names the place.
@@ -94,8 +94,8 @@ def read_json_lines(
 
     Args:
       lines: the lines of a file opened in binary.
-      name: what errors call it.
-      skip: lines to pass over unread.
+      name: name of the file in errors.
+      skip: number of lines to skip.
 
     Raises:
       ValueError: a line is not UTF-8 or no JSON object; the error names it.
@@ -153,8 +153,11 @@ def _parse(line: str, *, place: str) -> dict[str, Any]:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{place} is not JSON: {error.msg}, column {error.colno}.") from error
-    except (ValueError, RecursionError) as error:  # Thousands of digits, or of brackets.
-        raise ValueError(f"{place} is no JSON of a document: {error}.") from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # Numbers with thousands of digits, or thousands of brackets.
+        raise ValueError(f"{place} is not the JSON of a document: {error}.") from error
     if not isinstance(record, dict):
-        raise ValueError(f"{place} is no JSON object but a {type(record).__name__}.")
+        raise ValueError(f"{place} is a {type(record).__name__}, not a JSON object.")
     return record

@@ -1,7 +1,7 @@
-"""LongBench's five question-answering tasks: which samples count, and how they are put to a model.
+"""LongBench's five question-answering tasks: which samples are used, and their prompts.
 
-Context, question and answer are texts of their own, tokenised apart and then joined, with nothing
-added at either end.
+Context, question and answer are tokenised separately and then joined; no tokens are added at either
+end.
 
 References: Bai et al. 2023, arXiv:2308.14508; as used by Zhao and Jones 2026, arXiv:2601.00671.
 """
@@ -85,7 +85,7 @@ def read_samples(
     Args:
       path: the published `data.zip`, a folder of `TASK.jsonl` files, or such a file.
       task: one of `TASKS`.
-      skip: lines to pass over unread.
+      skip: number of lines to skip.
 
     Raises:
       ValueError: the task is unknown or a record lacks a field; the error names it.
@@ -103,8 +103,8 @@ def open_task(path: Path, task: str) -> AbstractContextManager[IO[bytes]]:
     """The lines of a task, from an archive without unpacking it, a folder or a file.
 
     Raises:
-      FileNotFoundError: there is no such path, or it does not hold the task.
-      ValueError: the file is neither JSON lines nor a zip archive, or would grow beyond measure.
+      FileNotFoundError: there is no such path, or it does not hold the task. ValueError: the file
+      is neither JSON lines nor a zip archive, or would unpack to an implausible size.
     """
     names = (f"data/{task}.jsonl", f"{task}.jsonl")
     if path.is_dir():
@@ -126,7 +126,7 @@ def open_task(path: Path, task: str) -> AbstractContextManager[IO[bytes]]:
                         f"{path}: {name} unpacks to {size} bytes, more than any task; download it "
                         "again."
                     )
-                # Stays open with the member, which checks its CRC at the end.
+                # The member keeps the archive open, and checks its CRC at the end.
                 return archive.open(name)
     raise FileNotFoundError(f"The archive {path.absolute()} holds no {' or '.join(names)}.")
 

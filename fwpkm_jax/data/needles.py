@@ -1,4 +1,4 @@
-"""Needles in training text: numbers stated once, and asked for beyond any attention window."""
+"""Hides needles in training text: numbers that are asked for beyond any attention window."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORD_ENDS = tuple(b" \n")
 
 
 def needle_question(key: str) -> str:
-    """What comes before a needle's number, the space before the first digit included."""
+    """The text before a needle's number, including the space before the first digit."""
     return f"The secret number for ID-{key} is "
 
 
@@ -23,12 +23,12 @@ def needle_sentence(key: str, value: str) -> str:
 
 
 def random_key(rng: np.random.Generator, characters: int) -> str:
-    """Hexadecimal characters, uniform."""
+    """Uniformly random hexadecimal characters."""
     return "".join(_HEX[i] for i in rng.integers(16, size=characters))
 
 
 def random_value(rng: np.random.Generator, digits: int) -> str:
-    """Decimal digits, uniform."""
+    """Uniformly random decimal digits."""
     return "".join(map(str, rng.integers(10, size=digits)))
 
 
@@ -39,11 +39,11 @@ class NeedleMix:
     Each needle's sentence (that of the paper's needle evaluation, arXiv:2601.00671, section 4.3)
     stands twice in a row: among the words of its first part, and again, in another order, among
     those of its last part, where its digits are answers. Keys and values are drawn anew for every
-    row, so slow weights can learn to look a number up, never the number.
+    row, so slow weights can learn how to look a number up but not the number itself.
     """
 
     share: float = 1.0
-    """Share of the rows that carry needles, each row drawn by itself."""
+    """Share of the rows with needles; each row is drawn independently."""
     num_needles: int = 4
     """Needles per row."""
     key_characters: int = 4
@@ -65,7 +65,7 @@ class NeedleMix:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
         if not self.answer_weight > 0:
             raise ValueError(f"answer_weight={self.answer_weight} must be above 0.")
-        # 16**8 exceeds any number of needles, and a power of an absurd length would take for ever.
+        # 16**8 exceeds any number of needles, and the power of a huge length would take too long.
         if self.num_needles > 16 ** min(self.key_characters, 8):
             raise ValueError(
                 f"key_characters={self.key_characters} gives {16**self.key_characters} keys, too "
@@ -124,7 +124,7 @@ class NeedleMix:
 
     @property
     def _sentence(self) -> int:
-        """Bytes of a sentence and the space behind it."""
+        """Bytes of a sentence and the space after it."""
         return len(needle_sentence("0" * self.key_characters, "0" * self.value_digits)) + 1
 
     @property
@@ -143,6 +143,6 @@ class NeedleMix:
 def _word_starts(
     rng: np.random.Generator, text: np.ndarray, start: int, end: int, *, size: int
 ) -> np.ndarray:
-    """Sorted places in `[start, end]` of the text: the start, or behind a space or a line's end."""
+    """Sorted positions in `[start, end]` of the text: its start, or after a space or line break."""
     ends = np.flatnonzero(np.isin(text[start:end], _WORD_ENDS))
     return np.sort(rng.choice(np.concatenate([[start], start + ends + 1]), size=size))

@@ -1,4 +1,4 @@
-"""Fixed-length rows of the concatenation of documents."""
+"""Cuts the concatenation of documents into rows of fixed length."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class TokenSegment(Protocol):
 
 
 class PackedRows:
-    """Random access to the rows of segments laid end to end; a short last row is dropped.
+    """Random access to the rows of concatenated segments; a short last row is dropped.
 
-    Documents run on into the next row, and a row may hold the end of one and the start of the
-    next: every token but those of the remainder is in exactly one row.
+    A document may continue in the next row, and a row may hold the end of one document and the
+    start of another. Every token before the dropped remainder is in exactly one row.
     """
 
     def __init__(self, segments: Sequence[TokenSegment], *, length: int):
-        """Lays out rows of `length + 1` tokens: inputs and, one further, labels."""
+        """Cuts rows of `length + 1` tokens: inputs, and labels shifted by one."""
         self._segments = list(segments)
         self._row = length + 1
         self._ends = np.cumsum([len(segment) for segment in self._segments])

@@ -1,4 +1,4 @@
-"""A task made from a seed: facts stated early in a document and asked for beyond any window."""
+"""A generated task: facts stated early in a document and asked for beyond any window."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fwpkm_jax.data.base import AbstractDataConfig, Split
 
 Example = dict[str, np.ndarray]
 
-# A generator has no last document; this many cannot be drawn in a lifetime.
+# A generator has no last document; no run reaches this many.
 _ENDLESS = 2**48
 # Documents of different splits come from different children of the seed.
 _STREAMS: dict[Split, int] = {"train": 0, "valid": 1}
@@ -22,10 +22,10 @@ class RecallData(AbstractDataConfig):
 
     A fact is a key token followed by a value token. A question is the same key again, and its
     answer, the label after it, is the value stated before. Keys within a document are distinct,
-    each is asked for at most once, and values are drawn anew in every document: slow weights can
-    learn to look facts up, never the facts. Facts stand in the first part of a document and
-    questions in the last; between the parts lies enough filler for every answer to be at least
-    `min_distance` tokens from the value it repeats. Positions within the parts are random.
+    each is asked for at most once, and values are drawn anew in every document, so slow weights can
+    learn how to look facts up but not the facts themselves. Facts stand in the first part of a
+    document and questions in the last; between the parts lies enough filler for every answer to be
+    at least `min_distance` tokens from the value it repeats. Positions within the parts are random.
 
     Token ids come from three ranges that do not overlap: filler, keys, values, in this order.
 
@@ -42,11 +42,11 @@ class RecallData(AbstractDataConfig):
     num_questions: int | None = None
     """Facts asked for in a document, chosen at random; None asks for all of them."""
     num_keys: int = 64
-    """Different key tokens; at least num_facts."""
+    """Number of different key tokens; at least num_facts."""
     num_values: int = 64
-    """Different value tokens; guessing is right once in num_values."""
+    """Number of different value tokens; a guess is right with probability 1 / num_values."""
     num_filler: int = 64
-    """Different filler tokens."""
+    """Number of different filler tokens."""
     min_distance: int = 96
     """Least distance in tokens from a stated value to the answer that repeats it. A stack of
     sliding windows reaches layers * (window - 1) tokens back; stay beyond that, and beyond the

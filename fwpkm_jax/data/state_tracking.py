@@ -1,4 +1,4 @@
-"""A task made from a seed: the product so far of a sequence of group elements."""
+"""A generated task: the running product of a sequence of group elements."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def multiplication_table(group: Group) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class StateTrackingData:
-    """Random elements of a group, and after each the product of all so far; no files needed.
+    """Random elements of a group; each label is the product of all tokens up to it. Needs no files.
 
-    Every label depends on every token before it, and a token's weight does not fade with its
-    distance: a model must carry the state, it cannot look it up.
+    Every label depends on all tokens before it, and a token's effect does not decrease with its
+    distance, so a model must carry the state.
     """
 
     group: Group = "parity"
-    """What is tracked, see `multiplication_table`."""
+    """The group, see `multiplication_table`."""
     length: int = 64
     """Tokens, and labels, per document."""
 
@@ -53,7 +53,7 @@ class StateTrackingData:
 
     @property
     def vocab_size(self) -> int:
-        """Elements of the group: ids of the tokens, and of the labels."""
+        """Number of elements of the group, which are the ids of tokens and labels."""
         return len(multiplication_table(self.group))
 
 

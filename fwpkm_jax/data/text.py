@@ -1,4 +1,4 @@
-"""Real text: which files, in which mixture, as rows for training or documents for evaluation."""
+"""Real text: files and their mixture, as rows for training or documents for evaluation."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fwpkm_jax.data.packing import PackedRows, TokenSegment
 from fwpkm_jax.data.token_files import TokenFile
 from fwpkm_jax.data.tokenizers import BYTES, Tokenizer, load_tokenizer
 
-# Rows of a mixture change places within windows of this many; see `train_rows`.
+# Rows of a mixture are shuffled within windows of this many; see `train_rows`.
 _MIXTURE_WINDOW = 1024
-# The needles' child of the seed; the orders of rows come from the seed itself.
+# Needles use this child of the seed; the order of rows uses the seed itself.
 _NEEDLES = 1
 
 
@@ -31,8 +31,8 @@ class TextData(AbstractDataConfig):
 
     Every document is followed by the tokenizer's end of document; rows are cut from the
     concatenation of all documents of a source, in the order of sorted files. Text is read and
-    tokenised once at the start and kept in memory; write what does not fit to a tokenised file,
-    which is read as it is needed.
+    tokenised once at the start and kept in memory. Text that does not fit should be written to a
+    tokenised file, of which only the needed parts are read.
 
     Example:
       >>> from fwpkm_jax import TextData
@@ -45,7 +45,7 @@ class TextData(AbstractDataConfig):
     train_paths: tuple[str, ...]
     """Sources of training text, each a file or a folder that is searched to the bottom."""
     train_weights: tuple[float, ...] | None = None
-    """Share of rows from each source, up to a common factor; None takes as much as each holds."""
+    """Relative share of rows from each source; None: in proportion to their sizes."""
     valid_paths: tuple[str, ...] = ()
     """Files or folders of validation text, read in this order."""
     length: int = 4096
@@ -180,8 +180,8 @@ def _mixture(config: TextData, sources: Sequence[PackedRows], *, seed: int) -> g
     if len(shuffled) == 1:
         return shuffled[0]
     weights = config.train_weights or tuple(float(len(rows)) for rows in sources)
-    # `mix` takes turns in a fixed pattern: a shard, or a place in the batch with a memory of its
-    # own, could meet one source only. Rows therefore change places within windows.
+    # `mix` takes turns in a fixed pattern: a shard, or a row of the batch with its own memory,
+    # could see one source only. Rows are therefore shuffled within windows.
     return grain.experimental.WindowShuffleMapDataset(
         grain.MapDataset.mix(shuffled, weights),
         window_size=_MIXTURE_WINDOW,
@@ -214,7 +214,7 @@ def _rows(paths: tuple[str, ...] | list[str], config: TextData, tokenizer: Token
 
 
 def _segment(file: Path, config: TextData, tokenizer: Tokenizer) -> TokenSegment:
-    """All tokens of a file, two bytes each where the vocabulary allows."""
+    """All tokens of a file, with two bytes each if the vocabulary allows."""
     if file.suffix == ".bin":
         return TokenFile(file, vocab_size=tokenizer.vocab_size)
     dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32

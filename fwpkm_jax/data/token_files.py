@@ -1,4 +1,4 @@
-"""Tokenised files: a `.bin` of uint16 ids and an `.idx` that says where each entry lies.
+"""Tokenised files: a `.bin` of uint16 ids and an `.idx` with the position of each entry.
 
 `.bin` holds little-endian uint16 token ids. Each line of `.idx` is `length offset`, the length in
 tokens and the offset in bytes; entries follow each other without gaps. Two layouts share the
@@ -19,7 +19,8 @@ _MAX_VOCAB_SIZE = 2**16
 class TokenFile:
     """The entries of a tokenised file; nothing is read before it is used.
 
-    Not mapped into memory: a process that touches a mapped file's lost end is killed on the spot.
+    The file is not memory-mapped: a process that reads beyond the end of a truncated mapped file is
+    killed by the system.
     """
 
     def __init__(self, path: Path, *, vocab_size: int):

@@ -1,7 +1,7 @@
-"""Text to token ids and back: bytes, any SentencePiece model, the paper's 32,000 pieces.
+"""Converts text to token ids and back: bytes, any SentencePiece model, the paper's 32,000 pieces.
 
-All follow one convention: no token is added at the start, `encode` adds none at the end, and text
-that spells a control token (`</s>`) is encoded as the characters it is made of.
+All tokenizers follow one convention: no token is added at the start, `encode` adds none at the end,
+and text that spells a control token (`</s>`) is encoded as its characters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MISTRAL_V1_SHA256 = "dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e
 
 
 class Tokenizer(Protocol):
-    """What the data and the evaluations need of a tokenizer."""
+    """The interface that data and evaluations need of a tokenizer."""
 
     @property
     def vocab_size(self) -> int:
@@ -51,7 +51,7 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """Text of the ids; the end of a document reads as nothing."""
+        """Text of the ids; the end of a document gives no text."""
         ...
 
 
@@ -70,7 +70,7 @@ class ByteTokenizer:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
     def encode_batch(self, texts: Sequence[str], *, num_threads: int) -> list[np.ndarray]:
-        """The bytes of each text; there is nothing for threads to do."""
+        """The bytes of each text; uses no threads."""
         del num_threads
         return [self.encode(text) for text in texts]
 
@@ -95,7 +95,7 @@ class SentencePieceTokenizer:
           name: what errors call it.
 
         Raises:
-          ValueError: it is no SentencePiece model, or has no piece that ends a document.
+          ValueError: it is not a SentencePiece model, or has no piece that ends a document.
         """
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
@@ -118,7 +118,7 @@ class SentencePieceTokenizer:
         return [np.asarray(ids, np.int32) for ids in encoded]
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """Text of the pieces; control pieces read as nothing."""
+        """Text of the pieces; control pieces give no text."""
         return self._processor.decode(_checked_ids(token_ids, self.vocab_size).tolist())
 
 
@@ -129,7 +129,7 @@ def load_tokenizer(name_or_path: str) -> Tokenizer:
       name_or_path: "bytes", "mistral-v1" (the paper's, from the extra `tokenizers`) or a path.
 
     Raises:
-      ValueError: no such name or file, or the file is no usable SentencePiece model.
+      ValueError: there is no such name or file, or the file is not a usable SentencePiece model.
       ImportError: "mistral-v1" without the package that ships it.
     """
     if name_or_path == BYTES:

@@ -37,7 +37,7 @@ def chunk_gated_delta_rule(
     chunk_size: int = 64,
     backend: Backend = "auto",
 ) -> GatedDeltaOutput:
-    """The gated delta rule over whole sequences, by the device's kernels where it has them.
+    """The gated delta rule over whole sequences, by the device's kernels if it has them.
 
     Arguments, results and gradients are those of
     `core.recurrence.gated_delta.chunk_gated_delta_rule`, for any length and any initial state.
@@ -89,10 +89,10 @@ def chunk_gated_delta_rule(
 
 
 def _prepare(query, key, value, log_decay, beta, initial_state) -> Inputs:
-    """Inputs in the kernels' dtypes, their length and widths filled up with zeros.
+    """Inputs in the kernels' dtypes, with length and widths padded with zeros.
 
-    Tokens with `beta = log_decay = 0` leave the memory as it is; keys and values that are zero
-    beyond their width leave it zero there.
+    Tokens with `beta = log_decay = 0` do not change the memory. Zero columns of keys and values
+    keep the padded part of the memory at zero.
     """
     chex.assert_rank([query, key, value], 4)
     chex.assert_equal_shape([query, key])
@@ -113,7 +113,7 @@ def _prepare(query, key, value, log_decay, beta, initial_state) -> Inputs:
 
 
 def _fill(x: jax.Array, multiples: dict[int, int]) -> jax.Array:
-    """Zeros at the end of each axis named, up to a multiple of the number given."""
+    """Pads the end of each named axis with zeros to a multiple of the given number."""
     return jnp.pad(x, [(0, -n % multiples.get(axis, 1)) for axis, n in enumerate(x.shape)])
 
 
@@ -142,7 +142,7 @@ def _kernels(chosen: Kernel) -> ModuleType:
 
 
 def _refusal(key, value, arrays) -> str | None:
-    """Why no kernel takes these arrays, or None."""
+    """None, or why no kernel accepts these arrays."""
     if any(x.dtype == jnp.float64 for x in arrays):
         return "float64"
     if key.shape[-1] > WIDEST_KEY:
@@ -153,7 +153,7 @@ def _refusal(key, value, arrays) -> str | None:
 
 
 def _check(kernel: Kernel) -> None:
-    """Runs the kernel on the device at hand; raises where it differs from the reference."""
+    """Runs the kernel on this device; raises if it differs from the reference."""
     del kernel  # The one of this device.
     spec = next(spec for spec in SPECS if spec.name == CHECKED)
     assert_results_agree(chunk_gated_delta_rule, sample(spec, jnp.float32), ratio=CHECK_RATIO)

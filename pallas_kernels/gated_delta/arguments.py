@@ -1,13 +1,14 @@
-"""What goes into the kernels and what they keep for the backward pass."""
+"""Arguments of the kernels, and the arrays that they keep for the backward pass."""
 
 from typing import NamedTuple
 
 import jax
 
 CHUNK = 64
-"""Tokens per chunk of every kernel: the triangle's work grows with it, the memory's shrinks."""
+"""Tokens per chunk of every kernel. Larger chunks need more work for the triangle, and less for
+the memory."""
 WIDTH_STEP = 64
-"""Head widths are multiples of it."""
+"""Head widths are padded to multiples of this."""
 WIDEST_KEY = 128
 WIDEST_VALUE = 256
 
@@ -30,20 +31,20 @@ class Inputs(NamedTuple):
 
 
 class Residuals(NamedTuple):
-    """What the backward pass reads besides the inputs; all float32."""
+    """Arrays that the backward pass reads besides the inputs; all float32."""
 
     states: jax.Array
     """`[batch, chunks, heads, key, value]`: the memory at each chunk's start."""
     inverses: jax.Array
-    """`[batch, chunks, heads, chunk, chunk]`: of each chunk's triangle."""
+    """`[batch, chunks, heads, chunk, chunk]`: the inverse of each chunk's triangle."""
 
 
 class Vectors(NamedTuple):
-    """What the GPU's stages know of each token, `[batch, chunks, heads, chunk]` float32."""
+    """Vectors over tokens for the GPU's stages, `[batch, chunks, heads, chunk]` float32."""
 
     log_decay: jax.Array
     beta: jax.Array
     to_token: jax.Array
-    """Decay from the chunk's start to the token, it included."""
+    """Decay from the chunk's start up to and including the token."""
     to_end: jax.Array
     """Decay from after the token to the chunk's end."""

@@ -15,7 +15,7 @@ class Decays(NamedTuple):
     """Products of the decays within one chunk."""
 
     to_token: jax.Array
-    """`[chunk, 1]`: from the chunk's start to each token, it included (gamma)."""
+    """`[chunk, 1]`: from the chunk's start up to and including each token (gamma)."""
     to_end: jax.Array
     """`[chunk, 1]`: from after each token to the chunk's end (delta)."""
     whole: jax.Array
@@ -25,14 +25,14 @@ class Decays(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What both passes need of a chunk once the memory at its start is known."""
+    """Arrays of a chunk that both passes compute from the memory at its start."""
 
     own_error: jax.Array
     """`[chunk, value]`: value minus what the memory at the chunk's start holds for the key (R)."""
     recalled: jax.Array
     """`[chunk, value]`: that memory read with the keys, before decay (H)."""
     errors: jax.Array
-    """`[chunk, value]`: the errors written, each knowing the writes before it (W)."""
+    """`[chunk, value]`: the written errors, which account for earlier writes in the chunk (W)."""
 
 
 def chunk_decays(log_decay: jax.Array) -> Decays:
@@ -105,7 +105,7 @@ def chunk_read(
     *,
     scale: float,
 ) -> jax.Array:
-    """What the chunk's queries read `[chunk, value]`: the memory before, and the writes since."""
+    """The chunk's reads `[chunk, value]`, from the memory before it and from its own writes."""
     attention = scale * product(query, key, contract=(1, 1)) * decays.between
     (query,) = wide(query)
     return (scale * decays.to_token) * product(query, state) + product(attention, errors)
@@ -133,8 +133,8 @@ def chunk_forward(
       scale: factor on the queries.
 
     Returns:
-      Output `[chunk, value]`, the memory after, and the inverse `[chunk, chunk]` that the backward
-      pass would else compute again.
+      Output `[chunk, value]`, the memory after, and the inverse `[chunk, chunk]`, which the
+      backward pass would otherwise compute again.
     """
     decays, beta = chunk_decays(log_decay), as_column(beta)
     inverse = write_inverse(product(key, key, contract=(1, 1)), beta, decays)

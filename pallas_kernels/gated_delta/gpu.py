@@ -1,11 +1,11 @@
 """GPU (Hopper): parallel stages before and after the walk from chunk to chunk.
 
-A GPU has more processors than a batch has memories, so only what must be sequential is: the walk
-(`gpu_walk`), two products a chunk. What a chunk needs before (`gpu_prepare`), its output afterwards
+A GPU has more processors than a batch has memories, so only the walk (`gpu_walk`) is sequential,
+with two products per chunk. What a chunk needs before (`gpu_prepare`), its output afterwards
 (`gpu_read`) and the cotangents (`gpu_before_walk`, `gpu_after_walk`) depend on no other chunk and
 have a program each for every chunk of every head. The backward pass walks the transposed recurrence
-to find the memory's cotangent after every chunk. All are Mosaic GPU kernels; XLA is left with
-vectors, one number per token.
+to find the memory's cotangent after every chunk. All are Mosaic GPU kernels; XLA only computes
+vectors with one number per token.
 """
 
 import jax

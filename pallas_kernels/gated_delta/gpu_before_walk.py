@@ -37,7 +37,7 @@ from pallas_kernels.gated_delta.gpu_tiles import (
 
 
 class BeforeWalk(NamedTuple):
-    """What the transposed walk takes of every chunk."""
+    """Arrays of every chunk that the transposed walk reads."""
 
     d_errors: jax.Array
     """`P^T dO`, `[batch, chunks, heads, chunk, value]` float32."""

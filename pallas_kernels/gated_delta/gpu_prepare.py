@@ -1,4 +1,4 @@
-"""GPU: what a chunk needs before the walk, all chunks in parallel, one program each.
+"""GPU: prepares all chunks for the walk in parallel, one program per chunk.
 
 Keys against keys, decays, the inverse of the triangle and the two products with it, without a
 `[chunk, chunk]` array in device memory but the inverse itself, which the backward pass reads.
@@ -38,7 +38,7 @@ from pallas_kernels.gated_delta.gpu_tiles import (
 
 
 class Prepared(NamedTuple):
-    """What the walk and the backward pass take of every chunk."""
+    """Arrays of every chunk that the walk and the backward pass read."""
 
     inverse: jax.Array
     """`[batch, chunks, heads, chunk, chunk]` float32."""
@@ -58,7 +58,7 @@ def prepare(
     to_token: jax.Array,
     to_end: jax.Array,
 ) -> Prepared:
-    """The inverse of every chunk's triangle and what the walk takes.
+    """The inverse of every chunk's triangle, and the arrays that the walk reads.
 
     Args:
       key: `[batch, length, heads, key]`, float32 or bfloat16; length a multiple of the chunk.

@@ -1,4 +1,4 @@
-"""GPU: what every chunk's queries read, once the memory at its start is known; all in parallel."""
+"""GPU: computes all chunks' reads in parallel from the memories at their starts."""
 
 import functools
 

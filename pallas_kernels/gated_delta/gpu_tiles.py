@@ -1,8 +1,8 @@
 """Float32 tiles on Hopper's tensor cores: split in two halves, multiplied by wgmma.
 
-wgmma multiplies no float32, and 32-bit operands not transposed, so each float32 operand is the sum
-of two bfloat16 halves, `hi + lo`, and a product is `hi hi + hi lo + lo hi` in a float32
-accumulator: what is left out is about 2^-17 of the product.
+wgmma has no float32 products and cannot transpose 32-bit operands. Each float32 operand is
+therefore the sum of two bfloat16 halves, `hi + lo`, and a product is `hi hi + hi lo + lo hi` in a
+float32 accumulator. The omitted term is about 2^-17 of the product.
 
 Every program is one warpgroup. Registers hold tiles in the layout of wgmma's accumulators.
 """
@@ -39,7 +39,7 @@ class Halves(NamedTuple):
 
 def halves_of(x: jax.Array) -> Halves:
     """Splits an array outside a kernel."""
-    # A plain cast to bfloat16 and back is what XLA may drop, and the low half with it.
+    # XLA may remove a plain cast to bfloat16 and back, and with it the low half.
     hi = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
     return Halves(hi.astype(jnp.bfloat16), (x - hi).astype(jnp.bfloat16))
 
@@ -78,7 +78,7 @@ def load(ref: Any, layout: Any = LAYOUT) -> jax.Array:
 
 
 def fetched(source: Any, *, stage: Any, arrived: Any) -> jax.Array:
-    """A tile of GPU memory in float32 registers, by way of the shared memory `stage`.
+    """Loads a tile of GPU memory to float32 registers through the shared memory `stage`.
 
     A bfloat16 tile read straight into wgmma's layout would move half sectors.
     """
@@ -94,7 +94,7 @@ def joined(tile: Halves) -> jax.Array:
 
 
 def send_through(stage: Any, x: jax.Array, target: Any) -> None:
-    """Copies registers to GPU memory in the dtype of `stage`, by way of it."""
+    """Copies registers to GPU memory through `stage`, in its dtype."""
     plgpu.commit_smem()  # All warps have read what the stage held.
     stage[...] = x.astype(stage.dtype)
     plgpu.commit_smem()
@@ -136,5 +136,5 @@ def smem_halves(rows: int, columns: int, **options: Any) -> Halves:
 
 
 def compiler_params() -> plgpu.CompilerParams:
-    """One meaning of layouts on all versions of JAX."""
+    """Makes layouts mean the same on all versions of JAX."""
     return plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)

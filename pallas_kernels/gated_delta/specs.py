@@ -53,9 +53,9 @@ SPECS = (
     GatedDeltaSpec(name="long", length=32768, heads=8, small=False),
 )
 CHECKED = "100_tokens"
-"""What a device must get right before its kernels are trusted."""
+"""The call on which a device's kernels are compared with the reference before their first use."""
 CHECK_RATIO = 1e-4
-"""By how much of a tensor's norm it may be off."""
+"""Largest difference allowed in that comparison, relative to a tensor's norm."""
 
 
 def sample(spec: GatedDeltaSpec, dtype: DTypeLike) -> dict[str, jax.Array]:

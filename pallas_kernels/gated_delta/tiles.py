@@ -1,4 +1,4 @@
-"""Two-dimensional tiles inside kernels: products, masks, sums along an axis. They lower everywhere.
+"""Two-dimensional tiles inside kernels: products, masks, sums along an axis; for all devices.
 
 A vector over a chunk's tokens is a column `[chunk, 1]` or a row `[1, chunk]`.
 """
@@ -12,7 +12,7 @@ from fwpkm_jax.core.precision import compute_dtype
 def product(a: jax.Array, b: jax.Array, *, contract: tuple[int, int] = (1, 0)) -> jax.Array:
     """Sums `a` over axis `contract[0]` against `b` over axis `contract[1]`, in at least float32.
 
-    Float32 operands are multiplied exactly enough (HIGHEST); bfloat16 operands are exact in one
+    Float32 operands are multiplied at the highest precision; bfloat16 operands are exact in one
     pass, because their products fit float32.
     """
     exact = a.dtype == b.dtype == jnp.bfloat16

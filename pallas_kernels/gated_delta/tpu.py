@@ -1,10 +1,10 @@
-"""TPU: one kernel forward and one backward, each a walk over the chunks with the memory in VMEM.
+"""TPU: one kernel forward and one backward; each walks over the chunks with the memory in VMEM.
 
-Everything of a chunk is fused: decays, the triangle's inverse, the errors written, output and
-memory. Device memory sees the arguments once and the results once; what the backward pass reads
-besides them are the memories at the chunks' starts and the inverses, as large as the values and
-keys are. Chunks are the last, sequential grid axis; the block that holds the memory has the same
-index at every chunk, so it stays in VMEM until the heads change.
+All work of a chunk is fused: decays, the triangle's inverse, the written errors, output and memory.
+Arguments are read once and results are written once. The backward pass also reads the memories at
+the chunks' starts and the inverses, which are as large as the values and keys. Chunks are the last,
+sequential grid axis; the block that holds the memory has the same index at every chunk, so it stays
+in VMEM until the heads change.
 
 Several heads share a block, side by side along the lanes: `[batch, length, heads, width]` needs no
 transposed copy, and the heads' products, which do not depend on each other, fill the gaps in each

@@ -1,4 +1,4 @@
-"""Product-key addressing: scores, both codebooks' best, and their best pairs, in one operation."""
+"""Product-key addressing in one operation: scores, the best sub-keys, and their best pairs."""
 
 from pallas_kernels.product_top_k.api import product_top_k
 from pallas_kernels.product_top_k.reference import Selection

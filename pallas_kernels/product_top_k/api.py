@@ -1,4 +1,4 @@
-"""The public product_top_k: chooses an implementation, and differentiates it."""
+"""The public `product_top_k`: chooses an implementation and defines its derivatives."""
 
 import functools
 from typing import cast
@@ -61,7 +61,7 @@ def product_top_k(
 
     References: Lample et al. 2019, arXiv:1907.05242; Zhao and Jones 2026, arXiv:2601.00671.
     """
-    # Shapes that make no sense are refused by the reference, in its words.
+    # The reference refuses invalid shapes with its own message.
     jax.eval_shape(functools.partial(reference.address, top_k=top_k, score=score), queries, keys)
     chosen = dispatch.implementation(
         OP,
@@ -82,7 +82,7 @@ def product_top_k(
 def unsupported(
     kernel: dispatch.Kernel, queries: jax.Array, keys: jax.Array, *, top_k: int
 ) -> str | None:
-    """Why the kernel does not take these arrays, or None."""
+    """None, or why the kernel does not accept these arrays."""
     dtypes = {queries.dtype, keys.dtype}
     if dtypes != {jnp.dtype(jnp.float32)}:
         return f"dtypes {queries.dtype} and {keys.dtype}; both must be float32"
@@ -108,7 +108,7 @@ def _address(
 
 
 def _forward(chosen, top_k, score, queries, keys):
-    # Calls the differentiable function, not the kernel: a second derivative finds its rule again.
+    # This calls the differentiable function, not the kernel, so that second derivatives exist.
     address = _address(chosen, top_k, score, queries, keys)
     return address, (queries, keys, address)
 
@@ -124,7 +124,7 @@ _address.defvjp(_forward, _backward)
 
 
 def _check(kernel: dispatch.Kernel) -> None:
-    """Compares the kernel with the reference on a small call, on the device at hand."""
+    """Compares the kernel with the reference on a small call on this device."""
     spec = next(spec for spec in SPECS if spec.name == CHECKED)
     arrays = sample(spec, jnp.float32)
     actual = cast(Address, _address(kernel, spec.top_k, spec.score, **arrays))

@@ -1,4 +1,4 @@
-"""GPU: the best slots of the best sub-keys' pairs, a thread for each token."""
+"""GPU: finds the best slots among pairs of the best sub-keys, one thread per token."""
 
 import functools
 from typing import Any
@@ -66,5 +66,5 @@ def _merge_kernel(sub_key_ids, sub_key_scores, ids, scores, *, subkeys: int, top
 
 
 def _settled(x: jax.Array) -> jax.Array:
-    """Keeps XLA, where it interprets, from repeating a long reduction in each of its consumers."""
+    """Keeps XLA from repeating a long reduction in each consumer when kernels are interpreted."""
     return jax.lax.optimization_barrier(x) if dispatch.interpreted() else x

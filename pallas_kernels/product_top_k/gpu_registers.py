@@ -1,4 +1,4 @@
-"""Where registers lie and how they are loaded, on a Hopper GPU or interpreted."""
+"""Layouts of registers and how to load them, on a Hopper GPU or interpreted."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import dispatch
 
 NOTHING = 2**31 - 1
-"""Behind every id."""
+"""Larger than every id."""
 
 
 def matrix() -> Any:

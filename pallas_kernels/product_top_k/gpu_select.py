@@ -1,12 +1,12 @@
-"""GPU: each query's best sub-keys, a tile of 64 tokens and a codebook to a warpgroup.
+"""GPU: finds each query's best sub-keys; a warpgroup has a tile of 64 tokens and one codebook.
 
-Tensor cores score 128 sub-keys at a time, and the warpgroup takes the best from those scores and
-from the best so far, all in registers.
+Tensor cores score 128 sub-keys at a time. The warpgroup then selects the best among these and the
+best so far, all in registers.
 
-wgmma multiplies no float32, so each float32 operand is the sum of three bfloat16 terms, and a
-product is the six largest of their nine products in a float32 accumulator: what is left out is
-below 2^-24 of the operands, float32's own rounding. Two terms would leave 2^-16, which is
-percents of a small distance between large vectors.
+wgmma has no float32 products. Each float32 operand is therefore a sum of three bfloat16 terms, and
+a product is the sum of the six largest of their nine products in a float32 accumulator. The others
+are below 2^-24 of the operands, the rounding of float32. With two terms the error would be 2^-16,
+which is some percent of a small distance between large vectors.
 """
 
 import functools
@@ -45,7 +45,7 @@ def select(
     tokens = queries.shape[0]
     codebooks, padded_subkeys, half = keys.shape
     offsets = jnp.sum(keys**2, axis=-1) if score == "idw" else jnp.zeros(keys.shape[:2])
-    # An infinite distance, or an infinitely small product, for sub-keys that are padding.
+    # Padded sub-keys get an infinite distance, or an infinitely small product.
     real = jnp.arange(padded_subkeys)[None] < subkeys
     offsets = jnp.where(real, offsets, jnp.inf if score == "idw" else -jnp.inf)
     shape = (codebooks, top_k, tokens)
@@ -139,7 +139,7 @@ def _select_kernel(
             new, (old, old_ids), (taken, taken_ids) = carry
             top = jnp.maximum(jnp.max(new, axis=1), jnp.max(old, axis=1))
             chosen = jnp.minimum(_lowest(new, new_ids, top), _lowest(old, old_ids, top))
-            # Not a number equals nothing: sub-key 0 then, so that ids stay within the codebook.
+            # NaN equals no score; take sub-key 0 then, so that ids stay within the codebook.
             ids[codebook, rank, tokens] = jnp.where(chosen == NOTHING, 0, chosen)
             scores[codebook, rank, tokens] = top
             new = jnp.where(new_ids == _spread(chosen, SUBKEYS), -jnp.inf, new)
@@ -152,7 +152,7 @@ def _select_kernel(
 
         return jax.lax.fori_loop(0, top_k, take, (new, best, _no_best(top_k)))[2]
 
-    # Each tile of keys writes the best so far; the last one's remain.
+    # Each tile of keys overwrites the best so far; the result is that of the last tile.
     jax.lax.fori_loop(0, steps // widths, improve, _no_best(top_k))
 
 
@@ -187,7 +187,7 @@ def _terms(x: jax.Array) -> list[jax.Array]:
     """Three bfloat16 arrays whose sum is the float32 one."""
     terms = []
     for _ in range(3):
-        # A plain cast to bfloat16 and back is what XLA may drop, and the lower terms with it.
+        # XLA may remove a plain cast to bfloat16 and back, and with it the lower terms.
         term = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
         terms.append(term.astype(jnp.bfloat16))
         x = x - term

@@ -1,7 +1,8 @@
-"""Arrays as both kernels read them, and the pairs of ranks that can be among the best.
+"""Lays arrays out for both kernels, and lists the pairs of ranks that can be among the best.
 
-Kernels take whole tiles: tokens, sub-keys and half widths are padded up to multiples, which costs
-nothing at the paper's sizes. Zeros change no product; padded sub-keys are masked in the kernel.
+Kernels work on whole tiles, so tokens, sub-keys and half widths are padded to multiples; the
+paper's sizes need no padding. Padding with zeros does not change products; kernels mask padded
+sub-keys.
 """
 
 from typing import NamedTuple
@@ -62,7 +63,7 @@ def address(
 
 
 def partners(top_k: int) -> list[int]:
-    """How many best columns can pair with each row rank: ranks i and j (from 1) need i j <= K."""
+    """Number of column ranks that can pair with each row rank: i j <= K for ranks from 1."""
     return [top_k // (rank + 1) for rank in range(top_k)]
 
 

@@ -1,4 +1,4 @@
-"""The meaning of product_top_k: `core.slots.addressing`, which this only calls."""
+"""The definition of `product_top_k`, which calls `core.slots.addressing`."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from fwpkm_jax.core.slots.addressing import Address, Score
 
 
 class Selection(NamedTuple):
-    """Where each query reads, and with which weights.
+    """The slots that each query reads, and their weights.
 
     Attributes:
       address: best slots and best sub-keys with their scores.

@@ -57,7 +57,7 @@ SPECS = (
     ),
 )  # fmt: skip
 CHECKED = "100_tokens"
-"""What a device must get right before its kernel is trusted."""
+"""The call on which a device's kernel is compared with the reference before its first use."""
 
 
 def sample(spec: TopKSpec, dtype: DTypeLike) -> dict[str, jax.Array]:

@@ -98,7 +98,7 @@ def _scores(query: jax.Array, key: jax.Array, subkeys: int, score: Score) -> jax
     scores = product(key, query)
     if score == "idw":
         key_norms = jnp.sum(key * key, axis=1, keepdims=True)
-        # A product with ones lays the sums along lanes, where a sum would leave them in sublanes.
+        # A product with ones puts the sums along lanes; a plain sum would put them along sublanes.
         ones = jnp.ones((_SUBLANES, query.shape[1]), jnp.float32)
         query_norms = product(ones, query * query)[:1]
         distances = jnp.maximum(query_norms + key_norms - 2.0 * scores, 0.0)
@@ -116,7 +116,7 @@ def _take_best(scores, ids: jax.Array, best_ids, best_scores, top_k: int) -> Non
         best = jnp.max(scores[...], axis=0, keepdims=True)
         behind_all = jnp.int32(2**31 - 1)
         chosen = jnp.min(jnp.where(scores[...] == best, ids, behind_all), axis=0, keepdims=True)
-        # Not a number equals nothing: slot 0 then, so that the ids stay within the table.
+        # NaN equals no score; take slot 0 then, so that ids stay within the table.
         best_ids[pl.ds(rank, 1), :] = jnp.where(chosen == behind_all, 0, chosen)
         best_scores[pl.ds(rank, 1), :] = best
         scores[...] = jnp.where(ids == chosen, -jnp.inf, scores[...])

@@ -1,6 +1,6 @@
-"""Cotangents of an address: they enter through the chosen scores alone.
+"""Cotangents of an address, which depend on the chosen scores only.
 
-Everything here is plain JAX, so that the VJP can be differentiated again.
+This file is plain JAX, so that the VJP can be differentiated again.
 """
 
 import jax.numpy as jnp

@@ -54,7 +54,7 @@ def test_an_empty_text_file_is_no_document(tmp_path):
         (b'{"title": "x", "body": "y"}\n', r"line 2 has no field 'text', only 'title', 'body'"),
         (b"{}\n", "line 2 has no field 'text', only none"),
         (b'{"text": 5}\n', "line 2: field 'text' is a int"),
-        (b'["text"]\n', "line 2 is no JSON object but a list"),
+        (b'["text"]\n', "line 2 is a list, not a JSON object"),
         (b'{"text": "x"\n', "line 2 is not JSON: .*column"),
         (b'{"text": "\xff"}\n', "not UTF-8: byte 0xff at offset 24, line 2"),
         (b'{"text": "\\ud800"}\n', r"line 2: field 'text' holds half a surrogate pair, \\ud800"),

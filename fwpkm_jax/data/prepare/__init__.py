@@ -1,6 +1,6 @@
-"""Downloaded text to tokenised files: one reader per source, one writer that can be resumed.
+"""Converts downloaded text to tokenised files: one reader per source, one resumable writer.
 
-`python -m fwpkm_jax.data.prepare SOURCE --input ... --out ...`; nothing here fetches anything.
+`python -m fwpkm_jax.data.prepare SOURCE --input ... --out ...` downloads no files;
 docs/howto/data.md says what to download and from where.
 """
 

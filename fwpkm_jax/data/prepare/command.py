@@ -1,4 +1,4 @@
-"""Tokenised files of a source by `python -m fwpkm_jax.data.prepare SOURCE`."""
+"""The command `python -m fwpkm_jax.data.prepare SOURCE`, which writes tokenised files."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _PROGRAM = "fwpkm_jax.data.prepare"
 @dataclass(frozen=True, kw_only=True)
 class _AbstractCommand(abc.ABC):
     input: Path
-    """The downloaded file or folder. The command fetches nothing; docs/howto/data.md says where to
-    download."""
+    """The downloaded file or folder. The command itself downloads no files; docs/howto/data.md says
+    where to get them."""
     out: Path
     """The .bin file to write; its index and manifest get the same name. Sources of several files
     take a folder."""
@@ -46,7 +46,7 @@ class _AbstractCommand(abc.ABC):
     num_threads: int = os.cpu_count() or 1
     """Threads of the tokenizer."""
     save_seconds: float = 30.0
-    """Least time between two points that a killed command goes on from."""
+    """Least time between two points from which a killed command can continue."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -77,7 +77,7 @@ class _AbstractRanged(_AbstractCommand):
 
     @property
     def stop(self) -> int | None:
-        """First record that counts no more."""
+        """Number of the first record after those to read."""
         return None if self.max_documents is None else self.skip_documents + self.max_documents
 
 
@@ -88,7 +88,7 @@ class LongCrawl64(_AbstractRanged):
     vocabulary: Path
     """GPT-2's encoder.json."""
     missing_chunks: Literal["refuse", "skip"] = "refuse"
-    """skip: do without the documents whose chunks were not downloaded, 2048 at a time."""
+    """skip: leave out the documents whose chunks were not downloaded, 2048 at a time."""
 
     def jobs(self) -> Iterator[tuple[Path, Source, int | None]]:
         source = longcrawl64(
@@ -114,7 +114,7 @@ class Pile(_AbstractCommand):
     """Domains of the Pile: the folder of its Parquet files, to a folder of one file per domain."""
 
     domains: tuple[str, ...] = DOMAINS
-    """Which domains; the paper's six."""
+    """Domains to write; the paper's six by default."""
     max_characters: int = 80_000_000
     """Stop a domain after the document that reaches this many characters."""
     max_tokens: int | None = 8_192_000
@@ -131,7 +131,7 @@ class LongBench(_AbstractCommand):
     """LongBench's question-answering tasks: data.zip, to a folder of one file per task."""
 
     tasks: tuple[str, ...] = TASKS
-    """Which tasks; the paper's five."""
+    """Tasks to write; the paper's five by default."""
     layout: Literal["stream"] = "stream"
     """Three entries per sample: context block, question block, answer; no end of document."""
 
@@ -171,7 +171,7 @@ Command = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command; its exit code."""
+    """Runs the command and returns its exit code."""
     command: _AbstractCommand = tyro.cli(
         Command,  # pyright: ignore[reportArgumentType]
         args=list(arguments),

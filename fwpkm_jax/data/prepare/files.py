@@ -1,4 +1,4 @@
-"""Checksums of files, and one process at a time for each."""
+"""Checksums of files, and locks that admit one process per file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fwpkm_jax.data.prepare.records import Part
 
 
 class Checksum(TypedDict):
-    """Of a file."""
+    """Size and checksum of a file."""
 
     bytes: int
     sha256: str
 
 
 class InputRecord(Checksum):
-    """Of a file that was read; the time tells whether it must be hashed again."""
+    """A file that was read; its time tells whether it must be hashed again."""
 
     mtime_ns: int
 
@@ -45,7 +45,7 @@ class InputChecksums:
         """Records the files of a part.
 
         Raises:
-          ValueError: a file is not what it was when it was recorded.
+          ValueError: a file has changed since it was recorded.
         """
         for name, file in part.files.items():
             self._add(name, file)
@@ -64,16 +64,16 @@ class InputChecksums:
 
     @property
     def known(self) -> dict[str, InputRecord]:
-        """By the name a part gives its file."""
+        """The checksums by the names that parts give their files."""
         return self._known
 
 
 @contextlib.contextmanager
 def hold(path: Path) -> Iterator[None]:
-    """Keeps other processes from writing `path` meanwhile.
+    """Keeps other processes from writing `path` at the same time.
 
     Raises:
-      ValueError: another process does.
+      ValueError: another process is writing it.
     """
     lock = path.with_name(f"{path.name}.lock")
     with lock.open("w") as file:

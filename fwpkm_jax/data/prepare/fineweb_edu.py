@@ -30,9 +30,9 @@ def fineweb_edu(
     Args:
       path: the folder of the sample's files.
       split: "train" needs the first files without a gap, the others need the last.
-      train_documents: at most this many, and none that is held out.
-      held_out_documents: see above.
-      evaluation_documents: see above.
+      train_documents: at most this many; held-out documents are never among them.
+      held_out_documents: number of documents at the end of the sample that are not for training.
+      evaluation_documents: size of each of valid and test.
 
     Raises:
       FileNotFoundError: there are no Parquet files.

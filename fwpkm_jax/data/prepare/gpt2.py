@@ -1,4 +1,4 @@
-"""GPT-2's token ids back to text: decoding needs the vocabulary alone, no merges.
+"""Decodes GPT-2's token ids to text, which needs only the vocabulary.
 
 References: Radford et al. 2019; the file is OpenAI's `encoder.json`, SHA-256
 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783.
@@ -23,7 +23,7 @@ _EOS = "<|endoftext|>"
 
 
 class Gpt2Decoder:
-    """Texts of GPT-2's ids."""
+    """Decodes GPT-2's ids."""
 
     def __init__(self, path: str | Path):
         """Loads a vocabulary, which maps pieces to ids.

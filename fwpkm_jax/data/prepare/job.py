@@ -1,7 +1,7 @@
-"""A source to a tokenised file, in bounded memory, from wherever an earlier run was stopped.
+"""Writes a source to a tokenised file in bounded memory; a stopped job can be continued.
 
-Beside `NAME.bin` and `NAME.idx` comes `NAME.json`, the manifest, written last: where it is, the
-files are complete. Until then `NAME.partial.json` says how far the partial files are good.
+The manifest `NAME.json` is written after `NAME.bin` and `NAME.idx`: if it exists, the files are
+complete. Before that, `NAME.partial.json` says how much of the partial files is valid.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fwpkm_jax.whole_files import read_json, write_json
 
 
 class Manifest(TypedDict):
-    """What a tokenised file holds and what it was made of."""
+    """Content and origin of a tokenised file."""
 
     job: dict[str, Any]
     """Source, tokenizer, layout and limits: all that determines the files."""
@@ -45,10 +45,10 @@ def prepare(
     progress: Progress | None = None,
     save_seconds: float = 30.0,
 ) -> Manifest:
-    """Writes a tokenised file and its manifest, or goes on writing it.
+    """Writes a tokenised file and its manifest, or continues an interrupted job.
 
-    Killed at any moment and called again with the same arguments, it ends with the files of an
-    unbroken run, to the byte. Called once more, it checks the files against the manifest.
+    A job that was killed at any time and is called again with the same arguments gives the same
+    bytes as an uninterrupted one. A call after it is complete checks the files by the manifest.
 
     Args:
       source: the documents.
@@ -57,9 +57,9 @@ def prepare(
       layout: "l4096" or "stream".
       max_tokens: stop after the entry that reaches this many tokens.
       max_characters: stop after the document that reaches this many characters.
-      num_threads: of the tokenizer; changes nothing else.
-      progress: shows how far it is; None: on standard output.
-      save_seconds: the least time between two points to go on from.
+      num_threads: threads of the tokenizer; does not change the files.
+      progress: shows the progress; None: prints it.
+      save_seconds: least time between two points from which the job can continue.
 
     Raises:
       ValueError: an argument is out of range, the files belong to another command or have
@@ -77,7 +77,7 @@ def prepare(
         "max_tokens": max_tokens,
         "max_characters": max_characters,
     }
-    job = json.loads(json.dumps(job))  # As it will read back, for comparison.
+    job = json.loads(json.dumps(job))  # As it will be read from JSON, for comparison.
     progress = progress or Progress()
     manifest_path, state_path = out.with_suffix(".json"), out.with_suffix(".partial.json")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ def prepare(
 
 
 def _shortfall(manifest: Manifest) -> str:
-    """What to say of a source that ended before any of its limits."""
+    """The message about a source that ended before any of its limits."""
     held = {
         "max_tokens": manifest["written"]["tokens"],
         "max_characters": manifest["read"]["characters"],

@@ -19,14 +19,14 @@ WANTED = (
 
 _FOLDER = "train-novels"
 _INNER = f"{_FOLDER}.tar"
-_MAX_BYTES = 2**26  # Far above any novel: an archive that holds more is not this one.
+_MAX_BYTES = 2**26  # Much larger than any novel; an archive with a larger file is not LAMBADA's.
 
 
 @dataclass(frozen=True)
 class NovelArchive:
     """The novels of a tar archive, in its order, read without unpacking it.
 
-    Novels are regular files `train-novels/GENRE/NAME.txt`; everything else is passed over.
+    Novels are regular files `train-novels/GENRE/NAME.txt`; other files are skipped.
     """
 
     path: Path
@@ -45,7 +45,7 @@ class NovelArchive:
                 yield from self._read(archive, start)
         except (tarfile.TarError, EOFError, OSError) as error:
             raise ValueError(
-                f"{self.path} is no whole tar archive ({error}); download {WANTED} again."
+                f"{self.path} is not a complete tar archive ({error}); download {WANTED} again."
             ) from error
 
     def _read(self, archive: tarfile.TarFile, start: int) -> Iterator[Record]:
@@ -76,7 +76,7 @@ class NovelArchive:
 
 @dataclass(frozen=True)
 class NovelFolder:
-    """The novels `GENRE/NAME.txt` of an unpacked archive, sorted by that."""
+    """The novels `GENRE/NAME.txt` of an unpacked archive, sorted by path."""
 
     path: Path
     name: str
@@ -96,9 +96,10 @@ class NovelFolder:
 
 
 def lambada(path: str | Path) -> Source:
-    """The training novels, white space at their ends removed as in the Parquet copy.
+    """The training novels, with white space at their ends removed as in the Parquet copy.
 
-    The order is that of the archive, of the Parquet rows, or sorted for a folder: three orders.
+    Archive, Parquet files and folder have different orders: that of the archive, of the rows, and
+    sorted by path.
 
     Args:
       path: `lambada-dataset.tar.gz`, the `train-novels.tar` in it, the folder `train-novels`, or

@@ -1,4 +1,4 @@
-"""LongBench's tasks as tokens: context block, question block and answer of each sample in turn."""
+"""LongBench's tasks as tokens: for each sample context block, question block and answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WANTED = "data.zip of huggingface.co/datasets/THUDM/LongBench"
 
 @dataclass(frozen=True)
 class LongBenchTask:
-    """The samples of one task that count."""
+    """The samples of one task that are used."""
 
     path: Path
     name: str

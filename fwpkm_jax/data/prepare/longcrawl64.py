@@ -1,4 +1,4 @@
-"""LongCrawl64: documents of 65,536 GPT-2 tokens, decoded to be tokenised anew.
+"""LongCrawl64: documents of 65,536 GPT-2 tokens, decoded so that they can be tokenised again.
 
 It comes as Zarr arrays (format 2) `[documents, 65536]` of uint16 in chunks of 2048 x 2048, or as
 flat files of uint16 in which an end of text follows each document.
@@ -24,12 +24,12 @@ WANTED = (
     ".zarray and all chunks of the rows you want"
 )
 
-_WINDOW = 2**22  # Tokens of a flat file looked at together.
+_WINDOW = 2**22  # Tokens of a flat file that are read together.
 
 
 @dataclass(frozen=True)
 class ZarrRows:
-    """The documents of one row of chunks; takes their memory, 256 MiB at the published size."""
+    """The documents of one row of chunks; needs their memory, 256 MiB at the published size."""
 
     path: Path
     name: str
@@ -94,15 +94,15 @@ def longcrawl64(
     start: int = 0,
     stop: int | None = None,
 ) -> Source:
-    """The documents in stored order; a stored row that holds ends of text is cut there.
+    """The documents in stored order; stored rows are split at ends of text.
 
     Args:
       path: a Zarr folder, or a flat `.bin` file.
       vocabulary: GPT-2's `encoder.json`.
-      missing_chunks: "refuse" where a chunk file is not there, or "skip" the row of chunks, 2048
-        documents, which it belongs to. Zarr itself would read zeros.
-      start: first document that counts.
-      stop: first document that counts no more.
+      missing_chunks: "refuse": a missing chunk file is an error; "skip": its row of chunks, 2048
+        documents, is left out. Zarr itself would read zeros.
+      start: first document to read.
+      stop: first document after those to read.
 
     Raises:
       FileNotFoundError: there is no array or vocabulary.
@@ -126,7 +126,7 @@ def longcrawl64(
             raise ValueError(
                 f"{path} lacks {sum(map(len, missing.values()))} chunk files in {len(missing)} of "
                 f"{len(rows)} rows of chunks, {first} the first; download them, or pass "
-                "missing_chunks=skip to do without the documents of those rows."
+                "missing_chunks=skip to leave out the documents of those rows."
             )
         settings |= {"shape": list(array.shape), "rows_of_chunks_skipped": len(missing)}
         parts = [
@@ -140,7 +140,7 @@ def longcrawl64(
 
 
 def _texts(tokens: np.ndarray, decoder: Gpt2Decoder) -> tuple[str, ...]:
-    """The texts between the ends of text, those that hold any."""
+    """The texts between the ends of text that are not empty."""
     pieces = np.split(tokens, np.flatnonzero(tokens == EOS_ID))
     texts = (decoder.decode(piece[piece != EOS_ID]) for piece in pieces)
     return tuple(text for text in texts if text)

@@ -1,4 +1,4 @@
-"""Tokenised files while they are written: they can be cut back to any point that was saved."""
+"""Writes tokenised files that can be truncated to any saved point."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ ROW_LENGTH = 4097
 
 
 class Written(TypedDict):
-    """A point that writing can go on from."""
+    """A point from which writing can continue."""
 
     entries: int
     tokens: int
     index_bytes: int
     pending: list[int]
-    """Tokens that do not fill a row yet."""
+    """Tokens of an incomplete row."""
 
 
 START: Written = {"entries": 0, "tokens": 0, "index_bytes": 0, "pending": []}
 
 
 class TokenOutput:
-    """`NAME.bin.partial` and `NAME.idx.partial`, and what of a document is not in them yet."""
+    """`NAME.bin.partial` and `NAME.idx.partial`, and the tokens that are not in them yet."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class TokenOutput:
         vocab_size: int,
         max_tokens: int | None,
     ):
-        """Opens the partial files of `path` (`.bin`), cut back to where they go on.
+        """Opens the partial files of `path` (`.bin`), truncated to the point of continuation.
 
         Args:
-          path: what the files will be called.
+          path: final name of the `.bin` file.
           written: `START`, or what `sync` returned.
           layout: see `Layout`.
           vocab_size: of the tokenizer.
@@ -72,7 +72,7 @@ class TokenOutput:
         return self._max_tokens is not None and self.tokens >= self._max_tokens
 
     def add(self, document: np.ndarray) -> None:
-        """Writes a document's tokens, int32 `[tokens]`, or what the cap leaves of its entries.
+        """Writes a document's tokens, int32 `[tokens]`, up to the entry that reaches the cap.
 
         Raises:
           ValueError: an id lies outside the vocabulary.
@@ -98,7 +98,7 @@ class TokenOutput:
         self._index_bytes += len(line)
 
     def sync(self) -> Written:
-        """Where writing stands, once all of it is on disk."""
+        """Writes everything to disk and returns the point of continuation."""
         for file in (self._data, self._index):
             file.flush()
             os.fsync(file.fileno())
@@ -110,13 +110,13 @@ class TokenOutput:
         }
 
     def close(self) -> None:
-        """Lets go of the files as they are."""
+        """Closes the files."""
         self._data.close()
         self._index.close()
 
 
 def partial_files(path: Path) -> tuple[Path, Path]:
-    """What `path` (`.bin`) and its index are called until they are complete."""
+    """Names of `path` (`.bin`) and its index until they are complete."""
     data, index = final_files(path)
     return data.with_name(f"{data.name}.partial"), index.with_name(f"{index.name}.partial")
 
@@ -149,7 +149,7 @@ def _check_size(path: Path, size: int) -> None:
 
 
 def _open(path: Path, *, size: int) -> IO[bytes]:
-    """A file cut to `size` bytes, to be written on; made where there is none."""
+    """A file truncated to `size` bytes and opened for writing; created if it is missing."""
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
     file.truncate(size)
     file.seek(size)

@@ -18,7 +18,7 @@ _DOMAIN = "meta.pile_set_name"
 
 @dataclass(frozen=True)
 class ParquetText:
-    """The rows of a Parquet file, of which those of one domain may be chosen."""
+    """The rows of a Parquet file, or those of one domain."""
 
     path: Path
     name: str
@@ -60,7 +60,7 @@ class ParquetText:
             position += batch.num_rows
 
     def _holds_domain(self, file: ParquetFile, group: int) -> bool:
-        """A group without the domain costs no more than its column of names."""
+        """Reads only the column of names of row groups that lack the domain."""
         return self.domain is None or self.domain in _domains(
             file.read_row_group(group, columns=[_DOMAIN])
         )
@@ -69,7 +69,7 @@ class ParquetText:
         parquet = _import_parquet()
         try:
             file = parquet.ParquetFile(self.path)
-        except (OSError, ValueError) as error:  # What pyarrow raises is one of these.
+        except (OSError, ValueError) as error:  # pyarrow raises one of these.
             raise ValueError(
                 f"{self.path} is no whole Parquet file ({error}); download it again."
             ) from error
@@ -87,11 +87,11 @@ class ParquetText:
 def parquet_parts(
     path: Path, *, wanted: str, field: str = "text", domain: str | None = None
 ) -> list[ParquetText]:
-    """The Parquet files of a path: itself, or all below it in sorted order.
+    """The Parquet files of a path: the file itself, or all below the folder in sorted order.
 
     Args:
       path: a file or folder.
-      wanted: what the error tells to download.
+      wanted: what the error message asks to download.
       field: column that holds the text.
       domain: chooses rows; see `ParquetText`.
 

@@ -1,4 +1,4 @@
-"""What a person watching a preparation sees."""
+"""Prints the progress of a preparation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECONDS = {True: 0.5, False: 30.0}  # Between lines, on a terminal and elsewher
 
 
 class Progress:
-    """Where a preparation stands, every now and then."""
+    """Prints progress lines at intervals."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
         self._line = StatusLine(stream)
@@ -20,18 +20,18 @@ class Progress:
         self.begin(0)
 
     def begin(self, tokens: int) -> None:
-        """Starts the clock of a run that goes on from `tokens`."""
+        """Starts the clock of a run that continues from `tokens`."""
         self._started = self._shown = self._clock()
         self._first_tokens = tokens
 
     def show(self, *, part: str, documents: int, tokens: int, limit: int | None) -> None:
-        """Prints where the work stands if a line is due.
+        """Prints a line if one is due.
 
         Args:
-          part: what is being read.
-          documents: encoded so far, earlier runs included.
-          tokens: the same of tokens.
-          limit: tokens at which the work ends, where that is known.
+          part: name of the part that is being read.
+          documents: documents encoded so far, including earlier runs.
+          tokens: tokens encoded so far, including earlier runs.
+          limit: tokens at which the work ends, if that is known.
         """
         now = self._clock()
         if now - self._shown < _SECONDS[self._line.on_terminal]:

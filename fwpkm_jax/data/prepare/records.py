@@ -1,4 +1,4 @@
-"""What a source is: parts read in order, each a run of numbered records of text."""
+"""The interface of a source: parts in order, each with numbered records of text."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Record(NamedTuple):
-    """What one line, row or novel of a part holds."""
+    """One line, row or novel of a part."""
 
     position: int
-    """Records of the part read so far, this one included; reading can go on from here."""
+    """Number of records of the part read so far, this one included; reading can continue here."""
     texts: tuple[str, ...]
     """Its documents; none where the record is blank or left out."""
 
 
 class Part(Protocol):
-    """A stretch of a source that can be entered at any record."""
+    """A part of a source that can be read from any record on."""
 
     @property
     def name(self) -> str:
@@ -31,7 +31,7 @@ class Part(Protocol):
         ...
 
     def count(self) -> int:
-        """Number of its records; may have to read the part."""
+        """Number of its records; counting them may mean reading the part."""
         ...
 
     def read(self, start: int) -> Iterator[Record]:
@@ -40,7 +40,7 @@ class Part(Protocol):
 
 
 class Span(NamedTuple):
-    """The records of a part that count: `start` and up to, not including, `stop`."""
+    """The records of a part to read: from `start` up to, not including, `stop`."""
 
     part: Part
     start: int = 0
@@ -54,18 +54,18 @@ class Source:
     name: str
     spans: tuple[Span, ...]
     settings: dict[str, Any] = field(default_factory=dict)
-    """How the parts were read, for the manifest; ready for JSON."""
+    """How the parts were read, for the manifest, as JSON values."""
     append_eos: bool = True
     """Whether each document is followed by the tokenizer's end of document."""
 
     def describe(self) -> dict[str, Any]:
-        """Name, settings and parts, ready for JSON."""
+        """Name, settings and parts as JSON values."""
         spans = [[span.part.name, span.start, span.stop] for span in self.spans]
         return {"source": self.name, **self.settings, "append_eos": self.append_eos, "parts": spans}
 
 
 def select(parts: Sequence[Part], *, start: int = 0, stop: int | None = None) -> tuple[Span, ...]:
-    """The records `start` up to `stop` of all parts laid end to end, by part.
+    """The records from `start` up to `stop`, numbered over all parts, by part.
 
     Parts are counted only where the limits need it.
 
@@ -73,7 +73,7 @@ def select(parts: Sequence[Part], *, start: int = 0, stop: int | None = None) ->
       ValueError: the limits are out of order, or leave no record.
     """
     if start < 0 or (stop is not None and stop <= start):
-        raise ValueError(f"records {start} up to {stop} are none; give 0 <= start < stop.")
+        raise ValueError(f"start={start} and stop={stop} leave no record; give 0 <= start < stop.")
     if start == 0 and stop is None:
         return tuple(Span(part) for part in parts)
     spans, first = [], 0

@@ -1,4 +1,4 @@
-"""Any JSON lines or plain text."""
+"""Reads JSON lines and plain text."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def text_files(
     Args:
       path: a file, or a folder that is searched to the bottom.
       field: of a `.jsonl` record, that holds the text.
-      start: first record that counts: a line, or a `.txt` file.
-      stop: first record that counts no more.
+      start: first record to read; a record is a line, or a `.txt` file.
+      stop: first record after those to read.
 
     Raises:
-      FileNotFoundError: there is nothing at `path`.
+      FileNotFoundError: `path` does not exist.
       ValueError: it holds no text, or tokenised files, or no record within the limits.
     """
     path = Path(path).expanduser()

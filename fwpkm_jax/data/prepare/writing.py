@@ -1,4 +1,4 @@
-"""Records to tokens: reading, encoding and writing, with points to go on from."""
+"""Reads, encodes and writes records, with points from which to continue."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from fwpkm_jax.data.prepare.progress import Progress
 from fwpkm_jax.data.prepare.records import Record, Source
 from fwpkm_jax.data.tokenizers import Tokenizer
 
-# Records are encoded together until they reach either bound, which bound the memory too.
+# Records are encoded together up to either limit, which also limits the memory used.
 _BATCH_CHARACTERS = 2**22
 _BATCH_RECORDS = 1024
 
 
 class Counts(TypedDict):
-    """How much has been read."""
+    """Amounts read so far."""
 
     documents: int
     characters: int
     tokens: int
-    """Ends of documents included; more than was written where rows were cut or capped."""
+    """Including ends of documents; exceeds the written tokens if rows were cut or capped."""
 
 
 class State(TypedDict):
-    """A point to go on from."""
+    """A point from which a job can continue."""
 
     job: dict[str, Any]
     span: int
@@ -66,7 +66,7 @@ def write(
     save: Callable[[State], None],
     save_seconds: float,
 ) -> State:
-    """Goes on from a state to the end of the source or to a limit; the state there, saved.
+    """Continues from a state to the end of the source or to a limit; saves and returns the state.
 
     Raises:
       ValueError: a file has changed or cannot be read.
@@ -102,7 +102,7 @@ def write(
 
 
 class _Worker:
-    """Where the reading stands."""
+    """The position of reading."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class _Worker:
 
     @property
     def place(self) -> str:
-        """What is being read, for a person."""
+        """A description of the part that is being read."""
         spans = self._source.spans
         name = spans[self._span].part.name
         return f"{self._source.name} {self._span + 1}/{len(spans)} {name}"
@@ -158,7 +158,7 @@ class _Worker:
         self._position = batch[-1].position
 
     def save(self, *, finished: bool = False) -> State:
-        """Puts everything on disk, then the state that says so."""
+        """Writes everything to disk, then the state."""
         state: State = {
             "job": self._job,
             "span": self._span,

@@ -1,4 +1,4 @@
-"""Arrays in Zarr folders."""
+"""Reads arrays in Zarr folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 class ZarrArray:
     """A two-dimensional array of uint16 in a Zarr folder of format 2, as rows of chunks.
 
-    Zarr reads a chunk that is not there as zeros; whoever reads asks `chunks` for the files.
+    Zarr reads a missing chunk as zeros, so callers must check the files of `chunks`.
     """
 
     path: Path
@@ -28,7 +28,7 @@ class ZarrArray:
 
         Args:
           path: the folder.
-          wanted: what the error tells to download.
+          wanted: what the error message asks to download.
 
         Raises:
           FileNotFoundError: it holds no `.zarray`.
@@ -59,7 +59,7 @@ class ZarrArray:
         return row * self.chunk_shape[0], min((row + 1) * self.chunk_shape[0], self.shape[0])
 
     def chunks(self, row: int) -> dict[str, Path]:
-        """The files of a row of chunks, whether they are there or not."""
+        """Paths of the files of a row of chunks; they may be missing."""
         names = [
             f"{row}{self.separator}{column}"
             for column in range(-(-self.shape[1] // self.chunk_shape[1]))

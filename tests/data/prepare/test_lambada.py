@@ -90,7 +90,7 @@ def test_a_cut_archive_is_named(published, texts_of):
         path = published / name
         content = path.read_bytes()
         path.write_bytes(content[: len(content) // 2])
-        with pytest.raises(ValueError, match=f"{name} is no whole tar archive"):
+        with pytest.raises(ValueError, match=f"{name} is not a complete tar archive"):
             texts_of(lambada(path))
 
 

@@ -24,6 +24,9 @@ class Faulty:
     def __init__(self, batches, kind):
         self._batches, self._kind, self._given = batches, kind, 0
 
+    def __iter__(self):
+        return self
+
     def __next__(self):
         batch = next(self._batches)
         self._given += 1

@@ -6,11 +6,12 @@
 - Build a decoder with memories: `LanguageModel`, `ModelConfig`.
 - Describe a training run: `Experiment`, with `TextData` or `RecallData`, `OptimizerConfig`,
   `TrainingConfig` and `MemoryConfig`; `load_config` gives a shipped one.
-- Train: `train` an `Experiment`, `resume_experiment` of a run; `fit` with `Hooks` is the loop for a
-  step function of your own.
-- Open a trained run, evaluate it, continue a text: `load_run`, `Run`, `evaluate`, `continue_text`.
+- Train: `train` an `Experiment`; `fit` is the loop for a step function of your own.
+- Open a trained run, evaluate it, continue a text: `load_run`, `evaluate`, `continue_text`.
 - Generate with a model: `init_generation`, `generate`, `Sampling`.
-- Give weights away and take them: `export_run`, `start_run`.
+
+Weights leave and come in through `fwpkm_jax.interchange`; `fwpkm_jax.training` has the parts of
+training, `fwpkm_jax.evaluation` the evaluations.
 
 Names are imported when they are first used, so that `import fwpkm_jax` takes no time.
 """
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from fwpkm_jax.config import Experiment, load_config
     from fwpkm_jax.data import RecallData, TextData
     from fwpkm_jax.generation import Sampling, generate, init_generation
-    from fwpkm_jax.interchange import export_run, start_run
     from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
     from fwpkm_jax.layers.mixers.registry import register_mixer
     from fwpkm_jax.models.config import ModelConfig
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from fwpkm_jax.rules import FwMLP, FwPKM, LaCTRule, TitansRule, register_rule
     from fwpkm_jax.run.continue_text import continue_text
     from fwpkm_jax.run.evaluate import evaluate
-    from fwpkm_jax.run.load import Run, load_run
-    from fwpkm_jax.run.train import resume_experiment, train
+    from fwpkm_jax.run.load import load_run
+    from fwpkm_jax.run.train import train
     from fwpkm_jax.testing import check_mixer, check_rule
     from fwpkm_jax.training.config import TrainingConfig
-    from fwpkm_jax.training.fit import Hooks, fit
+    from fwpkm_jax.training.fit import fit
     from fwpkm_jax.training.optimizer import OptimizerConfig
     from fwpkm_jax.training.state import MemoryConfig
 
@@ -47,14 +47,12 @@ __all__ = [
     "FastWeightConfig",
     "FwMLP",
     "FwPKM",
-    "Hooks",
     "LaCTRule",
     "LanguageModel",
     "MemoryConfig",
     "ModelConfig",
     "OptimizerConfig",
     "RecallData",
-    "Run",
     "Sampling",
     "TextData",
     "TitansRule",
@@ -64,7 +62,6 @@ __all__ = [
     "check_rule",
     "continue_text",
     "evaluate",
-    "export_run",
     "fit",
     "generate",
     "init_generation",
@@ -72,8 +69,6 @@ __all__ = [
     "load_run",
     "register_mixer",
     "register_rule",
-    "resume_experiment",
-    "start_run",
     "train",
 ]
 
@@ -83,16 +78,15 @@ __getattr__, __dir__ = lazy_names(
         "fwpkm_jax.config": ("Experiment", "load_config"),
         "fwpkm_jax.data": ("RecallData", "TextData"),
         "fwpkm_jax.generation": ("Sampling", "generate", "init_generation"),
-        "fwpkm_jax.interchange": ("export_run", "start_run"),
         "fwpkm_jax.layers": ("FastWeight", "FastWeightConfig", "register_mixer"),
         "fwpkm_jax.testing": ("check_mixer", "check_rule"),
         "fwpkm_jax.models": ("LanguageModel", "ModelConfig"),
         "fwpkm_jax.rules": ("FwMLP", "FwPKM", "LaCTRule", "TitansRule", "register_rule"),
         "fwpkm_jax.run.continue_text": ("continue_text",),
         "fwpkm_jax.run.evaluate": ("evaluate",),
-        "fwpkm_jax.run.load": ("Run", "load_run"),
-        "fwpkm_jax.run.train": ("resume_experiment", "train"),
-        "fwpkm_jax.training.fit": ("Hooks", "fit"),
+        "fwpkm_jax.run.load": ("load_run",),
+        "fwpkm_jax.run.train": ("train",),
+        "fwpkm_jax.training.fit": ("fit",),
         "fwpkm_jax.training": ("MemoryConfig", "OptimizerConfig", "TrainingConfig"),
     },
 )

@@ -16,12 +16,13 @@ import tyro
 
 from fwpkm_jax.cli.help_text import without_unused_sections
 from fwpkm_jax.command_line import check_options, separate_options
-from fwpkm_jax.config import Experiment, load_config, read_experiment
+from fwpkm_jax.config import Experiment, load_config
 from fwpkm_jax.config_json import from_json, to_json
 from fwpkm_jax.data import vocab_size
 from fwpkm_jax.layers.mixers.registry import check_mixer_name, mixer_names
 from fwpkm_jax.models.config import Mixer
 from fwpkm_jax.plugins import import_plugins
+from fwpkm_jax.run.train import resume_experiment
 
 _DESCRIPTION = (
     "Trains {origin}; the defaults shown are its own. In place of its name, give that of another "
@@ -142,8 +143,7 @@ def _resumed(arguments: list[str]) -> tuple[str, Experiment, list[str]]:
         )
     if "--run_dir" in others:
         raise ValueError(f"--resume {value[0]} continues in that directory; leave out --run_dir.")
-    experiment = dataclasses.replace(read_experiment(value[0]), run_dir=value[0])
-    return f"--resume {value[0]}", experiment, others
+    return f"--resume {value[0]}", resume_experiment(value[0]), others
 
 
 def _fill_optional_sections(

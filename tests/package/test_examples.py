@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fwpkm_jax.layers.mixers.registry import _MIXERS
-from fwpkm_jax.rules import MATRIX_RULES, RULES
+from fwpkm_jax.rules import RULES
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +29,7 @@ EXAMPLES = {test.name: test for test in examples()}
 @pytest.fixture
 def registries():
     """Forgets what an example registers."""
-    kept = [(registry, dict(registry)) for registry in (RULES, MATRIX_RULES, _MIXERS)]
+    kept = [(registry, dict(registry)) for registry in (RULES, _MIXERS)]
     yield
     for registry, content in kept:
         registry.clear()

@@ -109,7 +109,7 @@ def flush(
 
     blocks = ChunkBlocks(block_of, -(-complete // size), -(-room // size))
     memory = write_blocks(memory, blocks)
-    complete = _ordered_after(complete, memory)
+    complete = _wait_for_write(complete, memory)
 
     def keep_last(x: jax.Array) -> jax.Array:
         last = jax.lax.dynamic_slice_in_dim(x, complete, lookahead, axis=1)
@@ -118,7 +118,7 @@ def flush(
     return memory, Pending(jax.tree.map(keep_last, signals), jnp.minimum(num_waiting, lookahead))
 
 
-def _ordered_after(number: jax.Array, memory: Memory) -> jax.Array:
-    """The number, unchanged, but to XLA a function of the memory: or it would copy the queue."""
+def _wait_for_write(number: jax.Array, memory: Memory) -> jax.Array:
+    """The number, computed after the write: without that order XLA copies the queue."""
     first = jax.tree.leaves(memory)[-1].ravel()[0]
     return jnp.where((first > 0) & (first < 0), 0, number)

@@ -215,6 +215,11 @@ class Titans(AbstractMixer):
     ) -> tuple[Float[Array, "batch length model"], TitansCache]:
         """A piece of a stream none of whose tokens lies behind the end of its chunk.
 
+        This is no policy of the queue in `core.streams.streaming`: a token is read after the write
+        that it completes, not before, and gradients are taken at the weights with which the chunk
+        began (`base`) while the weights in use already move. A queue that reads first and writes a
+        whole chunk later can express neither.
+
         Args:
           x: real tokens first.
           real: which tokens are.

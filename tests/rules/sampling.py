@@ -12,7 +12,14 @@ from fwpkm_jax.rules import AbstractRule, FwPKM
 from fwpkm_jax.rules.registry import RulesOf
 from fwpkm_jax.testing.rule_case import sample_signals
 
-__all__ = ["CHUNKED", "INSTANCES", "init_memory", "sample_signals", "to_sequence", "with_keys"]
+__all__ = [
+    "CHUNKED",
+    "INSTANCES",
+    "init_memory",
+    "sample_signals",
+    "to_sequence",
+    "with_all_fields",
+]
 
 CHUNKED = dict(RulesOf(AbstractRule))
 """The registered rules that read and write chunk by chunk."""
@@ -31,6 +38,15 @@ def with_keys(rule: AbstractRule, query, value, **options) -> AnyChunk:
     sequence = rule.sequence(query, value, **options)
     if "key" in sequence._fields:
         sequence = sequence._replace(key=query[:, :, :, ::-1])
+    return sequence
+
+
+def with_all_fields(rule: AbstractRule, query, value, **options) -> AnyChunk:
+    """`with_keys`, and a factor for a rule of slots."""
+    sequence = with_keys(rule, query, value, **options)
+    if "factor" in sequence._fields:
+        factor = 1 + 0.5 * sequence.counted * sequence.write_weight
+        sequence = sequence._replace(factor=factor)
     return sequence
 
 

@@ -9,7 +9,13 @@ import pytest
 
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 from fwpkm_jax.testing import check_rule
-from tests.rules.sampling import INSTANCES, init_memory, sample_signals, to_sequence, with_keys
+from tests.rules.sampling import (
+    INSTANCES,
+    init_memory,
+    sample_signals,
+    to_sequence,
+    with_all_fields,
+)
 
 MATRIX_VARIANTS = {
     f"{name}{index or ''}": rule
@@ -20,7 +26,7 @@ MATRIX_VARIANTS = {
 
 @pytest.mark.parametrize("rule", INSTANCES.values(), ids=INSTANCES)
 def test_a_rule_keeps_its_contract(rule):
-    check_rule(rule, sequence=with_keys)
+    check_rule(rule, sequence=with_all_fields)
 
 
 @pytest.mark.parametrize("rule", MATRIX_VARIANTS.values(), ids=MATRIX_VARIANTS)

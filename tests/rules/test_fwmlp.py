@@ -83,20 +83,22 @@ def test_the_mean_target_averages_two_neighbours_in_passes_and_streams(pieces):
 
     # What a rule with `later` would be told to have the same targets.
     told = signals._replace(value=np.concatenate([value[:, :1], averaged], axis=1))
-    memories = []
-    for this, given in ((rule, signals), (RULE, told)):
-        memory = init_memory(rule, jnp.float64)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def streamed(this, memory, given):
         pending, first = None, 0
         for length in pieces:
-            piece = streaming.Signals(*(jnp.asarray(x[:, first : first + length]) for x in given))
+            piece = jax.tree.map(lambda x: x[:, first : first + length], given)  # noqa: B023
             pending = pending or streaming.init_pending(piece, 5)
             memory, pending, *_ = streaming.push(
                 *(this.read, this.write, memory, pending, piece),
                 **{"chunk_size": 3, "lookahead": 1, "targets": this.targets},
             )
             first += length
-        memory, _ = flush(this.write_blocks, memory, pending, lookahead=1, targets=this.targets)
-        memories.append(memory)
+        return flush(this.write_blocks, memory, pending, lookahead=1, targets=this.targets)[0]
+
+    memory = init_memory(rule, jnp.float64)
+    memories = [streamed(this, memory, x) for this, x in ((rule, signals), (RULE, told))]
     chex.assert_trees_all_close(*memories, rtol=1e-12)
 
 

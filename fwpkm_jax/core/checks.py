@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 _KINDS = {
-    "float": (jnp.floating, "convert it, as x.astype(jnp.float32)"),
-    "int": (jnp.integer, "token ids are integers, as x.astype(jnp.int32)"),
-    "mask": (jnp.number, ""),
+    "float": (jnp.floating, "floats; convert it, as {name}.astype(jnp.float32)"),
+    "int": (jnp.integer, "integers; convert it, as {name}.astype(jnp.int32)"),
+    "mask": (jnp.number, "numbers or bools"),
 }
 
 
@@ -93,11 +93,11 @@ def _check(name: str, x: Any, kind: str, axes: list[str], sizes: dict[str, int])
     found = f"{name} is {_describe(x)}; expected {expected}"
     if len(shape) != len(axes):
         missing = len(axes) - len(shape)
-        hint = "add the missing axis, as x[None]" if missing == 1 else f"give it {len(axes)} axes"
-        raise ValueError(f"{found}: it has {len(shape)} axes; {hint}.")
+        hint = f"add one, as {name}[None]" if missing == 1 else f"give it {len(axes)}"
+        raise ValueError(f"{found}: the number of axes is {len(shape)}; {hint}.")
     dtype, way_out = _KINDS[kind]
     if not jnp.issubdtype(x.dtype, dtype) and not (kind == "mask" and x.dtype == bool):
-        raise ValueError(f"{found} of {kind}s; {way_out}.")
+        raise ValueError(f"{found} of {way_out.format(name=name)}.")
     if any(sizes.get(axis, size) != size for axis, size in zip(axes, shape, strict=True)):
         raise ValueError(f"{found}.")
     for axis, size in zip(axes, shape, strict=True):

@@ -1,6 +1,7 @@
 """Sequences cut into chunks, and a memory carried over the chunks."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -17,6 +18,14 @@ AnyChunk: TypeAlias = PyTree[Array]
 T = TypeVar("T")
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Cut:
+    """Where a sequence is cut: part of its structure, and none of its arrays."""
+
+    chunk_size: int
+
+
 class Chunk(NamedTuple):
     """What a memory reads and writes between two updates: the fields that every rule needs.
 
@@ -30,6 +39,8 @@ class Chunk(NamedTuple):
       write_weight: `[tokens]`, weight of the token's squared error; 0 writes nothing.
       paired: `[tokens]`, 1 where the token has a target in its chunk.
       counted: `[tokens]`, 1 for real tokens, 0 for padding.
+      cut: of a sequence, the chunks that its weights were made for; `scan_chunks` refuses others.
+        None: any. A rule's own type may have this field too.
     """
 
     query: jax.Array
@@ -37,6 +48,7 @@ class Chunk(NamedTuple):
     write_weight: jax.Array
     paired: jax.Array
     counted: jax.Array
+    cut: Cut | None = None
 
 
 def cast(tree: T, dtype: DTypeLike) -> T:
@@ -87,8 +99,10 @@ def scan_chunks(
       chunk_size: tokens of a sequence per chunk; the last chunk may be shorter.
 
     Raises:
-      ValueError: `chunk_size` is below 1, or the sequence is empty.
+      ValueError: `chunk_size` is below 1 or not the one that the sequence was made for, or the
+        sequence is empty.
     """
+    sequence = uncut(sequence, chunk_size)
     batch, length = jax.tree.leaves(sequence)[0].shape[:2]
     if chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size} must be at least 1.")
@@ -118,6 +132,25 @@ def scan_chunks(
         lambda *x: jnp.concatenate(x, axis=1), *zip(outputs, accesses, strict=True)
     )
     return RunOutput(memory, output, access, jax.tree.map(lambda *x: jnp.concatenate(x), *infos))
+
+
+def uncut(sequence: T, chunk_size: int) -> T:
+    """The sequence without the chunk size that it was made for, once that is `chunk_size`.
+
+    Raises:
+      ValueError: it is another one; pairs of tokens would then cross the ends of chunks.
+    """
+    cut = getattr(sequence, "cut", None)
+    if cut is None:
+        return sequence
+    if cut.chunk_size != chunk_size:
+        raise ValueError(
+            f"chunk_size={chunk_size}, but the sequence was made with "
+            f"sequence(chunk_size={cut.chunk_size}), so that its pairs end with other chunks; "
+            "give both the same."
+        )
+    made: Any = sequence
+    return made._replace(cut=None)
 
 
 def split_chunks(x: jax.Array, chunk_size: int) -> jax.Array:

@@ -42,6 +42,7 @@ from fwpkm_jax.core.array_types import Queries, TokenValues
 from fwpkm_jax.core.chunks import (
     AnyChunk,
     Chunk,
+    Cut,
     Memory,
     RunOutput,
     StepOutput,
@@ -51,6 +52,7 @@ from fwpkm_jax.core.chunks import (
 from fwpkm_jax.core.slots.block_write import ChunkBlocks, write_whole
 from fwpkm_jax.core.slots.split_table import MemoryAxes
 from fwpkm_jax.core.targets import Pairing, shift_left, write_weights
+from fwpkm_jax.rules.arguments import check_run, check_signals
 
 
 class AbstractRule(abc.ABC):
@@ -108,17 +110,27 @@ class AbstractRule(abc.ABC):
           mask: 1 for real tokens, 0 for padding; None: all real.
           chunk_size: tokens between two writes; pairs do not cross the ends of chunks.
           pairing: makes the weights; the default is the paper's.
+
+        Raises:
+          ValueError: an array has the wrong rank, width, length or dtype.
         """
+        check_signals(self, query, value, gate, mask)
         gate = jnp.ones(value.shape[:2], value.dtype) if gate is None else gate
         weights = pairing(gate, mask, chunk_size=chunk_size, lookahead=self.lookahead)
-        return self.chunk(query, self.targets(value), weights)
+        sequence: Any = self.chunk(query, self.targets(value), weights)
+        return sequence._replace(cut=Cut(chunk_size)) if "cut" in sequence._fields else sequence
 
     def run(self, memory: Memory, sequence: AnyChunk, *, chunk_size: int) -> RunOutput:
         """Reads and writes whole sequences, leaves `[batch, length, ...]`.
 
         A rule with a faster pass or a backward pass of its own overrides this, equal to the default
         in outputs and gradients.
+
+        Raises:
+          ValueError: memory or sequence do not fit the rule, or `chunk_size` is not the one that
+            the sequence was made for.
         """
+        check_run(self, memory, sequence)
         return scan_chunks(self.step, memory, sequence, chunk_size=chunk_size)
 
     @property

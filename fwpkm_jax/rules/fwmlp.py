@@ -10,6 +10,8 @@ from jaxtyping import Array, Float
 from fwpkm_jax.core.array_types import Queries, TokenValues
 from fwpkm_jax.core.chunks import Chunk, StepOutput, cast
 from fwpkm_jax.core.slots.block_write import ChunkBlocks
+from fwpkm_jax.literals import check_literals
+from fwpkm_jax.rules.arguments import check_memory, check_query
 from fwpkm_jax.rules.base import AbstractChunkRule
 
 
@@ -70,6 +72,7 @@ class FwMLP(AbstractChunkRule):
     long_writes = False  # One step on the mean of a whole text's errors can diverge.
 
     def __post_init__(self):
+        check_literals(self)
         for name, least in {"key_dim": 1, "value_dim": 2, "hidden_dim": 1, "lookahead": 0}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}.")
@@ -110,6 +113,8 @@ class FwMLP(AbstractChunkRule):
         return later if self.target == "later" else 0.5 * (value + later)
 
     def read(self, memory: FwMLPMemory, query: Queries) -> tuple[TokenValues, None]:
+        check_memory(self, memory)
+        check_query(self, query)
         x = query[:, 0].astype(memory.up_kernel.dtype)
         # Full precision on every device, in the gradients too: a write is small beside the weights.
         with jax.default_matmul_precision("highest"):

@@ -39,6 +39,8 @@ from fwpkm_jax.core.slots.retention import (
 from fwpkm_jax.core.slots.split_table import MemoryAxes, split_value_run
 from fwpkm_jax.core.slots.table import slot_counts, slot_read, slot_write
 from fwpkm_jax.core.slots.value_run import value_run
+from fwpkm_jax.literals import check_literals
+from fwpkm_jax.rules.arguments import check_memory, check_query, check_run
 from fwpkm_jax.rules.base import AbstractChunkRule
 from pallas_kernels import product_top_k as selection_kernels
 from pallas_kernels import slot_read as read_kernels
@@ -134,6 +136,7 @@ class FwPKM(AbstractChunkRule):
     """Kernels (pallas), plain XLA (reference), or kernels where they run (auto)."""
 
     def __post_init__(self):
+        check_literals(self)
         if self.key_dim < 2 or self.key_dim % 2:
             raise ValueError(f"key_dim={self.key_dim} must be even (two codebooks).")
         if not 1 <= self.top_k <= self.num_subkeys:
@@ -187,6 +190,8 @@ class FwPKM(AbstractChunkRule):
         return SlotChunk(query, target, *weights, addressed=weights.counted)
 
     def read(self, memory: FwPKMMemory, query: Queries) -> tuple[TokenValues, SlotAccess]:
+        check_memory(self, memory)
+        check_query(self, query)
         _, access = self._select(memory.keys, query, self.backend)
         return read_kernels.slot_read(memory.values, *access, backend=self.backend).output, access
 
@@ -207,6 +212,7 @@ class FwPKM(AbstractChunkRule):
     def run(self, memory: FwPKMMemory, sequence: SlotChunk, *, chunk_size: int) -> RunOutput:
         if not self.two_phase:
             return super().run(memory, sequence, chunk_size=chunk_size)
+        check_run(self, memory, sequence)
         one = jax.tree.map(lambda x: x[None], (memory, sequence))
         return jax.tree.map(lambda x: x[0], self.run_groups(*one, chunk_size=chunk_size))
 
@@ -264,7 +270,7 @@ class FwPKM(AbstractChunkRule):
         return RunOutput(FwPKMMemory(keys, out.values), out.output, access, info)
 
     def write(self, memory: FwPKMMemory, chunk: SlotChunk) -> FwPKMMemory:
-        sequence = jax.tree.map(lambda x: x[None], chunk)
+        sequence = jax.tree.map(lambda x: x[None], chunk._replace(cut=None))
         return self.run(memory, sequence, chunk_size=chunk.write_weight.shape[0]).memory
 
     def write_blocks(self, memory: FwPKMMemory, blocks: ChunkBlocks) -> FwPKMMemory:

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, TokenValues
-from fwpkm_jax.core.chunks import StepOutput, cast
+from fwpkm_jax.core.checks import check_arrays
+from fwpkm_jax.core.chunks import Cut, StepOutput, cast
 from fwpkm_jax.core.newton_schulz import frobenius_norm, newton_schulz
 from fwpkm_jax.core.targets import Pairing, write_weights
+from fwpkm_jax.rules.arguments import check_memory, check_query
 from fwpkm_jax.rules.base import AbstractRule
 
 _NORM_EPSILON = 1e-5
@@ -54,7 +56,7 @@ class LaCTChunk(NamedTuple):
     """A `core.chunks.Chunk` with the data-dependent part of the steps.
 
     Attributes:
-      query, target, write_weight, paired, counted: see `core.chunks.Chunk`.
+      query, target, write_weight, paired, counted, cut: see `core.chunks.Chunk`.
       key: `[tokens, 1, key]`, what tokens are written under; None: under their queries.
       rates: `[tokens, 3]`, step size of gate, down and up matrix; None: `learning_rate`.
       momentum: `[tokens]`, share of the last step kept, averaged over the chunk; None: the rule's.
@@ -68,6 +70,7 @@ class LaCTChunk(NamedTuple):
     key: jax.Array | None = None
     rates: jax.Array | None = None
     momentum: jax.Array | None = None
+    cut: Cut | None = None
 
 
 class LaCTInfo(NamedTuple):
@@ -123,6 +126,13 @@ class LaCTRule(AbstractRule):
         sequence = super().sequence(
             query, value, gate=gate, mask=mask, chunk_size=chunk_size, pairing=pairing
         )
+        check_arrays(
+            query=(query, "float batch length heads key"),
+            key=(key, "float batch length heads key"),
+            rates=(rates, "float batch length tensors"),
+            momentum=(momentum, "float batch length"),
+            sizes={"tensors": 3},
+        )
         return sequence._replace(key=key, rates=rates, momentum=momentum)
 
     @classmethod
@@ -151,6 +161,8 @@ class LaCTRule(AbstractRule):
 
     def read(self, memory: LaCTMemory, query: Queries) -> TokenValues:
         """Reads `[tokens, 1, key]`."""
+        check_memory(self, memory)
+        check_query(self, query)
         gate, down, up = memory.weights
         x = query[:, 0].astype(gate.dtype)
         return (jax.nn.silu(x @ gate.T) * (x @ up.T)) @ down.T

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fwpkm_jax.literals import nearest
+
 RULES: dict[str, Any] = {}
 """Registered rules by name, in the order of registration: classes, or instances."""
 
@@ -43,8 +45,8 @@ def make_rule(name: str) -> Any:
     """
     if name not in RULES:
         raise ValueError(
-            f"rule={name!r} is none of the registered rules {sorted(RULES)}; import the module "
-            "that registers it, or pass the rule itself."
+            f"rule={name!r} is none of the registered rules {sorted(RULES)}{nearest(name, RULES)}. "
+            "Import the module that registers it, or pass the rule itself."
         )
     rule = RULES[name]
     return rule() if isinstance(rule, type) else rule

@@ -9,10 +9,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import TokenValues
-from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast, scan_chunks
+from fwpkm_jax.core.checks import check_arrays
+from fwpkm_jax.core.chunks import Cut, RunOutput, StepOutput, cast, scan_chunks
 from fwpkm_jax.core.newton_schulz import frobenius_norm, newton_schulz
 from fwpkm_jax.core.normalize import layer_normalize
 from fwpkm_jax.core.targets import Pairing, write_weights
+from fwpkm_jax.literals import check_literals
+from fwpkm_jax.rules.arguments import check_run
 from fwpkm_jax.rules.base import AbstractRule
 
 _MUON_EPSILON = 1e-7
@@ -71,7 +74,7 @@ class TitansChunk(NamedTuple):
     """A `core.chunks.Chunk` with the data-dependent part of the steps.
 
     Attributes:
-      query, target, write_weight, paired, counted: see `core.chunks.Chunk`.
+      query, target, write_weight, paired, counted, cut: see `core.chunks.Chunk`.
       key: `[tokens, 1, key]`, what tokens are written under; None: under their queries.
       rates: `[tokens, 1]`, step sizes; None: `learning_rate`.
       momentum: `[tokens]`, share of the last surprise kept, averaged over a write; None: the
@@ -86,6 +89,7 @@ class TitansChunk(NamedTuple):
     key: jax.Array | None = None
     rates: jax.Array | None = None
     momentum: jax.Array | None = None
+    cut: Cut | None = None
 
 
 class TitansInfo(NamedTuple):
@@ -136,6 +140,7 @@ class TitansRule(AbstractRule):
     """Brings each matrix's step near to an orthogonal one by Newton-Schulz iterations."""
 
     def __post_init__(self):
+        check_literals(self)
         if not 1 <= self.depth <= 4:
             raise ValueError(f"depth={self.depth} must lie between 1 and 4.")
         for name in ("key_dim", "value_dim", "hidden_dim", "write_size"):
@@ -168,6 +173,13 @@ class TitansRule(AbstractRule):
         """See `AbstractRule.sequence`; `key`, `rates` and `momentum` as in `TitansChunk`."""
         sequence = super().sequence(
             query, value, gate=gate, mask=mask, chunk_size=chunk_size, pairing=pairing
+        )
+        check_arrays(
+            query=(query, "float batch length heads key"),
+            key=(key, "float batch length heads key"),
+            rates=(rates, "float batch length tensors"),
+            momentum=(momentum, "float batch length"),
+            sizes={"tensors": 1},
         )
         return sequence._replace(key=key, rates=rates, momentum=momentum)
 
@@ -220,6 +232,7 @@ class TitansRule(AbstractRule):
 
         As of chunks of `chunk_size`, a copy of the weights for every write would be.
         """
+        check_run(self, memory, sequence)
         return scan_chunks(jax.checkpoint(self.step), memory, sequence, chunk_size=chunk_size)
 
     def write(

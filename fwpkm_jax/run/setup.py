@@ -70,6 +70,7 @@ def make_setup(experiment: Experiment) -> Setup:
             f"model.vocab_size={experiment.model.vocab_size} is smaller than the data's "
             f"{needed} tokens; raise it to {needed}."
         )
+    check_chunk_size(experiment)
     check_mesh(
         experiment.mesh,
         model=experiment.model,
@@ -87,6 +88,24 @@ def make_setup(experiment: Experiment) -> Setup:
     )
     limited = limited_attention(experiment.model, config.window_probability)
     return Setup(experiment, partition, model_graph(experiment.model), limited, optimizer, init)
+
+
+def check_chunk_size(experiment: Experiment) -> None:
+    """Raises a ValueError where everything that a memory is written is dropped unread.
+
+    A chunk is written once it has been read; a memory that lives one batch, and has one chunk per
+    sequence, is therefore never read after a write.
+    """
+    model, length = experiment.model, experiment.data.length
+    chunk_size = model.fast_weight.chunk_size
+    fresh = experiment.training.memory.lifetime == "batch"
+    if model.memory_layers and fresh and chunk_size >= length:
+        raise ValueError(
+            f"model.fast_weight.chunk_size={chunk_size} takes the whole of a sequence of "
+            f"data.length={length} tokens, and training.memory.lifetime=batch drops the memory "
+            f"after it: no token could read what was written. Choose a chunk_size below {length}, "
+            "or training.memory.lifetime=carried."
+        )
 
 
 def batches_of(setup: Setup, split: Literal["train", "valid"]) -> Any:

@@ -5,6 +5,7 @@ import pytest
 
 from fwpkm_jax.evaluation.needle.config import SampleSettings
 from fwpkm_jax.evaluation.needle.samples import build_samples
+from fwpkm_jax.evaluation.needle.scores import depth_bin
 
 WORDS = [f"w{i}" for i in range(1000)]
 
@@ -12,6 +13,10 @@ WORDS = [f"w{i}" for i in range(1000)]
 def samples(num_words: int = 250, *, words: int = 100, seed: int = 0, **options):
     text = "\n  ".join(WORDS[:num_words])
     return list(build_samples([("book", text)], SampleSettings(**options), words=words, seed=seed))
+
+
+def test_every_depth_has_one_of_ten_bins():
+    assert [depth_bin(depth) for depth in (0.0, 9.9, 10.0, 99.9, 100.0)] == [0, 0, 1, 9, 9]
 
 
 def test_needles_and_question_read_exactly_as_the_protocol_says():

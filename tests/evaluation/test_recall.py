@@ -40,7 +40,7 @@ def batch(*answers: tuple[int, bool], rows: int = 2, length: int = 12):
     """Rows of one token, asking at position p for the distance and rightness `answers[p]`."""
     tokens = np.full((rows, length + 1), 3, np.int32)
     distance = np.zeros((rows, length), np.int32)
-    # A question about every other token, so that a label is nobody's input.
+    # A question about every other token, so that no label is an input.
     for place, (how_far, right) in enumerate(answers):
         tokens[:, 2 * place + 1] = 4 if right else 5
         distance[:, 2 * place] = how_far
@@ -73,6 +73,27 @@ def test_accuracy_is_told_by_distance_with_its_interval():
     assert tuple(results["writing"]["all"]["interval"]) == wilson(6, 10)
     assert results["frozen"]["all"]["accuracy"] == 0
     assert results["chance"] == 0.25
+
+
+def test_a_distance_at_a_bound_is_in_the_range_below_it():
+    results = evaluate(Successor(1), batch((4, True), (8, False), (12, True)), num_bins=3)
+    found = {(b["above"], b["up_to"]): b["answers"] for b in results["writing"]["by_distance"]}
+    assert found == {(0, 4): 2, (4, 8): 2, (8, 12): 2}
+
+
+def test_frozen_reads_see_nothing_that_a_batch_wrote():
+    class Reader(Successor):
+        """Knows the answers once something is written, and writes whether asked to or not."""
+
+        def __call__(self, tokens, memory, *, write):
+            before = {"layer_1": memory["layer_1"] - 1}
+            logits = super().__call__(tokens, before, write=True).logits
+            return SimpleNamespace(logits=logits, memory={"layer_1": memory["layer_1"] + 1})
+
+    for lifetime, groups in (("batch", 2), ("carried", 1)):
+        batches = [batch((3, True)), batch((3, True))]
+        results = evaluate(Reader(1), *batches, lifetime=lifetime, groups=groups)
+        assert results["frozen"]["all"]["accuracy"] == 0
 
 
 def test_answers_beyond_the_window_and_beyond_the_reach_of_all_layers_are_told_apart():

@@ -5,13 +5,15 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, Float
 
+from fwpkm_jax.core.chunks import Cut
+
 
 class SlotChunk(NamedTuple):
     """A `core.chunks.Chunk` with two fields for the slots.
 
     Attributes:
-      query, target, write_weight, paired, counted: see `core.chunks.Chunk`. Reads of tokens with
-        `counted` = 1 count in a slot's number of accesses.
+      query, target, write_weight, paired, counted, cut: see `core.chunks.Chunk`. Reads of tokens
+        with `counted` = 1 count in a slot's number of accesses.
       addressed: `[tokens]`, weight of the token in the addressing loss's average.
       factor: `[tokens]`, multiplies the token's value step but not its loss, or None.
     """
@@ -23,6 +25,7 @@ class SlotChunk(NamedTuple):
     counted: jax.Array
     addressed: jax.Array
     factor: jax.Array | None = None
+    cut: Cut | None = None
 
     @property
     def error_weight(self) -> jax.Array:

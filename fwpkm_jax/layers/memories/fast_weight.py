@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.chunks import (
     AnyChunk,
     Memory,
@@ -38,7 +39,9 @@ from fwpkm_jax.core.targets import (
 )
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import BATCH, ParameterAxes, Partition
+from fwpkm_jax.literals import check_literals
 from fwpkm_jax.rules import DEFAULT_RULE, AbstractChunkRule, make_rule
+from fwpkm_jax.rules.arguments import check_memory
 
 Normalizer = Literal["none", "standardize", "l2"]
 
@@ -64,6 +67,7 @@ class FastWeightConfig:
     """Mixes read and value by the gate; off: adds them."""
 
     def __post_init__(self):
+        check_literals(self)
         if isinstance(self.rule, str):
             object.__setattr__(self, "rule", make_rule(self.rule))
         if not isinstance(self.rule, AbstractChunkRule):
@@ -229,6 +233,7 @@ class FastWeight(nnx.Module):
           happened.
         """
         config, rule = self.config, self.config.rule
+        self._check(x, mask, memory)
         signals = self.signals(x, mask)
         loss_gate = signals.gate if config.weight_by_gate else jnp.ones_like(signals.gate)
         sequence = rule.sequence(
@@ -317,6 +322,7 @@ class FastWeight(nnx.Module):
         """
         rule = self.config.rule
         chunk_size = self.config.chunk_size if chunk_size is None else chunk_size
+        self._check(x, mask, memory, pending)
         signals = self.signals(x, mask)
         groups = jax.tree.leaves(memory)[0].shape[0]
         loss_gate = signals.gate if self.config.weight_by_gate else jnp.ones_like(signals.gate)
@@ -362,6 +368,8 @@ class FastWeight(nnx.Module):
     def flush(self, memory: Memory, pending: Pending) -> tuple[Memory, Pending]:
         """Writes the complete waiting pairs now; see `core.streams.flush.flush`."""
         rule = self.config.rule
+        check_memory(rule, memory, groups=True)
+        self._check_pending(pending, memory)
 
         def flush_group(memory: Memory, pending: Pending):
             return flush(
@@ -374,6 +382,25 @@ class FastWeight(nnx.Module):
             )
 
         return map_groups(flush_group, memory, pending)
+
+    def _check(self, x: Any, mask: Any, memory: Memory, pending: Pending | None = None) -> None:
+        """Raises a ValueError that names the argument which does not fit the layer."""
+        sizes = check_arrays(
+            x=(x, "float batch length model"),
+            mask=(mask, "mask batch length"),
+            sizes={"model": self.query_proj.in_features},
+        )
+        check_memory(self.config.rule, memory, groups=True)
+        if pending is not None:
+            self._check_pending(pending, memory, batch=sizes["batch"])
+
+    def _check_pending(self, pending: Pending, memory: Memory, batch: int | None = None) -> None:
+        groups = jax.tree.leaves(memory)[0].shape[0]
+        sizes = {"groups": groups}
+        if batch is not None and batch % groups == 0:  # Otherwise `split_groups` refuses the batch.
+            sizes["members"] = batch // groups
+        waiting = {"pending.signals.gate": (pending.signals.gate, "float groups members capacity")}
+        check_arrays(sizes=sizes, **waiting)
 
     def _read(self, memory: Memory, query: jax.Array):
         return streaming.read_sequences(self.config.rule.read, memory, query)

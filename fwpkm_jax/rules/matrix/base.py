@@ -1,6 +1,7 @@
 """The interface of a matrix memory: what a token does to it, what is read, which loss that is."""
 
 import abc
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -10,12 +11,14 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
+from fwpkm_jax.core.checks import check_arrays, check_tree
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.recurrence.linear_recurrence import (
     RecurrenceOutput,
     chunk_recurrence,
     scan_tokens,
 )
+from fwpkm_jax.literals import check_literals
 from fwpkm_jax.rules.matrix.features import FEATURE_MAPS, FeatureMap
 
 State = Any  # A matrix `[key, value]` per sequence and head, or a pytree around one.
@@ -126,6 +129,7 @@ class AbstractMatrixRule(abc.ABC):
     """Writes per chunk of `chunked`; changes speed, and results only by rounding."""
 
     def __post_init__(self):
+        check_literals(self)
         if self.chunk_size < 1:
             raise ValueError(f"chunk_size={self.chunk_size} must be at least 1.")
 
@@ -236,6 +240,11 @@ class AbstractMatrixRule(abc.ABC):
 
     def _prepare(self, tokens: Tokens, state: State | None) -> tuple[Tokens, State]:
         """Checked tokens in one dtype, at least float32, and a memory."""
+        check_arrays(
+            query=(tokens.query, "float batch length heads key"),
+            key=(tokens.key, "float batch writes heads key"),
+            value=(tokens.value, "float batch writes heads value"),
+        )
         batch, length, heads, width = tokens.query.shape
         ranks = {"log_decay": {"none": 0, "head": 3, "key": 4}[self.decay]}
         ranks["strength"] = 3 if self.strength else 0
@@ -252,8 +261,12 @@ class AbstractMatrixRule(abc.ABC):
             )
         leaves = jax.tree.leaves((tokens, state))
         dtype = compute_dtype(*(x.dtype for x in leaves))
+        init = functools.partial(
+            self.init, batch, heads, width, tokens.value.shape[-1], dtype=dtype
+        )
         if state is None:
-            state = self.init(batch, heads, width, tokens.value.shape[-1], dtype=dtype)
+            state = init()
+        check_tree("initial_state", state, jax.eval_shape(init))
         return jax.tree.map(lambda x: x.astype(dtype), (tokens, state))
 
 

@@ -1,0 +1,52 @@
+"""Checks of arguments: axes by name, trees by shape."""
+
+import doctest
+
+import jax.numpy as jnp
+import pytest
+
+from fwpkm_jax.core import checks
+from fwpkm_jax.core.checks import check_arrays, check_tree
+
+
+def test_the_example():
+    assert doctest.testmod(checks).failed == 0
+
+
+def test_axes_of_one_name_have_one_size_and_come_back():
+    sizes = check_arrays(
+        x=(jnp.zeros((2, 3)), "float batch length"),
+        mask=(jnp.ones((2, 3), bool), "mask batch length"),
+        ids=(jnp.zeros((3, 1), jnp.int32), "int length places"),
+        absent=(None, "float batch"),
+        sizes={"length": 3},
+    )
+    assert sizes == {"batch": 2, "length": 3, "places": 1}
+
+
+def test_what_is_no_array_is_named():
+    with pytest.raises(ValueError, match=r"x is a list; expected an array \[batch\]"):
+        check_arrays(x=([1.0], "float batch"))
+
+
+TREE = {"keys": jnp.zeros((2, 3)), "values": jnp.zeros((4,))}
+
+
+@pytest.mark.parametrize(
+    ("tree", "leading", "message"),
+    [
+        (TREE, ("groups",), r"memory\['keys'\] is float32\[2, 3\].*axis of groups is missing"),
+        ({"keys": TREE["keys"]}, (), r"memory is a tree of \['keys'\] \[2, 3\]; expected a tree"),
+        (TREE | {"values": jnp.zeros((5,))}, (), r"\['values'\] is float32\[5\]; expected \[4\]"),
+        ({"keys": jnp.zeros((6, 2, 3)), "values": jnp.zeros((5, 4))}, ("groups",), "groups=6, 4"),
+        (TREE | {"values": jnp.zeros((4,), jnp.int32)}, (), "of floats"),
+    ],
+)
+def test_trees_that_differ_are_refused(tree, leading, message):
+    with pytest.raises(ValueError, match=message):
+        check_tree("memory", tree, TREE, leading=leading)
+
+
+def test_a_tree_with_leading_axes_is_taken():
+    several = {name: jnp.stack([x] * 5) for name, x in TREE.items()}
+    check_tree("memory", several, TREE, leading=("groups",))

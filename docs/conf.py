@@ -1,7 +1,6 @@
 """Sphinx configuration of the site; CONTRIBUTING.md has the command that builds it."""
 
 import importlib.metadata
-import os
 import pkgutil
 import re
 
@@ -28,8 +27,7 @@ templates_path = ["_templates"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 nb_execution_mode = "cache"
-nb_execution_cache_path = os.environ.get("FWPKM_NOTEBOOK_CACHE", "")
-nb_execution_timeout = 300
+nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 nb_execution_excludepatterns = ["_build/*"]

@@ -1,0 +1,49 @@
+"""What the pages name exists: files, modules, commands, configs."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from fwpkm_jax.cli.program import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [page for page in PAGES if "_build" not in page.parts]
+FOLDERS = ("fwpkm_jax", "pallas_kernels", "benchmarks", "tests", "configs", "launch", "docs")
+PATH = re.compile(rf"`((?:{'|'.join(FOLDERS)})/(?!_build)[\w/.-]*\w)`")
+
+
+def named(pattern: str) -> list:
+    """Every match of a pattern with the page it is on."""
+    found = [(page, name) for page in PAGES for name in re.findall(pattern, page.read_text())]
+    return [pytest.param(name, id=f"{page.stem}: {name}") for page, name in found]
+
+
+@pytest.mark.parametrize("path", named(PATH.pattern))
+def test_a_file_that_a_page_names_exists(path):
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("module", named(r"python -m ((?:fwpkm_jax|benchmarks)[\w.]*\w)"))
+def test_a_program_that_a_page_runs_exists(module):
+    assert importlib.util.find_spec(module) is not None
+
+
+@pytest.mark.parametrize("command", named(r"fwpkm ([a-z]+)\b(?! and| adds| has)"))
+def test_a_command_that_a_page_runs_exists(command):
+    assert command in COMMANDS
+
+
+@pytest.mark.parametrize("config", named(r"fwpkm train ([a-z]\w+)(?![\w/.])"))
+def test_a_config_that_a_page_trains_exists(config):
+    assert (ROOT / "fwpkm_jax" / "configs" / f"{config}.py").exists()
+
+
+def test_every_question_is_answered_by_at_most_three_files():
+    page = (ROOT / "docs" / "reference" / "questions.md").read_text()
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| ") and "?" in line]
+    assert len(rows) == 6
+    for row in rows:
+        assert 1 <= len(PATH.findall(row[2])) <= 3

@@ -47,6 +47,7 @@ napoleon_use_rtype = False
 # A signature names types that have no page: those of other packages, and internal ones. Their names
 # are shown without a link; a name that does not exist stays a warning.
 nitpicky = True
+suppress_warnings = ["ref.python"]  # Two classes may have fields of one name.
 
 
 def show_without_link(app, env, node, contnode):

@@ -6,10 +6,10 @@ _SLOTS = ("tests/core/slots",)
 _VALUES = ("tests/core/slots/test_value_scan.py", "tests/rules/test_two_phase.py")
 _STREAMS = (
     "tests/core/streams",
-    "tests/rules/test_stream.py",
+    "tests/rules/test_contract.py",
     "tests/layers/test_fast_weight_streams.py",
 )
-_RECURRENCE = ("tests/core/recurrence", "tests/rules/test_matrix_contract.py")
+_RECURRENCE = ("tests/core/recurrence", "tests/rules/test_contract.py")
 _ATTENTION = ("tests/core/attention", "tests/layers/mixers/test_attention.py")
 
 FAULTS = (
@@ -167,7 +167,7 @@ FAULTS = (
         "chunked stream: chunks start anew in each piece",
         "offset, count = position % chunk, jnp.sum(real, axis=1, dtype=jnp.int32)",
         "offset, count = 0 * position, jnp.sum(real, axis=1, dtype=jnp.int32)",
-        ("tests/layers/test_mixers.py", "tests/models/test_streams.py"),
+        ("tests/layers/mixers/test_contract.py", "tests/models/test_streams.py"),
     ),
     Fault(
         "targets: the last token of a chunk has a pair",

@@ -7,8 +7,8 @@ _MEMORY = (
     "tests/layers/test_fast_weight_streams.py",
     "tests/layers/test_fast_weight_gradients.py",
 )
-_GDN = ("tests/layers/mixers/test_gated_delta_net.py", "tests/layers/test_mixers.py")
-_ATTENTION = ("tests/layers/mixers/test_attention.py", "tests/layers/test_mixers.py")
+_GDN = ("tests/layers/mixers/test_gated_delta_net.py", "tests/layers/mixers/test_contract.py")
+_ATTENTION = ("tests/layers/mixers/test_attention.py", "tests/layers/mixers/test_contract.py")
 _PKM = ("tests/layers/test_pkm.py", "tests/training/test_batch_norm.py")
 _MODEL = ("tests/models/test_language_model.py", "tests/models/test_reset_caches.py")
 _GENERATION = ("tests/generation",)
@@ -93,14 +93,14 @@ FAULTS = (
         "LaCT: padding takes part in the window",
         "positions = jnp.where(packing.is_real, positions, -1)",
         "positions = jnp.where(packing.is_real, positions, positions)",
-        ("tests/layers/mixers/test_lact.py", "tests/layers/test_mixers.py"),
+        ("tests/layers/mixers/test_lact.py", "tests/layers/mixers/test_contract.py"),
         under="fwpkm_jax/layers/mixers/lact.py",
     ),
     Fault(
         "Titans: gradients' base moves a token early",
         "ends = position % chunk == 0",
         "ends = (position + 1) % chunk == 0",
-        ("tests/layers/test_mixers.py", "tests/generation/test_generate.py"),
+        ("tests/layers/mixers/test_contract.py", "tests/generation/test_generate.py"),
     ),
     Fault(
         "rotary: YaRN without its scale",

@@ -3,7 +3,7 @@
 from benchmarks.seeded_faults.fault import Fault
 
 _FWPKM = ("tests/rules/test_fwpkm.py", "tests/rules/test_two_phase.py")
-_MATRIX = ("tests/rules/test_matrix_contract.py", "tests/rules/test_matrix_limits.py")
+_MATRIX = ("tests/rules/test_contract.py", "tests/rules/test_matrix_limits.py")
 
 FAULTS = (
     Fault(

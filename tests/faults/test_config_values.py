@@ -1,6 +1,7 @@
 """Every field of a configuration, given what it cannot mean, one after the other."""
 
 import dataclasses
+import inspect
 import io
 import itertools
 import json
@@ -73,7 +74,8 @@ def takes(field: Field, kind: str) -> bool | None:
 def reachable(annotation: object) -> set[type]:
     """Every dataclass that a configuration of this type may hold."""
     found = set()
-    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+    interface = inspect.isabstract(annotation)
+    if isinstance(annotation, type) and (dataclasses.is_dataclass(annotation) or interface):
         for cls in final_classes(annotation):
             found |= {cls}.union(*map(reachable, typing.get_type_hints(cls).values()))
     return found.union(*map(reachable, typing.get_args(annotation)))

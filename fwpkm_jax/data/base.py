@@ -5,14 +5,11 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import grain
 
 from fwpkm_jax.data.batches import Batch, PaddedSource, batch_examples
-
-if TYPE_CHECKING:
-    from fwpkm_jax.data.text import TextData
 
 Split = Literal["train", "valid"]
 
@@ -108,8 +105,8 @@ class AbstractDataConfig(abc.ABC):
         )
 
     @property
-    def text(self) -> TextData | None:
-        """The text that evaluations of documents read; None for data that are not text."""
+    def text(self) -> Any:
+        """The `TextData` that evaluations of documents read; None for data that are not text."""
         return None
 
     @property

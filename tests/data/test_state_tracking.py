@@ -68,7 +68,7 @@ def test_a_document_is_a_function_of_seed_index_and_split():
 
 
 def test_a_configuration_that_cannot_be_met_is_refused():
-    with pytest.raises(ValueError, match="group='z4' is none of parity"):
+    with pytest.raises(ValueError, match=r"group='z4' is none of .*'parity'"):
         StateTrackingData(group="z4")
     with pytest.raises(ValueError, match="length=0 must be at least 1"):
         StateTrackingData(length=0)

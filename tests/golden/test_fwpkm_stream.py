@@ -16,7 +16,7 @@ KIND = "fwpkm_stream"
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
 def _push(rule, memory, pending, piece, chunk_size):
-    options = {"chunk_size": chunk_size, "lookahead": rule.lookahead}
+    options = {"chunk_size": chunk_size, "lookahead": rule.lookahead, "make_chunk": rule.chunk}
     return streaming.push(rule.read, rule.write, memory, pending, piece, **options)[:3]
 
 

@@ -54,7 +54,7 @@ def test_gradients_reach_each_projection_through_the_writes(name):
         rule = layer.config.rule
         sequence = rule.sequence(signals.query, signals.value, gate=signals.gate, chunk_size=CHUNK)
         out = rule.run(jax.tree.map(lambda x: x[0], memory), sequence, chunk_size=CHUNK)
-        return jnp.sum(jnp.asarray(cotangent) * layer.merge(x, out.output, signals))
+        return jnp.sum(jnp.asarray(cotangent) * layer.merge(out.output, signals, dtype=x.dtype))
 
     h = 1e-5
     expected = (loss(h) - loss(-h)) / (2 * h)

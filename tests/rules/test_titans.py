@@ -21,6 +21,7 @@ def sequence_of(rule, *, length=LENGTH, seed=0) -> TitansChunk:
     rng = np.random.default_rng(seed + 1)
     sequence = to_sequence(rule, signals, chunk_size=length, dtype=jnp.float64)
     return sequence._replace(
+        cut=None,  # No pair ends with a chunk, so that any chunk size may follow.
         rates=jnp.asarray(rng.uniform(0.05, 0.3, (1, length, 1))),
         momentum=jnp.asarray(rng.uniform(0.2, 0.9, (1, length))),
     )

@@ -86,7 +86,8 @@ def product_top_k(queries: Queries, keys: SubKeys, *, top_k: int, score: Score =
     check_arrays(
         keys=(keys, "float heads codebooks subkeys half"),
         queries=(queries, "float tokens heads key"),
-        sizes={"codebooks": 2} | ({"key": 2 * keys.shape[3]} if keys.ndim == 4 else {}),
+        sizes={"codebooks": 2, "tokens": queries.shape[0]}  # No token at all is no mistake here.
+        | ({"key": 2 * keys.shape[3]} if keys.ndim == 4 else {}),
     )
     subkeys = keys.shape[2]
     if top_k > subkeys:

@@ -68,11 +68,11 @@ def _results(config, arrays):
 
     def stream(memory, signals):
         pending = streaming.init_pending(signals, chunk_size + rule.lookahead)
-        options = {"chunk_size": chunk_size, "lookahead": rule.lookahead}
+        options = {"lookahead": rule.lookahead, "make_chunk": rule.chunk}
         after, pending, output, _ = streaming.push(
-            rule.read, rule.write, memory, pending, signals, **options
+            rule.read, rule.write, memory, pending, signals, chunk_size=chunk_size, **options
         )
-        flushed, _ = flush(rule.write_blocks, after, pending, lookahead=rule.lookahead)
+        flushed, _ = flush(rule.write_blocks, after, pending, **options)
         return output, after, flushed
 
     after, output, access, info = map_groups(run, memory, grouped[0])

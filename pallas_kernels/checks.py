@@ -1,5 +1,6 @@
 """Checks arguments of the operations on rows, and their kernels on a new device."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -51,26 +52,44 @@ def _refuse_sparse_core(width: int, places: int) -> str | None:
 
 
 def assert_results_agree(op: Callable[..., Any], arrays: dict[str, Any], *, ratio: float) -> None:
-    """Compares an operation's kernel with its reference, results and cotangents, on this device.
+    """Compares an operation's kernel with its reference, results and cotangents, both compiled.
 
     Raises:
       AssertionError: some result differs by more than `ratio` of its norm.
     """
+    for name, error in result_errors(op, arrays).items():
+        if not error <= ratio:
+            raise AssertionError(f"{name} differs by {error:.2g} of its norm, at most {ratio:g}")
+
+
+def result_errors(op: Callable[..., Any], arrays: dict[str, Any]) -> dict[str, float]:
+    """The difference of an operation's kernel from its reference, relative to each norm.
+
+    Args:
+      op: takes the arrays and `backend`; results as a pytree of float arrays.
+      arrays: by argument; cotangents of the float ones are compared, too.
+    """
     moving = {name: x for name, x in arrays.items() if _is_float(x)}
     fixed = {name: x for name, x in arrays.items() if name not in moving}
 
-    def results(backend: dispatch.Backend) -> Any:
+    @functools.partial(jax.jit, static_argnums=0)
+    def results(backend: dispatch.Backend, moving: Any, fixed: Any) -> Any:
         outputs, pull = jax.vjp(lambda moving: op(**moving, **fixed, backend=backend), moving)
         return outputs, pull(outputs)
 
-    actual, expected = results("pallas"), results("reference")
-    for (path, a), e in zip(
-        jax.tree.leaves_with_path(actual), jax.tree.leaves(expected), strict=True
-    ):
-        error = jnp.linalg.norm((a - e).ravel()) / jnp.linalg.norm(e.ravel())
-        if not error <= ratio:
-            name = jax.tree_util.keystr(path)
-            raise AssertionError(f"{name} differs by {float(error):.2g} of its norm")
+    @jax.jit
+    def errors(actual: Any, expected: Any) -> Any:
+        def error(a: jax.Array, e: jax.Array) -> jax.Array:
+            a, e = (x.astype(jnp.float32).ravel() for x in (a, e))
+            return jnp.linalg.norm(a - e) / jnp.linalg.norm(e)
+
+        return jax.tree.map(error, actual, expected)
+
+    found = errors(*(results(backend, moving, fixed) for backend in ("pallas", "reference")))
+    return {
+        jax.tree_util.keystr(path): float(error)
+        for path, error in jax.tree_util.tree_leaves_with_path(found)
+    }
 
 
 def _is_float(x: Any) -> bool:

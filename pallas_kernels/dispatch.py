@@ -1,7 +1,8 @@
 """Chooses the implementation of an operation: its kernel for this device, or plain JAX.
 
 The choice is made while tracing, so compiled functions contain one implementation only. Before its
-first use each kernel is compared with the reference, once per operation and kind of device.
+first use each kernel is compared with the reference, once per operation and kind of device; see
+`pallas_kernels.verdicts` for where that happens and how long the verdict is kept.
 """
 
 import contextlib
@@ -12,6 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
 import jax
+
+from pallas_kernels import verdicts
+from pallas_kernels.verdicts import Verdict
 
 Backend = Literal["auto", "reference", "pallas"]
 Kernel = Literal["gpu", "tpu", "tpu_sparse_core"]
@@ -65,8 +69,8 @@ def implementation(
       backend: the request; `auto` can be redirected by `default_backend`.
       kernels: the kernels that the operation has.
       supports: returns None, or why the given kernel does not accept these shapes and dtypes.
-      check: runs the given kernel eagerly on small inputs and raises if it differs from the
-        reference; called once per operation, kernel and kind of device.
+      check: runs the given kernel on small inputs and raises if it differs from the reference;
+        called once per operation, kernel and kind of device, for a GPU in a process of its own.
 
     Raises:
       ValueError: `pallas` where no kernel exists for the platform, or an unknown backend.
@@ -227,23 +231,39 @@ def _has_sparse_core() -> bool:
 
 def _failure(op: str, kernel: Kernel, check: Callable[[Kernel], None]) -> str | None:
     """None, or why the kernel failed its check on this device; checked once."""
-    place = (op, kernel, jax.devices()[0].device_kind)
+    kind = jax.devices()[0].device_kind
+    place = (op, kernel, kind)
     if place not in _checked:
-        try:
+
+        def run() -> Verdict:
+            if kernel == "gpu" and verdicts.has_name(check):
+                return verdicts.run_apart(check, kernel, kind)
             # A new thread starts outside every trace. `jax.ensure_compile_time_eval` would
             # evaluate, too, but kernels cannot be traced inside it: their axes are unbound.
             with ThreadPoolExecutor(max_workers=1) as thread:
-                thread.submit(_run_check, kernel, check).result()
-            _checked[place] = None
-        except Exception as error:  # The reference works whatever error the kernel raises.
-            _checked[place] = f"{type(error).__name__}: {error}"
+                return thread.submit(checked_here, check, kernel).result()
+
+        _checked[place] = verdicts.verdict(check, kernel, kind, run).failure
     return _checked[place]
 
 
-def _run_check(kernel: Kernel, check: Callable[[Kernel], None]) -> None:
-    """Runs the check of a kernel; inside it the operation uses the kernel without another check."""
-    with _under_check(kernel):
-        check(kernel)
+def checked_here(check: Callable[[Kernel], None], kernel: Kernel) -> Verdict:
+    """The verdict of a check that runs in this process and outside every trace.
+
+    Inside the check the operation uses the kernel without another check.
+    """
+    try:
+        with _under_check(kernel):
+            check(kernel)
+    except Exception as error:  # The reference works whatever error the kernel raises.
+        lasting = "RESOURCE_EXHAUSTED" not in str(error)
+        return Verdict(f"{type(error).__name__}: {_one_line(error)}", lasting)
+    return Verdict(None)
+
+
+def _one_line(error: Exception) -> str:
+    """The first line of an error's message that says something."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
 
 
 def _fall_back(op: str, reason: str, level: int) -> Implementation:

@@ -26,7 +26,7 @@ def row_ops(values: jax.Array, *, backend: Backend = "auto") -> RowOps:
     """
     table = values.reshape(-1, values.shape[-1])
     chosen = implementation(
-        "value_scan", backend, supports=functools.partial(_refuse, table), check=_check
+        "value_scan", backend, supports=functools.partial(_refuse, table), check=check_rows
     )
     return RowOps() if chosen == "reference" else _KERNELS
 
@@ -70,6 +70,7 @@ def _refuse(table: jax.Array, kernel: Kernel) -> str | None:
     return refuse_rows(table, (), kernel)
 
 
-def _check(kernel: Kernel) -> None:
+def check_rows(kernel: Kernel) -> None:
+    """Runs all three kernels on this device; raises if one differs from its reference."""
     for check in (check_read, check_dot, check_add):
         check(kernel)

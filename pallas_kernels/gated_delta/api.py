@@ -20,7 +20,7 @@ from pallas_kernels.gated_delta.arguments import (
     Inputs,
 )
 from pallas_kernels.gated_delta.reference import GatedDeltaOutput
-from pallas_kernels.gated_delta.specs import CHECK_RATIO, CHECKED, SPECS, sample
+from pallas_kernels.gated_delta.specs import CHECK_RATIOS, CHECKED, SPECS, sample
 
 OP = "chunk_gated_delta_rule"
 
@@ -67,7 +67,7 @@ def chunk_gated_delta_rule(
         OP,
         backend,
         supports=lambda kernel: _refusal(key, value, arrays),
-        check=_check,
+        check=check_rule,
     )
     if chosen == "reference":
         return reference.chunk_gated_delta_rule(
@@ -152,8 +152,10 @@ def _refusal(key, value, arrays) -> str | None:
     return None
 
 
-def _check(kernel: Kernel) -> None:
-    """Runs the kernel on this device; raises if it differs from the reference."""
+def check_rule(kernel: Kernel) -> None:
+    """Runs the kernels on this device; raises if they differ from the reference."""
     del kernel  # The one of this device.
     spec = next(spec for spec in SPECS if spec.name == CHECKED)
-    assert_results_agree(chunk_gated_delta_rule, sample(spec, jnp.float32), ratio=CHECK_RATIO)
+    for dtype, ratio in CHECK_RATIOS.items():
+        arrays = sample(spec, jnp.dtype(dtype))
+        assert_results_agree(chunk_gated_delta_rule, arrays, ratio=ratio)

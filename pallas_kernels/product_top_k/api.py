@@ -5,7 +5,6 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fwpkm_jax.core.array_types import Queries, SubKeys
 from fwpkm_jax.core.slots.addressing import (
@@ -14,13 +13,17 @@ from fwpkm_jax.core.slots.addressing import (
     Normalization,
     Score,
     slot_weights,
+    sub_key_scores,
 )
 from pallas_kernels import dispatch
 from pallas_kernels.product_top_k import reference, vjp
 from pallas_kernels.product_top_k.reference import Selection
-from pallas_kernels.product_top_k.specs import CHECKED, SPECS, sample
+from pallas_kernels.product_top_k.specs import CHECK_RATIO, CHECKED, SPECS, TopKSpec, sample
 
 OP = "product_top_k"
+WIDEST_HALF = {"gpu": 320, "tpu": 512}
+"""Widest halves of queries. A GPU's program keeps three bfloat16 terms of 64 of them in its shared
+memory, beside two tiles of keys: 221,184 of 232,448 bytes at 320 columns."""
 
 
 def product_top_k(
@@ -67,7 +70,7 @@ def product_top_k(
         OP,
         backend,
         supports=lambda kernel: unsupported(kernel, queries, keys, top_k=top_k),
-        check=_check,
+        check=check_selection,
     )
     address = cast(Address, _address(chosen, top_k, score, queries, keys))
     weights = slot_weights(
@@ -89,8 +92,9 @@ def unsupported(
     subkeys, half = keys.shape[2:]
     if queries.shape[0] == 0:
         return "0 tokens"
-    if subkeys > 1024 or top_k > 32 or half > 512:
-        return f"subkeys={subkeys}, top_k={top_k}, half={half}; at most 1024, 32 and 512"
+    widest = WIDEST_HALF[kernel]
+    if subkeys > 1024 or top_k > 32 or half > widest:
+        return f"subkeys={subkeys}, top_k={top_k}, half={half}; at most 1024, 32 and {widest}"
     return None
 
 
@@ -123,13 +127,54 @@ def _backward(chosen, top_k, score, residuals, cotangent: Address):
 _address.defvjp(_forward, _backward)
 
 
-def _check(kernel: dispatch.Kernel) -> None:
-    """Compares the kernel with the reference on a small call on this device."""
-    spec = next(spec for spec in SPECS if spec.name == CHECKED)
-    arrays = sample(spec, jnp.float32)
-    actual = cast(Address, _address(kernel, spec.top_k, spec.score, **arrays))
-    expected = reference.address(**arrays, top_k=spec.top_k, score=spec.score)
-    np.testing.assert_array_equal(actual.slot_ids, expected.slot_ids)
-    np.testing.assert_array_equal(actual.sub_key_ids, expected.sub_key_ids)
-    np.testing.assert_allclose(actual.slot_scores, expected.slot_scores, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(actual.sub_key_scores, expected.sub_key_scores, rtol=1e-5, atol=1e-5)
+def check_selection(kernel: dispatch.Kernel) -> None:
+    """Runs the kernel on this device; raises if it differs from the reference."""
+    for spec in (spec for spec in SPECS if spec.name in CHECKED):
+        for name, error in selection_errors(kernel, spec, sample(spec, jnp.float32)).items():
+            if not error <= CHECK_RATIO:
+                raise AssertionError(f"{name} differs by {error:.2g} of its norm ({spec.name})")
+
+
+def selection_errors(
+    kernel: dispatch.Implementation, spec: TopKSpec, arrays: dict[str, jax.Array]
+) -> dict[str, float]:
+    """How far an implementation's best scores, and the scores of its ids, are from the reference's.
+
+    Among thousands of scores some differ by less than rounding, and either order is right: ids are
+    judged by the scores that the reference gives them, and must differ from each other.
+
+    Returns:
+      Differences relative to the norm, by name; `repeated_ids` is the share of repeated ids.
+    """
+
+    @jax.jit
+    def errors(queries: jax.Array, keys: jax.Array) -> dict[str, jax.Array]:
+        actual = cast(Address, _address(kernel, spec.top_k, spec.score, queries, keys))
+        expected = reference.address(queries, keys, top_k=spec.top_k, score=spec.score)
+        every = sub_key_scores(queries, keys, score=spec.score)
+        rows, columns = actual.slot_ids // spec.subkeys, actual.slot_ids % spec.subkeys
+        of_slots = sum(
+            jnp.take_along_axis(every[:, :, codebook], ids, axis=-1)
+            for codebook, ids in enumerate((rows, columns))
+        )
+        of_sub_keys = jnp.take_along_axis(every, actual.sub_key_ids, axis=-1)
+        found = {
+            "slot_scores": (actual.slot_scores, expected.slot_scores),
+            "sub_key_scores": (actual.sub_key_scores, expected.sub_key_scores),
+            "scores of slot_ids": (of_slots, expected.slot_scores),
+            "scores of sub_key_ids": (of_sub_keys, expected.sub_key_scores),
+        }
+        norms = {
+            name: jnp.linalg.norm((a - e).ravel()) / jnp.linalg.norm(e.ravel())
+            for name, (a, e) in found.items()
+        }
+        ids = (actual.slot_ids, actual.sub_key_ids)
+        return norms | {"repeated_ids": jnp.stack([_repeated(x) for x in ids]).max()}
+
+    return {name: float(error) for name, error in errors(**arrays).items()}
+
+
+def _repeated(ids: jax.Array) -> jax.Array:
+    """The share of ids that a query has twice."""
+    ids = jnp.sort(ids, axis=-1)
+    return jnp.mean((ids[..., 1:] == ids[..., :-1]).astype(jnp.float32))

@@ -40,6 +40,11 @@ SPECS = (
     TopKSpec(
         name="all_the_same", tokens=33, subkeys=20, key=4, top_k=8, score="dot", draw="same"
     ),
+    TopKSpec(name="steady", tokens=200, subkeys=512, key=512, top_k=8, small=False),
+    TopKSpec(
+        name="steady_dot", tokens=100, heads=2, subkeys=300, key=512, top_k=32, score="dot",
+        small=False,
+    ),
     TopKSpec(name="paper", tokens=4096, subkeys=512, key=512, top_k=8, small=False, compiled=True),
     TopKSpec(
         name="paper_pkm", tokens=4096, heads=4, subkeys=512, key=512, top_k=32, score="dot",
@@ -56,8 +61,11 @@ SPECS = (
         draw="integer", small=False,
     ),
 )  # fmt: skip
-CHECKED = "100_tokens"
-"""The call on which a device's kernel is compared with the reference before its first use."""
+CHECKED = ("steady", "steady_dot")
+"""The calls on which a device's kernel is compared with the reference before its first use: at the
+paper's widths, with many more tiles of keys than the kernel's pipeline has slots."""
+CHECK_RATIO = 1e-5
+"""Largest difference allowed in that comparison, relative to the norm of all scores."""
 
 
 def sample(spec: TopKSpec, dtype: DTypeLike) -> dict[str, jax.Array]:

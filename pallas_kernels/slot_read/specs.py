@@ -38,6 +38,8 @@ SPECS = (
     RowSpec(name="many_tiles", tokens=650, places=8, slots=64, errors=True),
     RowSpec(name="hot", tokens=700, places=8, drawn="zipf", errors=True, small=False),
     RowSpec(name="hottest", tokens=1000, places=8, drawn="one", value=512, small=False),
+    RowSpec(name="wide_distinct", tokens=128, drawn="distinct", slots=4096, value=512, small=False),
+    RowSpec(name="wide_zipf", tokens=700, drawn="zipf", slots=4096, value=512, small=False),
     RowSpec(
         name="chunk",
         tokens=512,
@@ -58,10 +60,12 @@ SPECS = (
     ),
     RowSpec(name="paper_places", tokens=512, places=128, slots=512**2, small=False, compiled=True),
 )
-CHECKED = "zipf"
-"""What a device must get right before its kernels are trusted."""
+CHECKED = ("wide_distinct", "wide_zipf", "hottest")
+"""The calls on which a device's kernels are compared with the reference before their first use: at
+the paper's width, with slots read once, a few read often, and one read by every token, which makes
+runs far longer than one owner sums alone."""
 CHECK_RATIO = 1e-5
-"""By how much of a tensor's norm it may be off."""
+"""Largest difference allowed in that comparison, relative to a tensor's norm."""
 
 
 def draw_slots(spec: RowSpec, rng: np.random.Generator) -> np.ndarray:

@@ -1,11 +1,15 @@
 """Every kernel lowers for the TPU everywhere, and compiles for v5e, v5p, v6e and H100."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
 from benchmarks.compiled.absent_devices import DEVICES, kernel_of, kernels_for
+from pallas_kernels.product_top_k import product_top_k
+from pallas_kernels.product_top_k.api import WIDEST_HALF
 from tests.aot.devices import absent_device
 from tests.kernels.entry import entries
 
@@ -62,3 +66,16 @@ def test_kernels_compile_ahead_of_time(entry, spec, direction, device):
         compiled = traced.lower().compile()
     assert CUSTOM_CALL[kernel] in compiled.as_text()
     assert compiled.memory_analysis().output_size_in_bytes > 0
+
+
+@pytest.mark.aot
+def test_the_widest_keys_that_the_gpus_kernel_takes_fit_its_shared_memory():
+    half = WIDEST_HALF["gpu"]
+    sharding = SingleDeviceSharding(absent_device("h100"))
+    shapes = (256, 1, 2 * half), (1, 2, 512, half)
+    arrays = (jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding) for shape in shapes)
+    with kernels_for("h100"):
+        select = functools.partial(product_top_k, top_k=8, backend="pallas")
+        jax.jit(select).trace(*arrays).lower().compile()
+        with pytest.raises(NotImplementedError, match="at most 1024, 32 and 320"):
+            jax.eval_shape(select, jnp.zeros((5, 1, 768)), jnp.zeros((1, 2, 512, 384)))

@@ -7,12 +7,14 @@ import jax
 import jaxtyping
 import pytest
 
-from pallas_kernels import dispatch
+from pallas_kernels import dispatch, verdicts
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    """Without earlier checks and log lines, and `auto` as users have it whatever --backend says."""
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Without earlier checks and log lines, `auto` as users have it whatever --backend says, and
+    checks in this process, as on a TPU."""
+    monkeypatch.setattr(verdicts, "has_name", lambda check: False)
     with dispatch.checked_anew(), dispatch.default_backend("auto"), dispatch._simulation(None):
         yield
 

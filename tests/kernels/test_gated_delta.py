@@ -52,7 +52,7 @@ def test_the_check_before_first_use_notices_a_wrong_kernel(monkeypatch):
     monkeypatch.setattr(tpu, "forward", wrong)
     monkeypatch.setattr(api, "CHECKED", "one_token")
     with dispatch.interpret_kernels("tpu"), pytest.raises(AssertionError, match="differs by"):
-        api._check("tpu")
+        api.check_rule("tpu")
 
 
 @pytest.mark.usefixtures("_interpreted")

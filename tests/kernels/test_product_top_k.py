@@ -1,6 +1,7 @@
 """What the kernels of product_top_k owe their callers beyond parity on the named shapes."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from jax.extend.core import jaxprs_in_params
 
 from fwpkm_jax.core.slots import addressing
 from pallas_kernels import dispatch
-from pallas_kernels.product_top_k import product_top_k
+from pallas_kernels.product_top_k import api, product_top_k, specs
 
 TOP_K = 3
 select = functools.partial(product_top_k, top_k=TOP_K)
@@ -156,3 +157,58 @@ def test_doubles_are_left_to_the_reference():
 def test_senseless_shapes_are_refused_in_the_words_of_the_reference():
     with dispatch.interpret_kernels("tpu"), pytest.raises(ValueError, match="top_k=8 exceeds"):
         product_top_k(*sample(), top_k=8, backend="pallas")
+
+
+def test_a_gpu_leaves_keys_too_wide_for_its_shared_memory_to_the_reference(caplog):
+    def traced(half, backend):
+        shapes = [jax.ShapeDtypeStruct(x, jnp.float32) for x in ((5, 1, 2 * half), (1, 2, 7, half))]
+        with dispatch.compile_kernels("gpu"):
+            return jax.make_jaxpr(functools.partial(select, backend=backend))(*shapes)
+
+    assert "product_top_k_select" in str(traced(api.WIDEST_HALF["gpu"], "auto"))
+    assert "product_top_k_select" not in str(traced(384, "auto"))
+    assert "half=384; at most 1024, 32 and 320" in caplog.text
+    with pytest.raises(NotImplementedError, match="half=384"):
+        traced(384, "pallas")
+
+
+def test_the_check_before_first_use_allows_near_ties_and_no_other_ids(monkeypatch):
+    spec = specs.TopKSpec(name="tie", tokens=20, subkeys=12, key=8, top_k=3)
+    arrays = specs.sample(spec, jnp.float32)
+    # Sub-key 1 of both codebooks nearly equals sub-key 0.
+    arrays["keys"] = arrays["keys"].at[:, :, 1].set(arrays["keys"][:, :, 0] * (1 + 2e-7))
+
+    def exchange(ids):
+        return jnp.where(ids < 2, 1 - ids, ids)
+
+    def ties(address):
+        row, column = (exchange(x) for x in jnp.divmod(address.slot_ids, spec.subkeys))
+        ids = exchange(address.sub_key_ids)
+        return address._replace(slot_ids=row * spec.subkeys + column, sub_key_ids=ids)
+
+    faults = {
+        "scores of slot_ids": lambda a: a._replace(slot_ids=jnp.roll(a.slot_ids, 1, axis=0)),
+        "scores of sub_key_ids": lambda a: a._replace(sub_key_ids=a.sub_key_ids[..., ::-1]),
+        "slot_scores": lambda a: a._replace(slot_scores=a.slot_scores + 0.1),
+        "repeated_ids": lambda a: a._replace(
+            slot_ids=a.slot_ids.at[..., 1].set(a.slot_ids[..., 0])
+        ),
+    }
+    right = functools.partial(api._address, "reference")
+
+    def wrong(kernel, *arguments):
+        del kernel
+        return changes[-1](right(*arguments))
+
+    monkeypatch.setattr(api, "_address", wrong)
+    monkeypatch.setattr(api, "SPECS", (spec,))
+    monkeypatch.setattr(api, "CHECKED", (spec.name,))
+    monkeypatch.setattr(api, "sample", lambda spec, dtype: arrays)
+    changes: list[Any] = [ties]
+    api.check_selection("gpu")
+    errors = api.selection_errors("gpu", spec, arrays)
+    assert 0 < errors["scores of slot_ids"] < 1e-6
+    for name, fault in faults.items():
+        changes.append(fault)
+        with pytest.raises(AssertionError, match=f"{name} differs by"):
+            api.check_selection("gpu")

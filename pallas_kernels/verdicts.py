@@ -1,0 +1,149 @@
+"""The verdict on a kernel: whether it agrees with its reference on this machine's device.
+
+A kernel that waits for ever would stop the program, and one that reads a wrong address makes the
+GPU useless to the process that launched it. A GPU's kernels are therefore checked by
+`pallas_kernels.check_here` in a process of its own with a time limit. A TPU belongs to one process
+at a time, so its kernels are checked in the program itself.
+
+Verdicts are kept in `$XDG_CACHE_HOME/fwpkm_jax/kernel_checks` (`~/.cache` by default), one file for
+each check, kernel, kind of device, version of jax and jaxlib, and content of this package. A later
+start reads the file and checks nothing.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+LIMIT_S = 180.0
+"""Seconds after which a check that runs in its own process is ended."""
+_PROGRAM = "pallas_kernels.check_here"
+
+
+class Verdict(NamedTuple):
+    """What a check found.
+
+    Attributes:
+      failure: None if the kernel agrees with the reference, else what went wrong.
+      lasting: whether the same check would end alike; False where the device had no memory left or
+        the process could not use it. Only lasting verdicts are kept.
+    """
+
+    failure: str | None
+    lasting: bool = True
+
+
+def verdict(
+    check: Callable[..., None], kernel: str, device_kind: str, run: Callable[[], Verdict]
+) -> Verdict:
+    """The verdict that an earlier process kept, or that of `run()`, which is then kept.
+
+    A check without a name of its own, such as a function defined in a test, is always run.
+    """
+    if not has_name(check):
+        return run()
+    file = _folder() / f"{_key(check, kernel, device_kind)}.json"
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        return Verdict(kept["failure"])
+    except (OSError, ValueError, KeyError):
+        found = run()
+    if found.lasting:
+        _keep(file, {"check": name_of(check), "kernel": kernel, "device": device_kind}, found)
+    return found
+
+
+def run_apart(
+    check: Callable[..., None], kernel: str, device_kind: str, *, limit_s: float | None = None
+) -> Verdict:
+    """Runs a check in a process of its own, which is ended after `limit_s` or `LIMIT_S`."""
+    command = [sys.executable, "-m", _PROGRAM, *name_of(check).split(":"), kernel, device_kind]
+    variables = {
+        # The child imports what this process would import.
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        # This process has most of the device's memory already.
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    }
+    if jax.default_backend() != "cpu":
+        variables["JAX_PLATFORMS"] = "cuda"
+    return _answer(command, variables, LIMIT_S if limit_s is None else limit_s)
+
+
+def has_name(check: Callable[..., None]) -> bool:
+    """Whether another process can import the function by its name."""
+    return "<" not in check.__qualname__ and check.__module__ != "__main__"
+
+
+def name_of(check: Callable[..., None]) -> str:
+    return f"{check.__module__}:{check.__qualname__}"
+
+
+def _answer(command: Sequence[str], variables: Mapping[str, str], limit_s: float) -> Verdict:
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | dict(variables),
+        start_new_session=True,
+    )
+    try:
+        printed, errors = process.communicate(timeout=limit_s)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # A driver may not let it die.
+            process.communicate(timeout=10)
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        return Verdict(f"no answer after {limit_s:g} s")
+    if process.returncode < 0:
+        return Verdict(f"its process died by {signal.Signals(-process.returncode).name}")
+    try:
+        answer = json.loads((printed.splitlines() or [""])[-1])
+        return Verdict(answer["failure"], answer["lasting"])
+    except (ValueError, KeyError, TypeError):
+        last = (errors.strip().splitlines() or ["it printed no error"])[-1]
+        failure = f"its process ended with exit code {process.returncode}: {last}"
+        return Verdict(failure, lasting=False)
+
+
+def _folder() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache, "fwpkm_jax", "kernel_checks")
+
+
+def _key(check: Callable[..., None], kernel: str, device_kind: str) -> str:
+    facts = (name_of(check), kernel, device_kind, jax.__version__, version("jaxlib"), _content())
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _content() -> str:
+    """A hash of this package's source."""
+    folder, digest = Path(__file__).parent, hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(str(file.relative_to(folder)).encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _keep(file: Path, facts: dict[str, str], found: Verdict) -> None:
+    """Writes the file whole; a folder that cannot be written costs the next start a check."""
+    partial = file.with_suffix(f".{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps({**facts, "failure": found.failure}), encoding="utf-8")
+        partial.replace(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()

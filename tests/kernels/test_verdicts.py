@@ -1,0 +1,85 @@
+"""Checks in a process of their own: how they end, what is kept, and what a program then runs."""
+
+import time
+from typing import Any
+
+import jax
+import pytest
+
+from pallas_kernels import dispatch, verdicts
+from pallas_kernels.verdicts import Verdict
+from tests.kernels import planted_checks as planted
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "fwpkm_jax" / "kernel_checks"
+
+
+def apart(check, **options):
+    return verdicts.run_apart(check, "gpu", "cpu", **options)
+
+
+def test_a_check_that_hangs_is_ended():
+    began = time.perf_counter()
+    assert apart(planted.hangs, limit_s=0.5) == Verdict("no answer after 0.5 s")
+    assert time.perf_counter() - began < 30
+
+
+def test_a_hopper_gpu_uses_what_agrees_and_says_why_it_leaves_the_rest(monkeypatch, caplog, cache):
+    kind = jax.devices()[0].device_kind
+    monkeypatch.setattr(dispatch, "_device_lacks", lambda kernel: None)
+    monkeypatch.setattr(dispatch, "_kernels_here", lambda platform: ("gpu",))
+
+    def chosen(check):
+        return dispatch.implementation(check.__name__, "auto", check=check)
+
+    reasons: dict[Any, str] = {
+        planted.differs: "AssertionError: gpu's rows differ by 0.3 of their norm",
+        planted.dies: "its process died by SIGSEGV",
+        planted.exits: "its process ended with exit code 1: no CUDA driver",
+    }
+    with dispatch.checked_anew(), dispatch.default_backend("auto"), dispatch._simulation(None):
+        assert chosen(planted.agrees) == "gpu"
+        assert {chosen(check) for check in reasons} == {"reference"}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{check.__name__} runs its reference: "
+        f"the gpu kernel failed its check on this device: {reason}."
+        for check, reason in reasons.items()
+    ]
+    # What may end otherwise at the next start is not kept.
+    assert len(list(cache.iterdir())) == 3
+
+    def again():
+        raise AssertionError("checked again")
+
+    for check in (planted.agrees, planted.differs, planted.dies):
+        assert verdicts.verdict(check, "gpu", kind, again).failure == reasons.get(check)
+    for kernel, other in [("gpu", "another GPU"), ("tpu", kind)]:
+        with pytest.raises(AssertionError, match="checked again"):
+            verdicts.verdict(planted.agrees, kernel, other, again)
+    with monkeypatch.context() as patch:
+        patch.setattr(verdicts, "_content", lambda: "a kernel was edited")
+        with pytest.raises(AssertionError, match="checked again"):
+            verdicts.verdict(planted.agrees, "gpu", kind, again)
+
+
+def test_a_check_apart_notices_another_device(caplog):
+    found = verdicts.run_apart(planted.agrees, "gpu", "NVIDIA H100")
+    assert found == Verdict("the check's process found a cpu", lasting=False)
+
+
+def test_a_full_device_may_have_room_at_the_next_start():
+    found = dispatch.checked_here(planted.finds_no_memory, "gpu")
+    assert found == Verdict("RuntimeError: RESOURCE_EXHAUSTED: out of memory", lasting=False)
+
+
+def test_nothing_is_kept_of_a_check_without_a_name_or_where_no_file_can_be_written(cache):
+    def run():
+        return Verdict(None)
+
+    assert verdicts.verdict(lambda kernel: None, "gpu", "cpu", run) == Verdict(None)
+    assert not cache.exists()
+    cache.parent.write_text("")  # A file where the folder should be.
+    assert verdicts.verdict(planted.agrees, "gpu", "cpu", run) == Verdict(None)

@@ -106,10 +106,11 @@ class Experiment:
 
 
 def from_json(values: Any, annotation: Any = Experiment, *, path: str = "config") -> Any:
-    """`config_json.from_json`, of an `Experiment` by default, whose plugins it imports first."""
+    """`config_json.from_json` of what a run stored, by default an `Experiment`, whose plugins it
+    imports first."""
     if annotation is Experiment and isinstance(values, dict):
         _import_plugins_of(values)
-    return config_json.from_json(values, annotation, path=path)
+    return config_json.from_json(values, annotation, path=path, stored=True)
 
 
 CONFIGS = Path(__file__).parent / "configs"

@@ -12,6 +12,7 @@ from typing import Any, Literal, Union
 
 import numpy as np
 
+from fwpkm_jax.added_fields import values_before
 from fwpkm_jax.command_line import nearest
 
 # What the devices count and compute in.
@@ -33,13 +34,15 @@ def to_json(config: Any) -> Any:
     raise TypeError(f"{config!r} in a configuration has no JSON form.")
 
 
-def from_json(values: Any, annotation: Any, *, path: str = "config") -> Any:
+def from_json(values: Any, annotation: Any, *, path: str = "config", stored: bool = False) -> Any:
     """The configuration that `to_json` wrote, every name and type checked.
 
     Args:
       values: parsed JSON.
       annotation: the type expected.
       path: what errors call the place.
+      stored: the values were written by a run, maybe of an earlier version; fields that were
+        added since mean what `meant_before` says. Otherwise they have their defaults.
 
     Raises:
       ValueError: a field or class is unknown (the nearest name is given), a required field is
@@ -47,16 +50,16 @@ def from_json(values: Any, annotation: Any, *, path: str = "config") -> Any:
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (Union, types.UnionType):
-        return _from_json_union(values, arguments, path)
+        return _from_json_union(values, arguments, path, stored)
     if origin is Literal:
         if values not in arguments:
             hint = nearest(str(values), [str(a) for a in arguments])
             raise ValueError(f"{path}={values!r} is none of {list(arguments)}{hint}.")
         return values
     if origin is tuple:
-        return _from_json_tuple(values, arguments, path)
+        return _from_json_tuple(values, arguments, path, stored)
     if _is_section(annotation):
-        return _from_json_dataclass(values, annotation, path)
+        return _from_json_dataclass(values, annotation, path, stored)
     if annotation is float and isinstance(values, int | float) and not isinstance(values, bool):
         if not abs(values) <= _MOST_FLOAT:
             raise ValueError(f"{path}={values!r} must be finite in float32.")
@@ -70,7 +73,7 @@ def from_json(values: Any, annotation: Any, *, path: str = "config") -> Any:
     return values
 
 
-def _from_json_union(values: Any, options: Sequence[Any], path: str) -> Any:
+def _from_json_union(values: Any, options: Sequence[Any], path: str, stored: bool) -> Any:
     """The value as the one of `options` it belongs to; dataclasses are told by their `class`."""
     if values is None and types.NoneType in options:
         return None
@@ -82,17 +85,17 @@ def _from_json_union(values: Any, options: Sequence[Any], path: str) -> Any:
             raise ValueError(
                 f"{path}.class={name!r} is none of {sorted(classes)}{nearest(str(name), classes)}."
             )
-        return from_json(values, classes[name], path=path)
+        return from_json(values, classes[name], path=path, stored=stored)
     errors = []
     for option in options:
         try:
-            return from_json(values, option, path=path)
+            return from_json(values, option, path=path, stored=stored)
         except ValueError as error:
             errors.append(str(error))
     raise ValueError("; ".join(errors))
 
 
-def _from_json_tuple(values: Any, items: Sequence[Any], path: str) -> tuple[Any, ...]:
+def _from_json_tuple(values: Any, items: Sequence[Any], path: str, stored: bool) -> tuple[Any, ...]:
     if not isinstance(values, list):
         raise ValueError(f"{path}={values!r} must be a list.")
     if len(items) == 2 and items[1] is ...:
@@ -100,10 +103,12 @@ def _from_json_tuple(values: Any, items: Sequence[Any], path: str) -> tuple[Any,
     if len(items) != len(values):
         raise ValueError(f"{path}={values!r} must have {len(items)} entries.")
     pairs = zip(values, items, strict=True)
-    return tuple(from_json(v, item, path=f"{path}[{i}]") for i, (v, item) in enumerate(pairs))
+    return tuple(
+        from_json(v, item, path=f"{path}[{i}]", stored=stored) for i, (v, item) in enumerate(pairs)
+    )
 
 
-def _from_json_dataclass(values: Any, annotation: type, path: str) -> Any:
+def _from_json_dataclass(values: Any, annotation: type, path: str, stored: bool) -> Any:
     if not isinstance(values, dict):
         raise ValueError(f"{path}={values!r} must be an object with the fields of a section.")
     values = dict(values)
@@ -117,7 +122,11 @@ def _from_json_dataclass(values: Any, annotation: type, path: str) -> Any:
     names = [f.name for f in dataclasses.fields(cls)]
     for unknown in values.keys() - set(names):
         raise ValueError(f"{path}.{unknown} is not a field{nearest(unknown, names)}.")
-    decoded = {n: from_json(v, types_of[n], path=f"{path}.{n}") for n, v in values.items()}
+    decoded = {
+        n: from_json(v, types_of[n], path=f"{path}.{n}", stored=stored) for n, v in values.items()
+    }
+    if stored:
+        decoded = values_before(cls) | decoded
     try:
         return cls(**decoded)
     except (TypeError, ValueError) as error:

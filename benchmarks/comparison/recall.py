@@ -113,6 +113,7 @@ def decoder(name: str, size: int) -> ModelConfig:
         changes["matrix"] = MatrixMemoryConfig(
             **dict.fromkeys(("num_key_heads", "num_value_heads"), 1),
             **dict.fromkeys(("key_head_dim", "value_head_dim"), size),
+            decay_start="constant",  # `without_decay` replaces it.
             rules=(rule,),
         )
     elif name == "titans":

@@ -92,6 +92,7 @@ def decoder(name: str, options: Options) -> ModelConfig:
     """The decoder of one memory."""
     sizes = {"num_key_heads": options.heads, "num_value_heads": options.heads}
     sizes |= dict.fromkeys(("key_head_dim", "value_head_dim"), options.head_dim)
+    sizes["decay_start"] = "constant"  # `without_decay` replaces it.
     return ModelConfig(
         vocab_size=VOCABULARY,
         model_dim=WIDTH,

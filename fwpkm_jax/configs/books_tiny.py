@@ -34,7 +34,11 @@ def get_config() -> Experiment:
             mlp_dim=256,
             attention=AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=32),
             gdn=GatedDeltaNetConfig(
-                num_key_heads=2, num_value_heads=2, key_head_dim=16, value_head_dim=16
+                num_key_heads=2,
+                num_value_heads=2,
+                key_head_dim=16,
+                value_head_dim=16,
+                decay_start="constant",  # Of the runs in docs/measurements/results.md.
             ),
             memory_layers=(2,),
             fast_weight=FastWeightConfig(

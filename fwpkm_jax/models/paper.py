@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
+from fwpkm_jax.layers.mixers import GatedDeltaNetConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules import FwMLP
 
@@ -26,6 +27,8 @@ BACKBONES: dict[str, tuple[str, ...]] = {
     "fa": _twelve("attention"),
 }
 """Token mixers of the twelve layers: Gated DeltaNet, sliding-window, full attention."""
+
+_GDN = GatedDeltaNetConfig(decay_start="constant")  # As the authors' release starts it.
 
 # Table 1's parameter counts come out with 512 hidden units, Appendix C says 2304
 # (`--model.fast_weight.rule.hidden_dim 2304`). A dense memory takes no loss weights.
@@ -72,7 +75,7 @@ def paper_model(name: str) -> ModelConfig:
     if name == "lact":
         return ModelConfig(mixers=_twelve("lact"), mlp_dim=2048)
     backbone, memory, *_ = [*name.split("__"), ""]
-    return ModelConfig(mixers=BACKBONES[backbone], **MEMORIES[memory])
+    return ModelConfig(mixers=BACKBONES[backbone], gdn=_GDN, **MEMORIES[memory])
 
 
 def appendix_model(name: str) -> ModelConfig | None:

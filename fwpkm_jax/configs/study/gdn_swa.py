@@ -53,6 +53,7 @@ def get_config() -> Experiment:
                 key_head_dim=16,
                 value_head_dim=16,
                 conv_width=16,  # Bytes: about as far as four of the paper's tokens.
+                decay_start="constant",  # Of the runs in docs/measurements/study.md.
             ),
             lact=LaCTConfig(
                 num_heads=4,

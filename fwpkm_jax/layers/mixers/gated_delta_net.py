@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 from fwpkm_jax.core.normalize import l2_normalize
 from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.recurrence.decay_starts import draw_time_steps, softplus_bias
 from fwpkm_jax.core.recurrence.gated_delta import recurrent_gated_delta_rule
 from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask
 from fwpkm_jax.layers.mixers.memory_heads import MemoryHeads, causal_convolution
@@ -27,7 +28,7 @@ from pallas_kernels.gated_delta import chunk_gated_delta_rule
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaNetConfig(MemoryHeads, AbstractMixerConfig):
-    """Shape of a Gated DeltaNet layer; the defaults are the paper's."""
+    """Shape of a Gated DeltaNet layer; all but `decay_start` are the paper's by default."""
 
     chunk_size: int = 64
     """Tokens solved for at once in plain JAX; changes speed, and results only by rounding."""
@@ -138,7 +139,11 @@ class GatedDeltaNet(AbstractMixer):
         # A uniform in (0, 16]: 1 - u, because u can be 0 and log 0 must not occur.
         uniform = 1 - jax.random.uniform(rngs.params(), (heads,), jnp.float32)
         self.A_log = nnx.Param(jnp.log(16 * uniform))
-        self.dt_bias = nnx.Param(jnp.ones((heads,), jnp.float32))
+        if config.decay_start == "constant":
+            dt_bias = jnp.ones((heads,), jnp.float32)
+        else:
+            dt_bias = softplus_bias(draw_time_steps(rngs.params(), (heads,)))
+        self.dt_bias = nnx.Param(dt_bias)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> GatedDeltaNetCache:
         """An empty cache; its size does not depend on `max_length`. `dtype` of activations."""

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.recurrence.decay_starts import bias_initializer
 from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask
 from fwpkm_jax.layers.mixers.memory_heads import MemoryHeads, causal_convolution
 from fwpkm_jax.layers.norms import GatedRMSNorm
@@ -119,11 +120,11 @@ class MatrixMemory(AbstractMixer):
         """Args: `dtype` of activations, None for the input's; parameters are float32."""
         init = nnx.initializers.normal(init_std)
 
-        def linear(inputs: int, outputs: int, bias: float | None = None) -> nnx.Linear:
+        def linear(inputs: int, outputs: int, bias: Any = None) -> nnx.Linear:
             return nnx.Linear(
                 *(inputs, outputs),
                 use_bias=bias is not None,
-                bias_init=nnx.initializers.constant(bias or 0.0),
+                bias_init=bias or nnx.initializers.zeros,
                 dtype=dtype,
                 kernel_init=init,
                 rngs=rngs,
@@ -140,16 +141,17 @@ class MatrixMemory(AbstractMixer):
         conv_weight = init(rngs.params(), channels, jnp.float32) if rule.convolution else None
         self.conv_weight = None if conv_weight is None else nnx.Param(conv_weight)
         learned = rule.learned_gates
+        start = config.decay_start
+        decay_bias = bias_initializer(start, learned.decay_bias, learned.decay_of_step)
+        strength_bias = bias_initializer(start, learned.strength_bias, learned.strength_of_step)
         decay: nnx.Module | None = None
         if learned.decay and rule.decay == "key":
-            up = linear(config.decay_rank, heads * config.key_head_dim, learned.decay_bias)
+            up = linear(config.decay_rank, heads * config.key_head_dim, decay_bias)
             decay = nnx.Sequential(linear(model_dim, config.decay_rank), up)
         elif learned.decay:
-            decay = linear(model_dim, heads, learned.decay_bias)
+            decay = linear(model_dim, heads, decay_bias)
         strength = (
-            linear(model_dim, rule.steps * heads, learned.strength_bias)
-            if learned.strength
-            else None
+            linear(model_dim, rule.steps * heads, strength_bias) if learned.strength else None
         )
         self.decay_proj, self.strength_proj = decay, strength
         # As Gated DeltaNet's: uniform in (0, 16]; 1 - u, because log 0 must not occur.

@@ -1,17 +1,19 @@
-"""What layers with a matrix memory share: the shape of their heads, and the convolution before."""
+"""What layers with a matrix memory share: their heads, and the convolution before."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fwpkm_jax.added_fields import meant_before
 from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.recurrence.decay_starts import DecayStart
 from fwpkm_jax.literals import check_literals
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryHeads:
-    """Heads of a layer with a matrix memory; the defaults are the paper's."""
+    """Heads of a layer with a matrix memory; the sizes by default are the paper's."""
 
     num_key_heads: int = 8
     """Heads of queries and keys."""
@@ -23,6 +25,10 @@ class MemoryHeads:
     """Width of a value."""
     conv_width: int = 4
     """Tokens that the causal convolution sees, the token itself included."""
+    decay_start: DecayStart = field(default="time_steps", metadata=meant_before("constant"))
+    """Where learned decays begin. "time_steps", as published layers: each head draws its time step
+    between 0.001 and 0.1. "constant": all heads have the same bias; with the gated delta rule,
+    where it is the FwPKM paper's, the median head then forgets all but 1e-5 at every token."""
 
     def __post_init__(self):
         check_literals(self)

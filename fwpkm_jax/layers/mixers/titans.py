@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from fwpkm_jax.core.normalize import rms_normalize
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.recurrence.decay_starts import bias_initializer, sigmoid_bias
 from fwpkm_jax.core.streams.chunked_stream import stream_in_chunks
 from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
@@ -93,9 +94,9 @@ class Titans(AbstractMixer):
         self.key_proj = linear(model_dim, heads * head)
         self.value_proj = linear(model_dim, heads * head)
         self.rate_proj = linear(model_dim, heads, use_bias=True)
-        # At first a hundredth of the weights is given up at each write.
-        hundredth = nnx.initializers.constant(-4.6)
-        self.forget_proj = linear(model_dim, heads, use_bias=True, bias_init=hundredth)
+        # At first a hundredth of the weights is given up at each write, or what heads draw.
+        forget_bias = bias_initializer(config.decay_start, -4.6, lambda step: -sigmoid_bias(step))
+        self.forget_proj = linear(model_dim, heads, use_bias=True, bias_init=forget_bias)
         orders = config.momentum_order
         self.momentum_proj = linear(model_dim, heads * orders, use_bias=True) if orders else None
         self.combine_proj = (

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from fwpkm_jax.core.recurrence.decay_starts import DecayStart
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.rules.titans import TitansRule
 
@@ -46,6 +47,10 @@ class TitansConfig:
     """Norms what each head reads."""
     num_persistent: int = 0
     """Learned tokens in front of every sequence (persistent memory)."""
+
+    decay_start: DecayStart = "constant"
+    """Where the share that a write forgets begins: at a hundredth, or at time steps that heads draw
+    between 0.001 and 0.1."""
 
     def __post_init__(self):
         check_literals(self)

@@ -75,8 +75,11 @@ class LearnedGates(NamedTuple):
       decay: a projection per head, or per key channel where the rule's `decay` is "key".
       strength: a projection per head and write.
       log_rate: a vector, one number per head.
-      decay_bias: at the start.
-      strength_bias: at the start.
+      decay_bias: at the start, where that is constant.
+      strength_bias: at the start, where that is constant.
+      decay_of_step: the bias of `decay` at which the memory's time step is a given one, for a
+        start with drawn time steps (`core.recurrence.decay_starts`); None: `decay_bias`.
+      strength_of_step: the same of `strength`, for a rule whose strength is its time step.
     """
 
     decay: bool = False
@@ -84,6 +87,8 @@ class LearnedGates(NamedTuple):
     log_rate: bool = False
     decay_bias: float = 0.0
     strength_bias: float = 0.0
+    decay_of_step: Callable[[Array], Array] | None = None
+    strength_of_step: Callable[[Array], Array] | None = None
 
 
 class GateInputs(NamedTuple):

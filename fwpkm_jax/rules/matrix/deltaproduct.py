@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from fwpkm_jax.core.recurrence.decay_starts import softplus_bias
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -77,7 +78,13 @@ class DeltaProduct(AbstractMatrixRule):
 
     @property
     def learned_gates(self) -> LearnedGates:
-        return LearnedGates(decay=self.gated, strength=True, log_rate=self.gated, decay_bias=1.0)
+        return LearnedGates(
+            decay=self.gated,
+            strength=True,
+            log_rate=self.gated,
+            decay_bias=1.0,
+            decay_of_step=softplus_bias,
+        )
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         strength = sigmoid_strength(inputs, self.negative_eigenvalues)

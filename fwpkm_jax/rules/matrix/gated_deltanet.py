@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from fwpkm_jax.core.recurrence.decay_starts import softplus_bias
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
@@ -73,7 +74,13 @@ class GatedDeltaNet(AbstractMatrixRule):
 
     @property
     def learned_gates(self) -> LearnedGates:
-        return LearnedGates(decay=True, strength=True, log_rate=True, decay_bias=1.0)
+        return LearnedGates(
+            decay=True,
+            strength=True,
+            log_rate=True,
+            decay_bias=1.0,
+            decay_of_step=softplus_bias,
+        )
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return softplus_decay(inputs), sigmoid_strength(inputs, self.negative_eigenvalues)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
+from fwpkm_jax.core.recurrence.decay_starts import sigmoid_bias
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
@@ -77,7 +78,7 @@ class GatedRFA(AbstractMatrixRule):
 
     @property
     def learned_gates(self) -> LearnedGates:
-        return LearnedGates(decay=True, decay_bias=3.0)
+        return LearnedGates(decay=True, decay_bias=3.0, decay_of_step=sigmoid_bias)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return jax.nn.log_sigmoid(given(inputs.decay)), None

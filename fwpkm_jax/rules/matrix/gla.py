@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from fwpkm_jax.core.recurrence.decay_starts import sigmoid_bias
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -58,7 +59,9 @@ class GLA(AbstractMatrixRule):
 
     @property
     def learned_gates(self) -> LearnedGates:
-        return LearnedGates(decay=True)
+        return LearnedGates(
+            decay=True, decay_of_step=lambda step: sigmoid_bias(_TEMPERATURE * step)
+        )
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return jax.nn.log_sigmoid(given(inputs.decay)) / _TEMPERATURE, None

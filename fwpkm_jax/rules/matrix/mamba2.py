@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from fwpkm_jax.core.recurrence.decay_starts import softplus_bias
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
@@ -65,8 +66,10 @@ class Mamba2(AbstractMatrixRule):
 
     @property
     def learned_gates(self) -> LearnedGates:
-        # softplus(-4) = 0.018: a small step, as in the published initialisation (0.001 to 0.1).
-        return LearnedGates(strength=True, log_rate=True, strength_bias=-4.0)
+        # softplus(-4) = 0.018, amid the published range of time steps.
+        return LearnedGates(
+            strength=True, log_rate=True, strength_bias=-4.0, strength_of_step=softplus_bias
+        )
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         step = jax.nn.softplus(given(inputs.strength))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from fwpkm_jax.core.recurrence.decay_starts import sigmoid_bias
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
@@ -91,7 +92,7 @@ class MLSTM(AbstractMatrixRule):
 
     @property
     def learned_gates(self) -> LearnedGates:
-        return LearnedGates(decay=True, strength=True, decay_bias=4.0)
+        return LearnedGates(decay=True, strength=True, decay_bias=4.0, decay_of_step=sigmoid_bias)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return jax.nn.log_sigmoid(given(inputs.decay)), given(inputs.strength)

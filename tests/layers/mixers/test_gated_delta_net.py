@@ -12,7 +12,12 @@ from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNet, GatedDeltaNet
 from pallas_kernels import dispatch
 
 SMALL = GatedDeltaNetConfig(
-    num_key_heads=2, num_value_heads=4, key_head_dim=3, value_head_dim=5, chunk_size=4
+    num_key_heads=2,
+    num_value_heads=4,
+    key_head_dim=3,
+    value_head_dim=5,
+    chunk_size=4,
+    decay_start="constant",
 )
 
 

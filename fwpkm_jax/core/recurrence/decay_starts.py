@@ -1,0 +1,54 @@
+"""How much of its memory a head keeps before it has learned what to keep."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+DecayStart = Literal["time_steps", "constant"]
+"""Where learned decays begin: at time steps that differ from head to head, or all at one bias."""
+
+SHORTEST_STEP, LONGEST_STEP = 1e-3, 0.1
+"""The range of time steps at the start in published layers, from Mamba (arXiv:2312.00752) on."""
+
+
+def draw_time_steps(rng: jax.Array, shape: tuple[int, ...]) -> Float[Array, "..."]:
+    """Time steps that are log-uniform between `SHORTEST_STEP` and `LONGEST_STEP`, float32.
+
+    A memory that forgets at rate 1 keeps `exp(-step)` of what it holds at each token, so that
+    heads begin with memories of 10 to 1,000 tokens.
+    """
+    low, high = math.log(SHORTEST_STEP), math.log(LONGEST_STEP)
+    return jnp.exp(jax.random.uniform(rng, shape, jnp.float32, low, high))
+
+
+def softplus_bias(step: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The bias whose softplus is the time step."""
+    return step + jnp.log(-jnp.expm1(-step))
+
+
+def sigmoid_bias(step: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The bias whose sigmoid is the share `exp(-step)` that is kept over a time step."""
+    return -jnp.log(jnp.expm1(step))
+
+
+def bias_initializer(
+    start: DecayStart, constant: float, of_step: Callable[[Array], Array] | None
+) -> Callable[..., Array]:
+    """Makes a gate's bias from a random key, a shape and a dtype.
+
+    Args:
+      start: where decays begin.
+      constant: the bias of a constant start, and of a gate that decides over no decay.
+      of_step: the bias at which the time step is a given one; None for a gate without.
+    """
+
+    def initialize(rng: jax.Array, shape: tuple[int, ...], dtype: Any, *_: Any) -> Array:
+        if start == "constant" or of_step is None:
+            return jnp.full(shape, constant, dtype)
+        return of_step(draw_time_steps(rng, shape)).astype(dtype)
+
+    return initialize

@@ -1,0 +1,113 @@
+"""Where the decays of gated mixers begin: the median share kept, and what stored runs mean."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from fwpkm_jax.config import from_json
+from fwpkm_jax.config_json import to_json
+from fwpkm_jax.layers.mixers import (
+    GatedDeltaNet,
+    GatedDeltaNetConfig,
+    MatrixMemory,
+    MatrixMemoryConfig,
+    Titans,
+    TitansConfig,
+)
+from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.models.paper import PSWA, paper_model
+from fwpkm_jax.rules.matrix import MATRIX_RULES
+
+HEADS, DIM = 1024, 2
+SHAPE = {"num_key_heads": HEADS, "num_value_heads": HEADS, "key_head_dim": 1, "value_head_dim": 1}
+TITANS = {"num_heads": 2048, "head_dim": 1, "depth": 1}
+
+
+def drawn():
+    """A large sample of time steps and rates, as published layers draw them."""
+    rng = np.random.default_rng(0)
+    steps = np.exp(rng.uniform(np.log(1e-3), np.log(0.1), size=200_000))
+    return steps, rng.uniform(0, 16, size=steps.shape)
+
+
+def expected_medians():
+    """By mixer: the median share kept with drawn time steps, and with a constant bias."""
+    steps, rates = drawn()
+    softplus = {bias: np.median(np.exp(-rates * np.log1p(np.exp(bias)))) for bias in (1, -4)}
+    sigmoid = {bias: 1 / (1 + np.exp(-bias)) for bias in (0, 3, 4)}
+    of_rate, alone = np.median(np.exp(-rates * steps)), np.median(np.exp(-steps))
+    titans = np.exp(-4.6) / (1 + np.exp(-4.6))
+    return {
+        "gdn": (of_rate, softplus[1]),
+        "gated_deltanet": (of_rate, softplus[1]),
+        "deltaproduct": (of_rate, softplus[1]),
+        "mamba2": (of_rate, softplus[-4]),
+        "gla": (alone, sigmoid[0] ** (1 / 16)),
+        "gated_rfa": (alone, sigmoid[3]),
+        "mlstm": (alone, sigmoid[4]),
+        "titans": (alone, 1 - titans),
+    }
+
+
+def shares(name, start):
+    """The share of its memory that each head keeps at a token that the gates ignore."""
+    zero = jnp.zeros((1, 1, DIM))
+    rngs = nnx.Rngs(0)
+    if name == "gdn":
+        config = GatedDeltaNetConfig(**SHAPE, decay_start=start)
+        log_decay = GatedDeltaNet(config, DIM, rngs=rngs).project(zero).log_decay
+    elif name == "titans":
+        layer = Titans(TitansConfig(**TITANS, decay_start=start), DIM, rngs=rngs)
+        log_decay = jax.nn.log_sigmoid(-layer.forget_proj(zero))
+    else:
+        rule = MATRIX_RULES[name].variants()[-1]
+        config = MatrixMemoryConfig(**SHAPE, decay_start=start, rules=(rule,))
+        layer = MatrixMemory(rule, config, DIM, rngs=rngs)
+        log_decay = rule.gates(layer._gate_inputs(zero))[0]
+    return jnp.exp(log_decay)
+
+
+def test_the_median_head_keeps_what_the_option_says():
+    expected = expected_medians()
+    learned = {
+        name
+        for name, rule in MATRIX_RULES.items()
+        if rule.decay != "none"
+        and (gates := rule.variants()[-1].learned_gates)
+        and (gates.decay or gates.log_rate)
+    }
+    assert learned <= expected.keys(), "a gated mixer lacks here"
+    starts = "time_steps", "constant"
+    found = jax.jit(lambda: {n: [jnp.median(shares(n, s)) for s in starts] for n in expected})()
+    for name, medians in expected.items():
+        for start, actual, median in zip(starts, found[name], medians, strict=True):
+            # The smallest median, 1e-5, is compared by its order of magnitude.
+            np.testing.assert_allclose(
+                np.log(actual), np.log(median), rtol=0.15, err_msg=f"{name}, {start}"
+            )
+    assert all(medians[0] > 0.9 for medians in found.values())
+
+
+def test_the_papers_models_keep_their_start_and_all_others_have_time_steps():
+    for name in ("gdn", "gdn_swa__pkm6_fwpkm2_10", PSWA[0]):
+        assert paper_model(name).gdn.decay_start == "constant"
+    assert GatedDeltaNetConfig().decay_start == MatrixMemoryConfig().decay_start == "time_steps"
+
+
+def test_a_constant_start_draws_what_it_drew_before_there_was_a_choice():
+    """The same random keys are used, so that later layers of a model start as before."""
+    rngs = nnx.Rngs(0)
+    layer = GatedDeltaNet(GatedDeltaNetConfig(**SHAPE, decay_start="constant"), DIM, rngs=rngs)
+    np.testing.assert_array_equal(layer.dt_bias[...], 1)
+    assert rngs.params.count[...] == 5  # Three maps, the convolution, the rates.
+
+
+def test_a_run_stored_without_the_option_has_the_constant_start():
+    values = to_json(ModelConfig())
+    assert from_json(values, ModelConfig) == ModelConfig()
+    for section in ("gdn", "matrix"):
+        del values[section]["decay_start"]
+    model = from_json(values, ModelConfig)
+    assert model.gdn == GatedDeltaNetConfig(decay_start="constant")
+    assert model.matrix == MatrixMemoryConfig(decay_start="constant")

@@ -12,6 +12,7 @@ from fwpkm_jax.rules.matrix.deltaproduct import DeltaProduct
 from fwpkm_jax.rules.matrix.gated_deltanet import GatedDeltaNet
 from fwpkm_jax.rules.matrix.gated_rfa import GatedRFA
 from fwpkm_jax.rules.matrix.gla import GLA
+from fwpkm_jax.rules.matrix.kda import KDA
 from fwpkm_jax.rules.matrix.linear_attention import LinearAttention
 from fwpkm_jax.rules.matrix.longhorn import Longhorn
 from fwpkm_jax.rules.matrix.mamba2 import Mamba2
@@ -69,6 +70,12 @@ def test_equal_decays_of_all_channels_make_gla_mamba2_and_constant_ones_retnet()
     shares = np.exp(np.asarray(constant.log_decay))
     expected = np.broadcast_to([1 - 2**-5, 1 - 2**-6], shares.shape)
     np.testing.assert_allclose(shares, expected, rtol=1e-7)
+
+
+def test_equal_decays_of_all_channels_make_kda_gated_deltanet():
+    tokens = tokens_of(GatedDeltaNet())
+    every = jnp.broadcast_to(tokens.log_decay[..., None], tokens.key.shape)
+    assert_same(KDA().run(tokens._replace(log_decay=every)), GatedDeltaNet().run(tokens))
 
 
 def test_without_decay_retnet_is_linear_attention():

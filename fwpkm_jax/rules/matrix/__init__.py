@@ -8,6 +8,7 @@ from fwpkm_jax.rules.matrix.deltaproduct import DeltaProduct
 from fwpkm_jax.rules.matrix.gated_deltanet import GatedDeltaNet
 from fwpkm_jax.rules.matrix.gated_rfa import GatedRFA
 from fwpkm_jax.rules.matrix.gla import GLA
+from fwpkm_jax.rules.matrix.kda import KDA
 from fwpkm_jax.rules.matrix.linear_attention import LinearAttention
 from fwpkm_jax.rules.matrix.longhorn import Longhorn
 from fwpkm_jax.rules.matrix.mamba2 import Mamba2
@@ -28,6 +29,7 @@ for _name, _rule in {
     "gated_deltanet": GatedDeltaNet,
     "deltaproduct": DeltaProduct,
     "longhorn": Longhorn,
+    "kda": KDA,
 }.items():
     register_rule(_name, _rule)
 

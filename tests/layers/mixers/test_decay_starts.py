@@ -42,6 +42,7 @@ def expected_medians():
         "gdn": (of_rate, softplus[1]),
         "gated_deltanet": (of_rate, softplus[1]),
         "deltaproduct": (of_rate, softplus[1]),
+        "kda": (of_rate, softplus[1]),
         "mamba2": (of_rate, softplus[-4]),
         "gla": (alone, sigmoid[0] ** (1 / 16)),
         "gated_rfa": (alone, sigmoid[3]),

@@ -130,6 +130,38 @@ def two_pieces_equal_the_whole(rule: AbstractMatrixRule) -> None:
     require_close(pieces, tuple(whole), "two pieces")
 
 
+def documents_start_from_the_empty_memory(rule: AbstractMatrixRule) -> None:
+    """In chunks as token by token, gradients included, and from a memory that holds something.
+
+    A rule that takes no documents refuses them by name.
+    """
+    rule, tokens, state = _with_chunks(rule)
+    read = np.random.default_rng(2).normal(size=(*tokens.query.shape[:3], _VALUE))
+    tokens, state, cotangents = cast_floats((tokens, state, (read, state)), jnp.float64)
+
+    @jax.jit
+    def both(tokens: Tokens, state: Any, starts: jax.Array) -> Any:
+        def of(form: Any) -> Any:
+            out, pull = jax.vjp(lambda *x: tuple(form(*x, starts)), tokens, state)
+            return out, pull(cotangents)
+
+        return of(rule.run), of(rule.recurrent)
+
+    # At a chunk's first and last token, one token long, and at the first of all.
+    for places in ((0, 2, 3, 4), (1, 6), ()):
+        starts = np.zeros((2, _LENGTH), bool)
+        starts[0, list(places)] = True
+        starts[1, [(place + 3) % _LENGTH for place in places]] = True
+        try:
+            chunked, expected = both(tokens, state, jnp.asarray(starts))
+        except ValueError as error:
+            name = type(rule).__name__
+            require(name in str(error), f"the refusal of documents does not name {name}: {error}")
+            return
+        where = f"documents that start at {places}: run against recurrent"
+        require_close(chunked, expected, where, rtol=1e-10, atol=1e-12)
+
+
 def skipped_tokens_leave_the_memory_bit_for_bit(rule: AbstractMatrixRule) -> None:
     tokens = cast_floats(sample_tokens(rule, length=3), jnp.float32)
     state = cast_floats(sample_state(rule, tokens), jnp.float32)
@@ -183,6 +215,7 @@ MATRIX_PROPERTIES: dict[str, Property] = {
         chunks_equal_the_definition,
         a_write_is_the_gradient_steps_of_its_losses,
         two_pieces_equal_the_whole,
+        documents_start_from_the_empty_memory,
         skipped_tokens_leave_the_memory_bit_for_bit,
         gates_that_do_not_fit_are_named,
     )

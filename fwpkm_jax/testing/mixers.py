@@ -26,6 +26,8 @@ _PIECES, _MASKED_PIECES = (1, 7), (1, 3)
 """Lengths of a stream's pieces. They are few, so that each compiles once for all cuts: a token,
 more than a short window or convolution, and pieces of other lengths with a mask."""
 _CUTS = 6
+_DOCUMENTS, _PIECE = 5, 5
+_EXACT = {"rtol": 1e-9, "atol": 1e-12}
 _LOOSE = {"rtol": 1e-9, "atol": 1e-11}
 
 
@@ -85,6 +87,14 @@ class MixerCase:
         """`mixer(x, mask=, cache=)`, compiled for each shape."""
         mixer = self.mixer
         return jax.jit(lambda x, mask, cache: mixer(x, mask=mask, cache=cache))
+
+    @functools.cached_property
+    def call_documents(self) -> Callable[..., tuple[jax.Array, Any]]:
+        """`mixer(x, mask=, starts=, cache=)`, compiled for each shape."""
+        mixer = self.mixer
+        return jax.jit(
+            lambda x, mask, starts, cache: mixer(x, mask=mask, starts=starts, cache=cache)
+        )
 
     @functools.cached_property
     def whole(self) -> np.ndarray:
@@ -176,6 +186,102 @@ def padding_anywhere_changes_no_token_and_no_cache(case: MixerCase) -> None:
             )
             own, last = (_row(cache, row) for cache in (caches[-1], after[number]))
             require_close(own, last, "the cache of padded pieces", **_LOOSE)
+
+
+def packed_documents_equal_separate_rows(case: MixerCase) -> None:
+    """Outputs and all gradients of rows that hold several documents; or they are refused by name.
+
+    Boundaries lie anywhere, some documents have one token. A stream of the same rows with padding
+    in them is cut where documents go on, so that the states that they leave are read, too.
+    """
+    if not case.mixer.takes_documents:
+        _require_documents_refused(case)
+        return
+    graphdef, params = nnx.split(case.mixer)
+    rng = np.random.default_rng(2)
+    cotangents = jnp.asarray(rng.normal(size=(_BATCH, _LENGTH, case.model_dim)))
+
+    @jax.jit
+    def gradients(params: Any, x: jax.Array, c: jax.Array, **documents: Any) -> Any:
+        def loss(params: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            output, _ = nnx.merge(graphdef, params)(x, **documents)
+            return jnp.sum(output * c), output
+
+        return jax.grad(loss, argnums=(0, 1), has_aux=True)(params, x)
+
+    def alone(x: np.ndarray, ends: list[list[int]], real: np.ndarray) -> Any:
+        """What each document gives in a row of its own, laid back; zeros where not real."""
+        rows, place = _separate_rows(ends, real)
+        used = (rows >= 0)[..., None]
+        apart = [
+            jnp.asarray(np.where(used, np.asarray(a).reshape(-1, a.shape[-1])[rows], 0))
+            for a in (x, cotangents)
+        ]
+        (d_params, d_x), output = gradients(params, *apart, mask=jnp.asarray(1.0 * used[..., 0]))
+        back = [
+            np.asarray(a).reshape(-1, a.shape[-1])[place].reshape(x.shape) for a in (output, d_x)
+        ]
+        return *(np.where(real[..., None], a, 0) for a in back), d_params
+
+    for trial in range(_CUTS):
+        x = np.asarray(case.sample(seed=trial))
+        ends = [_random_ends(rng, trial) for _ in range(_BATCH)]
+        starts = np.stack([_starts_of(row) for row in ends])
+        where = f"of documents that end at {ends}"
+        (d_params, d_x), packed = gradients(params, jnp.asarray(x), cotangents, starts=starts)
+        expected = alone(x, ends, np.ones(starts.shape, bool))
+        for found, other, name in zip(
+            (packed, d_x, d_params), expected, ("output", "gradient", "gradients"), strict=True
+        ):
+            require_close(found, other, f"{name} {where}", **_EXACT)
+        # A stream, with padding: a start at padding passes to the document's next token.
+        real = rng.uniform(size=starts.shape) < (1.0, 0.7)[trial % 2]
+        cache = case.mixer.init_cache(_BATCH, max_length=_LENGTH, dtype=x.dtype)
+        for first in range(0, _LENGTH, _PIECE):
+            at = slice(first, first + _PIECE)
+            piece = np.where(real[..., None], x, 1e3)[:, at]
+            output, cache = case.call_documents(piece, real[:, at], starts[:, at], cache)
+            if first == 0:
+                expected = alone(x, ends, real)[0]
+            require_close(output, expected[:, at], f"stream {where}", **_LOOSE)
+
+
+def _require_documents_refused(case: MixerCase) -> None:
+    x, name = case.sample(3), type(case.mixer).__name__
+    try:
+        case.mixer(x, starts=jnp.ones((_BATCH, 3), bool))
+    except ValueError as error:
+        require(name in str(error), f"the refusal of documents does not name {name}: {error}")
+        return
+    raise AssertionError("documents are neither taken nor refused")
+
+
+def _random_ends(rng: np.random.Generator, trial: int) -> list[int]:
+    """Ends of at most `_DOCUMENTS` documents that fill a row; some have one token."""
+    number = (1, 2, _DOCUMENTS)[trial % 3]
+    inner = rng.choice(np.arange(1, _LENGTH), size=number - 1, replace=False)
+    if number > 2:
+        inner[1] = inner[0] + 1 if inner[0] + 1 < _LENGTH else inner[0] - 1
+    return sorted({*map(int, inner), _LENGTH})
+
+
+def _starts_of(ends: list[int]) -> np.ndarray:
+    starts = np.zeros(_LENGTH, bool)
+    starts[[0, *ends[:-1]]] = True
+    return starts
+
+
+def _separate_rows(ends: list[list[int]], real: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Flat indices of real tokens, a row for each document, -1 behind them; where each token is."""
+    rows = np.full((_BATCH * _DOCUMENTS, _LENGTH), -1)
+    place = np.zeros(_BATCH * _LENGTH, int)
+    for row, of_row in enumerate(ends):
+        for number, (first, end) in enumerate(zip([0, *of_row[:-1]], of_row, strict=True)):
+            tokens = first + np.flatnonzero(real[row, first:end])
+            own = row * _DOCUMENTS + number
+            rows[own, : len(tokens)] = row * _LENGTH + tokens
+            place[row * _LENGTH + tokens] = own * _LENGTH + np.arange(len(tokens))
+    return rows, place
 
 
 def padding_alone_gives_zeros_and_keeps_the_cache(case: MixerCase) -> None:
@@ -273,6 +379,7 @@ MIXER_PROPERTIES: dict[str, Property] = {
         parameter_axes_have_the_parameters_ranks,
         stream_cut_anywhere_equals_the_whole,
         padding_anywhere_changes_no_token_and_no_cache,
+        packed_documents_equal_separate_rows,
         padding_alone_gives_zeros_and_keeps_the_cache,
         later_tokens_do_not_reach_earlier_outputs,
         sequences_of_a_batch_are_independent,

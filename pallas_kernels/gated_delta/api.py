@@ -7,8 +7,9 @@ from types import ModuleType
 import chex
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
+from fwpkm_jax.core.recurrence.linear_recurrence import forgetting
 from pallas_kernels.checks import assert_results_agree
 from pallas_kernels.dispatch import Backend, Kernel, implementation
 from pallas_kernels.gated_delta import reference
@@ -33,6 +34,7 @@ def chunk_gated_delta_rule(
     log_decay: Float[Array, "batch length heads"],
     beta: Float[Array, "batch length heads"],
     initial_state: Float[Array, "batch heads key value"] | None = None,
+    starts: Bool[Array, "batch length"] | None = None,
     scale: float | None = None,
     chunk_size: int = 64,
     backend: Backend = "auto",
@@ -50,6 +52,7 @@ def chunk_gated_delta_rule(
       log_decay: `[batch, length, heads]`, `<= 0`.
       beta: `[batch, length, heads]`.
       initial_state: `[batch, heads, key, value]` or None.
+      starts: `[batch, length]`, tokens that find the memory empty, or None.
       scale: factor on the queries; None for `key ** -0.5`.
       chunk_size: tokens per chunk of the reference; kernels have 64. Results depend on it only by
         rounding.
@@ -61,6 +64,8 @@ def chunk_gated_delta_rule(
     """
     if chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size} is not positive; use 64, or any number >= 1.")
+    if starts is not None:  # A decay of exactly 0, for kernels and reference alike.
+        log_decay = forgetting(log_decay, starts, dtype=log_decay.dtype)
     arrays = (query, key, value, log_decay, beta)
     arrays += () if initial_state is None else (initial_state,)
     chosen = implementation(

@@ -40,7 +40,10 @@ class SmallMixer(AbstractMixer):
         del max_length
         return jnp.zeros((batch, self.kernel.shape[0]), dtype)
 
-    def mix(self, x, *, mask=None, cache=None):
+    def mix(self, x, *, mask=None, starts=None, cache=None):
+        starts = jnp.zeros(x.shape[:2], bool) if starts is None else starts
+        if self.fault == "ignores_documents":
+            starts = jnp.zeros_like(starts)
         mask = jnp.ones(x.shape[:2], x.dtype) if mask is None else mask.astype(x.dtype)
         shown = jnp.ones_like(mask) if self.fault == "sees_padding" else mask
         state = self.init_cache(x.shape[0], max_length=1, dtype=x.dtype)
@@ -52,14 +55,15 @@ class SmallMixer(AbstractMixer):
             x = x + 0.1 * jnp.mean(x, axis=0, keepdims=True)
 
         def step(state, token):
-            x, real, shown = token
+            x, real, shown, start = token
+            state = jnp.where(start[:, None], 0, state)
             new = 0.5 * state + x
             keep = (real if self.fault != "decays_at_padding" else shown * 0 + 1)[:, None] > 0
             seen = (shown > 0)[:, None]
             state = jnp.where(keep, jnp.where(seen, new, 0.5 * state), state)
             return state, state
 
-        tokens = (x.swapaxes(0, 1), shown.T, shown.T)
+        tokens = (x.swapaxes(0, 1), shown.T, shown.T, starts.T)
         state, sums = jax.lax.scan(step, state, tokens)
         if self.fault == "own_token_unread":
             sums = sums - x.swapaxes(0, 1)

@@ -13,6 +13,7 @@ FAULTS = {
     "always_a_cache": "stream_cut_anywhere_equals_the_whole",
     "sees_padding": "padding_anywhere_changes_no_token_and_no_cache",
     "padding_gives_numbers": "padding_anywhere_changes_no_token_and_no_cache",
+    "ignores_documents": "packed_documents_equal_separate_rows",
     "decays_at_padding": "padding_alone_gives_zeros_and_keeps_the_cache",
     "reads_the_future": "later_tokens_do_not_reach_earlier_outputs",
     "own_token_unread": "later_tokens_do_not_reach_earlier_outputs",

@@ -45,6 +45,7 @@ def ring_attention(
     cache: RingCache,
     *,
     positions: Int[Array, "batch queries"],
+    documents: Int[Array, "batch queries"] | None = None,
     max_scores: int = _SCORES,
 ) -> Float[Array, "batch queries heads head"]:
     """`masked_attention` to the cached and the new tokens, `capacity` positions back.
@@ -55,6 +56,8 @@ def ring_attention(
       value: of the new tokens.
       cache: of the tokens before.
       positions: of the new tokens; -1 for padding, which no token sees.
+      documents: documents that have started in the piece up to each token; 0: the cache's goes on.
+        None: it does for all.
       max_scores: bounds the scores formed at a time, but for those of one key.
     """
     batch, queries, heads, head = query.shape
@@ -67,12 +70,15 @@ def ring_attention(
         jnp.full(shape, lowest, dtype), jnp.zeros(shape, dtype), jnp.zeros((*shape, head), dtype)
     )
 
-    def add(sums: _Sums, keys: jax.Array, values: jax.Array, key_positions: jax.Array) -> _Sums:
+    def add(sums: _Sums, keys: jax.Array, values: jax.Array, key_positions, numbers) -> _Sums:
         scores = jnp.einsum(
             "bqhrd,bkhd->bhrqk", query, keys.astype(key.dtype), preferred_element_type=dtype
         )
         at, key_at = positions[:, :, None], key_positions[:, None, :]
-        seen = ((key_at >= 0) & (key_at <= at) & (key_at > at - capacity))[:, None, None]
+        seen = (key_at >= 0) & (key_at <= at) & (key_at > at - capacity)
+        if documents is not None:
+            seen &= documents[:, :, None] == numbers[:, None, :]
+        seen = seen[:, None, None]
         scores = jnp.where(seen, scores * head**-0.5, lowest)
         highest = jnp.maximum(sums.highest, jnp.max(scores, axis=-1))
         kept = jnp.exp(sums.highest - highest)
@@ -86,12 +92,12 @@ def ring_attention(
         weight = kept * sums.weight + jnp.sum(weights, axis=-1)
         return _Sums(highest, weight, kept[..., None] * sums.value + new)
 
-    def add_blocks(sums: _Sums, keys, values, key_positions, filled: jax.Array) -> _Sums:
+    def add_blocks(sums: _Sums, keys, values, key_positions, numbers, filled) -> _Sums:
         """Adds the first `filled` keys, a block at a time."""
         length = keys.shape[1]
         block = min(length, max(1, max_scores // (batch * heads * queries)))
         if block == length:
-            return add(sums, keys, values, key_positions)
+            return add(sums, keys, values, key_positions, numbers)
 
         def add_block(number: jax.Array, sums: _Sums) -> _Sums:
             # The last block may start earlier; what the block before had is then hidden.
@@ -99,16 +105,18 @@ def ring_attention(
             start = jnp.minimum(first, length - block)
             part = [
                 jax.lax.dynamic_slice_in_dim(x, start, block, 1)
-                for x in (keys, values, key_positions)
+                for x in (keys, values, key_positions, numbers)
             ]
             fresh = start + jnp.arange(block, dtype=jnp.int32)[None] >= first
-            return add(sums, part[0], part[1], jnp.where(fresh, part[2], -1))
+            return add(sums, part[0], part[1], jnp.where(fresh, part[2], -1), part[3])
 
         return jax.lax.fori_loop(jnp.int32(0), -(-filled // block), add_block, sums)
 
     filled = jnp.minimum(jnp.max(cache.next_position), capacity)
-    sums = add_blocks(sums, cache.keys, cache.values, cache.positions, filled)
-    sums = add_blocks(sums, key, value, positions, jnp.int32(queries))
+    before = jnp.zeros_like(cache.positions)  # All of the document that goes on.
+    sums = add_blocks(sums, cache.keys, cache.values, cache.positions, before, filled)
+    own = jnp.zeros_like(positions) if documents is None else documents
+    sums = add_blocks(sums, key, value, positions, own, jnp.int32(queries))
     output = sums.value / jnp.where(sums.weight > 0, sums.weight, 1)[..., None]
     return jnp.moveaxis(output, 3, 1).reshape(batch, queries, heads, head).astype(value.dtype)
 
@@ -120,6 +128,7 @@ def put_in_ring(
     *,
     positions: Int[Array, "batch length"],
     after: Float[Array, "batch length heads head"],
+    documents: Int[Array, "batch length"] | None = None,
 ) -> RingCache:
     """The cache with the new tokens in place of the oldest; changed in place where it is donated.
 
@@ -129,8 +138,17 @@ def put_in_ring(
       value: likewise.
       positions: of the new tokens; -1 for padding, which is not kept.
       after: what was read from the old cache; the change waits for it, or XLA would copy the cache.
+      documents: as in `ring_attention`; tokens of all but the last document are forgotten.
     """
     batch, capacity = cache.positions.shape
+    if documents is not None:
+        last = jnp.max(documents, axis=1)
+        positions = jnp.where(documents == last[:, None], positions, -1)
+        goes_on = last == 0
+        cache = cache._replace(
+            positions=jnp.where(goes_on[:, None], cache.positions, -1),
+            next_position=jnp.where(goes_on, cache.next_position, 0),
+        )
     end = jnp.maximum(cache.next_position, jnp.max(positions, axis=1) + 1)
     # Of a piece longer than the cache only the end is kept, so that no place is set twice.
     kept = (positions >= 0) & (positions >= end[:, None] - capacity)

@@ -2,7 +2,8 @@
 
 Tokens carry their positions, so that cached keys and padding need no special case: a query sees
 the keys at `query position - window < position <= query position`, and a key at position -1
-(an empty cache entry, padding) is seen by none.
+(an empty cache entry, padding) is seen by none. Where documents share a row, tokens also carry
+their document's number, and a query sees the keys of its own; positions then start again in each.
 """
 
 import logging
@@ -34,6 +35,8 @@ def masked_attention(
     key_positions: Int[Array, "batch keys"],
     window: int | None,
     num_persistent: int = 0,
+    query_documents: Int[Array, "batch queries"] | None = None,
+    key_documents: Int[Array, "batch keys"] | None = None,
 ) -> Float[Array, "batch queries heads head"]:
     """Attention that scores every query against every key; memory grows with their product.
 
@@ -48,6 +51,8 @@ def masked_attention(
       key_positions: `[batch, keys]`, -1 for keys to hide.
       window: positions seen, the query's own included; None for all up to the query's.
       num_persistent: first keys, which every query with a position sees, whatever theirs.
+      query_documents: `[batch, queries]`, number of each query's document; None: one document.
+      key_documents: `[batch, keys]`, likewise; both or neither.
 
     Returns:
       `[batch, queries, heads, head]` in the dtype of `value`.
@@ -58,6 +63,8 @@ def masked_attention(
         value=(value, "float batch keys kv_heads head"),
         query_positions=(query_positions, "int batch queries"),
         key_positions=(key_positions, "int batch keys"),
+        query_documents=(query_documents, "int batch queries"),
+        key_documents=(key_documents, "int batch keys"),
     )
     batch, queries, heads, head = query.shape
     keys, kv_heads = key.shape[1:3]
@@ -71,6 +78,8 @@ def masked_attention(
     seen = (key_at >= 0) & (key_at <= at)
     if window is not None:
         seen &= key_at > at - window
+    if query_documents is not None and key_documents is not None:
+        seen &= query_documents[:, :, None] == key_documents[:, None, :]
     if num_persistent:
         seen |= (jnp.arange(keys) < num_persistent)[None, None] & (at >= 0)
     seen = seen[:, None, None]
@@ -91,6 +100,8 @@ def query_block_attention(
     window: int | None,
     block: int,
     num_persistent: int = 0,
+    query_documents: Int[Array, "batch queries"] | None = None,
+    key_documents: Int[Array, "batch keys"] | None = None,
 ) -> Float[Array, "batch queries heads head"]:
     """`masked_attention` for `block` queries at a time: the same, in memory linear in the length.
 
@@ -106,12 +117,14 @@ def query_block_attention(
 
     @partial(jax.checkpoint, prevent_cse=False)
     def attend(part):
-        query, positions = part
+        query, positions, documents = part
         options = {"query_positions": positions, "key_positions": key_positions}
         options |= {"window": window, "num_persistent": num_persistent}
+        options |= {"query_documents": documents, "key_documents": key_documents}
         return masked_attention(query, key, value, **options)
 
-    output = jax.lax.map(attend, (blocks(query), blocks(query_positions, -1)))
+    documents = None if query_documents is None else blocks(query_documents)
+    output = jax.lax.map(attend, (blocks(query), blocks(query_positions, -1), documents))
     output = jnp.moveaxis(output, 0, 1).reshape(batch, -1, *query.shape[2:])
     return output[:, :queries]
 
@@ -166,6 +179,7 @@ def whole_sequence_attention(
     window: int | None,
     backend: AttentionBackend = "auto",
     persistent: KeysAndValues | None = None,
+    documents: Int[Array, "batch length"] | None = None,
 ) -> Float[Array, "batch length heads head"]:
     """`masked_attention` within whole sequences, by the fastest way there is.
 
@@ -178,14 +192,17 @@ def whole_sequence_attention(
       backend: `cudnn` runs or raises; `xla` is plain JAX; `auto` is cuDNN on a GPU that has it,
         else plain JAX, with a logged line on a GPU.
       persistent: keys and values that every token sees; in plain JAX only.
+      documents: number of each token's document, `[batch, length]`, within which it sees and its
+        position counts; in plain JAX only.
 
     Raises:
-      ValueError: see `cudnn_attention`; or cuDNN was asked for with persistent keys.
+      ValueError: see `cudnn_attention`; or cuDNN was asked for with persistent keys or documents.
     """
-    if persistent is not None:
-        if backend == "cudnn":
-            raise ValueError("cuDNN attention takes no persistent keys; use backend='xla'.")
-        backend = "xla"
+    for name, given in {"persistent keys": persistent, "documents": documents}.items():
+        if given is not None:
+            if backend == "cudnn":
+                raise ValueError(f"cuDNN attention takes no {name}; use backend='xla'.")
+            backend = "xla"
     if backend == "auto":
         refusal = cudnn_refusal(query)
         backend = "xla" if refusal else "cudnn"
@@ -193,16 +210,20 @@ def whole_sequence_attention(
             _LOGGER.warning("Attention in plain JAX, not by cuDNN: %s.", refusal)
     if backend == "cudnn":
         return cudnn_attention(query, key, value, positions=positions, window=window)
-    length, key_positions = query.shape[1], positions
+    length, key_positions, key_documents = query.shape[1], positions, documents
     attend: Callable[..., jax.Array] = masked_attention
     if window is not None and length > 2 * window:
         attend = blockwise_attention
         widths = ((0, 0), (window, 0), (0, 0), (0, 0))
         key, value = jnp.pad(key, widths), jnp.pad(value, widths)
         key_positions = jnp.pad(positions, widths[:2], constant_values=-1)
+        key_documents = None if documents is None else jnp.pad(documents, widths[:2])
     elif length > _WHOLE_LENGTH:
         attend = partial(query_block_attention, block=_WHOLE_LENGTH // 2)
     key, value, key_positions = in_front(persistent, key, value, key_positions)
+    num_persistent = 0 if persistent is None else persistent[0].shape[0]
+    if key_documents is not None:
+        key_documents = jnp.pad(key_documents, ((0, 0), (num_persistent, 0)))
     return attend(
         query,
         key,
@@ -210,7 +231,9 @@ def whole_sequence_attention(
         query_positions=positions,
         key_positions=key_positions,
         window=window,
-        num_persistent=0 if persistent is None else persistent[0].shape[0],
+        num_persistent=num_persistent,
+        query_documents=documents,
+        key_documents=key_documents,
     )
 
 
@@ -242,6 +265,8 @@ def blockwise_attention(
     key_positions: Int[Array, "batch keys"],
     window: int,
     num_persistent: int = 0,
+    query_documents: Int[Array, "batch queries"] | None = None,
+    key_documents: Int[Array, "batch keys"] | None = None,
 ) -> Float[Array, "batch queries heads head"]:
     """`masked_attention` over a window at a cost linear in the length.
 
@@ -257,6 +282,8 @@ def blockwise_attention(
       key_positions: as in `masked_attention`.
       window: positions seen, the query's own included.
       num_persistent: as in `masked_attention`.
+      query_documents: as in `masked_attention`.
+      key_documents: as in `masked_attention`.
 
     Returns:
       As `masked_attention`.
@@ -295,5 +322,7 @@ def blockwise_attention(
         key_positions=with_previous(key_positions, -1),
         window=window,
         num_persistent=num_persistent,
+        query_documents=None if query_documents is None else own_block(pad(query_documents)),
+        key_documents=None if key_documents is None else with_previous(key_documents),
     )
     return output.reshape(batch, blocks * window, heads, head)[:, :queries]

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 HIGHEST = "highest"
 # exp of anything below is 0 in float32 and float64; -inf would give NaN as 0 * inf in a product.
-_LOWEST_LOG_DECAY = -1e4
+LOWEST_LOG_DECAY = -1e4
 
 
 class ChunkDecay(NamedTuple):
@@ -54,7 +54,7 @@ class ChunkDecay(NamedTuple):
 def chunk_decay(log_decay: Float[Array, "batch heads chunk rate"]) -> ChunkDecay:
     """The decays of a chunk from the log of the share kept by each token, `<= 0` or -inf."""
     sums = _halves(log_decay.shape[2])[2].astype(log_decay.dtype)
-    log_decay = jnp.maximum(log_decay, _LOWEST_LOG_DECAY)
+    log_decay = jnp.maximum(log_decay, LOWEST_LOG_DECAY)
     decay = jnp.exp(jnp.einsum("lrt,bhtk->bhlrk", sums, log_decay, precision=HIGHEST))
     return ChunkDecay(decay[:, :, 0], decay[:, :, 1], decay[:, :, 2:])
 

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.precision import compute_dtype
-from fwpkm_jax.core.recurrence.linear_recurrence import chunk_recurrence, scan_tokens
+from fwpkm_jax.core.recurrence.linear_recurrence import chunk_recurrence, forgetting, scan_tokens
 
 
 class GatedDeltaOutput(NamedTuple):
@@ -38,6 +38,7 @@ def recurrent_gated_delta_rule(
     log_decay: Float[Array, "batch length heads"],
     beta: Float[Array, "batch length heads"],
     initial_state: Float[Array, "batch heads key value"] | None = None,
+    starts: Bool[Array, "batch length"] | None = None,
     scale: float | None = None,
 ) -> GatedDeltaOutput:
     """The gated delta rule, token by token: the definition, and the cheap form for one token.
@@ -50,12 +51,13 @@ def recurrent_gated_delta_rule(
       log_decay: log of the share of the memory kept, `<= 0`, `[batch, length, heads]`.
       beta: write strength, `[batch, length, heads]`. `log_decay = beta = 0` skips a token.
       initial_state: memory before the first token, `[batch, heads, key, value]`; None for empty.
+      starts: `[batch, length]`, tokens that find the memory empty; None: none but the first does.
       scale: factor on the queries; None for `key ** -0.5`.
 
     Returns:
       Output `[batch, length, heads, value]` and the memory after the last token.
     """
-    inputs = _prepare(query, key, value, log_decay, beta, initial_state, scale)
+    inputs = _prepare(query, key, value, log_decay, beta, initial_state, starts, scale)
 
     def write(state, token):
         state = jnp.exp(token.log_decay) * state
@@ -76,6 +78,7 @@ def chunk_gated_delta_rule(
     log_decay: Float[Array, "batch length heads"],
     beta: Float[Array, "batch length heads"],
     initial_state: Float[Array, "batch heads key value"] | None = None,
+    starts: Bool[Array, "batch length"] | None = None,
     scale: float | None = None,
     chunk_size: int = 64,
 ) -> GatedDeltaOutput:
@@ -90,13 +93,14 @@ def chunk_gated_delta_rule(
       log_decay: `[batch, length, heads]`.
       beta: `[batch, length, heads]`.
       initial_state: `[batch, heads, key, value]` or None.
+      starts: `[batch, length]` or None.
       scale: factor on the queries; None for `key ** -0.5`.
       chunk_size: tokens per chunk; changes cost, and results only by rounding.
 
     Raises:
       ValueError: `chunk_size` is not positive.
     """
-    inputs = _prepare(query, key, value, log_decay, beta, initial_state, scale)
+    inputs = _prepare(query, key, value, log_decay, beta, initial_state, starts, scale)
     output = chunk_recurrence(
         *inputs[:3],
         log_decay=inputs.log_decay,
@@ -116,7 +120,7 @@ class _Inputs(NamedTuple):
     state: jax.Array | None
 
 
-def _prepare(query, key, value, log_decay, beta, initial_state, scale) -> _Inputs:
+def _prepare(query, key, value, log_decay, beta, initial_state, starts, scale) -> _Inputs:
     """Checked inputs in one dtype, at least float32, with the queries scaled."""
     sizes = check_arrays(
         query=(query, "float batch length heads key"),
@@ -125,6 +129,7 @@ def _prepare(query, key, value, log_decay, beta, initial_state, scale) -> _Input
         log_decay=(log_decay, "float batch length heads"),
         beta=(beta, "float batch length heads"),
         initial_state=(initial_state, "float batch heads key value"),
+        starts=(starts, "mask batch length"),
     )
     batch, heads, key_dim = (sizes[axis] for axis in ("batch", "heads", "key"))
     if initial_state is None:
@@ -132,5 +137,7 @@ def _prepare(query, key, value, log_decay, beta, initial_state, scale) -> _Input
     arrays = [query, key, value, log_decay, beta, initial_state]
     dtype = compute_dtype(*(x.dtype for x in arrays))
     query, key, value, log_decay, beta, state = (x.astype(dtype) for x in arrays)
+    if starts is not None:
+        log_decay = forgetting(log_decay, starts, dtype=dtype)
     scale = key_dim**-0.5 if scale is None else scale
     return _Inputs(query * scale, key, value, log_decay, beta, state)

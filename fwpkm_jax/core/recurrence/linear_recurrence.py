@@ -19,10 +19,15 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.precision import compute_dtype
-from fwpkm_jax.core.recurrence.chunk_decay import HIGHEST, ChunkDecay, chunk_decay
+from fwpkm_jax.core.recurrence.chunk_decay import (
+    HIGHEST,
+    LOWEST_LOG_DECAY,
+    ChunkDecay,
+    chunk_decay,
+)
 from fwpkm_jax.core.recurrence.triangular import unit_lower_inverse
 
 ReadAxis = Literal["key", "value"]
@@ -71,6 +76,7 @@ def chunk_recurrence(
     log_decay: Float[Array, "batch length heads"] | Float[Array, "batch length heads key"] | None,
     beta: Float[Array, "batch writes heads"] | None,
     initial_state: Float[Array, "batch heads key value"] | None = None,
+    starts: Bool[Array, "batch length"] | None = None,
     read: ReadAxis = "key",
     chunk_size: int = 64,
 ) -> RecurrenceOutput:
@@ -94,6 +100,7 @@ def chunk_recurrence(
       log_decay: log of the share kept, `<= 0` (-inf for nothing); None: everything is kept.
       beta: strength of delta steps; None: writes add.
       initial_state: memory before the first token; None: empty.
+      starts: tokens that find the memory empty; None: none but the first does.
       read: the axis of the memory that queries meet; the other one is read.
       chunk_size: writes per chunk; changes cost, and results only by rounding.
 
@@ -112,6 +119,8 @@ def chunk_recurrence(
         )
     if initial_state is None:
         initial_state = jnp.zeros((batch, heads, key.shape[3], value.shape[3]), jnp.float32)
+    if starts is not None:
+        log_decay = forgetting(log_decay, starts, dtype=key.dtype)
     tokens = {"query": query, "key": key, "value": value, "log_decay": log_decay, "beta": beta}
     tokens = {name: x for name, x in tokens.items() if x is not None}
     dtype = compute_dtype(initial_state.dtype, *(x.dtype for x in tokens.values()))
@@ -132,6 +141,18 @@ def chunk_recurrence(
     output = jnp.moveaxis(output, (0, 2), (1, 3))
     output = output.reshape(batch, -1, *output.shape[3:])[:, :length]
     return RecurrenceOutput(output, state)
+
+
+def forgetting(log_decay: Array | None, starts: Bool[Array, "batch length"], *, dtype) -> Array:
+    """The log decays `[batch, length, heads or 1, ...]` with nothing kept where `starts` is true.
+
+    A share of exactly 0: no later token meets anything from before a start, and no gradient
+    passes.
+    """
+    if log_decay is None:
+        log_decay = jnp.zeros((*starts.shape, 1), dtype)
+    at = jnp.expand_dims(starts, range(2, log_decay.ndim))
+    return jnp.where(at, jnp.asarray(LOWEST_LOG_DECAY, log_decay.dtype), log_decay)
 
 
 def _read_and_write(

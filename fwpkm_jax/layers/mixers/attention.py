@@ -20,8 +20,9 @@ from fwpkm_jax.core.attention.softmax import (
     masked_attention,
     whole_sequence_attention,
 )
-from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
-from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask
+from fwpkm_jax.core.documents import document_numbers, document_positions, pack_starts
+from fwpkm_jax.core.padding import Packing, last_rows, pack, pack_tokens, unpack
+from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, Starts
 from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import BATCH, HEADS, ParameterAxes, Partition
@@ -198,6 +199,7 @@ class Attention(AbstractMixer):
         x: Float[Array, "batch length model"],
         *,
         mask: Mask = None,
+        starts: Starts = None,
         cache: Cache | None = None,
         persistent: Float[Array, "persistent model"] | None = None,
     ) -> tuple[Float[Array, "batch length model"], Cache | None]:
@@ -206,32 +208,34 @@ class Attention(AbstractMixer):
         Args:
           x: `[batch, length, model]`.
           mask: 0 at padding.
+          starts: first tokens of documents.
           cache: of the tokens before.
           persistent: tokens that every token sees beside its window, as if they stood right before
-            the sequence; the same in each call of a stream.
+            its document; the same in each call of a stream.
 
         Raises:
           ValueError: persistent tokens for full attention.
         """
         batch, length, _ = x.shape
         packing = None if mask is None else pack_tokens(mask)
-        positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
-        if cache is not None:
-            positions = positions + cache.next_position[:, None]
+        first = None if cache is None else cache.next_position
+        positions, documents = places(starts, packing, shape=(batch, length), first=first)
         if packing is not None:
             x = pack(x, packing)
-            positions = jnp.where(packing.is_real, positions, -1)
 
         query, key, value, gate = self.project(x, positions)
         before = None if persistent is None else self._persistent(persistent)
         if cache is None:
-            output = self.attend(query, key, value, positions, persistent=before)
+            output = self.attend(query, key, value, positions, documents, persistent=before)
         elif isinstance(cache, RingCache):
-            output = ring_attention(query, key, value, cache, positions=positions)
-            cache = put_in_ring(cache, key, value, positions=positions, after=output)
+            new = {"positions": positions, "documents": documents}
+            output = ring_attention(query, key, value, cache, **new)
+            cache = put_in_ring(cache, key, value, after=output, **new)
         else:
             counts = None if packing is None else packing.counts
-            output, cache = self.attend_cached(query, key, value, positions, cache, counts, before)
+            output, cache = self.attend_cached(
+                query, key, value, positions, cache, counts, before, documents
+            )
         y = self.gated(output, gate)
         return y if packing is None else unpack(y, packing), cache
 
@@ -243,13 +247,12 @@ class Attention(AbstractMixer):
         return self.o_proj(attended.reshape(*attended.shape[:2], -1))
 
     def mix_partitioned(
-        self, x: Float[Array, "batch length model"], partition: Partition
+        self, x: Float[Array, "batch length model"], partition: Partition, starts: Starts = None
     ) -> Float[Array, "batch length model"]:
         """`mix`, each device with its own sequences and heads."""
-        positions = jnp.arange(x.shape[1], dtype=jnp.int32)
-        positions = jnp.broadcast_to(positions, x.shape[:2])
+        positions, documents = places(starts, None, shape=x.shape[:2], first=None)
         query, key, value, gate = self.project(x, positions)
-        return self.gated(self.attend(query, key, value, positions, partition), gate)
+        return self.gated(self.attend(query, key, value, positions, documents, partition), gate)
 
     def _persistent(self, tokens: jax.Array) -> KeysAndValues:
         if self.config.window is None:
@@ -281,12 +284,13 @@ class Attention(AbstractMixer):
         key: Float[Array, "batch length kv_heads head"],
         value: Float[Array, "batch length kv_heads head"],
         positions: Int[Array, "batch length"],
+        documents: Int[Array, "batch length"] | None = None,
         partition: Partition | None = None,
         persistent: KeysAndValues | None = None,
     ) -> Float[Array, "batch length heads head"]:
-        """Attention within one whole sequence, before the gate."""
+        """Attention within the documents of whole rows, before the gate."""
 
-        def attend(query, key, value, positions):
+        def attend(query, key, value, positions, documents):
             return whole_sequence_attention(
                 query,
                 key,
@@ -295,16 +299,17 @@ class Attention(AbstractMixer):
                 window=self.config.window,
                 backend=self.config.backend,
                 persistent=persistent,
+                documents=documents,
             )
 
         if partition is None:
-            return attend(query, key, value, positions)
+            return attend(query, key, value, positions, documents)
         for name, number in self.config.split_numbers.items():
             partition.check_divides(name, number, HEADS)
         by_head = P(BATCH, None, HEADS)
         return partition.run(
-            attend, in_specs=(by_head, by_head, by_head, P(BATCH)), out_specs=by_head
-        )(query, key, value, positions)
+            attend, in_specs=(by_head, by_head, by_head, P(BATCH), P(BATCH)), out_specs=by_head
+        )(query, key, value, positions, documents)
 
     def attend_cached(
         self,
@@ -315,10 +320,12 @@ class Attention(AbstractMixer):
         cache: AttentionCache,
         counts: Int[Array, " batch"] | None,
         persistent: KeysAndValues | None = None,
+        documents: Int[Array, "batch length"] | None = None,
     ) -> tuple[Float[Array, "batch length heads head"], AttentionCache]:
         """Windowed attention to the cached tokens and the new ones, before the gate; the new cache.
 
-        `counts` says how many tokens of each sequence are real, None for all.
+        `counts` says how many tokens of each sequence are real, None for all; `documents`, how many
+        documents have started up to each token.
         """
         length, capacity = query.shape[1], cache.keys.shape[1]
         keys = jnp.concatenate([cache.keys, key.astype(cache.keys.dtype)], axis=1)
@@ -328,19 +335,68 @@ class Attention(AbstractMixer):
         *seen, seen_positions = in_front(
             persistent, keys.astype(key.dtype), values.astype(value.dtype), key_positions
         )
+        num_persistent = 0 if persistent is None else persistent[0].shape[0]
+        key_documents = None
+        if documents is not None:
+            key_documents = jnp.pad(documents, ((0, 0), (num_persistent + capacity, 0)))
         output = implementation(
             query,
             *seen,
             query_positions=positions,
             key_positions=seen_positions,
             window=capacity,
-            num_persistent=0 if persistent is None else persistent[0].shape[0],
+            num_persistent=num_persistent,
+            query_documents=documents,
+            key_documents=key_documents,
         )
+        following = cache.next_position + (length if counts is None else counts)
+        if documents is not None:
+            key_positions, following = of_last_document(key_positions, documents, following)
         # Packed tokens come first, so the latest real token ends at capacity + count.
         end = None if counts is None else capacity + counts
         return output, AttentionCache(
             keys=last_rows(keys, size=capacity, end=end),
             values=last_rows(values, size=capacity, end=end),
             positions=last_rows(key_positions, size=capacity, end=end),
-            next_position=cache.next_position + (length if counts is None else counts),
+            next_position=following,
         )
+
+
+def places(
+    starts: Starts, packing: Packing | None, *, shape: tuple[int, ...], first: jax.Array | None
+) -> tuple[Int[Array, "batch length"], Int[Array, "batch length"] | None]:
+    """Each packed token's position in its document, -1 for padding, and that document's number.
+
+    Args:
+      starts: first tokens of documents, before packing.
+      packing: of the padding, or None.
+      shape: batch and length.
+      first: position of the first token if it starts no document; None: 0.
+    """
+    documents = None
+    if starts is None:
+        positions = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
+        positions = positions if first is None else positions + first[:, None]
+    else:
+        starts = starts if packing is None else pack_starts(starts, packing)
+        positions, documents = document_positions(starts, first=first), document_numbers(starts)
+    return positions if packing is None else jnp.where(packing.is_real, positions, -1), documents
+
+
+def of_last_document(
+    key_positions: Int[Array, "batch keys"],
+    documents: Int[Array, "batch length"],
+    following: Int[Array, " batch"],
+) -> tuple[Int[Array, "batch keys"], Int[Array, " batch"]]:
+    """Positions of cached and new keys, -1 outside the last document, and the next one.
+
+    Args:
+      key_positions: of the cached keys, then of the new ones.
+      documents: documents that have started up to each new token.
+      following: the next position if none has started.
+    """
+    last = jnp.max(documents, axis=1)
+    cached = key_positions.shape[1] - documents.shape[1]
+    numbers = jnp.pad(documents, ((0, 0), (cached, 0)))
+    kept = jnp.where(numbers == last[:, None], key_positions, -1)
+    return kept, jnp.where(last == 0, following, jnp.max(kept, axis=1) + 1)

@@ -19,9 +19,11 @@ the mixer creates parameters itself, `parameter_axes`. Everything else has a def
 | `AbstractMixer.output_map` | no linear map of its own into the residual stream |
 | `AbstractMixer.mix_partitioned` | each device takes whole sequences |
 | `AbstractMixer.capacity` | the cache's size does not depend on the stream's length |
+| `starts`, an argument of `mix` | rows that hold several documents are refused |
 """
 
 import abc
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -37,6 +39,9 @@ from fwpkm_jax.layers.partition import BATCH, ParameterAxes, Partition
 
 Mask = Bool[Array, "batch length"] | Float[Array, "batch length"] | None
 """1 for real tokens, 0 for padding; None: all are real."""
+
+Starts = Bool[Array, "batch length"] | None
+"""True at the first token of each document; None: a sequence is one document."""
 
 
 class OwnMemory(NamedTuple):
@@ -121,8 +126,12 @@ class AbstractMixerConfig(abc.ABC):
 class AbstractMixer(nnx.Module):
     """Mixes the tokens of each sequence; the block adds the result to the residual stream.
 
-    No output depends on a later token, or on another sequence of the batch. Padding leaves no
-    trace: other outputs and the cache are what they would be without it, and its own outputs are 0.
+    No output depends on a later token, on another sequence of the batch, or on another document of
+    its row. Padding leaves no trace: other outputs and the cache are what they would be without it,
+    and its own outputs are 0.
+
+    A mixer whose `mix` has an argument `starts` takes rows of several documents: each gives what it
+    would give in a row of its own, wherever it lies.
     """
 
     parameter_axes: ClassVar[ParameterAxes] = {}
@@ -133,6 +142,7 @@ class AbstractMixer(nnx.Module):
         x: jax.Array,
         *,
         mask: jax.Array | None = None,
+        starts: jax.Array | None = None,
         cache: Any = None,
         partition: Partition | None = None,
     ) -> tuple[Float[Array, "batch length model"], Any]:
@@ -144,6 +154,9 @@ class AbstractMixer(nnx.Module):
           x: `[batch, length, model]`, at least one token.
           mask: `[batch, length]`, 0 at padding, which takes no position, is seen by no token and
             yields zeros.
+          starts: bool `[batch, length]`, true at the first token of each document, from
+            `core.documents.document_starts(segment_ids)`; None: a sequence is one document. With a
+            cache, the tokens before the first start go on with the cache's document.
           cache: of the tokens before, from `init_cache` or the last call; None for a whole
             sequence. Pieces of any size give what the whole gives.
           partition: of a whole sequence's work over devices; without mask and cache.
@@ -152,23 +165,38 @@ class AbstractMixer(nnx.Module):
           The output, `[batch, length, model]`, and the new cache, None if none was given.
 
         Raises:
-          ValueError: `x` or `mask` has another shape or dtype, or `partition` comes with a mask or
-            a cache.
+          ValueError: `x`, `mask` or `starts` has another shape or dtype, `partition` comes with a
+            mask or a cache, or `starts` is given to a mixer that does not take it.
         """
         output = self.output_map
         check_arrays(
             x=(x, "float batch length model"),
             mask=(mask, "mask batch length"),
+            starts=(starts, "mask batch length"),
             sizes={} if output is None else {"model": output.out_features},
         )
+        documents = {} if starts is None else {"starts": self._checked_starts(starts)}
         if partition is None:
-            return self.mix(x, mask=mask, cache=cache)
+            return self.mix(x, mask=mask, cache=cache, **documents)
         if mask is not None or cache is not None:
             raise ValueError(
                 "partition goes with whole sequences of real tokens; leave out mask and cache, or "
                 "pass partition=None."
             )
-        return self.mix_partitioned(x, partition), None
+        return self.mix_partitioned(x, partition, **documents), None
+
+    @property
+    def takes_documents(self) -> bool:
+        """Whether rows may hold several documents: `mix` then has an argument `starts`."""
+        return "starts" in inspect.signature(self.mix).parameters
+
+    def _checked_starts(self, starts: jax.Array) -> jax.Array:
+        if not self.takes_documents:
+            raise ValueError(
+                f"{type(self).__name__} takes no documents (starts, segment_ids): its mix has no "
+                "argument starts; put one document into each row, or choose another mixer."
+            )
+        return starts.astype(bool)
 
     @abc.abstractmethod
     def mix(
@@ -187,17 +215,21 @@ class AbstractMixer(nnx.Module):
         """
 
     def mix_partitioned(
-        self, x: Float[Array, "batch length model"], partition: Partition
+        self, x: Float[Array, "batch length model"], partition: Partition, starts: Starts = None
     ) -> Float[Array, "batch length model"]:
         """`mix` of whole sequences over several devices; here each device takes its sequences.
 
         Args:
           x: `[batch, length, model]`, laid out by `Partition.by_sequence`.
           partition: the devices.
+          starts: first tokens of documents.
         """
+        documents = {} if starts is None else {"starts": starts}
         return partition.run(
-            lambda mixer, x: mixer.mix(x)[0], in_specs=(P(), P(BATCH)), out_specs=P(BATCH)
-        )(self, x)
+            lambda mixer, x, documents: mixer.mix(x, **documents)[0],
+            in_specs=(P(), P(BATCH), P(BATCH)),
+            out_specs=P(BATCH),
+        )(self, x, documents)
 
     @property
     def output_map(self) -> nnx.Linear | None:

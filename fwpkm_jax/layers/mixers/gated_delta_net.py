@@ -12,13 +12,18 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from fwpkm_jax.core.documents import document_numbers, pack_starts
 from fwpkm_jax.core.normalize import l2_normalize
-from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
+from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.recurrence.decay_starts import draw_time_steps, softplus_bias
 from fwpkm_jax.core.recurrence.gated_delta import recurrent_gated_delta_rule
-from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask
-from fwpkm_jax.layers.mixers.memory_heads import MemoryHeads, causal_convolution
+from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, Starts
+from fwpkm_jax.layers.mixers.memory_heads import (
+    MemoryHeads,
+    causal_convolution,
+    convolution_inputs,
+)
 from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.norms import GatedRMSNorm
 from fwpkm_jax.layers.partition import BATCH, HEADS, ParameterAxes, Partition
@@ -159,6 +164,7 @@ class GatedDeltaNet(AbstractMixer):
         x: Float[Array, "batch length model"],
         *,
         mask: Mask = None,
+        starts: Starts = None,
         cache: GatedDeltaNetCache | None = None,
     ) -> tuple[Float[Array, "batch length model"], GatedDeltaNetCache | None]:
         """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
@@ -169,6 +175,7 @@ class GatedDeltaNet(AbstractMixer):
         packing = None if mask is None else pack_tokens(mask)
         if packing is not None:
             x = pack(x, packing)
+            starts = None if starts is None else pack_starts(starts, packing)
         projections = self.project(x)
         if packing is not None:
             real = packing.is_real[:, :, None]
@@ -181,7 +188,7 @@ class GatedDeltaNet(AbstractMixer):
         if start is None:
             start = self.init_cache(batch, max_length=length, dtype=projections.conv_inputs.dtype)
         output, end = mix_heads(
-            self.config, self.head_weights(), self.norm, projections, start, counts
+            self.config, self.head_weights(), self.norm, projections, start, counts, starts
         )
         y = self.out_proj(output.reshape(batch, length, -1))
         y = y if packing is None else unpack(y, packing)
@@ -198,7 +205,7 @@ class GatedDeltaNet(AbstractMixer):
         return HeadWeights(self.conv_weight[...], self.A_log[...], self.dt_bias[...])
 
     def mix_partitioned(
-        self, x: Float[Array, "batch length model"], partition: Partition
+        self, x: Float[Array, "batch length model"], partition: Partition, starts: Starts = None
     ) -> Float[Array, "batch length model"]:
         """`mix`, each device with its own sequences and heads."""
         config, devices = self.config, partition.size(HEADS)
@@ -210,18 +217,18 @@ class GatedDeltaNet(AbstractMixer):
             num_value_heads=config.num_value_heads // devices,
         )
 
-        def mix(qkvz, ba, conv_parts, A_log, dt_bias, norm):
+        def mix(qkvz, ba, conv_parts, A_log, dt_bias, norm, starts):
             weights = HeadWeights(jnp.concatenate(conv_parts, axis=1), A_log, dt_bias)
             projections = split_projections(own, qkvz, ba, weights)
             cache = empty_cache(own, qkvz.shape[0], projections.conv_inputs.dtype)
-            return mix_heads(own, weights, norm, projections, cache, None)[0]
+            return mix_heads(own, weights, norm, projections, cache, None, starts)[0]
 
         weights = self.head_weights()
         keys = config.num_key_heads * config.key_head_dim
         by_head, of_head = P(BATCH, None, HEADS), P(HEADS)
         output = partition.run(
             mix,
-            in_specs=(by_head, by_head, P(None, HEADS), of_head, of_head, P()),
+            in_specs=(by_head, by_head, P(None, HEADS), of_head, of_head, P(), P(BATCH)),
             out_specs=by_head,
         )(
             self.in_proj_qkvz(x),
@@ -230,6 +237,7 @@ class GatedDeltaNet(AbstractMixer):
             weights.A_log,
             weights.dt_bias,
             self.norm,
+            starts,
         )
         return self.out_proj(output.reshape(*x.shape[:2], -1))
 
@@ -274,14 +282,17 @@ def mix_heads(
     projections: Projections,
     cache: GatedDeltaNetCache,
     counts: Int[Array, " batch"] | None,
+    starts: Starts = None,
 ) -> tuple[Float[Array, "batch length heads value"], GatedDeltaNetCache]:
     """The gated norm's output, and the new cache, of the heads that `config` counts.
 
-    `counts` says how many tokens of each sequence are real (they come first), None for all.
+    `counts` says how many tokens of each sequence are real (they come first), None for all;
+    `starts`, at which documents start.
     """
     conv_inputs, gate, log_decay, beta = projections
     tokens, length = conv_inputs.shape[:2], conv_inputs.shape[1]
-    mixed = causal_convolution(conv_inputs, cache.conv_inputs, weights.conv_weight)
+    documents = None if starts is None else document_numbers(starts)
+    mixed = causal_convolution(conv_inputs, cache.conv_inputs, weights.conv_weight, documents)
     keys = config.num_key_heads * config.key_head_dim
     query, key, value = jnp.split(jax.nn.silu(mixed), (keys, 2 * keys), axis=-1)
 
@@ -306,11 +317,7 @@ def mix_heads(
         log_decay=log_decay,
         beta=beta,
         initial_state=cache.memory,
+        starts=starts,
     )
-
-    inputs = jnp.concatenate([cache.conv_inputs, conv_inputs.astype(cache.conv_inputs.dtype)], 1)
-    reach = config.conv_width - 1
-    end = None if counts is None else reach + counts
-    return norm(output, gate), GatedDeltaNetCache(
-        conv_inputs=last_rows(inputs, size=reach, end=end), memory=memory
-    )
+    kept = convolution_inputs(cache.conv_inputs, conv_inputs, counts, documents)
+    return norm(output, gate), GatedDeltaNetCache(conv_inputs=kept, memory=memory)

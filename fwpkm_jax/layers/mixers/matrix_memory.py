@@ -8,13 +8,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.padding import last_rows, pack, pack_tokens, unpack
+from fwpkm_jax.core.documents import document_numbers, pack_starts
+from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.recurrence.decay_starts import bias_initializer
-from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask
-from fwpkm_jax.layers.mixers.memory_heads import MemoryHeads, causal_convolution
+from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, Starts
+from fwpkm_jax.layers.mixers.memory_heads import (
+    MemoryHeads,
+    causal_convolution,
+    convolution_inputs,
+)
 from fwpkm_jax.layers.norms import GatedRMSNorm
 from fwpkm_jax.layers.partition import ParameterAxes
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule, Tokens
@@ -178,6 +183,7 @@ class MatrixMemory(AbstractMixer):
         x: Float[Array, "batch length model"],
         *,
         mask: Mask = None,
+        starts: Starts = None,
         cache: MatrixMemoryCache | None = None,
     ) -> tuple[Float[Array, "batch length model"], MatrixMemoryCache | None]:
         """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
@@ -188,27 +194,26 @@ class MatrixMemory(AbstractMixer):
         packing = None if mask is None else pack_tokens(mask)
         if packing is not None:
             x = pack(x, packing)
+            starts = None if starts is None else pack_starts(starts, packing)
+        documents = None if starts is None else document_numbers(starts)
         conv_inputs, gate = jnp.split(self.in_proj(x), [sum(self.widths)], axis=-1)
         start = cache
         if start is None:
             start = self.init_cache(batch, max_length=length, dtype=conv_inputs.dtype)
-        tokens = self.tokens(x, self._convolve(conv_inputs, start.conv_inputs))
+        tokens = self.tokens(x, self._convolve(conv_inputs, start.conv_inputs, documents))
         if packing is not None:
             tokens = self.rule.skip(tokens, packing.is_real)
         form = self.rule.run if length > 1 else self.rule.recurrent
-        output, memory = form(tokens, start.memory)
+        output, memory = form(tokens, start.memory, starts)
         output = self.norm(output, gate.reshape(output.shape))
         y = self.out_proj(output.reshape(batch, length, -1))
         if packing is not None:
             y = unpack(jnp.where(packing.is_real[:, :, None], y, 0), packing)
         if cache is None:
             return y, None
-        inputs = jnp.concatenate(
-            [cache.conv_inputs, conv_inputs.astype(cache.conv_inputs.dtype)], axis=1
-        )
-        reach = cache.conv_inputs.shape[1]
-        end = None if packing is None else reach + packing.counts
-        return y, MatrixMemoryCache(last_rows(inputs, size=reach, end=end), memory)
+        counts = None if packing is None else packing.counts
+        kept = convolution_inputs(cache.conv_inputs, conv_inputs, counts, documents)
+        return y, MatrixMemoryCache(kept, memory)
 
     def tokens(
         self,
@@ -249,7 +254,9 @@ class MatrixMemory(AbstractMixer):
         self,
         inputs: Float[Array, "batch length channels"],
         before: Float[Array, "batch reach channels"],
+        documents: Int[Array, "batch length"] | None,
     ) -> Float[Array, "batch length channels"]:
         if self.conv_weight is None:
             return inputs
-        return jax.nn.silu(causal_convolution(inputs, before, self.conv_weight[...]))
+        weight = self.conv_weight[...]
+        return jax.nn.silu(causal_convolution(inputs, before, weight, documents))

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.added_fields import meant_before
+from fwpkm_jax.core.padding import last_rows
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.recurrence.decay_starts import DecayStart
 from fwpkm_jax.literals import check_literals
@@ -47,6 +48,7 @@ def causal_convolution(
     x: Float[Array, "batch length channels"],
     before: Float[Array, "batch reach channels"],
     weight: Float[Array, "width channels"],
+    documents: Int[Array, "batch length"] | None = None,
 ) -> Float[Array, "batch length channels"]:
     """Each channel's own weighted sum over its last `width` inputs, in at least float32.
 
@@ -54,12 +56,49 @@ def causal_convolution(
       x: `[batch, length, channels]`.
       before: the `width - 1` inputs before these, oldest first.
       weight: `[width, channels]`, oldest input first.
+      documents: documents that have started up to each token, from 0; a token sees the inputs of
+        its own. None: of all.
     """
     dtype = compute_dtype(x.dtype, weight.dtype)
     inputs = jnp.concatenate([before.astype(dtype), x.astype(dtype)], axis=1)
     taps = weight.astype(dtype)[:, None, None, :]
     length = x.shape[1]
+    numbers = None if documents is None else _numbers(documents, before.shape[1])
+
+    def seen(start: int) -> Float[Array, "batch length channels"]:
+        earlier = inputs[:, start : start + length]
+        if numbers is None or documents is None:
+            return earlier
+        same = numbers[:, start : start + length] == documents
+        return jnp.where(same[:, :, None], earlier, 0)
+
     return sum(
-        (tap * inputs[:, start : start + length] for start, tap in enumerate(taps)),
-        start=jnp.zeros(x.shape, dtype),
+        (tap * seen(start) for start, tap in enumerate(taps)), start=jnp.zeros(x.shape, dtype)
     )
+
+
+def convolution_inputs(
+    before: Float[Array, "batch reach channels"],
+    x: Float[Array, "batch length channels"],
+    counts: Int[Array, " batch"] | None,
+    documents: Int[Array, "batch length"] | None,
+) -> Float[Array, "batch reach channels"]:
+    """The inputs to keep for the next piece of a stream, zeros for those of earlier documents.
+
+    Args:
+      before: the inputs kept before.
+      x: the piece, real tokens first.
+      counts: real tokens of each sequence; None: all.
+      documents: as in `causal_convolution`.
+    """
+    reach = before.shape[1]
+    inputs = jnp.concatenate([before, x.astype(before.dtype)], axis=1)
+    if documents is not None:
+        last = jnp.max(documents, axis=1)[:, None]
+        inputs = jnp.where((_numbers(documents, reach) == last)[:, :, None], inputs, 0)
+    return last_rows(inputs, size=reach, end=None if counts is None else reach + counts)
+
+
+def _numbers(documents: Int[Array, "batch length"], before: int) -> Int[Array, "batch inputs"]:
+    """The documents' numbers behind those of the inputs kept before, which are 0."""
+    return jnp.pad(documents, ((0, 0), (before, 0)))

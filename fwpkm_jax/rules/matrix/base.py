@@ -2,6 +2,7 @@
 
 import abc
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -21,6 +22,7 @@ from fwpkm_jax.core.recurrence.linear_recurrence import (
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.rules.matrix.features import FEATURE_MAPS, FeatureMap
 
+Starts = Bool[Array, "batch length"] | None
 State = Any  # A matrix `[key, value]` per sequence and head, or a pytree around one.
 
 
@@ -164,13 +166,17 @@ class AbstractMatrixRule(abc.ABC):
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         """The losses whose gradient steps, one after the other, are `write`."""
 
-    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
-        """`recurrent`, `chunk_size` writes at a time; arguments as `run` passes them on."""
+    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
+        """`recurrent`, `chunk_size` writes at a time; arguments as `run` passes them on.
+
+        A rule whose own `chunked` has no argument `starts` refuses rows of several documents.
+        """
         return chunk_recurrence(
             *(tokens.query, tokens.key, tokens.value),
             log_decay=tokens.log_decay,
             beta=tokens.strength if self.delta else None,
             initial_state=state,
+            starts=starts,
             chunk_size=self.chunk_size,
         )
 
@@ -215,12 +221,16 @@ class AbstractMatrixRule(abc.ABC):
             strength=keep(tokens.strength, self.no_strength),
         )
 
-    def recurrent(self, tokens: Tokens, initial_state: State | None = None) -> RecurrenceOutput:
+    def recurrent(
+        self, tokens: Tokens, initial_state: State | None = None, starts: Starts = None
+    ) -> RecurrenceOutput:
         """Token by token: the definition, and the form for one token.
 
         Args:
           tokens: leaves `[batch, length, heads, ...]`.
           initial_state: from `init` or the last call; None: empty.
+          starts: `[batch, length]`, true at tokens that find the memory as `init` makes it: the
+            first of each document. None: those of a sequence are one document.
 
         Returns:
           What each token read, `[batch, length, heads, value]`, and the memory after the last one.
@@ -233,11 +243,38 @@ class AbstractMatrixRule(abc.ABC):
             every = (tokens.key, tokens.value, tokens.strength)
             key, value, strength = jax.tree.map(self._split_steps, every)
             tokens = tokens._replace(key=key, value=value, strength=strength)
-        return scan_tokens(self.write, self.read, tokens, state)
+        if starts is None:
+            return scan_tokens(self.write, self.read, tokens, state)
+        sizes = (tokens.query.shape[-1], tokens.value.shape[-1])
+        empty = jax.tree.map(lambda x: x[0, 0], self.init(1, 1, *sizes, dtype=tokens.query.dtype))
 
-    def run(self, tokens: Tokens, initial_state: State | None = None) -> RecurrenceOutput:
-        """`recurrent` in chunks: the fast form for whole sequences, differentiable; see there."""
-        return self.chunked(*self._prepare(tokens, initial_state))
+        def write(state: State, token: tuple[Tokens, Array]) -> State:
+            of_token, start = token
+            state = jax.tree.map(lambda new, old: jnp.where(start, new, old), empty, state)
+            return self.write(state, of_token)
+
+        at_heads = jnp.broadcast_to(starts[:, :, None], tokens.query.shape[:3])
+        return scan_tokens(
+            write, lambda state, token: self.read(state, token[0]), (tokens, at_heads), state
+        )
+
+    def run(
+        self, tokens: Tokens, initial_state: State | None = None, starts: Starts = None
+    ) -> RecurrenceOutput:
+        """`recurrent` in chunks: the fast form for whole sequences, differentiable; see there.
+
+        Raises:
+          ValueError: as `recurrent`; or `starts` for a rule whose `chunked` does not take it.
+        """
+        tokens, state = self._prepare(tokens, initial_state)
+        if starts is None:
+            return self.chunked(tokens, state)
+        if "starts" not in inspect.signature(self.chunked).parameters:
+            raise ValueError(
+                f"{type(self).__name__} takes no documents (starts, segment_ids): its chunked has "
+                "no argument starts; put one document into each row, or choose another rule."
+            )
+        return self.chunked(tokens, state, starts)
 
     def _split_steps(self, x: Array) -> Array:
         """`[batch, length * steps, heads, ...]` to `[batch, length, heads, steps, ...]`."""

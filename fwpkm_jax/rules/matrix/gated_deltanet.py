@@ -15,6 +15,7 @@ from fwpkm_jax.rules.matrix.base import (
     GateInputs,
     LearnedGates,
     LocalLoss,
+    Starts,
     State,
     Tokens,
     given,
@@ -61,12 +62,13 @@ class GatedDeltaNet(AbstractMatrixRule):
         del state
         return (gated_error_loss(token, token.key, token.value, given(token.strength)),)
 
-    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
+    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         out = chunk_gated_delta_rule(
             *(tokens.query, tokens.key, tokens.value),
             log_decay=given(tokens.log_decay),
             beta=given(tokens.strength),
             initial_state=state,
+            starts=starts,
             scale=1.0,
             chunk_size=self.chunk_size,
         )

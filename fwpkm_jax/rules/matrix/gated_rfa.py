@@ -16,6 +16,7 @@ from fwpkm_jax.rules.matrix.base import (
     GateInputs,
     LearnedGates,
     LocalLoss,
+    Starts,
     State,
     Tokens,
     agreement,
@@ -71,9 +72,9 @@ class GatedRFA(AbstractMatrixRule):
         step_size = 1 - jnp.exp(given(token.log_decay))
         return (LocalLoss(lambda m: squared(m) - agreement(m, token, value), step_size),)
 
-    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
+    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         written = -jnp.expm1(given(tokens.log_decay))[..., None] * with_one(tokens.value)
-        out = super().chunked(tokens._replace(value=written), state)
+        out = super().chunked(tokens._replace(value=written), state, starts)
         return out._replace(output=divided(out.output))
 
     @property

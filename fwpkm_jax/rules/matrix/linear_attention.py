@@ -11,6 +11,7 @@ from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
     LocalLoss,
+    Starts,
     State,
     Tokens,
     agreement,
@@ -64,8 +65,8 @@ class LinearAttention(AbstractMatrixRule):
         del state
         return (LocalLoss(lambda matrix: -agreement(matrix, token, self._value(token))),)
 
-    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
-        out = super().chunked(tokens._replace(value=self._value(tokens)), state)
+    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
+        out = super().chunked(tokens._replace(value=self._value(tokens)), state, starts)
         return out._replace(output=self._finish(out.output))
 
     def _value(self, token: Tokens):

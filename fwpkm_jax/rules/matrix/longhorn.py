@@ -14,6 +14,7 @@ from fwpkm_jax.rules.matrix.base import (
     GateInputs,
     LearnedGates,
     LocalLoss,
+    Starts,
     State,
     Tokens,
     given,
@@ -54,8 +55,8 @@ class Longhorn(AbstractMatrixRule):
         del state
         return (error_loss(token.key, token.value, _explicit(token)),)
 
-    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
-        return super().chunked(tokens._replace(strength=_explicit(tokens)), state)
+    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
+        return super().chunked(tokens._replace(strength=_explicit(tokens)), state, starts)
 
     @property
     def learned_gates(self) -> LearnedGates:

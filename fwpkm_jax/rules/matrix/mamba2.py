@@ -15,6 +15,7 @@ from fwpkm_jax.rules.matrix.base import (
     GateInputs,
     LearnedGates,
     LocalLoss,
+    Starts,
     State,
     Tokens,
     agreement,
@@ -60,9 +61,9 @@ class Mamba2(AbstractMatrixRule):
 
         return (LocalLoss(loss),)
 
-    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
+    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         written = given(tokens.strength)[..., None] * tokens.value
-        return super().chunked(tokens._replace(value=written), state)
+        return super().chunked(tokens._replace(value=written), state, starts)
 
     @property
     def learned_gates(self) -> LearnedGates:

@@ -16,6 +16,7 @@ from fwpkm_jax.rules.matrix.base import (
     GateInputs,
     LearnedGates,
     LocalLoss,
+    Starts,
     Tokens,
     agreement,
     given,
@@ -78,15 +79,17 @@ class MLSTM(AbstractMatrixRule):
         value = written * with_one(token.value)
         return (LocalLoss(lambda m: (1 - kept) * squared(m) - agreement(m, token, value)),)
 
-    def chunked(self, tokens: Tokens, state: MLSTMState) -> RecurrenceOutput:
+    def chunked(self, tokens: Tokens, state: MLSTMState, starts: Starts = None) -> RecurrenceOutput:
         log_f, log_i = given(tokens.log_decay), given(tokens.strength)
-        scales = _running_scale(log_f, log_i, state.log_scale)
+        scales = _running_scale(log_f, log_i, state.log_scale, starts)
         before, after = scales[:, :-1], scales[:, 1:]
+        if starts is not None:
+            before = jnp.where(starts[:, :, None], 0, before)  # The scale of an empty memory.
         tokens = tokens._replace(
             value=jnp.exp(log_i - after)[..., None] * with_one(tokens.value),
             log_decay=log_f + before - after,
         )
-        out = super().chunked(tokens, state.matrix)
+        out = super().chunked(tokens, state.matrix, starts)
         end = MLSTMState(out.final_state, scales[:, -1])
         return RecurrenceOutput(_bounded(out.output, after), end)
 
@@ -115,12 +118,18 @@ def _running_scale(
     log_f: Float[Array, "batch length heads"],
     log_i: Float[Array, "batch length heads"],
     start: Float[Array, "batch heads"],
+    starts: Starts = None,
 ) -> Float[Array, "batch after heads"]:
     """m before the first and after each token, by a scan over pairs in max and plus."""
 
     def join(first, second):
         return first[0] + second[0], jnp.maximum(first[1] + second[0], second[1])
 
+    if starts is not None:
+        # From the scale of an empty memory, which is 0, whatever it was before.
+        at = starts[:, :, None]
+        log_i = jnp.where(at, jnp.maximum(log_f, log_i), log_i)
+        log_f = jnp.where(at, -jnp.inf, log_f)
     kept, largest = jax.lax.associative_scan(join, (log_f, log_i), axis=1)
     start = start[:, None]
     return jnp.concatenate([start, jnp.maximum(kept + start, largest)], axis=1)

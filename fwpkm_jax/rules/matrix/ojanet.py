@@ -14,6 +14,7 @@ from fwpkm_jax.rules.matrix.base import (
     GateInputs,
     LearnedGates,
     LocalLoss,
+    Starts,
     State,
     Tokens,
     agreement,
@@ -63,12 +64,13 @@ class OjaNet(AbstractMatrixRule):
 
         return (LocalLoss(loss, given(token.strength)),)
 
-    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
+    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         out = chunk_recurrence(
             *(tokens.query, tokens.value, tokens.key),
             log_decay=None,
             beta=tokens.strength,
             initial_state=state.swapaxes(-1, -2),
+            starts=starts,
             read="value",
             chunk_size=self.chunk_size,
         )

@@ -38,19 +38,44 @@ def median_seconds(function: Callable[[], Any], *, repeats: int) -> tuple[float,
     return statistics.median(times), max(times) - min(times)
 
 
-def copy_bandwidth(num_bytes: int = 2**28) -> float:
-    """Bytes per second read and written by a large elementwise copy."""
-    x = jnp.zeros((num_bytes // 4,), jnp.float32)
+def queued_seconds(
+    function: Callable[[], Any], *, repeats: int, at_least_s: float = 0.02
+) -> tuple[float, float]:
+    """Median and spread of the time of a call on the device, without the host's part.
+
+    Each measurement enqueues as many calls as take `at_least_s`, and waits for the last one.
+    """
+    once, _ = median_seconds(function, repeats=1)
+    calls = max(1, round(at_least_s / once))
+
+    def several() -> Any:
+        for _ in range(calls - 1):
+            function()
+        return function()
+
+    seconds, spread = median_seconds(several, repeats=repeats)
+    return seconds / calls, spread / calls
+
+
+def copy_bandwidth(num_bytes: int | None = None) -> float:
+    """Bytes per second read and written by a large elementwise copy of random numbers.
+
+    Args:
+      num_bytes: size of the buffer; None: 256 MB, on accelerators 1 GB, far above their caches.
+    """
+    num_bytes = num_bytes or (2**28 if jax.default_backend() == "cpu" else 2**30)
+    x = jax.random.uniform(jax.random.key(0), (num_bytes // 4,), jnp.float32)
     copy = jax.jit(lambda x: x + 1.0)
-    seconds, _ = median_seconds(lambda: copy(x), repeats=5)
+    seconds, _ = queued_seconds(lambda: copy(x), repeats=5)
     return 2 * num_bytes / seconds
 
 
 def matmul_rate(size: int = 2048, dtype: DTypeLike = jnp.float32) -> float:
-    """Floating-point operations per second of a square product, float32 at full precision."""
-    x = jnp.ones((size, size), dtype)
+    """Floating-point operations per second of a square product of random numbers, float32 at full
+    precision."""
+    x = jax.random.normal(jax.random.key(0), (size, size), dtype)
     product = jax.jit(lambda x: jnp.matmul(x, x, precision=jax.lax.Precision.HIGHEST))
-    seconds, _ = median_seconds(lambda: product(x), repeats=5)
+    seconds, _ = queued_seconds(lambda: product(x), repeats=5)
     return 2 * size**3 / seconds
 
 

@@ -1,7 +1,7 @@
 """Checks arguments of the operations on rows, and their kernels on a new device."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -66,16 +66,36 @@ def result_errors(op: Callable[..., Any], arrays: dict[str, Any]) -> dict[str, f
     """The difference of an operation's kernel from its reference, relative to each norm.
 
     Args:
-      op: takes the arrays and `backend`; results as a pytree of float arrays.
+      op: takes the arrays and `backend`; results as a pytree of arrays.
       arrays: by argument; cotangents of the float ones are compared, too.
     """
-    moving = {name: x for name, x in arrays.items() if _is_float(x)}
-    fixed = {name: x for name, x in arrays.items() if name not in moving}
+    results = results_of(op, arrays)
+    return relative_errors(results("pallas"), results("reference"))
+
+
+def results_of(
+    op: Callable[..., Any], arrays: dict[str, Any], *, fixed: Sequence[str] = ()
+) -> Callable[[dispatch.Backend], Any]:
+    """A compiled function from a backend to the operation's results and cotangents.
+
+    Args:
+      op: takes the arrays and `backend`; results as a pytree of float arrays.
+      arrays: by argument.
+      fixed: float arrays whose cotangents are not asked for.
+    """
+    moving = {name: x for name, x in arrays.items() if _is_float(x) and name not in fixed}
+    others = {name: x for name, x in arrays.items() if name not in moving}
 
     @functools.partial(jax.jit, static_argnums=0)
-    def results(backend: dispatch.Backend, moving: Any, fixed: Any) -> Any:
-        outputs, pull = jax.vjp(lambda moving: op(**moving, **fixed, backend=backend), moving)
+    def results(backend: dispatch.Backend, moving: Any, others: Any) -> Any:
+        outputs, pull = jax.vjp(lambda moving: op(**moving, **others, backend=backend), moving)
         return outputs, pull(outputs)
+
+    return lambda backend: results(backend, moving, others)
+
+
+def relative_errors(actual: Any, expected: Any) -> dict[str, float]:
+    """By path of every leaf, the norm of the difference over that of the expected array."""
 
     @jax.jit
     def errors(actual: Any, expected: Any) -> Any:
@@ -85,10 +105,9 @@ def result_errors(op: Callable[..., Any], arrays: dict[str, Any]) -> dict[str, f
 
         return jax.tree.map(error, actual, expected)
 
-    found = errors(*(results(backend, moving, fixed) for backend in ("pallas", "reference")))
     return {
         jax.tree_util.keystr(path): float(error)
-        for path, error in jax.tree_util.tree_leaves_with_path(found)
+        for path, error in jax.tree_util.tree_leaves_with_path(errors(actual, expected))
     }
 
 

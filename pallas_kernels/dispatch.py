@@ -7,6 +7,7 @@ first use each kernel is compared with the reference, once per operation and kin
 
 import contextlib
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,9 @@ import jax
 from pallas_kernels import verdicts
 from pallas_kernels.verdicts import Verdict
 
+REFERENCE_VARIABLE = "PALLAS_KERNELS_REFERENCE"
+"""Environment variable that names operations whose `auto` is the reference, with commas between:
+`value_scan,chunk_gated_delta_rule`."""
 Backend = Literal["auto", "reference", "pallas"]
 Kernel = Literal["gpu", "tpu", "tpu_sparse_core"]
 Implementation = Literal["reference", "gpu", "tpu", "tpu_sparse_core"]
@@ -61,8 +65,9 @@ def implementation(
 
     `reference` is plain JAX on every platform. `pallas` is this platform's kernel or an error.
     `auto` is the kernel if it accepts these inputs and agrees with the reference on this device;
-    otherwise it is the reference, and one logged line gives the reason. If a platform has a second
-    kernel, it is tried after the first one, also with a logged line.
+    otherwise it is the reference, and one logged line gives the reason. It is the reference, too,
+    for an operation that the environment variable `PALLAS_KERNELS_REFERENCE` names. If a platform
+    has a second kernel, it is tried after the first one, also with a logged line.
 
     Args:
       op: name of the operation, for messages.
@@ -81,6 +86,8 @@ def implementation(
         raise ValueError(f"backend={backend!r} must be 'auto', 'reference' or 'pallas'.")
     by_name = backend == "pallas"
     if backend == "auto":
+        if op in os.environ.get(REFERENCE_VARIABLE, "").split(","):
+            return _decided(op, "reference", f"by {REFERENCE_VARIABLE}")
         backend = _default_backend.value
     if backend == "reference":
         return _decided(op, "reference", "by request")

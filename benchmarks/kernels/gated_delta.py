@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import processes
-from benchmarks.machine import environment, median_seconds, peak_device_megabytes, write_result
+from benchmarks.machine import environment, peak_device_megabytes, queued_seconds, write_result
 from benchmarks.options import parse
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 from pallas_kernels.gated_delta.arguments import CHUNK
@@ -83,7 +83,7 @@ def measure(options: Options, spec: GatedDeltaSpec, **choice: Any) -> dict[str, 
 
     function = {"forward": forward, "train": train}[choice["passes"]]
     compiled = jax.jit(function).lower(arrays).compile()
-    seconds, spread = median_seconds(lambda: compiled(arrays), repeats=options.repeats)
+    seconds, spread = queued_seconds(lambda: compiled(arrays), repeats=options.repeats)
     return {
         "seconds": seconds,
         "spread": spread,

@@ -7,8 +7,10 @@ process of its own, so that a busy moment of the machine or a change of its cloc
 alike; compiled programs are kept from one turn to the next. The result is written after each turn.
 `speed_relative_to_backbone` is a model's samples per second over those of its backbone.
 
-`--require-kernels` ends with an error if any operation fell back to plain JAX. `--record` keeps the
-slots that the first memory layer reads, for `benchmarks.kernels.rows --stream`.
+`--require-kernels` ends with an error if any operation fell back to plain JAX, except those that
+PALLAS_KERNELS_REFERENCE names. `--profile` reports the longest kernels of each model's step.
+`--record` keeps the slots that the first memory layer reads, for `benchmarks.kernels.rows
+--stream`; this is a program of its own, which runs last.
 """
 
 import json
@@ -35,6 +37,7 @@ from benchmarks.machine import (
     write_result,
 )
 from benchmarks.options import from_json, parse, to_json
+from benchmarks.speed.longest_kernels import longest_kernels
 from benchmarks.speed.models import Size, baseline_of, model_of, remat_of
 from fwpkm_jax.core.chunks import split_chunks
 from fwpkm_jax.models.config import ModelConfig
@@ -66,8 +69,12 @@ class Options:
     """Seconds after which a turn is ended and reported as failed."""
     require_kernels: bool = False
     """Ends with an error if an operation ran as plain JAX."""
+    profile: int = 0
+    """Number of kernels to report, those that take longest in a step; from each model's last
+    turn."""
     record: Path | None = None
-    """.npz file for `slot_ids [tokens, places]`, read by FwPKM's first layer after the steps."""
+    """.npz file for `slot_ids [tokens, places]`, read by the first memory layer of the first model
+    that has one, at its start."""
     out: Path | None = None
     """File for the JSON; None: print it."""
 
@@ -95,14 +102,10 @@ def make_step(
 def measure(options: Options, name: str) -> dict[str, Any]:
     """One turn of one model in this process, its times one by one."""
     model = model_of(name, options.size)
-    length = options.length or default_length(options.size)
     dispatch.decisions.clear()
     step, make_state = make_step(options.loss_block, name, model)
     state = jax.jit(make_state)()
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(model.vocab_size, size=(options.batch, length + 1), dtype=np.int32)
-    weights = np.ones((options.batch, length), np.float32)
-    batch = jax.device_put({"tokens": tokens, "loss_weight": weights})
+    batch = random_batch(options, model)
     compiled = step.lower(state, batch).compile()
     chosen = implementations()
     holder = {"state": state}
@@ -114,21 +117,33 @@ def measure(options: Options, name: str) -> dict[str, Any]:
         return metrics["loss"]
 
     times = call_seconds(call, repeats=options.repeats)
-    if options.record is not None and model.memory_layers:
-        record(options.record, model, holder["state"], batch)
+    final_loss = float(holder["loss"])
+    longest = {}
+    if options.profile:
+        longest = {"longest_kernels": longest_kernels(call, number=options.profile)}
     cost = compiled.cost_analysis() or {}
     return {
         "model": name,
         "seconds": times,
-        "tokens": options.batch * length,
+        "tokens": batch["loss_weight"].size,
         "gigabytes_accessed": cost.get("bytes accessed", 0.0) / 1e9,
         "gigaflop": cost.get("flops", 0.0) / 1e9,
         "temporary_megabytes": compiled.memory_analysis().temp_size_in_bytes / 1e6,
         "peak_device_megabytes": peak_device_megabytes(),
         "peak_megabytes": peak_host_megabytes(),
-        "final_loss": float(holder["loss"]),
+        "final_loss": final_loss,
         "implementations": chosen,
+        **longest,
     }
+
+
+def random_batch(options: Options, model: ModelConfig) -> dict[str, jax.Array]:
+    """The tokens that every model trains on."""
+    length = options.length or default_length(options.size)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(model.vocab_size, size=(options.batch, length + 1), dtype=np.int32)
+    weights = np.ones((options.batch, length), np.float32)
+    return jax.device_put({"tokens": tokens, "loss_weight": weights})
 
 
 def implementations() -> list[dict[str, Any]]:
@@ -140,12 +155,13 @@ def implementations() -> list[dict[str, Any]]:
 
 
 def fallbacks(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """One line for each operation of the rows that ran as plain JAX."""
+    """One line for each operation that ran as plain JAX though the environment names it not."""
     return [
         f"{row['model']}: {one['op']} ran as plain JAX ({one['reason']})"
         for row in rows
         for one in row.get("implementations", ())
         if one["implementation"] == "reference"
+        and one["reason"] != f"by {dispatch.REFERENCE_VARIABLE}"
     ]
 
 
@@ -165,6 +181,7 @@ def combine(options: Options, name: str, turns: Sequence[dict[str, Any]]) -> dic
     median = statistics.median(times)
     return {
         **good[0],
+        **good[-1],  # The last turn has the profile.
         **row,
         "seconds": times,
         "samples_per_second": options.batch / median,
@@ -184,8 +201,11 @@ def rows_of(options: Options, turns: dict[str, list[dict[str, Any]]]) -> list[di
     return list(rows.values())
 
 
-def record(path: Path, model: ModelConfig, state: TrainState, batch: dict[str, Any]) -> None:
+def record(options: Options, name: str) -> dict[str, Any]:
     """Writes the slots of the first memory layer, in the order of chunks, then of sequences."""
+    model = model_of(name, options.size)
+    _, make_state = make_step(options.loss_block, name, model)
+    state, batch = jax.jit(make_state)(), random_batch(options, model)
 
     def slots(params, memory):
         out = nnx.merge(model_graph(model), params).hidden(batch["tokens"][:, :-1], memory)
@@ -194,45 +214,62 @@ def record(path: Path, model: ModelConfig, state: TrainState, batch: dict[str, A
     slot_ids = split_chunks(
         jax.jit(slots)(state.params, state.memory), model.fast_weight.chunk_size
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, slot_ids=np.asarray(slot_ids).reshape(-1, slot_ids.shape[-1]))
+    assert options.record is not None
+    options.record.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(
+        options.record, slot_ids=np.asarray(slot_ids).reshape(-1, slot_ids.shape[-1])
+    )
+    return {"recorded": slot_ids.size}
 
 
 def work(task: str) -> dict[str, Any]:
-    """A turn of the task's first model, in this process."""
+    """A turn of the task's first model in this process, or its recording."""
     options = from_json(Options, task)
-    return measure(options, options.models[0])
+    function = measure if options.record is None else record
+    return function(options, options.models[0])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(Options, argv, description=__doc__)
     for name in options.models:
         model_of(name, options.size)  # A misspelt name is refused before anything is measured.
+    with_memory = [n for n in options.models if model_of(n, options.size).memory_layers]
+    if options.record is not None and not with_memory:
+        raise SystemExit(f"--record: none of the models {options.models} has a memory layer.")
     result: dict[str, Any] = {"environment": environment(), "options": settings(options)}
     turns: dict[str, list[dict[str, Any]]] = {name: [] for name in options.models}
     with tempfile.TemporaryDirectory() as folder:
         kept = {"JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", folder)}
+
+        def run(name: str, **changes: Any) -> dict[str, Any]:
+            return processes.run_worker(
+                "benchmarks.speed.train_step",
+                to_json(replace(options, models=(name,), **changes)),
+                variables=kept,
+                limit_s=options.limit_s,
+            )
+
         for turn in range(options.rounds):
             for name in options.models:
                 last = turn == options.rounds - 1
-                task = replace(options, models=(name,), record=options.record if last else None)
-                row = processes.run_worker(
-                    "benchmarks.speed.train_step",
-                    to_json(task),
-                    variables=kept,
-                    limit_s=options.limit_s,
-                )
+                row = run(name, record=None, profile=options.profile if last else 0)
                 turns[name].append(row)
                 print(json.dumps({"model": name} | row), file=sys.stderr, flush=True)
                 result["rows"] = rows_of(options, turns)
                 if options.out is not None:
                     write_result(result, options.out)
+        if options.record is not None:
+            result["recording"] = run(with_memory[0])
+            if options.out is not None:
+                write_result(result, options.out)
     if options.out is None:
         write_result(result, None)
     found = fallbacks(result["rows"]) if options.require_kernels else []
     found += [
         f"{row['model']}: {reason}" for row in result["rows"] for reason in row.get("failed", ())
     ]
+    if "failed" in result.get("recording", {}):
+        found.append(f"{options.record}: {result['recording']['failed']}")
     for line in found:
         print(line, file=sys.stderr)
     return 1 if found else 0

@@ -34,7 +34,7 @@ def in_process(peer: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "run_worker", run_worker)
         patch.setattr(processes, "run_json", run_json)
-        patch.setattr(machine, "copy_bandwidth", lambda num_bytes=0: 1e9)
+        patch.setattr(machine, "copy_bandwidth", lambda num_bytes=None: 1e9)
         patch.setattr(machine, "matmul_rate", lambda size=0, dtype=None: 1e9)
         yield
 

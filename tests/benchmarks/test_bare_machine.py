@@ -1,24 +1,39 @@
-"""The GPU suite where only jax, flax, optax, orbax, chex, numpy, pytest and jaxtyping are."""
+"""First light where only jax, flax, optax, orbax, chex, numpy and pytest are, and some wheels."""
 
+import importlib
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_suite, processes
+from benchmarks import processes
+from benchmarks.first_light import suite
 from tests.benchmarks.programs import result
 
 BARE = Path(__file__).parent / "bare"
-ENVIRONMENT = {"PYTHONPATH": f"{BARE}{os.pathsep}{processes.ROOT}"}
-QUICK = ("determinism", "train_step", "decode", "rows", "gated_delta", "layer", "memory")
+PARTS = suite.parts(suite.Options(out=Path("out")))
 
 
-def python(code: str) -> str:
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    """Wheels of the packages that travel along."""
+    folder = tmp_path_factory.mktemp("wheels")
+    for name in ("jaxtyping", "wadler_lindig"):
+        package = Path(importlib.import_module(name).__file__ or "").parent
+        with zipfile.ZipFile(folder / f"{name}-1-py3-none-any.whl", "w") as wheel:
+            for file in package.rglob("*.py"):
+                wheel.write(file, Path(name, file.relative_to(package)))
+    return folder
+
+
+def python(code: str, *paths: Path) -> str:
+    variables = {"PYTHONPATH": os.pathsep.join(map(str, (BARE, processes.ROOT, *paths)))}
     run = subprocess.run(
         [sys.executable, "-c", code],
-        env=os.environ | ENVIRONMENT,
+        env=os.environ | variables,
         capture_output=True,
         text=True,
         check=False,
@@ -27,27 +42,38 @@ def python(code: str) -> str:
     return run.stdout
 
 
-def test_every_part_can_be_imported():
-    parts = gpu_suite.parts(gpu_suite.Options(out=Path("out")))
-    programs = ["benchmarks.gpu_suite", *(module for module, *_ in parts.values())]
+def test_every_part_can_be_imported_with_the_wheels(wheels, tmp_path):
+    programs = ["benchmarks.first_light.cases", *(module for module, *_ in PARTS.values())]
     lines = [f"import {', '.join(programs)}", "import sys, sitecustomize"]
     lines += ["print(len(sitecustomize.ABSENT), sitecustomize.ABSENT & set(sys.modules))"]
-    assert python("\n".join(lines)).split()[1:] == ["set()"]
+    printed = python("\n".join(lines), suite.unpack(wheels, tmp_path)).split(maxsplit=1)[1]
+    assert eval(printed) == {"jaxtyping", "wadler_lindig"}
 
 
-@pytest.mark.parametrize("package", ["tyro", "beartype.door", "grain"])
-def test_the_packages_are_absent_there(package):
-    code = f"try:\n  import {package}\nexcept ModuleNotFoundError as error: print(error)"
-    assert python(code).startswith("No module named")
+def test_the_suite_itself_needs_none_of_the_absent_packages():
+    packages = ("tyro", "beartype.door", "grain", "jaxtyping")
+    lines = ["import benchmarks.first_light.suite, importlib, sys", "print('jax' in sys.modules)"]
+    lines += [f"for name in {packages!r}:", "  try: importlib.import_module(name)"]
+    lines += ["  except ModuleNotFoundError as error: print(error)"]
+    loaded, *errors = python("\n".join(lines)).splitlines()
+    assert loaded == "False"
+    assert errors == [f"No module named {name.split('.')[0]!r}" for name in packages]
 
 
 @pytest.mark.slow
-def test_the_whole_suite_runs(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
-    command = ["benchmarks.gpu_suite", "--out", str(tmp_path), "--size", "tiny"]
+def test_the_whole_suite_runs(tmp_path, monkeypatch, wheels):
+    monkeypatch.setenv("PYTHONPATH", f"{BARE}{os.pathsep}{processes.ROOT}")
+    monkeypatch.setenv("PATH", "")  # Neither git nor pip.
+    out = tmp_path / "out"
+    command = ["benchmarks.first_light", "--out", str(out), "--size", "tiny", "--jobs", "2"]
+    command += ["--wheels", str(wheels), "--cache", str(tmp_path / "cache")]
     command += ["--seconds", "3000", "--part-seconds", "900"]
-    assert gpu_suite.run_part(command, limit_s=3600) is None
-    for name in QUICK:
-        assert result(tmp_path / f"{name}.json")
-    parity = result(tmp_path / "parity.json")
+    assert suite.run_part(command, limit_s=3600) is None
+    found = result(out / "results.json")
+    assert list(found) == list(PARTS)
+    assert all(part["status"] == "done" and part["result"] for part in found.values())
+    assert set(found["cases"]["result"]) == {"agrees"}
+    assert {len(row["longest_kernels"]) for row in found["train_step"]["result"]["rows"]} == {25}
+    parity = found["parity"]["result"]
     assert parity["tests"] == parity["skipped"] > 100
+    assert sorted(x.name for x in out.iterdir()) == ["cases.jsonl", "results.json", "slots.npz"]

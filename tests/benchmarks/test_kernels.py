@@ -1,15 +1,12 @@
-"""Every option of the programs that time and check single operations, and of the whole suite."""
+"""Every option of the programs that time and check single operations."""
 
-import importlib
 import json
 
 import numpy as np
 import pytest
 
-from benchmarks import gpu_suite
-from benchmarks.kernels import gated_delta, rows
+from benchmarks.kernels import gated_delta, rows, selection
 from benchmarks.kernels.row_times import RowSize, slot_stream
-from benchmarks.options import parse
 from tests.benchmarks.programs import result, run
 
 
@@ -77,6 +74,21 @@ def test_the_gated_delta_rule_alone_and_beside_a_peer(tmp_path, monkeypatch):
     assert [row["train"] for row in written[1::2]] == [False, True]
 
 
+def test_the_selection_by_its_kernel_and_by_plain_jax(tmp_path, monkeypatch):
+    spec = selection.TopKSpec(name="small", tokens=5, subkeys=8, key=4, top_k=2)
+    monkeypatch.setattr(selection, "SPECS", (spec,))
+    monkeypatch.setattr(selection, "SHAPES", {"tiny": ("small",)})
+    out = tmp_path / "selection.json"
+    options = ("--passes", "forward", "train", "--backends", "pallas", "reference")
+    run("kernels.selection", "--size", "tiny", *options, "--repeats", 1, "--out", out)
+    rows = result(out)["rows"]
+    assert [(row["passes"], row["backend"]) for row in rows] == [
+        *(("forward", "pallas"), ("forward", "reference")),
+        *(("train", "pallas"), ("train", "reference")),
+    ]
+    assert all(row["share_of_matmul"] > 0 for row in rows)
+
+
 def test_determinism(tmp_path):
     out = tmp_path / "determinism.json"
     run("kernels.determinism", "--size", "tiny", "--out", out)
@@ -95,67 +107,3 @@ def test_parity_counts_what_the_tests_said(tmp_path):
     written = result(out)
     assert (written["tests"], written["failures"], written["skipped"]) == (3, 1, 1)
     assert written["failed"] == ["test_bad"]
-
-
-@pytest.fixture
-def parts(monkeypatch):
-    """Makes parts of the suite; returns how each was called."""
-    taken = []
-
-    def run_part(command, *, limit_s):
-        taken.append((command, limit_s))
-        out = command[command.index("--out") + 1]
-        with open(out, "w") as file:
-            file.write("{}")
-        return "ended after its 7 s" if command[0].endswith("decode") else None
-
-    monkeypatch.setattr(gpu_suite, "run_part", run_part)
-    return taken
-
-
-def test_the_suite_goes_on_where_it_stopped(tmp_path, parts, capsys):
-    options = (
-        *("--out", tmp_path, "--size", "tiny", "--parts", "determinism", "decode", "train_step"),
-        *("--seconds", 60, "--part-seconds", 7, "--require-kernels", "--stream", "slots.npz"),
-        *("--peer", "CHECKOUT", "--peer-python", "p", "--peer-fla", "f", "--peer-titans", "t"),
-    )
-    assert run("gpu_suite", *options) == 1
-    assert [limit for _, limit in parts] == [7, 7, 7]
-    assert "--require-kernels" in parts[2][0]
-    assert sorted(path.name for path in tmp_path.glob("*.json")) == [
-        *("decode.unfinished.json", "determinism.json", "train_step.json")
-    ]
-    printed = capsys.readouterr().out
-    assert "decode: ended after its 7 s; " in printed
-    assert "decode.unfinished.json has what it measured" in printed
-    parts.clear()
-    assert run("gpu_suite", *options) == 1
-    assert [command[0] for command, _ in parts] == ["benchmarks.speed.decode"]
-    parts.clear()
-    assert run("gpu_suite", *options, "--seconds", 0) == 1
-    assert not parts
-    with pytest.raises(SystemExit, match="no such part"):
-        run("gpu_suite", "--out", tmp_path, "--parts", "layers")
-
-
-def test_every_part_is_a_command_that_its_program_takes(tmp_path):
-    for size in ("tiny", "paper"):
-        options = gpu_suite.Options(
-            out=tmp_path, size=size, require_kernels=True, stream=tmp_path, peer=tmp_path,
-            peer_python=tmp_path, peer_fla=tmp_path, peer_titans=tmp_path,
-        )  # fmt: skip
-        for module, *arguments in gpu_suite.parts(options).values():
-            parse(importlib.import_module(module).Options, arguments)
-
-
-def test_a_part_that_hangs_is_ended_and_one_that_fails_is_reported(tmp_path, monkeypatch):
-    for name, code in {
-        "hangs": "import time; time.sleep(60)",
-        "fails": "raise SystemExit(3)",
-    }.items():
-        (tmp_path / f"{name}.py").write_text(code)
-    (tmp_path / "works.py").write_text("")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert gpu_suite.run_part(["hangs"], limit_s=1) == "ended after its 1 s"
-    assert gpu_suite.run_part(["fails"], limit_s=60) == "failed with exit code 3"
-    assert gpu_suite.run_part(["works"], limit_s=60) is None

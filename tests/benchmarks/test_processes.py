@@ -20,7 +20,8 @@ def test_the_last_printed_line_is_the_result():
     ("code", "failure"),
     [
         ("raise SystemExit(3)", "exit code 3"),
-        ("import os; os.kill(os.getpid(), 9)", "exit code -9"),
+        ("raise ValueError('a\\nb')", "exit code 1: b"),
+        ("import os; os.kill(os.getpid(), 9)", "died by SIGKILL"),
         ("pass", "printed no result"),
         ("print('Traceback')", "printed no JSON: Traceback"),
     ],

@@ -140,12 +140,16 @@ def test_training_steps_are_timed_and_record_slots(tmp_path, monkeypatch):
     out, slots = tmp_path / "steps.json", tmp_path / "new" / "slots.npz"
     options = (
         *("--size", "tiny", "--models", "fa__fwpkm2_6_10__remat", "--batch", 1, "--length", 64),
-        *("--repeats", 1, "--loss-block", 64, "--record", slots, "--out", out),
+        *("--repeats", 1, "--loss-block", 64, "--record", slots, "--profile", 3, "--out", out),
     )
     assert run("speed.train_step", *options) == 0
     (row,) = result(out)["rows"]
     assert len(row["seconds"]) == 1
     assert {one["implementation"] for one in row["implementations"]} == {"reference"}
+    longest = row["longest_kernels"]
+    assert len(longest) == 3
+    assert longest == sorted(longest, key=lambda kernel: -kernel["milliseconds"])
+    assert all(0 < kernel["share"] < 1 <= kernel["launches"] for kernel in longest)
     with np.load(slots) as file:
         assert file["slot_ids"].shape == (64, 8)
     for size in (RowSize(calls=3), RowSize(value=128, places=32, tokens=16, calls=2, slots=64)):
@@ -156,11 +160,16 @@ def test_training_steps_are_timed_and_record_slots(tmp_path, monkeypatch):
 
 def test_a_fallback_fails_where_kernels_are_required(tmp_path, monkeypatch, capsys):
     fallen = {"op": "slot_read", "implementation": "reference", "reason": "no kernels for cpu"}
+    forced = {**fallen, "op": "slot_add", "reason": "by PALLAS_KERNELS_REFERENCE"}
     chosen = {"op": "gated_delta", "implementation": "gpu", "reason": "chosen"}
-    turn = {"seconds": [1.0], "tokens": 64, "implementations": [fallen, chosen]}
+    turn = {"seconds": [1.0], "tokens": 64, "implementations": [fallen, forced, chosen]}
     monkeypatch.setattr(train_step, "measure", lambda options, name: turn)
     assert run("speed.train_step", "--models", "gdn", "--require-kernels") == 1
-    assert "gdn: slot_read ran as plain JAX (no kernels for cpu)\n" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "gdn: slot_read ran as plain JAX (no kernels for cpu)\n" in printed
+    assert "gdn: slot_add ran" not in printed
+    with pytest.raises(SystemExit, match=r"none of the models .* has a memory layer"):
+        run("speed.train_step", "--models", "gdn", "--record", tmp_path / "slots.npz")
 
 
 def test_a_turn_that_dies_leaves_the_others_and_each_is_saved(tmp_path, monkeypatch, capsys):

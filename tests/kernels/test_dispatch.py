@@ -71,6 +71,17 @@ def test_auto_takes_the_kernel_of_the_device():
 
 
 @pytest.mark.usefixtures("on_hopper")
+def test_auto_takes_the_reference_of_operations_that_the_environment_names(monkeypatch):
+    monkeypatch.setenv("PALLAS_KERNELS_REFERENCE", "slot_read,op")
+    before = dispatch.decisions["op", "reference", "by PALLAS_KERNELS_REFERENCE"]
+    assert choose("auto") == "reference"
+    assert choose("pallas") == "gpu"
+    assert dispatch.decisions["op", "reference", "by PALLAS_KERNELS_REFERENCE"] == before + 1
+    monkeypatch.setenv("PALLAS_KERNELS_REFERENCE", "slot_read,operation")
+    assert choose("auto") == "gpu"
+
+
+@pytest.mark.usefixtures("on_hopper")
 def test_auto_leaves_inputs_a_kernel_does_not_take_to_the_reference(caplog):
     for _ in range(2):
         assert choose("auto", supports=lambda kernel: f"float64 ({kernel})") == "reference"

@@ -1,0 +1,7 @@
+"""Runs `benchmarks.first_light.suite`."""
+
+import sys
+
+from benchmarks.first_light.suite import main
+
+sys.exit(main())

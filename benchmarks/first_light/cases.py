@@ -1,0 +1,226 @@
+"""Calls of every kernel whose results are compared with the reference's on the device.
+
+The shapes reach the steady state of the kernels: their pipelines refill every slot, runs of
+references are longer than one owner sums, and all widths are the paper's. `tiny` has one small
+shape for each operation, for interpreted kernels on a CPU.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.machine import queued_seconds
+from fwpkm_jax.rules import FwPKM, FwPKMMemory
+from pallas_kernels import dispatch
+from pallas_kernels.checks import relative_errors, results_of
+from pallas_kernels.dispatch import Backend, Kernel
+from pallas_kernels.gated_delta import api as gated_delta
+from pallas_kernels.gated_delta import specs as gated_delta_specs
+from pallas_kernels.product_top_k import api as product_top_k
+from pallas_kernels.product_top_k import specs as product_top_k_specs
+from pallas_kernels.row_ops import row_ops
+from pallas_kernels.slot_add import specs as slot_add_specs
+from pallas_kernels.slot_add.api import add_logged
+from pallas_kernels.slot_read import specs as slot_read_specs
+from pallas_kernels.slot_read.api import slot_dot, slot_read
+
+LIMIT_S = 60.0
+"""Seconds for a case, start of the process and compilation included."""
+CHOICE_LIMIT_S = 200.0
+"""The same where the program checks kernels before their first use."""
+MEMORY_RATIO = 1e-3
+"""Chunks after a near tie among slots read a memory with another row in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One call, and what it may differ by."""
+
+    run: Callable[[], dict[str, Any]]
+    """Errors by array, and times."""
+    ratio: float = 0.0
+    """Largest error allowed, relative to an array's norm."""
+    limit_s: float = LIMIT_S
+    """Seconds after which its process is ended."""
+
+
+def cases(size: str) -> dict[str, Case]:
+    """The cases by name, in the order they run."""
+    tiny = size == "tiny"
+    found: dict[str, Case] = {}
+    for name in ("63_tokens",) if tiny else ("steady", "steady_dot", "paper"):
+        spec = _named(product_top_k_specs.SPECS, name)
+        found[f"product_top_k/{name}"] = Case(
+            run=lambda spec=spec: _selection(spec), ratio=product_top_k_specs.CHECK_RATIO
+        )
+    names = ("63_tokens",) if tiny else (*slot_read_specs.CHECKED, "paper")
+    for op, function, sample in (
+        ("slot_read", slot_read, slot_read_specs.sample),
+        ("slot_dot", slot_dot, slot_read_specs.sample_dot),
+        ("slot_add", add_logged, slot_add_specs.sample),
+    ):
+        for name in names:
+            spec = _named(slot_read_specs.SPECS, name)
+            found[f"{op}/{name}"] = Case(
+                run=lambda function=function, sample=sample, spec=spec: _compare(
+                    function, sample(spec, jnp.float32)
+                ),
+                ratio=slot_read_specs.CHECK_RATIO,
+            )
+    for name in ("narrow",) if tiny else (gated_delta_specs.CHECKED, "wide", "widest"):
+        spec = _named(gated_delta_specs.SPECS, name)
+        for dtype, ratio in gated_delta_specs.CHECK_RATIOS.items():
+            found[f"chunk_gated_delta_rule/{name}/{dtype}"] = Case(
+                run=lambda spec=spec, dtype=dtype: _compare(
+                    gated_delta.chunk_gated_delta_rule,
+                    gated_delta_specs.sample(spec, jnp.dtype(dtype)),
+                ),
+                ratio=ratio,
+            )
+    for groups in (1, 2 if tiny else 8):
+        found[f"memory/{groups}_groups"] = Case(
+            run=lambda groups=groups: _memory(groups, tiny=tiny),
+            ratio=MEMORY_RATIO,
+            # A CPU compiles the interpreters of all kernels in a scan for the better part of it.
+            limit_s=300.0 if tiny else LIMIT_S,
+        )
+    for op in _CHOICES:
+        found[f"choice/{op}"] = Case(run=_CHOICES[op], limit_s=CHOICE_LIMIT_S)
+    return found
+
+
+def work(task: dict[str, str]) -> dict[str, Any]:
+    """The outcome of the case `task["case"]` in this process."""
+    return outcome(cases(task["size"])[task["case"]])
+
+
+def outcome(case: Case) -> dict[str, Any]:
+    """The row of a case: its verdict, errors, times, and which implementations ran."""
+    began = time.perf_counter()
+    measured = case.run()
+    errors: dict[str, float] = measured.pop("errors", {})
+    worst = max(errors, key=lambda name: _size(errors[name]), default=None)
+    agrees = worst is None or _size(errors[worst]) <= case.ratio
+    row = {"verdict": "agrees" if agrees else "differs", **measured}
+    if worst is not None:
+        row |= {"worst": worst, "error": errors[worst], "allowed": case.ratio, "errors": errors}
+    return row | {
+        "total_seconds": time.perf_counter() - began,
+        "implementations": [
+            {"op": op, "implementation": how, "reason": why}
+            for op, how, why in sorted(dispatch.decisions)
+            if why != "by request"
+        ],
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+    }
+
+
+def _size(error: float) -> float:
+    """An error to compare; one that is no number exceeds every bound."""
+    return error if error == error else float("inf")
+
+
+def _kernels() -> tuple[Kernel, contextlib.AbstractContextManager[None]]:
+    """This device's kernels, and the context that runs them without a check before first use."""
+    platform = jax.default_backend()
+    if platform == "cpu":
+        return "tpu", dispatch.interpret_kernels("tpu")
+    kernel: Kernel = "tpu" if platform == "tpu" else "gpu"
+    return kernel, dispatch.compile_kernels(kernel)
+
+
+def _compare(
+    op: Callable[..., Any], arrays: dict[str, Any], *, fixed: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Errors of outputs and cotangents, and the time of both, of an operation's kernels."""
+    results = results_of(op, arrays, fixed=fixed)
+    with _kernels()[1]:
+        actual = results("pallas")
+        kernel_s, _ = queued_seconds(lambda: results("pallas"), repeats=3)
+    expected = results("reference")
+    reference_s, _ = queued_seconds(lambda: results("reference"), repeats=1)
+    return {
+        "errors": relative_errors(actual, expected),
+        "milliseconds": 1e3 * kernel_s,
+        "reference_milliseconds": 1e3 * reference_s,
+    }
+
+
+def _selection(spec: product_top_k_specs.TopKSpec) -> dict[str, Any]:
+    arrays = product_top_k_specs.sample(spec, jnp.float32)
+
+    @jax.jit
+    def select(queries: jax.Array, keys: jax.Array) -> Any:
+        return product_top_k.product_top_k(
+            queries, keys, top_k=spec.top_k, score=spec.score, backend="pallas"
+        )
+
+    kernel, context = _kernels()
+    with context:
+        errors = product_top_k.selection_errors(kernel, spec, arrays)
+        seconds, _ = queued_seconds(lambda: select(**arrays), repeats=3)
+    return {"errors": errors, "milliseconds": 1e3 * seconds}
+
+
+def _memory(groups: int, *, tiny: bool) -> dict[str, Any]:
+    """Some chunks of FwPKM, forward and backward, with memories side by side."""
+    dim, subkeys, chunk = (8, 6, 4) if tiny else (512, 128, 512)
+    rule = FwPKM(num_subkeys=subkeys, key_dim=dim, value_dim=dim, top_k=2 if tiny else 8)
+    keys, values, _ = jax.vmap(rule.init)(jax.random.split(jax.random.key(0), groups))
+    rngs = jax.random.split(jax.random.key(1), 3)
+    tokens = (groups, 1 if tiny else 2, (2 if tiny else 3) * chunk)
+    arrays = {
+        "keys": keys,
+        "values": values,
+        # Near the keys: a query far from all of them chooses by the last bits.
+        "query": dim**-0.5 * jax.random.normal(rngs[0], (*tokens, 1, dim)),
+        "value": jax.random.normal(rngs[1], (*tokens, dim)),
+        "gate": jax.random.uniform(rngs[2], tokens),
+    }
+
+    def run(*, keys, values, query, value, gate, backend: Backend) -> Any:
+        chosen = replace(rule, backend=backend)
+        sequence = jax.vmap(lambda q, v, g: chosen.sequence(q, v, gate=g, chunk_size=chunk))(
+            query, value, gate
+        )
+        out = chosen.run_groups(FwPKMMemory(keys, values), sequence, chunk_size=chunk)
+        return out.output, out.memory
+
+    return _compare(run, arrays, fixed=("keys", "values"))
+
+
+def _chosen_selection() -> dict[str, Any]:
+    spec = _named(product_top_k_specs.SPECS, "63_tokens")
+    arrays: dict[str, Any] = product_top_k_specs.sample(spec, jnp.float32)
+    product_top_k.product_top_k(**arrays, top_k=spec.top_k)
+    return {}
+
+
+def _chosen_rows() -> dict[str, Any]:
+    row_ops(jnp.zeros((256, 512), jnp.float32))
+    return {}
+
+
+def _chosen_rule() -> dict[str, Any]:
+    spec = _named(gated_delta_specs.SPECS, "one_token")
+    arrays: dict[str, Any] = gated_delta_specs.sample(spec, jnp.float32)
+    gated_delta.chunk_gated_delta_rule(**arrays)
+    return {}
+
+
+_CHOICES: dict[str, Callable[[], dict[str, Any]]] = {
+    "product_top_k": _chosen_selection,
+    "value_scan": _chosen_rows,
+    "chunk_gated_delta_rule": _chosen_rule,
+}
+"""Operations that models ask for by `auto`: their check before first use runs as users run it."""
+
+
+def _named(specs: Sequence[Any], name: str) -> Any:
+    return next(spec for spec in specs if spec.name == name)

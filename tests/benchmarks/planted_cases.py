@@ -1,0 +1,21 @@
+"""Cases of first light that end in every way a case can."""
+
+import os
+import signal
+import time
+from typing import Any
+
+from benchmarks.first_light.cases import Case, outcome
+
+
+def work(task: dict[str, Any]) -> dict[str, Any]:
+    name = task["case"]
+    if name == "hangs":
+        time.sleep(600)
+    if name == "dies":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if name == "raises":
+        raise ValueError("INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS")
+    error = {"wrong": 0.3, "no_number": float("nan"), "right": 1e-7}[name]
+    measured = {"errors": {"output": 0.0, "d_keys": error}, "milliseconds": 1.0}
+    return outcome(Case(run=lambda: dict(measured), ratio=1e-5))

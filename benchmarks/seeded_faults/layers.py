@@ -41,8 +41,8 @@ FAULTS = (
     ),
     Fault(
         "block: computed again by the running statistics",
-        "            batch_statistics=batch_statistics,\n        )\n        x, slot_ids",
-        "batch_statistics=batch_statistics and remat is None,\n        )\n        x, slot_ids",
+        "            batch_statistics=batch_statistics,\n        )\n        x, facts",
+        "batch_statistics=batch_statistics and remat is None,\n        )\n        x, facts",
         ("tests/models/test_remat.py", "tests/training/test_batch_norm.py"),
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""`fwpkm import weights FOLDER RUN` and `fwpkm import release CHECKPOINT RUN --config CONFIG`.
+"""`fwpkm import weights FOLDER RUN`, `release CHECKPOINT RUN --config CONFIG`, `hf FOLDER RUN`.
 
 Each starts a run from weights made elsewhere; `fwpkm train --resume RUN` trains it on.
 """
@@ -6,7 +6,7 @@ Each starts a run from weights made elsewhere; `fwpkm train --resume RUN` trains
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +15,9 @@ import tyro
 from fwpkm_jax.command_line import report
 from fwpkm_jax.config import load_config
 from fwpkm_jax.interchange import read_folder, read_release, start_run
+from fwpkm_jax.interchange.hf import import_model
+from fwpkm_jax.interchange.hf.model_folder import ParameterDtype
+from fwpkm_jax.layers.partition import MeshConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +51,34 @@ class ImportRelease:
         return start_run(experiment, read_release(self.checkpoint, experiment.model))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImportHF:
+    """Starts a run from a folder of the transformers library: Qwen3, Llama 3, Qwen3.5 (its text
+    part), Qwen3-Next, OLMo-Hybrid."""
+
+    folder: tyro.conf.Positional[Path]
+    """The folder, with config.json and safetensors files."""
+    run: tyro.conf.Positional[Path]
+    """New run directory."""
+    dtype: ParameterDtype | None = None
+    """Of the matrices. None: bfloat16 where all are stored so, otherwise float32."""
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    """The devices that the weights are read onto, each its own part."""
+
+    def start(self) -> Path:
+        return import_model(self.folder, self.run, dtype=self.dtype, mesh=self.mesh)
+
+
 Source = (
     Annotated[ImportWeights, tyro.conf.subcommand("weights")]
     | Annotated[ImportRelease, tyro.conf.subcommand("release")]
+    | Annotated[ImportHF, tyro.conf.subcommand("hf")]
 )
 
 
 def main(arguments: Sequence[str], program: str = "fwpkm import") -> int:
     """Imports; the program's exit code."""
-    source: ImportWeights | ImportRelease = tyro.cli(
+    source: ImportWeights | ImportRelease | ImportHF = tyro.cli(
         Source,  # pyright: ignore[reportArgumentType]
         args=list(arguments),
         prog=program,

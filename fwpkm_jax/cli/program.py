@@ -13,7 +13,7 @@ COMMANDS = {
     "eval": "Evaluates a run: tables, plots and a report.",
     "generate": "Continues a text with a run's model.",
     "report": "Writes a run's report anew from what was measured.",
-    "import": "Starts a run from weights: exported ones, or the authors' release.",
+    "import": "Starts a run from weights: exported, of the authors' release, of transformers.",
     "export": "Writes a run's weights into a folder to give away.",
 }
 """Subcommands and what they do. `fwpkm_jax/cli/NAME_command.py` defines each one's `main`."""

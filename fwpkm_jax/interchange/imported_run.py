@@ -11,13 +11,14 @@ import jax.numpy as jnp
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
-from fwpkm_jax.training.optimizer import make_optimizer
 from fwpkm_jax.training.runs.run_directory import claim
 from fwpkm_jax.training.state import TrainState, init_state
 
 
 def start_run(experiment: Experiment, weights: Weights) -> Path:
     """Writes a run whose step 0 has these weights; `fwpkm train` continues from there.
+
+    The optimiser's state is not written: it starts with the first step of training.
 
     Args:
       experiment: the run's configuration; `experiment.run_dir` must be new or empty.
@@ -34,18 +35,17 @@ def start_run(experiment: Experiment, weights: Weights) -> Path:
     if directory.is_dir() and any(directory.iterdir()):
         raise ValueError(f"{directory} is not empty; choose another run directory.")
     config = experiment.training
-    optimizer = make_optimizer(experiment.optimizer, steps=config.steps)
 
     def init() -> TrainState:
         return init_state(
-            experiment.model, memory=config.memory, optimizer=optimizer, seed=experiment.seed
+            experiment.model, memory=config.memory, optimizer=None, seed=experiment.seed
         )
 
     params = jax.tree.map(jnp.asarray, weights.params)
     memory = jax.tree.map(_for_groups, weights.memory, jax.eval_shape(init).memory)
     # XLA drops the initial values of arrays that the weights replace.
-    rest = jax.jit(lambda: init()._replace(params=None, opt_state=(), memory={}))()
-    state = rest._replace(params=params, opt_state=optimizer.init(params), memory=memory)
+    rest = jax.jit(lambda: init()._replace(params=None, memory={}))()
+    state = rest._replace(params=params, memory=memory)
     claim(directory, experiment.to_json(), may_change=())
     with Checkpoints(directory / "checkpoints", experiment.checkpoint) as checkpoints:
         checkpoints.save(state, data_position=None, config=experiment.to_json())

@@ -1,6 +1,8 @@
-"""The dense feed-forward layer."""
+"""The dense feed-forward layer, and the activations that layers may use."""
 
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import ClassVar, Literal
 
 import jax
 from flax import nnx
@@ -9,16 +11,29 @@ from jaxtyping import Array, Float
 
 from fwpkm_jax.layers.partition import ParameterAxes
 
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+"""gelu is the exact one, gelu_tanh its usual approximation."""
+
+ACTIVATIONS: Mapping[Activation, Callable[..., jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+}
+"""The functions by their names in configurations."""
+
 
 class SwiGLU(nnx.Module):
-    """`down(SiLU(gate(x)) * up(x))`, without biases.
+    """`down(SiLU(gate(x)) * up(x))`, or with another activation in place of SiLU.
 
     References: Shazeer 2020, arXiv:2002.05202.
     """
 
     parameter_axes: ClassVar[ParameterAxes] = {
         "(gate|up)_proj/kernel": ("embed", "mlp"),
+        "(gate|up)_proj/bias": ("mlp",),
         "down_proj/kernel": ("mlp", "embed"),
+        "down_proj/bias": (None,),
     }
 
     def __init__(
@@ -27,15 +42,28 @@ class SwiGLU(nnx.Module):
         hidden_dim: int,
         *,
         init_std: float = 0.02,
+        activation: Activation = "silu",
+        bias: bool = False,
         dtype: DTypeLike | None = None,
         rngs: nnx.Rngs,
     ):
-        """Args: `dtype` of the computation, None for the input's; parameters are float32."""
+        """Draws the weights, which are float32.
+
+        Args:
+          model_dim: width of input and output.
+          hidden_dim: hidden units.
+          init_std: standard deviation of the initial weights; biases start at zero.
+          activation: of the gate.
+          bias: adds a bias in each of the three maps.
+          dtype: of the computation, None for the input's.
+          rngs: the stream `params`.
+        """
+        self.activation: Activation = activation
 
         def linear(inputs: int, outputs: int) -> nnx.Linear:
             init = nnx.initializers.normal(init_std)
             return nnx.Linear(
-                inputs, outputs, use_bias=False, dtype=dtype, kernel_init=init, rngs=rngs
+                inputs, outputs, use_bias=bias, dtype=dtype, kernel_init=init, rngs=rngs
             )
 
         self.gate_proj = linear(model_dim, hidden_dim)
@@ -43,4 +71,4 @@ class SwiGLU(nnx.Module):
         self.down_proj = linear(hidden_dim, model_dim)
 
     def __call__(self, x: Float[Array, "*dims model"]) -> Float[Array, "*dims model"]:
-        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(ACTIVATIONS[self.activation](self.gate_proj(x)) * self.up_proj(x))

@@ -15,6 +15,8 @@ from fwpkm_jax.layers.partition import ParameterAxes
 class RMSNorm(nnx.Module):
     """The input at unit root mean square, times `1 + weight`; the weight starts at zero.
 
+    Without `offset` it is times `weight`, which starts at one.
+
     Computed in at least float32 and cast once at the end.
 
     References: Zhang and Sennrich 2019, arXiv:1910.07467.
@@ -22,15 +24,24 @@ class RMSNorm(nnx.Module):
 
     parameter_axes: ClassVar[ParameterAxes] = {"weight": (None,)}
 
-    def __init__(self, dim: int, *, eps: float = 1e-5, dtype: DTypeLike | None = None):
+    def __init__(
+        self,
+        dim: int,
+        *,
+        eps: float = 1e-5,
+        offset: bool = True,
+        dtype: DTypeLike | None = None,
+    ):
         """Args: `dim` the normalised width; `dtype` of the result, None for the input's."""
         self.eps = eps
+        self.offset = offset
         self.dtype = dtype
-        self.weight = nnx.Param(jnp.zeros((dim,), jnp.float32))
+        self.weight = nnx.Param((jnp.zeros if offset else jnp.ones)((dim,), jnp.float32))
 
     def __call__(self, x: Float[Array, "*dims dim"]) -> Float[Array, "*dims dim"]:
         weight = jnp.expand_dims(self.weight[...], range(x.ndim - 1))
-        return (rms_normalize(x, eps=self.eps) * (1 + weight)).astype(self.dtype or x.dtype)
+        scale = 1 + weight if self.offset else weight
+        return (rms_normalize(x, eps=self.eps) * scale).astype(self.dtype or x.dtype)
 
 
 class GatedRMSNorm(nnx.Module):

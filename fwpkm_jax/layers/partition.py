@@ -27,8 +27,9 @@ HEADS = "model"
 
 LogicalAxes = tuple[str | None, ...]
 """What a parameter's dimensions are: "vocab", "embed" (the model's width), "heads" (all heads' or
-groups of heads' features, one head after the other), "mlp" (hidden units), "slots" and "columns" of
-a learned value table; None: not one of these. `models.sharding.mesh_axes` says which are split."""
+groups of heads' features, one head after the other), "mlp" (hidden units), "experts", "slots" and
+"columns" of a learned value table; None: not one of these. `models.sharding.mesh_axes` says which
+are split."""
 ParameterAxes = Mapping[str, LogicalAxes | None]
 """The axes of a module's parameters, by a pattern (`re.fullmatch`) for the name within the module,
 as `o_proj/kernel`; None: whole on every device, whatever the rank. A module declares them in its

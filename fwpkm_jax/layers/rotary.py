@@ -1,14 +1,16 @@
-"""Rotary position embedding, and YaRN's stretching of it to longer contexts.
+"""Rotary position embedding, and the ways to stretch it to longer contexts.
 
 Entry i of the first half of the rotated dimensions pairs with entry i of the second half; the
 pair is turned by `position * frequency_i`, so that scores depend on position differences only.
 
-References: Su et al. 2021, arXiv:2104.09864; Peng et al. 2023, arXiv:2309.00071 (YaRN).
+References: Su et al. 2021, arXiv:2104.09864; Peng et al. 2023, arXiv:2309.00071 (YaRN);
+Chen et al. 2023, arXiv:2306.15595 (linear scaling); Grattafiori et al. 2024, arXiv:2407.21783
+(Llama 3).
 """
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +36,10 @@ class YarnConfig:
     beta_slow: float = 1.0
     """Frequencies that turn less often than this over the original context are divided by
     `factor`."""
+    attention_factor: float | None = None
+    """Factor on cosine and sine; its square is one on the scores. None: 1 + log(factor) / 10."""
+    truncate: bool = True
+    """Rounds the ends of the ramp outwards to whole pairs."""
 
     def __post_init__(self):
         if self.factor < 1:
@@ -47,6 +53,34 @@ class YarnConfig:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling:
+    """Llama 3's stretching: slow frequencies are divided by `factor`, with a ramp to the fast ones.
+
+    The ramp is linear in the frequency, unlike YaRN's, and nothing else is scaled.
+    """
+
+    factor: float
+    """By how much slow frequencies are divided."""
+    low_freq_factor: float = 1.0
+    """Frequencies that turn less often than this over the original context are divided whole."""
+    high_freq_factor: float = 4.0
+    """Frequencies that turn more often than this over the original context stay as they are."""
+    original_length: int = 8192
+    """Tokens of the original context."""
+
+    def __post_init__(self):
+        if self.factor < 1:
+            raise ValueError(f"factor={self.factor} would shorten the context; use 1 or more.")
+        if self.original_length < 1:
+            raise ValueError(f"original_length={self.original_length} is not positive.")
+        if not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor={self.low_freq_factor} must be positive and below "
+                f"high_freq_factor={self.high_freq_factor}; the usual values are 1 and 4."
+            )
+
+
 class RotaryFrequencies(NamedTuple):
     """Angle per token of each pair, `[rotary_dim / 2]`, and the factor on cosine and sine."""
 
@@ -55,7 +89,12 @@ class RotaryFrequencies(NamedTuple):
 
 
 def rotary_frequencies(
-    rotary_dim: int, *, theta: float, yarn: YarnConfig | None = None
+    rotary_dim: int,
+    *,
+    theta: float,
+    yarn: YarnConfig | None = None,
+    llama3: Llama3Scaling | None = None,
+    linear: float | None = None,
 ) -> RotaryFrequencies:
     """Frequencies `theta^(-2i / rotary_dim)`, in float64 and known at trace time.
 
@@ -63,14 +102,24 @@ def rotary_frequencies(
       rotary_dim: dimensions that turn; even.
       theta: base of the frequencies.
       yarn: how to stretch them; None for not at all.
+      llama3: another way.
+      linear: a third one: all are divided by this.
 
     Raises:
-      ValueError: `rotary_dim` is odd or not positive.
+      ValueError: `rotary_dim` is odd or not positive, or there are two ways to stretch.
     """
     if rotary_dim < 2 or rotary_dim % 2:
         raise ValueError(f"rotary_dim={rotary_dim} must be even and positive.")
+    check_one_scaling(yarn=yarn, llama3=llama3, linear=linear)
     pairs = np.arange(rotary_dim // 2, dtype=np.float64)
     frequencies = theta ** (-2 * pairs / rotary_dim)
+    if linear is not None:
+        return RotaryFrequencies(frequencies / linear, 1.0)
+    if llama3 is not None:
+        turns = llama3.original_length * frequencies / (2 * math.pi)
+        low, high = llama3.low_freq_factor, llama3.high_freq_factor
+        kept = np.clip((turns - low) / (high - low), 0, 1)
+        return RotaryFrequencies(frequencies * (kept + (1 - kept) / llama3.factor), 1.0)
     if yarn is None:
         return RotaryFrequencies(frequencies, 1.0)
 
@@ -80,11 +129,24 @@ def rotary_frequencies(
         return rotary_dim * math.log(length) / (2 * math.log(theta))
 
     # Bounds are rounded outwards to whole pairs, then clipped, as in the published code.
-    start = max(math.floor(pair_turning(yarn.beta_fast)), 0)
-    end = min(math.ceil(pair_turning(yarn.beta_slow)), rotary_dim - 1)
+    start, end = pair_turning(yarn.beta_fast), pair_turning(yarn.beta_slow)
+    if yarn.truncate:
+        start, end = math.floor(start), math.ceil(end)
+    start, end = max(start, 0), min(end, rotary_dim - 1)
     stretched = np.clip((pairs - start) / max(end - start, 1e-3), 0, 1)
     frequencies = frequencies * (1 - stretched) + frequencies / yarn.factor * stretched
+    if yarn.attention_factor is not None:
+        return RotaryFrequencies(frequencies, yarn.attention_factor)
     return RotaryFrequencies(frequencies, 0.1 * math.log(yarn.factor) + 1)
+
+
+def check_one_scaling(**scalings: Any) -> None:
+    """Raises ValueError where more than one of the named ways to stretch is not None."""
+    given = [name for name, value in scalings.items() if value is not None]
+    if len(given) > 1:
+        raise ValueError(
+            f"{' and '.join(given)} all stretch the positions; set one of them, the others to None."
+        )
 
 
 def apply_rotary(

@@ -12,6 +12,7 @@ from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.core.streams.flush import ChunkSize
 from fwpkm_jax.core.streams.streaming import Pending, clear
 from fwpkm_jax.core.targets import Pairing, write_weights
+from fwpkm_jax.layers.experts import Experts, RouterLoad
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightInfo
 from fwpkm_jax.layers.mixers.base import AbstractMixer
 from fwpkm_jax.layers.mlp import SwiGLU
@@ -47,6 +48,7 @@ class BlockOutput(NamedTuple):
       info: what the fast-weight memory did.
       pkm_slot_ids: slots that the product-key memory read.
       pkm_statistics: of its queries, where they were normed by those of this batch.
+      router_load: how the experts' router spread the tokens.
     """
 
     x: Float[Array, "batch length model"]
@@ -54,24 +56,32 @@ class BlockOutput(NamedTuple):
     info: FastWeightInfo | None
     pkm_slot_ids: Int[Array, "batch length places"] | None
     pkm_statistics: QueryStatistics | None
+    router_load: RouterLoad | None
 
 
 class Block(nnx.Module):
-    """[fast-weight memory] -> token mixer -> MLP or PKM, each on the residual stream."""
+    """[fast-weight memory] -> token mixer -> MLP, PKM or experts, each on the residual stream.
+
+    Mixer and MLP read a norm of the stream; with `post_norm` they read the stream, and what they
+    add is normed instead.
+    """
 
     def __init__(
         self,
         mixer: AbstractMixer,
-        feed_forward: SwiGLU | PKM,
+        feed_forward: SwiGLU | PKM | Experts,
         memory: FastWeight | None,
         model_dim: int,
         *,
         norm_eps: float,
+        norm_offset: bool = True,
+        post_norm: bool = False,
     ):
         self.memory = memory
-        self.mixer_norm = RMSNorm(model_dim, eps=norm_eps)
+        self.post_norm = post_norm
+        self.mixer_norm = RMSNorm(model_dim, eps=norm_eps, offset=norm_offset)
         self.mixer = mixer
-        self.feed_forward_norm = RMSNorm(model_dim, eps=norm_eps)
+        self.feed_forward_norm = RMSNorm(model_dim, eps=norm_eps, offset=norm_offset)
         self.feed_forward = feed_forward
 
     def __call__(
@@ -105,8 +115,8 @@ class Block(nnx.Module):
             name=name,
             batch_statistics=batch_statistics,
         )
-        x, slot_ids, statistics = (rest if remat is None else jax.checkpoint(rest))(x, mask)
-        return BlockOutput(x, memory, info, slot_ids, statistics)
+        x, facts = (rest if remat is None else jax.checkpoint(rest))(x, mask)
+        return BlockOutput(x, memory, info, facts.slot_ids, facts.statistics, facts.router_load)
 
     def stream(
         self,
@@ -126,8 +136,8 @@ class Block(nnx.Module):
                 x, memory, pending, mask=mask, chunk_size=chunk_size, write=write
             )
             x = x + y
-        mixed, cache = self.mixer(self.mixer_norm(x), mask=mask, cache=state.cache)
-        x, *_ = self._feed_forward(x + mixed)
+        x, cache = self._mix(self.mixer, x, mask=mask, cache=state.cache)
+        x, _ = self._feed_forward(x)
         return x, memory, BlockStream(cache, pending), info
 
     def init_stream(
@@ -158,15 +168,19 @@ class Block(nnx.Module):
         partition: Partition | None,
         name: str,
         batch_statistics: bool,
-    ) -> tuple[jax.Array, jax.Array | None, QueryStatistics | None]:
+    ) -> tuple[jax.Array, "_FeedForwardFacts"]:
         # Weights are gathered here, so that a checkpoint does not keep them gathered.
         mixer = gathered(partition, self.mixer, f"{name}/mixer")
-        mixed, _ = mixer(self.mixer_norm(x), mask=mask, partition=partition)
-        x = x + mixed
+        x, _ = self._mix(mixer, x, mask=mask, partition=partition)
         if partition is not None:
             x = partition.by_sequence(x)
-        x, slot_ids, statistics = self._feed_forward(x, partition, name, batch_statistics)
-        return x if partition is None else partition.by_sequence(x), slot_ids, statistics
+        x, facts = self._feed_forward(x, partition, name, batch_statistics)
+        return x if partition is None else partition.by_sequence(x), facts
+
+    def _mix(self, mixer: AbstractMixer, x: jax.Array, **arguments: Any) -> tuple[jax.Array, Any]:
+        """The residual stream after the mixer, and the mixer's cache."""
+        mixed, cache = mixer(x if self.post_norm else self.mixer_norm(x), **arguments)
+        return x + (self.mixer_norm(mixed) if self.post_norm else mixed), cache
 
     def _feed_forward(
         self,
@@ -174,10 +188,23 @@ class Block(nnx.Module):
         partition: Partition | None = None,
         name: str = "",
         batch_statistics: bool = False,
-    ) -> tuple[jax.Array, jax.Array | None, QueryStatistics | None]:
-        normed = self.feed_forward_norm(x)
+    ) -> tuple[jax.Array, "_FeedForwardFacts"]:
+        normed = x if self.post_norm else self.feed_forward_norm(x)
         feed_forward = gathered(partition, self.feed_forward, f"{name}/feed_forward")
         if isinstance(feed_forward, PKM):
             out = feed_forward(normed, partition=partition, batch_statistics=batch_statistics)
-            return x + out.output, out.slot_ids, out.statistics
-        return x + feed_forward(normed), None, None
+            y, facts = out.output, _FeedForwardFacts(out.slot_ids, out.statistics, None)
+        elif isinstance(feed_forward, Experts):
+            y, load = feed_forward(normed, partition=partition)
+            facts = _FeedForwardFacts(None, None, load)
+        else:
+            y, facts = feed_forward(normed), _FeedForwardFacts(None, None, None)
+        return x + (self.feed_forward_norm(y) if self.post_norm else y), facts
+
+
+class _FeedForwardFacts(NamedTuple):
+    """Of `BlockOutput`, what the MLP, PKM or experts report."""
+
+    slot_ids: jax.Array | None
+    statistics: QueryStatistics | None
+    router_load: RouterLoad | None

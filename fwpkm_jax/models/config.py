@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fwpkm_jax.layers.experts import ExpertsConfig
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.layers.mixers import (
@@ -15,6 +16,7 @@ from fwpkm_jax.layers.mixers import (
     TitansConfig,
 )
 from fwpkm_jax.layers.mixers.registry import check_mixer_name, mixer_config, mixer_module
+from fwpkm_jax.layers.mlp import Activation
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.literals import check_literals
 
@@ -43,10 +45,18 @@ class ModelConfig:
     registered mixer of your own; on the command line also the JSON of a configuration."""
     mlp_dim: int = 2304
     """Hidden width of the SwiGLU layers."""
+    mlp_activation: Activation = "silu"
+    """Of the gates in SwiGLU layers and experts."""
+    mlp_bias: bool = False
+    """Adds biases in SwiGLU layers."""
     memory_layers: tuple[int, ...] = ()
     """Layers with a fast-weight memory before the mixer."""
     pkm_layers: tuple[int, ...] = ()
     """Layers with a product-key memory in place of the MLP."""
+    expert_layers: tuple[int, ...] = ()
+    """Layers with a mixture of experts in place of the MLP."""
+    post_norm_layers: tuple[int, ...] = ()
+    """Layers that norm what mixer and MLP add to the residual stream, not what these read."""
     window: int = 512
     """Tokens a sliding-window layer sees, itself included."""
     attention: AttentionConfig = field(default_factory=AttentionConfig)
@@ -64,6 +74,8 @@ class ModelConfig:
     """Of the memory layers."""
     pkm: PKMConfig = field(default_factory=PKMConfig)
     """Of the product-key memory layers."""
+    experts: ExpertsConfig = field(default_factory=ExpertsConfig)
+    """Of the layers with experts."""
     fast_weight_layer: FastWeightLayerConfig | None = None
     """A layer before the head that takes a gradient step on every token of its sequence; None: the
     head reads the last norm."""
@@ -73,6 +85,9 @@ class ModelConfig:
     """Adds a bias to the logits."""
     norm_eps: float = 1e-5
     """Added to the mean square in RMS norms."""
+    norm_offset: bool = True
+    """RMS norms multiply by 1 + weight; off: by weight. Those of queries and keys and of memories
+    have options of their own."""
     init_std: float = 0.02
     """Standard deviation of initial weights."""
     head_init_std: float | None = None
@@ -80,7 +95,10 @@ class ModelConfig:
     branch_init_scale: float = 1.0
     """Multiplies the initial weights of the maps that write into the residual stream."""
     activation_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of activations; parameters, memories and logits are float32."""
+    """Of activations; memories and logits are float32."""
+    parameter_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of embedding, head and the matrices of mixers, MLPs and experts. Vectors and all that belongs
+    to a memory are float32."""
 
     def __post_init__(self):
         check_literals(self)
@@ -88,7 +106,7 @@ class ModelConfig:
         if num_layers == 0:
             raise ValueError("mixers=() must name at least one layer's token mixer.")
         self.matrix.check_used(self.mixer_configs)
-        for name in ("memory_layers", "pkm_layers"):
+        for name in ("memory_layers", "pkm_layers", "expert_layers", "post_norm_layers"):
             layers = getattr(self, name)
             outside = [layer for layer in layers if not 0 <= layer < num_layers]
             if outside or len(set(layers)) < len(layers):
@@ -96,6 +114,11 @@ class ModelConfig:
                     f"{name}={layers} must be distinct layers between 0 and {num_layers - 1}: "
                     f"mixers names {num_layers} layers."
                 )
+        both = sorted(set(self.pkm_layers) & set(self.expert_layers))
+        if both:
+            raise ValueError(
+                f"pkm_layers and expert_layers share {both}; a layer has one or the other."
+            )
         if self.tie_embeddings and self.head_init_std is not None:
             raise ValueError(
                 f"head_init_std={self.head_init_std} has no effect with tie_embeddings=True; "

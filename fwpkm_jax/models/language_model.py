@@ -1,5 +1,6 @@
 """A decoder language model whose layout is data: embedding, blocks, head, and their memories."""
 
+import re
 from typing import Any, ClassVar
 
 import jax
@@ -12,6 +13,7 @@ from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.core.streams.flush import ChunkSize
 from fwpkm_jax.core.targets import Pairing, write_weights
+from fwpkm_jax.layers.experts import Experts
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer, HeadInputs
 from fwpkm_jax.layers.memories.fast_weight import FastWeight
 from fwpkm_jax.layers.mlp import SwiGLU
@@ -21,7 +23,7 @@ from fwpkm_jax.layers.pkm import PKM
 from fwpkm_jax.models.block import Block, Remat
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.outputs import Hidden, LMOutput, Stream, StreamOutput, layer_name
-from fwpkm_jax.models.sharding import gathered_array
+from fwpkm_jax.models.sharding import gathered_array, path_name
 
 _HEAD_AXES: LogicalAxes = ("embed", "vocab")
 
@@ -75,19 +77,43 @@ class LanguageModel(nnx.Module):
             mixer = mixer_config.build(dim, **shared)
             if index in config.pkm_layers:
                 feed_forward = PKM(config.pkm, dim, dtype=dtype, rngs=rngs)
+            elif index in config.expert_layers:
+                feed_forward = Experts(
+                    config.experts,
+                    dim,
+                    init_std=config.init_std,
+                    activation=config.mlp_activation,
+                    dtype=dtype,
+                    rngs=rngs,
+                )
             else:
                 feed_forward = SwiGLU(
-                    dim, config.mlp_dim, init_std=config.init_std, dtype=dtype, rngs=rngs
+                    dim,
+                    config.mlp_dim,
+                    init_std=config.init_std,
+                    activation=config.mlp_activation,
+                    bias=config.mlp_bias,
+                    dtype=dtype,
+                    rngs=rngs,
                 )
             memory = None
             if index in config.memory_layers:
                 memory = FastWeight(config.fast_weight, dim, **shared)
-            blocks.append(Block(mixer, feed_forward, memory, dim, norm_eps=config.norm_eps))
+            block = Block(
+                mixer,
+                feed_forward,
+                memory,
+                dim,
+                norm_eps=config.norm_eps,
+                norm_offset=config.norm_offset,
+                post_norm=index in config.post_norm_layers,
+            )
+            blocks.append(block)
         self.blocks = nnx.List(blocks)
         if config.branch_init_scale != 1.0:
             for block in blocks:
                 _scale_branches(block, config.branch_init_scale)
-        self.final_norm = RMSNorm(dim, eps=config.norm_eps)
+        self.final_norm = RMSNorm(dim, eps=config.norm_eps, offset=config.norm_offset)
         std = config.init_std if config.head_init_std is None else config.head_init_std
         head_shape = (dim, config.vocab_size)
         self.head = (
@@ -100,6 +126,8 @@ class LanguageModel(nnx.Module):
         self.fast_weight_layer = (
             None if fwl is None else FastWeightLayer(fwl, dim, init_std=config.init_std, rngs=rngs)
         )
+        if config.parameter_dtype != "float32":
+            _store_matrices(self, jnp.dtype(config.parameter_dtype))
 
     def init_memory(self, rng: jax.Array, *, groups: int = 1) -> dict[str, Memory]:
         """Fast weights before the first token, by layer name, leaves `[groups, ...]`.
@@ -181,7 +209,8 @@ class LanguageModel(nnx.Module):
         if batch_statistics and mask is not None:
             raise ValueError("batch_statistics=True would count padding; pass mask=None.")
         x = self._embed(tokens, partition)
-        written, info, pkm_slot_ids, pkm_statistics = dict(memory), {}, {}, {}
+        written, info, pkm_slot_ids = dict(memory), {}, {}
+        pkm_statistics, router_loads = {}, {}
         for index, block in enumerate(self.blocks):
             name = layer_name(index)
             out = block(
@@ -202,8 +231,10 @@ class LanguageModel(nnx.Module):
                 pkm_slot_ids[name] = out.pkm_slot_ids
             if out.pkm_statistics is not None:
                 pkm_statistics[name] = out.pkm_statistics
+            if out.router_load is not None:
+                router_loads[name] = out.router_load
         x, bias = self._before_head(self.final_norm(x), tokens, mask, write, partition)
-        return Hidden(x, written, info, pkm_slot_ids, bias, pkm_statistics)
+        return Hidden(x, written, info, pkm_slot_ids, bias, pkm_statistics, router_loads)
 
     def readout(self) -> tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None]:
         """The linear map from the final norm to logits, and its bias if it has one."""
@@ -396,9 +427,23 @@ def _scale_branches(block: Block, scale: float) -> None:
     feed_forward = block.feed_forward
     output = block.mixer.output_map
     outputs = [] if output is None else [output]
-    is_pkm = isinstance(feed_forward, PKM)
-    outputs.append(feed_forward.out_proj if is_pkm else feed_forward.down_proj)
+    if isinstance(feed_forward, Experts):
+        feed_forward.down_kernel[...] = feed_forward.down_kernel[...] * scale
+        feed_forward = feed_forward.shared
+    if feed_forward is not None:
+        is_pkm = isinstance(feed_forward, PKM)
+        outputs.append(feed_forward.out_proj if is_pkm else feed_forward.down_proj)
     if block.memory is not None:
         outputs.append(block.memory.out_proj)
     for linear in outputs:
         linear.kernel[...] = linear.kernel[...] * scale
+
+
+def _store_matrices(model: LanguageModel, dtype: Any) -> None:
+    """Casts what `ModelConfig.parameter_dtype` is about."""
+
+    def cast(path: Any, leaf: jax.Array) -> jax.Array:
+        of_memory = re.fullmatch(r"fast_weight_layer/.*|blocks/\d+/memory/.*", path_name(path))
+        return leaf if leaf.ndim < 2 or of_memory else leaf.astype(dtype)
+
+    nnx.update(model, jax.tree_util.tree_map_with_path(cast, nnx.state(model, nnx.Param)))

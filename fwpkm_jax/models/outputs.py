@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunks import Memory
+from fwpkm_jax.layers.experts import RouterLoad
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightStream
 from fwpkm_jax.layers.memories.fast_weight import FastWeightInfo
 from fwpkm_jax.layers.pkm import QueryStatistics
@@ -38,6 +39,7 @@ class Hidden(NamedTuple):
       token_bias: added to each token's logits by a Fast Weight Layer that moves the output bias;
         None by all others.
       pkm_statistics: of the queries that were normed by those of this batch, by layer name.
+      router_loads: how each layer of experts spread the tokens, by layer name.
     """
 
     x: Float[Array, "batch length model"]
@@ -46,6 +48,7 @@ class Hidden(NamedTuple):
     pkm_slot_ids: dict[str, Int[Array, "batch length places"]]
     token_bias: Float[Array, "batch length vocab"] | None
     pkm_statistics: dict[str, QueryStatistics]
+    router_loads: dict[str, RouterLoad]
 
 
 class Stream(NamedTuple):

@@ -24,7 +24,8 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
     """Counts without allocating anything.
 
     The paper's convention: fast weights count like parameters, one memory per layer; of a memory's
-    value table, only the heads * top_k slots that a token reads are active.
+    value table, only the heads * top_k slots that a token reads are active, of experts those that a
+    token is sent to.
 
     References: Zhao and Jones 2026, arXiv:2601.00671, Table 1.
     """
@@ -39,4 +40,7 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
     idle += (
         len(config.pkm_layers) * pkm.value_dim * (pkm.num_subkeys**2 - pkm.num_heads * pkm.top_k)
     )
+    experts = config.experts
+    of_expert = 3 * config.model_dim * experts.hidden_dim
+    idle += len(config.expert_layers) * (experts.num_experts - experts.top_k) * of_expert
     return ParameterCount(total, total - idle)

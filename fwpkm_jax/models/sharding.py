@@ -30,6 +30,7 @@ def mesh_axes(partition: Partition) -> dict[str, tuple[str, ...]]:
         "embed": ("fsdp",),
         "heads": (HEADS,),
         "mlp": (HEADS,),
+        "experts": (HEADS,),
         "slots": slots,
         "columns": columns,
     }

@@ -185,6 +185,9 @@ def restore_state(
         say(f"The checkpoint of step {step} holds no memories; they start afresh.")
         fresh = jax.jit(lambda: setup.init().memory, out_shardings=layout and layout.memory)
         state = state._replace(memory=fresh())
+    if not jax.tree.leaves(state.opt_state):  # Weights that came from elsewhere.
+        start = jax.jit(setup.optimizer.init, out_shardings=layout and layout.opt_state)
+        state = state._replace(opt_state=start(state.params))
     return state
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,13 @@ from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mas
 from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import BATCH, HEADS, ParameterAxes, Partition
-from fwpkm_jax.layers.rotary import YarnConfig, apply_rotary, rotary_frequencies
+from fwpkm_jax.layers.rotary import (
+    Llama3Scaling,
+    YarnConfig,
+    apply_rotary,
+    check_one_scaling,
+    rotary_frequencies,
+)
 from fwpkm_jax.literals import check_literals
 
 
@@ -43,12 +49,24 @@ class AttentionConfig(AbstractMixerConfig):
     window: int | None = None
     """Tokens a query sees, itself included; None for all before it."""
     rotary_fraction: float = 0.25
-    """Share of each head, from its start, that carries the position."""
+    """Share of each head, from its start, that carries the position; 0: none."""
     rope_theta: float = 10_000.0
     """Base of the rotary frequencies."""
     yarn: YarnConfig | None = None
     """Stretching of the positions to longer contexts. Touches no parameter, so a trained model
     may be evaluated with another one."""
+    llama3: Llama3Scaling | None = None
+    """Llama 3's stretching instead."""
+    linear_scaling: float | None = None
+    """Divides positions by this instead."""
+    gated: bool = True
+    """Multiplies the heads' output by the sigmoid of a projection of the input."""
+    qk_norm: Literal["head", "all", "none"] = "head"
+    """What of queries and keys is normed together: each head, all heads, or nothing."""
+    norm_offset: bool = True
+    """Norms of queries and keys multiply by 1 + weight; off: by weight."""
+    bias: bool = False
+    """Adds biases in the maps to queries, keys, values and output."""
     backend: AttentionBackend = "auto"
     """Of whole sequences: cudnn runs or raises, xla is plain JAX, auto takes cuDNN where it runs.
     Streams are plain JAX."""
@@ -67,11 +85,16 @@ class AttentionConfig(AbstractMixerConfig):
             raise ValueError(f"window={self.window} sees nothing; use 1 or more, None for full.")
         if self.rope_theta <= 1:
             raise ValueError(f"rope_theta={self.rope_theta} must exceed 1; usual is 10000.")
-        if not 0 < self.rotary_fraction <= 1 or self.rotary_dim < 2 or self.rotary_dim % 2:
+        turns = 0 < self.rotary_fraction <= 1 and self.rotary_dim >= 2 and self.rotary_dim % 2 == 0
+        if self.rotary_fraction != 0 and not turns:
             raise ValueError(
                 f"rotary_fraction={self.rotary_fraction} of head_dim={self.head_dim} turns "
-                f"{self.rotary_dim} dimensions; choose a share in (0, 1] that gives an even number."
+                f"{self.rotary_dim} dimensions; choose a share in (0, 1] that gives an even "
+                "number, or 0 for no positions."
             )
+        check_one_scaling(yarn=self.yarn, llama3=self.llama3, linear_scaling=self.linear_scaling)
+        if self.linear_scaling is not None and not self.linear_scaling > 0:
+            raise ValueError(f"linear_scaling={self.linear_scaling} must be above 0.")
 
     @property
     def rotary_dim(self) -> int:
@@ -124,14 +147,13 @@ class AttentionInputs(NamedTuple):
     query: Float[Array, "batch length heads head"]
     key: Float[Array, "batch length kv_heads head"]
     value: Float[Array, "batch length kv_heads head"]
-    gate: Float[Array, "batch length heads head"]
+    gate: Float[Array, "batch length heads head"] | None
 
 
 class Attention(AbstractMixer):
     """Softmax attention with normalised queries and keys, and a sigmoid gate on its output.
 
-    `q_proj` yields for each head its query, then its gate, as published weights have it. There
-    are no biases.
+    `q_proj` yields for each head its query, then its gate, as published weights have it.
 
     References: Qiu et al. 2025, arXiv:2505.06708 (gate); Henry et al. 2020, arXiv:2010.04245
     (query and key norm); Ainslie et al. 2023, arXiv:2305.13245 (shared key heads).
@@ -139,7 +161,9 @@ class Attention(AbstractMixer):
 
     parameter_axes: ClassVar[ParameterAxes] = {
         "[qkv]_proj/kernel": ("embed", "heads"),
+        "[qkv]_proj/bias": ("heads",),
         "o_proj/kernel": ("heads", "embed"),
+        "o_proj/bias": (None,),
     }
 
     def __init__(
@@ -157,16 +181,23 @@ class Attention(AbstractMixer):
         def linear(inputs: int, outputs: int) -> nnx.Linear:
             init = nnx.initializers.normal(init_std)
             return nnx.Linear(
-                inputs, outputs, use_bias=False, dtype=dtype, kernel_init=init, rngs=rngs
+                inputs, outputs, use_bias=config.bias, dtype=dtype, kernel_init=init, rngs=rngs
             )
 
         self.config = config
-        self.q_proj = linear(model_dim, config.num_heads * 2 * config.head_dim)
+        self.q_proj = linear(model_dim, config.num_heads * (1 + config.gated) * config.head_dim)
         self.k_proj = linear(model_dim, config.num_kv_heads * config.head_dim)
         self.v_proj = linear(model_dim, config.num_kv_heads * config.head_dim)
         self.o_proj = linear(config.num_heads * config.head_dim, model_dim)
-        self.q_norm = RMSNorm(config.head_dim, eps=norm_eps)
-        self.k_norm = RMSNorm(config.head_dim, eps=norm_eps)
+
+        def norm(heads: int) -> RMSNorm | None:
+            if config.qk_norm == "none":
+                return None
+            dim = config.head_dim * (heads if config.qk_norm == "all" else 1)
+            return RMSNorm(dim, eps=norm_eps, offset=config.norm_offset)
+
+        self.q_norm = norm(config.num_heads)
+        self.k_norm = norm(config.num_kv_heads)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> Cache:
         """An empty cache.
@@ -240,10 +271,11 @@ class Attention(AbstractMixer):
         return y if packing is None else unpack(y, packing), cache
 
     def gated(
-        self, attended: Float[Array, "batch length heads head"], gate: jax.Array
+        self, attended: Float[Array, "batch length heads head"], gate: jax.Array | None
     ) -> Float[Array, "batch length model"]:
         """The layer's output from the heads'."""
-        attended = attended * jax.nn.sigmoid(gate)
+        if gate is not None:
+            attended = attended * jax.nn.sigmoid(gate)
         return self.o_proj(attended.reshape(*attended.shape[:2], -1))
 
     def mix_partitioned(
@@ -269,14 +301,29 @@ class Attention(AbstractMixer):
         """Queries and keys, normalised and rotated, values and gates."""
         config = self.config
         shape = (*x.shape[:2], -1, config.head_dim)
-        query, gate = jnp.split(
-            self.q_proj(x).reshape(*x.shape[:2], config.num_heads, -1), 2, axis=-1
-        )
-        rotary = rotary_frequencies(config.rotary_dim, theta=config.rope_theta, yarn=config.yarn)
-        query = apply_rotary(self.q_norm(query), positions, rotary=rotary)
-        key = self.k_norm(self.k_proj(x).reshape(shape))
-        key = apply_rotary(key, positions, rotary=rotary)
+        query, gate = self.q_proj(x), None
+        if config.gated:
+            query, gate = jnp.split(query.reshape(*x.shape[:2], config.num_heads, -1), 2, axis=-1)
+        query = self._normed(self.q_norm, query.reshape(shape))
+        key = self._normed(self.k_norm, self.k_proj(x).reshape(shape))
+        if config.rotary_dim:
+            rotary = rotary_frequencies(
+                config.rotary_dim,
+                theta=config.rope_theta,
+                yarn=config.yarn,
+                llama3=config.llama3,
+                linear=config.linear_scaling,
+            )
+            query, key = (apply_rotary(y, positions, rotary=rotary) for y in (query, key))
         return AttentionInputs(query, key, self.v_proj(x).reshape(shape), gate)
+
+    def _normed(self, norm: RMSNorm | None, x: jax.Array) -> jax.Array:
+        """Heads `[batch, length, heads, head]`, normed one by one or together."""
+        if norm is None:
+            return x
+        if self.config.qk_norm == "head":
+            return norm(x)
+        return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)
 
     def attend(
         self,

@@ -25,6 +25,7 @@ from fwpkm_jax.layers.mixers.memory_heads import (
     convolution_inputs,
 )
 from fwpkm_jax.layers.mixers.registry import register_mixer
+from fwpkm_jax.layers.mlp import ACTIVATIONS, Activation
 from fwpkm_jax.layers.norms import GatedRMSNorm
 from fwpkm_jax.layers.partition import BATCH, HEADS, ParameterAxes, Partition
 from pallas_kernels.dispatch import Backend
@@ -39,6 +40,22 @@ class GatedDeltaNetConfig(MemoryHeads, AbstractMixerConfig):
     """Tokens solved for at once in plain JAX; changes speed, and results only by rounding."""
     backend: Backend = "auto"
     """Kernels or plain JAX for more than one token: "auto", "reference" or "pallas"."""
+    max_strength: float = 1.0
+    """Strongest write: 1 replaces what the memory has under a key, 2 turns its sign."""
+    activation: Activation = "silu"
+    """Of the convolution's output."""
+    norm_eps: float | None = None
+    """Added to the mean square in the gated norm; None: as in the model's other norms."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 < self.max_strength <= 2:
+            raise ValueError(
+                f"max_strength={self.max_strength} must lie above 0 and at most at 2, or the "
+                "memory grows without bound."
+            )
+        if self.norm_eps is not None and not self.norm_eps > 0:
+            raise ValueError(f"norm_eps={self.norm_eps} must be above 0, or None for the model's.")
 
     @property
     def conv_channels(self) -> int:
@@ -98,13 +115,14 @@ class GatedDeltaNet(AbstractMixer):
     With q, k, v, z, a, b projections of the input, per head:
 
         q, k, v = SiLU(convolution(q, k, v)),  q, k at unit length
-        log decay = -exp(A_log) softplus(a + dt_bias),  beta = sigmoid(b)
+        log decay = -exp(A_log) softplus(a + dt_bias),  beta = max_strength sigmoid(b)
         y = out_proj(norm(delta rule) * SiLU(z))
 
     The fused projections yield for each key head [q, k, its v, its z] and [its b, its a], as
     published weights have it.
 
-    References: Yang et al. 2024, arXiv:2412.06464.
+    References: Yang et al. 2024, arXiv:2412.06464; Grazzi et al. 2024, arXiv:2411.12537 (strengths
+    to 2).
     """
 
     parameter_axes: ClassVar[ParameterAxes] = {
@@ -138,7 +156,7 @@ class GatedDeltaNet(AbstractMixer):
         self.in_proj_qkvz = linear(model_dim, config.conv_channels + values)
         self.in_proj_ba = linear(model_dim, 2 * heads)
         self.out_proj = linear(values, model_dim)
-        self.norm = GatedRMSNorm(config.value_head_dim, eps=norm_eps)
+        self.norm = GatedRMSNorm(config.value_head_dim, eps=config.norm_eps or norm_eps)
         conv_shape = (config.conv_width, config.conv_channels)
         self.conv_weight = nnx.Param(init(rngs.params(), conv_shape, jnp.float32))
         # A uniform in (0, 16]: 1 - u, because u can be 0 and log 0 must not occur.
@@ -271,7 +289,7 @@ def split_projections(
         conv_inputs=jnp.concatenate([y.reshape(*tokens, -1) for y in (query, key, value)], axis=-1),
         gate=gate.reshape(*tokens, config.num_value_heads, config.value_head_dim),
         log_decay=-rate * jax.nn.softplus(a + weights.dt_bias[None, None]),
-        beta=jax.nn.sigmoid(b),
+        beta=config.max_strength * jax.nn.sigmoid(b),
     )
 
 
@@ -294,7 +312,7 @@ def mix_heads(
     documents = None if starts is None else document_numbers(starts)
     mixed = causal_convolution(conv_inputs, cache.conv_inputs, weights.conv_weight, documents)
     keys = config.num_key_heads * config.key_head_dim
-    query, key, value = jnp.split(jax.nn.silu(mixed), (keys, 2 * keys), axis=-1)
+    query, key, value = jnp.split(ACTIVATIONS[config.activation](mixed), (keys, 2 * keys), axis=-1)
 
     shared_by = config.num_value_heads // config.num_key_heads
     query, key = (

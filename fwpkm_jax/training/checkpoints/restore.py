@@ -33,7 +33,7 @@ class Restored(NamedTuple):
     """A checkpoint, read and checked."""
 
     state: TrainState
-    """`memory` is empty where none was saved."""
+    """`memory` and `opt_state` are empty where none were saved."""
     data_position: Any
     """What the data iterator's `get_state` gave; None: it stands at its start."""
     metrics: dict[str, float]
@@ -106,8 +106,9 @@ def read_checkpoint(
             try:
                 position = _read_json(path)
                 expected = position["checksums"]
-                if "memory" not in expected:  # By the run's own configuration.
-                    items.pop("memory", None)
+                for name in ("memory", "optimizer"):
+                    if name not in expected:  # By the run's configuration; of imported weights.
+                        items.pop(name, None)
                 arrays = {
                     name: _read_arrays(path / name, tree, layouts[name])
                     for name, tree in items.items()
@@ -137,7 +138,7 @@ def read_checkpoint(
     state = TrainState(
         step=numbers[0],
         params=arrays["params"],
-        opt_state=arrays.get("optimizer", abstract.opt_state),
+        opt_state=arrays.get("optimizer", ()),
         memory=memory,
         rng=numbers[1],
     )

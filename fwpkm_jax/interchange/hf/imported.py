@@ -1,0 +1,109 @@
+"""Starts a run from a folder of the transformers library."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from fwpkm_jax.config import Experiment
+from fwpkm_jax.data import AbstractDataConfig, RecallData, TextData, sample
+from fwpkm_jax.data.tokenizers import BYTES, ByteTokenizer
+from fwpkm_jax.interchange.hf.model_folder import (
+    ModelFolder,
+    ParameterDtype,
+    open_folder,
+    read_weights,
+)
+from fwpkm_jax.interchange.imported_run import start_run
+from fwpkm_jax.layers.partition import MeshConfig
+from fwpkm_jax.training.sharding import make_partition
+from fwpkm_jax.whole_files import write_json
+
+KEPT = "hf"
+"""Folder in the run with what an export needs again: configuration, tokenizer, tensors' dtypes."""
+TOKENIZER = "tokenizer.json"
+_FILES = (
+    TOKENIZER,
+    *("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
+    "generation_config.json",
+)
+
+
+def import_model(
+    folder: str | Path,
+    run_dir: str | Path,
+    *,
+    dtype: ParameterDtype | None = None,
+    mesh: MeshConfig | None = None,
+    say: Callable[[str], None] = print,
+) -> Path:
+    """Starts a run whose step 0 is the model of a folder; needs neither torch nor transformers.
+
+    The run trains on this package's sample of text until `--data.train_paths` names another;
+    without a `tokenizer.json` in the folder, on bytes, or on generated facts where the vocabulary
+    is too small for them.
+
+    Args:
+      folder: as the transformers library saves it.
+      run_dir: a new directory.
+      dtype: of the matrices; None: as they are stored.
+      mesh: devices that the weights are read onto; the run's own.
+      say: prints a line.
+
+    Returns:
+      The run's directory.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ValueError: see `open_folder`; or the directory is not empty.
+    """
+    source, run = open_folder(folder, dtype=dtype), Path(run_dir)
+    for what, number in source.left_out.items():
+        say(f"Left out: {number} tensors of the {what}, for which this package has no place.")
+    mesh = MeshConfig() if mesh is None else mesh
+    experiment = Experiment(
+        model=source.config,
+        data=_data(Path(folder), run, source, say),
+        mesh=mesh,
+        run_dir=str(run),
+    )
+    if run.is_dir() and any(run.iterdir()):
+        raise ValueError(f"{run} is not empty; choose another run directory.")
+    start_run(experiment, read_weights(source, partition=make_partition(mesh)))
+    _keep_files(Path(folder), run / KEPT, source)
+    return run
+
+
+def _data(
+    folder: Path, run: Path, source: ModelFolder, say: Callable[[str], None]
+) -> AbstractDataConfig:
+    if (folder / TOKENIZER).is_file():
+        tokenizer = str(run / KEPT / TOKENIZER)
+    elif source.config.vocab_size >= ByteTokenizer.vocab_size:
+        say(f"{folder} has no {TOKENIZER}; the run reads bytes.")
+        tokenizer = BYTES
+    else:
+        tokens = source.config.vocab_size // 3
+        say(f"{folder} has no {TOKENIZER}; the run reads generated facts.")
+        return RecallData(
+            num_filler=tokens, num_keys=tokens, num_values=tokens, num_facts=min(16, tokens)
+        )
+    return TextData(
+        train_paths=(str(sample.TRAIN),),
+        valid_paths=(str(sample.VALID),),
+        length=512,
+        tokenizer=tokenizer,
+    )
+
+
+def _keep_files(folder: Path, kept: Path, source: ModelFolder) -> None:
+    """Copies what is small, and writes down what the tensors were."""
+    kept.mkdir()
+    for name in _FILES:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, kept / name)
+    write_json(kept / "config.json", source.text)
+    stored = ((name, source.files[inside]) for name, inside in source.stored.items())
+    tensors = {name: {"dtype": x.dtype, "shape": list(x.shape)} for name, x in stored}
+    write_json(kept / "tensors.json", tensors)

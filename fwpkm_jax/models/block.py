@@ -9,8 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunks import Memory
-from fwpkm_jax.core.streams.flush import ChunkSize
-from fwpkm_jax.core.streams.streaming import Pending, clear
+from fwpkm_jax.core.streams.queue import ChunkSize, Pending, clear
 from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.experts import Experts, RouterLoad
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightInfo

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.chunks import Memory
-from fwpkm_jax.core.streams.flush import ChunkSize
+from fwpkm_jax.core.streams.queue import ChunkSize
 from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.experts import Experts
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer, HeadInputs

@@ -11,7 +11,8 @@ from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.core.slots.block_write import ChunkBlocks
 from fwpkm_jax.core.streams import flush as flushing
 from fwpkm_jax.core.streams import streaming
-from fwpkm_jax.core.streams.streaming import Pending, Signals
+from fwpkm_jax.core.streams.queue import Pending
+from fwpkm_jax.core.streams.streaming import Signals
 from fwpkm_jax.core.targets import WriteWeights
 from fwpkm_jax.rules.base import AbstractChunkRule
 from fwpkm_jax.testing.properties import Property, require, require_close, require_equal
@@ -40,13 +41,15 @@ class _Stream:
 
         @functools.partial(jax.jit, static_argnames="chunk_size")
         def push(memory: Memory, pending: Pending, piece: Signals, *, chunk_size: int) -> Any:
-            return streaming.push(
-                *(rule.read, rule.write, memory, pending, piece), chunk_size=chunk_size, **options
-            )
+            one = jax.tree.map(lambda x: x[None], (memory, pending, piece))
+            out = streaming.push(rule.read, rule.write, *one, chunk_size=chunk_size, **options)
+            return jax.tree.map(lambda x: x[0], tuple(out))
 
         @jax.jit
         def flush(memory: Memory, pending: Pending) -> Any:
-            return flushing.flush(rule.write_blocks, memory, pending, block=4, **options)
+            one = jax.tree.map(lambda x: x[None], (memory, pending))
+            out = flushing.flush(rule.write_blocks, *one, block=4, **options)
+            return jax.tree.map(lambda x: x[0], out)
 
         self.push, self.flush = push, flush
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fwpkm_jax.core.streams import streaming
+from fwpkm_jax.core.streams.queue import init_pending
 from fwpkm_jax.core.streams.streaming import Signals
 from tests.golden import release, vectors
 
@@ -17,7 +18,9 @@ KIND = "fwpkm_stream"
 @functools.partial(jax.jit, static_argnums=(0, 4))
 def _push(rule, memory, pending, piece, chunk_size):
     options = {"chunk_size": chunk_size, "lookahead": rule.lookahead, "make_chunk": rule.chunk}
-    return streaming.push(rule.read, rule.write, memory, pending, piece, **options)[:3]
+    one = jax.tree.map(lambda x: x[None], (memory, pending, piece))
+    out = streaming.push(rule.read, rule.write, *one, **options)[:3]
+    return jax.tree.map(lambda x: x[0], out)
 
 
 def _inputs(file):
@@ -44,8 +47,9 @@ def test_until_the_first_write_both_rules_agree(golden_path, dtype):
         ones if mask is None else mask,
     )
     memory = start = release.memory(rule, arrays["keys"], arrays["values"])
-    first = Signals(*(x[:, :1] for x in signals))
-    pending = streaming.init_pending(first, file.config["chunk_size"] + rule.lookahead)
+    first = Signals(*(x[None, :, :1] for x in signals))
+    pending = init_pending(first, file.config["chunk_size"] + rule.lookahead)
+    pending = jax.tree.map(lambda x: x[0], pending)
     outputs, begin = [], 0
     for piece in pieces:
         part = Signals(*(x[:, begin : begin + piece] for x in signals))

@@ -125,7 +125,8 @@ def test_the_memory_matches_the_published_one(golden_path, dtype):
 
 def _whole(layer, file, seq, weights):
     def run(seq, weights):
-        return filled(layer, weights).whole(seq)
+        count = jnp.full(seq.shape[:1], seq.shape[1], jnp.int32)
+        return filled(layer, weights).whole(seq, count)
 
     if "cotangent" not in file.arrays:
         output, memory = run(seq, weights)

@@ -11,6 +11,7 @@ import pytest
 
 from fwpkm_jax.core.streams import streaming
 from fwpkm_jax.core.streams.flush import flush
+from fwpkm_jax.core.streams.queue import init_pending
 from fwpkm_jax.rules import FwMLP
 from tests.rules.sampling import init_memory, sample_signals, to_sequence
 
@@ -87,9 +88,10 @@ def test_the_mean_target_averages_two_neighbours_in_passes_and_streams(pieces):
     @functools.partial(jax.jit, static_argnums=0)
     def streamed(this, memory, given):
         pending, first = None, 0
+        memory, given = jax.tree.map(lambda x: x[None], (memory, given))
         for length in pieces:
-            piece = jax.tree.map(lambda x: x[:, first : first + length], given)  # noqa: B023
-            pending = pending or streaming.init_pending(piece, 5)
+            piece = jax.tree.map(lambda x: x[:, :, first : first + length], given)  # noqa: B023
+            pending = pending or init_pending(piece, 5)
             memory, pending, *_ = streaming.push(
                 *(this.read, this.write, memory, pending, piece),
                 **{"chunk_size": 3, "lookahead": 1, "targets": this.targets},

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from fwpkm_jax.core.streams import streaming
+from fwpkm_jax.core.streams.queue import init_pending
 from fwpkm_jax.core.streams.streaming import Signals
 from fwpkm_jax.core.targets import WriteWeights
 from fwpkm_jax.rules import FwPKM
@@ -21,8 +22,9 @@ def compiled_push(length):
         jnp.zeros((1, 1)),
         jnp.zeros((1, 1)),
     )
-    pending = streaming.init_pending(one, CHUNK + RULE.lookahead)
-    piece = jax.tree.map(lambda x: jnp.repeat(x, length, axis=1), one)
+    memory, one = jax.tree.map(lambda x: x[None], (memory, one))
+    pending = init_pending(one, CHUNK + RULE.lookahead)
+    piece = jax.tree.map(lambda x: jnp.repeat(x, length, axis=2), one)
 
     def push(memory, pending, piece):
         options = {"chunk_size": CHUNK, "lookahead": 1, "make_chunk": RULE.chunk}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.core.streams.flush import ChunkSize
+from fwpkm_jax.core.streams.queue import ChunkSize
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
 from fwpkm_jax.evaluation.readers.segments import cut_into_pieces, piece_sizes
 from fwpkm_jax.evaluation.readers.stream_calls import flush, label_losses, reset_caches

@@ -74,7 +74,7 @@ class TracingReader:
             num_waiting = int(np.max(pending.num_waiting))
             complete = num_waiting - self._rule.lookahead
             for start in range(0, complete, _BLOCK):
-                ids, scores, first = _address(memory, pending.signals.query, start, rule=self._rule)
+                ids, scores, first = _address(memory, pending.tokens.query, start, rule=self._rule)
                 skipped = start - int(first)  # The last block starts earlier, to be full.
                 part = slice(skipped, skipped + complete - start)
                 log.add(

@@ -20,7 +20,6 @@ from fwpkm_jax.core.chunks import (
     AnyChunk,
     Memory,
     RunOutput,
-    map_groups,
     merge_groups,
     split_groups,
 )
@@ -28,8 +27,9 @@ from fwpkm_jax.core.normalize import l2_normalize
 from fwpkm_jax.core.padding import pack_tokens
 from fwpkm_jax.core.slots.measures import AccessMeasures, access_counts, measures_of_counts
 from fwpkm_jax.core.streams import streaming
-from fwpkm_jax.core.streams.flush import ChunkSize, flush, hold
-from fwpkm_jax.core.streams.streaming import Pending, Signals
+from fwpkm_jax.core.streams.flush import flush
+from fwpkm_jax.core.streams.queue import ChunkSize, Pending, init_pending
+from fwpkm_jax.core.streams.streaming import Signals
 from fwpkm_jax.core.targets import (
     Pairing,
     pair_weights,
@@ -255,7 +255,7 @@ class FastWeight(nnx.Module):
                 memory, grouped, chunk_size=config.chunk_size
             )
         else:
-            read, access = map_groups(self._read, memory, grouped.query)
+            read, access = streaming.read_sequences(rule.read, memory, grouped.query)
             info = None
         read, access = jax.tree.map(merge, (read, access))
         losses = sequence.write_weight * jnp.mean((read - sequence.target) ** 2, axis=-1)
@@ -291,11 +291,8 @@ class FastWeight(nnx.Module):
             jnp.zeros((batch, 1), dtype),
             jnp.zeros((batch, 1), dtype),
         )
-        pending = streaming.init_pending(one, max_chunk_size + rule.lookahead)
-        return Pending(
-            jax.tree.map(lambda x: split_groups(x, groups), pending.signals),
-            jnp.broadcast_to(pending.num_waiting, (groups,)),
-        )
+        one = jax.tree.map(lambda x: split_groups(x, groups), one)
+        return init_pending(one, max_chunk_size + rule.lookahead)
 
     def stream(
         self,
@@ -335,25 +332,18 @@ class FastWeight(nnx.Module):
                 queued = _reorder(queued, packing.order)
             num_real = None if packing is None else packing.counts
 
-            # With several groups the writes' loop runs while any has a complete chunk, and the
-            # others keep what they have: a token that completes none costs no write.
-            def push(memory: Memory, pending: Pending, piece: Signals, num_real: jax.Array | None):
-                if chunk_size == "flush":
-                    return memory, *hold(rule.read, memory, pending, piece, num_real=num_real)
-                return streaming.push(
-                    *(rule.read, rule.write, memory, pending, piece),
-                    chunk_size=chunk_size,
-                    lookahead=rule.lookahead,
-                    targets=rule.targets,
-                    make_chunk=rule.chunk,
-                    num_real=num_real,
-                )
-
-            memory, pending, read, access = map_groups(push, memory, pending, queued, num_real)
+            memory, pending, read, access = streaming.push(
+                *(rule.read, rule.write, memory, pending, queued),
+                chunk_size=chunk_size,
+                lookahead=rule.lookahead,
+                targets=rule.targets,
+                make_chunk=rule.chunk,
+                num_real=num_real,
+            )
             if packing is not None:
                 read, access = _reorder((read, access), packing.places)
         else:
-            read, access = map_groups(self._read, memory, queued.query)
+            read, access = streaming.read_sequences(rule.read, memory, queued.query)
         read, access = jax.tree.map(merge_groups, (read, access))
         target = rule.targets(signals.value)
         # A pair counts in the losses of the call that brings both of its tokens.
@@ -370,18 +360,14 @@ class FastWeight(nnx.Module):
         rule = self.config.rule
         check_memory(rule, memory, groups=True)
         self._check_pending(pending, memory)
-
-        def flush_group(memory: Memory, pending: Pending):
-            return flush(
-                rule.write_blocks,
-                memory,
-                pending,
-                lookahead=rule.lookahead,
-                targets=rule.targets,
-                make_chunk=rule.chunk,
-            )
-
-        return map_groups(flush_group, memory, pending)
+        return flush(
+            rule.write_blocks,
+            memory,
+            pending,
+            lookahead=rule.lookahead,
+            targets=rule.targets,
+            make_chunk=rule.chunk,
+        )
 
     def _check(self, x: Any, mask: Any, memory: Memory, pending: Pending | None = None) -> None:
         """Raises a ValueError that names the argument which does not fit the layer."""
@@ -399,11 +385,8 @@ class FastWeight(nnx.Module):
         sizes = {"groups": groups}
         if batch is not None and batch % groups == 0:  # Otherwise `split_groups` refuses the batch.
             sizes["members"] = batch // groups
-        waiting = {"pending.signals.gate": (pending.signals.gate, "float groups members capacity")}
+        waiting = {"pending.tokens.gate": (pending.tokens.gate, "float groups members capacity")}
         check_arrays(sizes=sizes, **waiting)
-
-    def _read(self, memory: Memory, query: jax.Array):
-        return streaming.read_sequences(self.config.rule.read, memory, query)
 
 
 def _reorder(tree: Any, order: Int[Array, "groups length"]) -> Any:

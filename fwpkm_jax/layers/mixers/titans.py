@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.normalize import rms_normalize
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.recurrence.decay_starts import bias_initializer, sigmoid_bias
-from fwpkm_jax.core.streams.chunked_stream import stream_in_chunks
+from fwpkm_jax.core.streams.cuts import in_chunks
+from fwpkm_jax.core.streams.queue import Pending, append, drop, init_pending
 from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 from fwpkm_jax.layers.norms import RMSNorm
@@ -23,17 +24,16 @@ _PIECE = 64  # Tokens of a stream read at once where no chunk ends.
 
 
 class TitansCache(NamedTuple):
-    """What a stream carries; everything but the tail has leaves `[batch, heads, ...]`.
+    """What a stream carries.
 
     Attributes:
-      tail: the inputs of the tokens that no write has taken yet, zeros behind them, `[batch,
-        write_size, model]`.
+      waiting: a queue per sequence: the inputs of the tokens that no write has taken yet.
       position: tokens read so far, `[batch]`.
-      base: weights that gradients are taken at.
-      memory: weights in use, and momentum.
+      base: weights that gradients are taken at, leaves `[batch, heads, ...]`.
+      memory: weights in use, and momentum, leaves likewise.
     """
 
-    tail: Float[Array, "batch write model"]
+    waiting: Pending
     position: Int[Array, " batch"]
     base: TitansNetwork
     memory: TitansMemory
@@ -133,7 +133,7 @@ class Titans(AbstractMixer):
         memory = self.initial_memory(batch, dtype)
         width = self.query_proj.in_features
         return TitansCache(
-            tail=jnp.zeros((batch, self.config.write_size, width), dtype),
+            waiting=init_pending(jnp.zeros((batch, 1, 1, width), dtype), self.config.write_size),
             position=jnp.zeros((batch,), jnp.int32),
             base=jax.tree.map(jnp.copy, memory.weights),  # No buffer may be donated twice.
             memory=memory,
@@ -158,91 +158,77 @@ class Titans(AbstractMixer):
         packing = None if mask is None else pack_tokens(mask)
         if packing is not None:
             x = pack(x, packing)
-        real = None if packing is None else packing.is_real
+        count = jnp.full(x.shape[:1], x.shape[1], jnp.int32) if packing is None else packing.counts
         if cache is None:
-            y, _ = self.whole(x, real)
+            y, _ = self.whole(x, count)
         else:
-            real = jnp.ones(x.shape[:2], bool) if real is None else real
-            y, cache = stream_in_chunks(
-                *(self.advance, x, real, cache),
+            chunk = self.config.chunk_size or max(_PIECE, self.config.write_size)
+            cache, y = in_chunks(
+                *(self.advance, cache, x[:, None]),
+                count=count,
+                chunk=chunk,
                 position=cache.position,
-                chunk=self.config.chunk_size or max(_PIECE, self.config.write_size),
             )
+            y = y[:, 0]
         if packing is None:
             return y, cache
         return unpack(jnp.where(packing.is_real[:, :, None], y, 0), packing), cache
 
     def whole(
-        self,
-        x: Float[Array, "batch length model"],
-        real: Bool[Array, "batch length"] | None = None,
+        self, x: Float[Array, "batch length model"], count: Int[Array, " batch"]
     ) -> tuple[Float[Array, "batch length model"], TitansMemory]:
-        """Whole sequences from their first token, real tokens first; the memories they leave."""
-        batch, length, _ = x.shape
-        size = self.config.write_size
-        chunk = length if self.config.chunk_size is None else self.config.chunk_size
-        chunks, rest = divmod(length, chunk)
-        real = jnp.ones((batch, length), bool) if real is None else real
-        memory, outputs = self.initial_memory(batch, x.dtype), []
-
-        @jax.checkpoint
-        def read_and_write(memory: TitansMemory, tokens: tuple[jax.Array, jax.Array]):
-            x, real = tokens
-            complete = x.shape[1] // size * size
-            writes = self._writes(x[:, :complete], real[:, :complete])
-            read, memory = self._advance(memory.weights, memory, writes, self.queries(x))
-            return memory, read
-
-        if chunks:
-            split = [
-                jnp.moveaxis(
-                    a[:, : chunks * chunk].reshape(batch, chunks, chunk, *a.shape[2:]), 1, 0
-                )
-                for a in (x, real)
-            ]
-            memory, read = jax.lax.scan(read_and_write, memory, tuple(split))
-            outputs.append(jnp.moveaxis(read, 0, 1).reshape(batch, chunks * chunk, *read.shape[3:]))
-        if rest:
-            last = tuple(a[:, chunks * chunk :] for a in (x, real))
-            memory, read = read_and_write(memory, last)
-            outputs.append(read)
-        return self.merge(x, jnp.concatenate(outputs, axis=1)), memory
-
-    def advance(
-        self,
-        x: Float[Array, "batch length model"],
-        real: Bool[Array, "batch length"],
-        cache: TitansCache,
-    ) -> tuple[Float[Array, "batch length model"], TitansCache]:
-        """A piece of a stream none of whose tokens lies behind the end of its chunk.
-
-        This is no policy of the queue in `core.streams.streaming`: a token is read after the write
-        that it completes, not before, and gradients are taken at the weights with which the chunk
-        began (`base`) while the weights in use already move. A queue that reads first and writes a
-        whole chunk later can express neither.
+        """Whole sequences from their first token; the memories they leave.
 
         Args:
           x: real tokens first.
-          real: which tokens are.
-          cache: of the tokens before.
+          count: how many of each sequence are real.
         """
-        size, chunk = self.config.write_size, self.config.chunk_size
-        length, waiting = x.shape[1], cache.position % size
-        total = waiting + jnp.sum(real, axis=1, dtype=jnp.int32)
-        # Behind the tokens that wait stand the new ones, so that writes begin at multiples of size.
-        place = jnp.arange((length + 2 * (size - 1)) // size * size, dtype=jnp.int32)[None]
-        source = jnp.where(place < waiting[:, None], place, size + place - waiting[:, None])
-        both = jnp.concatenate([cache.tail, x.astype(cache.tail.dtype)], axis=1)
-        joined = _rows(both, source, source < size + length)
-        present = place < total[:, None]
-        writes = self._writes(joined, present)
+        size = self.config.write_size
+
+        @jax.checkpoint
+        def read_and_write(memory: TitansMemory, x: jax.Array, count: jax.Array):
+            x = x[:, 0]
+            complete = x.shape[1] // size * size
+            writes = self._writes(x[:, :complete], count)
+            read, memory = self._advance(memory.weights, memory, writes, self.queries(x))
+            return memory, read[:, None]
+
+        memory, read = in_chunks(
+            *(read_and_write, self.initial_memory(x.shape[0], x.dtype), x[:, None]),
+            count=count,
+            chunk=self.config.chunk_size or x.shape[1],
+        )
+        return self.merge(x, read[:, 0]), memory
+
+    def advance(
+        self,
+        cache: TitansCache,
+        x: Float[Array, "batch 1 length model"],
+        count: Int[Array, " batch"],
+    ) -> tuple[TitansCache, Float[Array, "batch 1 length model"]]:
+        """A piece of a stream, all of one chunk: `within` of `core.streams.cuts.in_chunks`.
+
+        Tokens wait in the queue until their write is complete. `queue.push` reads a token before
+        the write that it completes; here it is read after that write, by the weights that the
+        write leaves, so that reads and all writes of the piece are one computation.
+
+        Args:
+          cache: of the tokens before.
+          x: real tokens first.
+          count: how many of each sequence are real.
+        """
+        size, chunk, length = self.config.write_size, self.config.chunk_size, x.shape[2]
+        waiting = cache.waiting.num_waiting
+        # Complete writes, and room for all that may wait and come.
+        room = (length + 2 * (size - 1)) // size * size
+        queue = append(cache.waiting, x, count, capacity=room)
+        joined, total = queue.tokens[:, 0], queue.num_waiting
+        writes = self._writes(joined, total)
         read, memory = self._advance(cache.base, cache.memory, writes, self.queries(joined))
         own = waiting[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
         read = jnp.take_along_axis(read, own[:, :, None, None], axis=1)
 
-        left = (total // size * size)[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
-        tail = _rows(joined, left, left < total[:, None])
-        position = cache.position - waiting + total
+        position = cache.position + count
         base = cache.base
         if chunk is not None:
             ends = position % chunk == 0
@@ -250,7 +236,8 @@ class Titans(AbstractMixer):
                 lambda new, old: jnp.where(ends.reshape(-1, *[1] * (old.ndim - 1)), new, old),
                 *(memory.weights, cache.base),
             )
-        return self.merge(x, read), TitansCache(tail, position, base, memory)
+        left = drop(queue, total // size * size, size)
+        return TitansCache(left, position, base, memory), self.merge(x[:, 0], read)[:, None]
 
     def recall(
         self, x: Float[Array, "batch length model"], weights: TitansNetwork
@@ -276,10 +263,10 @@ class Titans(AbstractMixer):
         query = self._heads(self.query_proj(self.retrieve_norm(x)))
         return jnp.moveaxis(self._head_norm(query, self.query_norm), 2, 1)
 
-    def _writes(self, x: jax.Array, real: jax.Array) -> TitansWrites:
-        """The writes of complete ones' tokens, leaves `[batch, heads, n, ...]`.
+    def _writes(self, x: jax.Array, count: Int[Array, " batch"]) -> TitansWrites:
+        """The writes that tokens make, leaves `[batch, heads, n, ...]`.
 
-        A write of which some token is not real is none.
+        A write that reaches beyond a sequence's first `count` tokens is skipped.
         """
         config, size = self.config, self.config.write_size
         batch, number = x.shape[0], x.shape[1] // size
@@ -290,8 +277,9 @@ class Titans(AbstractMixer):
             x = x.astype(dtype).reshape(batch, number, size, *x.shape[2:])
             return jnp.moveaxis(x, 3, 1)  # [batch, heads, n, w, ...]
 
-        complete = jnp.all(real.reshape(batch, number, size), axis=-1).astype(dtype)
-        complete = jnp.broadcast_to(complete[:, None], (batch, config.num_heads, number))
+        ends = size * jnp.arange(1, number + 1, dtype=jnp.int32)
+        complete = (ends[None, None] <= count[:, None, None]).astype(dtype)
+        complete = jnp.broadcast_to(complete, (batch, config.num_heads, number))
         pooled = self._pool(x.reshape(batch, number, size, x.shape[2]))
 
         def of_writes(projection: nnx.Linear | None, count: int) -> jax.Array | None:
@@ -343,13 +331,3 @@ class Titans(AbstractMixer):
         if weight is None:
             return x
         return rms_normalize(x, eps=self.norm_eps) * (1 + weight[...].astype(x.dtype)[None, None])
-
-
-def _rows(
-    x: Float[Array, "batch rows model"],
-    at: Int[Array, "batch chosen"],
-    real: Bool[Array, "batch chosen"],
-) -> Float[Array, "batch chosen model"]:
-    """The rows at these places, zeros where they are not real."""
-    rows = jnp.take_along_axis(x, jnp.where(real, at, 0)[:, :, None], axis=1)
-    return jnp.where(real[:, :, None], rows, 0)

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from fwpkm_jax.core.attention.softmax import in_front, masked_attention
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
-from fwpkm_jax.core.streams.chunked_stream import read_in_chunks, stream_in_chunks
+from fwpkm_jax.core.streams.cuts import in_chunks
 from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
 from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask
 from fwpkm_jax.layers.mixers.persistent import PersistentTokens
@@ -257,27 +257,29 @@ class TitansMAC(AbstractMixer):
     ) -> tuple[Output, TitansMACCache | None]:
         """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`."""
         packing = None if mask is None else pack_tokens(mask)
-        real = jnp.ones(x.shape[:2], bool)
+        count = jnp.full(x.shape[:1], x.shape[1], jnp.int32)
         if packing is not None:
-            x, real = pack(x, packing), packing.is_real
+            x, count = pack(x, packing), packing.counts
+        options = {"count": count, "chunk": self.segment}
         if cache is None:
             start = self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
-            y, _ = read_in_chunks(self._advance, x, real, start, chunk=self.segment)
+            # A backward pass computes each segment again.
+            _, y = in_chunks(jax.checkpoint(self._advance), start, x[:, None], **options)
         else:
-            y, cache = stream_in_chunks(
-                *(self._advance, x, real, cache),
-                position=cache.memory.position,
-                chunk=self.segment,
-            )
+            position = cache.memory.position
+            cache, y = in_chunks(self._advance, cache, x[:, None], **options, position=position)
+        y = y[:, 0]
         if packing is not None:
-            y = unpack(jnp.where(real[:, :, None], y, 0), packing)
+            y = unpack(jnp.where(packing.is_real[:, :, None], y, 0), packing)
         return y, cache
 
     def _advance(
-        self, x: Output, real: Bool[Array, "batch length"], cache: TitansMACCache
-    ) -> tuple[Output, TitansMACCache]:
-        """Tokens of one segment."""
+        self, cache: TitansMACCache, x: Float[Array, "batch 1 length model"], count: jax.Array
+    ) -> tuple[TitansMACCache, Float[Array, "batch 1 length model"]]:
+        """Tokens of one segment, each sequence's first `count` ones real."""
+        x = x[:, 0]
         batch, length, _ = x.shape
+        real = jnp.arange(length, dtype=jnp.int32)[None] < count[:, None]
         first = 0 if self.tokens is None else self.tokens.shape[0]
         place = (cache.memory.position % self.segment)[:, None]
         place = place + jnp.arange(length, dtype=jnp.int32)[None]
@@ -309,8 +311,9 @@ class TitansMAC(AbstractMixer):
             num_persistent=first,
         )
         y = self.attention.gated(attended, own.gate)
-        remembered, memory = self.memory.advance(y, real, cache.memory)
-        return self.gate(y, remembered), TitansMACCache._make([*kept, memory])
+        memory, remembered = self.memory.advance(cache.memory, y[:, None], count)
+        y = self.gate(y, remembered[:, 0])
+        return TitansMACCache._make([*kept, memory]), y[:, None]
 
     def _persistent(self, dtype: DTypeLike) -> tuple[jax.Array, jax.Array] | None:
         if self.tokens is None:

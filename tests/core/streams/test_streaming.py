@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fwpkm_jax.core.slots.block_write import write_whole
-from fwpkm_jax.core.streams.flush import flush, hold
-from fwpkm_jax.core.streams.streaming import Signals, clear, init_pending, push
+from fwpkm_jax.core.streams.flush import flush
+from fwpkm_jax.core.streams.queue import Pending, clear, init_pending
+from fwpkm_jax.core.streams.streaming import Signals, push
 
 pytestmark = pytest.mark.usefixtures("float64")
 BATCH, KEY, VALUE, CAPACITY = 2, 3, 2, 7
@@ -81,22 +82,34 @@ def piece_of(signals, start, length):
 
 def start(lookahead, capacity=CAPACITY):
     memory = np.random.default_rng(1).normal(size=(KEY, VALUE))
-    pending = init_pending(jax.tree.map(jnp.asarray, sample(1)), capacity)
+    one = jax.tree.map(lambda x: jnp.asarray(x)[None], sample(1))
+    pending = Pending(*jax.tree.map(lambda x: x[0], init_pending(one, capacity)))
     return jnp.asarray(memory), pending, ByHand(memory, lookahead)
 
 
-jitted_push = functools.partial(
-    jax.jit(push, static_argnums=(0, 1), static_argnames=("chunk_size", "lookahead")), read, write
-)
+@functools.partial(jax.jit, static_argnames=("chunk_size", "lookahead"))
+def jitted_push(memory, pending, signals, *, num_real=None, **options):
+    """Of one group, whose axis is added and taken off."""
+    args = jax.tree.map(lambda x: x[None], (memory, pending, signals))
+    num_real = None if num_real is None else num_real[None]
+    out = push(read, write, *args, num_real=num_real, **options)
+    return jax.tree.map(lambda x: x[0], tuple(out))
 
 
-# Blocks of 2 tokens, so that a flush takes several and the last one overlaps the one before.
-jitted_flush = functools.partial(
-    jax.jit(flush, static_argnums=0, static_argnames=("lookahead", "block")),
-    functools.partial(write_whole, write),
-    block=2,
-)
-jitted_hold = functools.partial(jax.jit(hold, static_argnums=0), read)
+@functools.partial(jax.jit, static_argnames="lookahead")
+def jitted_flush(memory, pending, *, lookahead):
+    args = jax.tree.map(lambda x: x[None], (memory, pending))
+    # Blocks of 2 tokens, so that a flush takes several and the last one overlaps the one before.
+    out = flush(functools.partial(write_whole, write), *args, lookahead=lookahead, block=2)
+    return jax.tree.map(lambda x: x[0], out)
+
+
+def hold(memory, pending, signals, **options):
+    """Reads and queues alone."""
+    piece = jax.tree.map(jnp.asarray, signals)
+    same, *out = jitted_push(memory, pending, piece, chunk_size="flush", lookahead=0, **options)
+    np.testing.assert_array_equal(same, memory)
+    return out
 
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
@@ -128,7 +141,7 @@ def test_any_cut_chunk_size_and_flush_follows_the_rule(lookahead, calls, seed):
         np.testing.assert_allclose(memory, by_hand.memory, rtol=1e-11, atol=1e-12)
         assert pending.num_waiting == len(by_hand.waiting)
         for index, token in enumerate(by_hand.waiting):
-            waiting = Signals(*(x[:, index] for x in pending.signals))
+            waiting = Signals(*(x[:, index] for x in pending.tokens))
             jax.tree.map(np.testing.assert_array_equal, waiting, token)
 
 
@@ -195,7 +208,7 @@ def test_tokens_held_back_are_read_at_once_and_written_as_one_chunk(lookahead):
     memory, pending, by_hand = start(lookahead)
     for length in (1, 2, 2, 2):  # As many as there is room for.
         signals = sample(length, seed=length)
-        pending, output, _ = jitted_hold(memory, pending, jax.tree.map(jnp.asarray, signals))
+        pending, output, _ = hold(memory, pending, signals)
         expected = by_hand.push(signals, chunk_size=CAPACITY)
         np.testing.assert_allclose(output, expected, rtol=1e-11, atol=1e-12)
     memory, pending = jitted_flush(memory, pending, lookahead=lookahead)
@@ -208,9 +221,7 @@ def test_padding_behind_held_tokens_is_overwritten_by_the_next():
     memory, pending, by_hand = start(1)
     for num_real in (1, 2):
         signals = sample(3, seed=num_real)
-        pending, _, _ = jitted_hold(
-            memory, pending, jax.tree.map(jnp.asarray, signals), num_real=jnp.int32(num_real)
-        )
+        pending, _, _ = hold(memory, pending, signals, num_real=jnp.int32(num_real))
         by_hand.push(piece_of(signals, 0, num_real), chunk_size=CAPACITY)
     memory, _ = jitted_flush(memory, pending, lookahead=1)
     by_hand.flush()
@@ -236,4 +247,4 @@ def test_a_chunk_that_cannot_fit_is_refused_with_what_would(chunk_size):
     signals = jax.tree.map(jnp.asarray, sample(1))
     message = f"chunk_size={chunk_size} with lookahead=2 .* queue of 7 tokens; choose 1 to 5"
     with pytest.raises(ValueError, match=message):
-        push(read, write, memory, pending, signals, chunk_size=chunk_size, lookahead=2)
+        jitted_push(memory, pending, signals, chunk_size=chunk_size, lookahead=2)

@@ -11,6 +11,7 @@ import pytest
 from fwpkm_jax.core.chunks import map_groups, merge_groups, split_groups
 from fwpkm_jax.core.streams import streaming
 from fwpkm_jax.core.streams.flush import flush
+from fwpkm_jax.core.streams.queue import init_pending
 from fwpkm_jax.core.streams.streaming import Signals
 from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory
 from tests.golden import vectors
@@ -67,7 +68,7 @@ def _results(config, arrays):
         return tuple(rule.run(memory, sequence, chunk_size=chunk_size))
 
     def stream(memory, signals):
-        pending = streaming.init_pending(signals, chunk_size + rule.lookahead)
+        pending = init_pending(signals, chunk_size + rule.lookahead)
         options = {"lookahead": rule.lookahead, "make_chunk": rule.chunk}
         after, pending, output, _ = streaming.push(
             rule.read, rule.write, memory, pending, signals, chunk_size=chunk_size, **options
@@ -76,7 +77,7 @@ def _results(config, arrays):
         return output, after, flushed
 
     after, output, access, info = map_groups(run, memory, grouped[0])
-    stream_output, streamed, flushed = map_groups(stream, memory, grouped[1])
+    stream_output, streamed, flushed = stream(memory, grouped[1])
     return {
         "output": merge_groups(output),
         "slot_ids": merge_groups(access.slot_ids),

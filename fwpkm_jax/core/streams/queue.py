@@ -1,0 +1,204 @@
+"""The queue of every memory that is read token by token and written a chunk at a time.
+
+Sequences that share a memory are a group. Their tokens wait side by side until a chunk, and the
+tokens that hold its targets, are there. Leaves of tokens are `[groups, members, length, ...]`,
+those of memories `[groups, ...]`; a memory per sequence is a group with one member.
+
+What differs between memories comes as functions: `read`, `write`, and for what is not read before
+it is written the parts of `push`: `append`, `drop` and `cuts.in_chunks`.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from fwpkm_jax.core.chunks import Memory, map_groups
+from fwpkm_jax.core.streams.cuts import in_chunks
+
+ChunkSize = int | Literal["flush"]
+"""Tokens per write; "flush": all that wait when they are told to be written."""
+
+Tokens: TypeAlias = PyTree[Array]
+"""What a memory is told about each token, leaves `[groups, members, length, ...]`."""
+
+Read = Callable[[Memory, Any], Any]
+"""From memories and tokens to what each token reads, leaves `[groups, members, length, ...]`."""
+
+Write = Callable[[Memory, Any], Memory]
+"""From memories and the waiting tokens of a chunk, its lookahead included, to the memories after
+the write."""
+
+
+class Pending(NamedTuple):
+    """Tokens that wait for their chunk to fill.
+
+    Attributes:
+      tokens: leaves `[groups, members, capacity, ...]`, valid in the first `num_waiting` positions.
+      num_waiting: number of waiting tokens, the same in every sequence of a group.
+    """
+
+    tokens: Any
+    num_waiting: Int[Array, " groups"]
+
+
+def init_pending(tokens: Tokens, capacity: int) -> Pending:
+    """Empty queues of `capacity` tokens for tokens of these shapes and dtypes."""
+
+    def zeros(x: jax.Array) -> jax.Array:
+        return jnp.zeros((*x.shape[:2], capacity, *x.shape[3:]), x.dtype)
+
+    groups = jax.tree.leaves(tokens)[0].shape[0]
+    return Pending(jax.tree.map(zeros, tokens), jnp.zeros((groups,), jnp.int32))
+
+
+def push(
+    read: Read,
+    write: Write,
+    memory: Memory,
+    pending: Pending,
+    tokens: Tokens,
+    *,
+    chunk_size: ChunkSize,
+    lookahead: int = 0,
+    num_real: Int[Array, " groups"] | None = None,
+) -> tuple[Memory, Pending, Any]:
+    """Reads a piece of a stream and writes the chunks that it completes.
+
+    Each token is read with the memory as the last complete chunk left it. Feeding a stream in
+    pieces of any sizes gives the results of feeding it at once.
+
+    Args:
+      read: of the memories, before a write.
+      write: of one chunk for every group; the results of groups without a complete chunk are
+        dropped.
+      memory: leaves `[groups, ...]`.
+      pending: tokens that wait.
+      tokens: the piece, with a length of at least 1.
+      chunk_size: tokens per write, for this call. "flush": tokens only wait. The caller then keeps
+        count of them: a piece that finds no room overwrites the latest ones.
+      lookahead: tokens behind a chunk that must be there before it is written.
+      num_real: tokens of the piece, its first ones; those behind are read and forgotten, as if the
+        piece had ended before them. None: all.
+
+    Returns:
+      Memories, pending, and what the tokens of the piece read.
+
+    Raises:
+      ValueError: a chunk and its lookahead do not fit the queue.
+    """
+    length, capacity = _length(tokens), _length(pending.tokens)
+    count = jnp.full_like(pending.num_waiting, length) if num_real is None else num_real
+    if chunk_size == "flush":
+        return memory, append(pending, tokens, count, capacity=capacity), read(memory, tokens)
+    if chunk_size < 1 or chunk_size + lookahead > capacity:
+        raise ValueError(
+            f"chunk_size={chunk_size} with lookahead={lookahead} does not fit a queue of "
+            f"{capacity} tokens; choose 1 to {capacity - lookahead} or start the stream with a "
+            "larger max_chunk_size."
+        )
+    limit = chunk_size + lookahead
+
+    def write_complete(state: tuple[Memory, Pending]) -> tuple[Memory, Pending]:
+        """Writes the chunks that are complete: none, one, or more after larger chunk sizes."""
+
+        def complete(state: tuple[Memory, Pending]) -> jax.Array:
+            return state[1].num_waiting >= limit
+
+        def write_chunk(state: tuple[Memory, Pending]) -> tuple[Memory, Pending]:
+            memory, pending = state
+            chunk = jax.tree.map(lambda x: x[:, :, :limit], pending.tokens)
+            after = write(memory, chunk), drop(pending, chunk_size, _length(pending.tokens))
+            if len(pending.num_waiting) == 1:
+                return after
+            return jax.tree.map(
+                lambda new, old: jnp.where(_like(complete(state), old), new, old), after, state
+            )
+
+        return jax.lax.while_loop(lambda state: jnp.any(complete(state)), write_chunk, state)
+
+    def read_and_queue(
+        state: tuple[Memory, Pending], piece: Tokens, count: jax.Array
+    ) -> tuple[tuple[Memory, Pending], Any]:
+        """Tokens up to the one that completes a chunk, which all read the same memory."""
+        memory, pending = state
+        output = read(memory, piece)
+        # The write depends on the count, so that it waits for the read. Without that order XLA
+        # copies the table, in case the old one were read after the write began.
+        count = computed_after(jax.tree.leaves(output)[0][..., 0], count)
+        # Fewer than `limit` tokens wait here, so that a single token always finds room and a
+        # donated queue is changed in place.
+        room = max(capacity, limit - 1 + _length(piece))
+        memory, longer = write_complete((memory, append(pending, piece, count, capacity=room)))
+        kept = jax.tree.map(lambda x: x[:, :, :capacity], longer.tokens)
+        return (memory, Pending(kept, longer.num_waiting)), output
+
+    state = memory, pending
+    if limit < capacity:  # Else no call can have left a complete chunk.
+        state = write_complete(state)
+    (memory, pending), output = in_chunks(
+        *(read_and_queue, state, tokens),
+        count=count,
+        chunk=chunk_size,
+        position=state[1].num_waiting - lookahead,
+    )
+    return memory, pending, output
+
+
+def append(
+    pending: Pending, tokens: Tokens, count: Int[Array, " groups"], *, capacity: int
+) -> Pending:
+    """The queues with the first `count` of the tokens behind those that wait.
+
+    Args:
+      pending: tokens that wait; zeros stand behind them.
+      tokens: a piece.
+      count: how many of the piece's tokens each group adds; zeros take the place of the others.
+      capacity: of the result; enough for the tokens that wait and the whole piece.
+    """
+
+    def place(waiting: jax.Array, new: jax.Array, at: jax.Array, count: jax.Array) -> jax.Array:
+        real = jnp.arange(new.shape[1], dtype=jnp.int32) < count
+        new = jnp.where(real.reshape(-1, *[1] * (new.ndim - 2)), new, 0).astype(waiting.dtype)
+        added = [(0, 0), (0, capacity - waiting.shape[1])] + [(0, 0)] * (new.ndim - 2)
+        return jax.lax.dynamic_update_slice_in_dim(jnp.pad(waiting, added), new, at, axis=1)
+
+    queues = jax.tree.map(
+        lambda *x: map_groups(place, *x, pending.num_waiting, count), pending.tokens, tokens
+    )
+    return Pending(queues, pending.num_waiting + count)
+
+
+def drop(pending: Pending, number: int | Int[Array, " groups"], capacity: int) -> Pending:
+    """The queues without their first `number` tokens, with room for `capacity`; zeros behind."""
+
+    def keep(x: jax.Array) -> jax.Array:
+        x = jnp.pad(x, [(0, 0), (0, 0), (0, capacity)] + [(0, 0)] * (x.ndim - 3))
+        if isinstance(number, int):
+            return jax.lax.slice_in_dim(x, number, number + capacity, axis=2)
+        return map_groups(
+            lambda x, at: jax.lax.dynamic_slice_in_dim(x, at, capacity, axis=1), x, number
+        )
+
+    return Pending(jax.tree.map(keep, pending.tokens), pending.num_waiting - number)
+
+
+def clear(pending: Pending) -> Pending:
+    """The queues without their tokens."""
+    return pending._replace(num_waiting=jnp.zeros_like(pending.num_waiting))
+
+
+def computed_after(x: Float[Array, "..."], number: Int[Array, "*n"]) -> Int[Array, "*n"]:
+    """The number, unchanged, but to XLA a function of `x`."""
+    return jnp.where(jnp.any((x > 0) & (x < 0)), 0, number)
+
+
+def _length(tokens: Tokens) -> int:
+    return jax.tree.leaves(tokens)[0].shape[2]
+
+
+def _like(flags: jax.Array, x: jax.Array) -> jax.Array:
+    """The flags with trailing axes of 1, as many as `x` has more."""
+    return flags.reshape(*flags.shape, *[1] * (x.ndim - flags.ndim))

@@ -135,7 +135,7 @@ FAULTS = (
     ),
     Fault(
         "PKM: biased variance in the statistics",
-        "unbiased = variance * (tokens / max(tokens - 1, 1))",
+        "unbiased = variance * (tokens / jnp.maximum(tokens - 1, 1))",
         "unbiased = variance",
         _PKM,
     ),

@@ -5,11 +5,48 @@ marks padding. Inside a model the same is said by `starts [batch, length]`, true
 of each document, which needs no id of the token before.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.padding import Packing
+
+
+class Documents(NamedTuple):
+    """What rows say of their documents, `[batch, length]` each.
+
+    Attributes:
+      starts: true at the first token of each document; padding counts as one.
+      real: false at padding.
+    """
+
+    starts: Bool[Array, "batch length"]
+    real: Bool[Array, "batch length"]
+
+    @classmethod
+    def of(
+        cls, segment_ids: Int[Array, "batch length"], *, before: Int[Array, " batch"] | None = None
+    ) -> "Documents":
+        """Of rows with these segment ids; `before` as in `document_starts`."""
+        return cls(document_starts(segment_ids, before=before), segment_ids != 0)
+
+    def mask(
+        self, mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None
+    ) -> Float[Array, "batch length"]:
+        """1 for tokens that are real here and in `mask`."""
+        real = self.real if mask is None else self.real & (mask != 0)
+        return real.astype(jnp.float32)
+
+
+def same_document(
+    starts: Bool[Array, "batch length"], *, later: int
+) -> Bool[Array, "batch length"]:
+    """Whether the token `later` tokens on belongs to the same document."""
+    numbers = document_numbers(starts)
+    behind = jnp.pad(numbers[:, later:], ((0, 0), (0, min(later, numbers.shape[1]))))
+    return (numbers == behind) & (jnp.arange(numbers.shape[1]) < numbers.shape[1] - later)[None]
 
 
 def document_starts(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.slots.split_table import (
@@ -156,6 +156,7 @@ class PKM(nnx.Module):
         self,
         x: Float[Array, "batch length model"],
         *,
+        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
         partition: Partition | None = None,
         batch_statistics: bool = False,
     ) -> PKMOutput:
@@ -163,20 +164,23 @@ class PKM(nnx.Module):
 
         Args:
           x: `[batch, length, model]`.
+          mask: 1 for tokens that count in a batch's statistics; None: all do.
           partition: of the work and the value table over devices.
           batch_statistics: a batch norm takes this batch's statistics, as in training, rather than
             the running ones.
         """
         config = self.config
         check_arrays(
-            x=(x, "float batch length model"), sizes={"model": self.query_proj.in_features}
+            x=(x, "float batch length model"),
+            mask=(mask, "mask batch length"),
+            sizes={"model": self.query_proj.in_features},
         )
         batch, length = x.shape[:2]
         memory_dtype = jnp.promote_types(x.dtype, jnp.float32)
         query = self.query_proj(x).astype(memory_dtype)
         statistics = None
         if config.query_batch_norm:
-            query, statistics = self._batch_norm(query, batch_statistics)
+            query, statistics = self._batch_norm(query, batch_statistics, mask)
         elif self.query_scale is not None:
             mean_square = jnp.mean(query**2, axis=-1, keepdims=True)
             query = query * jax.lax.rsqrt(mean_square + 1e-6) * self.query_scale[...][None, None]
@@ -198,13 +202,20 @@ class PKM(nnx.Module):
         return PKMOutput(self.out_proj(read), slot_ids, statistics)
 
     def _batch_norm(
-        self, query: Float[Array, "batch length features"], batch_statistics: bool
+        self,
+        query: Float[Array, "batch length features"],
+        batch_statistics: bool,
+        mask: jax.Array | None,
     ) -> tuple[Float[Array, "batch length features"], QueryStatistics | None]:
         statistics = None
         if batch_statistics:
-            mean, variance = jnp.mean(query, axis=(0, 1)), jnp.var(query, axis=(0, 1))
-            tokens = query.shape[0] * query.shape[1]
-            unbiased = variance * (tokens / max(tokens - 1, 1))
+            counted = None if mask is None else jnp.expand_dims(mask != 0, 2)
+            mean = jnp.mean(query, axis=(0, 1), where=counted)
+            variance = jnp.var(query, axis=(0, 1), where=counted)
+            tokens: Any = query.shape[0] * query.shape[1]
+            if counted is not None:
+                tokens = jnp.sum(counted)
+            unbiased = variance * (tokens / jnp.maximum(tokens - 1, 1))
             statistics = jax.lax.stop_gradient(QueryStatistics(mean, unbiased))
         else:
             assert self.query_mean is not None

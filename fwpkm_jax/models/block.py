@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunks import Memory
+from fwpkm_jax.core.documents import Documents
 from fwpkm_jax.core.streams.queue import ChunkSize, Pending, clear
 from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.experts import Experts, RouterLoad
@@ -89,6 +90,7 @@ class Block(nnx.Module):
         memory: Memory | None,
         *,
         mask: Float[Array, "batch length"] | None = None,
+        documents: Documents | None = None,
         write: bool = True,
         pairing: Pairing = write_weights,
         remat: Remat | None = None,
@@ -99,13 +101,20 @@ class Block(nnx.Module):
         """Whole sequences from position 0; see `FastWeight.__call__` for the memory.
 
         `name` is the layer's path in the model, by which `partition` finds its weights' layout; for
-        `batch_statistics` see `PKM.__call__`.
+        `batch_statistics` see `PKM.__call__`. Of rows with `documents`, token mixers take padding
+        for a document that no other sees, so that only memories and statistics need to skip it.
         """
         info = None
         if self.memory is not None:
             layer = gathered(partition, self.memory, f"{name}/memory")
             y, memory, info = layer(
-                x, memory, mask=mask, write=write, pairing=pairing, partition=partition
+                x,
+                memory,
+                mask=mask if documents is None else documents.mask(mask),
+                starts=None if documents is None else documents.starts,
+                write=write,
+                pairing=pairing,
+                partition=partition,
             )
             x = x + y
         rest = functools.partial(
@@ -114,7 +123,7 @@ class Block(nnx.Module):
             name=name,
             batch_statistics=batch_statistics,
         )
-        x, facts = (rest if remat is None else jax.checkpoint(rest))(x, mask)
+        x, facts = (rest if remat is None else jax.checkpoint(rest))(x, mask, documents)
         return BlockOutput(x, memory, info, facts.slot_ids, facts.statistics, facts.router_load)
 
     def stream(
@@ -163,6 +172,7 @@ class Block(nnx.Module):
         self,
         x: jax.Array,
         mask: jax.Array | None,
+        documents: Documents | None,
         *,
         partition: Partition | None,
         name: str,
@@ -170,10 +180,12 @@ class Block(nnx.Module):
     ) -> tuple[jax.Array, "_FeedForwardFacts"]:
         # Weights are gathered here, so that a checkpoint does not keep them gathered.
         mixer = gathered(partition, self.mixer, f"{name}/mixer")
-        x, _ = self._mix(mixer, x, mask=mask, partition=partition)
+        starts = None if documents is None else documents.starts
+        x, _ = self._mix(mixer, x, mask=mask, starts=starts, partition=partition)
         if partition is not None:
             x = partition.by_sequence(x)
-        x, facts = self._feed_forward(x, partition, name, batch_statistics)
+        counted = mask if documents is None else documents.mask(mask)
+        x, facts = self._feed_forward(x, partition, name, batch_statistics, counted)
         return x if partition is None else partition.by_sequence(x), facts
 
     def _mix(self, mixer: AbstractMixer, x: jax.Array, **arguments: Any) -> tuple[jax.Array, Any]:
@@ -187,11 +199,14 @@ class Block(nnx.Module):
         partition: Partition | None = None,
         name: str = "",
         batch_statistics: bool = False,
+        mask: jax.Array | None = None,
     ) -> tuple[jax.Array, "_FeedForwardFacts"]:
         normed = x if self.post_norm else self.feed_forward_norm(x)
         feed_forward = gathered(partition, self.feed_forward, f"{name}/feed_forward")
         if isinstance(feed_forward, PKM):
-            out = feed_forward(normed, partition=partition, batch_statistics=batch_statistics)
+            out = feed_forward(
+                normed, mask=mask, partition=partition, batch_statistics=batch_statistics
+            )
             y, facts = out.output, _FeedForwardFacts(out.slot_ids, out.statistics, None)
         elif isinstance(feed_forward, Experts):
             y, load = feed_forward(normed, partition=partition)

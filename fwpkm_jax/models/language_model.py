@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.chunks import Memory
+from fwpkm_jax.core.documents import Documents
 from fwpkm_jax.core.streams.queue import ChunkSize
 from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.experts import Experts
@@ -147,6 +148,7 @@ class LanguageModel(nnx.Module):
         memory: dict[str, Memory],
         *,
         mask: Float[Array, "batch length"] | None = None,
+        segment_ids: Int[Array, "batch length"] | None = None,
         write: bool = True,
         pairing: Pairing = write_weights,
         partition: Partition | None = None,
@@ -159,12 +161,22 @@ class LanguageModel(nnx.Module):
             by groups. They are constants to the caller's gradient as long as they are not among
             what it differentiates.
           mask: 1 for real tokens, 0 for padding.
+          segment_ids: document of each token, 0 for padding; None: a row is one document. Each run
+            of equal ids gives what it would give in a row of its own, but for the fast-weight
+            memories, which go on from document to document (`layers.memories.fast_weight`). Logits
+            at padding mean nothing.
           write: False reads with the memories as they come in.
           pairing: makes each token's write weights, see `core.targets.write_weights`.
           partition: of the work over devices, see `hidden`.
         """
         hidden = self.hidden(
-            tokens, memory, mask=mask, write=write, pairing=pairing, partition=partition
+            tokens,
+            memory,
+            mask=mask,
+            segment_ids=segment_ids,
+            write=write,
+            pairing=pairing,
+            partition=partition,
         )
         logits = self.logits(hidden.x, hidden.token_bias, partition)
         return LMOutput(logits, hidden.memory, hidden.info, hidden.pkm_slot_ids)
@@ -175,6 +187,7 @@ class LanguageModel(nnx.Module):
         memory: dict[str, Memory],
         *,
         mask: Float[Array, "batch length"] | None = None,
+        segment_ids: Int[Array, "batch length"] | None = None,
         write: bool = True,
         pairing: Pairing = write_weights,
         remat: Remat | None = None,
@@ -184,30 +197,31 @@ class LanguageModel(nnx.Module):
         """`__call__` without the logits, for a loss that forms them block by block.
 
         Args:
-          tokens: as in `__call__`, as are the next four.
+          tokens: as in `__call__`, as are the next five.
           memory: fast weights.
           mask: 1 for real tokens.
+          segment_ids: document of each token.
           write: False only reads.
           pairing: makes the write weights.
           remat: what a backward pass computes again rather than keep, see `models.block.Remat`;
             changes time and memory, results only by rounding.
           partition: of the work over devices, by sequences and heads; None: all on one. Takes
-            neither masks nor `write=False`; sequences come in the order of `Partition.deal`.
+            no mask, for which `segment_ids` of 0 stand, nor `write=False`; sequences come in the
+            order of `Partition.deal`.
           batch_statistics: norms over the batch take its own statistics, as in training, and return
-            them; False: the running ones. Takes no mask.
+            them; False: the running ones.
 
         Raises:
           ValueError: the memory is not this model's, or an argument does not go with another.
         """
-        self._check_tokens(tokens, mask)
+        self._check_tokens(tokens, mask, segment_ids)
         self._check_memory(memory)
+        documents = None if segment_ids is None else Documents.of(segment_ids)
         if partition is not None and (mask is not None or not write):
             raise ValueError(
-                "A pass over several devices takes no mask and always writes; pass partition=None "
-                "for others."
+                "A pass over several devices takes no mask and always writes; mark padding by "
+                "segment_ids=0, or pass partition=None."
             )
-        if batch_statistics and mask is not None:
-            raise ValueError("batch_statistics=True would count padding; pass mask=None.")
         x = self._embed(tokens, partition)
         written, info, pkm_slot_ids = dict(memory), {}, {}
         pkm_statistics, router_loads = {}, {}
@@ -217,6 +231,7 @@ class LanguageModel(nnx.Module):
                 x,
                 memory.get(name),
                 mask=mask,
+                documents=documents,
                 write=write,
                 pairing=pairing,
                 remat=remat,
@@ -233,7 +248,8 @@ class LanguageModel(nnx.Module):
                 pkm_statistics[name] = out.pkm_statistics
             if out.router_load is not None:
                 router_loads[name] = out.router_load
-        x, bias = self._before_head(self.final_norm(x), tokens, mask, write, partition)
+        x = self.final_norm(x)
+        x, bias = self._before_head(x, tokens, mask, documents, write, partition)
         return Hidden(x, written, info, pkm_slot_ids, bias, pkm_statistics, router_loads)
 
     def readout(self) -> tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None]:
@@ -371,14 +387,18 @@ class LanguageModel(nnx.Module):
         x: jax.Array,
         tokens: jax.Array,
         mask: jax.Array | None,
+        documents: Documents | None,
         write: bool,
         partition: Partition | None,
     ) -> HeadInputs:
         """What the head reads of whole sequences: the last norm, or the Fast Weight Layer on it."""
         if self.fast_weight_layer is None:
             return HeadInputs(x, None)
+        starts = None if documents is None else documents.starts
         if partition is None:
-            y, bias = self.fast_weight_layer(x, tokens, self.readout(), mask=mask, write=write)
+            y, bias = self.fast_weight_layer(
+                x, tokens, self.readout(), mask=mask, starts=starts, write=write
+            )
             return HeadInputs(y.astype(x.dtype), bias)
         if self.fast_weight_layer.config.steps == "output_bias":
             raise ValueError(
@@ -386,11 +406,11 @@ class LanguageModel(nnx.Module):
                 "only; set all sizes of the mesh to 1."
             )
         of_sequences = partition.run(
-            lambda layer, x, tokens, readout: layer(x, tokens, readout).x,
-            in_specs=(P(), P(BATCH), P(BATCH), P()),
+            lambda layer, x, tokens, readout, starts: layer(x, tokens, readout, starts=starts).x,
+            in_specs=(P(), P(BATCH), P(BATCH), P(), P(BATCH)),
             out_specs=P(BATCH),
         )
-        y = of_sequences(self.fast_weight_layer, x, tokens, self.readout())
+        y = of_sequences(self.fast_weight_layer, x, tokens, self.readout(), starts)
         return HeadInputs(y.astype(x.dtype), None)
 
     def _embed(
@@ -411,8 +431,12 @@ class LanguageModel(nnx.Module):
         rows = partition.run(look_up_own, in_specs=(P(None, "fsdp"), own), out_specs=own)
         return partition.by_sequence(rows(self.embedding[...], tokens))
 
-    def _check_tokens(self, tokens: Any, mask: Any) -> None:
-        check_arrays(tokens=(tokens, "int batch length"), mask=(mask, "mask batch length"))
+    def _check_tokens(self, tokens: Any, mask: Any, segment_ids: Any = None) -> None:
+        check_arrays(
+            tokens=(tokens, "int batch length"),
+            mask=(mask, "mask batch length"),
+            segment_ids=(segment_ids, "int batch length"),
+        )
 
     def _check_memory(self, memory: dict[str, Memory]) -> None:
         expected = {layer_name(index) for index in self.config.memory_layers}

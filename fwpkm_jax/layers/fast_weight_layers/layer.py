@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.checks import check_arrays
+from fwpkm_jax.core.documents import document_numbers, document_positions, pack_starts
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.layers.fast_weight_layers.steps import (
@@ -144,6 +145,7 @@ class FastWeightLayer(nnx.Module):
         readout: Readout,
         *,
         mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        starts: Bool[Array, "batch length"] | None = None,
         write: bool = True,
     ) -> HeadInputs:
         """What the head reads, of whole sequences.
@@ -153,11 +155,13 @@ class FastWeightLayer(nnx.Module):
           tokens: of which `x` was made; each is the label of the one before.
           readout: of the model.
           mask: 1 for real tokens, which label each other across padding.
+          starts: true at the first token of each document, which labels no token and finds the slow
+            tensors; None: a sequence is one document.
           write: False takes no step at all.
         """
         vocab = readout[0].shape[1]
         start = self.init_stream(x.shape[0], vocab=vocab, dtype=x.dtype)
-        out, _ = self.stream(x, tokens, readout, start, mask=mask, write=write)
+        out, _ = self.stream(x, tokens, readout, start, mask=mask, starts=starts, write=write)
         return out
 
     def init_stream(self, batch: int, *, vocab: int, dtype: jnp.dtype) -> FastWeightStream:
@@ -188,6 +192,7 @@ class FastWeightLayer(nnx.Module):
         stream: FastWeightStream,
         *,
         mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        starts: Bool[Array, "batch length"] | None = None,
         write: bool = True,
     ) -> tuple[HeadInputs, FastWeightStream]:
         """`__call__` of a piece, continuing; the tokens before it label each other across the cut.
@@ -198,12 +203,14 @@ class FastWeightLayer(nnx.Module):
           readout: of the model.
           stream: from `init_stream` or the last call.
           mask: 1 for real tokens.
+          starts: as in `__call__`; before the first one the stream's document goes on.
           write: False reads with the steps of the stream before, and takes none.
         """
         check_arrays(
             x=(x, "float batch length model"),
             tokens=(tokens, "int batch length"),
             mask=(mask, "mask batch length"),
+            starts=(starts, "mask batch length"),
             sizes={"model": self.tensors["up"].shape[0]},
         )
         packing = None if mask is None else pack_tokens(mask)
@@ -212,6 +219,9 @@ class FastWeightLayer(nnx.Module):
         if packing is not None:
             x, real = pack(x, packing), packing.is_real.astype(x.dtype)
             tokens = jnp.take_along_axis(tokens, packing.order, axis=1)
+        if starts is not None:
+            starts = starts.astype(bool)
+            starts = starts if packing is None else pack_starts(starts, packing)
         # In front stands the token that waits, whose label is the first one of the piece.
         joined = jnp.concatenate([stream.last.astype(x.dtype), x], axis=1)
         last = jnp.zeros_like(tokens[:, :1])
@@ -219,11 +229,20 @@ class FastWeightLayer(nnx.Module):
         follows = jnp.concatenate([real, jnp.zeros_like(real[:, :1])], axis=1)
         counted = jnp.concatenate([stream.waits[:, None], real], axis=1) * follows
         counted = counted if write else jnp.zeros_like(counted)
+        if starts is not None:  # The first token of a document labels no other one's last.
+            counted = counted * jnp.pad(1 - starts.astype(x.dtype), ((0, 0), (0, 1)))
         # Behind the last real token everything is as it is at that one.
         count = jnp.sum(real, axis=1).astype(jnp.int32)
         ahead = jnp.minimum(jnp.arange(joined.shape[1], dtype=jnp.int32)[None], count[:, None])
         position = jnp.maximum(stream.position[:, None] - 1 + ahead, 0)
-        out, sums = self._advance(joined, labels, counted, readout, stream.sums, position)
+        numbers, following = None, stream.position + count
+        if starts is not None:
+            of_piece = document_positions(starts, first=stream.position)
+            position = jnp.concatenate([position[:, :1], of_piece], axis=1)
+            position = jnp.take_along_axis(position, ahead, axis=1)
+            following = jnp.where(count > 0, position[:, -1] + 1, stream.position)
+            numbers = jnp.pad(document_numbers(starts), ((0, 0), (1, 0)))
+        out, sums = self._advance(joined, labels, counted, readout, stream.sums, position, numbers)
         out = jax.tree.map(lambda x: x[:, 1:], out)
         if packing is not None:
             out = jax.tree.map(lambda x: unpack(x, packing), out)
@@ -232,7 +251,7 @@ class FastWeightLayer(nnx.Module):
         # The waiting token itself where nothing real came.
         waiting = jnp.take_along_axis(joined, count[:, None, None], axis=1)
         waits = jnp.maximum(stream.waits, real[:, 0])
-        return out, FastWeightStream(waiting, waits, stream.position + count, sums)
+        return out, FastWeightStream(waiting, waits, following, sums)
 
     def _tensors(self, dtype: jnp.dtype) -> HeadTensors:
         return HeadTensors(**{name: p[...].astype(dtype) for name, p in self.tensors.items()})
@@ -245,7 +264,7 @@ class FastWeightLayer(nnx.Module):
         return [Step(rate, decay) for rate, decay in zip(rates, decays, strict=True)]
 
     def _advance(
-        self, x, labels, counted, readout, sums, position
+        self, x, labels, counted, readout, sums, position, numbers
     ) -> tuple[HeadInputs, HeadTensors | Sums]:
         """What the head reads at each token, and the gradients summed over all of them."""
         tensors, steps = self._tensors(x.dtype), self._steps(x.dtype)
@@ -261,7 +280,7 @@ class FastWeightLayer(nnx.Module):
                 bias, sums = move_vector(steps[0], gradients, sums, segments)
                 return sums, bias
 
-            sums, bias = self._in_chunks(move, sums, segment, gradients)
+            sums, bias = self._in_chunks(move, sums, segment, numbers, gradients)
             return HeadInputs(y, bias), sums
 
         def of_chunk(sums, segments, chunk):
@@ -269,11 +288,14 @@ class FastWeightLayer(nnx.Module):
             return advance_head(tensors, HeadTensors._make(steps), sums, x, gradients, segments)
 
         gradients = token_gradients(tensors, readout, x, labels, counted)
-        sums, out = self._in_chunks(of_chunk, sums, segment, (x, gradients))
+        sums, out = self._in_chunks(of_chunk, sums, segment, numbers, (x, gradients))
         return HeadInputs(out, None), sums
 
-    def _in_chunks(self, of_chunk, sums, segment, tokens):
-        """`of_chunk(sums, segments, chunk) -> (sums, output)` over chunks, outputs joined."""
+    def _in_chunks(self, of_chunk, sums, segment, numbers, tokens):
+        """`of_chunk(sums, segments, chunk) -> (sums, output)` over chunks, outputs joined.
+
+        `numbers` says how many documents have started up to each token, None for none.
+        """
         batch, length = segment.shape
         size = min(self.config.chunk_size, length)
         padded = -(-length // size) * size
@@ -284,10 +306,13 @@ class FastWeightLayer(nnx.Module):
             return jnp.moveaxis(a.reshape(batch, padded // size, size, *a.shape[2:]), 1, 0)
 
         def body(carry, chunk):
-            (sums, current), (index, tokens) = carry, chunk
-            sums, out = of_chunk(sums, Segments(index, current), tokens)
-            return (sums, index[:, -1]), out
+            (sums, current, before), (index, numbers, tokens) = carry, chunk
+            started = None if numbers is None else numbers - before[:, None]
+            sums, out = of_chunk(sums, Segments(index, current, started), tokens)
+            return (sums, index[:, -1], None if numbers is None else numbers[:, -1]), out
 
-        chunks = split(segment, "edge"), jax.tree.map(split, tokens)
-        (sums, _), out = jax.lax.scan(body, (sums, segment[:, 0]), chunks)
+        numbered = None if numbers is None else split(numbers, "edge")
+        chunks = split(segment, "edge"), numbered, jax.tree.map(split, tokens)
+        start = sums, segment[:, 0], None if numbers is None else jnp.zeros_like(numbers[:, 0])
+        (sums, *_), out = jax.lax.scan(body, start, chunks)
         return sums, jnp.moveaxis(out, 0, 1).reshape(batch, padded, -1)[:, :length]

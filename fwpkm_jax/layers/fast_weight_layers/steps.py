@@ -67,10 +67,13 @@ class Segments(NamedTuple):
     Attributes:
       of_token: number of each token's segment, `[batch, length]`.
       current: of the segment that `Sums.current` belong to, `[batch]`.
+      documents: documents that have started in the chunk up to each token, whose steps end with
+        them; None: none starts.
     """
 
     of_token: Int[Array, "batch length"]
     current: Int[Array, " batch"]
+    documents: Int[Array, "batch length"] | None = None
 
 
 def apply_head(
@@ -216,9 +219,18 @@ def _move(
     """
     index, decay = segments.of_token, step.decay
     earlier = jnp.tri(index.shape[1], k=-1, dtype=sums.current.dtype)[None]
+    goes_on, last_one = jnp.ones_like(earlier[:, 0]), jnp.ones_like(earlier[:, 0])
+    if (numbers := segments.documents) is not None:
+        earlier = earlier * (numbers[:, :, None] == numbers[:, None, :])
+        goes_on = (numbers == 0).astype(earlier.dtype)
+        last_one = (numbers == numbers[:, -1:]).astype(earlier.dtype)
+
+    def of(weights: jax.Array, total: jax.Array) -> jax.Array:
+        return weights.reshape(-1, *[1] * (total.ndim - 1)) * total
+
     if decay is None or sums.earlier is None:
-        seen = read(sums.current) + between(earlier)
-        return -step.rate * seen, Sums(sums.current + added(jnp.ones_like(earlier[:, 0])), None)
+        seen = goes_on[..., None] * read(sums.current) + between(earlier)
+        return -step.rate * seen, Sums(of(goes_on[:, -1], sums.current) + added(last_one), None)
 
     def power(number: jax.Array) -> jax.Array:
         return decay ** number.astype(sums.current.dtype)
@@ -227,18 +239,16 @@ def _move(
         """Of a segment so many back: its own and the last one whole."""
         return power(jnp.maximum(ago - 1, 0))
 
-    since = index - segments.current[:, None]
-    seen = kept(since)[..., None] * read(sums.current)
-    seen += power(since)[..., None] * read(sums.earlier)
+    # A document counts its segments from 0, which may be less than the one before it had.
+    since = jnp.where(goes_on > 0, index - segments.current[:, None], index)
+    seen = (goes_on * kept(since))[..., None] * read(sums.current)
+    seen += (goes_on * power(since))[..., None] * read(sums.earlier)
     seen += between(earlier * kept(index[:, :, None] - index[:, None, :]))
-    last = since[:, -1]
+    last, ends_on = since[:, -1], goes_on[:, -1]
     stays = last == 0
-
-    def of(weights: jax.Array, total: jax.Array) -> jax.Array:
-        return weights.reshape(-1, *[1] * (total.ndim - 1)) * total
-
     behind = since < last[:, None]
-    past = of(power(last), sums.earlier) + of(jnp.where(stays, 0.0, kept(last)), sums.current)
-    past += added(jnp.where(behind, kept(last[:, None] - since), 0.0))
-    current = of(stays, sums.current) + added(jnp.where(behind, 0.0, 1.0))
+    past = of(ends_on * power(last), sums.earlier)
+    past += of(ends_on * jnp.where(stays, 0.0, kept(last)), sums.current)
+    past += added(last_one * jnp.where(behind, kept(last[:, None] - since), 0.0))
+    current = of(ends_on * stays, sums.current) + added(last_one * jnp.where(behind, 0.0, 1.0))
     return -step.rate * seen, Sums(current, past)

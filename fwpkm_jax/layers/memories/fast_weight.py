@@ -1,7 +1,8 @@
 """A fast-weight memory as a layer: projections, gate, any chunk rule.
 
-A memory layer is called as `layer(x, memory, *, mask, write, pairing, partition)` and returns its
-output, the memory and a record. It does not add the residual: the block that holds it does.
+A memory layer is called as `layer(x, memory, *, mask, starts, write, pairing, partition)` and
+returns its output, the memory and a record. It does not add the residual: the block that holds it
+does.
 """
 
 import functools
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.chunks import (
@@ -23,6 +24,7 @@ from fwpkm_jax.core.chunks import (
     merge_groups,
     split_groups,
 )
+from fwpkm_jax.core.documents import same_document
 from fwpkm_jax.core.normalize import l2_normalize
 from fwpkm_jax.core.padding import pack_tokens
 from fwpkm_jax.core.slots.measures import AccessMeasures, access_counts, measures_of_counts
@@ -214,6 +216,7 @@ class FastWeight(nnx.Module):
         memory: Memory,
         *,
         mask: Float[Array, "batch length"] | None = None,
+        starts: Bool[Array, "batch length"] | None = None,
         write: bool = True,
         pairing: Pairing = write_weights,
         partition: Partition | None = None,
@@ -224,6 +227,9 @@ class FastWeight(nnx.Module):
           x: the residual stream, which the layer norms itself.
           memory: fast weights, leaves `[groups, ...]`, the batch divisible by groups.
           mask: 1 for real tokens, 0 for padding, which neither writes nor counts.
+          starts: true at the first token of each document, from
+            `core.documents.document_starts(segment_ids)`: no token is paired with a value of
+            another document, and the memory goes on from one to the next. None: a sequence is one.
           write: False reads everything with the memory as it comes in.
           pairing: makes the write weights from gate and mask.
           partition: of the work and the memories over devices; what is partitioned is written.
@@ -234,6 +240,7 @@ class FastWeight(nnx.Module):
         """
         config, rule = self.config, self.config.rule
         self._check(x, mask, memory)
+        check_arrays(x=(x, "float batch length model"), starts=(starts, "mask batch length"))
         signals = self.signals(x, mask)
         loss_gate = signals.gate if config.weight_by_gate else jnp.ones_like(signals.gate)
         sequence = rule.sequence(
@@ -244,6 +251,8 @@ class FastWeight(nnx.Module):
             chunk_size=config.chunk_size,
             pairing=pairing,
         )
+        if starts is not None:
+            sequence = within_documents(sequence, starts, lookahead=rule.lookahead)
         groups = jax.tree.leaves(memory)[0].shape[0]
         split = split_groups if partition is None else partition.split_groups
         merge = merge_groups if partition is None else partition.merge_groups
@@ -387,6 +396,16 @@ class FastWeight(nnx.Module):
             sizes["members"] = batch // groups
         waiting = {"pending.tokens.gate": (pending.tokens.gate, "float groups members capacity")}
         check_arrays(sizes=sizes, **waiting)
+
+
+def within_documents(
+    sequence: AnyChunk, starts: Bool[Array, "batch length"], *, lookahead: int
+) -> AnyChunk:
+    """The sequence without the pairs of tokens that belong to different documents."""
+    same = same_document(starts.astype(bool), later=lookahead).astype(sequence.write_weight.dtype)
+    return sequence._replace(
+        write_weight=sequence.write_weight * same, paired=sequence.paired * same
+    )
 
 
 def _reorder(tree: Any, order: Int[Array, "groups length"]) -> Any:

@@ -201,3 +201,37 @@ def test_reading_alone_keeps_the_stream(inputs):
 def test_options_that_make_no_layer_are_refused(field, value):
     with pytest.raises(ValueError, match=field):
         replace(CONFIG, **{field: value})
+
+
+@several
+def test_documents_take_their_own_steps(config, inputs):
+    """Each as alone in a row, its segments counted from its first token."""
+    x, tokens, readout = inputs
+    layer, ends = make(config), [[1, 5, 8], [3, 4, 8]]
+    starts, rows = np.zeros((BATCH, LENGTH), bool), np.zeros((2 * 3, LENGTH), int)
+    mask = np.zeros(rows.shape)
+    for row in range(BATCH):
+        for number, (first, end) in enumerate(zip([0, *ends[row][:-1]], ends[row], strict=True)):
+            starts[row, first] = True
+            rows[3 * row + number, : end - first] = row * LENGTH + np.arange(first, end)
+            mask[3 * row + number, : end - first] = 1
+    ours = jax.jit(layer.__call__)(x, tokens, readout, starts=jnp.asarray(starts))
+    apart = x.reshape(-1, MODEL)[rows], tokens.reshape(-1)[rows]
+    expected = jax.jit(layer.__call__)(*apart, readout, mask=jnp.asarray(mask))
+    for found, other in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        found = np.asarray(found).reshape(BATCH * LENGTH, -1)
+        for row in range(len(rows)):
+            at = mask[row] != 0
+            np.testing.assert_allclose(found[rows[row, at]], other[row, at], atol=1e-12)
+
+    # The same in pieces of a stream.
+    stream = layer.init_stream(BATCH, vocab=VOCAB, dtype=x.dtype)
+    run, parts = jax.jit(layer.stream), []
+    for first in range(0, LENGTH, 2):
+        at = slice(first, first + 2)
+        part, stream = run(
+            x[:, at], tokens[:, at], readout, stream, starts=jnp.asarray(starts[:, at])
+        )
+        parts.append(part)
+    joined = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *parts)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), joined, ours)

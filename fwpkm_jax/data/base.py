@@ -18,7 +18,11 @@ class Batches(Protocol):
     """An iterator over batches whose position can be saved and restored."""
 
     def __next__(self) -> Batch:
-        """`tokens` int32 `[batch, length + 1]` and `loss_weight` float32 `[batch, length]`."""
+        """`tokens` int32 `[batch, length + 1]` and `loss_weight` float32 `[batch, length]`.
+
+        Rows of several documents also have `segment_ids` int32 `[batch, length]`, of the inputs: 0
+        marks padding, and no run of equal ids sees another.
+        """
         ...
 
     def get_state(self) -> dict[str, Any]:
@@ -40,7 +44,10 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: Any) -> Any:
-        """A row: `tokens` int32 `[length + 1]` and `loss_weight` float32 `[length]`."""
+        """A row: `tokens` int32 `[length + 1]` and `loss_weight` float32 `[length]`.
+
+        With `segment_ids` int32 `[length]` where it holds several documents.
+        """
         ...
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import grain
 import numpy as np
@@ -15,14 +15,17 @@ from fwpkm_jax.data.base import AbstractDataConfig, Dataset, Source, Split
 from fwpkm_jax.data.batches import batch_examples
 from fwpkm_jax.data.documents import find_files, read_documents
 from fwpkm_jax.data.needles import Example, NeedleMix
-from fwpkm_jax.data.packing import PackedRows, TokenSegment
-from fwpkm_jax.data.token_files import TokenFile
+from fwpkm_jax.data.packing import BestFitRows, PackedRows, Packing, TokenSegment
+from fwpkm_jax.data.token_files import TokenFile, TokenFileEntry
 from fwpkm_jax.data.tokenizers import BYTES, Tokenizer, load_tokenizer
 
 # Rows of a mixture are shuffled within windows of this many; see `train_rows`.
 _MIXTURE_WINDOW = 1024
 # Needles use this child of the seed; the order of rows uses the seed itself.
 _NEEDLES = 1
+
+
+Rows = PackedRows | BestFitRows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +57,18 @@ class TextData(AbstractDataConfig):
     """Field of a .jsonl record that holds the text."""
     tokenizer: str = BYTES
     """"bytes", "mistral-v1" (the paper's 32,000 pieces), or a SentencePiece .model file."""
+    packing: Packing = "concat"
+    """How documents come into rows. concat: rows are cut from the concatenation, and a row is read
+    as one text. documents: the same rows with segment ids, so that no document sees another.
+    best_fit: documents are kept whole where they fit, with padding behind them and segment ids."""
     needles: NeedleMix | None = None
     """Needles hidden in the training rows, of bytes only. None: plain text."""
     num_workers: int = 0
     """Worker processes that prepare batches; 0 prepares them in a thread of this process."""
 
     def __post_init__(self) -> None:
+        if self.packing not in get_args(Packing):
+            raise ValueError(f"packing={self.packing!r} must be one of {list(get_args(Packing))}.")
         if not self.train_paths:
             raise ValueError("train_paths=() names no text; give at least one file or folder.")
         if self.length < 1:
@@ -107,6 +116,11 @@ class TextData(AbstractDataConfig):
         return f"text in pieces of {self.length:,} tokens (tokenizer {self.tokenizer}; {paths})"
 
     def _check_needles(self, needles: NeedleMix) -> None:
+        if self.packing != "concat":
+            raise ValueError(
+                f"needles are hidden across documents, which packing={self.packing!r} keeps apart; "
+                "use packing='concat'."
+            )
         if self.tokenizer != BYTES:
             raise ValueError(
                 f"needles are hidden in bytes, tokenizer={self.tokenizer!r}; use {BYTES!r}."
@@ -170,7 +184,7 @@ def train_rows(config: TextData, *, seed: int) -> tuple[grain.MapDataset, dict[s
     return rows.map_with_index(hide), made_of
 
 
-def _mixture(config: TextData, sources: Sequence[PackedRows], *, seed: int) -> grain.MapDataset:
+def _mixture(config: TextData, sources: Sequence[Rows], *, seed: int) -> grain.MapDataset:
     """Rows of all sources without end."""
     seeds = np.random.SeedSequence(seed).generate_state(len(sources) + 1)
     shuffled = [
@@ -189,7 +203,7 @@ def _mixture(config: TextData, sources: Sequence[PackedRows], *, seed: int) -> g
     )
 
 
-def valid_rows(config: TextData) -> PackedRows:
+def valid_rows(config: TextData) -> Rows:
     """Rows of the validation text in order."""
     tokenizer = load_tokenizer(config.tokenizer)
     return _rows(_paths(config, "valid"), config, tokenizer)
@@ -202,15 +216,31 @@ def _paths(config: TextData, split: Split) -> tuple[str, ...]:
     return paths
 
 
-def _rows(paths: tuple[str, ...] | list[str], config: TextData, tokenizer: Tokenizer) -> PackedRows:
+def _rows(paths: tuple[str, ...] | list[str], config: TextData, tokenizer: Tokenizer) -> Rows:
     files = [file for path in paths for file in find_files(path)]
-    rows = PackedRows([_segment(file, config, tokenizer) for file in files], length=config.length)
+    if config.packing == "best_fit":
+        documents = [document for file in files for document in _documents(file, config, tokenizer)]
+        rows: Rows = BestFitRows(documents, length=config.length)
+    else:
+        segments = [_segment(file, config, tokenizer) for file in files]
+        eos_id = tokenizer.eos_id if config.packing == "documents" else None
+        rows = PackedRows(segments, length=config.length, eos_id=eos_id)
     if not len(rows):
         raise ValueError(
             f"{', '.join(map(str, paths))} holds {rows.num_tokens} tokens, less than one row of "
             f"length + 1 = {config.length + 1}; lower length or give more text."
         )
     return rows
+
+
+def _documents(file: Path, config: TextData, tokenizer: Tokenizer) -> Iterator[TokenSegment]:
+    """The documents of a file, each with two bytes a token if the vocabulary allows."""
+    if file.suffix == ".bin":
+        entries = TokenFile(file, vocab_size=tokenizer.vocab_size)
+        yield from (TokenFileEntry(entries, number) for number in range(entries.num_entries))
+        return
+    dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
+    yield from (document.tokens.astype(dtype) for document in _read(file, config, tokenizer))
 
 
 def _segment(file: Path, config: TextData, tokenizer: Tokenizer) -> TokenSegment:

@@ -82,9 +82,28 @@ class TokenFile:
         """Number of lines of the index."""
         return len(self._bounds) - 1
 
-    def entry(self, index: int) -> np.ndarray:
-        """The ids of one entry, uint16 `[tokens]`."""
-        return self[int(self._bounds[index]) : int(self._bounds[index + 1])]
+    def entry_length(self, index: int) -> int:
+        """Tokens of one entry."""
+        return int(self._bounds[index + 1] - self._bounds[index])
+
+    def entry(self, index: int, tokens: slice = slice(None)) -> np.ndarray:
+        """The ids of one entry, or of a slice of it, uint16 `[tokens]`."""
+        first = int(self._bounds[index])
+        start, stop, _ = tokens.indices(self.entry_length(index))
+        return self[first + start : first + stop]
+
+
+class TokenFileEntry:
+    """One entry of a tokenised file, read when it is sliced."""
+
+    def __init__(self, file: TokenFile, number: int):
+        self._file, self._number = file, number
+
+    def __len__(self) -> int:
+        return self._file.entry_length(self._number)
+
+    def __getitem__(self, tokens: slice) -> np.ndarray:
+        return self._file.entry(self._number, tokens)
 
 
 def write_token_file(

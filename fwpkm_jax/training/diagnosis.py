@@ -103,7 +103,7 @@ def _order(name: str) -> list[tuple[int, str]]:
 def _first_bad_layer(model: LanguageModel, batch: Batch, memory: Memories) -> str | None:
     """The path of the innermost module first to turn finite inputs into non-finite outputs."""
     with _watch_modules(model) as found:
-        output = model(batch["tokens"][:, :-1], memory)
+        output = model(batch["tokens"][:, :-1], memory, segment_ids=batch.get("segment_ids"))
         loss = weighted_loss(output.logits, batch["tokens"][:, 1:], batch["loss_weight"])
     if found:
         return found[0]
@@ -162,7 +162,9 @@ def _bad_gradients(
     """Names of the parameters whose gradient is not finite, in the model's order."""
 
     def loss_fn(params: Any) -> jax.Array:
-        output = nnx.merge(graphdef, params)(batch["tokens"][:, :-1], memory)
+        output = nnx.merge(graphdef, params)(
+            batch["tokens"][:, :-1], memory, segment_ids=batch.get("segment_ids")
+        )
         return weighted_loss(output.logits, batch["tokens"][:, 1:], batch["loss_weight"])
 
     return sorted(non_finite_leaves(jax.jit(jax.grad(loss_fn))(params)), key=_order)

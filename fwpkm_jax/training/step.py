@@ -95,13 +95,15 @@ def make_train_step(
 
     Returns:
       `step(state, batch) -> (state, metrics)`, metrics float32 scalars: `loss`, `grad_norm` before
-      clipping, `param_norm`, `lr`, `layer_<i>/...` for each memory layer, and with `limited`
-      `limited`, 1 in the steps that used it.
+      clipping, `param_norm`, `lr`, `layer_<i>/...` for each memory layer, with `limited`
+      `limited`, 1 in the steps that used it, and for batches with `segment_ids` `padding`, the
+      share of inputs that are padding.
     """
     config = _StepConfig(micro_batches, memory, loss_block, remat, partition)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        batch = {name: batch[name] for name in ("tokens", "loss_weight")}
+        names = ("tokens", "loss_weight", "segment_ids")
+        batch = {name: batch[name] for name in names if name in batch}
         found, drawn = _drawn_gradients(graphdef, limited, state, batch, config)
         params, opt_state, grad_norm = _update(state, found, optimizer)
         metrics = {
@@ -110,6 +112,7 @@ def make_train_step(
             "param_norm": optax.tree.norm(params),
             "lr": jnp.asarray(schedule(state.step), jnp.float32),
             **drawn,
+            **_padding(batch),
             **found.layers,
         }
         new_state = TrainState(
@@ -124,6 +127,13 @@ def make_train_step(
     if partition is None:
         return jax.jit(step, donate_argnums=0)
     return jax.jit(_keep_layout(step, graphdef, optimizer, partition), donate_argnums=0)
+
+
+def _padding(batch: Batch) -> Metrics:
+    """The share of inputs that are padding, for rows that say so."""
+    if "segment_ids" not in batch:
+        return {}
+    return {"padding": jnp.mean((batch["segment_ids"] == 0).astype(jnp.float32))}
 
 
 def _drawn_gradients(
@@ -210,6 +220,7 @@ def _micro_batch_loss(
     output = model.hidden(
         micro["tokens"][:, :-1],
         memory,
+        segment_ids=micro.get("segment_ids"),
         remat=config.remat,
         partition=config.partition,
         batch_statistics=True,

@@ -57,7 +57,12 @@ def make_validation(
         def one(_: None, micro: Batch) -> tuple[None, jax.Array]:
             micro = deal_batch(micro, start, partition)
             model = nnx.merge(graphdef, params)
-            output = model(micro["tokens"][:, :-1], start, partition=partition)
+            output = model(
+                micro["tokens"][:, :-1],
+                start,
+                segment_ids=micro.get("segment_ids"),
+                partition=partition,
+            )
             labels, weights = micro["tokens"][:, 1:], micro["loss_weight"]
             loss = weighted_loss(output.logits, labels, weights)
             answers = micro.get("answer_distance", jnp.zeros_like(labels)) > 0

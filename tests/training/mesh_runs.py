@@ -114,6 +114,13 @@ def family_model() -> ModelConfig:
     )  # fmt: skip
 
 
+def documents_model() -> ModelConfig:
+    """Each kind of layer that splits its heads, a batch norm, and a Fast Weight Layer."""
+    return dataclasses.replace(
+        family_model(), mixers=("attention", "gdn", "mlstm"), gdn=whole_model().gdn
+    )
+
+
 def many_slots() -> ModelConfig:
     """16.8 million narrow slots."""
     rule = FwPKM(num_subkeys=4096, key_dim=8, value_dim=4, top_k=4)
@@ -132,6 +139,7 @@ class Run(NamedTuple):
     micro_batches: int = 1
     lifetime: Any = "carried"
     remat: Remat | None = None
+    documents: bool = False
 
 
 def _mesh(data: int, fsdp: int, model: int, memory: Any = "independent") -> MeshConfig:
@@ -159,6 +167,8 @@ RUNS = {
     "family": Run(_mesh(1, 1, 1), 8, family_model),
     "family_data": Run(_mesh(8, 1, 1), 8, family_model),
     "family_tensor": Run(_mesh(2, 2, 2), 8, family_model),
+    "documents": Run(_mesh(1, 1, 1), 8, documents_model, documents=True),
+    "documents_tensor": Run(_mesh(2, 2, 2), 8, documents_model, documents=True, remat="block"),
     "many": Run(_mesh(1, 1, 1), 1, many_slots),
     "many_slots": Run(_mesh(1, 8, 1, "slots"), 1, many_slots),
 }
@@ -192,13 +202,16 @@ def train(run: Run) -> dict[str, Any]:
     random = np.random.default_rng(0)
     compiled, losses = None, []
     for _ in range(STEPS):
-        batch = put_batch(
-            partition,
-            {
-                "tokens": random.integers(0, 12, (BATCH, LENGTH + 1), dtype=np.int32),
-                "loss_weight": random.uniform(0, 1, (BATCH, LENGTH)).astype(np.float32),
-            },
-        )
+        arrays = {
+            "tokens": random.integers(0, 12, (BATCH, LENGTH + 1), dtype=np.int32),
+            "loss_weight": random.uniform(0, 1, (BATCH, LENGTH)).astype(np.float32),
+        }
+        if run.documents:  # The ends of rows are padding.
+            starts = random.uniform(size=(BATCH, LENGTH)) < 0.2
+            ids = np.where(np.arange(LENGTH) < LENGTH - 3, 1 + np.cumsum(starts, axis=1), 0)
+            arrays["segment_ids"] = ids.astype(np.int32)
+            arrays["loss_weight"] *= ids != 0
+        batch = put_batch(partition, arrays)
         if compiled is None:
             compiled = step.lower(state, batch).compile()
         state, metrics = compiled(state, batch)

@@ -37,6 +37,7 @@ SLOW = {
     "shared": ("shared_columns", "shared_slots"),
     "batch": ("batch_columns", "batch_independent"),
     "family": ("family_data", "family_tensor"),
+    "documents": ("documents_tensor",),
 }
 
 

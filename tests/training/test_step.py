@@ -206,3 +206,17 @@ def test_batches_that_do_not_split_are_refused(batch_size, micro_batches, groups
             micro_batches=micro_batches,
             memory=MemoryConfig(groups=groups, lifetime=lifetime),
         )
+
+
+def test_rows_of_documents_train_apart_in_any_micro_batches():
+    """Segment ids reach the model, whole or in micro-batches; a step says its padding."""
+    memory, batch = MemoryConfig(groups=4, lifetime="batch"), sample_batch()
+    ids = np.repeat([[1, 2, 0, 4]], 4, axis=0).repeat(4, axis=1).astype(np.int32)
+    batch = batch | {"segment_ids": ids, "loss_weight": batch["loss_weight"] * (ids == 4)}
+    state, metrics = take_step(memory, batch)
+    assert metrics["padding"] == 0.25
+    split, others = take_step(memory, batch, micro_batches=2)
+    assert_trees_close(split.params, state.params, rtol=1e-4, atol=1e-6)
+    assert others["padding"] == 0.25
+    one = take_step(memory, batch | {"segment_ids": np.ones_like(ids)})[1]
+    assert one["padding"] == 0 and abs(one["loss"] - metrics["loss"]) > 1e-4

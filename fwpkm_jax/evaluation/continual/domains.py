@@ -86,7 +86,9 @@ def _find_part(folder: Path, name: str) -> Path:
 
 def read_rows(path: str | Path, data: TextData) -> PackedRows:
     """All rows of a file or folder, tokenised and as long as `data` says."""
-    return valid_rows(dataclasses.replace(data, valid_paths=(str(path),)))
+    rows = valid_rows(dataclasses.replace(data, valid_paths=(str(path),), packing="concat"))
+    assert isinstance(rows, PackedRows)
+    return rows
 
 
 def _whole(rows: PackedRows) -> Part:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+from benchmarks.compiled import launches
 from benchmarks.compiled.absent_devices import DEVICES, TPUS, kernels_for
 from fwpkm_jax.core.slots.grouping import group_slots
 from fwpkm_jax.rules import FwPKM
@@ -108,3 +109,13 @@ def made_tables(text):
     passed_on = "parameter|get-tuple-element|bitcast|while|tuple|custom-call|opt-barrier"
     table = rf"= f32\[(?:1,)?{SLOTS},{VALUE}\]\S* (?!{passed_on})"
     return [line.strip() for line in text.splitlines() if re.search(table, line)]
+
+
+@pytest.mark.aot
+def test_a_gpu_runs_no_kernel_twice_and_none_for_the_norm_that_is_not_asked_for():
+    options = launches.Options(subkeys=64, dim=128, chunk_size=64, batch=2)
+    absent_device("h100")  # Skips where its compiler is missing.
+    kernels = [row["kernels"] for row in launches.loops(launches.compiled_text(options))]
+    add = {"slot_add": 1, "slot_add_segments": 1}
+    assert {"slot_read_error": 1, **add} in kernels  # Two dots more would give the norm.
+    assert {"slot_read": 1, "slot_dot": 2, **add} in kernels

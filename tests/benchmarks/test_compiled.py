@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from benchmarks.compiled import launches
 from benchmarks.speed import models
 from tests.benchmarks.programs import result, run, run_apart
 
@@ -52,3 +53,41 @@ def test_a_step_over_devices(tmp_path):
 def test_other_numbers_of_devices_are_refused():
     with pytest.raises(ValueError, match="data=3 x fsdp=1 x model=1 is 3 devices"):
         run("compiled.scaling", "--device", "v5e", "--data", 3, "--fsdp", 1)
+
+
+SAMPLE = """HloModule sample
+
+%kernel.1 (p: f32[8]) -> f32[8] {
+  ROOT %call = f32[8]{0} custom-call(%p), custom_call_target="mosaic_gpu_v2", metadata={op_name="jit(f)/while/body/slot_dot/mpmd_map"}
+}
+
+%body.2 (carry: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %x = f32[8]{0} get-tuple-element(%carry), index=1
+  %a = f32[8]{0} fusion(%x), kind=kCustom, calls=%kernel.1
+  %b = f32[8]{0} custom-call(%a), custom_call_target="mosaic_gpu_v2", metadata={op_name="jit(f)/while/body/slot_add/mpmd_map"}
+  %c = f32[8]{0} copy(%b)
+  ROOT %t = (s32[], f32[8]{0}) tuple(%i, %c)
+}
+
+ENTRY %main.3 (x: f32[8]) -> f32[8] {
+  %w = (s32[], f32[8]{0}) while(%start), condition=%cond, body=%body.2
+  ROOT %r = f32[8]{0} get-tuple-element(%w), index=1
+}
+"""  # noqa: E501
+
+
+def test_launches_are_counted_by_loop(tmp_path):
+    (loop,) = launches.loops(SAMPLE)
+    assert loop == {
+        "loop": "body.2",
+        "launches": 3,
+        "by_kind": {"fusion": 1, "custom-call": 1, "copy": 1},
+        "kernels": {"slot_add": 1, "slot_dot": 1},
+    }
+    out = tmp_path / "launches.json"
+    options = (
+        *("--device", "cpu", "--subkeys", 8, "--dim", 8, "--chunk-size", 8, "--batch", 1),
+        *("--chunks", 2, "--out", out),
+    )
+    run("compiled.launches", *options)
+    assert len(result(out)["rows"]) >= 4  # Keys and values, forward and backward.

@@ -188,13 +188,22 @@ def _scan_backward(ops, residuals, cotangents):
         table_bar = ops.add(table_bar, own, coefficients, read_bar)
         kept = jax.lax.dynamic_update_slice_in_dim(kept, table_bar, start, axis=0)
         latest = latest.at[slots].set(start + position, mode="drop", unique_indices=True)
-        return (kept, latest), rows_bar
+        return (kept, latest), _negated(rows_bar)
 
     latest = jnp.full(slots.shape[:1], nowhere, jnp.int32)
     chunks = (_starts(groups, slots.shape[0]), groups, rows, output, output_bar)
     (kept, latest), rows_bar = jax.lax.scan(body, (log, latest), chunks, reverse=True)
     values_bar = None if table is None else of_slots(kept, latest, None)
-    return values_bar, None, rows_bar, None
+    return values_bar, None, _negated(rows_bar), None
+
+
+def _negated(rows_bar: ChunkRows) -> ChunkRows:
+    """The cotangents of weights and steps with the other sign, which the loop puts out.
+
+    XLA lets a GPU's kernel write its result straight into the loop's output. Where the loop needs
+    the result as well, it runs the kernel twice. A change of sign between the two prevents this.
+    """
+    return rows_bar._replace(weights=-rows_bar.weights, steps=-rows_bar.steps)
 
 
 _scan.defvjp(_scan_forward, _scan_backward, symbolic_zeros=True)

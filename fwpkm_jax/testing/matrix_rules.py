@@ -46,9 +46,12 @@ def sample_tokens(
         shape = (batch, length, heads) + (key,) * (rule.decay == "key")
         log_decay = -(rng.exponential(size=shape) ** 3)
     if rule.strength:
-        strength = rng.uniform(0, 2, size=keys.shape[:3])
+        shape = keys.shape[:3]
+        if rule.strength is not True:
+            shape += ({"key": key, "value": value}[rule.strength],)
+        strength = rng.uniform(0, 2, size=shape)
         if rule.no_strength == -np.inf:
-            strength = 3 * rng.normal(size=keys.shape[:3])
+            strength = 3 * rng.normal(size=shape)
     values = unit(*keys.shape[:3], value)
     return Tokens(query, keys, values, log_decay, strength)  # pyright: ignore[reportArgumentType]
 

@@ -7,18 +7,25 @@ import pytest
 
 from fwpkm_jax.rules.matrix import Tokens
 from fwpkm_jax.rules.matrix.base import GateInputs
+from fwpkm_jax.rules.matrix.comba import Comba
 from fwpkm_jax.rules.matrix.deltanet import DeltaNet
 from fwpkm_jax.rules.matrix.deltaproduct import DeltaProduct
+from fwpkm_jax.rules.matrix.falcon import Falcon
 from fwpkm_jax.rules.matrix.gated_deltanet import GatedDeltaNet
+from fwpkm_jax.rules.matrix.gated_deltanet_channels import GatedDeltaNetChannels
 from fwpkm_jax.rules.matrix.gated_rfa import GatedRFA
 from fwpkm_jax.rules.matrix.gla import GLA
+from fwpkm_jax.rules.matrix.hgrn2 import HGRN2
 from fwpkm_jax.rules.matrix.kda import KDA
+from fwpkm_jax.rules.matrix.lightning import LightningAttention
 from fwpkm_jax.rules.matrix.linear_attention import LinearAttention
 from fwpkm_jax.rules.matrix.longhorn import Longhorn
 from fwpkm_jax.rules.matrix.mamba2 import Mamba2
+from fwpkm_jax.rules.matrix.mesa import Mesa
 from fwpkm_jax.rules.matrix.mlstm import MLSTM
 from fwpkm_jax.rules.matrix.ojanet import OjaNet
 from fwpkm_jax.rules.matrix.retnet import RetNet
+from fwpkm_jax.rules.matrix.rwkv7 import RWKV7
 from tests.rules.matrix_sampling import cast, sample_tokens
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -76,6 +83,79 @@ def test_equal_decays_of_all_channels_make_kda_gated_deltanet():
     tokens = tokens_of(GatedDeltaNet())
     every = jnp.broadcast_to(tokens.log_decay[..., None], tokens.key.shape)
     assert_same(KDA().run(tokens._replace(log_decay=every)), GatedDeltaNet().run(tokens))
+
+
+def test_equal_strengths_and_full_feedback_make_gated_deltanet_of_its_relatives():
+    tokens = tokens_of(GatedDeltaNet())
+    expected = GatedDeltaNet().recurrent(tokens)
+    each = jnp.broadcast_to(tokens.strength[..., None], tokens.value.shape)
+    assert_same(GatedDeltaNetChannels().recurrent(tokens._replace(strength=each)), expected)
+    assert_same(Comba(feedback=1.0, correction=0.0).recurrent(tokens), expected)
+
+
+def test_equal_strengths_of_unit_keys_make_rwkv7_and_falcon_deltanet():
+    tokens = tokens_of(DeltaNet())
+    expected = DeltaNet().recurrent(tokens)
+    each = jnp.broadcast_to(tokens.strength[..., None], tokens.key.shape)
+    rwkv7 = tokens._replace(strength=each, log_decay=jnp.zeros_like(each))
+    found = RWKV7().recurrent(rwkv7)
+    np.testing.assert_allclose(found.output, expected.output, rtol=1e-5, atol=1e-5)
+    found = Falcon(ridge=1e-12).recurrent(tokens)
+    np.testing.assert_allclose(found.output, expected.output, rtol=1e-9, atol=1e-9)
+
+
+def test_hgrn2_is_gla_with_keys_that_replace_what_decays_and_lightning_retnet_with_other_rates():
+    tokens = tokens_of(HGRN2())
+    replaced = tokens._replace(log_decay=jnp.log1p(-tokens.key))
+    assert_same(HGRN2().recurrent(tokens), GLA().recurrent(replaced))
+    rates = LightningAttention().gates(GateInputs((1, 1, 4), None, None, None))[0]
+    np.testing.assert_allclose(rates[0, 0], [-1 / 4, -1 / 16, -1 / 64, -1 / 256], rtol=1e-6)
+    tokens = tokens_of(RetNet())
+    assert_same(LightningAttention().recurrent(tokens), RetNet().recurrent(tokens))
+
+
+def test_enough_steps_of_conjugate_gradients_read_the_ridge_regression_of_all_pairs():
+    tokens = tokens_of(Mesa())
+    width, decay = tokens.key.shape[-1], np.exp(np.asarray(tokens.log_decay))
+    query, key, value, strength = (
+        np.asarray(x) for x in (tokens.query, tokens.key, tokens.value, tokens.strength)
+    )
+    weighed = strength[..., None] * key
+    covariance = np.zeros((*key.shape[:1], *key.shape[2:], width))
+    sums = np.zeros((*key.shape[:1], *key.shape[2:], value.shape[-1]))
+    expected = np.zeros(value.shape)
+    for at in range(key.shape[1]):
+        share = decay[:, at, :, None, None]
+        covariance = share * covariance + weighed[:, at, :, :, None] * key[:, at, :, None]
+        sums = share * sums + weighed[:, at, :, :, None] * value[:, at, :, None]
+        solved = np.linalg.solve(covariance + 0.5 * np.eye(width), query[:, at, :, :, None])
+        expected[:, at] = np.einsum("bhk,bhkv->bhv", solved[..., 0], sums)
+    found = Mesa(cg_steps=width + 2, ridge=0.5).run(tokens)
+    np.testing.assert_allclose(found.output, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_a_short_key_cannot_make_falcons_step_longer_than_half_the_memory():
+    tokens = tokens_of(Falcon())
+    tokens = tokens._replace(key=jnp.zeros_like(tokens.key), strength=2 + 0 * tokens.strength)
+    start = jnp.ones((*tokens.key.shape[:1], *tokens.key.shape[2:], tokens.value.shape[-1]))
+    half = Falcon().recurrent(jax.tree.map(lambda x: x[:, :1], tokens), start).final_state
+    np.testing.assert_allclose(half, 0.5 * start, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: HGRN2(feature_map="identity"),
+        lambda: Comba(feedback=0.0),
+        lambda: Comba(correction=-1.0),
+        lambda: Falcon(ridge=0.0),
+        lambda: Mesa(ridge=0.0),
+        lambda: Mesa(cg_steps=0),
+    ],
+)
+def test_settings_that_break_a_rule_are_refused(make):
+    with pytest.raises(ValueError, match=r"leave it at|must be"):
+        make()
 
 
 def test_without_decay_retnet_is_linear_attention():

@@ -35,6 +35,11 @@ def sigmoid_bias(step: Float[Array, "..."]) -> Float[Array, "..."]:
     return -jnp.log(jnp.expm1(step))
 
 
+def logit(share: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The bias whose sigmoid is the share."""
+    return jnp.log(share) - jnp.log1p(-share)
+
+
 def bias_initializer(
     start: DecayStart, constant: float, of_step: Callable[[Array], Array] | None
 ) -> Callable[..., Array]:

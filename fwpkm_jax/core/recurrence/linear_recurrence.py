@@ -8,7 +8,10 @@ channel) and the write strength `beta_t`:
     S <- S + k_t beta_t (v_t - S^T k_t)^T               with beta: a delta step
     o_t = S_t^T q_t      or, with read="value",      o_t = S_t q_t
 
-Several writes per token follow its one decay and come before its one read.
+Several writes per token follow its one decay and come before its one read. Instead of a delta step
+a token may erase along one direction what it finds in another (diagonal plus low rank):
+
+    S <- Diag(a_t) S_{t-1} - b_t (e_t^T S_{t-1}) + k_t v_t^T
 
 References: Yang et al. 2024, arXiv:2312.06635 (chunks with decay per channel), arXiv:2406.06484
 (delta steps), arXiv:2412.06464 (both); Siems et al. 2025, arXiv:2502.10297 (several per token).
@@ -31,6 +34,18 @@ from fwpkm_jax.core.recurrence.chunk_decay import (
 from fwpkm_jax.core.recurrence.triangular import unit_lower_inverse
 
 ReadAxis = Literal["key", "value"]
+
+
+class Erasure(NamedTuple):
+    """What a token takes from the memory beside its decay: `at (found^T S)`.
+
+    Attributes:
+      found: e, what the memory is asked for before the token's decay.
+      at: b, where the answer is subtracted.
+    """
+
+    found: Float[Array, "batch length heads key"]
+    at: Float[Array, "batch length heads key"]
 
 
 class RecurrenceOutput(NamedTuple):
@@ -78,6 +93,7 @@ def chunk_recurrence(
     initial_state: Float[Array, "batch heads key value"] | None = None,
     starts: Bool[Array, "batch length"] | None = None,
     read: ReadAxis = "key",
+    erasure: Erasure | None = None,
     chunk_size: int = 64,
 ) -> RecurrenceOutput:
     """The recurrence above, `chunk_size` writes at a time: the fast form for whole sequences.
@@ -89,6 +105,12 @@ def chunk_recurrence(
         (I + tril(diag(beta) P(K, K), -1)) W = diag(beta) (V - (g K) S)
         O = (g Q) S + P(Q, K) W
         S <- g_C S + (e K)^T W
+
+    With an erasure, `g'` and `P'` the same with decays that end before the reading token:
+
+        (I + tril(P'(E, B), -1)) U = -((g' E) S + P'(E, K) V)
+        O = (g Q) S + P(Q, B) U + P(Q, K) V
+        S <- g_C S + (e B)^T U + (e K)^T V
 
     Time and memory are linear in the length; a backward pass keeps the memory at every chunk's
     start and computes the rest of a chunk again.
@@ -102,11 +124,13 @@ def chunk_recurrence(
       initial_state: memory before the first token; None: empty.
       starts: tokens that find the memory empty; None: none but the first does.
       read: the axis of the memory that queries meet; the other one is read.
+      erasure: what each token takes away; with one write per token, read along the keys, and
+        without `beta`.
       chunk_size: writes per chunk; changes cost, and results only by rounding.
 
     Raises:
-      ValueError: `chunk_size` is not positive, the writes are no multiple of the length, or
-        channels decay on their own with `read="value"`.
+      ValueError: `chunk_size` is not positive, the writes are no multiple of the length,
+        channels decay on their own with `read="value"`, or an erasure comes with what it excludes.
     """
     batch, length, heads, _ = query.shape
     steps = _writes_per_token(length, key.shape[1])
@@ -117,11 +141,18 @@ def chunk_recurrence(
             "A decay per key channel cannot be read along the value axis: what is read would fade "
             "channel by channel; give one decay per head, log_decay [batch, length, heads]."
         )
+    if erasure is not None and (beta is not None or steps > 1 or read == "value"):
+        raise ValueError(
+            f"An erasure takes no beta, one write per token and read='key'; got {steps} writes per "
+            f"token, read={read!r} and {'no ' if beta is None else ''}beta."
+        )
     if initial_state is None:
         initial_state = jnp.zeros((batch, heads, key.shape[3], value.shape[3]), jnp.float32)
     if starts is not None:
         log_decay = forgetting(log_decay, starts, dtype=key.dtype)
     tokens = {"query": query, "key": key, "value": value, "log_decay": log_decay, "beta": beta}
+    if erasure is not None:
+        tokens |= erasure._asdict()
     tokens = {name: x for name, x in tokens.items() if x is not None}
     dtype = compute_dtype(initial_state.dtype, *(x.dtype for x in tokens.values()))
     tokens = {name: x.astype(dtype) for name, x in tokens.items()}
@@ -175,9 +206,15 @@ def _read_and_write(
         error = value - jnp.einsum("bhsk,bhkv->bhsv", key_from_start, state, precision=HIGHEST)
         solve = unit_lower_inverse(beta * products(key, slice(None)))
         written = jnp.einsum("bhrs,bhsv->bhrv", solve, beta * error, precision=HIGHEST)
+    erased = None
+    if "found" in chunk:
+        erased = _erased(state, chunk, decay, products)
     if read == "key":
         output = jnp.einsum("bhrk,bhkv->bhrv", query_from_start, state, precision=HIGHEST)
         output += jnp.einsum("bhrs,bhsv->bhrv", products(query, last), written, precision=HIGHEST)
+        if erased is not None:
+            met = products(query, last, chunk["at"])
+            output += jnp.einsum("bhrs,bhsv->bhrv", met, erased, precision=HIGHEST)
     else:
         output = jnp.einsum("bhrv,bhkv->bhrk", query_from_start, state, precision=HIGHEST)
         met = jnp.einsum("bhrv,bhsv->bhrs", query, written, precision=HIGHEST)
@@ -186,27 +223,58 @@ def _read_and_write(
     if decay is not None:
         state = decay.from_start[:, :, -1, :, None] * state
     state += jnp.einsum("bhsk,bhsv->bhkv", key_to_end, written, precision=HIGHEST)
+    if erased is not None:
+        at = chunk["at"] if decay is None else decay.to_end * chunk["at"]
+        state += jnp.einsum("bhsk,bhsv->bhkv", at, erased, precision=HIGHEST)
     return state, output
+
+
+def _erased(
+    state: Float[Array, "batch heads key value"],
+    chunk: dict[str, Array],
+    decay: ChunkDecay | None,
+    products: Callable[..., Array],
+) -> Float[Array, "batch heads chunk value"]:
+    """Minus what each token finds, `-e_t^T S_{t-1}`."""
+    found, value = chunk["found"], chunk["value"]
+    # A token asks before its own decay: the row before its own has the decays that it meets.
+    earlier = jnp.concatenate([found[:, :, 1:], jnp.zeros_like(found[:, :, :1])], axis=2)
+
+    def of_own_rows(x: Array) -> Array:
+        return jnp.pad(x[:, :, :-1], [(0, 0), (0, 0), (1, 0), (0, 0)])
+
+    from_start = found
+    if decay is not None:
+        before = decay.from_start[:, :, :-1]
+        from_start = jnp.concatenate([jnp.ones_like(before[:, :, :1]), before], axis=2) * found
+    answer = jnp.einsum("bhsk,bhkv->bhsv", from_start, state, precision=HIGHEST)
+    met = of_own_rows(products(earlier, slice(None)))
+    answer += jnp.einsum("bhrs,bhsv->bhrv", met, value, precision=HIGHEST)
+    solve = unit_lower_inverse(of_own_rows(products(earlier, slice(None), chunk["at"])))
+    return -jnp.einsum("bhrs,bhsv->bhrv", solve, answer, precision=HIGHEST)
 
 
 def _products(
     log_decay: Array | None, key: Float[Array, "batch heads chunk key"]
-) -> tuple[ChunkDecay | None, Callable[[Array, slice], Array]]:
-    """The chunk's decays, and P(X, K) of rows X that stand at a slice of the chunk's writes."""
+) -> tuple[ChunkDecay | None, Callable[..., Array]]:
+    """The chunk's decays, and P(X, K) of rows X that stand at a slice of the chunk's writes.
+
+    P takes other columns than K as its last argument.
+    """
     if log_decay is not None and log_decay.ndim == 4:
         decay = chunk_decay(log_decay)
 
-        def faded_apart(rows, places):
+        def faded_apart(rows, places, columns=key):
             rows = jnp.zeros_like(key).at[:, :, places].set(rows)
-            return decay.products(rows, key)[:, :, places]
+            return decay.products(rows, columns)[:, :, places]
 
         return decay, faded_apart
 
     decay = None if log_decay is None else chunk_decay(log_decay[..., None])
     between = _between(decay, key.swapaxes(-1, -2))
 
-    def faded_together(rows, places):
-        overlap = jnp.einsum("bhrk,bhsk->bhrs", rows, key, precision=HIGHEST)
+    def faded_together(rows, places, columns=key):
+        overlap = jnp.einsum("bhrk,bhsk->bhrs", rows, columns, precision=HIGHEST)
         return overlap * between[:, :, places]
 
     return decay, faded_together

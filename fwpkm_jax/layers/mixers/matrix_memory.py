@@ -31,7 +31,7 @@ class MatrixFrame(MemoryHeads):
     """Shape of a layer with a matrix memory, whichever its rule."""
 
     decay_rank: int = 16
-    """Width between the two projections of a decay per key channel."""
+    """Width between the two projections of a decay or a strength per channel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +105,9 @@ class MatrixMemory(AbstractMixer):
     parameter_axes: ClassVar[ParameterAxes] = {
         "(in|strength)_proj/kernel": ("embed", None),
         "out_proj/kernel": ("heads", "embed"),
-        r"decay_proj/(layers/\d+/)?kernel": (None, None),
+        r"(decay_proj/|(decay|strength)_proj/layers/\d+/)kernel": (None, None),
         r"(decay|strength)_proj/(layers/\d+/)?bias": (None,),
-        "log_rate": (None,),
+        "log_rate|key_bias": (None,),
         "conv_weight": (None, None),
     }
 
@@ -149,19 +149,27 @@ class MatrixMemory(AbstractMixer):
         start = config.decay_start
         decay_bias = bias_initializer(start, learned.decay_bias, learned.decay_of_step)
         strength_bias = bias_initializer(start, learned.strength_bias, learned.strength_of_step)
-        decay: nnx.Module | None = None
-        if learned.decay and rule.decay == "key":
-            up = linear(config.decay_rank, heads * config.key_head_dim, decay_bias)
-            decay = nnx.Sequential(linear(model_dim, config.decay_rank), up)
-        elif learned.decay:
-            decay = linear(model_dim, heads, decay_bias)
-        strength = (
-            linear(model_dim, rule.steps * heads, strength_bias) if learned.strength else None
-        )
+
+        def gate(per: str | bool, numbers: int, bias: Any) -> nnx.Module:
+            """A projection to numbers per head, by way of a low rank if there are several."""
+            if per not in self._channels:
+                return linear(model_dim, numbers, bias)
+            up = linear(config.decay_rank, numbers * self._channels[per], bias)
+            return nnx.Sequential(linear(model_dim, config.decay_rank), up)
+
+        decay = gate(rule.decay, heads, decay_bias) if learned.decay else None
+        strength = None
+        if learned.strength:
+            strength = gate(rule.strength, rule.steps * heads, strength_bias)
         self.decay_proj, self.strength_proj = decay, strength
         # As Gated DeltaNet's: uniform in (0, 16]; 1 - u, because log 0 must not occur.
         uniform = 1 - jax.random.uniform(rngs.params(), (heads,), jnp.float32)
         self.log_rate = nnx.Param(jnp.log(16 * uniform)) if learned.log_rate else None
+        key_bias = None
+        if learned.key_of_step is not None:
+            draw = bias_initializer(start, 0.0, learned.key_of_step)
+            key_bias = draw(rngs.params(), (self.widths[1],), jnp.float32)
+        self.key_bias = None if key_bias is None else nnx.Param(key_bias)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> MatrixMemoryCache:
         """An empty cache; its size does not depend on `max_length`. `dtype` of activations."""
@@ -224,6 +232,8 @@ class MatrixMemory(AbstractMixer):
         config, batch = self.config, x.shape[0]
         keys, steps_keys, _ = self.widths
         query, key, value = jnp.split(mixed, (keys, keys + steps_keys), axis=-1)
+        if self.key_bias is not None:
+            key = key.astype(compute_dtype(key.dtype)) + self.key_bias[...][None, None]
         query, key = (y.reshape(batch, -1, *self._key_heads) for y in (query, key))
         value = value.reshape(batch, -1, config.num_value_heads, config.value_head_dim)
         query, key, value = self.rule.features(query, key, value)
@@ -235,6 +245,15 @@ class MatrixMemory(AbstractMixer):
     def _key_heads(self) -> tuple[int, int]:
         return self.config.num_key_heads, self.config.key_head_dim
 
+    @property
+    def _channels(self) -> dict[str | bool, int]:
+        """The channels that a gate may have numbers for."""
+        return {"key": self.config.key_head_dim, "value": self.config.value_head_dim}
+
+    def _last(self, per: str | bool) -> tuple[int, ...]:
+        """The last axis of a gate per head or channel."""
+        return (self._channels[per],) if per in self._channels else ()
+
     def _gate_inputs(self, x: Float[Array, "batch length model"]) -> GateInputs:
         batch, length, heads = *x.shape[:2], self.config.num_value_heads
         dtype = compute_dtype(x.dtype)
@@ -243,10 +262,10 @@ class MatrixMemory(AbstractMixer):
             for projection in (self.decay_proj, self.strength_proj)
         )
         if decay is not None:
-            last = (self.config.key_head_dim,) if self.rule.decay == "key" else ()
-            decay = decay.reshape(batch, length, heads, *last)
+            decay = decay.reshape(batch, length, heads, *self._last(self.rule.decay))
         if strength is not None:
-            strength = strength.reshape(batch, length * self.rule.steps, heads)
+            last = self._last(self.rule.strength)
+            strength = strength.reshape(batch, length * self.rule.steps, heads, *last)
         log_rate = None if self.log_rate is None else self.log_rate[...].astype(dtype)
         return GateInputs((batch, length, heads), decay, strength, log_rate)
 

@@ -37,7 +37,8 @@ class Tokens(NamedTuple):
       value: what to write, `[value]`.
       log_decay: log of the share of the memory kept: `[]` or, where a rule's `decay` is "key",
         `[key]`; None for rules without.
-      strength: what a rule's docstring calls so, `[]`; None for rules without.
+      strength: what a rule's docstring calls so: `[]` or, where a rule's `strength` is "key" or
+        "value", as wide as these; None for rules without.
 
     A rule with several writes per token takes `key`, `value` and `strength` with a length `steps`
     times that of `query`; a token then has a leading axis `[steps]` in these.
@@ -75,13 +76,15 @@ class LearnedGates(NamedTuple):
 
     Attributes:
       decay: a projection per head, or per key channel where the rule's `decay` is "key".
-      strength: a projection per head and write.
+      strength: a projection per head and write, or per channel as the rule's `strength` says.
       log_rate: a vector, one number per head.
       decay_bias: at the start, where that is constant.
       strength_bias: at the start, where that is constant.
       decay_of_step: the bias of `decay` at which the memory's time step is a given one, for a
         start with drawn time steps (`core.recurrence.decay_starts`); None: `decay_bias`.
       strength_of_step: the same of `strength`, for a rule whose strength is its time step.
+      key_of_step: the same of the keys before their features, for a rule whose keys are the shares
+        forgotten; a constant start is then 0. None: keys have no bias.
     """
 
     decay: bool = False
@@ -91,6 +94,7 @@ class LearnedGates(NamedTuple):
     strength_bias: float = 0.0
     decay_of_step: Callable[[Array], Array] | None = None
     strength_of_step: Callable[[Array], Array] | None = None
+    key_of_step: Callable[[Array], Array] | None = None
 
 
 class GateInputs(NamedTuple):
@@ -99,7 +103,7 @@ class GateInputs(NamedTuple):
     Attributes:
       shape: batch, length, heads.
       decay: `[batch, length, heads]` or `[batch, length, heads, key]`.
-      strength: `[batch, length * steps, heads]`.
+      strength: `[batch, length * steps, heads]`, with a last axis where the rule's is per channel.
       log_rate: `[heads]`.
     """
 
@@ -121,8 +125,8 @@ class AbstractMatrixRule(abc.ABC):
     """The rule as the documentation shows it."""
     decay: ClassVar[Literal["none", "head", "key"]] = "none"
     """Whether tokens bring a decay, and how many numbers it has."""
-    strength: ClassVar[bool] = False
-    """Whether tokens bring a write strength."""
+    strength: ClassVar[Literal["key", "value"] | bool] = False
+    """Whether tokens bring a write strength; "key" or "value": one number per such channel."""
     delta: ClassVar[bool] = False
     """Whether writes correct what the memory held, by the share `strength`; else they add."""
     no_strength: ClassVar[float] = 0.0
@@ -289,12 +293,14 @@ class AbstractMatrixRule(abc.ABC):
         )
         batch, length, heads, width = tokens.query.shape
         ranks = {"log_decay": {"none": 0, "head": 3, "key": 4}[self.decay]}
-        ranks["strength"] = 3 if self.strength else 0
+        ranks["strength"] = {False: 0, True: 3, "key": 4, "value": 4}[self.strength]
         for name, rank in ranks.items():
             given = getattr(tokens, name)
             if (0 if given is None else given.ndim) != rank:
                 found = None if given is None else given.shape
-                axes = {0: "None", 3: "[batch, length, heads]", 4: "[batch, length, heads, key]"}
+                last = self.strength if name == "strength" else "key"
+                axes = {0: "None", 3: "[batch, length, heads]"}
+                axes[4] = f"[batch, length, heads, {last}]"
                 raise ValueError(f"{type(self).__name__} takes {name} {axes[rank]}, got {found}.")
         if tokens.key.shape[1] != self.steps * length:
             raise ValueError(

@@ -11,7 +11,7 @@ import numpy as np
 from fwpkm_jax.core.normalize import l2_normalize
 from fwpkm_jax.core.precision import compute_dtype
 
-FeatureMap = Literal["identity", "l2", "silu_l2", "elu", "random"]
+FeatureMap = Literal["identity", "l2", "silu", "silu_l2", "elu", "sigmoid", "random"]
 
 
 def _elu(x: jax.Array) -> jax.Array:
@@ -36,9 +36,11 @@ def _directions(width: int) -> np.ndarray:
 FEATURE_MAPS: dict[FeatureMap, Callable[[jax.Array], jax.Array]] = {
     "identity": lambda x: x.astype(compute_dtype(x.dtype)),
     "l2": l2_normalize,
+    "silu": lambda x: jax.nn.silu(x.astype(compute_dtype(x.dtype))),
     "silu_l2": lambda x: l2_normalize(jax.nn.silu(x.astype(compute_dtype(x.dtype)))),
     "elu": _elu,
+    "sigmoid": lambda x: jax.nn.sigmoid(x.astype(compute_dtype(x.dtype))),
     "random": _random,
 }
-POSITIVE: tuple[FeatureMap, ...] = ("elu", "random")
+POSITIVE: tuple[FeatureMap, ...] = ("elu", "sigmoid", "random")
 """Those whose products are never negative, as a normalised read needs them."""

@@ -42,14 +42,24 @@ class RetNet(AbstractMatrixRule):
     decay: ClassVar = "head"
 
     def write(self, state: State, token: Tokens) -> State:
-        return jnp.exp(given(token.log_decay)) * state + jnp.outer(token.key, token.value)
+        return fading_sum(state, token)
 
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
-        forget = 1 - jnp.exp(given(token.log_decay))
-        return (LocalLoss(lambda matrix: forget * squared(matrix) - agreement(matrix, token)),)
+        return (fading_sum_loss(token),)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         share = 1 - 2.0 ** (-5 - np.arange(inputs.shape[2]))
         log_decay = jnp.asarray(np.log(share), jnp.float32)[None, None]
         return jnp.broadcast_to(log_decay, inputs.shape), None
+
+
+def fading_sum(state: State, token: Tokens) -> State:
+    """A decay, then the value added under its key."""
+    return jnp.exp(given(token.log_decay)) * state + jnp.outer(token.key, token.value)
+
+
+def fading_sum_loss(token: Tokens) -> LocalLoss:
+    """The loss whose gradient step is `fading_sum`."""
+    forget = 1 - jnp.exp(given(token.log_decay))
+    return LocalLoss(lambda matrix: forget * squared(matrix) - agreement(matrix, token))

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 
+_STRENGTHS = {False: "none", True: "yes", "key": "per key", "value": "per value"}
+
 
 def family_tables() -> str:
     """Markdown: each rule's transition, input and read-out; each rule's loss and gates."""
@@ -16,7 +18,7 @@ def family_tables() -> str:
         for name, form in forms.items()
     ]
     losses = [
-        (form.name, form.loss, form.step_size, rule.decay, "yes" if rule.strength else "none")
+        (form.name, form.loss, form.step_size, rule.decay, _STRENGTHS[rule.strength])
         for form, rule in zip(forms.values(), MATRIX_RULES.values(), strict=True)
     ]
     head = ("mixer", "$L_t$", "$R_t$", "$C_t$", "read-out", "source")

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core.recurrence.linear_recurrence import chunk_recurrence
+from fwpkm_jax.core.recurrence.linear_recurrence import Erasure, chunk_recurrence
 
 BATCH, HEADS, KEY, VALUE = 1, 2, 4, 3
 
@@ -56,10 +56,11 @@ def plain_loop(arguments, read="key"):
     return np.reshape(outputs, (1, length, HEADS, -1)), states
 
 
-def run(arguments, *, read="key", chunk_size=4):
+def run(arguments, *, read="key", chunk_size=4, **options):
     arguments = dict(arguments)
     arrays = [arguments.pop(name) for name in ("query", "key", "value")]
-    return chunk_recurrence(*arrays, **arguments, read=read, chunk_size=chunk_size)
+    options |= {"read": read, "chunk_size": chunk_size}
+    return chunk_recurrence(*arrays, **arguments, **options)
 
 
 def to_jax(arguments, dtype):
@@ -129,3 +130,6 @@ def test_arguments_that_do_not_fit_are_named():
     along_values = to_jax(sample(decay="key", read="value"), jnp.float32)
     with pytest.raises(ValueError, match="cannot be read along the value axis"):
         run(along_values, read="value")
+    erasure = Erasure(arguments["key"], arguments["key"])
+    with pytest.raises(ValueError, match="takes no beta, one write per token"):
+        run(arguments, erasure=erasure)

@@ -1,0 +1,95 @@
+"""Falcon: a delta step that no size of its keys makes too long."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
+from fwpkm_jax.rules.matrix.base import (
+    AbstractMatrixRule,
+    Form,
+    GateInputs,
+    LearnedGates,
+    LocalLoss,
+    State,
+    Tokens,
+    given,
+    squared,
+)
+from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
+
+
+@dataclass(frozen=True, kw_only=True)
+class Falcon(AbstractMatrixRule):
+    """One gradient step on an error and a ridge, normalised: η = β / (|k|^2 + λ), β in (0, 2).
+
+    Along its key a write keeps 1 - β of the memory, elsewhere 1 - ηλ. That must stay positive, so
+    that η is at most 1 / (2λ), which only keys shorter than sqrt(3λ) meet. The publication writes a
+    token under the features of the token before; in a layer the convolution before the keys can
+    learn that.
+
+    References: arXiv:2608.27763.
+    """
+
+    form: ClassVar[Form] = Form(
+        name="Falcon",
+        left="$I$",
+        right=r"$(1 - \eta_t\lambda)I - \eta_t kk^\top$, "
+        r"$\eta_t = \beta_t / (\lVert k\rVert^2 + \lambda)$",
+        written=r"$\eta_t vk^\top$",
+        read="$Wq$",
+        loss=r"$\tfrac12\lVert v - Wk\rVert^2 + \tfrac{\lambda}{2}\lVert W\rVert^2$",
+        step_size=r"$\eta_t$",
+        source="arXiv:2608.27763",
+    )
+    strength: ClassVar = True
+    delta: ClassVar = True
+
+    convolution: bool = True
+    ridge: float = 0.01
+    """λ, above 0: how strongly a write draws the memory to 0."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.ridge > 0:
+            raise ValueError(
+                f"ridge={self.ridge} must be above 0: a key of zeros would divide by 0."
+            )
+
+    def write(self, state: State, token: Tokens) -> State:
+        step = self._step(token)
+        error = token.value - token.key @ state
+        return (1 - step * self.ridge) * state + step * jnp.outer(token.key, error)
+
+    def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
+        del state
+
+        def loss(matrix):
+            return squared(token.value - token.key @ matrix) + self.ridge * squared(matrix)
+
+        return (LocalLoss(loss, self._step(token)),)
+
+    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
+        # The shared algorithm decays before it measures the error: a longer step, a smaller value.
+        step = self._step(tokens)
+        kept = 1 - step * self.ridge
+        tokens = tokens._replace(
+            value=kept[..., None] * tokens.value,
+            log_decay=jnp.log(kept),
+            strength=step / kept,
+        )
+        return super().chunked(tokens, state)
+
+    @property
+    def learned_gates(self) -> LearnedGates:
+        return LearnedGates(strength=True)
+
+    def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
+        return None, sigmoid_strength(inputs, True)
+
+    def _step(self, tokens: Tokens) -> Array:
+        """η."""
+        size = jnp.sum(jnp.square(tokens.key), axis=-1)
+        return jnp.minimum(given(tokens.strength) / (size + self.ridge), 0.5 / self.ridge)

@@ -1,0 +1,109 @@
+"""Gated DeltaNet that writes each value channel with a strength of its own."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from fwpkm_jax.core.recurrence.decay_starts import softplus_bias
+from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
+from fwpkm_jax.rules.matrix.base import (
+    AbstractMatrixRule,
+    Form,
+    GateInputs,
+    LearnedGates,
+    LocalLoss,
+    State,
+    Tokens,
+    given,
+    squared,
+)
+from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
+from fwpkm_jax.rules.matrix.features import FeatureMap
+from fwpkm_jax.rules.matrix.gated_deltanet import softplus_decay
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedDeltaNetChannels(AbstractMatrixRule):
+    """A decay per token and head, then a delta step of `strength` (β) per value channel.
+
+    Channels then no longer share the triangular system of a chunk. `chunked` solves one for each:
+    to the shared algorithm every channel is a memory of its own, so that the products cost as many
+    times more as a value is wide. The result is exact.
+
+    References: Yang et al. 2024, arXiv:2412.06464, of the rule with one strength per head.
+    """
+
+    form: ClassVar[Form] = Form(
+        name="Gated DeltaNet, β per value channel",
+        left="$I$",
+        right=r"$\alpha_t(I - \beta_{t,i} kk^\top)$ in row $i$",
+        written=r"$(\beta_t\circ v)k^\top$",
+        read="$Wq$",
+        loss=r"$\tfrac{1}{2\alpha_t}\lVert \sqrt{\beta_t}\circ(v - \alpha_t Wk)\rVert^2 "
+        r"+ \tfrac{1-\alpha_t}{2}\lVert W\rVert^2$",
+        step_size="$1$",
+        source="arXiv:2412.06464",
+    )
+    decay: ClassVar = "head"
+    strength: ClassVar = "value"
+
+    feature_map: FeatureMap = "l2"
+    convolution: bool = True
+    negative_eigenvalues: bool = False
+    """Lets β reach 2 instead of 1."""
+
+    def write(self, state: State, token: Tokens) -> State:
+        state = jnp.exp(given(token.log_decay)) * state
+        error = given(token.strength) * (token.value - token.key @ state)
+        return state + jnp.outer(token.key, error)
+
+    def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
+        del state
+        share = jnp.exp(given(token.log_decay))
+
+        def loss(matrix):
+            error = jnp.square(token.value - share * (token.key @ matrix))
+            weighed = jnp.sum(given(token.strength) * error) / 2
+            return weighed / share + (1 - share) * squared(matrix)
+
+        return (LocalLoss(loss),)
+
+    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
+        batch, length, heads, channels = tokens.value.shape
+
+        def of_channels(x: Array) -> Array:
+            """`[batch, length, heads, ...]` to `[batch, length, heads * channels, ...]`."""
+            return jnp.repeat(x, channels, axis=2)
+
+        own = Tokens(
+            query=of_channels(tokens.query),
+            key=of_channels(tokens.key),
+            value=tokens.value.reshape(batch, length, -1, 1),
+            log_decay=of_channels(given(tokens.log_decay)),
+            strength=given(tokens.strength).reshape(batch, length, -1),
+        )
+        start = jnp.moveaxis(state, 3, 2).reshape(batch, heads * channels, -1, 1)
+        output, end = chunk_recurrence(
+            *(own.query, own.key, own.value),
+            log_decay=own.log_decay,
+            beta=own.strength,
+            initial_state=start,
+            chunk_size=self.chunk_size,
+        )
+        end = jnp.moveaxis(end.reshape(batch, heads, channels, -1), 2, 3)
+        return RecurrenceOutput(output.reshape(tokens.value.shape), end)
+
+    @property
+    def learned_gates(self) -> LearnedGates:
+        return LearnedGates(
+            decay=True,
+            strength=True,
+            log_rate=True,
+            decay_bias=1.0,
+            decay_of_step=softplus_bias,
+        )
+
+    def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
+        return softplus_decay(inputs), sigmoid_strength(inputs, self.negative_eigenvalues)

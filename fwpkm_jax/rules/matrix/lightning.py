@@ -1,0 +1,61 @@
+"""Lightning attention: linear attention that fades at a constant rate, by SiLU of its inputs."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from fwpkm_jax.rules.matrix.base import (
+    AbstractMatrixRule,
+    Form,
+    GateInputs,
+    LocalLoss,
+    State,
+    Tokens,
+)
+from fwpkm_jax.rules.matrix.features import FEATURE_MAPS, FeatureMap
+from fwpkm_jax.rules.matrix.retnet import fading_sum, fading_sum_loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class LightningAttention(AbstractMatrixRule):
+    """RetNet's rule with other rates: of H heads, head h = 1..H keeps `exp(-2^(-8h/H))`.
+
+    The published layers also put SiLU on values, as this one does, and lower the rates from layer
+    to layer, which this one leaves out.
+
+    References: Qin et al. 2024, arXiv:2401.04658; MiniMax 2025, arXiv:2501.08313.
+    """
+
+    form: ClassVar[Form] = Form(
+        name="lightning attention",
+        left="$I$",
+        right=r"$\lambda_h I$, $\lambda_h = e^{-2^{-8h/H}}$",
+        written=r"$vk^\top$",
+        read="$Wq$",
+        loss=r"$-v^\top Wk + \tfrac{1-\lambda_h}{2}\lVert W\rVert^2$",
+        step_size="$1$",
+        source="arXiv:2401.04658",
+    )
+    decay: ClassVar = "head"
+
+    feature_map: FeatureMap = "silu"
+
+    def write(self, state: State, token: Tokens) -> State:
+        return fading_sum(state, token)
+
+    def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
+        del state
+        return (fading_sum_loss(token),)
+
+    def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
+        heads = inputs.shape[2]
+        rates = 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
+        log_decay = jnp.asarray(-rates, jnp.float32)[None, None]
+        return jnp.broadcast_to(log_decay, inputs.shape), None
+
+    def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
+        query, key, value = super().features(query, key, value)
+        return query, key, FEATURE_MAPS["silu"](value)

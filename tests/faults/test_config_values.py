@@ -28,6 +28,7 @@ ZERO_MEANS_SOMETHING = {
     "ModelConfig.pkm_layers",
     "ModelConfig.head_init_std",
     "ModelConfig.branch_init_scale",
+    "Comba.correction",
     "FwMLP.lookahead",
     "FwMLP.learning_rate",
     "FwMLP.weight_decay",

@@ -152,7 +152,10 @@ def chunk_recurrence(
         log_decay = forgetting(log_decay, starts, dtype=key.dtype)
     tokens = {"query": query, "key": key, "value": value, "log_decay": log_decay, "beta": beta}
     if erasure is not None:
-        tokens |= erasure._asdict()
+        found = erasure.found
+        if starts is not None:  # What was there before a start is asked for by no token.
+            found = jnp.where(starts[:, :, None, None], 0, found)
+        tokens |= {"found": found, "at": erasure.at}
     tokens = {name: x for name, x in tokens.items() if x is not None}
     dtype = compute_dtype(initial_state.dtype, *(x.dtype for x in tokens.values()))
     tokens = {name: x.astype(dtype) for name, x in tokens.items()}

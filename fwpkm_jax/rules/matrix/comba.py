@@ -14,6 +14,7 @@ from fwpkm_jax.rules.matrix.base import (
     GateInputs,
     LearnedGates,
     LocalLoss,
+    Starts,
     State,
     Tokens,
     given,
@@ -76,11 +77,11 @@ class Comba(AbstractMatrixRule):
         del state
         return (gated_error_loss(token, *self._step(token)),)
 
-    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
+    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         _, value, strength = self._step(tokens)
         query = tokens.query - self.correction * tokens.key
         tokens = tokens._replace(query=query, value=value, strength=strength)
-        return super().chunked(tokens, state)
+        return super().chunked(tokens, state, starts)
 
     @property
     def learned_gates(self) -> LearnedGates:

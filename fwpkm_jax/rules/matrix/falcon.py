@@ -13,6 +13,7 @@ from fwpkm_jax.rules.matrix.base import (
     GateInputs,
     LearnedGates,
     LocalLoss,
+    Starts,
     State,
     Tokens,
     given,
@@ -71,7 +72,7 @@ class Falcon(AbstractMatrixRule):
 
         return (LocalLoss(loss, self._step(token)),)
 
-    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
+    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         # The shared algorithm decays before it measures the error: a longer step, a smaller value.
         step = self._step(tokens)
         kept = 1 - step * self.ridge
@@ -80,7 +81,7 @@ class Falcon(AbstractMatrixRule):
             log_decay=jnp.log(kept),
             strength=step / kept,
         )
-        return super().chunked(tokens, state)
+        return super().chunked(tokens, state, starts)
 
     @property
     def learned_gates(self) -> LearnedGates:

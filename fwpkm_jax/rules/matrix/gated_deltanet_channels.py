@@ -14,6 +14,7 @@ from fwpkm_jax.rules.matrix.base import (
     GateInputs,
     LearnedGates,
     LocalLoss,
+    Starts,
     State,
     Tokens,
     given,
@@ -70,7 +71,7 @@ class GatedDeltaNetChannels(AbstractMatrixRule):
 
         return (LocalLoss(loss),)
 
-    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
+    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         batch, length, heads, channels = tokens.value.shape
 
         def of_channels(x: Array) -> Array:
@@ -90,6 +91,7 @@ class GatedDeltaNetChannels(AbstractMatrixRule):
             log_decay=own.log_decay,
             beta=own.strength,
             initial_state=start,
+            starts=starts,
             chunk_size=self.chunk_size,
         )
         end = jnp.moveaxis(end.reshape(batch, heads, channels, -1), 2, 3)

@@ -13,6 +13,7 @@ from fwpkm_jax.rules.matrix.base import (
     Form,
     LearnedGates,
     LocalLoss,
+    Starts,
     State,
     Tokens,
     squared,
@@ -60,11 +61,11 @@ class HGRN2(AbstractMatrixRule):
         root = jnp.sqrt(token.key)[:, None]
         return (LocalLoss(lambda matrix: squared(root * (token.value[None] - matrix))),)
 
-    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
+    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         # A share that rounds to 1 would have an infinite logarithm; its gradient would be NaN.
         most = 1 - jnp.finfo(tokens.key.dtype).eps / 2
         log_decay = jnp.log1p(-jnp.minimum(tokens.key, most))
-        return super().chunked(tokens._replace(log_decay=log_decay), state)
+        return super().chunked(tokens._replace(log_decay=log_decay), state, starts)
 
     @property
     def learned_gates(self) -> LearnedGates:

@@ -17,6 +17,7 @@ from fwpkm_jax.rules.matrix.base import (
     GateInputs,
     LearnedGates,
     LocalLoss,
+    Starts,
     State,
     Tokens,
     agreement,
@@ -91,7 +92,7 @@ class Mesa(AbstractMatrixRule):
         value = _written(token)
         return (LocalLoss(lambda m: forget * squared(m) - agreement(m, token, value)),)
 
-    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
+    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         width = tokens.key.shape[-1]
         written = _written(tokens)
 
@@ -101,6 +102,7 @@ class Mesa(AbstractMatrixRule):
                 log_decay=tokens.log_decay,
                 beta=None,
                 initial_state=start,
+                starts=starts,
                 chunk_size=self.chunk_size,
             )
 

@@ -20,6 +20,7 @@ from fwpkm_jax.rules.matrix.base import (
     GateInputs,
     LearnedGates,
     LocalLoss,
+    Starts,
     State,
     Tokens,
     given,
@@ -74,13 +75,14 @@ class RWKV7(AbstractMatrixRule):
 
         return (LocalLoss(loss, strength),)
 
-    def chunked(self, tokens: Tokens, state: State) -> RecurrenceOutput:
+    def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         found, at, key = _directions(tokens)
         return chunk_recurrence(
             *(tokens.query, key, tokens.value),
             log_decay=tokens.log_decay,
             beta=None,
             initial_state=state,
+            starts=starts,
             erasure=Erasure(found, at),
             chunk_size=self.chunk_size,
         )

@@ -80,7 +80,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
     return WorkStealingScheduling(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # Before -m chooses.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _mark_thorough_cases(items, whole_files=not any("::" in name for name in config.args))
     left_out = set()
     if config.getoption("--plain-scan"):
         left_out.add("two_phase")
@@ -90,6 +92,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [i for i in items if not any(i.get_closest_marker(name) for name in left_out)]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
+
+
+def _mark_thorough_cases(items: list[pytest.Item], *, whole_files: bool) -> None:
+    """Marks the cases that `by_default` does not name; with whole files, it must name real ones."""
+    unknown: dict[str, set[str]] = {}
+    for item in items:
+        by_default = item.get_closest_marker("by_default")
+        if by_default is None:
+            continue
+        case = item.callspec.id  # pyright: ignore[reportAttributeAccessIssue]
+        unknown.setdefault(item.nodeid.removesuffix(f"[{case}]"), set(by_default.args)).discard(
+            case
+        )
+        if case not in by_default.args:
+            item.add_marker(pytest.mark.thorough)
+    for test, names in unknown.items():
+        if names and whole_files:
+            raise pytest.UsageError(
+                f"{test}: by_default names {sorted(names)}, which are no cases."
+            )
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -33,9 +33,16 @@ def test_every_config_is_valid_and_comes_back_from_json(name):
     experiment = load_config(CONFIGS[name])
     assert from_json(json.loads(json.dumps(experiment.to_json()))) == experiment
     assert experiment.run_dir == f"runs/{name}"
+
+
+@pytest.mark.by_default("fa__fwpkm2_6_10__pswa", "gdn_swa", "recall", "lact")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_attention_of_every_model_can_be_limited_as_its_config_says(name):
+    experiment = load_config(CONFIGS[name])
     limited_attention(experiment.model, experiment.training.window_probability)
 
 
+@pytest.mark.by_default("gdn_fa__fwpkm2_6_10", "fa__pkm6_fwpkm2_10", "fast_weight_layer", "titans")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_model_can_be_built_and_the_papers_have_its_parameters(name):
     cost = model_cost(load_config(CONFIGS[name]).model)
@@ -66,7 +73,6 @@ def test_every_model_of_the_paper_has_a_config():
 
 
 def test_every_ablation_changes_the_memories_of_its_parent_alone():
-    """Their number, and Table 3's parameters where they differ from the parent's."""
     parent = load_config(CONFIGS["gdn_swa__pkm6_fwpkm2_10"])
     names = [name for name in CONFIGS if name.startswith("ablations/")]
     models = {name: load_config(CONFIGS[name]) for name in names}
@@ -75,10 +81,18 @@ def test_every_ablation_changes_the_memories_of_its_parent_alone():
         fast_weight = parent.model.fast_weight
         back = replace(experiment, model=replace(experiment.model, fast_weight=fast_weight))
         assert replace(back, run_dir=parent.run_dir) == parent, name
-    wider = model_cost(models["ablations/four_heads_top8"].model)
+
+
+@pytest.mark.thorough
+def test_ablations_have_the_parameters_of_table_3_where_they_differ_from_the_parents():
+    models = {
+        name: load_config(CONFIGS[f"ablations/{name}"])
+        for name in ("four_heads_top8", "one_head_top32")
+    }
+    wider = model_cost(models["four_heads_top8"].model)
     assert wider.total / 1e6 == pytest.approx(520.24, abs=0.01)
     assert wider.active / 1e6 == pytest.approx(117.69, abs=0.01)
-    deeper = model_cost(models["ablations/one_head_top32"].model)
+    deeper = model_cost(models["one_head_top32"].model)
     assert deeper.active / 1e6 == pytest.approx(113.76, abs=0.01)
 
 
@@ -93,6 +107,7 @@ def test_every_part_of_a_config_is_trained_in_one():
     assert set().union(*map(parts, CONFIGS)) == set().union(*map(parts, TRAINED))
 
 
+@pytest.mark.by_default("gdn_swa__pkm6_fwpkm2_10")
 @pytest.mark.parametrize(
     "name", [*TRAINED, *(pytest.param(name, marks=pytest.mark.slow) for name in TRAINED_SLOWLY)]
 )

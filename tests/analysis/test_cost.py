@@ -14,6 +14,7 @@ LACT = LaCTConfig(num_heads=2, num_fast_heads=2, hidden_dim=6, low_rank=3, chunk
 SMALL = ModelConfig(vocab_size=13, model_dim=8, mixers=("lact",), mlp_dim=5, lact=LACT)
 
 
+@pytest.mark.thorough
 def test_a_row_stands_beside_the_papers_and_fwmlp_has_both_widths(capsys):
     cost.main(["--models", "gdn", "gdn__fwmlp2_6_10"])
     header, _, gdn, narrow, wide = capsys.readouterr().out.splitlines()
@@ -43,6 +44,7 @@ def test_without_lact_a_step_costs_six_operations_per_active_parameter_and_token
     assert step.flops == 6 * step.active * 5
 
 
+@pytest.mark.thorough
 def test_speed_is_measured_where_it_is_asked_for(monkeypatch):
     monkeypatch.setattr(cost, "paper_model", lambda name: SMALL)
     options = cost.Options(models=("mine",), measure=True, batch_size=2, length=6, steps=3)

@@ -13,6 +13,8 @@ from fwpkm_jax.layers.mixers.gated_delta_net import causal_convolution
 from fwpkm_jax.models.language_model import LanguageModel
 from tests.benchmarks.programs import result, run
 
+pytestmark = pytest.mark.thorough
+
 
 def test_every_bounded_memory_is_the_largest_within_its_bytes():
     for name in ("mlstm", "titans", "lact", "fwpkm"):

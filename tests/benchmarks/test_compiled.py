@@ -9,6 +9,8 @@ from benchmarks.compiled import launches
 from benchmarks.speed import models
 from tests.benchmarks.programs import result, run, run_apart
 
+pytestmark = pytest.mark.thorough
+
 FLAGS = os.environ.get("XLA_FLAGS", "")
 
 

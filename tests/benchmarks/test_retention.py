@@ -14,6 +14,8 @@ from fwpkm_jax.training.state import init_state, model_graph
 from tests.benchmarks.programs import result, run
 from tests.training.tiny_config import get_config
 
+pytestmark = pytest.mark.thorough
+
 
 def read(model, memory):
     return model.hidden(jnp.zeros((2, 8), jnp.int32), memory).memory

@@ -16,6 +16,8 @@ from fwpkm_jax.core.chunks import scan_chunks
 from fwpkm_jax.rules import FwPKM, FwPKMMemory
 from tests.benchmarks.programs import result, run
 
+pytestmark = pytest.mark.thorough
+
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def by_definition(rule, chunk_size, start, arrays):

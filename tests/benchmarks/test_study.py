@@ -10,6 +10,8 @@ import pytest
 from benchmarks.study import fast_weight_layers, study
 from tests.benchmarks.programs import result, run
 
+pytestmark = pytest.mark.thorough
+
 CONFIG = Path(__file__).with_name("tiny_fast_weight_layer.py")
 
 

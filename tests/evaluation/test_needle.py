@@ -123,6 +123,7 @@ def test_with_chunks_of_a_fixed_size_only_the_paper_mode_writes_the_end_of_a_rea
     assert record["provenance"]["chunk_size"] == model.config.fast_weight.chunk_size
 
 
+@pytest.mark.thorough
 def test_a_reader_of_fixed_chunks_writes_as_they_fill(model, memory):
     tokens = np.random.default_rng(0).integers(8, size=9).astype(np.int32)
     reader = reader_of(model, memory, chunk_size=4)
@@ -132,6 +133,7 @@ def test_a_reader_of_fixed_chunks_writes_as_they_fill(model, memory):
     assert moved(reader, memory) > 1e-3
 
 
+@pytest.mark.thorough
 def test_fast_weights_are_rounded_between_calls_where_asked(model, memory):
     tokens = np.random.default_rng(0).integers(8, size=9).astype(np.int32)
     rounded = reader_of(model, memory, fast_weight_dtype="bfloat16")
@@ -239,6 +241,7 @@ def reader_of(model, memory, **options) -> HaystackReader:
     return HaystackReader(model, memory, vocab_size=257, **{**sizes, "write": True, **options})
 
 
+@pytest.mark.thorough
 def test_a_reading_in_pieces_writes_one_chunk_of_the_texts_length(model, memory):
     tokens = np.random.default_rng(0).integers(8, size=LENGTH).astype(np.int32)
     question = np.arange(5, dtype=np.int32)
@@ -290,6 +293,7 @@ def test_decoding_is_greedy(model, memory):
         assert again.next_token() == decoded[count]
 
 
+@pytest.mark.thorough
 def test_a_real_model_is_evaluated_the_same_twice_and_its_settings_are_recorded(model, memory):
     record = evaluate(model, memory, yarn_factor=4.0, readings=(1, 3), piece_length=16)
     again = evaluate(model, memory, yarn_factor=4.0, readings=(1, 3), piece_length=16)
@@ -308,6 +312,7 @@ def test_every_length_and_number_of_readings_starts_afresh(model, memory, perfec
     assert lengths[2] == lengths[3] > lengths[0]
 
 
+@pytest.mark.thorough
 def test_yarn_changes_attention_and_no_parameter(model, memory):
     stretched = with_yarn(model, factor=8.0, original_length=16)
     same = with_yarn(model, factor=None, original_length=16)

@@ -69,6 +69,7 @@ def stream_losses(model, memory, document):
     return np.concatenate(losses), flush(graphdef, params, stream).memory
 
 
+@pytest.mark.thorough
 def test_frozen_streaming_equals_plain_segments(model, memory):
     document = random_document(2 * SEGMENT + 8)
     result = evaluate(model, memory, source(document), write="off")
@@ -79,6 +80,7 @@ def test_frozen_streaming_equals_plain_segments(model, memory):
         np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.by_default("33", "12")
 @pytest.mark.parametrize("length", [2 * SEGMENT + 1, 2 * SEGMENT + 12, 12])
 def test_a_document_in_pieces_equals_whole_segments(model, memory, length):
     document = random_document(length)
@@ -230,6 +232,7 @@ def test_addressing_is_measured_in_windows_of_segments(model, memory):
     assert measured["mean"]["kld"] == measured["layer_1"]["kld"] <= np.log(16)
 
 
+@pytest.mark.thorough
 def test_a_memory_without_slots_has_no_addressing():
     rule = FwMLP(key_dim=8, value_dim=8, hidden_dim=8, learning_rate=1.0)
     config = tiny_model_config(fast_weight=FastWeightConfig(rule=rule, chunk_size=8))

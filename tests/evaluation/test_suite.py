@@ -196,6 +196,7 @@ def test_the_program_evaluates_a_run_directory(run_dir, capsys):
     assert (run_dir / "results" / "recall.png").is_file()
 
 
+@pytest.mark.by_default("arguments0-nearest name is recall")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -228,6 +229,7 @@ def test_options_of_every_evaluation_are_explained(capsys):
             assert f"--{name}.{field.name}" in shown
 
 
+@pytest.mark.by_default("recall", "ppl")
 @pytest.mark.parametrize("name", ["ppl", "needle", "recall"])
 def test_an_evaluation_counts_all_of_its_work(name, subject, tmp_path, monkeypatch):
     """The work that was announced is the work that was done."""

@@ -74,6 +74,7 @@ def assert_close(actual, expected, tolerance=2e-5):
     )
 
 
+@pytest.mark.by_default("every_mixer_fwpkm_pkm-True", "fwmlp-False")
 @pytest.mark.parametrize(
     ("name", "write"),
     [
@@ -129,6 +130,7 @@ def by_hand(prompt, length, *, stop_id, write):
     return tokens, out
 
 
+@pytest.mark.by_default("1-False")
 @pytest.mark.parametrize(("groups", "write"), [(3, True), (1, False)])
 def test_prompts_of_any_lengths_give_what_each_gives_alone(groups, write):
     """With a memory each, or one that is not written; up to the stop token of each."""
@@ -159,6 +161,7 @@ def test_prompts_of_any_lengths_give_what_each_gives_alone(groups, write):
         assert pending.num_waiting[group] == waiting
 
 
+@pytest.mark.thorough
 def test_a_call_cut_in_two_gives_what_one_gives():
     sampling = Sampling(temperature=0.9, top_k=9, top_p=0.95)
     run = functools.partial(generate, sampling=sampling, rng=jax.random.key(3), stop_ids=[5])
@@ -183,6 +186,7 @@ def test_a_call_cut_in_two_gives_what_one_gives():
     assert len({tuple(row) for row in tokens.tolist()}) == 3
 
 
+@pytest.mark.thorough
 def test_a_finished_sequence_goes_on_with_a_new_prompt():
     model, _, state = start(batch=1, groups=1)
     (row,) = prompts(2)

@@ -1,7 +1,8 @@
 """Runs every golden test over every file of its kind, in float64 and in float32.
 
-Part of the default run are the first files of a kind, fewer in float32: what further files add is
-mathematics, which float64 tells more sharply. `--golden-dir` runs everything, `-m slow` the rest.
+Part of the default run is the first file of a kind. The next one in float64 is thorough: what
+further files add is mathematics, which float64 tells more sharply. `-m slow` runs the others,
+`--golden-dir` everything.
 
 A module states `KIND = "attention"`; its tests take the fixtures `golden_path` (one file
 `attention_*.npz`) and `dtype` (what to compute in, with float64 switched on where needed).
@@ -14,8 +15,8 @@ import jax
 import numpy as np
 import pytest
 
-BY_DEFAULT = {"float64": 2, "float32": 1}
-"""Files of a kind in the default run."""
+THOROUGH = {"float64": 2, "float32": 1}
+"""Files of a kind that are not slow; the first is part of the default run."""
 DEFAULT_DIR = Path(__file__).parents[2].parent / "shared" / "golden"
 
 
@@ -44,10 +45,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("dtype", ["float64", "float32"], indirect=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # Before -m chooses.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the tests of all files but the first `BY_DEFAULT` of each kind as slow.
+    """Marks the tests of all files but the first of each kind as thorough or slow.
 
-    Not where a folder is asked for: then all of it is.
+    Not where a folder is asked for: then all of it is run.
     """
     if config.getoption("--golden-dir") is not None:
         return
@@ -62,8 +64,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             files.append(path)
         # Whole decoders in float32 say little that their parts do not.
         large = dtype == "float32" and item.nodeid.startswith("tests/golden/test_lm.py")
-        if large or files.index(path) >= BY_DEFAULT[dtype]:
+        if large or files.index(path) >= THOROUGH[dtype]:
             item.add_marker(pytest.mark.slow)
+        elif files.index(path) > 0:
+            item.add_marker(pytest.mark.thorough)
 
 
 @pytest.fixture

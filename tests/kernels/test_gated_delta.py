@@ -55,6 +55,7 @@ def test_the_check_before_first_use_notices_a_wrong_kernel(monkeypatch):
         api.check_rule("tpu")
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_interpreted")
 def test_bfloat16_inputs_are_computed_with_in_float32():
     arrays = sample(SPEC, jnp.bfloat16)

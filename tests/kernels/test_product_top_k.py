@@ -42,6 +42,7 @@ def test_small_distances_between_large_vectors_are_as_accurate_as_float32(kernel
     np.testing.assert_allclose(distances, exact, rtol=0, atol=16 * 64 * 8**2 * 2.0**-23)
 
 
+@pytest.mark.by_default("tpu")
 @both_kernels
 def test_groups_are_batched_and_chunks_scanned(kernel):
     queries, keys = draw(3, 2, 5, 1, 8), draw(2, 1, 2, 7, 4, seed=1)  # chunks, groups, ...

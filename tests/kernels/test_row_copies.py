@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 
@@ -18,6 +19,7 @@ from tests.kernels.entry import equal_or_close
 SPEC = RowSpec(name="copies", tokens=20, places=2, slots=9)
 
 
+@pytest.mark.thorough
 def test_copies_that_run_as_late_as_they_may_change_nothing(monkeypatch):
     # Rings and tiles small enough that a few tokens wrap them and a slot's run crosses tiles.
     monkeypatch.setattr(slot_read, "RING", 8)

@@ -54,6 +54,7 @@ def test_a_bfloat16_table_is_read_in_float32_on_the_gpu_and_refused_on_the_tpu()
         slot_read(**arrays, backend="pallas")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", ["tpu", "gpu"])
 def test_kernels_run_eagerly_inside_a_trace_as_a_devices_check_does(kernel):
     reads, adds = sample(SMALL, jnp.float32), sample_add(SMALL, jnp.float32)

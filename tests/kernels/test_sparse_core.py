@@ -22,6 +22,7 @@ from pallas_kernels.slot_read.specs import RowSpec, sample
 from tests.kernels.entry import equal_or_close
 
 
+@pytest.mark.thorough
 def test_reads_in_many_blocks_and_rounds_equal_the_reference(monkeypatch):
     monkeypatch.setattr(tpu_sparse_core, "BLOCK", 400)  # Two tokens' rows.
     monkeypatch.setattr(tpu_sparse_core, "ROUND", 2)
@@ -36,6 +37,7 @@ def test_reads_in_many_blocks_and_rounds_equal_the_reference(monkeypatch):
     equal_or_close(dots, reference.slot_dot(values, slot_ids, target), ratio=1e-6)
 
 
+@pytest.mark.thorough
 def test_runs_longer_than_blocks_have_one_owner(monkeypatch):
     monkeypatch.setattr(write, "BLOCK", 16 * 16 * 4)  # Sixteen references' rows.
     spec = RowSpec(name="runs", tokens=60, places=3, slots=5, drawn="zipf", value=16)

@@ -24,6 +24,7 @@ from tests.layers.memory_block import (
 pytestmark = pytest.mark.usefixtures("float64")
 
 
+@pytest.mark.by_default("query")
 @pytest.mark.parametrize("name", ["query", "value", "gate"])
 def test_gradients_reach_each_projection_through_the_writes(name):
     """The block mixes no tokens: only the writes take the first chunk to later outputs."""
@@ -62,6 +63,7 @@ def test_gradients_reach_each_projection_through_the_writes(name):
     np.testing.assert_allclose(jax.grad(loss)(0.0), expected, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_the_incoming_stream_gets_the_gradient_of_finite_differences():
     params, memory, x = params_of(), start(), sample()
     rng = np.random.default_rng(2)

@@ -88,6 +88,7 @@ def test_with_a_frozen_memory_stream_and_whole_pass_agree():
     jax.tree.map(np.testing.assert_array_equal, out.memory, memory)
 
 
+@pytest.mark.thorough
 def test_writing_changes_memories_and_later_logits_only():
     _, memory = start()
     params = build()[1]
@@ -110,6 +111,7 @@ def test_a_token_changes_no_earlier_logits(position):
     assert np.any(before[:, position] != after[:, position])
 
 
+@pytest.mark.thorough
 def test_groups_do_not_see_each_other():
     _, memory = start(groups=2)
     params = build()[1]
@@ -124,6 +126,7 @@ def test_groups_do_not_see_each_other():
     assert np.any(one.logits[0] != two.logits[0])
 
 
+@pytest.mark.thorough
 def test_a_group_of_its_own_is_a_batch_of_its_own():
     _, memory = start(groups=2)
     _, single = start(groups=1)
@@ -148,6 +151,7 @@ def test_padding_behind_changes_neither_real_logits_nor_memories():
     assert_close(one.memory, unpadded.memory)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_every_gradient_is_finite_and_memories_stay_float32(dtype):
     config = replace(CONFIG, activation_dtype=dtype, memory_layers=(1,))

@@ -36,6 +36,7 @@ def gradients(graphdef, remat):
     return jax.value_and_grad(loss_and_written, has_aux=True)
 
 
+@pytest.mark.thorough
 def test_loss_gradients_and_memories_are_the_same(arrays):
     graphdef, *arrays = arrays
     kept, again = (jax.jit(gradients(graphdef, remat))(*arrays) for remat in (None, "block"))

@@ -35,6 +35,7 @@ def blocks_of(chunk: AnyChunk, size: int, most: int) -> ChunkBlocks:
     return ChunkBlocks(block, jnp.int32(-(-length // size)), most)
 
 
+@pytest.mark.by_default("fwpkm_scan", "fwmlp")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_blocks_write_what_the_chunk_writes(rule):

@@ -71,6 +71,7 @@ def test_a_pass_equals_the_plain_loops(case, seed, masked):
     np.testing.assert_allclose(out.memory.values, expected.values[0], **tolerance)
 
 
+@pytest.mark.by_default("idw-value", "dot-gate")
 @pytest.mark.parametrize("field", ["query", "value", "gate"])
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_through_the_writes_are_finite_differences_of_the_plain_loops(case, field):
@@ -144,6 +145,13 @@ def automatic_step(rule, memory, chunk):
     return apply(memory.keys, d_keys), apply(memory.values, d_values)
 
 
+@pytest.mark.by_default(
+    "{'key_loss': 'reconstruction'}",
+    "{'weight_decay': 0.1, 'learning_rate': 0.3}",
+    "{'nonlinearity': 'silu', 'key_loss': 'both'}",
+    "{'score': 'dot'}",
+    "{'write_clip': 0.05}",
+)
 @pytest.mark.parametrize(
     "options",
     [

@@ -44,6 +44,7 @@ def copies(text, *shape):
     ]
 
 
+@pytest.mark.by_default("1")
 @pytest.mark.compiled_text
 @pytest.mark.parametrize("length", [1, 5])
 def test_a_piece_of_a_stream_copies_no_table(length):

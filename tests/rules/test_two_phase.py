@@ -50,6 +50,7 @@ def outputs_and_gradients(rule, plain, memory, sequence):
 
 
 # More slots than references, or fewer: a matter of one chunk, so that not all lengths need both.
+@pytest.mark.by_default("few_slots-short")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("rule", "length", "groups", "masked"),
@@ -93,6 +94,7 @@ def test_single_precision_agrees_relative_to_the_norm():
     assert_close_by_norm(ours, plain)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", ["tpu", pytest.param("gpu", marks=pytest.mark.slow)])
 def test_kernels_agree_with_the_plain_scan(kernel):
     inputs = in_single_precision(masked=True)
@@ -104,6 +106,7 @@ def test_kernels_agree_with_the_plain_scan(kernel):
     assert_close_by_norm(ours, plain, tolerance=1e-4)
 
 
+@pytest.mark.by_default("{'key_loss': 'both'}")
 @pytest.mark.parametrize(
     "options",
     [

@@ -34,6 +34,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.by_default("2")
 @pytest.mark.parametrize("lookahead", [0, 1, 2])
 def test_a_memory_that_starts_at_zero_passes(lookahead):
     check_rule(SmallRule(lookahead=lookahead))

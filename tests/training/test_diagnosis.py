@@ -82,10 +82,12 @@ def test_the_layer_whose_output_overflows_is_named(state, batch):
     assert found.startswith("the output of blocks/0/feed_forward")
 
 
+@pytest.mark.thorough
 def test_what_does_not_repeat_is_said_so(state, batch):
     assert "does not repeat it" in cause(state, batch, state.memory)
 
 
+@pytest.mark.thorough
 def test_watching_leaves_the_classes_as_they_were(state, batch):
     from fwpkm_jax.models.block import Block
     from fwpkm_jax.models.language_model import LanguageModel
@@ -95,6 +97,7 @@ def test_watching_leaves_the_classes_as_they_were(state, batch):
     assert (Block.__call__, LanguageModel.__call__) == before
 
 
+@pytest.mark.by_default("batch")
 @pytest.mark.parametrize("part", ["params", "memory", "batch"])
 def test_a_run_stops_with_steps_cause_and_last_good_checkpoint(
     unbroken, tmp_path, monkeypatch, part
@@ -143,6 +146,7 @@ def test_a_run_stops_with_steps_cause_and_last_good_checkpoint(
         np.testing.assert_array_equal(a, e)
 
 
+@pytest.mark.thorough
 def test_a_fast_weight_that_nobody_reads_is_not_saved(unbroken, tmp_path, monkeypatch):
     """Slots that no token of the step reads do not touch the loss; the check before a save does."""
     run = tmp_path / "run"

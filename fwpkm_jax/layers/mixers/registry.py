@@ -1,6 +1,7 @@
 """Mixers by name: ours and those that other packages register."""
 
 import difflib
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -108,11 +109,12 @@ def mixer_module(name: str) -> str:
 
 def _registered() -> dict[str, _Registered]:
     """All mixers, those of the matrix rules that are registered by now among them."""
-    return _MIXERS | {name: _of_rule(name) for name in MATRIX_RULES}
+    return _MIXERS | {name: _of_rule(name, rule.__module__) for name, rule in MATRIX_RULES.items()}
 
 
-def _of_rule(name: str) -> _Registered:
+@functools.cache
+def _of_rule(name: str, module: str) -> _Registered:
     def build(model: Any) -> MatrixMixerConfig:
         return MatrixMixerConfig.named(name, model.matrix)
 
-    return _Registered(build, MATRIX_RULES[name].__module__)
+    return _Registered(build, module)

@@ -59,6 +59,7 @@ def test_the_scan_is_the_loop_over_chunks_and_places(slots):
     )
 
 
+@pytest.mark.by_default("output-few_slots", "both-few_slots", "both-many_slots")
 @pytest.mark.parametrize("slots", [SLOTS, 200], ids=["few_slots", "many_slots"])
 @pytest.mark.parametrize("through", ["output", "values", "both"])
 def test_gradients_of_everything_are_the_automatic_ones(slots, through):
@@ -125,6 +126,7 @@ def test_sums_over_sorted_runs_equal_additions_in_turn(slots):
     )
 
 
+@pytest.mark.by_default("64")
 @pytest.mark.parametrize("tokens", [1, 64, 150])
 def test_blocks_of_tokens_equal_all_at_once(tokens):
     """A CPU takes 64 tokens' rows at a time; the last block may be shorter."""

@@ -112,6 +112,7 @@ def hold(memory, pending, signals, **options):
     return out
 
 
+@pytest.mark.by_default("0")
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
 @settings(max_examples=15)
 @given(

@@ -100,6 +100,7 @@ def assert_close(actual, expected):
     )
 
 
+@pytest.mark.by_default("output_bias")
 @several
 def test_each_token_sees_the_steps_on_all_before_it_second_order_gradients_included(config, inputs):
     x, tokens, readout = inputs
@@ -140,6 +141,7 @@ def test_without_steps_it_is_an_mlp(inputs):
     assert_close(whole(learning, *inputs).x, expected)
 
 
+@pytest.mark.by_default("segments_by_token", "output_bias")
 @pytest.mark.parametrize(
     ("config", "cuts"),
     [(CONFIG, (4, 4)), (SEGMENTS, (1,) * LENGTH), (SEGMENTS, (2, 5, 1)), (OUTPUT_BIAS, (5, 3))],

@@ -45,6 +45,7 @@ def plain_linear(x, linear):
     return x @ np.asarray(linear.kernel[...]) + np.asarray(linear.bias[...])
 
 
+@pytest.mark.by_default("none-True")
 @pytest.mark.parametrize(
     ("query_norm", "gate_output"), [("none", True), ("standardize", False), ("l2", True)]
 )
@@ -191,6 +192,7 @@ def test_a_chunk_without_room_for_a_pair_is_refused():
         dataclasses.replace(CONFIG, chunk_size=1)
 
 
+@pytest.mark.thorough
 def test_a_dense_memory_takes_the_place_of_the_slots():
     """The block around FwMLP: its answer, no slots, the mean targets in both losses, a stream."""
     rule = FwMLP(key_dim=6, value_dim=5, hidden_dim=4, target="mean", learning_rate=0.5)

@@ -70,6 +70,7 @@ def test_wandb_gets_the_metrics_of_every_log_every_steps(unbroken, tmp_path, wan
     assert not (tmp_path / "run" / "tensorboard").exists()
 
 
+@pytest.mark.thorough
 def test_sessions_of_a_run_are_one_run_on_wandb(unbroken, tmp_path, wandb, monkeypatch):
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     both = ("tensorboard", "wandb")
@@ -82,6 +83,7 @@ def test_sessions_of_a_run_are_one_run_on_wandb(unbroken, tmp_path, wandb, monke
     assert list((tmp_path / "run" / "tensorboard").glob("events*"))
 
 
+@pytest.mark.thorough
 def test_a_run_that_fails_is_marked_on_wandb(unbroken, tmp_path, wandb):
     def fail(model, memory):
         raise RuntimeError("no validation")
@@ -132,6 +134,7 @@ def test_a_profile_traces_steps_after_the_first_ones_and_changes_no_number(unbro
         assert record["loss"] == expected_record["loss"]
 
 
+@pytest.mark.thorough
 def test_a_profile_longer_than_the_session_ends_with_it(unbroken, tmp_path):
     stream = io.StringIO()
     train(experiment_of(unbroken, tmp_path / "run", steps=5, profile=50), stream=stream)
@@ -148,6 +151,7 @@ def test_a_profile_of_no_steps_is_refused(unbroken):
         dataclasses.replace(unbroken.experiment, profile=0)
 
 
+@pytest.mark.thorough
 def test_log_and_profile_are_recorded(unbroken, tmp_path, wandb):
     experiment = experiment_of(unbroken, tmp_path / "run", steps=5, log=("wandb",), profile=1)
     train(experiment, stream=io.StringIO())

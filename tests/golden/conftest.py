@@ -1,8 +1,8 @@
 """Runs every golden test over every file of its kind, in float64 and in float32.
 
-Part of the default run is the first file of a kind. The next one in float64 is thorough: what
-further files add is mathematics, which float64 tells more sharply. `-m slow` runs the others,
-`--golden-dir` everything.
+Part of the default run is the first file of a kind in float64. That file in float32 and the next
+one in float64 are thorough: what further files add is mathematics, which float64 tells more
+sharply. `-m slow` runs the others, `--golden-dir` everything.
 
 A module states `KIND = "attention"`; its tests take the fixtures `golden_path` (one file
 `attention_*.npz`) and `dtype` (what to compute in, with float64 switched on where needed).
@@ -15,8 +15,10 @@ import jax
 import numpy as np
 import pytest
 
+BY_DEFAULT = {"float64": 1, "float32": 0}
+"""Files of a kind in the default run."""
 THOROUGH = {"float64": 2, "float32": 1}
-"""Files of a kind that are not slow; the first is part of the default run."""
+"""Files of a kind that are not slow."""
 DEFAULT_DIR = Path(__file__).parents[2].parent / "shared" / "golden"
 
 
@@ -47,7 +49,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # Before -m chooses.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the tests of all files but the first of each kind as thorough or slow.
+    """Marks the tests of all files but the first ones of each kind as thorough or slow.
 
     Not where a folder is asked for: then all of it is run.
     """
@@ -66,7 +68,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         large = dtype == "float32" and item.nodeid.startswith("tests/golden/test_lm.py")
         if large or files.index(path) >= THOROUGH[dtype]:
             item.add_marker(pytest.mark.slow)
-        elif files.index(path) > 0:
+        elif files.index(path) >= BY_DEFAULT[dtype]:
             item.add_marker(pytest.mark.thorough)
 
 

@@ -42,6 +42,7 @@ def assert_close(actual, expected, ratio):
     jax.tree.map_with_path(compare, actual, expected)
 
 
+@pytest.mark.thorough
 def test_the_check_before_first_use_notices_a_wrong_kernel(monkeypatch):
     right = tpu.forward
 

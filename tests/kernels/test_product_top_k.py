@@ -26,6 +26,7 @@ def sample(*, tokens=6, heads=2, subkeys=7, half=4):
     return draw(tokens, heads, 2 * half), draw(heads, 2, subkeys, half, seed=1)
 
 
+@pytest.mark.by_default("tpu")
 @both_kernels
 def test_small_distances_between_large_vectors_are_as_accurate_as_float32(kernel):
     keys = 8 * draw(1, 2, 32, 64)
@@ -105,6 +106,7 @@ def test_a_query_on_a_sub_key_pulls_nothing_there():
         np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.by_default("tpu")
 @both_kernels
 def test_slots_of_queries_that_are_no_numbers_lie_in_the_table(kernel):
     queries, keys = sample(tokens=3, heads=1)

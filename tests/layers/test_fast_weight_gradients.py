@@ -78,6 +78,7 @@ def test_the_incoming_stream_gets_the_gradient_of_finite_differences():
     np.testing.assert_allclose(jnp.sum(direction * jax.grad(loss)(x)), expected, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_bfloat16_activations_leave_a_float32_memory_and_finite_gradients():
     layer = FastWeight(
         CONFIG, MODEL, norm_eps=1e-5, init_std=0.5, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)

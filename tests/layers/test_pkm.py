@@ -158,6 +158,7 @@ def test_a_kernel_asked_for_by_name_is_not_replaced():
         layer(sample(np.float32))
 
 
+@pytest.mark.thorough
 def test_the_output_may_have_a_width_of_its_own():
     y, *_ = build(out_dim=7)(sample(np.float32))
     assert y.shape == (BATCH, LENGTH, 7)

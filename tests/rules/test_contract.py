@@ -24,11 +24,13 @@ MATRIX_VARIANTS = {
 }
 
 
+@pytest.mark.by_default("fwpkm", "lact")
 @pytest.mark.parametrize("rule", INSTANCES.values(), ids=INSTANCES)
 def test_a_rule_keeps_its_contract(rule):
     check_rule(rule, sequence=with_all_fields)
 
 
+@pytest.mark.by_default("gated_deltanet", "deltaproduct", "mlstm", "linear_attention")
 @pytest.mark.parametrize("rule", MATRIX_VARIANTS.values(), ids=MATRIX_VARIANTS)
 def test_a_matrix_rule_keeps_its_contract(rule):
     check_rule(rule)

@@ -60,6 +60,7 @@ def test_a_parameter_is_named(state, batch):
     assert name.startswith("the parameter blocks/1/memory/query_proj/kernel (1 of ")
 
 
+@pytest.mark.thorough
 def test_a_fast_weight_is_named(state, batch):
     bad = state._replace(memory=poison(state.memory, "layer_1/values", jnp.inf))
     name = cause(bad, batch, state.memory)

@@ -45,6 +45,7 @@ def test_an_old_checkpoint_gives_the_logits_that_it_gave():
     np.testing.assert_allclose(norm, NUMBERS["memory_norm"], rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_an_old_run_is_evaluated_with_the_numbers_that_it_had(old_run):
     assert eval_program.main([str(old_run), "--suite", "recall"]) == 0
     results = json.loads((old_run / "results" / "recall.json").read_text())["results"]
@@ -56,6 +57,7 @@ def test_an_old_run_is_evaluated_with_the_numbers_that_it_had(old_run):
             assert found["interval"] == pytest.approx(expected["interval"])
 
 
+@pytest.mark.thorough
 def test_an_old_run_goes_on_as_its_own_code_went_on(old_run):
     experiment = read_experiment(old_run)
     training = dataclasses.replace(experiment.training, steps=12)

@@ -218,6 +218,7 @@ def test_a_parameter_has_the_axes_that_the_innermost_module_declares():
         axes("unheard_of")
 
 
+@pytest.mark.by_default("gdn_swa__pkm6_fwpkm2_10")
 @pytest.mark.parametrize("name", ["gdn_fa__fwmlp2_6_10", "gdn_swa__pkm6_fwpkm2_10", "lact"])
 def test_every_weight_of_the_papers_models_has_its_rule(name):
     assert name in TABLE_1

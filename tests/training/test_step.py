@@ -118,6 +118,7 @@ def test_micro_batches_change_nothing_where_each_has_its_memories(per_sequence):
         assert metrics[name] != 0
 
 
+@pytest.mark.thorough
 def test_the_loss_block_changes_nothing(per_sequence):
     blocks, metrics = take_step(
         MemoryConfig(groups=4, lifetime="batch"), sample_batch(), loss_block=7

@@ -47,6 +47,7 @@ def read(model, documents, steps):
     return read_dynamically(model, [named], segment_length=SEGMENT, steps=steps)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("reset", ["document", "never"])
 def test_after_every_chunk_all_weights_take_a_step_and_decay_back(reset):
     graphdef, trained = nnx.split(build())

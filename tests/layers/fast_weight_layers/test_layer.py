@@ -161,6 +161,7 @@ def test_a_stream_cut_anywhere_equals_the_whole(config, inputs, cuts):
     assert_close(joined, whole(layer, *inputs))
 
 
+@pytest.mark.by_default("output_bias")
 @pytest.mark.parametrize("config", [SEGMENTS, OUTPUT_BIAS], ids=["segments", "output_bias"])
 def test_padding_anywhere_is_as_if_it_were_not_there(config, inputs):
     x, tokens, readout = inputs

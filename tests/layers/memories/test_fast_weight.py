@@ -105,6 +105,7 @@ def test_an_unweighted_loss_writes_behind_a_closed_gate():
     assert_close(opened, first)
 
 
+@pytest.mark.thorough
 @given(
     mask=st.lists(st.booleans(), min_size=BATCH * LENGTH, max_size=BATCH * LENGTH),
     groups=st.sampled_from([1, BATCH]),

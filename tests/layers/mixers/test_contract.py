@@ -49,6 +49,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.by_default("gdn", "attention", "window")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mixer_keeps_its_contract(name):
     check_mixer(MIXERS[name])

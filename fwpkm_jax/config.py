@@ -67,6 +67,10 @@ class Experiment:
     """Steps of which a trace is written to RUN/profile, once the first few are done. None: none."""
     run_dir: str = "runs/default"
     """Directory the run writes to; a run that was interrupted there continues."""
+    base: str | None = None
+    """Run directory whose newest checkpoint a new run's weights start from. Memories that the base
+    has not are new and add nothing before the first step. With optimizer.train, checkpoints hold
+    what trains, and refer to the base's for the rest. None: weights are drawn."""
     plugins: tuple[str, ...] = ()
     """Modules outside this package that define or register what the run uses: rules, mixers, data.
     They are imported before the configuration is read again. Those of classes and registered names

@@ -182,7 +182,7 @@ def test_help_leaves_out_the_sections_that_a_config_does_not_use(capsys):
     ],
 )
 def test_the_sections_in_use_are_those_that_the_layers_read(config, used):
-    sections = {"attention", "gdn", "lact", "titans", "matrix", "fast_weight", "pkm"}
+    sections = {"attention", "gdn", "lact", "titans", "matrix", "fast_weight", "pkm", "experts"}
     unused = set(unused_sections(load_config(config)))
     assert unused == {f"model.{name}" for name in sections - used} | {"mesh", "distributed"}
 

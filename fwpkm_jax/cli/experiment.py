@@ -16,7 +16,7 @@ import tyro
 
 from fwpkm_jax.cli.help_text import without_unused_sections
 from fwpkm_jax.command_line import check_options, separate_options
-from fwpkm_jax.config import Experiment, load_config
+from fwpkm_jax.config import Experiment, load_config, read_experiment
 from fwpkm_jax.config_json import from_json, to_json
 from fwpkm_jax.data import vocab_size
 from fwpkm_jax.layers.mixers.registry import check_mixer_name, mixer_names
@@ -37,7 +37,8 @@ def parse_command_line(
     """The experiment that a command line asks for.
 
     `[CONFIG] [--section.field VALUE ...]` starts from a config, `--resume RUN [...]` from the
-    configuration of a run, which training then continues.
+    configuration of a run, which training then continues, `--base RUN --run_dir NEW [...]` from
+    that of a run whose weights a new run starts from.
 
     Args:
       arguments: the command line without the program's name.
@@ -54,6 +55,8 @@ def parse_command_line(
     import_plugins(_values_of("--plugins", arguments))
     if "--resume" in arguments:
         origin, experiment, arguments = _resumed(arguments)
+    elif "--base" in arguments and (not arguments or arguments[0].startswith("-")):
+        origin, experiment = _based(arguments)
     else:
         origin = str(default)
         if arguments and not arguments[0].startswith("-"):
@@ -144,6 +147,16 @@ def _resumed(arguments: list[str]) -> tuple[str, Experiment, list[str]]:
     if "--run_dir" in others:
         raise ValueError(f"--resume {value[0]} continues in that directory; leave out --run_dir.")
     return f"--resume {value[0]}", resume_experiment(value[0]), others
+
+
+def _based(arguments: list[str]) -> tuple[str, Experiment]:
+    """What is trained, and the configuration of the run that `--base RUN` names, for a new run."""
+    value = arguments[arguments.index("--base") + 1 :][:1]
+    if not value or value[0].startswith("-"):
+        raise ValueError("--base names no run directory; write --base RUN.")
+    if "--run_dir" not in arguments and "--help" not in arguments:
+        raise ValueError(f"--base {value[0]} starts a new run; name its --run_dir.")
+    return f"--base {value[0]}", dataclasses.replace(read_experiment(value[0]), base=value[0])
 
 
 def _fill_optional_sections(

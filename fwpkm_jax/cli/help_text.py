@@ -57,6 +57,7 @@ def _unused_in_model(model: ModelConfig) -> list[str]:
     names = used.names
     names |= {"fast_weight"} if model.memory_layers else set()
     names |= {"pkm"} if model.pkm_layers else set()
+    names |= {"experts"} if model.expert_layers else set()
     sections = [
         field.name
         for field in dataclasses.fields(model)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
 
@@ -18,7 +21,13 @@ from fwpkm_jax.data import make_dataset, vocab_size
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
-from fwpkm_jax.training.checkpoints.restore import read_metrics
+from fwpkm_jax.training.checkpoints.restore import (
+    Reference,
+    find_step,
+    read_arrays,
+    read_metrics,
+    stored_names,
+)
 from fwpkm_jax.training.compiling import compile_answering
 from fwpkm_jax.training.limited import Limited, limited_attention
 from fwpkm_jax.training.micro_batches import Batch
@@ -31,8 +40,16 @@ from fwpkm_jax.training.sharding import (
     put_batch,
     state_shardings,
 )
-from fwpkm_jax.training.state import TrainState, init_state, model_graph
+from fwpkm_jax.training.state import (
+    TrainState,
+    init_state,
+    is_trained,
+    model_graph,
+    named_leaves,
+    trained_part,
+)
 from fwpkm_jax.training.step import TrainStep, make_train_step
+from fwpkm_jax.training.trained import check_trained
 from fwpkm_jax.training.validation import Validation, make_validation
 
 
@@ -85,7 +102,10 @@ def make_setup(experiment: Experiment) -> Setup:
         memory=config.memory,
         optimizer=optimizer,
         seed=experiment.seed,
+        train=experiment.optimizer.train,
     )
+    if experiment.optimizer.train:
+        check_trained(jax.eval_shape(init).params, experiment.optimizer.train)
     limited = limited_attention(experiment.model, config.window_probability)
     return Setup(experiment, partition, model_graph(experiment.model), limited, optimizer, init)
 
@@ -186,15 +206,105 @@ def restore_state(
         fresh = jax.jit(lambda: setup.init().memory, out_shardings=layout and layout.memory)
         state = state._replace(memory=fresh())
     if not jax.tree.leaves(state.opt_state):  # Weights that came from elsewhere.
-        start = jax.jit(setup.optimizer.init, out_shardings=layout and layout.opt_state)
-        state = state._replace(opt_state=start(state.params))
+        state = state._replace(opt_state=_optimizer_state(setup, state.params, layout))
     return state
 
 
-def new_state(setup: Setup) -> TrainState:
-    """The state before the first step, on its devices."""
+def _optimizer_state(setup: Setup, params: Any, layout: TrainState | None) -> Any:
+    """The optimiser's state before the first step."""
+    train = setup.experiment.optimizer.train
+    start = jax.jit(
+        lambda params: setup.optimizer.init(trained_part(params, train)),
+        out_shardings=layout and layout.opt_state,
+    )
+    return start(params)
+
+
+def new_state(setup: Setup, checkpoints: Checkpoints) -> TrainState:
+    """The state before the first step, on its devices; it may start from another run's.
+
+    Args:
+      setup: the run's parts.
+      checkpoints: of its directory; they learn which weights need not be written.
+
+    Raises:
+      ValueError: the other run's weights do not go with the model.
+    """
+    if setup.experiment.base is not None:
+        return _state_from(Path(setup.experiment.base), setup, checkpoints)
     layout = state_layout(setup, jax.eval_shape(setup.init))
     return compile_answering(jax.jit(setup.init, out_shardings=layout))()
+
+
+def _state_from(base: Path, setup: Setup, checkpoints: Checkpoints) -> TrainState:
+    """The state before the first step with the weights of another run's newest checkpoint."""
+    directory = base.absolute() / "checkpoints"
+    checkpoint = directory / str(find_step(directory, None))
+    shapes = jax.eval_shape(setup.init)
+    layout = state_layout(setup, shapes)
+    stored = stored_names(checkpoint, "params")
+    ours = named_leaves(shapes.params)
+    new = [name for name in ours if name not in stored]
+    _check_base(base, stored, ours, new)
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+    def read(item: Literal["params", "memory"], names: Iterable[str]) -> dict[str, jax.Array]:
+        like, places = (named_leaves(getattr(tree, item)) for tree in (shapes, layout or shapes))
+        wanted = {
+            name: jax.ShapeDtypeStruct(
+                like[name].shape,
+                like[name].dtype,
+                sharding=device if layout is None else places[name],
+            )
+            for name in names
+        }
+        return read_arrays(checkpoint, wanted, item=item) if wanted else {}
+
+    def draw() -> tuple[dict[str, jax.Array], TrainState]:
+        state = setup.init()
+        named = named_leaves(state.params)
+        # What a new memory reads is multiplied by zero, so that nothing changes at first.
+        drawn = {
+            name: jnp.zeros_like(named[name]) if "/memory/out_proj/" in name else named[name]
+            for name in new
+        }
+        return drawn, state._replace(params=None, opt_state=())
+
+    places = None
+    if layout is not None:
+        named = named_leaves(layout.params)
+        drawn_places = {name: named[name] for name in new}
+        places = drawn_places, layout._replace(params=None, opt_state=())  # pyright: ignore
+    drawn, state = jax.jit(draw, out_shardings=places)()
+    held = read("params", (name for name in ours if name in stored))
+    leaves = [{**held, **drawn}[name] for name in ours]
+    params = jax.tree.unflatten(jax.tree.structure(shapes.params), leaves)
+    memory = named_leaves(state.memory)
+    old = [name for name in stored_names(checkpoint, "memory") if name in memory]
+    memory = [{**memory, **read("memory", old)}[name] for name in memory]
+    memory = jax.tree.unflatten(jax.tree.structure(shapes.memory), memory)
+    train = setup.experiment.optimizer.train
+    if train:
+        frozen = {name: stored[name] for name in held if not is_trained(name, train)}
+        checkpoints.reference = Reference(str(checkpoint), frozen)
+    return state._replace(
+        params=params, memory=memory, opt_state=_optimizer_state(setup, params, layout)
+    )
+
+
+def _check_base(base: Path, stored: Iterable[str], ours: Iterable[str], new: Iterable[str]) -> None:
+    """Raises ValueError where the model has not all weights of its base, or more than memories."""
+    lost = [name for name in stored if name not in ours]
+    if lost:
+        raise ValueError(
+            f"base={base} has {lost[0]}, for which the model has no place; leave its layers as "
+            "they are."
+        )
+    other = [name for name in new if not re.match(r"blocks/\d+/memory/", name)]
+    if other:
+        raise ValueError(
+            f"base={base} has no {other[0]}; only memories (model.memory_layers) can be added."
+        )
 
 
 def state_layout(setup: Setup, shapes: TrainState) -> TrainState | None:
@@ -202,7 +312,11 @@ def state_layout(setup: Setup, shapes: TrainState) -> TrainState | None:
     if setup.partition is None:
         return None
     return state_shardings(
-        setup.partition, shapes, graphdef=setup.graphdef, optimizer=setup.optimizer
+        setup.partition,
+        shapes,
+        graphdef=setup.graphdef,
+        optimizer=setup.optimizer,
+        train=setup.experiment.optimizer.train,
     )
 
 
@@ -215,6 +329,7 @@ def compile_step(setup: Setup, state: TrainState, batch: Batch) -> TrainStep:
         schedule=learning_rate_schedule(setup.experiment.optimizer, steps=config.steps),
         micro_batches=config.micro_batches,
         memory=config.memory,
+        train=setup.experiment.optimizer.train,
         limited=setup.limited,
         loss_block=config.loss_block,
         remat=config.remat,

@@ -25,6 +25,7 @@ from fwpkm_jax.training.runs.processes import from_first, is_first, together
 from fwpkm_jax.training.runs.profiler import Profiler
 from fwpkm_jax.training.runs.signals import Stopped, StopSignals
 from fwpkm_jax.training.state import TrainState
+from fwpkm_jax.training.trained import describe_trained
 from fwpkm_jax.training.validation import Validation
 
 
@@ -129,6 +130,10 @@ def _train(
         steps=setup.experiment.profile if is_first() else None,
         say=log.say,
     )
+    if said := describe_trained(
+        jax.eval_shape(setup.init).params, setup.experiment.optimizer.train
+    ):
+        log.say(said)
     session = Session(
         setup,
         log=log,
@@ -143,7 +148,7 @@ def _train(
     if start < steps:
         try:
             with signals.nothing_to_save():
-                state = parts.new_state(setup) if state is None else state
+                state = parts.new_state(setup, checkpoints) if state is None else state
                 first = setup.put(next(batches))
                 began = time.perf_counter()
                 step = parts.compile_step(setup, state, first)

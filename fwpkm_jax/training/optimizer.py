@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,9 @@ class OptimizerConfig:
     """Added to the root of the second moment."""
     weight_decay: float = 0.1
     """Decoupled weight decay; norms, biases and other vectors are exempt."""
+    train: tuple[str, ...] = ()
+    """Patterns (`re.fullmatch`) of the paths of parameters to train, as `.*/memory/.*`; the others
+    are frozen. None given: all are trained."""
     clip_norm: float | None = 1.0
     """Gradients with a larger global norm are scaled down to it. None: no clipping."""
 
@@ -47,6 +51,11 @@ class OptimizerConfig:
             raise ValueError(f"betas={self.betas} must both lie in 0 to 1, 1 excluded.")
         if not self.eps > 0:
             raise ValueError(f"eps={self.eps} must be above 0.")
+        for pattern in self.train:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"train: {pattern!r} is no pattern: {error}.") from error
         if not self.weight_decay >= 0:
             raise ValueError(f"weight_decay={self.weight_decay} is negative; 0 turns it off.")
         if self.clip_norm is not None and not self.clip_norm > 0:

@@ -18,7 +18,7 @@ from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.sharding import parameter_shardings
 from fwpkm_jax.rules.base import AbstractRule
 from fwpkm_jax.training.config import TrainingConfig
-from fwpkm_jax.training.state import Memories, TrainState
+from fwpkm_jax.training.state import Memories, TrainState, trained_part
 
 
 def make_partition(config: MeshConfig, devices: Sequence[Any] | None = None) -> Partition | None:
@@ -104,6 +104,7 @@ def state_shardings(
     *,
     graphdef: nnx.GraphDef[LanguageModel],
     optimizer: optax.GradientTransformation | None,
+    train: Sequence[str] = (),
 ) -> TrainState:
     """The layout of every array of a state.
 
@@ -115,6 +116,7 @@ def state_shardings(
       state: arrays or their shapes.
       graphdef: the model's structure.
       optimizer: what made `opt_state`; None: it is empty.
+      train: patterns of the parameters that it knows.
     """
     everywhere: Any = NamedSharding(partition.mesh, P())
     params = parameter_shardings(partition, state.params, graphdef=graphdef)
@@ -125,7 +127,7 @@ def state_shardings(
             optimizer,
             lambda _, sharding: sharding,
             state.opt_state,
-            params,
+            trained_part(params, train),
             transform_non_params=lambda _: everywhere,
         )
     return TrainState(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -67,6 +69,7 @@ def init_state(
     memory: MemoryConfig,
     optimizer: optax.GradientTransformation | None,
     seed: int,
+    train: Sequence[str] = (),
 ) -> TrainState:
     """The state before the first step. Traceable: `jax.eval_shape` gives it without allocating.
 
@@ -75,6 +78,7 @@ def init_state(
       memory: how many memories are carried.
       optimizer: None leaves `opt_state` empty, for reading a finished run.
       seed: the run's seed; parameters and memory come from streams of their own.
+      train: patterns of the parameters that train, see `OptimizerConfig.train`.
     """
     model = LanguageModel(config, rngs=nnx.Rngs(params=named_rng(seed, "params")))
     groups = memory.groups if memory.lifetime == "carried" else 1
@@ -82,7 +86,7 @@ def init_state(
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        opt_state=() if optimizer is None else optimizer.init(params),
+        opt_state=() if optimizer is None else optimizer.init(trained_part(params, train)),
         memory=model.init_memory(named_rng(seed, "memory"), groups=groups),
         rng=named_rng(seed, "train"),
     )
@@ -92,3 +96,23 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     """The leaves of `tree` by `path_name`, in the tree's order."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {path_name(path): leaf for path, leaf in leaves}
+
+
+def is_trained(name: str, patterns: Sequence[str]) -> bool:
+    """Whether the parameter of this path is trained; without patterns all are."""
+    return not patterns or any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
+def trained_part(params: Any, patterns: Sequence[str]) -> Any:
+    """What of `params` is trained: arrays by path, or without patterns `params` itself."""
+    if not patterns:
+        return params
+    return {name: x for name, x in named_leaves(params).items() if is_trained(name, patterns)}
+
+
+def with_trained(params: Any, trained: Any, patterns: Sequence[str]) -> Any:
+    """`params` with its trained part replaced by one from `trained_part`."""
+    if not patterns:
+        return trained
+    leaves = [trained.get(name, x) for name, x in named_leaves(params).items()]
+    return jax.tree.unflatten(jax.tree.structure(params), leaves)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from fwpkm_jax.layers.experts import balance_loss
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.block import Remat
 from fwpkm_jax.models.language_model import LanguageModel
@@ -21,7 +22,13 @@ from fwpkm_jax.training.limited import Limited, draw_limited
 from fwpkm_jax.training.losses import readout_loss
 from fwpkm_jax.training.micro_batches import Batch, deal_batch, micro_batch_memory, split_batch
 from fwpkm_jax.training.sharding import state_shardings
-from fwpkm_jax.training.state import Memories, MemoryConfig, TrainState
+from fwpkm_jax.training.state import (
+    Memories,
+    MemoryConfig,
+    TrainState,
+    trained_part,
+    with_trained,
+)
 
 Metrics = dict[str, jax.Array]
 """Float32 scalars by name."""
@@ -36,6 +43,8 @@ class _StepConfig(NamedTuple):
     """Pieces of a batch, processed one after the other."""
     memory: MemoryConfig
     """Number of memories, and how long they live."""
+    train: tuple[str, ...]
+    """Patterns of the parameters that train."""
     loss_block: int
     """Tokens whose logits exist at once."""
     remat: Remat | None
@@ -66,6 +75,7 @@ def make_train_step(
     schedule: optax.Schedule,
     micro_batches: int,
     memory: MemoryConfig,
+    train: tuple[str, ...] = (),
     limited: Limited | None = None,
     loss_block: int = 2048,
     remat: Remat | None = None,
@@ -86,6 +96,7 @@ def make_train_step(
       schedule: its learning rate, for the metrics.
       micro_batches: pieces of a batch, processed one after the other.
       memory: groups and lifetime.
+      train: patterns of the parameters that train, see `OptimizerConfig.train`.
       limited: another structure for the same weights, used in randomly drawn steps; both
         structures are compiled.
       loss_block: tokens whose logits exist at once.
@@ -95,19 +106,20 @@ def make_train_step(
 
     Returns:
       `step(state, batch) -> (state, metrics)`, metrics float32 scalars: `loss`, `grad_norm` before
-      clipping, `param_norm`, `lr`, `layer_<i>/...` for each memory layer, with `limited`
+      clipping, `param_norm`, `lr`, `layer_<i>/...` for each memory layer, `balance_loss` with
+      experts (weighted; the gradients' loss has it, `loss` has not), with `limited`
       `limited`, 1 in the steps that used it, and for batches with `segment_ids` `padding`, the
       share of inputs that are padding.
     """
-    config = _StepConfig(micro_batches, memory, loss_block, remat, partition)
+    config = _StepConfig(micro_batches, memory, train, loss_block, remat, partition)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         names = ("tokens", "loss_weight", "segment_ids")
         batch = {name: batch[name] for name in names if name in batch}
         found, drawn = _drawn_gradients(graphdef, limited, state, batch, config)
-        params, opt_state, grad_norm = _update(state, found, optimizer)
+        params, opt_state, grad_norm = _update(state, found, optimizer, train)
         metrics = {
-            "loss": found.loss,
+            "loss": found.loss - found.layers.get("balance_loss", 0.0),
             "grad_norm": grad_norm,
             "param_norm": optax.tree.norm(params),
             "lr": jnp.asarray(schedule(state.step), jnp.float32),
@@ -126,7 +138,7 @@ def make_train_step(
 
     if partition is None:
         return jax.jit(step, donate_argnums=0)
-    return jax.jit(_keep_layout(step, graphdef, optimizer, partition), donate_argnums=0)
+    return jax.jit(_keep_layout(step, graphdef, optimizer, partition, train), donate_argnums=0)
 
 
 def _padding(batch: Batch) -> Metrics:
@@ -174,28 +186,29 @@ def _gradients(
         functools.partial(_micro_batch_loss, graphdef=graphdef, config=config), has_aux=True
     )
 
+    trained = trained_part(params, config.train)
+
     def grad_fn(*arguments: Any) -> Any:
-        value, grads = value_and_grad(*arguments)
+        value, grads = value_and_grad(trained, params, *arguments)
         if config.partition is not None:
-            layout = parameter_shardings(config.partition, grads, graphdef=graphdef)
+            layout = parameter_shardings(config.partition, params, graphdef=graphdef)
+            layout = trained_part(layout, config.train)
             grads = jax.lax.with_sharding_constraint(grads, layout)
         return value, grads
 
     if config.micro_batches == 1:
-        (loss, (carried, seen)), grads = grad_fn(params, start, batch, total_weight)
+        (loss, (carried, seen)), grads = grad_fn(start, batch, total_weight)
         layers, statistics = seen
         return _Gradients(loss, carried, layers, statistics, grads)
 
     def accumulate(carry: Any, micro: Batch) -> tuple[Any, Any]:
         loss, grads, micro_memory = carry
-        (micro_loss, (written, seen)), micro_grads = grad_fn(
-            params, micro_memory, micro, total_weight
-        )
+        (micro_loss, (written, seen)), micro_grads = grad_fn(micro_memory, micro, total_weight)
         grads = jax.tree.map(jnp.add, grads, micro_grads)
         carried = written if config.memory.lifetime == "carried" else micro_memory
         return (loss + micro_loss, grads, carried), seen
 
-    zeros = jax.tree.map(jnp.zeros_like, params)
+    zeros = jax.tree.map(jnp.zeros_like, trained)
     (loss, grads, carried), stacked = jax.lax.scan(
         accumulate,
         (jnp.zeros((), jnp.float32), zeros, start),
@@ -206,6 +219,7 @@ def _gradients(
 
 
 def _micro_batch_loss(
+    trained: Any,
     params: Any,
     memory: Memories,
     micro: Batch,
@@ -215,7 +229,7 @@ def _micro_batch_loss(
     config: _StepConfig,
 ) -> tuple[jax.Array, tuple[Memories, tuple[Metrics, Any]]]:
     """A micro-batch's part of the loss; its memories afterwards and what its layers report."""
-    model = nnx.merge(graphdef, params)
+    model = nnx.merge(graphdef, with_trained(params, trained, config.train))
     micro = deal_batch(micro, memory, config.partition)
     output = model.hidden(
         micro["tokens"][:, :-1],
@@ -234,24 +248,30 @@ def _micro_batch_loss(
         token_bias=output.token_bias,
         partition=config.partition,
     )
-    seen = memory_metrics(output.info), output.pkm_statistics
-    return loss / total_weight, (output.memory, seen)
+    loss, layers = loss / total_weight, memory_metrics(output.info)
+    if output.router_loads:
+        balance = model.config.experts.balance_weight * balance_loss(output.router_loads)
+        loss, layers["balance_loss"] = loss + balance / config.micro_batches, balance
+    return loss, (output.memory, (layers, output.pkm_statistics))
 
 
 def _update(
-    state: TrainState, found: _Gradients, optimizer: optax.GradientTransformation
+    state: TrainState,
+    found: _Gradients,
+    optimizer: optax.GradientTransformation,
+    train: tuple[str, ...],
 ) -> tuple[Any, optax.OptState, jax.Array]:
     """New parameters and optimiser state, the old ones if anything is not finite; the norm."""
     grad_norm = optax.tree.norm(found.grads)
     finite = jnp.isfinite(found.loss) & jnp.isfinite(grad_norm)
-    updates, opt_state = optimizer.update(found.grads, state.opt_state, state.params)
-    params = with_statistics(optax.apply_updates(state.params, updates), found.statistics)
-    params, opt_state = jax.tree.map(
-        lambda new, old: jnp.where(finite, new, old),
-        (params, opt_state),
-        (state.params, state.opt_state),
+    old = trained_part(state.params, train)
+    updates, opt_state = optimizer.update(found.grads, state.opt_state, old)
+    params = with_trained(state.params, optax.apply_updates(old, updates), train)
+    trained = trained_part(with_statistics(params, found.statistics), train)
+    trained, opt_state = jax.tree.map(
+        lambda new, old: jnp.where(finite, new, old), (trained, opt_state), (old, state.opt_state)
     )
-    return params, opt_state, grad_norm
+    return with_trained(state.params, trained, train), opt_state, grad_norm
 
 
 def _keep_layout(
@@ -259,11 +279,14 @@ def _keep_layout(
     graphdef: nnx.GraphDef[LanguageModel],
     optimizer: optax.GradientTransformation,
     partition: Partition,
+    train: tuple[str, ...],
 ) -> TrainStep:
     """The step with its state laid out as it came, so that a compiled step takes it again."""
 
     def step_of_parts(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        layout = state_shardings(partition, state, graphdef=graphdef, optimizer=optimizer)
+        layout = state_shardings(
+            partition, state, graphdef=graphdef, optimizer=optimizer, train=train
+        )
         new_state, metrics = step(state, batch)
         metrics = jax.tree.map(partition.constrain, metrics)
         return jax.lax.with_sharding_constraint(new_state, layout), metrics

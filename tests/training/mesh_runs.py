@@ -27,6 +27,7 @@ import numpy as np
 
 from fwpkm_jax.analysis.collectives import collectives
 from fwpkm_jax.core.slots.retention import Retention
+from fwpkm_jax.layers.experts import ExpertsConfig
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
@@ -121,6 +122,25 @@ def documents_model() -> ModelConfig:
     )
 
 
+def imported_model() -> ModelConfig:
+    """What models of other programs need: experts, biases, other norms, no gates."""
+    whole = whole_model()
+    attention = dataclasses.replace(
+        whole.attention, gated=False, qk_norm="all", norm_offset=False, bias=True
+    )
+    return dataclasses.replace(
+        whole,
+        mixers=("gdn", "attention", "swa"),
+        attention=attention,
+        pkm_layers=(),
+        expert_layers=(0, 2),
+        experts=ExpertsConfig(num_experts=4, top_k=2, hidden_dim=8, shared_dim=8),
+        post_norm_layers=(1,),
+        mlp_bias=True,
+        norm_offset=False,
+    )
+
+
 def many_slots() -> ModelConfig:
     """16.8 million narrow slots."""
     rule = FwPKM(num_subkeys=4096, key_dim=8, value_dim=4, top_k=4)
@@ -169,6 +189,9 @@ RUNS = {
     "family_tensor": Run(_mesh(2, 2, 2), 8, family_model),
     "documents": Run(_mesh(1, 1, 1), 8, documents_model, documents=True),
     "documents_tensor": Run(_mesh(2, 2, 2), 8, documents_model, documents=True, remat="block"),
+    "imported": Run(_mesh(1, 1, 1), 8, imported_model),
+    "imported_fsdp": Run(_mesh(1, 8, 1), 8, imported_model),
+    "imported_tensor": Run(_mesh(2, 2, 2), 8, imported_model),
     "many": Run(_mesh(1, 1, 1), 1, many_slots),
     "many_slots": Run(_mesh(1, 8, 1, "slots"), 1, many_slots),
 }

@@ -16,8 +16,9 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
+from fwpkm_jax.layers.experts import ExpertsConfig
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
-from fwpkm_jax.layers.mixers import TitansConfig
+from fwpkm_jax.layers.mixers import AttentionConfig, TitansConfig
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import MeshConfig, ParameterAxes, Partition
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
@@ -38,6 +39,7 @@ SLOW = {
     "batch": ("batch_columns", "batch_independent"),
     "family": ("family_data", "family_tensor"),
     "documents": ("documents_tensor",),
+    "imported": ("imported_fsdp", "imported_tensor"),
 }
 
 
@@ -241,6 +243,8 @@ def test_declared_patterns_do_not_shadow_each_other():
     config = ModelConfig(
         mixers=mixers, titans=titans, pkm_layers=(1,), memory_layers=(2,), head_bias=True,
         tie_embeddings=False, fast_weight_layer=FastWeightLayerConfig(hidden_dim=8),
+        expert_layers=(3,), experts=ExpertsConfig(shared_dim=8), mlp_bias=True,
+        attention=AttentionConfig(bias=True),
     )  # fmt: skip
     model, matched = nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0))), set()
     for path, module in nnx.iter_modules(model):

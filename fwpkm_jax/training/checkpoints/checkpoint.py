@@ -22,6 +22,7 @@ from fwpkm_jax.training.checkpoints.checksum import checksums
 from fwpkm_jax.training.checkpoints.regroup import Regroup, first_memory
 from fwpkm_jax.training.checkpoints.restore import (
     DamagedCheckpointError,
+    Reference,
     Restored,
     array_items,
     brief,
@@ -30,7 +31,7 @@ from fwpkm_jax.training.checkpoints.restore import (
     read_checkpoint,
 )
 from fwpkm_jax.training.runs.processes import from_first, is_first, together
-from fwpkm_jax.training.state import TrainState
+from fwpkm_jax.training.state import TrainState, named_leaves
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,8 @@ class Checkpoints:
             for path in sorted(self.directory.glob(f"*{_TEMPORARY}*")) if is_first() else ():
                 logger.warning("Removing checkpoint %s: it was never completed.", path)
         self._config = config
+        self.reference: Reference | None = None
+        """Slow weights that checkpoints have by reference; None: they hold all."""
         self._manager = self._open()
 
     def _open(self) -> ocp.CheckpointManager:
@@ -159,7 +162,12 @@ class Checkpoints:
         step = int(state.step)
         if from_first(step in self.steps):
             return
-        items = array_items(state._replace(memory=self._config.saved_memory(state.memory)))
+        items = array_items(
+            state._replace(
+                params=self._own_params(state.params),
+                memory=self._config.saved_memory(state.memory),
+            )
+        )
         position = {
             "step": step,
             "rng": jax.random.key_data(state.rng).tolist(),
@@ -167,6 +175,8 @@ class Checkpoints:
             "checksums": {name: checksums(tree) for name, tree in items.items()},
             "metrics": dict(metrics or {}),
         }
+        if self.reference is not None:
+            position["frozen"] = self.reference._asdict()
         arguments = {name: ocp.args.StandardSave(nested(tree)) for name, tree in items.items()}
         with self._writing():
             self._manager.save(
@@ -179,8 +189,16 @@ class Checkpoints:
                 metrics={"loss": metrics["loss"]} if metrics else None,
             )
 
+    def _own_params(self, params: Any) -> Any:
+        """The slow weights that are written."""
+        if self.reference is None:
+            return params
+        elsewhere = self.reference.checksums
+        return {name: x for name, x in named_leaves(params).items() if name not in elsewhere}
+
     def describe(self, abstract: TrainState) -> str:
         """A sentence on what a checkpoint of this state takes on the disk."""
+        abstract = abstract._replace(params=self._own_params(abstract.params))
         sizes = {name: _bytes(tree) for name, tree in array_items(abstract).items()}
         if self._config.memories == "none":
             sizes.pop("memory", None)
@@ -230,6 +248,8 @@ class Checkpoints:
             )
         if damaged:
             self._set_aside(damaged)
+        if restored is not None:
+            self.reference = restored.reference
         return restored
 
     def _set_aside(self, steps: list[int]) -> None:

@@ -29,6 +29,15 @@ class DamagedCheckpointError(Exception):
     """A checkpoint that cannot be read, or reads as something other than what was written."""
 
 
+class Reference(NamedTuple):
+    """Slow weights that a checkpoint has by reference, because they are not trained."""
+
+    checkpoint: str
+    """Absolute path of the checkpoint that holds them, `RUN/checkpoints/STEP`."""
+    checksums: dict[str, int]
+    """Of each, by its path."""
+
+
 class Restored(NamedTuple):
     """A checkpoint, read and checked."""
 
@@ -38,6 +47,8 @@ class Restored(NamedTuple):
     """What the data iterator's `get_state` gave; None: it stands at its start."""
     metrics: dict[str, float]
     """Validation metrics at that step; empty where none were taken."""
+    reference: Reference | None
+    """Where frozen weights came from; None: all are in the checkpoint."""
 
 
 def array_items(state: TrainState) -> dict[str, Any]:
@@ -109,10 +120,15 @@ def read_checkpoint(
                 for name in ("memory", "optimizer"):
                     if name not in expected:  # By the run's configuration; of imported weights.
                         items.pop(name, None)
+                reference = _reference(position)
                 arrays = {
-                    name: _read_arrays(path / name, tree, layouts[name])
+                    name: _read_params(path, tree, layouts[name], reference)
+                    if name == "params" and reference is not None
+                    else _read_arrays(path / name, tree, layouts[name])
                     for name, tree in items.items()
                 }
+                if reference is not None:
+                    expected["params"] |= reference.checksums
                 if position["step"] != step:
                     raise ValueError(f"it holds step {position['step']}")
                 rng = np.asarray(position["rng"], np.uint32)
@@ -142,7 +158,93 @@ def read_checkpoint(
         memory=memory,
         rng=numbers[1],
     )
-    return Restored(state, position["data"], position["metrics"])
+    return Restored(state, position["data"], position["metrics"], reference)
+
+
+def _reference(position: Mapping[str, Any]) -> Reference | None:
+    stored = position.get("frozen")
+    return None if stored is None else Reference(stored["checkpoint"], dict(stored["checksums"]))
+
+
+def stored_names(checkpoint: str | Path, item: Literal["params", "memory"]) -> dict[str, int]:
+    """The arrays that a checkpoint holds, frozen ones included, and their checksums.
+
+    Args:
+      checkpoint: `RUN/checkpoints/STEP`.
+      item: slow weights, or memories by layer.
+    """
+    position = _read_json(Path(checkpoint).absolute())
+    names = dict(position["checksums"].get(item, {}))
+    reference = _reference(position)
+    if item == "params" and reference is not None:
+        names |= reference.checksums
+    return names
+
+
+def read_arrays(
+    checkpoint: str | Path, wanted: Mapping[str, Any], *, item: Literal["params", "memory"]
+) -> dict[str, jax.Array]:
+    """Some arrays of a checkpoint, wherever it has them from, with their checksums verified.
+
+    Args:
+      checkpoint: `RUN/checkpoints/STEP`.
+      wanted: shape, dtype and place of each, by path.
+      item: slow weights, or memories by layer.
+
+    Raises:
+      ValueError: there is no such checkpoint, or an array is missing, damaged or of another kind.
+    """
+    path = Path(checkpoint).absolute()
+    if not path.is_dir():
+        raise ValueError(f"{path}, which holds frozen weights, does not exist; put it back")
+    position = _read_json(path)
+    stored = position["checksums"].get(item, {})
+    here = {name: like for name, like in wanted.items() if name in stored}
+    elsewhere = {name: like for name, like in wanted.items() if name not in stored}
+    found = _read_some(path / item, here) if here else {}
+    actual = checksums(found)
+    wrong = [name for name in found if actual[name] != stored[name]]
+    if wrong:
+        raise ValueError(f"{path}: {wrong[0]} is not what was saved (its checksum differs)")
+    if elsewhere:
+        reference = _reference(position)
+        if reference is None or item != "params":
+            raise ValueError(f"{path} has no {next(iter(elsewhere))}")
+        found |= read_arrays(reference.checkpoint, elsewhere, item=item)
+    return found
+
+
+def _read_params(path: Any, abstract: Any, layout: Any, reference: Reference) -> Any:
+    """Slow weights of which some are another checkpoint's."""
+    like = jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), abstract, layout
+    )
+    named = named_leaves(like)
+    frozen = {name: named[name] for name in reference.checksums}
+    own = {name: x for name, x in named.items() if name not in frozen}
+    found = read_arrays(reference.checkpoint, frozen, item="params")
+    found |= read_arrays(path, own, item="params")
+    return jax.tree.unflatten(jax.tree.structure(abstract), [found[name] for name in named])
+
+
+def _read_some(path: Any, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Some arrays of an item; the storage layer reads all of them."""
+    handler = ocp.StandardCheckpointHandler()
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    try:
+        targets = {}
+        for name, stored in named_leaves(handler.metadata(path).tree).items():
+            like = jax.ShapeDtypeStruct(stored.shape, stored.dtype, sharding=device)
+            targets[name] = wanted.get(name, like)
+            if (targets[name].shape, targets[name].dtype) != (like.shape, like.dtype):
+                raise ValueError(
+                    f"{path}/{name} is {like.dtype}{list(like.shape)}; the model's is "
+                    f"{targets[name].dtype}{list(targets[name].shape)}"
+                )
+        read = named_leaves(handler.restore(path, args=ocp.args.StandardRestore(nested(targets))))
+    finally:
+        handler.close()
+    return {name: read[name] for name in wanted}
 
 
 def _read_arrays(path: Any, abstract: Any, layout: Any) -> Any:

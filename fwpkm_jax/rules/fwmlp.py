@@ -38,7 +38,7 @@ class FwMLPInfo(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FwMLP(AbstractChunkRule):
-    """A SwiGLU that takes one step on its mean squared error per chunk: the paper's baseline.
+    """A SwiGLU that takes one step on its mean error per chunk: the paper's baseline.
 
     The error is averaged over the tokens that write and over the features, without a factor 1/2.
     Everything is computed in the memory's dtype, whatever the tokens' is.
@@ -68,6 +68,11 @@ class FwMLP(AbstractChunkRule):
     """Size of the write."""
     weight_decay: float = 0.0
     """Decay of all six tensors at each write."""
+    loss: Literal["squared", "absolute"] = "squared"
+    """What a write lowers: the mean squared error, or the mean absolute one."""
+    write_clip: float | None = None
+    """Largest absolute entry of a write's gradients, before decay; the release clips at 1 if it
+    clips. None: not clipped."""
 
     long_writes = False  # One step on the mean of a whole text's errors can diverge.
 
@@ -79,6 +84,8 @@ class FwMLP(AbstractChunkRule):
         for name in ("learning_rate", "weight_decay"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0.")
+        if self.write_clip is not None and not self.write_clip > 0:
+            raise ValueError(f"write_clip={self.write_clip} must be above 0, or None for no clip.")
         if self.target == "mean" and self.lookahead > 1:
             raise ValueError(
                 f"target='mean' averages two neighbours, lookahead={self.lookahead} is too far; "
@@ -154,7 +161,8 @@ class FwMLP(AbstractChunkRule):
 
         def loss(memory: FwMLPMemory) -> tuple[Float[Array, ""], TokenValues]:
             output, _ = self.read(memory, chunk.query)
-            errors = chunk.write_weight * jnp.mean((output - chunk.target) ** 2, axis=-1)
+            size = jnp.square if self.loss == "squared" else jnp.abs
+            errors = chunk.write_weight * jnp.mean(size(output - chunk.target), axis=-1)
             return jnp.sum(errors) / jnp.maximum(num_written, 1.0), output
 
         return jax.grad(loss, has_aux=True)(memory)
@@ -163,6 +171,9 @@ class FwMLP(AbstractChunkRule):
         self, memory: FwMLPMemory, gradient: FwMLPMemory, num_written: Float[Array, ""]
     ) -> FwMLPMemory:
         # A chunk without a pair, padding say, writes nothing: it does not decay either.
+        if self.write_clip is not None:
+            limit = self.write_clip
+            gradient = jax.tree.map(lambda g: jnp.clip(g, -limit, limit), gradient)
         rate = jnp.where(num_written > 0, self.learning_rate, 0.0).astype(num_written.dtype)
         return jax.tree.map(lambda g, w: -rate * (g + self.weight_decay * w), gradient, memory)
 

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fwpkm_jax.core.slots.chunk import SlotChunk, SlotWriteWeights
-from fwpkm_jax.core.targets import shift_left
+from fwpkm_jax.core.targets import WriteWeights, shift_left, write_weights
 from fwpkm_jax.rules import FwMLP, FwPKM, FwPKMMemory
 
+MLP_LOSSES = {"mse": "squared", "mae": "absolute", "l1": "absolute"}
 SCORES = {"idw": "idw", "dot_product": "dot"}
 _MEMORY_FIELDS = {
     "T", "addr_loss", "addr_loss_weight", "batch", "chunk_size", "gates", "grad_clip", "heads",
@@ -54,7 +55,6 @@ def block_rule(config: dict) -> FwPKM | FwMLP:
     """The rule of a fwpkm_block or lm file, whose fields start with `fwpkm_`."""
     if config["fwpkm_variant"] == "mlp":
         # The rest of the fields is FwPKM's; the decoder always averages the targets.
-        assert not config["fwpkm_grad_clip"]
         return FwMLP(
             key_dim=config["fwpkm_k_dim"],
             value_dim=config["fwpkm_v_dim"],
@@ -63,6 +63,8 @@ def block_rule(config: dict) -> FwPKM | FwMLP:
             target="mean",
             learning_rate=config["fwpkm_optimizer_lr"],
             weight_decay=config["fwpkm_optimizer_weight_decay"],
+            loss=MLP_LOSSES[config["fwpkm_loss_type"]],
+            write_clip=1.0 if config["fwpkm_grad_clip"] else None,
         )
     known = {
         "qk_score_type": config["fwpkm_qk_score_type"],
@@ -141,6 +143,22 @@ def pairing(gate, mask, *, chunk_size: int, lookahead: int) -> SlotWriteWeights:
     real = ones if mask is None else mask.astype(gate.dtype)
     factor = jnp.broadcast_to(factor, gate.shape)
     return SlotWriteWeights(gate * real * paired, paired, ones, ones, factor)
+
+
+def mlp_pairing(gate, mask, *, chunk_size: int, lookahead: int) -> WriteWeights:
+    """The write weights of the fast MLP: a mean over all pairs, to which masked ones add 0.
+
+    The rule takes the mean over the tokens that write, so that their weights make up for it.
+    """
+    paired = write_weights(gate, None, chunk_size=chunk_size, lookahead=lookahead)
+    if mask is None:
+        return paired
+    written = paired.paired * (mask != 0).astype(gate.dtype)
+    chunk_of = np.arange(gate.shape[1]) // chunk_size
+    same = jnp.asarray(np.equal.outer(chunk_of, chunk_of), gate.dtype)
+    pairs, real = (same @ jnp.sum(x, axis=0) for x in (paired.paired, written))
+    share = real / jnp.maximum(pairs, 1)
+    return paired._replace(write=gate * mask.astype(gate.dtype) * written * share[None])
 
 
 def sequence(rule: FwPKM, query, values, gate, mask, *, chunk_size: int) -> SlotChunk:

@@ -2,9 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 from flax import nnx
 
-from fwpkm_jax.core.targets import write_weights
 from fwpkm_jax.layers.mixers.attention import AttentionConfig
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.pkm import PKMConfig
@@ -12,13 +13,22 @@ from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.rules import FwPKM
 from tests.golden import release
 from tests.golden.test_fwpkm_block import block_config
-from tests.golden.vectors import config_values, open_file
+from tests.golden.vectors import assert_matches, config_values, open_file
 from tests.golden.weights import filled_language_model, release_weights
 
 KIND = "lm"
 MIXERS = {"linear_attention": "gdn", "sliding_attention": "swa", "full_attention": "attention"}
 _OURS = (
-    *("B", "T", "passes", "decode_tokens", "hidden_size", "vocab_size", "intermediate_size"),
+    *(
+        "B",
+        "T",
+        "passes",
+        "decode_tokens",
+        "mask",
+        "hidden_size",
+        "vocab_size",
+        "intermediate_size",
+    ),
     *("num_hidden_layers", "layer_types", "tie_word_embeddings", "fwpkm_layers"),
     *("head_dim", "num_attention_heads", "num_key_value_heads", "partial_rotary_factor"),
     *("rope_theta", "sliding_window", "max_position_embeddings", "rms_norm_eps"),
@@ -76,30 +86,92 @@ def test_the_decoder_matches_the_release(golden_path, dtype):
         known=release.BLOCK_FIXED,
     )
     assert config["num_hidden_layers"] == len(config["layer_types"])
+    if config["decode_tokens"] and config["fwpkm_layers"]:
+        raise ValueError(
+            f"{golden_path.name}: decode_tokens={config['decode_tokens']} with a memory: the "
+            "release's queue of a whole decoder is not replayed; teach the test about it."
+        )
     model = LanguageModel(model_config(config), rngs=nnx.Rngs(0), dtype=None)
     weights = {name[2:]: x for name, x in file.arrays.items() if name.startswith("w:")}
-    file.assert_matches(jax.jit(lambda weights: _passes(model, file, weights))(weights))
+    results = jax.jit(lambda weights: _passes(model, file, weights))(weights)
+    expected = file.expected
+    if "mask" in file.arrays:  # What stands at padding means nothing.
+        real = (_mask(file) != 0)[..., None]
+        logits = jnp.where(real, results["logits"], 0)
+        results, file = (
+            results | {"logits": logits},
+            file._replace(expected=expected | {"logits": np.where(real, expected["logits"], 0)}),
+        )
+    file.assert_matches(results)
+    if not config["fwpkm_layers"]:
+        # Whether the file asks for it or not: without a memory, a stream gives what the whole does.
+        decoded = max(config["decode_tokens"], 2)
+        streamed = jax.jit(lambda weights: _decoded(model, file, weights, decoded))(weights)
+        assert_matches("logits", streamed, file.expected["logits"], golden_path, dtype)
+
+
+@pytest.mark.slow
+def test_a_mask_of_ones_changes_nothing(golden_path):
+    """Of decoders without FwPKM, whose release scales its steps by whether there is a mask."""
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        file = open_file(golden_path, np.dtype("float64"))
+        if file.config["fwpkm_layers"] and file.config["fwpkm_variant"] != "mlp":
+            pytest.skip("the release's steps depend on there being a mask")
+        ones = jnp.ones(file.arrays["tokens"].shape[1:])
+        masked = file._replace(arrays=file.arrays | {"mask": ones})
+        model = LanguageModel(model_config(file.config), rngs=nnx.Rngs(0), dtype=None)
+        weights = {name[2:]: x for name, x in file.arrays.items() if name.startswith("w:")}
+        file.assert_matches(jax.jit(lambda weights: _passes(model, masked, weights))(weights))
+
+
+def _mask(file):
+    """`[passes, batch, length]`, or None; a file may give one mask for all passes."""
+    mask = file.arrays.get("mask")
+    return None if mask is None else jnp.broadcast_to(mask, file.arrays["tokens"].shape)
+
+
+def _decoded(model, file, weights, decoded):
+    """Logits of every pass from a prompt and `decoded` single tokens behind it."""
+    passes = []
+    masks = _mask(file)
+    for index, tokens in enumerate(jnp.asarray(file.arrays["tokens"])):
+        filled, memory = filled_language_model(model, weights)
+        batch, length = tokens.shape
+        stream, logits = filled.init_stream(memory, batch=batch, max_length=length), []
+        ends = range(length - decoded, length + 1)
+        for start, end in zip((0, *ends), ends, strict=False):
+            mask = None if masks is None else masks[index][:, start:end]
+            out = filled.stream(tokens[:, start:end], stream, mask=mask)
+            logits.append(out.logits)
+            stream = out.stream
+        logits = jnp.concatenate(logits, axis=1)
+        passes.append(
+            logits if masks is None else jnp.where(masks[index][..., None] != 0, logits, 0)
+        )
+    return jnp.stack(passes)
 
 
 def _passes(model, file, weights):
     """All passes, the memory carried from one to the next; gradients of the last."""
     tokens, rule = jnp.asarray(file.arrays["tokens"]), model.config.fast_weight.rule
     # The release rescales the steps of product-key memories only.
-    pairing = release.pairing if isinstance(rule, FwPKM) else write_weights
+    pairing = release.pairing if isinstance(rule, FwPKM) else release.mlp_pairing
+    masks = _mask(file)
     filled, memory = filled_language_model(model, weights)
     records = []
     for index, batch in enumerate(tokens):
         last = index == len(tokens) - 1
+        options = {"mask": None if masks is None else masks[index], "pairing": pairing}
         if last and "cotangent" in file.arrays:
             assert len(tokens) == 1, "gradients of a later pass would need its own start"
 
-            def logits_of(weights, batch=batch):
+            def logits_of(weights, batch=batch, options=options):
                 other, start = filled_language_model(model, weights)
-                return other(batch, start, pairing=pairing).logits
+                return other(batch, start, **options).logits
 
             _, pullback = jax.vjp(logits_of, weights)
             (gradients,) = pullback(file.arrays["cotangent"])
-        out = filled(batch, memory, pairing=pairing)
+        out = filled(batch, memory, **options)
         memory = out.memory
         records.append(out)
     results = {"logits": jnp.stack([out.logits for out in records])}

@@ -23,15 +23,17 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def test_the_update_written_out():
+@pytest.mark.parametrize(("loss", "clip"), [("squared", None), ("absolute", 0.004)])
+def test_the_update_written_out(loss, clip):
     """The six gradients by the chain rule; weights are gates, the average runs over writers."""
+    rule = dataclasses.replace(RULE, loss=loss, write_clip=clip)
     memory = init_memory(RULE, jnp.float64)
     memory = memory._replace(up_bias=memory.up_bias + 0.3, gate_bias=memory.gate_bias - 0.2)
     sequence = to_sequence(
         RULE, sample_signals(RULE, masked=True), chunk_size=10, dtype=jnp.float64
     )
     chunk = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sequence)
-    step = jax.jit(RULE.step)(memory, chunk)
+    step = jax.jit(rule.step)(memory, chunk)
 
     m = type(memory)(*map(np.asarray, memory))
     x, target, weight = (np.asarray(a) for a in (chunk.query[:, 0], chunk.target, chunk[2]))
@@ -40,7 +42,8 @@ def test_the_update_written_out():
     output = (up * silu) @ m.down_kernel + m.down_bias
     num_writers = np.count_nonzero(weight)
     assert 0 < num_writers < np.sum(np.asarray(chunk.counted))
-    d_output = 2 * weight[:, None] * (output - target) / (4 * num_writers)
+    slope = 2 * (output - target) if loss == "squared" else np.sign(output - target)
+    d_output = weight[:, None] * slope / (4 * num_writers)
     d_hidden = d_output @ m.down_kernel.T
     d_up, d_gate = d_hidden * silu, d_hidden * up * (s + gate * s * (1 - s))
     gradients = (
@@ -50,6 +53,9 @@ def test_the_update_written_out():
     np.testing.assert_allclose(step.output, output, rtol=1e-11)
     squares = 0.0
     for name, before, after, gradient in zip(m._fields, m, step.memory, gradients, strict=True):
+        if clip is not None:
+            assert np.any(np.abs(gradient) > clip)
+            gradient = np.clip(gradient, -clip, clip)
         change = -0.3 * (gradient + 0.02 * before)
         np.testing.assert_allclose(after, before + change, rtol=1e-11, err_msg=name)
         squares += np.sum(change**2)

@@ -53,6 +53,10 @@ class LaCTConfig(AbstractMixerConfig):
     """See `LaCTRule`."""
     muon: bool = False
     """See `LaCTRule`."""
+    momentum: bool = True
+    """Keeps a share of the last step, which each token's projection votes on."""
+    read_scale: bool = True
+    """Multiplies what each fast network reads by a number per token, SiLU of a projection."""
     rope_theta: float = 10_000.0
     """Base of the rotary frequencies, over the whole of each head."""
     yarn: YarnConfig | None = None
@@ -180,8 +184,8 @@ class LaCT(AbstractMixer):
         self.up_right = normal(heads, rank, width, fan_in=width, gain=0.5)
         self.down = normal(heads, width, hidden, fan_in=hidden)
         self.rate_proj = linear(3 * heads, use_bias=True)
-        self.momentum_proj = linear(heads, use_bias=True)
-        self.scale_proj = linear(heads, use_bias=True)
+        self.momentum_proj = linear(heads, use_bias=True) if config.momentum else None
+        self.scale_proj = linear(heads, use_bias=True) if config.read_scale else None
         self.fast_norm = RMSNorm(width, eps=_NORM_EPSILON)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> LaCTCache:
@@ -254,9 +258,10 @@ class LaCT(AbstractMixer):
             assert attention is not None
             read, fast = cache.fast.push(self.rule, tokens)
             cache = LaCTCache(attention, fast)
-        scale = jax.nn.silu(self.scale_proj(x))[..., None]
-        read = (self.fast_norm(read) * scale.astype(read.dtype)).reshape(x.shape)
-        y = self.o_proj(attended + read.astype(attended.dtype))
+        read = self.fast_norm(read)
+        if self.scale_proj is not None:
+            read = read * jax.nn.silu(self.scale_proj(x))[..., None].astype(read.dtype)
+        y = self.o_proj(attended + read.reshape(x.shape).astype(attended.dtype))
         if packing is None:
             return y, cache
         return unpack(jnp.where(packing.is_real[:, :, None], y, 0), packing), cache
@@ -284,12 +289,15 @@ class LaCT(AbstractMixer):
         value = value.astype(dtype).reshape(shape)
         base = np.log(np.expm1(config.base_rate))  # softplus(base) = base_rate
         rates = jax.nn.softplus(self.rate_proj(x).astype(dtype) + base)
+        momentum = jnp.zeros((*x.shape[:2], config.num_fast_heads), dtype)
+        if self.momentum_proj is not None:
+            momentum = jax.nn.sigmoid(self.momentum_proj(x).astype(dtype))
         return FastTokens(
             query=address(query, self.fast_query_scale, self.fast_query_shift),
             key=address(key, self.fast_key_scale, self.fast_key_shift),
             value=jax.nn.silu(value) if config.value_silu else value,
             rates=rates.reshape(shape),
-            momentum=jax.nn.sigmoid(self.momentum_proj(x).astype(dtype)),
+            momentum=momentum,
             real=(positions >= 0).astype(dtype),
         )
 

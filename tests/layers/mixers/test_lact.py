@@ -1,5 +1,7 @@
 """LaCT: a static SwiGLU without steps, learned starts, a place in the decoder, refusals."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +46,24 @@ def test_without_steps_the_fast_networks_are_static_swiglus():
     np.testing.assert_allclose(
         jax.jit(layer)(x)[0], layer.o_proj(attended + expected), rtol=1e-3, atol=1e-4
     )
+
+
+def test_without_momentum_and_scale_a_layer_is_one_that_learned_neither():
+    """Momentum whose share is 0, and a scale that is 1 for every token, change nothing."""
+    plain = build(dataclasses.replace(CONFIG, momentum=False, read_scale=False))
+    layer = build()
+    for name in ("momentum_proj", "scale_proj"):
+        assert getattr(plain, name) is None
+        projection = getattr(layer, name)
+        projection.kernel.set_value(jnp.zeros_like(projection.kernel[...]))
+        # SiLU is 1 at this number.
+        number = {"momentum_proj": -1e4, "scale_proj": 1.2784645}[name]
+        projection.bias.set_value(jnp.full_like(projection.bias[...], number))
+    state, other = nnx.state(plain, nnx.Param), nnx.state(layer, nnx.Param)
+    nnx.update(plain, {name: other[name] for name in state})
+    x = sample()
+    actual, expected = jax.jit(lambda: (plain(x)[0], layer(x)[0]))()
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-6)
 
 
 def test_every_sequence_starts_with_the_learned_weights():

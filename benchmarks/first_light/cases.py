@@ -157,7 +157,7 @@ def _selection(spec: product_top_k_specs.TopKSpec) -> dict[str, Any]:
 
     @jax.jit
     def select(queries: jax.Array, keys: jax.Array) -> Any:
-        return product_top_k.product_top_k(
+        return product_top_k.select_slots(
             queries, keys, top_k=spec.top_k, score=spec.score, backend="pallas"
         )
 
@@ -198,7 +198,7 @@ def _memory(groups: int, *, tiny: bool) -> dict[str, Any]:
 def _chosen_selection() -> dict[str, Any]:
     spec = _named(product_top_k_specs.SPECS, "63_tokens")
     arrays: dict[str, Any] = product_top_k_specs.sample(spec, jnp.float32)
-    product_top_k.product_top_k(**arrays, top_k=spec.top_k)
+    product_top_k.select_slots(**arrays, top_k=spec.top_k)
     return {}
 
 

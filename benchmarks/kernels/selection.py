@@ -22,7 +22,7 @@ from benchmarks.machine import environment, queued_seconds, settings, write_resu
 from benchmarks.options import parse
 from pallas_kernels import dispatch
 from pallas_kernels.dispatch import Backend
-from pallas_kernels.product_top_k import product_top_k
+from pallas_kernels.product_top_k import select_slots
 from pallas_kernels.product_top_k.specs import SPECS, TopKSpec, sample
 
 SHAPES = {"paper": ("paper", "paper_pkm", "few_sub_keys", "million_slots"), "tiny": ("63_tokens",)}
@@ -50,7 +50,7 @@ def measure(options: Options, spec: TopKSpec, which: str, backend: Backend) -> d
 
     def forward(queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Weights and ids of the slots."""
-        found = product_top_k(queries, keys, top_k=spec.top_k, score=spec.score, backend=backend)
+        found = select_slots(queries, keys, top_k=spec.top_k, score=spec.score, backend=backend)
         return found.weights, found.address.slot_ids
 
     def train(queries: jax.Array, keys: jax.Array) -> Any:

@@ -20,13 +20,13 @@ FAULTS = (
     ),
     Fault(
         "FwPKM: keys do not decay",
-        "gradient = gradient + weight_decay * keys",
+        "gradient = gradient + self.weight_decay * keys",
         "gradient = gradient + 0.0 * keys",
         _FWPKM,
     ),
     Fault(
         "FwPKM: a row read twice counts twice in the update's norm",
-        "jnp.sqrt(jnp.sum(squares / slot_counts(slot_ids, everyone, num_slots=before.shape[0])))",
+        "jnp.sqrt(jnp.sum(squares / slot_counts(slot_ids, ones, num_slots=before.shape[0])))",
         "jnp.sqrt(jnp.sum(squares))",
         _FWPKM,
     ),

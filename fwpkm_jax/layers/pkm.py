@@ -20,7 +20,7 @@ from fwpkm_jax.core.slots.split_table import (
 from fwpkm_jax.layers.partition import BATCH, ParameterAxes, Partition
 from fwpkm_jax.literals import check_literals
 from pallas_kernels.dispatch import Backend
-from pallas_kernels.product_top_k import product_top_k
+from pallas_kernels.product_top_k import select_slots
 from pallas_kernels.slot_read import slot_read
 
 
@@ -236,7 +236,7 @@ class PKM(nnx.Module):
         """
         config = self.config
         batch, length = query.shape[:2]
-        address, weights = product_top_k(
+        address, weights = select_slots(
             query.reshape(batch * length, *query.shape[2:]),
             keys,
             top_k=config.top_k,

@@ -1,13 +1,12 @@
 """Fast-weight product-key memory: a large table of slots, rewritten where it was read."""
 
-import functools
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import (
     Queries,
@@ -17,18 +16,16 @@ from fwpkm_jax.core.array_types import (
     TokenValues,
     ValueTable,
 )
-from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast, map_groups, scan_chunks
+from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast
 from fwpkm_jax.core.slots.addressing import (
     Address,
     Nonlinearity,
     Score,
-    addressing_gradient,
     addressing_loss,
-    key_step,
-    sub_key_usage,
 )
-from fwpkm_jax.core.slots.block_write import ChunkBlocks, write_in_blocks
-from fwpkm_jax.core.slots.chunk import SlotChunk, SlotWriteWeights
+from fwpkm_jax.core.slots.block_write import ChunkBlocks
+from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk, SlotWriteWeights
+from fwpkm_jax.core.slots.key_write import KeyWrite
 from fwpkm_jax.core.slots.retention import (
     Retention,
     SlotHistory,
@@ -36,15 +33,15 @@ from fwpkm_jax.core.slots.retention import (
     retentive_write,
     surprise_weights,
 )
-from fwpkm_jax.core.slots.split_table import MemoryAxes, split_value_run
-from fwpkm_jax.core.slots.table import slot_counts, slot_read, slot_write
-from fwpkm_jax.core.slots.value_run import value_run
+from fwpkm_jax.core.slots.split_table import MemoryAxes
+from fwpkm_jax.core.slots.table import slot_read, slot_write, update_norm
+from fwpkm_jax.core.slots.two_phase import TwoPhase
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.rules.arguments import check_memory, check_query, check_run
 from fwpkm_jax.rules.base import AbstractChunkRule
-from pallas_kernels import product_top_k as selection_kernels
 from pallas_kernels import slot_read as read_kernels
 from pallas_kernels.dispatch import Backend
+from pallas_kernels.product_top_k import select_slots
 from pallas_kernels.row_ops import row_ops
 
 KeyLoss = Literal["addressing", "reconstruction", "both"]
@@ -62,13 +59,6 @@ class FwPKMMemory(NamedTuple):
     keys: SubKeys
     values: ValueTable
     history: SlotHistory | None = None
-
-
-class SlotAccess(NamedTuple):
-    """Which slots each token read, heads joined, best first within a head."""
-
-    slot_ids: Int[Array, "tokens places"]
-    slot_weights: Float[Array, "tokens places"]
 
 
 class FwPKMInfo(NamedTuple):
@@ -193,7 +183,7 @@ class FwPKM(AbstractChunkRule):
         check_memory(self, memory)
         check_query(self, query)
         _, access = self._select(memory.keys, query, self.backend)
-        return read_kernels.slot_read(memory.values, *access, backend=self.backend).output, access
+        return self._read(memory.values, *access), access
 
     def address(self, memory: FwPKMMemory, query: Queries) -> tuple[jax.Array, jax.Array]:
         address, access = self._select(memory.keys, query, self.backend)
@@ -237,37 +227,18 @@ class FwPKM(AbstractChunkRule):
         chunk_size: int,
         axes: MemoryAxes | None = None,
     ) -> RunOutput:
-        """All slots first, in one scan over the keys alone; then the values (core.slots.value_run).
+        """All slots first, then the values: `core.slots.two_phase`.
 
         On a GPU or TPU, `_select` runs the kernel `pallas_kernels.product_top_k`, and the kernels
-        that `pallas_kernels.row_ops` chooses read and write the values. Where devices share a
-        memory, each finds the slots of its own tokens with its own copy of the keys, and holds a
-        part of the values (core.slots.split_table).
+        that `pallas_kernels.row_ops` chooses read and write the values.
         """
         if not self.two_phase:
             return super().run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
-        sequence = cast(sequence, memory.values.dtype)
-        token_axes = () if axes is None else axes.tokens
-        move_keys = functools.partial(self._move_keys, token_axes=token_axes)
-        keys, _, access, losses = map_groups(
-            lambda keys, part: scan_chunks(move_keys, keys, part, chunk_size=chunk_size),
-            memory.keys,
-            sequence,
+        out = self._two_phase(memory.values).run_groups(
+            memory.keys, memory.values, sequence, chunk_size=chunk_size, axes=axes
         )
-        run = value_run if axes is None else functools.partial(split_value_run, axes=axes)
-        out = run(
-            memory.values,
-            access.slot_ids,
-            access.slot_weights,
-            sequence.target,
-            error_weights=sequence.error_weight,
-            counted=sequence.counted,
-            step_size=self.learning_rate * self._value_step,
-            chunk_size=chunk_size,
-            ops=row_ops(memory.values, backend=self.backend),
-        )
-        info = jax.lax.stop_gradient(FwPKMInfo(losses, out.update_norm))
-        return RunOutput(FwPKMMemory(keys, out.values), out.output, access, info)
+        info = jax.lax.stop_gradient(FwPKMInfo(out.addressing_loss, out.update_norm))
+        return RunOutput(FwPKMMemory(out.keys, out.values), out.output, out.access, info)
 
     def write(self, memory: FwPKMMemory, chunk: SlotChunk) -> FwPKMMemory:
         sequence = jax.tree.map(lambda x: x[None], chunk._replace(cut=None))
@@ -276,47 +247,18 @@ class FwPKM(AbstractChunkRule):
     def write_blocks(self, memory: FwPKMMemory, blocks: ChunkBlocks) -> FwPKMMemory:
         if not self.two_phase:
             return super().write_blocks(memory, blocks)
-        dtype = memory.values.dtype
-        block = blocks.block
-
-        def select(keys: SubKeys, query: Queries) -> tuple[Address, jax.Array]:
-            address, access = self._select(keys, query, self.backend)
-            return address, access.slot_weights
-
-        def read(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
-            return read_kernels.slot_read(values, slot_ids, weights, backend=self.backend).output
-
-        return FwPKMMemory(
-            *write_in_blocks(
-                memory.keys,
-                memory.values,
-                blocks._replace(block=lambda number: cast(block(number), dtype)),
-                select=select,
-                read=read,
-                step_size=self.learning_rate * self._value_step,
-                learning_rate=self.learning_rate,
-                key_weight=self.addressing_weight,
-                score=self.score,
-                ops=row_ops(memory.values, backend=self.backend),
-            )
-        )
+        executor = self._two_phase(memory.values)
+        return FwPKMMemory(*executor.write_blocks(memory.keys, memory.values, blocks))
 
     def step(self, memory: FwPKMMemory, chunk: SlotChunk) -> StepOutput:
         chunk = cast(chunk, memory.values.dtype)
         address, access = self._select(memory.keys, chunk.query, "reference")
         output = slot_read(memory.values, *access)
         values, history = self._write_values(memory, chunk, access, output - chunk.target)
-        gradient = self.key_gradient(memory, chunk, address)
-        keys = key_step(
-            memory.keys,
-            gradient,
-            learning_rate=self.learning_rate,
-            clip=self.write_clip,
-            weight_decay=self.weight_decay,
-        )
+        keys = self._key_write.step(memory.keys, self.key_gradient(memory, chunk, address))
         loss = addressing_loss(address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed)
         info = FwPKMInfo(
-            addressing_loss=loss, update_norm=_update_norm(memory.values, values, access.slot_ids)
+            addressing_loss=loss, update_norm=update_norm(memory.values, values, access.slot_ids)
         )
         memory = FwPKMMemory(keys, values, history)
         return StepOutput(memory, output, access, jax.lax.stop_gradient(info))
@@ -362,36 +304,32 @@ class FwPKM(AbstractChunkRule):
             return float(self.num_heads * self.top_k)
         return self.value_step
 
-    def _move_keys(
-        self, keys: SubKeys, chunk: SlotChunk, *, token_axes: tuple[str, ...] = ()
-    ) -> StepOutput:
-        """One chunk's part of `step` that concerns the keys alone.
-
-        Devices that hold other tokens of the chunk add up how all of them use and move the keys.
-        """
-        address, access = self._select(keys, chunk.query, self.backend)
-        usage = None
-        if token_axes:
-            usage = sub_key_usage(
-                address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed
-            )
-            usage = jax.lax.psum(usage, token_axes)
-        # Its backward pass lays the coefficients out again, rather than keep them per chunk.
-        spread = jax.checkpoint(functools.partial(addressing_gradient, score=self.score))
-        gradient = spread(chunk.query, keys, address, token_weights=chunk.addressed, usage=usage)
-        if token_axes:
-            gradient = jax.lax.psum(gradient, token_axes)
-        keys = key_step(keys, self.addressing_weight * gradient, learning_rate=self.learning_rate)
-        loss = addressing_loss(
-            address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed, usage=usage
+    @property
+    def _key_write(self) -> KeyWrite:
+        return KeyWrite(
+            learning_rate=self.learning_rate,
+            loss_weight=0.0 if self.key_loss == "reconstruction" else self.addressing_weight,
+            score=self.score,
+            clip=self.write_clip,
+            weight_decay=self.weight_decay,
         )
-        nothing_read = jnp.zeros((chunk.query.shape[0], 0), keys.dtype)
-        return StepOutput(keys, nothing_read, access, loss)
+
+    def _two_phase(self, values: jax.Array) -> TwoPhase:
+        return TwoPhase(
+            select=lambda keys, query: self._select(keys, query, self.backend),
+            read=self._read,
+            key_write=self._key_write,
+            step_size=self.learning_rate * self._value_step,
+            ops=row_ops(values, backend=self.backend),
+        )
+
+    def _read(self, values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
+        return read_kernels.slot_read(values, slot_ids, weights, backend=self.backend).output
 
     def _select(
         self, keys: SubKeys, query: Queries, backend: Backend
     ) -> tuple[Address, SlotAccess]:
-        address, weights = selection_kernels.product_top_k(
+        address, weights = select_slots(
             query.astype(keys.dtype),
             keys,
             top_k=self.top_k,
@@ -407,11 +345,7 @@ class FwPKM(AbstractChunkRule):
 
     def key_gradient(self, memory: FwPKMMemory, chunk: SlotChunk, address: Address) -> SubKeys:
         """Gradient of what moves the keys (`key_loss`), before clipping and decay."""
-        gradient = jnp.zeros_like(memory.keys)
-        if self.key_loss != "reconstruction":
-            gradient = self.addressing_weight * addressing_gradient(
-                chunk.query, memory.keys, address, token_weights=chunk.addressed, score=self.score
-            )
+        gradient = self._key_write.gradient(memory.keys, chunk, address)
         if self.key_loss != "addressing":
             gradient = gradient + jax.grad(self._reconstruction_loss)(memory.keys, memory, chunk)
         return gradient
@@ -424,14 +358,3 @@ class FwPKM(AbstractChunkRule):
         output = slot_read(memory.values, *access)
         losses = chunk.write_weight * jnp.mean((output - chunk.target) ** 2, axis=-1)
         return 0.5 * jnp.sum(losses) / jnp.maximum(jnp.sum(chunk.paired), 1.0)
-
-
-def _update_norm(before: ValueTable, after: ValueTable, slot_ids: jax.Array) -> jax.Array:
-    """Norm of the table's change, from the touched rows alone."""
-    change = after.at[slot_ids].get(mode="promise_in_bounds") - before.at[slot_ids].get(
-        mode="promise_in_bounds"
-    )
-    squares = jnp.sum(change**2, axis=-1)
-    # A row read n times appears n times.
-    everyone = jnp.ones(slot_ids.shape[:1], squares.dtype)
-    return jnp.sqrt(jnp.sum(squares / slot_counts(slot_ids, everyone, num_slots=before.shape[0])))

@@ -1,4 +1,4 @@
-"""The public `product_top_k`: chooses an implementation and defines its derivatives."""
+"""`select_slots`: chooses an implementation of the operation and defines its derivatives."""
 
 import functools
 from typing import cast
@@ -26,7 +26,7 @@ WIDEST_HALF = {"gpu": 320, "tpu": 512}
 memory, beside two tiles of keys: 221,184 of 232,448 bytes at 320 columns."""
 
 
-def product_top_k(
+def select_slots(
     queries: Queries,
     keys: SubKeys,
     *,

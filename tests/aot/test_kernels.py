@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from benchmarks.compiled.absent_devices import DEVICES, kernel_of, kernels_for
-from pallas_kernels.product_top_k import product_top_k
+from pallas_kernels.product_top_k import select_slots
 from pallas_kernels.product_top_k.api import WIDEST_HALF
 from tests.aot.devices import absent_device
 from tests.kernels.entry import entries
@@ -75,7 +75,7 @@ def test_the_widest_keys_that_the_gpus_kernel_takes_fit_its_shared_memory():
     shapes = (256, 1, 2 * half), (1, 2, 512, half)
     arrays = (jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding) for shape in shapes)
     with kernels_for("h100"):
-        select = functools.partial(product_top_k, top_k=8, backend="pallas")
+        select = functools.partial(select_slots, top_k=8, backend="pallas")
         jax.jit(select).trace(*arrays).lower().compile()
         with pytest.raises(NotImplementedError, match="at most 1024, 32 and 320"):
             jax.eval_shape(select, jnp.zeros((5, 1, 768)), jnp.zeros((1, 2, 512, 384)))

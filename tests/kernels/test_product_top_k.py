@@ -11,10 +11,10 @@ from jax.extend.core import jaxprs_in_params
 
 from fwpkm_jax.core.slots import addressing
 from pallas_kernels import dispatch
-from pallas_kernels.product_top_k import api, product_top_k, specs
+from pallas_kernels.product_top_k import api, select_slots, specs
 
 TOP_K = 3
-select = functools.partial(product_top_k, top_k=TOP_K)
+select = functools.partial(select_slots, top_k=TOP_K)
 both_kernels = pytest.mark.parametrize("kernel", ["tpu", "gpu"])
 
 
@@ -159,7 +159,7 @@ def test_doubles_are_left_to_the_reference():
 
 def test_senseless_shapes_are_refused_in_the_words_of_the_reference():
     with dispatch.interpret_kernels("tpu"), pytest.raises(ValueError, match="top_k=8 exceeds"):
-        product_top_k(*sample(), top_k=8, backend="pallas")
+        select_slots(*sample(), top_k=8, backend="pallas")
 
 
 def test_a_gpu_leaves_keys_too_wide_for_its_shared_memory_to_the_reference(caplog):

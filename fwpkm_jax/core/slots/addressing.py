@@ -175,30 +175,6 @@ def addressing_loss(
     return jnp.sum(marginal * jnp.log(marginal + _LOG_EPSILON))
 
 
-def key_step(
-    keys: SubKeys,
-    gradient: SubKeys,
-    *,
-    learning_rate: float,
-    clip: float | None = None,
-    weight_decay: float = 0.0,
-) -> SubKeys:
-    """The sub-keys after one write, the only definition of it.
-
-    Args:
-      keys: `[heads, 2, subkeys, key // 2]`.
-      gradient: of what moves the keys, by default `addressing_gradient`.
-      learning_rate: multiplies the step.
-      clip: bound on each element of the gradient, or None.
-      weight_decay: adds this multiple of the keys to the gradient.
-    """
-    if clip is not None:
-        gradient = jnp.clip(gradient, -clip, clip)
-    if weight_decay:
-        gradient = gradient + weight_decay * keys
-    return keys - learning_rate * gradient
-
-
 def addressing_gradient(
     queries: Queries,
     keys: SubKeys,

@@ -16,13 +16,12 @@ from fwpkm_jax.core.array_types import Queries, SubKeys, TokenValues, ValueTable
 from fwpkm_jax.core.chunks import AnyChunk, Memory
 from fwpkm_jax.core.slots.addressing import (
     Address,
-    Score,
     SubKeyUsage,
-    addressing_gradient,
-    key_step,
     sub_key_usage,
 )
+from fwpkm_jax.core.slots.chunk import SlotAccess
 from fwpkm_jax.core.slots.grouping import group_slots
+from fwpkm_jax.core.slots.key_write import KeyWrite
 from fwpkm_jax.core.slots.row_ops import RowOps
 from fwpkm_jax.core.slots.table import write_steps
 
@@ -78,12 +77,10 @@ def write_in_blocks(
     values: ValueTable,
     blocks: ChunkBlocks,
     *,
-    select: Callable[[SubKeys, Queries], tuple[Address, jax.Array]],
+    select: Callable[[SubKeys, Queries], tuple[Address, SlotAccess]],
     read: Callable[[ValueTable, jax.Array, jax.Array], TokenValues],
+    key_write: KeyWrite,
     step_size: float,
-    learning_rate: float,
-    key_weight: float,
-    score: Score,
     ops: RowOps,
 ) -> tuple[SubKeys, ValueTable]:
     """Keys and values after one write of a chunk: its plain write, up to the order of sums.
@@ -92,20 +89,17 @@ def write_in_blocks(
       keys: before the write.
       values: before the write.
       blocks: the chunk, in the dtype of keys and values.
-      select: from keys and queries to addresses and read weights `[tokens, places]`.
+      select: from keys and queries to addresses and the slots read.
       read: from values, slots and weights `[tokens, places]` to what is read.
+      key_write: how the keys move.
       step_size: multiplies the mean error of a slot.
-      learning_rate: multiplies the gradient that moves the keys.
-      key_weight: of the addressing loss.
-      score: of the sub-keys.
       ops: what adds rows.
     """
     num_subkeys = keys.shape[2]
 
     def address_block(number: jax.Array, addressed: _Addressed) -> _Addressed:
         chunk = blocks.block(number)
-        address, weights = select(keys, chunk.query)
-        slot_ids = address.slot_ids.reshape(weights.shape)
+        address, (slot_ids, weights) = select(keys, chunk.query)
         errors = read(values, slot_ids, weights) - chunk.target
         errors = chunk.error_weight[:, None] * errors
         counted = jnp.broadcast_to(chunk.counted[:, None], slot_ids.shape)
@@ -128,10 +122,7 @@ def write_in_blocks(
         address, weights, errors = jax.tree.map(
             lambda x: x[number], (addressed.address, addressed.weights, addressed.errors)
         )
-        gradient = gradient + addressing_gradient(
-            chunk.query, keys, address,
-            token_weights=chunk.addressed, score=score, usage=addressed.usage,
-        )  # fmt: skip
+        gradient = gradient + key_write.gradient(keys, chunk, address, usage=addressed.usage)
         slot_ids = address.slot_ids.reshape(weights.shape)
         counts = addressed.counts.at[slot_ids].get(mode="promise_in_bounds")
         steps = write_steps(weights, counts, step_size=step_size)
@@ -139,13 +130,13 @@ def write_in_blocks(
         return gradient, ops.add(values, groups, steps, errors)
 
     gradient, values = blocks.fold(write, (jnp.zeros_like(keys), values))
-    return key_step(keys, key_weight * gradient, learning_rate=learning_rate), values
+    return key_write.step(keys, gradient), values
 
 
 def _none_addressed(keys, values, blocks: ChunkBlocks, select) -> _Addressed:
     """Zeros of the right shapes."""
     query = jax.eval_shape(blocks.block, jnp.int32(0)).query
-    address, weights = jax.eval_shape(select, keys, query)
+    address, (_, weights) = jax.eval_shape(select, keys, query)
 
     def per_block(shape: tuple[int, ...], dtype: Any) -> jax.Array:
         return jnp.zeros((blocks.most, *shape), dtype)

@@ -1,9 +1,9 @@
-"""What a memory of slots is told of each token, beyond what every rule needs."""
+"""What a memory of slots is told about each token beyond what every rule needs, and reports."""
 
 from typing import NamedTuple
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.chunks import Cut
 
@@ -31,6 +31,13 @@ class SlotChunk(NamedTuple):
     def error_weight(self) -> jax.Array:
         """Weight of each token's error in the value step, `[tokens]`."""
         return self.write_weight if self.factor is None else self.factor * self.write_weight
+
+
+class SlotAccess(NamedTuple):
+    """Which slots each token read, heads joined, best first within a head."""
+
+    slot_ids: Int[Array, "*tokens places"]
+    slot_weights: Float[Array, "*tokens places"]
 
 
 class SlotWriteWeights(NamedTuple):

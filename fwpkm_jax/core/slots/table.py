@@ -111,3 +111,20 @@ def slot_write(
     if clip is not None:
         gradient = jnp.clip(gradient, -clip, clip)
     return values - learning_rate * (gradient + weight_decay * values)
+
+
+def update_norm(before: ValueTable, after: ValueTable, slot_ids: SlotIds) -> Float[Array, ""]:
+    """Euclidean norm of the table's change, from the touched rows alone.
+
+    Args:
+      before: `[slots, value]`.
+      after: the table after a write.
+      slot_ids: the slots that it touched, `[tokens, places]`.
+    """
+    change = after.at[slot_ids].get(mode="promise_in_bounds") - before.at[slot_ids].get(
+        mode="promise_in_bounds"
+    )
+    squares = jnp.sum(change**2, axis=-1)
+    # A row read n times appears n times.
+    ones = jnp.ones(slot_ids.shape[:1], squares.dtype)
+    return jnp.sqrt(jnp.sum(squares / slot_counts(slot_ids, ones, num_slots=before.shape[0])))

@@ -1,6 +1,5 @@
 """Mixers by name: ours and those that other packages register."""
 
-import difflib
 import functools
 import sys
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fwpkm_jax.layers.mixers.base import AbstractMixerConfig
 from fwpkm_jax.layers.mixers.matrix_memory import MatrixMixerConfig
+from fwpkm_jax.literals import nearest
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 
 MixerBuilder = Callable[[Any], AbstractMixerConfig]
@@ -94,9 +94,8 @@ def check_mixer_name(name: str, place: str) -> None:
     """Raises ValueError unless a mixer of that name is registered; `place` is where it stands."""
     names = mixer_names()
     if name not in names:
-        near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.0)
         raise ValueError(
-            f"{place}={name!r} is none of {', '.join(names)}; the nearest name is {near[0]}. For a "
+            f"{place}={name!r} is none of {', '.join(names)}{nearest(str(name), names)}. For a "
             "mixer of your own, call layers.mixers.register_mixer in its module and name the "
             "module in plugins."
         )

@@ -7,7 +7,7 @@ in a thousand may differ, which in the small shapes is none.
 import jax
 import numpy as np
 
-from pallas_kernels.product_top_k import product_top_k
+from pallas_kernels.product_top_k import select_slots
 from pallas_kernels.product_top_k.api import OP
 from pallas_kernels.product_top_k.specs import SPECS, sample
 from tests.kernels.entries.slot_read import interpreted_only
@@ -21,7 +21,7 @@ MERGES_QUICKLY = ("top_32",) if jax.__version_info__ >= (0, 11) else ()
 
 def call(spec, backend, **arrays):
     normalization = "head" if spec.score == "dot" else "token"
-    return product_top_k(
+    return select_slots(
         **arrays, top_k=spec.top_k, score=spec.score, normalization=normalization, backend=backend
     )
 

@@ -1,5 +1,7 @@
 """Sums over chosen sub-keys: both ways of computing them, and their derivatives."""
 
+import types
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -70,3 +72,28 @@ def test_first_and_second_derivatives_are_the_automatic_ones():
     ours = slope(sub_keys.add_to_sub_keys, sub_keys.sum_of_sub_keys)
     automatic = slope(sub_keys._add_by_products, sub_keys._sum_by_products)
     chex.assert_trees_all_close(ours, automatic, rtol=1e-10, atol=1e-10)
+
+
+def test_only_a_gpu_multiplies_float32_in_three_products(monkeypatch):
+    arrays = sample()
+    narrow = jax.tree.map(lambda x: x.astype(x.dtype if x.dtype == jnp.int32 else "f4"), arrays)
+
+    def gradients(c, ids, vectors, keys):
+        def total(c, vectors, keys):
+            moved = keys + sub_keys.add_to_sub_keys(c, ids, vectors, SUBKEYS)
+            return jnp.sum(sub_keys.sum_of_sub_keys(c, ids, moved) ** 2)
+
+        return jax.grad(total, argnums=(0, 1, 2))(c, vectors, keys)
+
+    def three_products(platform, arrays):
+        fresh = jax.jit(lambda *arrays: gradients(*arrays))  # Not traced for another device.
+        text = fresh.trace(*arrays).lower(lowering_platforms=(platform,)).as_text()
+        return text.count("num_primitive_operations = 3")
+
+    assert three_products("cuda", narrow) == 6  # All: each of both calls, and its two cotangents.
+    assert three_products("cuda", arrays) == three_products("tpu", narrow) == 0
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for capability, products in (("7.5", 0), ("12.0", 6)):
+        device = types.SimpleNamespace(compute_capability=capability)
+        monkeypatch.setattr(jax, "devices", lambda device=device: [device])
+        assert three_products("cuda", narrow) == products

@@ -1,19 +1,17 @@
 """LaCT: a fast SwiGLU whose steps, sized by the data, keep the rows' norms."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, TokenValues
-from fwpkm_jax.core.checks import check_arrays
-from fwpkm_jax.core.chunks import Cut, StepOutput, cast
+from fwpkm_jax.core.chunks import StepOutput, cast
 from fwpkm_jax.core.newton_schulz import frobenius_norm, newton_schulz
-from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.rules.arguments import check_memory, check_query
-from fwpkm_jax.rules.base import AbstractRule
+from fwpkm_jax.rules.gradient import AbstractGradientRule, GradientChunk
 
 _NORM_EPSILON = 1e-5
 _MUON_EPSILON = 1e-7
@@ -52,27 +50,6 @@ class LaCTMemory(NamedTuple):
     row_norms: tuple[Float[Array, " hidden"], Float[Array, " value"], Float[Array, " hidden"]]
 
 
-class LaCTChunk(NamedTuple):
-    """A `core.chunks.Chunk` with the data-dependent part of the steps.
-
-    Attributes:
-      query, target, write_weight, paired, counted, cut: see `core.chunks.Chunk`.
-      key: `[tokens, 1, key]`, what tokens are written under; None: under their queries.
-      rates: `[tokens, 3]`, step size of gate, down and up matrix; None: `learning_rate`.
-      momentum: `[tokens]`, share of the last step kept, averaged over the chunk; None: the rule's.
-    """
-
-    query: jax.Array
-    target: jax.Array
-    write_weight: jax.Array
-    paired: jax.Array
-    counted: jax.Array
-    key: jax.Array | None = None
-    rates: jax.Array | None = None
-    momentum: jax.Array | None = None
-    cut: Cut | None = None
-
-
 class LaCTInfo(NamedTuple):
     """Measures of one write: Euclidean norm of the change of the weights in use."""
 
@@ -80,13 +57,13 @@ class LaCTInfo(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaCTRule(AbstractRule):
+class LaCTRule(AbstractGradientRule):
     """A SwiGLU that takes one step per chunk on the inner product of its reads with the values.
 
     The loss is `- sum over tokens of rate * <f(key), value>` with a rate per token and tensor
-    (`LaCTChunk.rates`); its `momentum`, averaged over the chunk, keeps a share of the last step.
-    After each step every row is brought back to the norm it had at first. One head. Weights are in
-    float32; products take the device's default precision, as the published layer's do.
+    (`GradientChunk.rates`); its `momentum`, averaged over the chunk, keeps a share of the last
+    step. After each step every row is brought back to the norm it had at first. One head. Weights
+    are in float32; products take the device's default precision, as the published layer's do.
 
     References: Zhang et al. 2025, arXiv:2505.23884.
     """
@@ -106,34 +83,8 @@ class LaCTRule(AbstractRule):
     muon: bool = False
     """Orthogonalises each step by five Newton-Schulz iterations, after the momentum took it."""
 
-    def chunk(self, query: jax.Array, target: jax.Array, weights: Any) -> LaCTChunk:
-        return LaCTChunk(query, target, *weights)
-
-    def sequence(
-        self,
-        query: Float[Array, "batch length heads key"],
-        value: Float[Array, "batch length value"],
-        *,
-        gate: Float[Array, "batch length"] | None = None,
-        mask: Float[Array, "batch length"] | None = None,
-        chunk_size: int,
-        pairing: Pairing = write_weights,
-        key: Float[Array, "batch length heads key"] | None = None,
-        rates: Float[Array, "batch length 3"] | None = None,
-        momentum: Float[Array, "batch length"] | None = None,
-    ) -> LaCTChunk:
-        """See `AbstractRule.sequence`; `key`, `rates` and `momentum` as in `LaCTChunk`."""
-        sequence = super().sequence(
-            query, value, gate=gate, mask=mask, chunk_size=chunk_size, pairing=pairing
-        )
-        check_arrays(
-            query=(query, "float batch length heads key"),
-            key=(key, "float batch length heads key"),
-            rates=(rates, "float batch length tensors"),
-            momentum=(momentum, "float batch length"),
-            sizes={"tensors": 3},
-        )
-        return sequence._replace(key=key, rates=rates, momentum=momentum)
+    num_rates: ClassVar[int] = 3
+    """Of a token: of the gate, the down and the up matrix."""
 
     @classmethod
     def tiny(cls) -> "LaCTRule":
@@ -167,7 +118,7 @@ class LaCTRule(AbstractRule):
         x = query[:, 0].astype(gate.dtype)
         return (jax.nn.silu(x @ gate.T) * (x @ up.T)) @ down.T
 
-    def step(self, memory: LaCTMemory, chunk: LaCTChunk) -> StepOutput:
+    def step(self, memory: LaCTMemory, chunk: GradientChunk) -> StepOutput:
         chunk = cast(chunk, memory.weights.gate.dtype)
         output = self.read(memory, chunk.query)
         change = jax.tree.map(
@@ -187,7 +138,7 @@ class LaCTRule(AbstractRule):
         info = LaCTInfo(jnp.sqrt(jax.lax.stop_gradient(squares)))
         return StepOutput(after, output, None, info)
 
-    def descent(self, memory: LaCTMemory, chunk: LaCTChunk) -> SwiGLUWeights:
+    def descent(self, memory: LaCTMemory, chunk: GradientChunk) -> SwiGLUWeights:
         """Minus the loss's gradient, each tensor by its own rates."""
         gate, down, up = memory.weights
         keys = (chunk.query if chunk.key is None else chunk.key)[:, 0]
@@ -208,7 +159,7 @@ class LaCTRule(AbstractRule):
         )
 
 
-def _mean_momentum(chunk: LaCTChunk, otherwise: float) -> Float[Array, ""] | float:
+def _mean_momentum(chunk: GradientChunk, otherwise: float) -> Float[Array, ""] | float:
     if chunk.momentum is None:
         return otherwise
     total = jnp.sum(chunk.counted * chunk.momentum)

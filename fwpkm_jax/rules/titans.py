@@ -9,14 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import TokenValues
-from fwpkm_jax.core.checks import check_arrays
-from fwpkm_jax.core.chunks import Cut, RunOutput, StepOutput, cast, scan_chunks
+from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast, scan_chunks
 from fwpkm_jax.core.newton_schulz import frobenius_norm, newton_schulz
 from fwpkm_jax.core.normalize import layer_normalize
-from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.rules.arguments import check_run
-from fwpkm_jax.rules.base import AbstractRule
+from fwpkm_jax.rules.gradient import AbstractGradientRule, GradientChunk
 
 _MUON_EPSILON = 1e-7
 _NEWTON_SCHULZ = ((3.4445, -4.7750, 2.0315),) * 5  # Jordan et al. 2024 (Muon).
@@ -70,28 +68,6 @@ class TitansWrites(NamedTuple):
     tensor_scale: Float[Array, "n tensors"] | None = None
 
 
-class TitansChunk(NamedTuple):
-    """A `core.chunks.Chunk` with the data-dependent part of the steps.
-
-    Attributes:
-      query, target, write_weight, paired, counted, cut: see `core.chunks.Chunk`.
-      key: `[tokens, 1, key]`, what tokens are written under; None: under their queries.
-      rates: `[tokens, 1]`, step sizes; None: `learning_rate`.
-      momentum: `[tokens]`, share of the last surprise kept, averaged over a write; None: the
-        rule's.
-    """
-
-    query: jax.Array
-    target: jax.Array
-    write_weight: jax.Array
-    paired: jax.Array
-    counted: jax.Array
-    key: jax.Array | None = None
-    rates: jax.Array | None = None
-    momentum: jax.Array | None = None
-    cut: Cut | None = None
-
-
 class TitansInfo(NamedTuple):
     """Measures of one chunk: mean loss of its tokens at the weights that the gradients are of."""
 
@@ -99,7 +75,7 @@ class TitansInfo(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TitansRule(AbstractRule):
+class TitansRule(AbstractGradientRule):
     """A network M that takes a step on `||M(key) - value||^2` for each token, or few of them.
 
         S <- momentum S - rate * gradient,    M <- (1 - forget) M + S
@@ -129,7 +105,7 @@ class TitansRule(AbstractRule):
     loss: Literal["sum", "mean"] = "sum"
     """Over the features of the squared error."""
     learning_rate: float = 0.1
-    """Step size of tokens that bring none of their own (`TitansChunk.rates`)."""
+    """Step size of tokens that bring none of their own (`GradientChunk.rates`)."""
     momentum: float = 0.5
     """Share of the last surprise kept by tokens that bring none of their own."""
     forget: float = 0.01
@@ -153,35 +129,6 @@ class TitansRule(AbstractRule):
                 f"residual_norm=True adds keys of width {self.key_dim} to values of width "
                 f"{self.value_dim}; make them equal or turn it off."
             )
-
-    def chunk(self, query: jax.Array, target: jax.Array, weights: Any) -> TitansChunk:
-        return TitansChunk(query, target, *weights)
-
-    def sequence(
-        self,
-        query: Float[Array, "batch length heads key"],
-        value: Float[Array, "batch length value"],
-        *,
-        gate: Float[Array, "batch length"] | None = None,
-        mask: Float[Array, "batch length"] | None = None,
-        chunk_size: int,
-        pairing: Pairing = write_weights,
-        key: Float[Array, "batch length heads key"] | None = None,
-        rates: Float[Array, "batch length 1"] | None = None,
-        momentum: Float[Array, "batch length"] | None = None,
-    ) -> TitansChunk:
-        """See `AbstractRule.sequence`; `key`, `rates` and `momentum` as in `TitansChunk`."""
-        sequence = super().sequence(
-            query, value, gate=gate, mask=mask, chunk_size=chunk_size, pairing=pairing
-        )
-        check_arrays(
-            query=(query, "float batch length heads key"),
-            key=(key, "float batch length heads key"),
-            rates=(rates, "float batch length tensors"),
-            momentum=(momentum, "float batch length"),
-            sizes={"tensors": 1},
-        )
-        return sequence._replace(key=key, rates=rates, momentum=momentum)
 
     @classmethod
     def tiny(cls) -> "TitansRule":
@@ -216,7 +163,7 @@ class TitansRule(AbstractRule):
             return y
         return x + layer_normalize(y) * (1.0 + network.scale[None])
 
-    def step(self, memory: TitansMemory, chunk: TitansChunk) -> StepOutput:
+    def step(self, memory: TitansMemory, chunk: GradientChunk) -> StepOutput:
         chunk = cast(chunk, memory.weights.layers[0].dtype)
         writes = self._writes(chunk)
         after, momentum, losses = self.write(memory.weights, memory, writes)
@@ -227,7 +174,7 @@ class TitansRule(AbstractRule):
         info = TitansInfo(jax.lax.stop_gradient(loss))
         return StepOutput(TitansMemory(last, momentum), output, None, info)
 
-    def run(self, memory: TitansMemory, sequence: TitansChunk, *, chunk_size: int) -> RunOutput:
+    def run(self, memory: TitansMemory, sequence: GradientChunk, *, chunk_size: int) -> RunOutput:
         """`step` over the chunks; the backward pass makes a chunk's weights again, not keeps them.
 
         As of chunks of `chunk_size`, a copy of the weights for every write would be.
@@ -301,7 +248,7 @@ class TitansRule(AbstractRule):
         read = jax.vmap(self.apply)(weights, query.reshape(groups, self.write_size, -1))
         return read.reshape(groups * self.write_size, -1)[1 : tokens + 1]
 
-    def _writes(self, chunk: TitansChunk) -> TitansWrites:
+    def _writes(self, chunk: GradientChunk) -> TitansWrites:
         """The complete writes of a chunk."""
         size = self.write_size
         number = chunk.target.shape[0] // size

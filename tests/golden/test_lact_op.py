@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from fwpkm_jax.core.chunks import map_groups
-from fwpkm_jax.rules.lact import LaCTChunk, LaCTRule, SwiGLUWeights
+from fwpkm_jax.rules.gradient import GradientChunk
+from fwpkm_jax.rules.lact import LaCTRule, SwiGLUWeights
 from tests.golden.vectors import config_values, open_file
 
 KIND = "lact_op"
@@ -32,7 +33,7 @@ def test_the_operator_matches_the_published_one(golden_path, dtype):
         tokens = {name: inputs[name][:, None] for name in inputs if name[0] != "w"}
         ones = jnp.ones(tokens["v"].shape[:-1], dtype)
         momentum = tokens["momentum"][..., 0] if "momentum" in tokens else None
-        sequence = LaCTChunk(
+        sequence = GradientChunk(
             *(tokens["q"][:, :, :, None], tokens["v"], ones, ones, ones),
             key=tokens["k"][:, :, :, None],
             rates=jnp.concatenate([tokens[f"lr{i}"] for i in range(3)], axis=-1),

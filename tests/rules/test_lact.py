@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.rules.lact import LaCTChunk, LaCTRule, SwiGLUWeights
+from fwpkm_jax.rules.gradient import GradientChunk
+from fwpkm_jax.rules.lact import LaCTRule, SwiGLUWeights
 from tests.rules.sampling import init_memory
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -21,7 +22,7 @@ def sample(*, rates=0.5, seed=0):
     rng = np.random.default_rng(seed)
     ones = jnp.ones(TOKENS, jnp.float64)
     weight = jnp.asarray([0.5, 1, 1, 0.3, 0, 0], jnp.float64)
-    return LaCTChunk(
+    return GradientChunk(
         *(jnp.asarray(rng.normal(size=(TOKENS, 1, 3))), jnp.asarray(rng.normal(size=(TOKENS, 4)))),
         *(weight, ones, (weight != 0).astype(jnp.float64)),
         key=jnp.asarray(rng.normal(size=(TOKENS, 1, 3))),

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.rules import TitansRule
-from fwpkm_jax.rules.titans import TitansChunk
+from fwpkm_jax.rules.gradient import GradientChunk
 from tests.rules.sampling import init_memory, sample_signals, to_sequence
 
 pytestmark = pytest.mark.usefixtures("float64")
 LENGTH = 8
 
 
-def sequence_of(rule, *, length=LENGTH, seed=0) -> TitansChunk:
+def sequence_of(rule, *, length=LENGTH, seed=0) -> GradientChunk:
     """One sequence with step sizes and momenta of its own."""
     signals = sample_signals(rule, batch=1, length=length, seed=seed)
     rng = np.random.default_rng(seed + 1)

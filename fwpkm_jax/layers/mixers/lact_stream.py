@@ -11,7 +11,8 @@ from jaxtyping import Array, Float
 
 from fwpkm_jax.core.chunks import map_groups, merge_groups
 from fwpkm_jax.core.streams.queue import Pending, init_pending, push
-from fwpkm_jax.rules.lact import LaCTChunk, LaCTMemory, LaCTRule
+from fwpkm_jax.rules.gradient import GradientChunk
+from fwpkm_jax.rules.lact import LaCTMemory, LaCTRule
 
 
 class FastTokens(NamedTuple):
@@ -110,11 +111,11 @@ class FastStream(NamedTuple):
         return reads[:, 0], FastStream(memory, waiting)
 
 
-def _chunk(tokens: FastTokens) -> LaCTChunk:
+def _chunk(tokens: FastTokens) -> GradientChunk:
     """The tokens as the memory of each sequence and head takes them, `[batch, heads, length]`."""
     real = jnp.broadcast_to(tokens.real[:, None], tokens.momentum.swapaxes(1, 2).shape)
     query, key, value, rates = (x.swapaxes(1, 2) for x in tokens[:4])
-    return LaCTChunk(
+    return GradientChunk(
         *(query[:, :, :, None], value, real, real, real),
         key=key[:, :, :, None],
         rates=rates,

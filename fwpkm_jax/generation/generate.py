@@ -54,6 +54,16 @@ def generate(
     Raises:
       ValueError: the prompts do not fit the batch, the vocabulary or the attention's cache, a
         sequence has read nothing and has no prompt, or draws lack a key.
+
+    Example:
+      >>> from flax import nnx
+      >>> from fwpkm_jax import LanguageModel, ModelConfig, generate, init_generation
+      >>> config = ModelConfig(vocab_size=32, model_dim=8, mlp_dim=8, mixers=("retnet",))
+      >>> model = LanguageModel(config, rngs=nnx.Rngs(0))
+      >>> state = init_generation(model, {}, batch=1, max_length=16)
+      >>> output = generate(model, [[1, 2, 3]], state, max_new_tokens=4)
+      >>> output.tokens.shape
+      (1, 4)
     """
     sampling = Sampling() if sampling is None else sampling
     batch = state.finished.shape[0]

@@ -63,6 +63,14 @@ def init_generation(
       batch: sequences.
       max_length: tokens, prompts and answers together, that full attention keeps.
       max_chunk_size: the largest `chunk_size` of any call; None: the config's.
+
+    Example:
+      >>> from flax import nnx
+      >>> from fwpkm_jax import LanguageModel, ModelConfig, init_generation
+      >>> config = ModelConfig(vocab_size=32, model_dim=8, mlp_dim=8, mixers=("retnet",))
+      >>> model = LanguageModel(config, rngs=nnx.Rngs(0))
+      >>> init_generation(model, {}, batch=2, max_length=16).finished.shape
+      (2,)
     """
     stream = model.init_stream(
         jax.tree.map(jnp.copy, memory),

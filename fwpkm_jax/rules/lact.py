@@ -66,6 +66,15 @@ class LaCTRule(AbstractGradientRule):
     are in float32; products take the device's default precision, as the published layer's do.
 
     References: Zhang et al. 2025, arXiv:2505.23884.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from fwpkm_jax import LaCTRule
+      >>> rule = LaCTRule(key_dim=4, value_dim=4, hidden_dim=4)
+      >>> memory = rule.init(jax.random.key(0))
+      >>> rule.read(memory, jnp.ones((8, 1, 4))).shape
+      (8, 4)
     """
 
     key_dim: int = 192

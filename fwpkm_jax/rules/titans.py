@@ -86,6 +86,15 @@ class TitansRule(AbstractGradientRule):
     chunk's last complete write are read and not written.
 
     References: Behrouz et al. 2025, arXiv:2501.00663, Eqs. 8 to 18.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from fwpkm_jax import TitansRule
+      >>> rule = TitansRule(key_dim=4, value_dim=4, hidden_dim=4)
+      >>> memory = rule.init(jax.random.key(0))
+      >>> rule.read(memory.weights, jnp.ones((8, 4))).shape
+      (8, 4)
     """
 
     key_dim: int = 64

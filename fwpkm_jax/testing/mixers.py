@@ -54,6 +54,11 @@ def check_mixer(
       AssertionError: one line for each broken property, which says what was found.
       ValueError: a name in `properties` is unknown.
       TypeError: `config` is no `AbstractMixerConfig`.
+
+    Example:
+      >>> from fwpkm_jax.layers import LaCTConfig
+      >>> from fwpkm_jax.testing import check_mixer
+      >>> check_mixer(LaCTConfig(), properties=["config_is_a_frozen_value"])
     """
     if not isinstance(config, AbstractMixerConfig):
         raise TypeError(f"config is {config!r}; check_mixer takes an AbstractMixerConfig.")

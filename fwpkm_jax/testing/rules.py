@@ -61,6 +61,12 @@ def check_rule(
       AssertionError: one line for each broken property, which says what was found.
       ValueError: a name in `properties` is unknown.
       TypeError: `rule` implements none of the interfaces.
+
+    Example:
+      >>> from fwpkm_jax import FwMLP
+      >>> from fwpkm_jax.testing import check_rule
+      >>> rule = FwMLP(key_dim=4, value_dim=4, hidden_dim=4)
+      >>> check_rule(rule, properties=["rule_is_a_frozen_value"])
     """
     known = rule_properties(rule)
     case = rule if isinstance(rule, AbstractMatrixRule) else RuleCase(rule, sequence)

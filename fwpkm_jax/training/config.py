@@ -31,7 +31,13 @@ LogName = Literal["tensorboard", "wandb"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """Length of the run, its batches and its memories."""
+    """Length of the run, its batches and its memories.
+
+    Example:
+      >>> from fwpkm_jax import TrainingConfig
+      >>> TrainingConfig(steps=600, batch_size=16, micro_batches=2).batch_size
+      16
+    """
 
     steps: int = 1000
     """Training steps in all. A finished run continues when this grows."""

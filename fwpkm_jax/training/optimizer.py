@@ -14,14 +14,23 @@ from fwpkm_jax.models.sharding import path_name
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW over the slow weights. Fast weights write themselves and are never seen here."""
+    """AdamW over the slow weights. Fast weights write themselves and are never seen here.
+
+    Example:
+      >>> from fwpkm_jax import OptimizerConfig
+      >>> from fwpkm_jax.training.optimizer import learning_rate_schedule
+      >>> config = OptimizerConfig(learning_rate=1e-3, warmup_steps=100)
+      >>> schedule = learning_rate_schedule(config, steps=1000)
+      >>> [round(float(schedule(step)), 5) for step in (0, 100, 1000)]
+      [1e-05, 0.001, 0.0001]
+    """
 
     learning_rate: float = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
     final_fraction: float = 0.1
     """Learning rate at the end of the decay, as a fraction of the peak, 0 to 1."""
     warmup_steps: int = 100
-    """Steps over which the learning rate rises linearly from 0 to its peak."""
+    """Steps over which the learning rate rises linearly to its peak."""
     decay_steps: int | None = None
     """Step at which the cosine decay ends, warm-up included. None: training.steps."""
     betas: tuple[float, float] = (0.9, 0.95)

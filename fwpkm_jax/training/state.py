@@ -24,7 +24,14 @@ Memories = dict[str, Memory]
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryConfig:
-    """How many fast-weight memories a batch has, and how long they live."""
+    """How many fast-weight memories a batch has, and how long they live.
+
+    Example:
+      >>> from fwpkm_jax import MemoryConfig, TrainingConfig
+      >>> own = MemoryConfig(groups=8, lifetime="batch")  # A fresh one for each of 8 sequences.
+      >>> TrainingConfig(batch_size=8, memory=own).memory.groups
+      8
+    """
 
     groups: int = 1
     """Memories per batch: 1 is one for all sequences, the batch size one per sequence."""

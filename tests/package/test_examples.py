@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import fwpkm_jax
 from fwpkm_jax.layers.mixers.registry import _MIXERS
 from fwpkm_jax.rules import RULES
 
@@ -46,6 +47,6 @@ def test_an_example_runs_as_it_stands(name, tmp_path, monkeypatch):
     assert not runner.failures, "".join(told)
 
 
-def test_the_names_that_a_newcomer_meets_first_have_an_example():
-    for name in ("FwPKM", "FastWeight", "LanguageModel", "Experiment", "load_config", "TextData"):
-        assert any(example.endswith(f".{name}") for example in EXAMPLES), name
+@pytest.mark.parametrize("name", sorted({*fwpkm_jax.__all__} - {"__version__"}))
+def test_every_public_name_has_an_example(name):
+    assert any(example.endswith(f".{name}") for example in EXAMPLES)

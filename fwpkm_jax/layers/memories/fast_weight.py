@@ -53,7 +53,14 @@ _GATE_WIDTH = 8  # The gate is the sigmoid of a mean over this many projections.
 
 @dataclass(frozen=True, kw_only=True)
 class FastWeightConfig:
-    """A memory block before the token mixer."""
+    """A memory block before the token mixer.
+
+    Example:
+      >>> from fwpkm_jax import FastWeightConfig, FwMLP
+      >>> config = FastWeightConfig(rule=FwMLP(), chunk_size=64)
+      >>> config.rule.learning_rate, config.chunk_size
+      (0.1, 64)
+    """
 
     rule: AbstractChunkRule = field(default_factory=functools.partial(make_rule, DEFAULT_RULE))
     """The memory and how it is written. The name of a registered rule stands for its defaults."""

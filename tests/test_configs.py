@@ -87,8 +87,10 @@ def test_every_ablation_changes_the_memories_of_its_parent_alone():
 def test_ablations_have_the_parameters_of_table_3_where_they_differ_from_the_parents():
     models = {
         name: load_config(CONFIGS[f"ablations/{name}"])
-        for name in ("four_heads_top8", "one_head_top32")
+        for name in ("four_heads_top8", "one_head_top32", "without_gating")
     }
+    ungated = model_cost(models["without_gating"].model)
+    assert (ungated.total / 1e6, ungated.active / 1e6) == pytest.approx((516.30, 113.72), abs=5e-3)
     wider = model_cost(models["four_heads_top8"].model)
     assert wider.total / 1e6 == pytest.approx(520.24, abs=0.01)
     assert wider.active / 1e6 == pytest.approx(117.69, abs=0.01)

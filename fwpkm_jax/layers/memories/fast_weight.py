@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from fwpkm_jax.added_fields import meant_before
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.chunks import (
     AnyChunk,
@@ -74,6 +75,14 @@ class FastWeightConfig:
     """Weights each token's memory loss by its gate."""
     gate_output: bool = True
     """Mixes read and value by the gate; off: adds them."""
+    unused_gate: bool = field(default=False, metadata=meant_before(True))
+    """Keeps the gate's projection where neither of the two uses it, as runs written before this
+    option have it; without, the gate of such a layer is 1."""
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether a layer projects a gate."""
+        return self.weight_by_gate or self.gate_output or self.unused_gate
 
     def __post_init__(self):
         check_literals(self)
@@ -176,8 +185,9 @@ class FastWeight(nnx.Module):
         self.query_proj = linear(model_dim, rule.num_heads * rule.key_dim)
         self.value_norm = norm(model_dim)
         self.value_proj = linear(model_dim, rule.value_dim)
-        self.gate_norm = norm(model_dim)
-        self.gate_proj = linear(model_dim, _GATE_WIDTH)
+        # Drawn in any case, so that what follows starts alike with and without a gate.
+        gate = norm(model_dim), linear(model_dim, _GATE_WIDTH)
+        self.gate_norm, self.gate_proj = gate if config.has_gate else (None, None)
         self.out_norm = norm(rule.value_dim)
         self.out_proj = linear(rule.value_dim, model_dim)
 
@@ -201,8 +211,10 @@ class FastWeight(nnx.Module):
         query = query.reshape(*x.shape[:2], rule.num_heads, rule.key_dim)
         value = self.value_proj(self.value_norm(x)).astype(memory_dtype)
         value = _NORMALIZERS[self.config.value_norm](value)
-        gate = self.gate_proj(self.gate_norm(x)).astype(memory_dtype)
-        gate = jax.nn.sigmoid(jnp.mean(gate, axis=-1))
+        gate = jnp.ones(x.shape[:2], memory_dtype)
+        if self.gate_proj is not None and self.gate_norm is not None:
+            gate = self.gate_proj(self.gate_norm(x)).astype(memory_dtype)
+            gate = jax.nn.sigmoid(jnp.mean(gate, axis=-1))
         real = jnp.ones_like(gate) if mask is None else mask.astype(memory_dtype)
         return Signals(query, value, gate, real)
 

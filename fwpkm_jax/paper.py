@@ -61,6 +61,9 @@ def paper_experiment(name: str) -> Experiment:
         training=TrainingConfig(
             steps=20_000,
             batch_size=128,
+            # One memory that 16 writes of 8 sequences pass through. The authors train in 4
+            # processes: 4 memories, each of which writes 4 sequences at a time. `--training.
+            # micro_batches 8 --training.memory.groups 4` has the same grouping.
             micro_batches=16,
             memory=MemoryConfig(groups=1, lifetime="carried"),
             window_probability=0.9 if name in PSWA else 0.0,

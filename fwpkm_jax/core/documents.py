@@ -91,9 +91,14 @@ def document_positions(
 
 
 def pack_starts(
-    starts: Bool[Array, "batch length"], packing: Packing
+    starts: Bool[Array, "batch length"], packing: Packing | None
 ) -> Bool[Array, "batch length"]:
-    """The starts of `core.padding.pack`'s tokens; a start at padding passes to the next token."""
+    """The starts of `core.padding.pack`'s tokens; a start at padding passes to the next token.
+
+    Without packing, the starts as they are.
+    """
+    if packing is None:
+        return starts
     numbers = jnp.take_along_axis(document_numbers(starts), packing.order, axis=1)
     before = jnp.pad(numbers[:, :-1], ((0, 0), (1, 0)))
     return (numbers != before) & packing.is_real

@@ -37,17 +37,22 @@ def pack_tokens(mask: Bool[Array, "batch length"] | Float[Array, "batch length"]
 
 
 def pack(
-    x: Float[Array, "batch length model"], packing: Packing
+    x: Float[Array, "batch length model"], packing: Packing | None
 ) -> Float[Array, "batch length model"]:
-    """The real tokens, first and in order; zeros after them."""
+    """The real tokens, first and in order; zeros after them. Without packing, `x`."""
+    if packing is None:
+        return x
     x = jnp.take_along_axis(x, packing.order[:, :, None], axis=1)
     return jnp.where(packing.is_real[:, :, None], x, 0)
 
 
 def unpack(
-    x: Float[Array, "batch length model"], packing: Packing
+    x: Float[Array, "batch length model"], packing: Packing | None
 ) -> Float[Array, "batch length model"]:
-    """Undoes the reordering of `pack`."""
+    """Real tokens at their places before `pack`; zeros at padding. Without packing, `x`."""
+    if packing is None:
+        return x
+    x = jnp.where(packing.is_real[:, :, None], x, 0)
     return jnp.take_along_axis(x, packing.places[:, :, None], axis=1)
 
 

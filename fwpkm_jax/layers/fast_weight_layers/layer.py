@@ -219,9 +219,7 @@ class FastWeightLayer(nnx.Module):
         if packing is not None:
             x, real = pack(x, packing), packing.is_real.astype(x.dtype)
             tokens = jnp.take_along_axis(tokens, packing.order, axis=1)
-        if starts is not None:
-            starts = starts.astype(bool)
-            starts = starts if packing is None else pack_starts(starts, packing)
+        starts = None if starts is None else pack_starts(starts.astype(bool), packing)
         # In front stands the token that waits, whose label is the first one of the piece.
         joined = jnp.concatenate([stream.last.astype(x.dtype), x], axis=1)
         last = jnp.zeros_like(tokens[:, :1])
@@ -244,8 +242,7 @@ class FastWeightLayer(nnx.Module):
             numbers = jnp.pad(document_numbers(starts), ((0, 0), (1, 0)))
         out, sums = self._advance(joined, labels, counted, readout, stream.sums, position, numbers)
         out = jax.tree.map(lambda x: x[:, 1:], out)
-        if packing is not None:
-            out = jax.tree.map(lambda x: unpack(x, packing), out)
+        out = jax.tree.map(lambda x: unpack(x, packing), out)
         if not write:
             return out, stream
         # The waiting token itself where nothing real came.

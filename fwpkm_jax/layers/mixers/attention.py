@@ -251,10 +251,7 @@ class Attention(AbstractMixer):
         packing = None if mask is None else pack_tokens(mask)
         first = None if cache is None else cache.next_position
         positions, documents = places(starts, packing, shape=(batch, length), first=first)
-        if packing is not None:
-            x = pack(x, packing)
-
-        query, key, value, gate = self.project(x, positions)
+        query, key, value, gate = self.project(pack(x, packing), positions)
         before = None if persistent is None else self._persistent(persistent)
         if cache is None:
             output = self.attend(query, key, value, positions, documents, persistent=before)
@@ -267,8 +264,7 @@ class Attention(AbstractMixer):
             output, cache = self.attend_cached(
                 query, key, value, positions, cache, counts, before, documents
             )
-        y = self.gated(output, gate)
-        return y if packing is None else unpack(y, packing), cache
+        return unpack(self.gated(output, gate), packing), cache
 
     def gated(
         self, attended: Float[Array, "batch length heads head"], gate: jax.Array | None
@@ -425,7 +421,7 @@ def places(
         positions = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
         positions = positions if first is None else positions + first[:, None]
     else:
-        starts = starts if packing is None else pack_starts(starts, packing)
+        starts = pack_starts(starts, packing)
         positions, documents = document_positions(starts, first=first), document_numbers(starts)
     return positions if packing is None else jnp.where(packing.is_real, positions, -1), documents
 

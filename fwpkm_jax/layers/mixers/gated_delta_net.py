@@ -191,9 +191,7 @@ class GatedDeltaNet(AbstractMixer):
         """
         batch, length, _ = x.shape
         packing = None if mask is None else pack_tokens(mask)
-        if packing is not None:
-            x = pack(x, packing)
-            starts = None if starts is None else pack_starts(starts, packing)
+        x, starts = pack(x, packing), None if starts is None else pack_starts(starts, packing)
         projections = self.project(x)
         if packing is not None:
             real = packing.is_real[:, :, None]
@@ -208,8 +206,7 @@ class GatedDeltaNet(AbstractMixer):
         output, end = mix_heads(
             self.config, self.head_weights(), self.norm, projections, start, counts, starts
         )
-        y = self.out_proj(output.reshape(batch, length, -1))
-        y = y if packing is None else unpack(y, packing)
+        y = unpack(self.out_proj(output.reshape(batch, length, -1)), packing)
         return y, None if cache is None else end
 
     def project(self, x: Float[Array, "batch length model"]) -> Projections:

@@ -200,9 +200,7 @@ class MatrixMemory(AbstractMixer):
         """
         batch, length, _ = x.shape
         packing = None if mask is None else pack_tokens(mask)
-        if packing is not None:
-            x = pack(x, packing)
-            starts = None if starts is None else pack_starts(starts, packing)
+        x, starts = pack(x, packing), None if starts is None else pack_starts(starts, packing)
         documents = None if starts is None else document_numbers(starts)
         conv_inputs, gate = jnp.split(self.in_proj(x), [sum(self.widths)], axis=-1)
         start = cache
@@ -214,9 +212,7 @@ class MatrixMemory(AbstractMixer):
         form = self.rule.run if length > 1 else self.rule.recurrent
         output, memory = form(tokens, start.memory, starts)
         output = self.norm(output, gate.reshape(output.shape))
-        y = self.out_proj(output.reshape(batch, length, -1))
-        if packing is not None:
-            y = unpack(jnp.where(packing.is_real[:, :, None], y, 0), packing)
+        y = unpack(self.out_proj(output.reshape(batch, length, -1)), packing)
         if cache is None:
             return y, None
         counts = None if packing is None else packing.counts

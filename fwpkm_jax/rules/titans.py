@@ -93,7 +93,7 @@ class TitansRule(AbstractGradientRule):
       >>> from fwpkm_jax import TitansRule
       >>> rule = TitansRule(key_dim=4, value_dim=4, hidden_dim=4)
       >>> memory = rule.init(jax.random.key(0))
-      >>> rule.read(memory.weights, jnp.ones((8, 4))).shape
+      >>> rule.apply(memory.weights, jnp.ones((8, 4))).shape
       (8, 4)
     """
 

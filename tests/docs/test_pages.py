@@ -47,3 +47,6 @@ def test_every_question_is_answered_by_at_most_three_files():
     assert len(rows) == 6
     for row in rows:
         assert 1 <= len(PATH.findall(row[2])) <= 3
+        for path, name in re.findall(rf"{PATH.pattern} \(`(\w+)`\)", row[2]):
+            defined = rf"^ *(?:(?:def|class) {name}\b|{name} *[:=])"
+            assert re.search(defined, (ROOT / path).read_text(), re.MULTILINE), (path, name)

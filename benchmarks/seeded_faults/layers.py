@@ -108,11 +108,17 @@ FAULTS = (
         ("tests/rules/test_contract.py", "tests/layers/mixers/test_contract.py"),
     ),
     Fault(
-        "LaCT: padding takes part in the window",
-        "positions = jnp.where(packing.is_real, positions, -1)",
-        "positions = jnp.where(packing.is_real, positions, positions)",
-        ("tests/layers/mixers/test_lact.py", "tests/layers/mixers/test_contract.py"),
+        "LaCT: a document sees the one before",
+        "key_documents = jnp.pad(documents, ((0, 0), (before, 0)))",
+        "key_documents = jnp.pad(documents, ((0, 0), (before, 0))) * 0 + documents[:, :1]",
+        ("tests/layers/mixers/test_contract.py",),
         under="fwpkm_jax/layers/mixers/lact.py",
+    ),
+    Fault(
+        "Titans, LaCT: a document starts from the memory of the one before",
+        "state = _where(unit.fresh, fresh, state)",
+        "state = _where(unit.fresh & False, fresh, state)",
+        ("tests/layers/mixers/test_contract.py",),
     ),
     Fault(
         "Titans: gradients' base moves a token early",

@@ -13,6 +13,7 @@ from flax import nnx
 from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig
 from fwpkm_jax.testing.properties import (
     Property,
+    cast_floats,
     require,
     require_close,
     require_equal,
@@ -203,6 +204,7 @@ def packed_documents_equal_separate_rows(case: MixerCase) -> None:
         _require_documents_refused(case)
         return
     graphdef, params = nnx.split(case.mixer)
+    params = cast_floats(params, jnp.float64)  # So that no gradient is rounded on the way.
     rng = np.random.default_rng(2)
     cotangents = jnp.asarray(rng.normal(size=(_BATCH, _LENGTH, case.model_dim)))
 

@@ -187,14 +187,14 @@ class AbstractMixer(nnx.Module):
 
     @property
     def takes_documents(self) -> bool:
-        """Whether rows may hold several documents: `mix` then has an argument `starts`."""
+        """Whether rows may hold several documents: by default, if `mix` has an argument `starts`."""
         return "starts" in inspect.signature(self.mix).parameters
 
     def _checked_starts(self, starts: jax.Array) -> jax.Array:
         if not self.takes_documents:
             raise ValueError(
-                f"{type(self).__name__} takes no documents (starts, segment_ids): its mix has no "
-                "argument starts; put one document into each row, or choose another mixer."
+                f"{type(self).__name__} takes no rows of several documents (starts, segment_ids); "
+                "put one document into each row, or choose another mixer."
             )
         return starts.astype(bool)
 

@@ -11,11 +11,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.attention.softmax import blockwise_attention, masked_attention
+from fwpkm_jax.core.documents import pack_starts
 from fwpkm_jax.core.padding import Packing, last_rows, pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
-from fwpkm_jax.layers.mixers.attention import AttentionCache
-from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, OwnMemory
-from fwpkm_jax.layers.mixers.lact_stream import FastStream, FastTokens, read_whole
+from fwpkm_jax.layers.mixers.attention import AttentionCache, of_last_document, places
+from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, OwnMemory, Starts
+from fwpkm_jax.layers.mixers.lact_stream import FastStream, FastTokens, read_documents, read_whole
 from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import ParameterAxes
@@ -229,6 +230,7 @@ class LaCT(AbstractMixer):
         x: Float[Array, "batch length model"],
         *,
         mask: Mask = None,
+        starts: Starts = None,
         cache: LaCTCache | None = None,
     ) -> tuple[Float[Array, "batch length model"], LaCTCache | None]:
         """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
@@ -237,26 +239,33 @@ class LaCT(AbstractMixer):
         """
         batch, length, _ = x.shape
         packing = None if mask is None else pack_tokens(mask)
-        positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
-        if cache is not None:
-            positions = positions + cache.attention.next_position[:, None]
+        first = None if cache is None else cache.attention.next_position
+        positions, documents = places(starts, packing, shape=(batch, length), first=first)
         if packing is not None:
             x = pack(x, packing)
-            positions = jnp.where(packing.is_real, positions, -1)
+            starts = None if starts is None else pack_starts(starts, packing)
 
         query, key, value = jnp.split(self.qkv_proj(x), 3, axis=-1)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         tokens = self.fast_tokens(x, query, key, value, positions)
-        memory = self.initial_memory(batch, x.dtype) if cache is None else None
+        memory = None
+        if cache is None or starts is not None:
+            memory = self.initial_memory(batch, x.dtype)
         attention = None if cache is None else cache.attention
-        attended, attention = self.attend(query, key, value, positions, attention, packing)
+        attended, attention = self.attend(
+            query, key, value, positions, attention, packing, documents
+        )
         if cache is None:
             assert memory is not None
-            read = read_whole(self.rule, memory, tokens, chunk_size=self.config.chunk_size)
+            options = {"chunk_size": self.config.chunk_size}
+            if starts is None:
+                read = read_whole(self.rule, memory, tokens, **options)
+            else:
+                read = read_documents(self.rule, memory, tokens, starts, **options)
         else:
             assert attention is not None
-            read, fast = cache.fast.push(self.rule, tokens)
+            read, fast = cache.fast.push(self.rule, tokens, fresh=memory, starts=starts)
             cache = LaCTCache(attention, fast)
         read = self.fast_norm(read)
         if self.scale_proj is not None:
@@ -309,8 +318,9 @@ class LaCT(AbstractMixer):
         positions: Int[Array, "batch length"],
         cache: AttentionCache | None,
         packing: Packing | None,
+        documents: Int[Array, "batch length"] | None,
     ) -> tuple[Float[Array, "batch length model"], AttentionCache | None]:
-        """Attention over the window, within the sequence or to the cached tokens too."""
+        """Attention over the window, within the document or to the cached tokens too."""
         window, length = self.config.window, query.shape[1]
         heads = (*query.shape[:2], self.config.num_heads, self.head_dim)
         query = self._rotate(query.reshape(heads), positions)
@@ -325,6 +335,10 @@ class LaCT(AbstractMixer):
             widths = ((0, 0), (window, 0), (0, 0), (0, 0))
             keys, values = jnp.pad(key, widths), jnp.pad(value, widths)
             key_positions = jnp.pad(positions, widths[:2], constant_values=-1)
+        key_documents = documents
+        if documents is not None:
+            before = key_positions.shape[1] - length
+            key_documents = jnp.pad(documents, ((0, 0), (before, 0)))
         output = (blockwise_attention if blockwise else masked_attention)(
             query,
             keys.astype(key.dtype),
@@ -332,15 +346,20 @@ class LaCT(AbstractMixer):
             query_positions=positions,
             key_positions=key_positions,
             window=window,
+            query_documents=documents,
+            key_documents=key_documents,
         ).reshape(*query.shape[:2], -1)
         if cache is None:
             return output, None
+        following = cache.next_position + (length if packing is None else packing.counts)
+        if documents is not None:
+            key_positions, following = of_last_document(key_positions, documents, following)
         end = None if packing is None else window + packing.counts
         return output, AttentionCache(
             keys=last_rows(keys, size=window, end=end),
             values=last_rows(values, size=window, end=end),
             positions=last_rows(key_positions, size=window, end=end),
-            next_position=cache.next_position + (length if packing is None else packing.counts),
+            next_position=following,
         )
 
     def _rotate(

@@ -3,13 +3,15 @@
 Chunks count each sequence's own real tokens, so sequences of a batch write at different times.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.chunks import map_groups, merge_groups
+from fwpkm_jax.core.streams.documents import in_documents
 from fwpkm_jax.core.streams.queue import Pending, init_pending, push
 from fwpkm_jax.rules.gradient import GradientChunk
 from fwpkm_jax.rules.lact import LaCTMemory, LaCTRule
@@ -63,6 +65,47 @@ def read_whole(rule: LaCTRule, memory: LaCTMemory, tokens: FastTokens, *, chunk_
     return jnp.concatenate(reads, axis=1).reshape(batch, heads, length, -1).swapaxes(1, 2)
 
 
+def read_documents(
+    rule: LaCTRule,
+    memory: LaCTMemory,
+    tokens: FastTokens,
+    starts: Bool[Array, "batch length"],
+    *,
+    chunk_size: int,
+) -> Reads:
+    """`read_whole` of rows of several documents, each from the same memory.
+
+    Args:
+      rule: of one network.
+      memory: leaves `[batch, heads, ...]`.
+      tokens: of the rows, real tokens first.
+      starts: first tokens of documents.
+      chunk_size: tokens of a document between two writes.
+    """
+
+    def within(
+        memory: LaCTMemory, piece: FastTokens, count: jax.Array
+    ) -> tuple[LaCTMemory, jax.Array]:
+        full = count == chunk_size
+
+        def write() -> LaCTMemory:
+            return jax.tree.map(
+                lambda new, old: jnp.where(full.reshape(-1, *[1] * (old.ndim - 1)), new, old),
+                *(_write(rule, memory, piece), memory),
+            )
+
+        return jax.lax.cond(jnp.any(full), write, lambda: memory), _read(rule, memory, piece)
+
+    _, reads = in_documents(
+        *(within, memory, memory, jax.tree.map(lambda x: x[:, None], tokens)),
+        count=jnp.sum(tokens.real, axis=1).astype(jnp.int32),
+        starts=starts,
+        chunk=chunk_size,
+        alone=lambda tokens: _read(rule, memory, tokens),
+    )
+    return reads[:, 0]
+
+
 class FastStream(NamedTuple):
     """Fast networks along a stream, and the tokens of each sequence's unfinished chunk.
 
@@ -90,25 +133,62 @@ class FastStream(NamedTuple):
         )
         return cls(memory, init_pending(one, chunk_size))
 
-    def push(self, rule: LaCTRule, tokens: FastTokens) -> tuple[Reads, "FastStream"]:
-        """Reads a piece of a stream and writes the chunks that it completes."""
+    def push(
+        self,
+        rule: LaCTRule,
+        tokens: FastTokens,
+        *,
+        fresh: LaCTMemory | None = None,
+        starts: Bool[Array, "batch length"] | None = None,
+    ) -> tuple[Reads, "FastStream"]:
+        """Reads a piece of a stream and writes the chunks that it completes.
 
-        def read(memory: LaCTMemory, tokens: FastTokens) -> jax.Array:
-            query = tokens.query[:, 0].swapaxes(1, 2)[:, :, :, None]
-            return jax.vmap(jax.vmap(rule.read))(memory, query).swapaxes(1, 2)[:, None]
+        Args:
+          rule: of one network.
+          tokens: the piece, real tokens first.
+          fresh: with `starts`, the memory that documents start from.
+          starts: first tokens of documents; None: the stream's document goes on.
+        """
+        chunk_size = self.waiting.tokens.real.shape[2]
 
-        def write(memory: LaCTMemory, tokens: FastTokens) -> LaCTMemory:
-            chunk = _chunk(jax.tree.map(lambda x: x[:, 0], tokens))
-            step = jax.vmap(jax.vmap(lambda memory, chunk: rule.step(memory, chunk).memory))
-            return step(memory, chunk)
+        def add(
+            stream: "FastStream", piece: FastTokens, count: jax.Array
+        ) -> tuple["FastStream", jax.Array]:
+            memory, waiting, reads = push(
+                *(functools.partial(_read, rule), functools.partial(_write, rule)),
+                *(stream.memory, stream.waiting, piece),
+                chunk_size=chunk_size,
+                num_real=count,
+            )
+            return FastStream(memory, waiting), reads
 
-        memory, waiting, reads = push(
-            *(read, write, self.memory, self.waiting),
-            jax.tree.map(lambda x: x[:, None], tokens),
-            chunk_size=self.waiting.tokens.real.shape[2],
-            num_real=jnp.sum(tokens.real, axis=1).astype(jnp.int32),
-        )
-        return reads[:, 0], FastStream(memory, waiting)
+        count = jnp.sum(tokens.real, axis=1).astype(jnp.int32)
+        members = jax.tree.map(lambda x: x[:, None], tokens)
+        if starts is None or fresh is None:
+            stream, reads = add(self, members, count)
+        else:
+            stream, reads = in_documents(
+                *(add, self, FastStream.start(fresh, chunk_size=chunk_size), members),
+                count=count,
+                starts=starts,
+                chunk=chunk_size,
+                position=self.waiting.num_waiting,
+                alone=lambda tokens: _read(rule, fresh, tokens),
+            )
+        return reads[:, 0], stream
+
+
+def _read(rule: LaCTRule, memory: LaCTMemory, tokens: FastTokens) -> jax.Array:
+    """What tokens `[batch, 1, length, ...]` read."""
+    query = tokens.query[:, 0].swapaxes(1, 2)[:, :, :, None]
+    return jax.vmap(jax.vmap(rule.read))(memory, query).swapaxes(1, 2)[:, None]
+
+
+def _write(rule: LaCTRule, memory: LaCTMemory, tokens: FastTokens) -> LaCTMemory:
+    """The memories after tokens `[batch, 1, length, ...]` as one chunk."""
+    chunk = _chunk(jax.tree.map(lambda x: x[:, 0], tokens))
+    step = jax.vmap(jax.vmap(lambda memory, chunk: rule.step(memory, chunk).memory))
+    return step(memory, chunk)
 
 
 def _chunk(tokens: FastTokens) -> GradientChunk:

@@ -15,6 +15,8 @@ from fwpkm_jax.layers.partition import ParameterAxes
 class PersistentTokens(AbstractMixer):
     """A token mixer that has read the same learned tokens before each sequence's first.
 
+    Refuses rows of several documents: the tokens would have to stand before each.
+
     References: Behrouz et al. 2025, arXiv:2501.00663, section 3.3.
     """
 

@@ -8,13 +8,15 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from fwpkm_jax.core.documents import pack_starts
 from fwpkm_jax.core.normalize import rms_normalize
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.recurrence.decay_starts import bias_initializer, sigmoid_bias
 from fwpkm_jax.core.streams.cuts import in_chunks
+from fwpkm_jax.core.streams.documents import in_documents
 from fwpkm_jax.core.streams.queue import Pending, append, drop, init_pending
-from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask
+from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, Starts
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import ParameterAxes
@@ -149,6 +151,7 @@ class Titans(AbstractMixer):
         x: Float[Array, "batch length model"],
         *,
         mask: Mask = None,
+        starts: Starts = None,
         cache: TitansCache | None = None,
     ) -> tuple[Float[Array, "batch length model"], TitansCache | None]:
         """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
@@ -159,10 +162,21 @@ class Titans(AbstractMixer):
         if packing is not None:
             x = pack(x, packing)
         count = jnp.full(x.shape[:1], x.shape[1], jnp.int32) if packing is None else packing.counts
-        if cache is None:
+        chunk = self.config.chunk_size or max(_PIECE, self.config.write_size)
+        if starts is not None:
+            starts = starts if packing is None else pack_starts(starts, packing)
+            fresh = self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
+            after, y = in_documents(
+                *(self.advance, fresh if cache is None else cache, fresh, x[:, None]),
+                count=count,
+                starts=starts,
+                chunk=chunk,
+                position=None if cache is None else cache.position,
+            )
+            y, cache = y[:, 0], None if cache is None else after
+        elif cache is None:
             y, _ = self.whole(x, count)
         else:
-            chunk = self.config.chunk_size or max(_PIECE, self.config.write_size)
             cache, y = in_chunks(
                 *(self.advance, cache, x[:, None]),
                 count=count,

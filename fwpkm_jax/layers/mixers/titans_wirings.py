@@ -13,10 +13,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.attention.softmax import in_front, masked_attention
+from fwpkm_jax.core.documents import pack_starts
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.streams.cuts import in_chunks
+from fwpkm_jax.core.streams.documents import in_documents
 from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
-from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask
+from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, Starts
 from fwpkm_jax.layers.mixers.persistent import PersistentTokens
 from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.mixers.titans import Titans, TitansCache
@@ -144,12 +146,19 @@ class TitansMAL(AbstractMixer):
         return self.attention.o_proj
 
     def mix(
-        self, x: Output, *, mask: Mask = None, cache: TitansPairCache | None = None
+        self,
+        x: Output,
+        *,
+        mask: Mask = None,
+        starts: Starts = None,
+        cache: TitansPairCache | None = None,
     ) -> tuple[Output, TitansPairCache | None]:
         """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`."""
         attention, memory = (None, None) if cache is None else cache
-        remembered, memory = self.memory(x, mask=mask, cache=memory)
-        y, attention = self.attention(self.norm(remembered), mask=mask, cache=attention)
+        remembered, memory = self.memory(x, mask=mask, starts=starts, cache=memory)
+        y, attention = self.attention(
+            self.norm(remembered), mask=mask, starts=starts, cache=attention
+        )
         return y, None if cache is None else TitansPairCache(attention, memory)
 
 
@@ -173,19 +182,30 @@ class TitansMAG(AbstractMixer):
         return _pair_cache(self, batch, max_length, dtype)
 
     @property
+    def takes_documents(self) -> bool:
+        return self.memory.takes_documents
+
+    @property
     def output_map(self) -> nnx.Linear:
         return self.gate.out_proj
 
     def mix(
-        self, x: Output, *, mask: Mask = None, cache: TitansPairCache | None = None
+        self,
+        x: Output,
+        *,
+        mask: Mask = None,
+        starts: Starts = None,
+        cache: TitansPairCache | None = None,
     ) -> tuple[Output, TitansPairCache | None]:
         """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`."""
         attention, memory = (None, None) if cache is None else cache
         tokens = None
         if isinstance(self.memory, PersistentTokens):
             tokens = self.memory.tokens[...].astype(x.dtype)
-        y, attention = self.attention.mix(x, mask=mask, cache=attention, persistent=tokens)
-        remembered, memory = self.memory(x, mask=mask, cache=memory)
+        y, attention = self.attention.mix(
+            x, mask=mask, starts=starts, cache=attention, persistent=tokens
+        )
+        remembered, memory = self.memory(x, mask=mask, starts=starts, cache=memory)
         out = self.gate(y, remembered)
         return out, None if cache is None else TitansPairCache(attention, memory)
 
@@ -253,15 +273,28 @@ class TitansMAC(AbstractMixer):
         return self.gate.out_proj
 
     def mix(
-        self, x: Output, *, mask: Mask = None, cache: TitansMACCache | None = None
+        self,
+        x: Output,
+        *,
+        mask: Mask = None,
+        starts: Starts = None,
+        cache: TitansMACCache | None = None,
     ) -> tuple[Output, TitansMACCache | None]:
         """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`."""
         packing = None if mask is None else pack_tokens(mask)
         count = jnp.full(x.shape[:1], x.shape[1], jnp.int32)
         if packing is not None:
             x, count = pack(x, packing), packing.counts
-        options = {"count": count, "chunk": self.segment}
-        if cache is None:
+        options: dict[str, Any] = {"count": count, "chunk": self.segment}
+        if starts is not None:
+            starts = starts if packing is None else pack_starts(starts, packing)
+            fresh = self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
+            position = None if cache is None else cache.memory.position
+            start = fresh if cache is None else cache
+            options |= {"starts": starts, "position": position}
+            after, y = in_documents(self._advance, start, fresh, x[:, None], **options)
+            cache = None if cache is None else after
+        elif cache is None:
             start = self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
             # A backward pass computes each segment again.
             _, y = in_chunks(jax.checkpoint(self._advance), start, x[:, None], **options)

@@ -13,7 +13,7 @@ from fwpkm_jax.layers.mixers import (
     TitansConfig,
     TitansMixerConfig,
 )
-from fwpkm_jax.testing import check_mixer
+from fwpkm_jax.testing import MIXER_PROPERTIES, check_mixer
 
 ATTENTION = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "rotary_fraction": 0.5}
 GDN = {"num_key_heads": 1, "num_value_heads": 2, "key_head_dim": 4, "value_head_dim": 3}
@@ -49,10 +49,25 @@ NAMES = [
 ]
 
 
+PACKED = "packed_documents_equal_separate_rows"
+"""Seen by default of the kinds in `tests/models/test_documents.py` and of `core.streams`."""
+PACKED_MIXERS = MIXERS | {
+    "titans_mag_alone": wired("mag", chunk_size=3, window=3),
+    "titans_mal_alone": wired("mal", chunk_size=4, write_size=2, window=3),
+    "titans_mal_without_chunks": wired("mal", chunk_size=None, window=3),
+}
+
+
 @pytest.mark.by_default("gdn", "attention", "window")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mixer_keeps_its_contract(name):
-    check_mixer(MIXERS[name])
+    check_mixer(MIXERS[name], properties=[p for p in MIXER_PROPERTIES if p != PACKED])
+
+
+@pytest.mark.by_default("window")
+@pytest.mark.parametrize("name", PACKED_MIXERS)
+def test_documents_of_a_row_read_as_in_rows_of_their_own(name):
+    check_mixer(PACKED_MIXERS[name], properties=[PACKED])
 
 
 @pytest.mark.slow

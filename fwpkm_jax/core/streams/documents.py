@@ -1,0 +1,208 @@
+"""Rows of several documents, for memories whose chunks count from each document's first token.
+
+A unit is a chunk of one document. Documents of more than a unit, and those whose state must be
+kept, are read unit after unit in one scan; a row has few such units, so that the scan is as long as
+that of one document, or at most twice. The others all start from the initial state and leave none
+that is read again: they are read side by side, as many at a time as fill a row.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, PyTree
+
+from fwpkm_jax.core.documents import document_numbers, document_positions
+from fwpkm_jax.core.streams.cuts import Within
+
+State = TypeVar("State")
+
+
+class Units(NamedTuple):
+    """Some units of each row, in order, `[groups, units]`; those behind the last have no tokens.
+
+    Attributes:
+      start: first token.
+      size: tokens.
+      fresh: whether the unit is its document's first.
+    """
+
+    start: Int[Array, "groups units"]
+    size: Int[Array, "groups units"]
+    fresh: Bool[Array, "groups units"]
+
+
+def in_documents(
+    within: Within[State],
+    state: State,
+    fresh: State,
+    tokens: PyTree[Array],
+    *,
+    count: Int[Array, " groups"],
+    starts: Bool[Array, "groups length"],
+    chunk: int,
+    position: Int[Array, " groups"] | None = None,
+    alone: Callable[[Any], Any] | None = None,
+) -> tuple[State, PyTree[Array]]:
+    """`core.streams.cuts.in_chunks` of rows that hold several documents; differentiable.
+
+    A backward pass computes each unit again.
+
+    Args:
+      within: takes tokens of one unit.
+      state: before the first token, leaves `[groups, ...]`.
+      fresh: before each document, likewise.
+      tokens: leaves `[groups, members, length, ...]`.
+      count: how many of the tokens each group has, its first ones.
+      starts: first tokens of documents.
+      chunk: tokens per unit.
+      position: tokens of each group's document before the first token, for a piece of a stream;
+        None: the first token starts a document.
+      alone: from tokens of documents that `within` would read in one call from `fresh` to their
+        outputs; it sees all tokens of the rows. None: `within` reads them.
+
+    Returns:
+      The state after each group's last token, and the outputs, leaves
+      `[groups, members, length, ...]`. Those behind a group's last token have no meaning.
+    """
+    groups, length = starts.shape
+    at = jnp.arange(length, dtype=jnp.int32)[None]
+    if position is None:
+        starts, position = starts.at[:, 0].set(True), jnp.zeros((groups,), jnp.int32)
+    starts = starts & (at < count[:, None])
+    place, number = document_positions(starts, first=position), document_numbers(starts)
+    first = (place % chunk == 0) | (at == 0)
+    end = jnp.minimum(_next(starts), count[:, None])  # Of each token's document.
+    size = jnp.minimum(chunk - place % chunk, end - at)
+    goes_on = (number == 0) | (number == number[:, -1:]) | (end - at + place > chunk)
+    first &= at < count[:, None]
+
+    # A document of more than a unit has fewer than twice as many units as it fills.
+    most = min(2 * (length // chunk) + 4, length)
+    units = _units(first & goes_on, size, starts, most)
+
+    @jax.checkpoint
+    def read(state: State, unit: Units) -> tuple[State, Any]:
+        state = _where(unit.fresh, fresh, state)
+        piece = _rows(tokens, unit.start, min(chunk, length))
+        return _if_any(within, state, piece, unit.size)
+
+    in_turn = jax.tree.map(lambda x: x.swapaxes(0, 1), units)
+    state, out = jax.lax.scan(read, state, in_turn)
+    rank = jnp.cumsum(first & goes_on, axis=1, dtype=jnp.int32) - 1
+    begin = jax.lax.cummax(jnp.where(first, at, 0), axis=1)
+    width = min(chunk, length)
+    where = jnp.maximum(rank, 0) * width + jnp.minimum(at - begin, width - 1)
+    output = jax.tree.map(lambda x: _take(_joined(x), where), out)
+    if alone is None:
+        short = _units(first & ~goes_on, size, starts, length)
+        others = _side_by_side(within, fresh, tokens, short, output, width=width)
+    else:
+        others = alone(tokens)
+    kept = jax.tree.map(
+        lambda x, y: jnp.where(goes_on.reshape(groups, 1, length, *[1] * (x.ndim - 3)), x, y),
+        *(output, others),
+    )
+    return state, kept
+
+
+def _side_by_side(within, fresh, tokens, units: Units, like: Any, *, width: int) -> Any:
+    """What tokens of units that all begin with the fresh state read; zeros for all others."""
+    groups, most = units.start.shape
+    beside = -(-most // width)  # Units of a row at a time: together as long as the row.
+    steps = -(-most // beside)
+    repeated = jax.tree.map(lambda x: jnp.repeat(x, beside, axis=0), fresh)
+
+    def split(x: jax.Array) -> jax.Array:
+        x = jnp.pad(x, ((0, 0), (0, steps * beside - most)))
+        return jnp.moveaxis(x.reshape(groups, steps, beside), 1, 0)
+
+    @jax.checkpoint
+    def read(tokens: Any, start: jax.Array, count: jax.Array) -> Any:
+        """Of units `[groups, beside]`, leaves `[groups, members, beside * width, ...]`."""
+        pieces = jax.tree.map(lambda x: _windows(x, start, width), tokens)
+        _, out = _if_any(within, repeated, pieces, count.reshape(-1))
+        return jax.tree.map(lambda x: _beside(x, groups, beside), out)
+
+    def step(output: Any, unit: Units) -> tuple[Any, None]:
+        out = read(tokens, unit.start, unit.size)
+        offset = jnp.arange(width, dtype=jnp.int32)[None, None]
+        at = unit.start[:, :, None] + offset
+        at = jnp.where(offset < unit.size[:, :, None], at, output_length)
+        at = at.reshape(groups, -1)
+        put = jax.vmap(lambda old, new, at: old.at[:, at].add(new, mode="drop"))
+        return jax.tree.map(lambda old, new: put(old, new, at), output, out), None
+
+    output_length = jax.tree.leaves(like)[0].shape[2]
+    zeros = jax.tree.map(jnp.zeros_like, like)
+    output, _ = jax.lax.scan(step, zeros, jax.tree.map(split, units))
+    return output
+
+
+def _if_any(within, state: Any, piece: Any, count: jax.Array) -> tuple[Any, Any]:
+    """`within`, or if no group has a token, the state as it is and zeros."""
+
+    def skip() -> tuple[Any, Any]:
+        _, out = jax.eval_shape(within, state, piece, count)
+        return state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), out)
+
+    return jax.lax.cond(jnp.any(count > 0), lambda: within(state, piece, count), skip)
+
+
+def _units(first: jax.Array, size: jax.Array, starts: jax.Array, most: int) -> Units:
+    """The units whose first tokens are marked, at most so many of each row."""
+    length = first.shape[1]
+    find = jax.vmap(lambda marks: jnp.nonzero(marks, size=most, fill_value=length)[0])
+    start = find(first).astype(jnp.int32)
+    there, safe = start < length, jnp.minimum(start, length - 1)
+
+    def of(x: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(x, safe, axis=1)
+
+    return Units(safe, jnp.where(there, of(size), 0), there & of(starts))
+
+
+def _next(starts: Bool[Array, "groups length"]) -> Int[Array, "groups length"]:
+    """Where the document after each token's begins; the length where there is none."""
+    length = starts.shape[1]
+    at = jnp.where(starts, jnp.arange(length, dtype=jnp.int32)[None], length)
+    later = jnp.concatenate([at[:, 1:], jnp.full_like(at[:, :1], length)], axis=1)
+    return jax.lax.cummin(later, axis=1, reverse=True)
+
+
+def _rows(tokens: Any, start: Int[Array, " groups"], width: int) -> Any:
+    """`width` tokens of each group from `start` on; the last token again behind the end."""
+    at = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
+    return jax.tree.map(lambda x: _take(x, at), tokens)
+
+
+def _windows(x: jax.Array, start: Int[Array, "groups beside"], width: int) -> jax.Array:
+    """`[groups * beside, members, width, ...]`: tokens from each start on."""
+    at = start[:, :, None] + jnp.arange(width, dtype=jnp.int32)[None, None]
+    at = at.reshape(start.shape[0], -1)
+    x = _take(x, at)
+    x = x.reshape(*x.shape[:2], start.shape[1], width, *x.shape[3:])
+    return jnp.moveaxis(x, 2, 1).reshape(-1, x.shape[1], *x.shape[3:])
+
+
+def _beside(x: jax.Array, groups: int, beside: int) -> jax.Array:
+    """`[groups * beside, members, width, ...]` to `[groups, members, beside * width, ...]`."""
+    x = jnp.moveaxis(x.reshape(groups, beside, *x.shape[1:]), 1, 2)
+    return x.reshape(groups, x.shape[1], -1, *x.shape[4:])
+
+
+def _take(x: jax.Array, at: Int[Array, "groups places"]) -> jax.Array:
+    return jax.vmap(lambda x, at: jnp.take(x, at, axis=1, mode="clip"))(x, at)
+
+
+def _where(flags: Bool[Array, " groups"], new: Any, old: Any) -> Any:
+    return jax.tree.map(
+        lambda new, old: jnp.where(flags.reshape(-1, *[1] * (old.ndim - 1)), new, old), new, old
+    )
+
+
+def _joined(x: jax.Array) -> jax.Array:
+    """`[units, groups, members, width, ...]` to `[groups, members, units * width, ...]`."""
+    x = jnp.moveaxis(x, 0, 2)
+    return x.reshape(*x.shape[:2], x.shape[2] * x.shape[3], *x.shape[4:])

@@ -1,0 +1,83 @@
+"""Rows of several documents unit by unit, against a loop over each document alone."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fwpkm_jax.core.streams.documents import in_documents
+
+CHUNK, LENGTH, START = 3, 14, 0.5
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def within(state, tokens, count):
+    """Every token reads the state times itself; a full unit's sum goes into the state."""
+    real = jnp.arange(tokens.shape[2], dtype=jnp.int32)[None] < count[:, None]
+    total = jnp.sum(jnp.where(real, tokens[:, 0], 0), axis=1)
+    after = jnp.where(count == CHUNK, 0.5 * state + jnp.sin(total), state)
+    return after, state[:, None, None] * tokens
+
+
+def by_document(tokens, state=START):
+    """The same of one document, token by token of each unit; and the last state."""
+    out = []
+    for first in range(0, len(tokens), CHUNK):
+        unit = tokens[first : first + CHUNK]
+        out.append(state * unit)
+        if len(unit) == CHUNK:
+            state = 0.5 * state + np.sin(unit.sum())
+    return np.concatenate(out), state
+
+
+@functools.partial(jax.jit, static_argnames="alone")
+def run(tokens, starts, count, cotangent, alone=False):
+    fresh = jnp.full((2,), START)
+    read = (lambda tokens: START * tokens) if alone else None
+
+    def loss(tokens):
+        state, out = in_documents(
+            *(within, fresh, fresh, tokens[:, None]),
+            count=count,
+            starts=starts,
+            chunk=CHUNK,
+            alone=read,
+        )
+        return jnp.sum(out[:, 0] * cotangent), (state, out[:, 0])
+
+    return jax.value_and_grad(loss, has_aux=True)(tokens)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_each_document_reads_as_it_would_alone(alone):
+    rng = np.random.default_rng(0)
+    for trial in range(12):
+        tokens, cotangent = rng.normal(size=(2, 2, LENGTH))
+        share = (0.0, 0.15, 0.5, 1.0)[trial % 4]
+        starts = rng.uniform(size=(2, LENGTH)) < share
+        count = np.array([LENGTH, rng.integers(1, LENGTH + 1)], np.int32)
+        real = np.arange(LENGTH) < count[:, None]
+        arrays = (jnp.asarray(x) for x in (tokens, starts, count, cotangent * real))
+        (_, (state, out)), gradient = run(*arrays, alone=alone)
+        for row in range(2):
+            inner = np.flatnonzero(starts[row, 1 : count[row]]) + 1
+            documents = np.split(tokens[row, : count[row]], inner)
+            expected = [by_document(document) for document in documents]
+            np.testing.assert_allclose(
+                out[row, : count[row]], np.concatenate([x for x, _ in expected]), atol=1e-13
+            )
+            np.testing.assert_allclose(state[row], expected[-1][1], atol=1e-13)
+            # Of one token: the difference quotient of its own document alone.
+            at, step = int(rng.integers(count[row])), 1e-6
+            own = int(np.searchsorted(inner, at, side="right"))
+            first = 0 if own == 0 else inner[own - 1]
+            moved = np.zeros(len(documents[own]))
+            moved[at - first] = step
+            weight = cotangent[row, first : first + len(moved)]
+            sides = [by_document(documents[own] + sign * moved)[0] @ weight for sign in (1, -1)]
+            np.testing.assert_allclose(
+                gradient[row, at], (sides[0] - sides[1]) / (2 * step), rtol=1e-6, atol=1e-8
+            )
+            assert not np.any(gradient[row, count[row] :])

@@ -187,7 +187,7 @@ class AbstractMixer(nnx.Module):
 
     @property
     def takes_documents(self) -> bool:
-        """Whether rows may hold several documents: by default, if `mix` has an argument `starts`."""
+        """Whether rows may hold several documents; by default, if `mix` takes `starts`."""
         return "starts" in inspect.signature(self.mix).parameters
 
     def _checked_starts(self, starts: jax.Array) -> jax.Array:

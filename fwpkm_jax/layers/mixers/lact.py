@@ -318,7 +318,7 @@ class LaCT(AbstractMixer):
         positions: Int[Array, "batch length"],
         cache: AttentionCache | None,
         packing: Packing | None,
-        documents: Int[Array, "batch length"] | None,
+        documents: Int[Array, "batch length"] | None = None,
     ) -> tuple[Float[Array, "batch length model"], AttentionCache | None]:
         """Attention over the window, within the document or to the cached tokens too."""
         window, length = self.config.window, query.shape[1]

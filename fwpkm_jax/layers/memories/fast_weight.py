@@ -25,7 +25,6 @@ from fwpkm_jax.core.chunks import (
     merge_groups,
     split_groups,
 )
-from fwpkm_jax.core.documents import same_document
 from fwpkm_jax.core.normalize import l2_normalize
 from fwpkm_jax.core.padding import pack_tokens
 from fwpkm_jax.core.slots.measures import AccessMeasures, access_counts, measures_of_counts
@@ -40,6 +39,7 @@ from fwpkm_jax.core.targets import (
     standardize,
     write_weights,
 )
+from fwpkm_jax.layers.memories.documents import run_documents, within_documents
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import BATCH, ParameterAxes, Partition
 from fwpkm_jax.literals import check_literals
@@ -47,6 +47,8 @@ from fwpkm_jax.rules import DEFAULT_RULE, AbstractChunkRule, make_rule
 from fwpkm_jax.rules.arguments import check_memory
 
 Normalizer = Literal["none", "standardize", "l2"]
+DocumentMemory = Literal["carry", "document"]
+"""What a memory makes of rows of several documents, see `FastWeightConfig.documents`."""
 
 _NORMALIZERS = {"none": lambda x: x, "standardize": standardize, "l2": l2_normalize}
 _GATE_WIDTH = 8  # The gate is the sigmoid of a mean over this many projections.
@@ -75,6 +77,10 @@ class FastWeightConfig:
     """Weights each token's memory loss by its gate."""
     gate_output: bool = True
     """Mixes read and value by the gate; off: adds them."""
+    documents: DocumentMemory = "carry"
+    """Of rows that hold several documents. carry: the memory goes on from one to the next, and only
+    pairs end with a document. document: each document starts from the memory that is passed in and
+    counts chunks from its first token; for a memory per sequence."""
     unused_gate: bool = field(default=False, metadata=meant_before(True))
     """Keeps the gate's projection where neither of the two uses it, as runs written before this
     option have it; without, the gate of such a layer is 1."""
@@ -248,20 +254,36 @@ class FastWeight(nnx.Module):
           mask: 1 for real tokens, 0 for padding, which neither writes nor counts.
           starts: true at the first token of each document, from
             `core.documents.document_starts(segment_ids)`: no token is paired with a value of
-            another document, and the memory goes on from one to the next. None: a sequence is one.
+            another document, and `config.documents` says whether the memory goes on. None: a
+            sequence is one.
           write: False reads everything with the memory as it comes in.
           pairing: makes the write weights from gate and mask.
           partition: of the work and the memories over devices; what is partitioned is written.
 
         Returns:
           What the block adds to the residual stream, the memory after the last write, and what
-          happened.
+          happened. With `starts` and `documents="document"` the memory is that of each sequence's
+          last document, and the record has no measures of writes.
+
+        Raises:
+          ValueError: an argument does not fit the layer; or `documents="document"` with a memory
+            of several sequences, or over several devices.
         """
         config, rule = self.config, self.config.rule
         self._check(x, mask, memory)
         check_arrays(x=(x, "float batch length model"), starts=(starts, "mask batch length"))
         signals = self.signals(x, mask)
         loss_gate = signals.gate if config.weight_by_gate else jnp.ones_like(signals.gate)
+        if starts is not None and config.documents == "document" and write:
+            self._check_own_memory(memory, len(x), partition)
+            out = run_documents(
+                *(rule, memory, signals._replace(gate=loss_gate), starts.astype(bool)),
+                mask=mask,
+                chunk_size=config.chunk_size,
+                pairing=pairing,
+            )
+            facts = _facts(rule, signals, out.losses, out.paired, out.access, None)
+            return self.merge(out.read, signals, dtype=x.dtype), out.memory, facts
         sequence = rule.sequence(
             signals.query,
             signals.value,
@@ -397,6 +419,20 @@ class FastWeight(nnx.Module):
             make_chunk=rule.chunk,
         )
 
+    def _check_own_memory(self, memory: Memory, batch: int, partition: Partition | None) -> None:
+        groups = jax.tree.leaves(memory)[0].shape[0]
+        if groups != batch:
+            raise ValueError(
+                f"documents='document' with {groups} memories for {batch} sequences: documents of "
+                "one sequence would end another's memory; give each sequence its own "
+                "(memory.groups), or use documents='carry'."
+            )
+        if partition is not None:
+            raise ValueError(
+                "documents='document' runs on one device; set all sizes of the mesh to 1, or use "
+                "documents='carry'."
+            )
+
     def _check(self, x: Any, mask: Any, memory: Memory, pending: Pending | None = None) -> None:
         """Raises a ValueError that names the argument which does not fit the layer."""
         sizes = check_arrays(
@@ -415,16 +451,6 @@ class FastWeight(nnx.Module):
             sizes["members"] = batch // groups
         waiting = {"pending.tokens.gate": (pending.tokens.gate, "float groups members capacity")}
         check_arrays(sizes=sizes, **waiting)
-
-
-def within_documents(
-    sequence: AnyChunk, starts: Bool[Array, "batch length"], *, lookahead: int
-) -> AnyChunk:
-    """The sequence without the pairs of tokens that belong to different documents."""
-    same = same_document(starts.astype(bool), later=lookahead).astype(sequence.write_weight.dtype)
-    return sequence._replace(
-        write_weight=sequence.write_weight * same, paired=sequence.paired * same
-    )
 
 
 def _reorder(tree: Any, order: Int[Array, "groups length"]) -> Any:

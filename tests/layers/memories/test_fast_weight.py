@@ -246,3 +246,55 @@ def test_an_unused_gate_is_kept_only_in_runs_stored_with_it():
         layer = nnx.eval_shape(lambda config=config: FastWeight(config, 8, rngs=nnx.Rngs(0)))
         arrays[config.unused_gate] = {path[0] for path, _ in nnx.to_flat_state(nnx.state(layer))}
     assert arrays[True] - arrays[False] == {"gate_norm", "gate_proj"}
+
+
+@pytest.mark.by_default("fwmlp")
+@pytest.mark.parametrize("name", ["fwpkm", "fwmlp"])
+def test_each_document_starts_from_the_memory_that_comes_in(name):
+    """Reads, gradients and memories as of each document alone, wherever it lies in the row."""
+    rule = {} if name == "fwpkm" else {"rule": FwMLP(key_dim=4, value_dim=5, hidden_dim=4)}
+    config = dataclasses.replace(CONFIG, documents="document", **rule)
+    length, lengths = 10, [[1, 5, 4], [3, 7]]  # Units of 3: a token, a unit, more, all with rests.
+    params, memory, x = params_of(config), start(groups=2, config=config), sample(length)
+    starts, rows = np.zeros((2, length), bool), np.zeros((5, length), int)
+    mask, own = np.zeros((5, length)), 0
+    for row in range(2):
+        for number, size in enumerate(lengths[row]):
+            first = sum(lengths[row][:number])
+            starts[row, first] = True
+            rows[own, :size], mask[own, :size] = row * length + np.arange(first, first + size), 1
+            own += 1
+    cotangent = np.random.default_rng(3).normal(size=(2, length, x.shape[2]))
+
+    @jax.jit
+    def of(params, x, memory, c, **options):
+        def loss(params, x):
+            out, after, facts = layer_of(params, config)(x, memory, **options)
+            return jnp.sum(out * c), (out, after, facts.token_loss)
+
+        return jax.grad(loss, argnums=(0, 1), has_aux=True)(params, x)
+
+    def apart(a):
+        return jnp.asarray(np.asarray(a).reshape(2 * length, -1)[rows] * mask[..., None])
+
+    (d_params, d_x), ours = of(params, x, memory, cotangent, starts=jnp.asarray(starts))
+    separate = jax.tree.map(lambda m: jnp.repeat(m[:1], 5, axis=0), memory)
+    (d_params_2, d_x_2), other = of(
+        params, apart(x), separate, apart(cotangent), mask=jnp.asarray(mask)
+    )
+    assert_close(d_params, d_params_2)
+    for mine, theirs in ((ours[0], other[0]), (ours[2], other[2]), (d_x, d_x_2)):
+        mine = np.asarray(mine).reshape(2 * length, -1)
+        for row in range(5):
+            at = mask[row] != 0
+            expected = np.asarray(theirs[row]).reshape(length, -1)[at]
+            np.testing.assert_allclose(mine[rows[row, at]], expected, rtol=1e-9, atol=1e-12)
+    assert_close(ours[1], jax.tree.map(lambda m: m[np.array([2, 4])], other[1]))
+    assert np.any(np.asarray(jax.tree.leaves(ours[1])[-1]) != jax.tree.leaves(memory)[-1])
+
+
+def test_documents_of_their_own_need_a_memory_for_each_sequence():
+    config = dataclasses.replace(CONFIG, documents="document")
+    layer, memory = layer_of(params_of(config), config), start(config=config)
+    with pytest.raises(ValueError, match="documents='document' with 1 memories for 2 sequences"):
+        layer(sample(), memory, starts=jnp.zeros((BATCH, LENGTH), bool))

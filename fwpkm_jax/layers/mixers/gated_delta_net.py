@@ -320,6 +320,9 @@ def mix_heads(
         )
         for y in (query, key)
     )
+    # The convolution and the norm compute in float32; activations go on in their own dtype, of
+    # which kernels for bfloat16 read half the bytes.
+    query, key, value = (y.astype(conv_inputs.dtype) for y in (query, key, value))
     rule = recurrent_gated_delta_rule
     if length > 1:
         rule = functools.partial(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from fwpkm_jax.layers.mixers import gated_delta_net
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
 from pallas_kernels import dispatch
 
@@ -123,3 +124,27 @@ def test_the_kernels_give_the_same_output_and_gradients():
         actual,
         run("reference"),
     )
+
+
+@pytest.mark.parametrize("length", [1, 12])
+def test_the_rule_gets_activations_in_their_own_dtype(monkeypatch, length):
+    taken = {}
+
+    def recorded(rule):
+        def run(query, key, value, **options):
+            taken.update(query=query.dtype, key=key.dtype, value=value.dtype)
+            taken.update({name: options[name].dtype for name in ("log_decay", "initial_state")})
+            return rule(query, key, value, **options)
+
+        return run
+
+    for name in ("recurrent_gated_delta_rule", "chunk_gated_delta_rule"):
+        monkeypatch.setattr(gated_delta_net, name, recorded(getattr(gated_delta_net, name)))
+    config = GatedDeltaNetConfig(
+        num_key_heads=1, num_value_heads=2, key_head_dim=4, value_head_dim=4
+    )
+    for dtype in (jnp.float32, jnp.bfloat16):
+        layer = GatedDeltaNet(config, 8, dtype=dtype, rngs=nnx.Rngs(0))
+        jax.eval_shape(lambda x, layer=layer: layer.mix(x)[0], jnp.ones((1, length, 8), dtype))
+        inside = dict.fromkeys(("query", "key", "value"), dtype)
+        assert taken == inside | {"log_decay": jnp.float32, "initial_state": jnp.float32}

@@ -4,6 +4,7 @@ A row of the table then has one owner that sums its references in a fixed order:
 race for it, and two runs agree bit for bit.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -42,22 +43,64 @@ def group_slots(slot_ids: SlotIds, *, num_slots: int) -> SlotGroups:
       num_slots: rows of the table.
     """
     ids = slot_ids.reshape(-1).astype(jnp.int32)
-    references = jnp.arange(ids.size, dtype=jnp.int32)
-    sorted_ids, order = _sort_by_slot(ids, references, num_slots)
+    return _groups_of(slot_ids, *_sort_by_slot(ids, num_slots), num_slots=num_slots)
+
+
+def group_chunks(slot_ids: Int[Array, "chunks tokens places"], *, num_slots: int) -> SlotGroups:
+    """`group_slots` of every chunk, leaves `[chunks, ...]`.
+
+    A GPU sorts the references of all chunks together, by chunk, then slot: XLA calls its radix sort
+    for one row of numbers alone, and sorts several rows by comparing neighbours many times.
+
+    Args:
+      slot_ids: each below `num_slots`.
+      num_slots: rows of the table.
+    """
+    ids = slot_ids.reshape(slot_ids.shape[0], -1).astype(jnp.int32)
+    by_chunk = jax.vmap(lambda x: _sort_by_slot(x, num_slots))
+    sorted_ids, order = jax.lax.platform_dependent(
+        ids,
+        cuda=by_chunk if ids.shape[0] * num_slots > 2**31 else _sort_chunks(num_slots),
+        default=by_chunk,
+    )
+    groups = jax.vmap(lambda *x: _groups_of(*x, num_slots=num_slots))
+    return groups(slot_ids, sorted_ids, order)
+
+
+def _groups_of(
+    slot_ids: SlotIds, sorted_ids: jax.Array, order: jax.Array, *, num_slots: int
+) -> SlotGroups:
+    """The groups of one chunk from its sorted references."""
+    references = jnp.arange(order.size, dtype=jnp.int32)
     begins = jnp.concatenate([jnp.ones((1,), bool), sorted_ids[1:] != sorted_ids[:-1]])
     group = jnp.cumsum(begins.astype(jnp.int32)) - 1
-    rank = jnp.zeros_like(ids).at[order].set(group, unique_indices=True)
+    rank = jnp.zeros_like(order).at[order].set(group, unique_indices=True)
     # Every reference of a run writes the same slot; only its first one writes the start.
     slots = (num_slots + references).at[group].set(sorted_ids, indices_are_sorted=True)
-    ends = jnp.full((ids.size + 1,), ids.size, jnp.int32)
-    starts = ends.at[jnp.where(begins, group, ids.size + 1)].set(references, mode="drop")
+    ends = jnp.full((order.size + 1,), order.size, jnp.int32)
+    starts = ends.at[jnp.where(begins, group, order.size + 1)].set(references, mode="drop")
     return SlotGroups(order, slots, starts, rank.reshape(slot_ids.shape), group[-1] + 1)
 
 
-def _sort_by_slot(
-    ids: jax.Array, references: jax.Array, num_slots: int
-) -> tuple[jax.Array, jax.Array]:
+def _sort_chunks(num_slots: int) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
+    """Slots in ascending order and the reference of each, of all chunks by one sort."""
+
+    def sort(ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+        chunks = jnp.arange(ids.shape[0], dtype=jnp.int32)[:, None]
+        references = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
+        of_chunks, order = jax.lax.sort(
+            ((ids + num_slots * chunks).reshape(-1), references.reshape(-1)),
+            num_keys=1,
+            is_stable=True,
+        )
+        return of_chunks.reshape(ids.shape) - num_slots * chunks, order.reshape(ids.shape)
+
+    return sort
+
+
+def _sort_by_slot(ids: jax.Array, num_slots: int) -> tuple[jax.Array, jax.Array]:
     """Slots in ascending order, and the reference of each; as one number where both fit into it."""
+    references = jnp.arange(ids.size, dtype=jnp.int32)
     if num_slots * ids.size > 2**32:
         slots, order = jax.lax.sort((ids, references), num_keys=1, is_stable=True)
         return slots, order

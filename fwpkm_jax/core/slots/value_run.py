@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.slots.grouping import group_slots, reference_counts
+from fwpkm_jax.core.slots.grouping import group_chunks, reference_counts
 from fwpkm_jax.core.slots.row_ops import RowOps
 from fwpkm_jax.core.slots.table import write_steps
 from fwpkm_jax.core.slots.value_scan import ChunkRows, value_scan
@@ -68,7 +68,7 @@ def value_run(
     ids = to_chunks(slot_ids)
     ids = ids.reshape(chunks, num_groups, -1) + offsets[None, :, None]
     ids = ids.reshape(chunks, -1, slot_ids.shape[-1])
-    groups = jax.vmap(lambda x: group_slots(x, num_slots=num_groups * num_slots))(ids)
+    groups = group_chunks(ids, num_slots=num_groups * num_slots)
     weights = to_chunks(weights)
     counts = jax.vmap(reference_counts)(groups, to_chunks(counted))
     rows = ChunkRows(

@@ -1,5 +1,7 @@
 """References grouped by slot: every reference once, every slot's run together and in order."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fwpkm_jax.core.slots.grouping import group_slots, reference_counts
+from fwpkm_jax.core.slots import grouping
+from fwpkm_jax.core.slots.grouping import group_chunks, group_slots, reference_counts
 from fwpkm_jax.core.slots.table import slot_counts
 
 
@@ -41,11 +44,27 @@ def test_numbers_behind_the_last_slot_are_ascending_and_beyond_the_table():
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_chunks_are_grouped_side_by_side(chunks):
     ids = jax.random.randint(jax.random.key(0), (chunks, 5, 2), 0, 6)
-    together = jax.vmap(lambda x: group_slots(x, num_slots=6))(ids)
+    together = group_chunks(ids, num_slots=6)
     for index in range(chunks):
         alone = group_slots(ids[index], num_slots=6)
         mine = jax.tree.map(lambda x, i=index: x[i], together)
         jax.tree.map(np.testing.assert_array_equal, mine, alone)
+
+
+def test_a_gpu_sorts_all_chunks_in_one_row():
+    ids = jax.random.randint(jax.random.key(0), (3, 20), 0, 6)
+    by_chunk = jax.vmap(lambda x: grouping._sort_by_slot(x, 6))(ids)
+    jax.tree.map(np.testing.assert_array_equal, grouping._sort_chunks(6)(ids), by_chunk)
+
+    def sorted_axes(platform, num_slots):
+        ids = jax.ShapeDtypeStruct((3, 5, 4), jnp.int32)
+        grouped = jax.jit(lambda ids: group_chunks(ids, num_slots=num_slots))
+        text = grouped.trace(ids).lower(lowering_platforms=(platform,)).as_text()
+        return re.findall(r'"stablehlo.sort".*?dimension = (\d)', text)
+
+    assert sorted_axes("cuda", 6) == ["0"]
+    assert sorted_axes("cpu", 6) == ["1"]
+    assert sorted_axes("cuda", 2**30) == ["1"]  # Chunk and slot do not fit into 31 bits.
 
 
 def test_counts_from_sorted_references_are_those_of_a_counter_per_slot():

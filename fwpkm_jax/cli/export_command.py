@@ -1,4 +1,7 @@
-"""`fwpkm export RUN FOLDER`: a run's weights as safetensors, to give away."""
+"""`fwpkm export RUN FOLDER`: a run's weights as safetensors, to give away.
+
+`fwpkm export hf RUN FOLDER` writes what the transformers library loads.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,15 @@ import tyro
 
 from fwpkm_jax.command_line import report
 from fwpkm_jax.interchange import export_run
+from fwpkm_jax.interchange.hf import export_model
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """Writes a run's slow and fast weights into a folder: weights.safetensors and config.json."""
+    """Writes a run's slow and fast weights into a folder: weights.safetensors and config.json.
+
+    `fwpkm export hf RUN FOLDER` writes a folder of the transformers library instead."""
 
     run: tyro.conf.Positional[Path]
     """Run directory."""
@@ -27,11 +33,20 @@ class ExportOptions:
     """Checkpoint: a step, the best by validation loss, or None for the newest."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExportHF(ExportOptions):
+    """Writes a run that began with `fwpkm import hf` as a folder of the transformers library."""
+
+
 def main(arguments: Sequence[str], program: str = "fwpkm export") -> int:
     """Exports; the program's exit code."""
-    options = tyro.cli(ExportOptions, args=list(arguments), prog=program, use_underscores=True)
+    arguments, kind, export = list(arguments), ExportOptions, export_run
+    if arguments[:1] == ["hf"]:
+        arguments, kind, export = arguments[1:], ExportHF, export_model
+        program = f"{program} hf"
+    options = tyro.cli(kind, args=arguments, prog=program, use_underscores=True)
     try:
-        print(f"wrote {export_run(options.run, options.folder, step=options.step)}")
+        print(f"wrote {export(options.run, options.folder, step=options.step)}")
     except (ValueError, OSError) as error:
         return report(program, error)
     except DamagedCheckpointError as error:

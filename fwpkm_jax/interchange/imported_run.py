@@ -14,6 +14,8 @@ from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.runs.run_directory import claim
 from fwpkm_jax.training.state import TrainState, init_state
 
+_BUFFER_GB = 1  # The weights may fill the memory.
+
 
 def start_run(experiment: Experiment, weights: Weights) -> Path:
     """Writes a run whose step 0 has these weights; `fwpkm train` continues from there.
@@ -47,7 +49,9 @@ def start_run(experiment: Experiment, weights: Weights) -> Path:
     rest = jax.jit(lambda: init()._replace(params=None, memory={}))()
     state = rest._replace(params=params, memory=memory)
     claim(directory, experiment.to_json(), may_change=())
-    with Checkpoints(directory / "checkpoints", experiment.checkpoint) as checkpoints:
+    with Checkpoints(
+        directory / "checkpoints", experiment.checkpoint, buffer_gb=_BUFFER_GB
+    ) as checkpoints:
         checkpoints.save(state, data_position=None, config=experiment.to_json())
     return directory
 

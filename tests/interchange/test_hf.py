@@ -16,8 +16,22 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fwpkm_jax.interchange.hf import model_config, open_folder, read_weights
+from fwpkm_jax.cli import export_command as exports
+from fwpkm_jax.cli import import_command as imports
+from fwpkm_jax.cli.experiment import parse_command_line
+from fwpkm_jax.interchange import Weights
+from fwpkm_jax.interchange.hf import (
+    export_model,
+    import_model,
+    model_config,
+    open_folder,
+    read_weights,
+)
 from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.run import load_run, setup
+from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
+from fwpkm_jax.training.runs.run_directory import claim
+from fwpkm_jax.whole_files import write_json
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "hf"
 FOLDERS = sorted(path.parent for path in SHARED.glob("*/expected.npz"))
@@ -231,3 +245,65 @@ def test_the_index_of_several_files_is_checked(tmp_path):
     (folder / "model-00002-of-00004.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="00002"):
         open_folder(folder)
+
+
+def tensors_of(folder):
+    from safetensors.numpy import load_file
+
+    tensors = {}
+    for file in folder.glob("model*.safetensors"):
+        tensors |= load_file(file)
+    return tensors
+
+
+@pytest.mark.by_default("olmo_hybrid", "qwen3_next_moe")
+@each_folder
+def test_an_import_and_an_export_give_the_folder_again(folder, tmp_path, capsys):
+    run, out = tmp_path / "run", tmp_path / "out"
+    assert imports.main(["hf", str(folder), str(run)]) == 0
+    assert exports.main(["hf", str(run), str(out)]) == 0
+    capsys.readouterr()
+    before, after = tensors_of(folder), tensors_of(out)
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert after[name].dtype == tensor.dtype
+        np.testing.assert_array_equal(after[name], tensor, err_msg=name)
+    assert json.loads((out / "config.json").read_text()) == json.loads(
+        (folder / "config.json").read_text()
+    )
+    assert exports.main(["hf", str(run), str(out)]) != 0
+    assert "out exists; choose a folder" in capsys.readouterr().err
+
+
+@needs_folders
+def test_a_model_with_memories_leaves_with_them_and_comes_back(tmp_path):
+    folder, run, out = SHARED / "qwen3_5", tmp_path / "run", tmp_path / "out"
+    import_model(folder, run, say=lambda _: None)
+    rule = {"num_subkeys": 4, "key_dim": 8, "value_dim": 8, "top_k": 2, "num_heads": 1}
+    options = [x for n, v in rule.items() for x in (f"--model.fast_weight.rule.{n}", str(v))]
+    command = ["--base", str(run), "--run_dir", str(tmp_path / "new"), *options]
+    command += ["--model.memory_layers", "1", "--optimizer.train", ".*/memory/.*"]
+    experiment = parse_command_line(command, default="recall")
+    parts = setup.make_setup(experiment)
+    claim(tmp_path / "new", experiment.to_json())
+    with Checkpoints(tmp_path / "new" / "checkpoints", experiment.checkpoint) as checkpoints:
+        state = setup.new_state(parts, checkpoints)
+        checkpoints.save(state, data_position=None, config=experiment.to_json())
+    export_model(tmp_path / "new", out, most_bytes=20_000)
+    assert len(list(out.glob("model-*"))) > 3
+    before, after = tensors_of(folder), tensors_of(out)
+    for name, tensor in before.items():
+        np.testing.assert_array_equal(after[name], tensor, err_msg=name)
+    note = json.loads((out / "config.json").read_text())["fwpkm_jax"]
+    assert note["model"]["memory_layers"] == [1]
+    source = open_folder(out)
+    assert source.config == experiment.model
+    read = read_weights(source).named()
+    loaded = load_run(tmp_path / "new")
+    for name, array in Weights(loaded.params, loaded.memory).named().items():
+        np.testing.assert_array_equal(read[name], array, err_msg=name)
+    other = dataclasses.replace(experiment.model, norm_eps=1e-3)
+    changed = dataclasses.replace(experiment, model=other)
+    write_json(tmp_path / "new" / "config.json", changed.to_json())
+    with pytest.raises(ValueError, match=r"another model than was imported \(model\.norm_eps"):
+        export_model(tmp_path / "new", tmp_path / "again")

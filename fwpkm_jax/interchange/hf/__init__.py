@@ -1,7 +1,15 @@
 """Folders of the transformers library: read as runs, and written from them."""
 
+from fwpkm_jax.interchange.hf.exported import export_model
 from fwpkm_jax.interchange.hf.families import model_config
 from fwpkm_jax.interchange.hf.imported import import_model
 from fwpkm_jax.interchange.hf.model_folder import ModelFolder, open_folder, read_weights
 
-__all__ = ["ModelFolder", "import_model", "model_config", "open_folder", "read_weights"]
+__all__ = [
+    "ModelFolder",
+    "export_model",
+    "import_model",
+    "model_config",
+    "open_folder",
+    "read_weights",
+]

@@ -9,7 +9,10 @@ from pathlib import Path
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import AbstractDataConfig, RecallData, TextData, sample
 from fwpkm_jax.data.tokenizers import BYTES, ByteTokenizer
+from fwpkm_jax.interchange.hf.layout import plain_name
 from fwpkm_jax.interchange.hf.model_folder import (
+    HEAD,
+    NOTE,
     ModelFolder,
     ParameterDtype,
     open_folder,
@@ -103,7 +106,11 @@ def _keep_files(folder: Path, kept: Path, source: ModelFolder) -> None:
     for name in _FILES:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, kept / name)
-    write_json(kept / "config.json", source.text)
+    text = {key: value for key, value in source.text.items() if key != NOTE}
+    write_json(kept / "config.json", text)
     stored = ((name, source.files[inside]) for name, inside in source.stored.items())
     tensors = {name: {"dtype": x.dtype, "shape": list(x.shape)} for name, x in stored}
+    for name, x in source.files.items():
+        if plain_name(name) == HEAD:  # A tied one too.
+            tensors[HEAD] = {"dtype": x.dtype, "shape": list(x.shape)}
     write_json(kept / "tensors.json", tensors)

@@ -10,17 +10,22 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from fwpkm_jax.config import from_json
 from fwpkm_jax.interchange.hf.families import FAMILIES, Family, model_config, text_config
 from fwpkm_jax.interchange.hf.layout import Part, Parts, check_shapes, parts, plain_name, skipped
 from fwpkm_jax.interchange.hf.tensor_files import TensorFiles
-from fwpkm_jax.interchange.weights import Weights, abstract_weights, refuse_other_names
+from fwpkm_jax.interchange.weights import Weights, abstract_weights, checked, refuse_other_names
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.sharding import parameter_shardings
 from fwpkm_jax.training.state import model_graph, named_leaves
 from fwpkm_jax.whole_files import read_json
 
-_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+NOTE = "fwpkm_jax"
+"""Key in `config.json` for what the transformers library has nothing for."""
+MEMORIES = "fwpkm_memories.safetensors"
+"""File of the arrays that belong to it, which the library does not look for."""
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 ParameterDtype = Literal["float32", "bfloat16"]
 
 
@@ -34,6 +39,7 @@ class ModelFolder(NamedTuple):
       stored: name in the files by plain name.
       parts: the tensors of each array.
       left_out: of tensors that the model has no place for, how many belong to what.
+      memories: what `fwpkm export hf` has written beside the model; None without memories.
     """
 
     config: ModelConfig
@@ -42,6 +48,7 @@ class ModelFolder(NamedTuple):
     stored: dict[str, str]
     parts: Parts
     left_out: dict[str, int]
+    memories: TensorFiles | None
 
     @property
     def family(self) -> Family:
@@ -67,7 +74,10 @@ def open_folder(folder: str | Path, *, dtype: ParameterDtype | None = None) -> M
     values = read_json(path, otherwise="fetch it again")
     try:
         text, config = text_config(values), model_config(values)
-    except (ValueError, TypeError) as error:
+        note = values.get(NOTE)
+        if note is not None:
+            config = from_json(note["model"], ModelConfig, path=f"{NOTE}.model")
+    except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path}: {error}") from error
     files = TensorFiles(folder)
     stored = {plain_name(name): name for name in files}
@@ -78,9 +88,9 @@ def open_folder(folder: str | Path, *, dtype: ParameterDtype | None = None) -> M
         del stored[name]
     found = parts(config, FAMILIES[text["model_type"]], found=stored)
     expected = {name: None for part in found.values() for name in part.names}
-    if config.tie_embeddings and _HEAD in stored:
+    if config.tie_embeddings and HEAD in stored:
         _check_tied(files, stored)
-        del stored[_HEAD]
+        del stored[HEAD]
     refuse_other_names(stored, expected, str(folder))
     for part in found.values():
         check_shapes(part, [files[stored[name]].shape for name in part.names])
@@ -93,11 +103,15 @@ def open_folder(folder: str | Path, *, dtype: ParameterDtype | None = None) -> M
         }
         dtype = "bfloat16" if matrices == {"BF16"} else "float32"
     config = dataclasses.replace(config, parameter_dtype=dtype, activation_dtype=dtype)
-    return ModelFolder(config, text, files, stored, found, left_out)
+    memories = None if note is None else TensorFiles(folder, file=MEMORIES)
+    if memories is not None:
+        ours = {name: None for name in abstract_weights(config).named() if name not in found}
+        refuse_other_names(memories, ours, str(folder / MEMORIES))
+    return ModelFolder(config, text, files, stored, found, left_out, memories)
 
 
 def read_weights(folder: ModelFolder, *, partition: Partition | None = None) -> Weights:
-    """The model's weights on their devices, without memories.
+    """The model's weights on their devices.
 
     One array after the other is read, put together and laid out, so that the host holds one array
     more than the devices.
@@ -106,7 +120,10 @@ def read_weights(folder: ModelFolder, *, partition: Partition | None = None) -> 
       folder: from `open_folder`.
       partition: the devices; None: the first one.
     """
-    like = abstract_weights(folder.config)
+    groups = 1
+    if folder.memories is not None:
+        groups = max(x.shape[0] for n, x in folder.memories.items() if n.startswith("memory/"))
+    like = abstract_weights(folder.config, groups=groups)
     layout: dict[str, Any] = {}
     if partition is not None:
         graphdef = model_graph(folder.config)
@@ -114,7 +131,12 @@ def read_weights(folder: ModelFolder, *, partition: Partition | None = None) -> 
     arrays = {}
     for name, leaf in like.named().items():
         place = layout.get(name.removeprefix("params/"))
-        arrays[name] = _put(_read(folder, folder.parts[name]), leaf, place)
+        if name in folder.parts:
+            array = _read(folder, folder.parts[name])
+        else:
+            assert folder.memories is not None, "other arrays belong to memories"
+            array = checked(name, folder.memories.read(name), leaf.shape)
+        arrays[name] = _put(array, leaf, place)
     return like.replaced(arrays)
 
 
@@ -133,11 +155,11 @@ def _put(array: np.ndarray, like: jax.ShapeDtypeStruct, place: Any) -> jax.Array
 
 def _check_tied(files: TensorFiles, stored: dict[str, str]) -> None:
     """A head that is stored beside the embedding it is tied to must be equal to it."""
-    embedding = stored.get(_EMBEDDING)
+    embedding = stored.get(EMBEDDING)
     if embedding is None:
         return  # Named as missing by the caller.
-    if not np.array_equal(files.read(stored[_HEAD]), files.read(embedding)):
+    if not np.array_equal(files.read(stored[HEAD]), files.read(embedding)):
         raise ValueError(
-            f"tie_word_embeddings=True, but {_HEAD} differs from {_EMBEDDING}; config.json needs "
+            f"tie_word_embeddings=True, but {HEAD} differs from {EMBEDDING}; config.json needs "
             "tie_word_embeddings=False."
         )

@@ -49,11 +49,12 @@ class StoredTensor(NamedTuple):
 class TensorFiles(Mapping[str, StoredTensor]):
     """The tensors of a folder by name; `read` gives one."""
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, *, file: str | None = None):
         """Reads the headers.
 
         Args:
           folder: holds `model.safetensors`, or several files and an index of them.
+          file: a file of another name, read alone.
 
         Raises:
           FileNotFoundError: a file is missing.
@@ -62,10 +63,12 @@ class TensorFiles(Mapping[str, StoredTensor]):
         folder = Path(folder)
         self._tensors: dict[str, StoredTensor] = {}
         index = folder / INDEX
-        if not index.is_file():
-            if not (folder / SINGLE).is_file():
-                raise FileNotFoundError(f"{folder} holds neither {SINGLE} nor {INDEX}.")
-            self._tensors = _read_header(folder / SINGLE)
+        if file is not None or not index.is_file():
+            path = folder / (file or SINGLE)
+            if not path.is_file():
+                other = "" if file is not None else f", and no {INDEX} is there"
+                raise FileNotFoundError(f"{path} does not exist{other}.")
+            self._tensors = _read_header(path)
             return
         places = read_json(index, otherwise="fetch it again").get("weight_map", {})
         for name in dict.fromkeys(places.values()):

@@ -84,13 +84,23 @@ class Checkpoints:
     directory, each writes its devices' parts and all make the same calls.
     """
 
-    def __init__(self, directory: str | Path, config: CheckpointConfig) -> None:
+    def __init__(
+        self, directory: str | Path, config: CheckpointConfig, *, buffer_gb: int | None = None
+    ) -> None:
+        """Opens the directory, and makes it where it is not there.
+
+        Args:
+          directory: `RUN/checkpoints`.
+          config: when to save and what to keep.
+          buffer_gb: most of the host's memory that saving takes, for models that fill it; saving
+            then takes longer. None: as much as the arrays.
+        """
         self.directory = Path(directory).absolute()
         with together():
             self.directory.mkdir(parents=True, exist_ok=True)
             for path in sorted(self.directory.glob(f"*{_TEMPORARY}*")) if is_first() else ():
                 logger.warning("Removing checkpoint %s: it was never completed.", path)
-        self._config = config
+        self._config, self._buffer_gb = config, buffer_gb
         self.reference: Reference | None = None
         """Slow weights that checkpoints have by reference; None: they hold all."""
         self._manager = self._open()
@@ -113,7 +123,14 @@ class Checkpoints:
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
         )
-        return ocp.CheckpointManager(self.directory, options=options)
+        handlers: dict[str, Any] | None = None
+        if self._buffer_gb is not None:
+            arrays = ocp.StandardCheckpointHandler(save_concurrent_gb=self._buffer_gb)
+            json = ocp.JsonCheckpointHandler()
+            handlers = {"position": json, "config": json}
+            for name in ("params", "optimizer", "memory"):
+                handlers[name] = arrays
+        return ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
 
     def __enter__(self) -> Checkpoints:
         return self

@@ -31,6 +31,8 @@ def checksum(x: jax.Array) -> jax.Array:
     return jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)
 
 
+_LARGE = 2**20  # Numbers.
+
 # An array of 64-bit numbers becomes one with two words along a last axis.
 _WORD = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
 
@@ -47,9 +49,15 @@ def _all_finite(leaves: dict[str, Any]) -> dict[str, jax.Array]:
 
 def checksums(tree: Any) -> dict[str, int]:
     """Each array's checksum by its path name."""
-    return {
-        name: int(value) for name, value in jax.device_get(_checksums(named_leaves(tree))).items()
-    }
+    leaves = named_leaves(tree)
+    # Of a large model one array at a time: each needs its own size again, as words.
+    small = {name: x for name, x in leaves.items() if x.size < _LARGE}
+    values = jax.device_get(_checksums(small))
+    for name, leaf in leaves.items():
+        if name not in small:
+            # Under one name, so that arrays of one shape share a program.
+            values[name] = jax.device_get(_checksums({"": leaf}))[""]
+    return {name: int(values[name]) for name in leaves}
 
 
 def non_finite_leaves(tree: Any) -> list[str]:

@@ -1,0 +1,176 @@
+"""Writes a run as a folder that the transformers library loads."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+from fwpkm_jax.config import read_experiment
+from fwpkm_jax.config_json import to_json
+from fwpkm_jax.interchange.hf.families import FAMILIES, model_config
+from fwpkm_jax.interchange.hf.imported import KEPT
+from fwpkm_jax.interchange.hf.layout import parts
+from fwpkm_jax.interchange.hf.model_folder import HEAD, MEMORIES, NOTE
+from fwpkm_jax.interchange.hf.tensor_files import INDEX, SINGLE
+from fwpkm_jax.interchange.weights import Weights
+from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
+from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.run import load_run
+from fwpkm_jax.training.runs.run_directory import differences
+from fwpkm_jax.whole_files import read_json, write_json
+
+_MOST_BYTES = 5 * 10**9  # Of one file, as the library cuts them.
+_DTYPES: Mapping[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+}
+
+
+def export_model(
+    run_dir: str | Path,
+    folder: str | Path,
+    *,
+    step: int | Literal["best"] | None = None,
+    most_bytes: int = _MOST_BYTES,
+) -> Path:
+    """Writes a checkpoint of a run that began as an imported model, with the same tensors.
+
+    Names, shapes and dtypes are those of the folder that was imported. Memories go into a file of
+    their own, which the library does not read, and `config.json` gets a note of them; such a folder
+    is imported with its memories.
+
+    Args:
+      run_dir: the run, or one that has it as its `base`.
+      folder: a new folder; an interrupted export leaves none.
+      step: as in `load_run`.
+      most_bytes: of one file.
+
+    Returns:
+      The folder.
+
+    Raises:
+      FileExistsError: the folder exists.
+      ValueError: the run was not imported by `fwpkm import hf`, or its model is another now.
+    """
+    folder = Path(folder)
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists; choose a folder that does not.")
+    kept = _kept_files(Path(run_dir))
+    text = read_json(kept / "config.json")
+    run = load_run(run_dir, step)
+    model = run.experiment.model
+    _check_same(model, model_config(text), run_dir)
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for file in kept.iterdir():
+        if file.name != "tensors.json":
+            shutil.copyfile(file, partial / file.name)
+    original = read_json(kept / "tensors.json")
+    named = Weights(run.params, run.memory if model.memory_layers else {}).named()
+    found = parts(model, FAMILIES[text["model_type"]], found=original)
+
+    def tensors() -> Iterator[tuple[str, np.ndarray]]:
+        for name, part in found.items():
+            shapes = [tuple(original[x]["shape"]) for x in part.names]
+            for x, array in zip(
+                part.names, part.unpack(np.asarray(named[name]), shapes), strict=True
+            ):
+                yield x, np.ascontiguousarray(array, _DTYPES[original[x]["dtype"]])
+        if HEAD in original and model.tie_embeddings:
+            embedding = np.asarray(named["params/embedding"])
+            yield HEAD, np.ascontiguousarray(embedding, _DTYPES[original[HEAD]["dtype"]])
+
+    _write_tensors(partial, tensors(), most_bytes)
+    ours = {name: np.asarray(x) for name, x in named.items() if name not in found}
+    if ours:
+        save_file(ours, partial / MEMORIES, metadata={"format": NOTE})
+        text[NOTE] = {
+            "about": f"This model has fast-weight memories; fwpkm_jax reads them from {MEMORIES}. "
+            "Other programs load the model without them.",
+            "model": to_json(model),
+        }
+        write_json(partial / "config.json", text)
+    partial.rename(folder)
+    return folder
+
+
+def _kept_files(run_dir: Path) -> Path:
+    """What the import kept, of the run or of the one it is based on."""
+    directory = run_dir
+    while not (directory / KEPT).is_dir():
+        base = read_experiment(directory).base
+        if base is None:
+            raise ValueError(
+                f"{run_dir} was not started by `fwpkm import hf`, so no configuration of the "
+                "transformers library is known for it; `fwpkm export RUN FOLDER` writes its "
+                "weights."
+            )
+        directory = Path(base)
+    return directory / KEPT
+
+
+def _check_same(model: ModelConfig, imported: ModelConfig, run_dir: str | Path) -> None:
+    """Raises ValueError where the run's model computes something else than the imported one."""
+
+    def comparable(config: ModelConfig) -> dict[str, Any]:
+        # What changes no weight of the model, or nothing but speed and rounding.
+        config = dataclasses.replace(
+            config,
+            memory_layers=(),
+            fast_weight=FastWeightConfig(),
+            activation_dtype="float32",
+            parameter_dtype="float32",
+            attention=dataclasses.replace(config.attention, backend="auto"),
+            gdn=dataclasses.replace(config.gdn, backend="auto", chunk_size=64),
+            experts=dataclasses.replace(config.experts, balance_weight=0.0),
+        )
+        return to_json(config)
+
+    changed = differences(comparable(imported), comparable(model), "model")
+    if changed:
+        raise ValueError(
+            f"{run_dir} has another model than was imported ({changed[0]}), which its config.json "
+            "would not say."
+        )
+
+
+def _write_tensors(folder: Path, tensors: Iterator[tuple[str, np.ndarray]], most: int) -> None:
+    """Files of at most so many bytes each, but for a larger tensor; several get an index."""
+    files: list[tuple[Path, dict[str, None], int]] = []
+    held: dict[str, np.ndarray] = {}
+
+    def write() -> None:
+        path = folder / f"part-{len(files)}"
+        size = sum(x.nbytes for x in held.values())
+        path.touch()
+        mode = path.stat().st_mode  # As the umask asks; save_file would make it private.
+        save_file(held, path, metadata={"format": "pt"})
+        path.chmod(mode)
+        files.append((path, dict.fromkeys(held), size))
+        held.clear()
+
+    for name, array in tensors:
+        if held and sum(x.nbytes for x in held.values()) + array.nbytes > most:
+            write()
+        held[name] = array
+    write()
+    if len(files) == 1:
+        files[0][0].rename(folder / SINGLE)
+        return
+    places = {}
+    for number, (path, names, _) in enumerate(files, start=1):
+        new = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        path.rename(folder / new)
+        places |= dict.fromkeys(names, new)
+    total = {"total_size": sum(size for _, _, size in files)}
+    write_json(folder / INDEX, {"metadata": total, "weight_map": places})

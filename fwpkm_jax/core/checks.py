@@ -1,4 +1,4 @@
-"""Checks of arguments where they come in: one line that says what was found and what is expected.
+"""Checks of arguments: a wrong one raises one line that says what was found and what is expected.
 
 They run while a function is traced and cost no time in the compiled program.
 """
@@ -21,8 +21,8 @@ def check_arrays(
     """Checks the dtypes and shapes of several arguments against each other.
 
     Args:
-      sizes: the widths that are known before, by the name of their axis.
-      **arguments: for each argument the array, or None to pass over it, and what it should be:
+      sizes: sizes of axes that are known in advance, by the name of the axis.
+      **arguments: for each argument the array, or None to skip it, and what it should be:
         `float`, `int` or `mask` (numbers or bools) and the names of its axes, as
         `"float batch length model"`. Axes of one name have one size; no axis may be empty.
 
@@ -30,7 +30,7 @@ def check_arrays(
       The size of every named axis.
 
     Raises:
-      ValueError: an argument is something else; the message names the first one.
+      ValueError: an argument does not fit; the message names the first such argument.
 
     Example:
       >>> x, mask = jnp.zeros((2, 8, 16)), jnp.ones((2, 7))
@@ -57,7 +57,7 @@ def check_tree(name: str, tree: Any, expected: Any, *, leading: tuple[str, ...] 
       leading: names of the axes before those of `expected`; the first leaf gives their sizes.
 
     Raises:
-      ValueError: a leaf is missing, is too many, or has another shape or no floating dtype.
+      ValueError: a leaf is missing or unexpected, or has another shape or no floating dtype.
     """
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
     wanted, wanted_structure = jax.tree_util.tree_flatten_with_path(expected)

@@ -21,7 +21,7 @@ T = TypeVar("T")
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Cut:
-    """Where a sequence is cut: part of its structure, and none of its arrays."""
+    """The chunk size that a sequence was made for: static, part of the pytree's structure."""
 
     chunk_size: int
 
@@ -30,7 +30,7 @@ class Chunk(NamedTuple):
     """What a memory reads and writes between two updates: the fields that every rule needs.
 
     The same fields serve a whole sequence, then called `sequence`: leaves `[batch, length, ...]`
-    where a chunk has `[tokens, ...]`. A rule that is told more about each token has a NamedTuple of
+    where a chunk has `[tokens, ...]`. A rule that needs more about each token has a NamedTuple of
     its own, with these fields first.
 
     Attributes:
@@ -52,12 +52,12 @@ class Chunk(NamedTuple):
 
 
 def cast(tree: T, dtype: DTypeLike) -> T:
-    """The tree with every array in `dtype`, as a rule casts a chunk to its memory's."""
+    """The tree with every array in `dtype`. A rule casts a chunk to its memory's dtype."""
     return jax.tree.map(lambda x: x.astype(dtype), tree)
 
 
 class StepOutput(NamedTuple):
-    """What one chunk leaves.
+    """The result of one chunk.
 
     Attributes:
       memory: after the write.
@@ -73,7 +73,7 @@ class StepOutput(NamedTuple):
 
 
 class RunOutput(NamedTuple):
-    """What a whole sequence leaves: `StepOutput` with leaves `[batch, length, ...]`, and `info`
+    """The result of a whole sequence: `StepOutput` with leaves `[batch, length, ...]`, and `info`
     with leaves `[num_chunks]`."""
 
     memory: Memory
@@ -135,10 +135,10 @@ def scan_chunks(
 
 
 def uncut(sequence: T, chunk_size: int) -> T:
-    """The sequence without the chunk size that it was made for, once that is `chunk_size`.
+    """The sequence without its `cut`, after a check that it was made for this `chunk_size`.
 
     Raises:
-      ValueError: it is another one; pairs of tokens would then cross the ends of chunks.
+      ValueError: it was made for another size; pairs of tokens would then cross chunk ends.
     """
     cut = getattr(sequence, "cut", None)
     if cut is None:
@@ -177,7 +177,7 @@ def map_groups(function: Callable[..., Any], memory: Memory, *args: Any) -> Any:
       *args: pytrees of arrays, leaves `[groups, ...]`.
     """
     if jax.tree.leaves(memory)[0].shape[0] == 1:
-        # One memory for all needs no batching rule; XLA then keeps its scatter in place.
+        # A single memory needs no vmap; XLA then keeps the scatter in place.
         squeezed = jax.tree.map(lambda x: x[0], (memory, *args))
         return jax.tree.map(lambda x: x[None], function(*squeezed))
     return jax.vmap(function)(memory, *args)

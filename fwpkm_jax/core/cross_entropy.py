@@ -2,8 +2,8 @@
 
 The logits of a batch are its largest array by far (8 x 4,096 tokens and 32,000 pieces: 4.2 GB in
 float32), and their gradient is as large again. Here they exist for one block of tokens only: the
-loss is a weighted sum whose weights are known, so each block's gradient can be formed while its
-logits are there, and the backward pass only scales the sums. Nothing is computed twice.
+loss is a weighted sum whose weights are known, so each block's gradient is formed while its logits
+exist, and the backward pass only scales the sums. No logits are computed twice.
 """
 
 from typing import NamedTuple
@@ -132,7 +132,7 @@ def _losses(x, labels, readout, bias) -> tuple[jax.Array, jax.Array]:
 
 
 def _chosen(labels: jax.Array, vocab: int) -> jax.Array:
-    """Where the label stands, `[size, vocab]`."""
+    """A mask that is true at each token's label, `[size, vocab]`."""
     return jnp.arange(vocab, dtype=labels.dtype)[None] == labels[:, None]
 
 

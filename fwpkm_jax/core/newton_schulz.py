@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 
 def frobenius_norm(x: Float[Array, "..."]) -> Float[Array, ""]:
-    """The root of the sum of squares, with gradient 0 at 0 where the root's own is infinite."""
+    """The square root of the sum of squares; its gradient at 0 is 0 instead of infinite."""
     squares = jnp.sum(x**2)
     return jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1.0)), 0.0)
 
@@ -19,7 +19,7 @@ def newton_schulz(
 
     Args:
       x: of Frobenius norm at most 1.
-      coefficients: such that the quintics bring every singular value near 1.
+      coefficients: of quintic polynomials that bring every singular value near 1.
 
     References: Jordan et al. 2024 (Muon).
     """

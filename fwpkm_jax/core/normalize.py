@@ -1,4 +1,4 @@
-"""Vectors brought to a length or spread, along the last axis, in at least float32."""
+"""Norms of vectors along the last axis, computed in at least float32."""
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,6 @@ def rms_normalize(x: Float[Array, "*dims"], *, eps: float) -> Float[Array, "*dim
 
 
 def layer_normalize(x: Float[Array, "*dims"], *, eps: float = 1e-5) -> Float[Array, "*dims"]:
-    """`rms_normalize` of `x` less its mean."""
+    """`rms_normalize` of `x` minus its mean."""
     x = x.astype(compute_dtype(x.dtype))
     return rms_normalize(x - jnp.mean(x, axis=-1, keepdims=True), eps=eps)

@@ -1,8 +1,8 @@
-"""Takes padding out of the way of layers that look at neighbouring tokens.
+"""Moves padding behind the real tokens, for layers that look at neighbouring tokens.
 
-A layer that moves each sequence's real tokens to its front can treat them as an unbroken
-sequence: padding then never stands between two tokens, in a convolution's or a window's reach,
-nor in a cache. This makes padding neutral wherever it is: left, right or in between.
+A layer that moves each sequence's real tokens to the front can treat them as an unbroken sequence.
+Padding is then never between two tokens, within a convolution or a window, or in a cache. It has no
+effect, whether it was on the left, on the right or in between.
 """
 
 from typing import NamedTuple

@@ -5,7 +5,7 @@ from jax.typing import DTypeLike
 
 
 def compute_dtype(*dtypes: DTypeLike) -> jnp.dtype:
-    """float64 if any of the dtypes is, else float32: never less, whatever the activations are.
+    """float64 if one of the dtypes is float64, else float32, also for bfloat16 activations.
 
     Unlike `jnp.promote_types`, this also works where implicit promotion is forbidden.
     """

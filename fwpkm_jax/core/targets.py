@@ -21,7 +21,7 @@ class WriteWeights(NamedTuple):
     """What each token contributes to a write, `[batch, length]` each.
 
     Attributes:
-      write: weight of the token's squared error in the memory loss; 0 where it writes nothing.
+      write: weight of the token's squared error in the memory loss; a token with 0 is not written.
       paired: 1 where a target exists `lookahead` tokens on in the same chunk.
       counted: 1 for real tokens, 0 for padding.
     """

@@ -255,7 +255,7 @@ def _best_places(
 
 
 def _candidate_ranks(top_k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rank pairs (from 0) of which at most `top_k - 1` others are surely at least as good."""
+    """Rank pairs (from 0) that can be among the best `top_k`: fewer pairs surely come first."""
     rows, columns = np.divmod(np.arange(top_k * top_k), top_k)
     keep = (rows + 1) * (columns + 1) <= top_k
     return rows[keep], columns[keep]

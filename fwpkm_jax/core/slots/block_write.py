@@ -1,8 +1,8 @@
 """One write of a very long chunk, a block of its tokens at a time.
 
-A chunk of 100,000 tokens, all of a text, is still one write: every token reads the memory as it was
-before. What a write makes of a chunk (rows, scores, coefficients) would take gigabytes; here only
-one error per token is kept, and the tables are changed in place.
+A chunk of 100,000 tokens, a whole text, is still one write: every token reads the memory from
+before the write. The rows, scores and coefficients of such a chunk would take gigabytes. Here only
+one error per token is kept, and the tables are updated in place.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ class ChunkBlocks(NamedTuple):
 def write_whole(
     write: Callable[[Memory, AnyChunk], Memory], memory: Memory, blocks: ChunkBlocks
 ) -> Memory:
-    """`write` of the whole chunk; the memory as it is where there are no blocks."""
+    """The memory after `write` of the whole chunk; unchanged if there are no blocks."""
     return jax.lax.cond(
         blocks.number > 0,
         lambda memory: write(memory, blocks.whole()),

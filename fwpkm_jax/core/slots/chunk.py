@@ -1,4 +1,4 @@
-"""What a memory of slots is told about each token beyond what every rule needs, and reports."""
+"""The chunk of a memory of slots, and what the memory reports about its reads."""
 
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ class SlotAccess(NamedTuple):
 
 
 class SlotWriteWeights(NamedTuple):
-    """`core.targets.WriteWeights` of a pairing that sets the fields of a `SlotChunk` apart."""
+    """`core.targets.WriteWeights` with the two further fields of a `SlotChunk`."""
 
     write: Float[Array, "batch length"]
     paired: Float[Array, "batch length"]

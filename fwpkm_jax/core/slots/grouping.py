@@ -1,7 +1,7 @@
 """The references of a chunk to the slots of a table, grouped by slot.
 
-A row of the table then has one owner that sums its references in a fixed order: no two additions
-race for it, and two runs agree bit for bit.
+Each row of the table then sums its references in a fixed order. No two additions race for a row, so
+two runs agree bit for bit.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,11 @@ class SlotGroups(NamedTuple):
 
     Attributes:
       order: the reference at each sorted position; those of one slot in ascending order.
-      slots: the distinct slots, ascending; behind `num_groups` distinct numbers beyond the table.
-      starts: sorted position where each distinct slot's run begins; `references` behind the last.
-      rank: which of the distinct slots each reference reads.
+      slots: the distinct slots, ascending. The entries after the first `num_groups` are distinct
+        numbers that lie outside the table.
+      starts: sorted position where each distinct slot's run begins; the number of references for
+        the entries after the last run.
+      rank: index in `slots` of the slot that each reference reads.
       num_groups: how many distinct slots there are.
     """
 
@@ -112,8 +114,8 @@ def _sort_by_slot(ids: jax.Array, num_slots: int) -> tuple[jax.Array, jax.Array]
 def reference_counts(groups: SlotGroups, counted: TokenWeights | SlotWeights) -> SlotWeights:
     """How often the chunk read each place's slot, counting the tokens with `counted` = 1.
 
-    As `memory.slot_counts`, from the sorted references: no counter per slot of the table. With
-    `counted [tokens, places]` single references are left out.
+    Equal to `table.slot_counts`, but computed from the sorted references, without a counter for
+    each slot of the table. With `counted [tokens, places]`, single references can be left out.
     """
     places = groups.rank.shape[1]
     if counted.ndim == 1:

@@ -1,8 +1,8 @@
-"""What a table of slots keeps while it is written: one small function for each way.
+"""How a write can spare what slots already hold: one small function for each way.
 
-The plain write moves a touched slot by its whole mean error, whatever the slot held and however
-often it was of use; what one text has written the next one writes over. Each function here
-changes one factor of that write, and `retentive_write` is the write with all of them.
+The plain write moves a touched slot by its whole mean error. It does not consider what the slot
+held or how often it was read, so one text overwrites what another has written. Each function here
+changes one factor of that write; `retentive_write` combines them.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Retention:
 
 
 class SlotHistory(NamedTuple):
-    """What a memory remembers of its writes; None where nothing asks for it.
+    """What a memory records about its earlier writes. A field that no option needs is None.
 
     Attributes:
       steps: each slot's last step, `[slots, value]`, for `momentum`.
@@ -62,7 +62,7 @@ class SlotHistory(NamedTuple):
 
 
 def init_history(retention: Retention, values: ValueTable) -> SlotHistory:
-    """The history of a table that was never read."""
+    """The history of a table that has never been read or written."""
     return SlotHistory(
         steps=jnp.zeros_like(values) if retention.momentum else None,
         reads=jnp.zeros(values.shape[:1], values.dtype) if retention.protection else None,
@@ -74,8 +74,8 @@ def surprise_weights(
 ) -> TokenWeights:
     """Weight of each token's error, `min(1, (|error| / rms of the chunk's errors)^power)`.
 
-    What a memory already predicts better than the rest is written less. No gradient goes
-    through the weight.
+    Tokens that the memory already predicts better than the others are written less. The weight has
+    no gradient.
 
     Args:
       errors: prediction minus target, `[tokens, value]`.
@@ -101,12 +101,12 @@ def protection_scale(
 
 
 def step_with_momentum(step: jax.Array, last: jax.Array, *, momentum: float) -> jax.Array:
-    """Heavy ball: this step and a share of the slot's last one, however long ago that was."""
+    """Heavy-ball momentum: this step plus a share of the slot's last step, however old that is."""
     return step + momentum * last
 
 
 def decay(rows: jax.Array, *, share: float) -> jax.Array:
-    """What is left of rows before they are written."""
+    """Rows after the decay that precedes a write."""
     return (1.0 - share) * rows
 
 

@@ -1,6 +1,6 @@
 """Rows of a table read, multiplied and added to, without a copy per reference.
 
-What `core.slots.value_scan` is made of; kernels may stand in for them.
+`core.slots.value_scan` is built from these operations; kernels can replace them.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,12 @@ from fwpkm_jax.core.array_types import (
 )
 from fwpkm_jax.core.slots.grouping import SlotGroups
 
-_BLOCK = 64  # Tokens whose rows a CPU forms at once: a chunk's would be fresh pages, these are not.
+# Tokens whose rows a CPU forms at once; the rows of a whole chunk would need new pages of memory.
+_BLOCK = 64
 
 
 def read_rows(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
-    """Weighted sums of rows, one per token: as `memory.slot_read`, without a backward pass."""
+    """Weighted sums of rows, one per token: as `table.slot_read`, without a backward pass."""
     return jax.lax.platform_dependent(
         values, slot_ids, weights, cpu=read_by_blocks, default=_read_by_places
     )
@@ -47,7 +48,7 @@ def pull_rows(
 
 
 def _read_by_places(values, slot_ids, weights):
-    """One place at a time, so that gather and sum fuse and no row is written down twice."""
+    """One place at a time, so that gather and sum fuse and no copy of the rows is stored."""
     total = jnp.zeros((slot_ids.shape[0], values.shape[1]), values.dtype)
     for place in range(slot_ids.shape[1]):
         rows = values.at[slot_ids[:, place]].get(mode="promise_in_bounds")
@@ -172,7 +173,7 @@ class Exchange(NamedTuple):
     Attributes:
       values: the table after the write, `[slots, value]`.
       output: what each token read, `[tokens, value]`.
-      errors: what it wrote a multiple of, `[tokens, value]`.
+      errors: each token writes multiples of its error, `[tokens, value]`.
       log: the touched rows before the write, by their number in `SlotGroups`.
     """
 
@@ -195,8 +196,8 @@ def exchange_rows(
 ) -> Exchange:
     """Reads, compares and writes one chunk; see `core.slots.value_scan` for the formulas.
 
-    The tokens read the logged rows: each row leaves the table once, and the write waits for every
-    read of the old table, or XLA would copy it.
+    The tokens read the logged rows, so each row is fetched from the table once. The write waits for
+    every read of the old table; otherwise XLA would copy the table.
     """
     del slot_ids
     distinct = min(groups.slots.shape[0], values.shape[0])
@@ -208,7 +209,7 @@ def exchange_rows(
 
 @dataclass(frozen=True)
 class RowOps:
-    """What carries out a chunk's work on rows; each as the function of its default."""
+    """The functions that read and add rows; each has the signature and meaning of its default."""
 
     exchange: Callable[..., Exchange] = exchange_rows
     pull: Callable[..., tuple[TokenValues, SlotWeights]] = pull_rows

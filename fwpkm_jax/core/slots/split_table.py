@@ -1,10 +1,10 @@
 """Value tables split over several devices, each holding a part: inside `jax.shard_map`.
 
-By columns: columns never meet (`core.slots.value_scan`), so the scan itself moves nothing. Before
-it the devices gather all tokens' addresses and exchange targets, tokens for columns; after it they
-exchange what was read, columns for tokens. By slots, for tables larger than a device: each device
-reads the slots it holds for all tokens, and one sum of `[tokens, value]` per chunk, forward and
-backward, completes the reads.
+By columns: columns do not interact (`core.slots.value_scan`), so the scan needs no communication.
+Before it the devices gather all tokens' addresses and exchange targets, tokens for columns; after
+it they exchange what was read, columns for tokens. By slots, for tables larger than a device: each
+device reads the slots it holds for all tokens, and one sum of `[tokens, value]` per chunk, forward
+and backward, completes the reads.
 """
 
 import functools

@@ -99,7 +99,7 @@ def _dot_by_products(vectors, sub_key_ids, keys, *, precision=_FULL):
 
 
 def _by_platform(by_rows, by_products):
-    """Either by the device; a last argument that is no array is the number of sub-keys.
+    """A function that runs one of two, by the device. A last `int` is the number of sub-keys.
 
     Args:
       by_rows: for a CPU.
@@ -133,7 +133,7 @@ def _has_bfloat16_products() -> bool:
     return major.isdigit() and int(major) >= 8
 
 
-# Each one's cotangents are made of the other two, so that any derivative is.
+# The cotangents of each function are computed by the other two, so derivatives of any order exist.
 _add = jax.custom_vjp(_by_platform(_add_by_rows, _add_by_products), nondiff_argnums=(3,))
 _sum = jax.custom_vjp(_by_platform(_sum_by_rows, _sum_by_products))
 _dot = jax.custom_vjp(_by_platform(_dot_by_rows, _dot_by_products))
@@ -190,7 +190,7 @@ def _rows(sub_key_ids: jax.Array, num_subkeys: int) -> jax.Array:
 def _laid_out(coefficients: jax.Array, sub_key_ids: jax.Array, num_subkeys: int) -> jax.Array:
     """Coefficients by sub-key, zero where it was not chosen, `[heads, 2, subkeys, tokens]`.
 
-    By comparing: accelerators scatter single numbers one after the other.
+    Built by comparisons, because accelerators scatter single numbers one after the other.
     """
     coefficients, sub_key_ids = (jnp.moveaxis(x, 0, 3) for x in (coefficients, sub_key_ids))
     sub_keys = jnp.arange(num_subkeys, dtype=jnp.int32).reshape(1, 1, 1, -1, 1)

@@ -1,18 +1,19 @@
-"""The best few of many scores, by whatever is fastest on the device."""
+"""The few largest of many scores, by the method that is fastest on the device."""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-_GROUP = 8  # Neighbouring scores that compete by their maximum first.
+_GROUP = 8  # Size of the groups of neighbouring scores whose maxima are compared first.
 
 
 def top_k_ids(
     scores: Float[Array, "*batch choices tokens"], k: int
 ) -> Int[Array, "*batch {k} tokens"]:
-    """Which `k` of each token's scores are the largest, best first, the lower among equals.
+    """Ids of each token's `k` largest scores, best first; of equal scores the lower id comes first.
 
-    As `jax.lax.top_k`, but along the last axis but one, without a gradient, and 0 equals -0.
+    Like `jax.lax.top_k`, but along the second last axis, without a gradient, and with 0 equal to
+    -0.
 
     Args:
       scores: `[..., choices, tokens]`; a NaN counts as larger than every number.
@@ -28,10 +29,10 @@ def top_k_ids(
 
 
 def _by_groups(scores: jax.Array, k: int) -> jax.Array:
-    """Tokens side by side, which a CPU's vectors suit.
+    """`top_k_ids` with tokens side by side, which suits a CPU's vector units.
 
-    The best k lie in the k groups of the largest maxima: were one outside, each of these groups
-    would hold something better.
+    The best k scores lie in the k groups with the largest maxima: if one lay outside, each of these
+    groups would hold a better score.
     """
     *batch, choices, tokens = scores.shape
     scores = jnp.where(jnp.isnan(scores), jnp.inf, scores)
@@ -47,7 +48,7 @@ def _by_groups(scores: jax.Array, k: int) -> jax.Array:
 
 
 def _one_by_one(scores: jax.Array, ids: jax.Array, k: int) -> jax.Array:
-    """The `k` best in turn, each taken out when it is found; `ids` name the scores."""
+    """The ids of the `k` best, found one after the other; `ids` are the ids of the scores."""
     found = []
     for _ in range(k):
         best = scores == scores.max(-2, keepdims=True)

@@ -1,14 +1,14 @@
 """A sequence's reads and writes of a value table, all chunks, with a backward pass of its own.
 
-What is read and how strongly must be known beforehand: the keys never read the values, so one scan
-over the chunks finds every slot and a second one, this, handles the values. Per chunk c, with the
-table V as earlier chunks left it:
+Slots and read weights must be known beforehand. The keys never read the values, so one scan over
+the chunks finds every slot and a second scan, in this file, handles the values. Per chunk c, with
+the table V as earlier chunks left it:
 
     y[t] = sum_p w[t, p] V[i[t, p]]         read
     e[t] = m[t] (y[t] - v[t])               error
     V[i] += sum over the places that read slot i of s[t, p] e[t]
 
-Columns of the table never meet: any slice of columns of V, v and y gives the same slice of the
+Columns of the table do not interact: any slice of columns of V, v and y gives the same slice of the
 results, and the cotangents of w, s and m are sums over the slices.
 """
 
@@ -64,9 +64,9 @@ def value_scan(
 ) -> ValueScanOutput:
     """Reads and writes every chunk, the table updated in place.
 
-    The backward pass keeps the touched rows as they were before each write, and puts the cotangents
-    of these rows into their place; a gradient of the whole table is made only if someone asks for
-    the gradient of `values`.
+    The backward pass keeps the touched rows from before each write and overwrites them with their
+    cotangents. A gradient of the whole table is computed only where the gradient of `values` is
+    used.
 
     Args:
       values: the table before the first chunk.
@@ -130,7 +130,7 @@ class _Residuals(NamedTuple):
     rows: ChunkRows
     groups: SlotGroups
     slots: jax.Array  # [slots, 0], for the number of slots
-    table: jax.Array | None  # something if the table's gradient is asked for
+    table: jax.Array | None  # an array only if the gradient of the table is used
 
 
 def _scan_forward(ops, values, slot_ids, rows, groups):
@@ -145,10 +145,10 @@ def _scan_forward(ops, values, slot_ids, rows, groups):
 
 
 def _scan_backward(ops, residuals, cotangents):
-    """Chunks from last to first; each leaves the cotangents of its rows where its log stood.
+    """Goes from the last chunk to the first; each puts the cotangents of its rows into its log.
 
     A row's cotangent is that of the same slot's row in the next chunk that touched it, plus what
-    this chunk's reads add: `latest` says where that row lies, so that no table is made.
+    this chunk's reads add. `latest` holds the place of that row, so no table is needed.
     """
     log, output, rows, groups, slots, table = residuals
     after = None if _is_zero(cotangents.values) else cotangents.values
@@ -182,7 +182,8 @@ def _scan_backward(ops, residuals, cotangents):
             targets=targets_bar,
             error_weights=jnp.sum(errors_bar * gap, axis=-1),
         )
-        # Added nothings: XLA copies what is rewritten here unless the write waits for each read.
+        # Adding zero creates a data dependency: without it XLA copies the log, in case a read comes
+        # after the write.
         coefficients = rows.weights + 0.0 * (rows_bar.weights + steps_bar)
         own = groups._replace(slots=jnp.arange(groups.slots.shape[0], dtype=jnp.int32))
         table_bar = ops.add(table_bar, own, coefficients, read_bar)
@@ -198,7 +199,7 @@ def _scan_backward(ops, residuals, cotangents):
 
 
 def _negated(rows_bar: ChunkRows) -> ChunkRows:
-    """The cotangents of weights and steps with the other sign, which the loop puts out.
+    """The negated cotangents of weights and steps, which the loop stores as its outputs.
 
     XLA lets a GPU's kernel write its result straight into the loop's output. Where the loop needs
     the result as well, it runs the kernel twice. A change of sign between the two prevents this.

@@ -4,8 +4,9 @@ Sequences that share a memory are a group. Their tokens wait side by side until 
 tokens that hold its targets, are there. Leaves of tokens are `[groups, members, length, ...]`,
 those of memories `[groups, ...]`; a memory per sequence is a group with one member.
 
-What differs between memories comes as functions: `read`, `write`, and for what is not read before
-it is written the parts of `push`: `append`, `drop` and `cuts.in_chunks`.
+Memories differ in the functions that they pass: `read` and `write`. A memory that reads a token
+after the write that it completes (Titans) uses the parts of `push`: `append`, `drop` and
+`cuts.in_chunks`.
 """
 
 from collections.abc import Callable
@@ -19,10 +20,10 @@ from fwpkm_jax.core.chunks import Memory, map_groups
 from fwpkm_jax.core.streams.cuts import in_chunks
 
 ChunkSize = int | Literal["flush"]
-"""Tokens per write; "flush": all that wait when they are told to be written."""
+"""Tokens per write; "flush": tokens wait until `flush` writes all of them."""
 
 Tokens: TypeAlias = PyTree[Array]
-"""What a memory is told about each token, leaves `[groups, members, length, ...]`."""
+"""What a memory needs about each token, leaves `[groups, members, length, ...]`."""
 
 Read = Callable[[Memory, Any], Any]
 """From memories and tokens to what each token reads, leaves `[groups, members, length, ...]`."""
@@ -36,7 +37,8 @@ class Pending(NamedTuple):
     """Tokens that wait for their chunk to fill.
 
     Attributes:
-      tokens: leaves `[groups, members, capacity, ...]`, valid in the first `num_waiting` positions.
+      tokens: leaves `[groups, members, capacity, ...]`; only the first `num_waiting` positions
+        count.
       num_waiting: number of waiting tokens, the same in every sequence of a group.
     """
 
@@ -191,7 +193,7 @@ def clear(pending: Pending) -> Pending:
 
 
 def computed_after(x: Float[Array, "..."], number: Int[Array, "*n"]) -> Int[Array, "*n"]:
-    """The number, unchanged, but to XLA a function of `x`."""
+    """The number itself, with a data dependency on `x`, so that XLA computes it after `x`."""
     return jnp.where(jnp.any((x > 0) & (x < 0)), 0, number)
 
 

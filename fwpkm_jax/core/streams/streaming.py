@@ -24,7 +24,7 @@ def plain_chunk(query: jax.Array, target: jax.Array, weights: WriteWeights) -> C
 
 
 class Signals(NamedTuple):
-    """What the slow network tells memories about each token; `batch` may be `groups, members`.
+    """What the slow network computes for each token; `batch` may be `groups, members`.
 
     Attributes:
       query: `[batch, length, heads, key]`.
@@ -40,13 +40,14 @@ class Signals(NamedTuple):
 
 
 class StreamOutput(NamedTuple):
-    """What a piece of a stream leaves.
+    """The result of a piece of a stream.
 
     Attributes:
       memory: leaves `[groups, ...]`.
       pending: tokens that wait.
       output: `[groups, members, length, value]`.
-      access: facts of each token's read, leaves `[groups, members, length, ...]`.
+      access: what the rule reports about each token's read, leaves `[groups, members, length,
+        ...]`.
     """
 
     memory: Memory

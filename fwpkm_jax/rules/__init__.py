@@ -15,7 +15,7 @@ register_rule("lact", LaCTRule)
 register_rule("titans", TitansRule)
 
 DEFAULT_RULE = "fwpkm"
-"""The memory of a layer whose configuration names none."""
+"""The default memory of a layer."""
 
 __all__ = [
     "DEFAULT_RULE",

@@ -1,4 +1,4 @@
-"""Checks of what a rule is given, with messages that name the argument."""
+"""Checks of a rule's arguments, with messages that name the argument."""
 
 import functools
 from typing import Any
@@ -11,7 +11,7 @@ from fwpkm_jax.core.chunks import AnyChunk, Memory
 
 @functools.cache
 def memory_shapes(rule: Any) -> Any:
-    """Shapes and dtypes of a rule's memory, nothing allocated."""
+    """Shapes and dtypes of a rule's memory, without allocating it."""
     return jax.eval_shape(lambda: rule.init(jax.random.key(0)))
 
 

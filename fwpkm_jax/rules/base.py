@@ -14,9 +14,9 @@ Required:
 
 With defaults that a rule may override:
   lookahead: distance from a token to the token that holds its target; 0.
-  targets(value), chunk(...), sequence(...): how tokens become chunks. A rule that is told more
-    about each token than `core.chunks.Chunk` holds has a NamedTuple of its own, with those fields
-    first, returned by `chunk`, and may take further arguments in `sequence`.
+  targets(value), chunk(...), sequence(...): how tokens become chunks. A rule that
+    needs more about each token than `core.chunks.Chunk` holds returns a NamedTuple of its own from
+    `chunk`, with the fields of `Chunk` first, and may take further arguments in `sequence`.
   run(memory, sequence): whole sequences; the default scans `step`. `run_groups`: several memories.
   splits, memory_specs(memory): whether and how devices share one memory; by default they do not.
   num_slots, address(memory, query): for a memory of slots. Its `access` has the fields `slot_ids`
@@ -27,7 +27,7 @@ With defaults that a rule may override:
 
 What a step reports is a NamedTuple of scalars, the rule's own `Info`. The names of its fields
 become names of metrics. A class attribute `logged` of the Info, a tuple of field names, limits the
-training log to cheap measures; the others cost no time where they are not used.
+training log to cheap measures; measures that are not used cost no time.
 """
 
 import abc
@@ -77,7 +77,7 @@ class AbstractRule(abc.ABC):
     ) -> Float[Array, "batch length value"]:
         """What each token should read, given the values of all tokens.
 
-        Zeros stand where the token that holds the target lies behind the end.
+        Zeros where the token that would hold the target lies behind the end.
         """
         return shift_left(value, self.lookahead)
 
@@ -123,8 +123,8 @@ class AbstractRule(abc.ABC):
     def run(self, memory: Memory, sequence: AnyChunk, *, chunk_size: int) -> RunOutput:
         """Reads and writes whole sequences, leaves `[batch, length, ...]`.
 
-        A rule with a faster pass or a backward pass of its own overrides this, equal to the default
-        in outputs and gradients.
+        A rule with a faster pass or a backward pass of its own overrides this. Its outputs and
+        gradients must equal those of the default.
 
         Raises:
           ValueError: memory or sequence do not fit the rule, or `chunk_size` is not the one that
@@ -149,8 +149,8 @@ class AbstractRule(abc.ABC):
         """`run` for several memories side by side, every leaf with a leading axis of groups.
 
         Args:
-          memory: leaves `[groups, ...]`; a device's part of them where `axes` says so.
-          sequence: leaves `[groups, batch, length, ...]`, a device's part likewise.
+          memory: leaves `[groups, ...]`; with `axes`, this device's part of them.
+          sequence: leaves `[groups, batch, length, ...]`; with `axes`, this device's part of them.
           chunk_size: tokens of a sequence between two writes.
           axes: inside `jax.shard_map`, how devices share each memory; None: they do not.
 
@@ -166,11 +166,11 @@ class AbstractRule(abc.ABC):
     def memory_specs(
         self, memory: Any, *, group_axes: tuple[str, ...], axes: MemoryAxes | None
     ) -> Any:
-        """How a memory's arrays lie on the devices: one `PartitionSpec` for each leaf.
+        """How a memory's arrays are distributed over devices: one `PartitionSpec` for each leaf.
 
         Args:
           memory: arrays or their shapes, leaves `[groups, ...]`.
-          group_axes: mesh axes along which different memories lie.
+          group_axes: mesh axes along which devices hold different memories.
           axes: how devices share each memory; None for a rule that does not split.
 
         Raises:
@@ -193,10 +193,10 @@ class AbstractRule(abc.ABC):
 
 
 class AbstractChunkRule(AbstractRule):
-    """A rule whose reads depend on the memory left by earlier chunks alone.
+    """A rule whose reads depend only on the memory that earlier chunks left.
 
-    Such a memory can be read without being written and streamed token by token
-    (`core.streams`), so that a memory layer (`layers.memories.fast_weight`) takes it.
+    Such a memory can be read without a write, and streamed token by token (`core.streams`). A
+    memory layer (`layers.memories.fast_weight`) accepts only such rules.
     """
 
     long_writes: bool = True
@@ -210,21 +210,21 @@ class AbstractChunkRule(AbstractRule):
     def address(self, memory: Memory, query: Queries) -> tuple[jax.Array, jax.Array]:
         """The slots that each query finds and their scores, `[tokens, places]` both.
 
-        The default takes the weights of the reads for scores. Only for a memory of slots.
+        Only for a memory of slots. The default returns the weights of the reads as scores.
         """
         _, access = self.read(memory, query)
         return access.slot_ids, access.slot_weights
 
     def write(self, memory: Memory, chunk: AnyChunk) -> Memory:
-        """The memory after one chunk; what `step` leaves, without the reads."""
+        """The memory after one chunk: that of `step`, without the reads."""
         return self.step(memory, chunk).memory
 
     def write_blocks(self, memory: Memory, blocks: ChunkBlocks) -> Memory:
         """`write` of a chunk too long to be formed at once, equal to it up to the order of sums.
 
-        Without any block the memory stays as it is.
+        Without any block the memory is unchanged.
 
-        The default forms the chunk; a rule that is to read long texts in bounded memory overrides
-        this.
+        The default forms the whole chunk. A rule overrides this to write long texts in bounded
+        memory.
         """
         return write_whole(self.write, memory, blocks)

@@ -41,7 +41,7 @@ class FwMLP(AbstractChunkRule):
     """A SwiGLU that takes one step on its mean error per chunk: the paper's baseline.
 
     The error is averaged over the tokens that write and over the features, without a factor 1/2.
-    Everything is computed in the memory's dtype, whatever the tokens' is.
+    Everything is computed in the dtype of the memory, also if the tokens have another one.
 
     References: Zhao and Jones 2026, arXiv:2601.00671, Appendix C.
 
@@ -69,12 +69,12 @@ class FwMLP(AbstractChunkRule):
     weight_decay: float = 0.0
     """Decay of all six tensors at each write."""
     loss: Literal["squared", "absolute"] = "squared"
-    """What a write lowers: the mean squared error, or the mean absolute one."""
+    """The loss of a write: the mean squared or the mean absolute error."""
     write_clip: float | None = None
     """Largest absolute entry of a write's gradients, before decay; the release clips at 1 if it
     clips. None: not clipped."""
 
-    long_writes = False  # One step on the mean of a whole text's errors can diverge.
+    long_writes = False  # A single step on the mean error of a whole text can diverge.
 
     def __post_init__(self):
         check_literals(self)
@@ -97,7 +97,7 @@ class FwMLP(AbstractChunkRule):
         return cls(key_dim=6, value_dim=4, hidden_dim=5, learning_rate=0.5, weight_decay=0.01)
 
     def init(self, rng: jax.Array) -> FwMLPMemory:
-        """Kernels normal with variance 1 / fan-in, biases zero; the paper does not say."""
+        """Kernels normal with variance 1 / fan-in, biases zero. The paper does not specify this."""
 
         def kernel(rng: jax.Array, inputs: int, outputs: int) -> jax.Array:
             return inputs**-0.5 * jax.random.normal(rng, (inputs, outputs), jnp.float32)
@@ -123,7 +123,8 @@ class FwMLP(AbstractChunkRule):
         check_memory(self, memory)
         check_query(self, query)
         x = query[:, 0].astype(memory.up_kernel.dtype)
-        # Full precision on every device, in the gradients too: a write is small beside the weights.
+        # Full precision on every device, also for gradients: a write is small compared with the
+        # weights.
         with jax.default_matmul_precision("highest"):
             up = x @ memory.up_kernel + memory.up_bias[None]
             gate = x @ memory.gate_kernel + memory.gate_bias[None]
@@ -157,7 +158,7 @@ class FwMLP(AbstractChunkRule):
     def _gradient(
         self, memory: FwMLPMemory, chunk: Chunk, num_written: Float[Array, ""]
     ) -> tuple[FwMLPMemory, TokenValues]:
-        """These tokens' part of the gradient of a mean over `num_written`, and what they read."""
+        """These tokens' part of the gradient of a mean over `num_written`, and their reads."""
 
         def loss(memory: FwMLPMemory) -> tuple[Float[Array, ""], TokenValues]:
             output, _ = self.read(memory, chunk.query)
@@ -170,7 +171,7 @@ class FwMLP(AbstractChunkRule):
     def _change(
         self, memory: FwMLPMemory, gradient: FwMLPMemory, num_written: Float[Array, ""]
     ) -> FwMLPMemory:
-        # A chunk without a pair, padding say, writes nothing: it does not decay either.
+        # A chunk without a pair, such as padding, is not written, so the weights do not decay.
         if self.write_clip is not None:
             limit = self.write_clip
             gradient = jax.tree.map(lambda g: jnp.clip(g, -limit, limit), gradient)

@@ -79,7 +79,7 @@ class FwPKMInfo(NamedTuple):
 class FwPKM(AbstractChunkRule):
     """A product-key memory that writes one normalised gradient step per chunk (arXiv:2601.00671).
 
-    Everything is computed in the memory's dtype, whatever the tokens' is.
+    Everything is computed in the dtype of the memory, also if the tokens have another one.
 
     Example:
       >>> import jax
@@ -121,7 +121,7 @@ class FwPKM(AbstractChunkRule):
     weight_decay: float = 0.0
     """Decay of keys and values at each write. Costs a pass over the table."""
     retention: Retention | None = None
-    """How writes spare what slots hold; None: they do not. Writes then go through plain JAX."""
+    """How writes spare what slots hold; None: they do not. With it, writes run in plain JAX."""
     backend: Backend = "auto"
     """Kernels (pallas), plain XLA (reference), or kernels where they run (auto)."""
 
@@ -191,7 +191,7 @@ class FwPKM(AbstractChunkRule):
 
     @property
     def two_phase(self) -> bool:
-        """Whether the keys move without the values, and a write is a sum over touched rows."""
+        """Whether keys move without reading the values, and a write only adds to touched rows."""
         return (
             self.key_loss == "addressing"
             and self.write_clip is None
@@ -266,7 +266,7 @@ class FwPKM(AbstractChunkRule):
     def _write_values(
         self, memory: FwPKMMemory, chunk: SlotChunk, access: SlotAccess, gap: TokenValues
     ) -> tuple[ValueTable, SlotHistory | None]:
-        """The table and its history after one chunk, of which `gap` is prediction minus target."""
+        """The table and its history after one chunk; `gap` is prediction minus target."""
         errors = chunk.error_weight[:, None] * gap
         if self.retention is None:
             values = slot_write(
@@ -344,7 +344,7 @@ class FwPKM(AbstractChunkRule):
         )
 
     def key_gradient(self, memory: FwPKMMemory, chunk: SlotChunk, address: Address) -> SubKeys:
-        """Gradient of what moves the keys (`key_loss`), before clipping and decay."""
+        """Gradient of the loss that moves the keys (`key_loss`), before clipping and decay."""
         gradient = self._key_write.gradient(memory.keys, chunk, address)
         if self.key_loss != "addressing":
             gradient = gradient + jax.grad(self._reconstruction_loss)(memory.keys, memory, chunk)

@@ -1,4 +1,4 @@
-"""What rules share whose steps are sized by the data: LaCT and Titans."""
+"""The chunk and the arguments that LaCT and Titans share: step sizes come from the data."""
 
 from typing import Any, ClassVar, NamedTuple
 
@@ -33,7 +33,7 @@ class GradientChunk(NamedTuple):
 
 
 class AbstractGradientRule(AbstractRule):
-    """A rule that is told the size of each token's step, and how much of the last step to keep."""
+    """A rule that takes each token's step size, and the share of the last step to keep."""
 
     num_rates: ClassVar[int] = 1
     """Step sizes of a token."""

@@ -1,4 +1,4 @@
-"""LaCT: a fast SwiGLU whose steps, sized by the data, keep the rows' norms."""
+"""LaCT: a fast SwiGLU with step sizes from the data, whose rows keep their norms."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -38,8 +38,8 @@ class LaCTMemory(NamedTuple):
 
     Attributes:
       weights: in use.
-      accumulated: what steps are added to: the same, or with `pre_norm` the sum of all steps
-        without normalisation.
+      accumulated: the weights to which steps are added: equal to `weights`, or with `pre_norm` the
+        sum of all steps without normalisation.
       momentum: the last step before orthogonalisation.
       row_norms: norm of each row at the start, which `weights` keep.
     """
@@ -62,7 +62,7 @@ class LaCTRule(AbstractGradientRule):
 
     The loss is `- sum over tokens of rate * <f(key), value>` with a rate per token and tensor
     (`GradientChunk.rates`); its `momentum`, averaged over the chunk, keeps a share of the last
-    step. After each step every row is brought back to the norm it had at first. One head. Weights
+    step. After each step every row is scaled to its initial norm. The rule has one head. Weights
     are in float32; products take the device's default precision, as the published layer's do.
 
     References: Zhang et al. 2025, arXiv:2505.23884.
@@ -84,13 +84,13 @@ class LaCTRule(AbstractGradientRule):
     hidden_dim: int = 192
     """Width of the hidden layer."""
     learning_rate: float = 1e-3
-    """Step size of tokens that bring none of their own."""
+    """Step size of tokens without `GradientChunk.rates`."""
     momentum: float = 0.0
-    """Share of the last step kept in chunks that bring none of their own."""
+    """Share of the last step kept in chunks without `GradientChunk.momentum`."""
     pre_norm: bool = False
-    """Adds steps up without normalising the sum, and uses the sum's rows at their first norms."""
+    """Sums the steps without normalisation; reads use the sum with its rows at initial norms."""
     muon: bool = False
-    """Orthogonalises each step by five Newton-Schulz iterations, after the momentum took it."""
+    """Orthogonalises each step by five Newton-Schulz iterations, after the momentum is updated."""
 
     num_rates: ClassVar[int] = 3
     """Of a token: of the gate, the down and the up matrix."""
@@ -139,7 +139,7 @@ class LaCTRule(AbstractGradientRule):
         total = jax.tree.map(jnp.add, memory.accumulated, step)
         weights = SwiGLUWeights(*map(_with_row_norms, total, memory.row_norms))
         after = LaCTMemory(weights, total if self.pre_norm else weights, change, memory.row_norms)
-        # A chunk of padding leaves everything as it was; the norms' rounding would not.
+        # Padding must not change the memory, but rounding in the norms would change it slightly.
         written = jnp.any(chunk.write_weight != 0)
         after = jax.tree.map(lambda new, old: jnp.where(written, new, old), after, memory)
         difference = jax.tree.map(jnp.subtract, after.weights, memory.weights)
@@ -148,7 +148,7 @@ class LaCTRule(AbstractGradientRule):
         return StepOutput(after, output, None, info)
 
     def descent(self, memory: LaCTMemory, chunk: GradientChunk) -> SwiGLUWeights:
-        """Minus the loss's gradient, each tensor by its own rates."""
+        """The negative gradient of the loss, each tensor with its own rates."""
         gate, down, up = memory.weights
         keys = (chunk.query if chunk.key is None else chunk.key)[:, 0]
         rates = chunk.rates
@@ -186,5 +186,5 @@ def _with_row_norms(
 
 
 def _orthogonalize(x: Float[Array, "rows columns"]) -> Float[Array, "rows columns"]:
-    """The nearest matrix with all singular values 1, roughly; zero for zero."""
+    """Approximately the nearest matrix with all singular values 1; zero for a zero matrix."""
     return newton_schulz(x / (frobenius_norm(x) + _MUON_EPSILON), _NEWTON_SCHULZ)

@@ -1,4 +1,4 @@
-"""The one registry of rules: ours and those of other packages, by name."""
+"""The registry of all rules by name, those of other packages included."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ RULES: dict[str, Any] = {}
 
 
 def register_rule(name: str, rule: Any) -> None:
-    """Makes a rule known by name, before or after configurations are imported.
+    """Registers a rule under a name, before or after configurations are imported.
 
     A rule for memory layers is an `AbstractChunkRule`; `FastWeightConfig(rule=name)` finds it. A
     matrix rule, an `AbstractMatrixRule`, is also a token mixer of that name.

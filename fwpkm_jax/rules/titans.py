@@ -24,7 +24,7 @@ class TitansNetwork(NamedTuple):
     """Weights of the memory, or one value per weight; leaves may have leading axes.
 
     Attributes:
-      scale: of the norm of the output, less 1; None without that norm.
+      scale: of the output's norm, minus 1; None without that norm.
       layers: matrices `[in, out]`.
     """
 
@@ -45,17 +45,17 @@ class TitansMemory(NamedTuple):
 
 
 class TitansWrites(NamedTuple):
-    """What `n` writes of `w` tokens each are made of.
+    """The inputs of `n` writes of `w` tokens each.
 
     Attributes:
       key: `[n, w, key]`.
       value: `[n, w, value]`.
-      rate: `[n, w]`, weight of each token's loss; 0 writes nothing.
+      rate: `[n, w]`, weight of each token's loss; a token with 0 is not written.
       momentum: `[n, orders]`, share of the last surprise kept, order by order.
-      forget: `[n]`, share of the weights given up.
+      forget: `[n]`, share of the weights that is forgotten.
       combine: `[n, orders]`, shares of the orders in the step; None: the highest alone.
       tensor_scale: `[n, tensors]`, multiplies each tensor's gradient; None: 1.
-      real: `[n]`, 0 for a write that is to leave everything as it is.
+      real: `[n]`, 0 for a write that must change neither weights nor momentum.
     """
 
     key: Float[Array, "n w key"]
@@ -69,21 +69,21 @@ class TitansWrites(NamedTuple):
 
 
 class TitansInfo(NamedTuple):
-    """Measures of one chunk: mean loss of its tokens at the weights that the gradients are of."""
+    """Measures of one chunk: mean loss of its tokens at the weights where gradients are taken."""
 
     memory_loss: Float[Array, ""]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TitansRule(AbstractGradientRule):
-    """A network M that takes a step on `||M(key) - value||^2` for each token, or few of them.
+    """A network M that takes a step on `||M(key) - value||^2` for each token or few tokens.
 
         S <- momentum S - rate * gradient,    M <- (1 - forget) M + S
 
-    The gradients of a chunk are all taken at the weights it began with, so that its steps are two
-    linear recurrences, solved at once; with chunks of one write they are the rule as published,
-    token by token. A token is read after the write that it completes. One head. Tokens behind a
-    chunk's last complete write are read and not written.
+    All gradients of a chunk are taken at the weights from before the chunk. Its steps are therefore
+    two linear recurrences, which are solved in parallel. With chunks of one write this is the rule
+    as published, token by token. A token is read after the write that it completes. Tokens behind
+    a chunk's last complete write are read but not written. The rule has one head.
 
     References: Behrouz et al. 2025, arXiv:2501.00663, Eqs. 8 to 18.
 
@@ -110,19 +110,19 @@ class TitansRule(AbstractGradientRule):
     write_size: int = 1
     """Tokens whose gradients are summed into one step."""
     momentum_order: int = 1
-    """Momenta of momenta; 0: steps without momentum."""
+    """How many momenta follow each other; 2 is a momentum of the momentum, 0 is none."""
     loss: Literal["sum", "mean"] = "sum"
-    """Over the features of the squared error."""
+    """How the squared error is reduced over the features."""
     learning_rate: float = 0.1
-    """Step size of tokens that bring none of their own (`GradientChunk.rates`)."""
+    """Step size of tokens without `GradientChunk.rates`."""
     momentum: float = 0.5
-    """Share of the last surprise kept by tokens that bring none of their own."""
+    """Share of the last surprise kept by tokens without `GradientChunk.momentum`."""
     forget: float = 0.01
-    """Share of the weights given up at each write."""
+    """Share of the weights forgotten at each write."""
     max_gradient_norm: float | None = None
     """Bounds the norm of each tensor's gradient, smoothly."""
     orthogonalize: bool = False
-    """Brings each matrix's step near to an orthogonal one by Newton-Schulz iterations."""
+    """Makes each matrix's step nearly orthogonal by Newton-Schulz iterations."""
 
     def __post_init__(self):
         check_literals(self)
@@ -184,9 +184,9 @@ class TitansRule(AbstractGradientRule):
         return StepOutput(TitansMemory(last, momentum), output, None, info)
 
     def run(self, memory: TitansMemory, sequence: GradientChunk, *, chunk_size: int) -> RunOutput:
-        """`step` over the chunks; the backward pass makes a chunk's weights again, not keeps them.
+        """`step` over the chunks; the backward pass recomputes each chunk.
 
-        As of chunks of `chunk_size`, a copy of the weights for every write would be.
+        Otherwise it would keep a copy of the weights for every write.
         """
         check_run(self, memory, sequence)
         return scan_chunks(jax.checkpoint(self.step), memory, sequence, chunk_size=chunk_size)
@@ -244,14 +244,14 @@ class TitansRule(AbstractGradientRule):
         after = jax.tree.map(
             lambda first, rest: jnp.concatenate([first[None], rest]), memory.weights, after
         )
-        # Without any order, the empty axis as it came.
+        # With 0 orders the momentum has an empty axis, which is unchanged.
         momentum = jax.tree.map(lambda *x: jnp.stack(x), *momentum) if momentum else memory.momentum
         return after, momentum, losses
 
     def read(self, weights: TitansNetwork, query: Float[Array, "tokens key"]) -> TokenValues:
-        """Token t through the weights after `(t + 1) // write_size` of the writes."""
+        """Reads token t with the weights after `(t + 1) // write_size` of the writes."""
         tokens, groups = query.shape[0], jax.tree.leaves(weights)[0].shape[0]
-        # One place on, the tokens that read the same weights stand together.
+        # Shifted by one place, the tokens that read the same weights are one group.
         behind = groups * self.write_size - 1 - tokens
         query = jnp.pad(query, ((1, behind), (0, 0)))
         read = jax.vmap(self.apply)(weights, query.reshape(groups, self.write_size, -1))
@@ -289,7 +289,7 @@ class TitansRule(AbstractGradientRule):
         return jnp.sum(rate * losses), losses
 
     def _bounded(self, gradients: Float[Array, "n ..."]) -> Float[Array, "n ..."]:
-        """Norms r become h (1 + tanh(r / h)), h half the bound: never below h either."""
+        """Norms r become h (1 + tanh(r / h)) with h half the bound, so they are never below h."""
         assert self.max_gradient_norm is not None
         half = self.max_gradient_norm / 2
         norm = jax.vmap(frobenius_norm)(gradients)
@@ -302,10 +302,10 @@ def _times(scalars: Float[Array, " n"], x: Float[Array, "n ..."]) -> Float[Array
 
 
 def _linear_recurrence(kept: Float[Array, " n"], added: Any, start: Any) -> Any:
-    """`y[i] = kept[i] y[i - 1] + added[i]` from `start`, leaves `[n, ...]`, all at once.
+    """`y[i] = kept[i] y[i - 1] + added[i]` from `start`, leaves `[n, ...]`, in parallel.
 
-    Each y is a sum whose coefficients, products of what was kept, are the same for every weight: a
-    matrix product, where a scan would pass over the weights again and again.
+    Each y is a sum whose coefficients, products of `kept`, are the same for every weight. So one
+    matrix product computes all of them; a scan would read all weights at every step.
     """
     number = kept.shape[0]
     later = jnp.tri(number, k=-1, dtype=bool)
@@ -321,5 +321,5 @@ def _linear_recurrence(kept: Float[Array, " n"], added: Any, start: Any) -> Any:
 
 
 def _orthogonalize(x: Float[Array, "rows columns"]) -> Float[Array, "rows columns"]:
-    """The nearest matrix with all singular values 1, roughly; zero for zero."""
+    """Approximately the nearest matrix with all singular values 1; zero for a zero matrix."""
     return newton_schulz(x / jnp.maximum(frobenius_norm(x), _MUON_EPSILON), _NEWTON_SCHULZ)

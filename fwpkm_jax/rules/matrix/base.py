@@ -1,4 +1,4 @@
-"""The interface of a matrix memory: what a token does to it, what is read, which loss that is."""
+"""The interface of a matrix memory: how a token is written and read, and which loss it lowers."""
 
 import abc
 import functools
@@ -27,7 +27,7 @@ State = Any  # A matrix `[key, value]` per sequence and head, or a pytree around
 
 
 class Tokens(NamedTuple):
-    """What each head is told of each token, leaves `[batch, length, heads, ...]`.
+    """The inputs of each head and token, leaves `[batch, length, heads, ...]`.
 
     For one head and one token, as `write` takes it, without these three axes.
 
@@ -37,8 +37,8 @@ class Tokens(NamedTuple):
       value: what to write, `[value]`.
       log_decay: log of the share of the memory kept: `[]` or, where a rule's `decay` is "key",
         `[key]`; None for rules without.
-      strength: what a rule's docstring calls so: `[]` or, where a rule's `strength` is "key" or
-        "value", as wide as these; None for rules without.
+      strength: its meaning is in the rule's docstring: `[]` or, where a rule's `strength` is "key"
+        or "value", `[key]` or `[value]`; None for rules without.
 
     A rule with several writes per token takes `key`, `value` and `strength` with a length `steps`
     times that of `query`; a token then has a leading axis `[steps]` in these.
@@ -72,7 +72,7 @@ class Form(NamedTuple):
 
 
 class LearnedGates(NamedTuple):
-    """What a layer learns so that `gates` can make decays and strengths of its input.
+    """What a layer learns, from which `gates` computes decays and strengths.
 
     Attributes:
       decay: a projection per head, or per key channel where the rule's `decay` is "key".
@@ -98,7 +98,7 @@ class LearnedGates(NamedTuple):
 
 
 class GateInputs(NamedTuple):
-    """What a layer projected, `LearnedGates` says what; at least float32.
+    """The projections that `LearnedGates` asks for, in at least float32.
 
     Attributes:
       shape: batch, length, heads.
@@ -115,7 +115,7 @@ class GateInputs(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AbstractMatrixRule(abc.ABC):
-    """A memory that is one matrix per sequence and head, linear in what it held before.
+    """A memory of one matrix per sequence and head; each update is linear in the matrix.
 
     `write` and `read` define a rule, for one token of one head. `chunked` gives the same for whole
     sequences; a layer needs `features` and `gates` besides. All are pure.
@@ -130,7 +130,7 @@ class AbstractMatrixRule(abc.ABC):
     delta: ClassVar[bool] = False
     """Whether writes correct what the memory held, by the share `strength`; else they add."""
     no_strength: ClassVar[float] = 0.0
-    """The strength that writes nothing."""
+    """The strength with which a write changes nothing."""
 
     feature_map: FeatureMap = "identity"
     """Of queries and keys, in a layer."""
@@ -199,7 +199,7 @@ class AbstractMatrixRule(abc.ABC):
         return LearnedGates()
 
     def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
-        """What a layer's queries, keys and values enter the memory as, at least float32."""
+        """Queries, keys and values as the memory takes them, in at least float32."""
         feature_map = FEATURE_MAPS[self.feature_map]
         scale = query.shape[-1] ** -0.5
         return (
@@ -209,7 +209,7 @@ class AbstractMatrixRule(abc.ABC):
         )
 
     def skip(self, tokens: Tokens, real: Bool[Array, "batch length"]) -> Tokens:
-        """The tokens, but where `real` is false they leave the memory as it is."""
+        """The tokens, changed so that those where `real` is false do not change the memory."""
 
         def keep(x: Array | None, otherwise: float) -> Any:
             if x is None:
@@ -240,7 +240,8 @@ class AbstractMatrixRule(abc.ABC):
           What each token read, `[batch, length, heads, value]`, and the memory after the last one.
 
         Raises:
-          ValueError: a gate that the rule takes is missing, has the wrong rank, or is too much.
+          ValueError: a gate that the rule takes is missing or has the wrong rank, or the rule takes
+            no such gate.
         """
         tokens, state = self._prepare(tokens, initial_state)
         if self.steps > 1:
@@ -319,7 +320,7 @@ class AbstractMatrixRule(abc.ABC):
 
 
 def given(x: Array | None) -> Array:
-    """A gate that `_prepare` has found to be there."""
+    """A gate whose presence `_prepare` has checked."""
     assert x is not None
     return x
 

@@ -50,7 +50,7 @@ class DeltaProduct(AbstractMatrixRule):
     num_steps: int = 2
     """Delta steps per token."""
     gated: bool = False
-    """Whether a layer learns a decay; off: nothing is forgotten."""
+    """Whether a layer learns a decay. Off: the memory does not decay."""
 
     def __post_init__(self):
         super().__post_init__()

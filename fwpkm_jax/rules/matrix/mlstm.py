@@ -126,7 +126,7 @@ def _running_scale(
         return first[0] + second[0], jnp.maximum(first[1] + second[0], second[1])
 
     if starts is not None:
-        # From the scale of an empty memory, which is 0, whatever it was before.
+        # The scale of an empty memory is 0; earlier scales do not matter.
         at = starts[:, :, None]
         log_i = jnp.where(at, jnp.maximum(log_f, log_i), log_i)
         log_f = jnp.where(at, -jnp.inf, log_f)

@@ -1,4 +1,4 @@
-"""A normaliser: the memory also keeps what it would have written for the value 1."""
+"""A normaliser: the memory also stores a column written with the value 1."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float

@@ -14,11 +14,11 @@ class AddressingWindows:
     """Collects slot reads segment by segment and measures every full window of segments."""
 
     def __init__(self, num_slots: int, *, segments: int):
-        """Starts empty.
+        """Creates a collector without reads.
 
         Args:
-          num_slots: slots of each memory layer.
-          segments: segments per window; documents' ends do not matter.
+          num_slots: number of slots of each memory layer.
+          segments: segments per window; a window may span several documents.
         """
         self._num_slots = num_slots
         self._segments = segments
@@ -37,9 +37,9 @@ class AddressingWindows:
         self._waiting = []
 
     def means(self) -> dict[str, dict[str, float]]:
-        """Means over the full windows, by layer and, where there are any, over layers ("mean").
+        """Means over the full windows, by layer; the entry "mean" averages over layers.
 
-        An incomplete last window is dropped.
+        An incomplete last window is dropped. Without a full window the result is empty.
         """
         table = {
             layer: {

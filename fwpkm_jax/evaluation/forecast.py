@@ -1,4 +1,4 @@
-"""How long an evaluation will take, told while it runs."""
+"""Logs how much longer an evaluation will take while it runs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fwpkm_jax.status_line import format_duration
 logger = logging.getLogger(__name__)
 
 _PAUSE = 10.0
-"""Seconds between two messages; a shorter evaluation says nothing."""
+"""Seconds between two messages; a shorter evaluation logs no message."""
 
 
 class Forecast:
-    """Logs the time an evaluation still takes: once it can tell, and then every ten seconds.
+    """Logs an estimate of an evaluation's remaining time, every ten seconds.
 
     The first piece of work is not measured, because it compiles.
 
     Args:
-      name: of the evaluation.
-      total: of the work, in `unit`; it may be changed while the work goes on.
-      unit: what the work is counted in, in the plural.
-      clock: seconds.
+      name: the evaluation's name in the messages.
+      total: amount of work, in `unit`; the attribute `total` may be changed during the work.
+      unit: what the work is counted in, in the plural, such as "tokens".
+      clock: returns the time in seconds.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Forecast:
         self._told: float | None = None
 
     def add(self, amount: int) -> None:
-        """Counts work that is done."""
+        """Adds `amount` units of finished work and logs the estimate if it is due."""
         self._done += amount
         now = self._clock()
         if self._measured is None:
@@ -45,7 +45,7 @@ class Forecast:
         work, since = self._measured
         left = max(self.total - self._done, 0) * (now - since) / max(self._done - work, 1)
         if self._told is None:
-            # A tenth of a second of work tells the order of what is left.
+            # After 0.1 s of work the estimate has the right order of magnitude.
             due = now - since >= 0.1 and left >= _PAUSE
         else:
             due = now - self._told >= _PAUSE and left > 0

@@ -1,4 +1,4 @@
-"""What an evaluation is to the program that runs it."""
+"""The interface of evaluations: what they receive and what they provide."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Subject:
         return text
 
     def origin_of(self, hashes: Iterable[Mapping[str, str]], tokenizer: Tokenizer) -> Origin:
-        """The origin of a result that read texts.
+        """The provenance of a result that read texts.
 
         Args:
-          hashes: SHA-256 of the files of each text, by path.
-          tokenizer: the run's.
+          hashes: for each text, the SHA-256 of its files by path.
+          tokenizer: the run's tokenizer.
         """
         files = {path: digest for each in hashes for path, digest in each.items()}
         return dataclasses.replace(self.origin, files=files, tokenizer=tokenizer.fingerprint)
@@ -67,26 +67,27 @@ class Evaluation:
     limit: str
     """The option that bounds how much is scored."""
     in_default_suite: bool = True
-    """Run where the command line names no evaluation."""
+    """Whether it runs when the command line names no evaluation."""
     run: Callable[[Subject, Any], Result]
-    """From a subject and the options to a result."""
+    """Evaluates a subject with the given options."""
     table: Callable[[Mapping[str, Any]], str]
-    """A result's record as text."""
+    """Formats a result's record as a text table."""
     plot: Callable[[Mapping[str, Any], Path], list[Path]]
-    """Draws a result's record into a directory; returns the files."""
+    """Draws a result's record, writes the files into a directory and returns their paths."""
     title: str
-    """What a report calls it."""
+    """The evaluation's heading in a report."""
     about: str
-    """What it asks and how to read the answer: two sentences for a reader without the paper."""
+    """What it measures and how to read the result: two sentences for a reader without the paper."""
     finding: Callable[[Mapping[str, Any]], str] = lambda record: ""
-    """What a result's record says, in a sentence; empty where its table says it all."""
+    """Summarises a result's record in a sentence; empty if the table suffices."""
     missing: Callable[[Subject, Any], str | None] = lambda subject, config: None
-    """What the run or the options lack for it, in a few words; None: nothing. `--suite all` skips
-    an evaluation that lacks something; asked for by name, it fails and says so."""
+    """Names in a few words what the run or the options lack for this evaluation; None if it can
+    run. `--suite all` skips an evaluation that lacks something; an evaluation that was asked for by
+    name fails instead."""
 
     def __post_init__(self):
         check_literals(self)
 
     def suits(self, data: AbstractDataConfig) -> bool:
-        """Whether runs on these data can be evaluated."""
+        """Whether this evaluation can be applied to runs on these data."""
         return (data.text if self.data == "text" else data.num_answers) is not None

@@ -16,7 +16,9 @@ class Interval(NamedTuple):
 
 
 def wilson(successes: int, trials: int) -> Interval:
-    """Interval of a proportion; sound near 0 and 1, where the normal one is not.
+    """Wilson's 95 % interval of a proportion.
+
+    It stays valid near 0 and 1, where the interval of the normal approximation does not.
 
     References: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
@@ -32,20 +34,20 @@ def wilson(successes: int, trials: int) -> Interval:
 
 
 def student_t(values: int) -> float:
-    """Standard errors that a 95 % interval of the mean of at least two values reaches each way."""
+    """Half-width, in standard errors, of the 95 % interval of the mean of at least two values."""
     return float(stdtrit(values - 1, 0.975))
 
 
 def clustered_mean(sums: np.ndarray, sizes: np.ndarray) -> tuple[float, Interval | None]:
-    """Mean over all items, and its interval when items of one cluster are not independent.
+    """Mean over all items, with a 95 % interval that allows items of one cluster to be dependent.
 
     Args:
       sums: `[clusters]`, sum of the items of each cluster.
-      sizes: `[clusters]`, number of items of each.
+      sizes: `[clusters]`, number of items of each cluster.
 
     Returns:
-      The mean and its interval (None with fewer than two clusters), by Student's t: two clusters
-      know little of their own spread.
+      The mean and its interval; the interval is None with fewer than two clusters. Student's t is
+      used because a few clusters estimate the variance only roughly.
 
     References: the ratio estimator, Cochran 1977, "Sampling techniques", section 6.
     """

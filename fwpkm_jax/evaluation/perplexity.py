@@ -40,17 +40,19 @@ class PerplexityConfig:
     """Inputs of a full segment; attention and GDN start empty in each. None: the run's training
     length."""
     segmentation: Segmentation = "overlap"
-    """overlap: every token but a document's first is scored. reference: the drift of the authors'
-    release, which skips k tokens behind segment k."""
+    """overlap: every token but a document's first is scored. reference: as in the authors' release,
+    whose segments drift apart: it skips k tokens after segment k."""
     chunk_size: int | None = None
     """Tokens per write. None: the model's."""
     queue: Literal["document", "segment"] = "document"
     """Tokens that wait to be written are kept until the end of the document, or dropped at the end
     of each segment as in the release."""
     memory_reset: Literal["never", "document"] = "never"
-    """Fast weights are carried on, or start from the checkpoint's in every document."""
+    """never: fast weights are carried from document to document. document: every document starts
+    from the checkpoint's fast weights."""
     fast_weight_dtype: FastWeightDtype = "float32"
-    """Of the memory between segments; bfloat16 rounds it after each, as the release does."""
+    """Precision of the memory between segments; bfloat16 rounds it after each segment, as the
+    release does."""
     max_tokens: int | None = None
     """Tokens scored in each data set at most."""
     max_documents: int | None = None
@@ -58,9 +60,9 @@ class PerplexityConfig:
     window_segments: int = 8
     """Segments per window of the addressing statistics."""
     curve_documents: int = 10
-    """Documents, from the first, whose loss is followed along the document."""
+    """Number of documents, from the first, for which the loss along the document is reported."""
     curve_tokens: int = 128
-    """Tokens that each point of such a curve averages."""
+    """Tokens averaged in each point of such a curve."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -83,19 +85,19 @@ def streaming_perplexity(
     seed: int = 0,
     origin: Origin | None = None,
 ) -> Result:
-    """Perplexity of texts read as one stream, token-weighted, with the effect of writing.
+    """Token-weighted perplexity of texts read as one stream, and the effect of writing on it.
 
-    Batch 1, documents in order. Every pass starts from the first of the given memories; nothing
-    is drawn, the seed is recorded only.
+    Documents are read in order with batch size 1. Every pass starts from the first memory group.
+    There are no random draws; the seed is only recorded.
 
     Args:
       model: the language model.
-      memory: fast weights to start from; with several groups the first is taken.
+      memory: fast weights to start from, leaves `[groups, ...]`; the first group is used.
       config: the protocol.
       sources: data sets in reading order.
-      segment_length: inputs of a segment where the config leaves it open.
-      seed: of the run, for the record.
-      origin: of weights and texts, for the record.
+      segment_length: inputs of a segment, used if `config.segment_length` is None.
+      seed: the run's seed, for the record.
+      origin: provenance of weights and texts, for the record.
 
     Returns:
       `results` holds `writing` and `frozen` (loss in nats and perplexity by data set and over
@@ -128,7 +130,7 @@ def streaming_perplexity(
             memory_reset=config.memory_reset,
             fast_weight_dtype=config.fast_weight_dtype,
         )
-        num_slots = model.config.fast_weight.rule.num_slots or 0  # Without slots: no windows.
+        num_slots = model.config.fast_weight.rule.num_slots or 0  # 0: no reads, no windows.
         name = "writing" if write else "frozen"
         passes[name], summaries[name] = _read_all(reader, sources, config, num_slots, forecast)
     first = next(iter(passes.values()))
@@ -208,7 +210,10 @@ def _read_all(
 
 
 def _one_behind(readings: Iterator[SegmentReading]) -> Iterator[SegmentReading]:
-    """The same readings, each once the next is under way: fetching one then delays no other."""
+    """The same readings, each delayed until the next is dispatched.
+
+    The caller's fetch of one reading then overlaps with the computation of the next.
+    """
     previous = None
     for reading in readings:
         if previous is not None:

@@ -1,4 +1,4 @@
-"""Accuracy of the generated recall task by distance, with the memory writing and without."""
+"""Accuracy on the generated recall task by distance, with writing enabled and disabled."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RecallConfig:
     batches: int | None = None
     """Batches of the validation split to score at most. None: all of them."""
     batch_size: int | None = None
-    """Sequences per batch, with as many memories per sequence as in training. None: training's."""
+    """Sequences per batch; as many share a memory as in training. None: training's batch size."""
     num_bins: int = 16
     """Equal ranges of distance, from 0 to the length of a sequence, in the table and the plot."""
 
@@ -44,12 +44,12 @@ class RecallConfig:
 
 
 class AttentionReach(NamedTuple):
-    """How far back attention looks, in tokens; None where nothing bounds it."""
+    """How far back attention looks, in tokens; None if it is unbounded."""
 
     window: int | None
-    """Tokens that one layer sees, itself included."""
+    """Tokens that one layer sees, the current one included."""
     stack: int | None
-    """Tokens back that information travels through all layers together."""
+    """Largest distance in tokens over which information travels through all layers together."""
 
 
 def attention_reach(config: ModelConfig) -> AttentionReach:
@@ -76,22 +76,23 @@ def recall_accuracy(
     origin: Origin | None = None,
     forecast: Forecast | None = None,
 ) -> Result:
-    """Share of questions answered right, all together and by distance from the stated fact.
+    """Share of questions answered correctly, overall and by distance from the stated fact.
 
-    An answer is right when the most likely token of the whole vocabulary is the stated value. The
-    pass is that of training; writing disabled reads the same sequences with the memory as it came.
+    An answer is correct if the most likely token of the whole vocabulary is the stated value. The
+    forward pass is that of training. The frozen pass reads the same sequences with writing
+    disabled, from the memory as it was given.
 
     Args:
       model: the language model.
       memory: the checkpoint's fast weights, leaves `[groups, ...]`; one group for lifetime "batch".
       config: how much to score.
       batches: `tokens` `[batch, length + 1]` and `answer_distance` `[batch, length]`.
-      lifetime: "batch" starts every batch from `memory`, "carried" goes on writing it.
-      groups: memories per batch; one group of `memory` is given to all of them.
-      num_values: possible answers, for the level of chance.
-      seed: of the data, for the record.
-      origin: of weights and data, for the record.
-      forecast: counts the batches that are scored.
+      lifetime: "batch" starts every batch from `memory`; "carried" keeps writes between batches.
+      groups: memories per batch; if `memory` has a single group, each of them is a copy of it.
+      num_values: number of possible answers, for the accuracy of guessing.
+      seed: seed of the data, for the record.
+      origin: provenance of weights and data, for the record.
+      forecast: is told of each batch that was scored.
 
     Returns:
       `results` holds `writing` and `frozen`, each with accuracies (`accuracy`, `interval` of 95 %,
@@ -159,7 +160,7 @@ def _answer(
 
 
 def _share_out(memory: Memory, groups: int) -> Memory:
-    """The memory with `groups` groups: one is copied to all, as many are left as they are."""
+    """The memory with `groups` groups: a single group is copied, `groups` groups are kept."""
 
     def share(leaf: jax.Array) -> jax.Array:
         if leaf.shape[0] not in (1, groups):
@@ -173,7 +174,7 @@ def _share_out(memory: Memory, groups: int) -> Memory:
 
 
 def _edges(length: int, num_bins: int) -> np.ndarray:
-    """Bounds of the ranges: multiples of one width, the last at `length` or beyond."""
+    """Bounds of the distance ranges: multiples of one width, the last at least `length`."""
     width = -(-length // num_bins)
     return np.arange(0, length + width, width)
 
@@ -210,7 +211,7 @@ def _scores(
 def _run(subject: Subject, config: RecallConfig) -> Result:
     num_values = subject.data.num_answers
     assert num_values is not None  # `choose_suite` refuses other data.
-    # Few and small batches: worker processes would cost more than they bring.
+    # The batches are few and small: starting worker processes would take longer than making them.
     data = dataclasses.replace(subject.data, num_workers=0)
     batch_size = config.batch_size or subject.batch_size
     groups = subject.groups

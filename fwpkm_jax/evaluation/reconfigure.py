@@ -17,7 +17,7 @@ def reconfigure(model: LanguageModel, config: ModelConfig) -> LanguageModel:
 
 
 def with_chunk_size(model: LanguageModel, chunk_size: int | None) -> LanguageModel:
-    """The model writing every `chunk_size` tokens of a whole pass; None leaves it as it is."""
+    """The model with `chunk_size` tokens per write in a whole pass; None returns it unchanged."""
     if chunk_size is None:
         return model
     fast_weight = dataclasses.replace(model.config.fast_weight, chunk_size=chunk_size)

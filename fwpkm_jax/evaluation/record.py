@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: numbers, where they come from, and the files that hold them."""
+"""Results of evaluations: the numbers, their provenance, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class Result(NamedTuple):
 
 
 def first_group(memory: Memory) -> Memory:
-    """The first of a checkpoint's memories, leaves `[1, ...]`."""
+    """The memory of a checkpoint's first group, leaves `[1, ...]`."""
     return jax.tree.map(lambda x: x[:1], memory)
 
 
 def describe_resets(
     memory: Memory, *, fast_weights: str, queue: str, caches: str
 ) -> dict[str, Any]:
-    """What starts anew when, in an evaluation that begins with the first of several memories.
+    """A record of which parts of the state are reset when; the evaluation uses memory group 0.
 
     Args:
       memory: the checkpoint's fast weights.
-      fast_weights: when they come back from the checkpoint, such as "document" or "never".
+      fast_weights: when they are reset to the checkpoint's, such as "document" or "never".
       queue: when tokens that wait to be written are dropped.
       caches: when attention and GDN start empty.
     """
@@ -84,18 +84,21 @@ def make_result(
 
     Args:
       evaluation: its name in EVALS.
-      model: what was evaluated, as it was run (YaRN included).
+      model: the evaluated model, as it was run (YaRN included).
       memory: the checkpoint's fast weights, all groups.
-      config: the evaluation's dataclass.
-      origin: of weights and texts.
-      seed: of whatever the evaluation draws.
-      scored_tokens: labels or answer tokens that the numbers rest on.
+      config: the evaluation's options, a dataclass.
+      origin: provenance of weights and texts.
+      seed: seed of the evaluation's random draws.
+      scored_tokens: number of labels or answer tokens behind the results.
       mode: variant of the protocol.
-      resets: what was reset when, and which memories were used.
-      results: the numbers.
-      arrays: data by token or answer.
-      chunk_size: tokens per write, a word where it varies; None: the model's.
-      fast_weight_dtype: in which the memory waits between calls; None: the checkpoint's.
+      resets: what was reset when, and which memory groups were used.
+      results: the numbers; JSON values.
+      arrays: data per token or per answer.
+      chunk_size: tokens per write, or a description if it varies; None: the model's.
+      fast_weight_dtype: dtype of the memory between calls; None: the checkpoint's.
+
+    Raises:
+      ValueError: a number of the record is NaN or infinite.
     """
     leaves = jax.tree.leaves(memory)
     if fast_weight_dtype is None and leaves:
@@ -127,7 +130,7 @@ def make_result(
         "config": dataclasses.asdict(config),
         "results": dict(results),
     }
-    # Through JSON and back: what a caller sees is what the file holds, and NaN is refused here.
+    # Through JSON and back: the caller sees exactly what the file will hold, and NaN is refused.
     record = json.loads(json.dumps(record, default=str, allow_nan=False))
     return Result(record, dict(arrays or {}))
 
@@ -140,6 +143,6 @@ def save_result(result: Result, directory: Path) -> list[Path]:
     if not result.arrays:
         return [path]
     arrays = path.with_suffix(".npz")
-    # Uncompressed: losses hardly compress, and a run of 8 million tokens should not wait for it.
+    # Uncompressed: losses hardly compress, and compressing those of 8 million tokens takes long.
     np.savez(arrays, allow_pickle=False, **result.arrays)
     return [path, arrays]

@@ -16,7 +16,7 @@ class Source(NamedTuple):
     """One data set."""
 
     name: str
-    """What results call it."""
+    """Its name in results."""
     documents: Callable[[], Iterable[Document]]
     """Starts a pass over its documents, in order."""
     files: dict[str, str]
@@ -24,14 +24,14 @@ class Source(NamedTuple):
 
 
 def text_sources(data: TextData, paths: Sequence[str | Path] = ()) -> list[Source]:
-    """A data set for each path, tokenised as the run's data were.
+    """One data set for each path, tokenised like the run's data.
 
     Args:
-      data: the run's data; its validation paths are taken where `paths` is empty.
+      data: the run's data; its validation paths are used if `paths` is empty.
       paths: files or folders, in reading order.
 
     Raises:
-      ValueError: neither names any text.
+      ValueError: neither `paths` nor `data` names a text.
       FileNotFoundError: a path does not exist.
     """
     names = [str(path) for path in paths] or list(data.valid_paths)
@@ -47,19 +47,19 @@ def text_sources(data: TextData, paths: Sequence[str | Path] = ()) -> list[Sourc
 
 
 def missing_text(data: TextData, paths: Sequence[str | Path] = ()) -> str | None:
-    """What an evaluation that reads `text_sources` lacks; None: nothing."""
+    """What an evaluation that reads `text_sources` lacks; None if there is a text to read."""
     return None if paths or data.valid_paths else "a text (no --data PATH, no data.valid_paths)"
 
 
 def capped(
     documents: Iterable[Document], *, max_documents: int | None, max_tokens: int | None
 ) -> Iterator[Document]:
-    """The documents up to the limits; the last one is cut short.
+    """The documents up to the limits; the last one may be cut short.
 
     Args:
-      documents: of one data set.
-      max_documents: None for all.
-      max_tokens: labels at most, None for all.
+      documents: documents of one data set, in order.
+      max_documents: largest number of documents; None: all.
+      max_tokens: largest number of labels; None: all.
     """
     left = max_tokens
     for number, document in enumerate(documents):
@@ -74,7 +74,7 @@ def capped(
 def num_labels(
     sources: Iterable[Source], *, max_documents: int | None, max_tokens: int | None
 ) -> int:
-    """Tokens to predict in the documents that `capped` leaves of each data set."""
+    """Number of tokens to predict in all data sets, with the limits of `capped` on each of them."""
     documents = (
         document
         for source in sources
@@ -90,7 +90,7 @@ def _reader(data: TextData) -> Callable[[], Iterable[Document]]:
 
 
 def file_hashes(name: str | Path) -> dict[str, str]:
-    """SHA-256 of each file of a path, by path; of a tokenised file also of its index."""
+    """SHA-256 of each file below a path, by file; a tokenised file's index is hashed too."""
     hashes = {}
     for file in find_files(name):
         index = file.with_suffix(".idx")
@@ -100,6 +100,6 @@ def file_hashes(name: str | Path) -> dict[str, str]:
 
 
 def sha256(path: Path) -> str:
-    """Of a file's bytes, in hexadecimal."""
+    """SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

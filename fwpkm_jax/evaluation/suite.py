@@ -1,4 +1,4 @@
-"""Several evaluations of one subject, shown and saved as they come."""
+"""Runs several evaluations of one subject; prints and saves each result when it is ready."""
 
 from __future__ import annotations
 
@@ -39,15 +39,16 @@ EVALS: dict[str, Evaluation] = {
 def choose_suite(
     names: Sequence[str], subject: Subject, configs: Mapping[str, Any] | None = None
 ) -> tuple[str, ...]:
-    """The evaluations asked for, checked; without names the default ones that suit the data.
+    """The names of the evaluations to run, checked.
 
-    "all" among the names stands for every evaluation that suits the data and lacks nothing; those
-    that lack something are logged, a line each.
+    Without names, the default evaluations that suit the data are chosen. "all" stands for every
+    evaluation that suits the data and has all that it needs; one log line names each evaluation
+    that is skipped and what it lacks.
 
     Args:
-      names: in EVALS, or "all".
-      subject: what is evaluated.
-      configs: options by name; defaults where a name is missing.
+      names: names in EVALS, or "all".
+      subject: the model to evaluate.
+      configs: options by evaluation name; a missing name means default options.
 
     Raises:
       ValueError: a name is unknown (the nearest is given), or does not suit the run's data.
@@ -69,7 +70,7 @@ def choose_suite(
 
 
 def _lacks(name: str, subject: Subject, configs: Mapping[str, Any]) -> bool:
-    """Whether an evaluation cannot run on the subject, logged."""
+    """Whether the subject or the options lack something for an evaluation; logs what."""
     missing = EVALS[name].missing(subject, configs.get(name, EVALS[name].config()))
     if missing:
         logger.warning("skipped %s, which lacks %s", name, missing)
@@ -89,9 +90,9 @@ def run_suite(
     Args:
       subject: model, memory and how they were trained.
       suite: names in EVALS, from `choose_suite`.
-      directory: of the files; made where it is missing.
-      configs: options by name; defaults where a name is missing.
-      limit: bounds what each evaluation scores, in its own unit.
+      directory: where the files are written; created if it is missing.
+      configs: options by evaluation name; a missing name means default options.
+      limit: the most that each evaluation scores, in its own unit (see `Evaluation.limit`).
 
     Returns:
       The results by name.

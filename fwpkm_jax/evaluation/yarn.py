@@ -13,9 +13,9 @@ def with_yarn(model: LanguageModel, *, factor: float | None, original_length: in
     """The model with the same parameters and YaRN's factor in every attention layer.
 
     Args:
-      model: as trained.
-      factor: how many times longer contexts become; None leaves the model as it is.
-      original_length: tokens of the original context.
+      model: the model as trained.
+      factor: ratio of the new context length to the original one; None returns the model unchanged.
+      original_length: length of the original context in tokens.
 
     References: Peng et al. 2023, arXiv:2309.00071.
     """

@@ -1,1 +1,1 @@
-"""Loss of every domain as each is read."""
+"""Continual learning: loss of all domains after each domain was read."""

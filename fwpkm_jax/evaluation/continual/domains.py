@@ -15,14 +15,14 @@ from fwpkm_jax.evaluation.sources import file_hashes
 
 
 class Part(NamedTuple):
-    """Some rows of a text."""
+    """Some rows of a text: `indices` into `rows`."""
 
     rows: PackedRows
     indices: range
 
 
 class Domain(NamedTuple):
-    """A named text."""
+    """A named text: one part to adapt to, one to evaluate on."""
 
     name: str
     adapt: Part
@@ -32,16 +32,17 @@ class Domain(NamedTuple):
 
 
 def read_domains(named_paths: Sequence[str], data: TextData) -> list[Domain]:
-    """The domains of a command line.
+    """The domains that a command line names.
 
     Args:
-      named_paths: `NAME=PATH` or `PATH`, whose last part is then the name. A path is a folder with
-        a `train` and a `valid` (each a text, a tokenised file or a folder), or one file, whose
-        first half of rows is adapted to.
+      named_paths: each `NAME=PATH`, or `PATH`, whose last component without suffix is then the
+        name. A path is a folder that contains `train` and `valid` (each a text, a tokenised file or
+        a folder), or one file. Of a file's rows, the first half is adapted to and the second half
+        is evaluated on.
       data: how texts are tokenised and how long rows are; its own texts are not read.
 
     Raises:
-      ValueError: there is no domain, a name comes twice, or a folder lacks a part.
+      ValueError: there is no domain, a name occurs twice, or a folder lacks a part.
       FileNotFoundError: a path does not exist.
     """
     if not named_paths:
@@ -85,7 +86,7 @@ def _find_part(folder: Path, name: str) -> Path:
 
 
 def read_rows(path: str | Path, data: TextData) -> PackedRows:
-    """All rows of a file or folder, tokenised and as long as `data` says."""
+    """All rows of a file or folder, with the tokenizer and row length of `data`."""
     rows = valid_rows(dataclasses.replace(data, valid_paths=(str(path),), packing="concat"))
     assert isinstance(rows, PackedRows)
     return rows

@@ -1,4 +1,4 @@
-"""Continual learning: a memory reads one domain after the other and is evaluated on all.
+"""Continual learning: a memory reads domain after domain and is evaluated on all of them.
 
 References: Zhao and Jones 2026, arXiv:2601.00671, section 4.5, Figure 6.
 """
@@ -39,11 +39,13 @@ class ContinualConfig:
     """Continual learning over several domains."""
 
     domains: tuple[str, ...] = ()
-    """NAME=PATH of each, in the order in which they are learned. A path is a folder with train and
-    valid, to adapt to and to evaluate on, or one file, of whose rows the first half is adapted to.
-    The paper: DM Mathematics, FreeLaw, PhilPapers, PubMed Central, Ubuntu IRC, USPTO."""
+    """NAME=PATH of each domain, in learning order. A path is a folder with train (adapted to) and
+    valid (evaluated on), or one file: the first half of its rows is adapted to, the second half is
+    evaluated on. The paper's domains: DM Mathematics, FreeLaw, PhilPapers, PubMed Central, Ubuntu
+    IRC, USPTO."""
     batch_size: int = 8
-    """Rows that write one memory together; an incomplete batch is left out, in evaluation too."""
+    """Rows per batch, which write into one memory; incomplete batches are left out, also in
+    evaluation."""
     length: int | None = None
     """Tokens of a row. None: the run's training length."""
     chunk_size: int | None = None
@@ -53,7 +55,7 @@ class ContinualConfig:
     max_eval_batches: int | None = None
     """Batches evaluated of each domain at most. None: as max_batches."""
     fast_weight_dtype: FastWeightDtype = "float32"
-    """Of the memory between calls; bfloat16 rounds it after every batch, as the release does."""
+    """Memory precision between batches; bfloat16 rounds it after each, as the release does."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -72,25 +74,26 @@ def continual_learning(
     seed: int = 0,
     origin: Origin | None = None,
 ) -> Result:
-    """Losses of all domains before and after each was read, slow weights fixed.
+    """Losses of all domains before and after each domain was read, with fixed slow weights.
 
-    Stage 0 evaluates the initial memory. Every further stage reads the next domain's part to adapt
-    to, the rows of a batch sharing the memory, and evaluates all domains with writing disabled.
+    Stage 0 evaluates the initial memory. Every further stage reads the adaptation part of the next
+    domain, where all rows of a batch write into the same memory. It then evaluates all domains with
+    writing disabled.
 
     Args:
       model: the language model.
-      memory: fast weights to start from; with several groups the first is taken.
-      config: the protocol; the domains' paths and length are those of `domains`.
-      domains: in the order in which they are learned.
-      seed: of the run, for the record; nothing is drawn.
-      origin: of weights and texts, for the record.
+      memory: fast weights to start from, leaves `[groups, ...]`; the first group is used.
+      config: the protocol; its paths and length have been applied to `domains`.
+      domains: in learning order.
+      seed: the run's seed, for the record; there are no random draws.
+      origin: provenance of weights and texts, for the record.
 
     Returns:
       `results` holds `domains`; `loss` in nats and `perplexity`, a row for each stage and a column
       for each domain; `difference`, loss minus that of stage 0 with a 95 % interval over rows;
-      `adaptation` (mean of a domain's difference right after it was read), `forgetting` (mean of
-      how much loss rose from there to the end) and `unseen` (mean difference of the domains still
-      to come). Arrays hold `loss_<domain>` `[stages, rows]`.
+      `adaptation` (mean over domains of the difference right after the domain was read),
+      `forgetting` (mean increase of a domain's loss from then to the last stage) and `unseen` (mean
+      difference of domains that were not read yet). Arrays hold `loss_<domain>` `[stages, rows]`.
 
     Raises:
       ValueError: a part holds no full batch.
@@ -100,12 +103,12 @@ def continual_learning(
     forecast = Forecast("continual", total=0, unit="tokens")
     stages = _Stages(model, start, config, forecast)
     began = time.monotonic()
-    for domain in domains:  # Before hours of reading.
+    for domain in domains:  # Checked first, because reading may take hours.
         for part in (domain.adapt, domain.evaluate):
             stages.check(domain.name, part)
     forecast.total = sum(
         stages.num_tokens(domain.adapt, evaluate=False)
-        # Without a memory nothing changes from stage to stage.
+        # Without a memory all stages have the same losses.
         + stages.num_tokens(domain.evaluate, evaluate=True) * (1 + bool(memory) * len(domains))
         for domain in domains
     )
@@ -140,7 +143,7 @@ def continual_learning(
 
 
 def summarize(losses: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Tables and means of `[stages, rows]` losses, one array for each domain in reading order."""
+    """Tables and means of losses `[stages, rows]`, one array per domain in reading order."""
     losses = [column.astype(np.float64) for column in losses]
     table = np.stack([column.mean(axis=1) for column in losses], axis=1)
     changes = table - table[:1]
@@ -166,14 +169,14 @@ def summarize(losses: Sequence[np.ndarray]) -> dict[str, Any]:
 
 
 class _Stages:
-    """A memory that reads parts and is evaluated on others."""
+    """The memory of the current stage: `adapt` writes it, `losses` reads it."""
 
     def __init__(
         self, model: LanguageModel, memory: Memory, config: ContinualConfig, forecast: Forecast
     ):
         self._config, self._forecast = config, forecast
         self._graphdef, self._params = nnx.split(model)
-        # Copied because the buffers are donated and these are needed again.
+        # Copied: the buffers are donated, and the caller's memory is needed again.
         self._memory = as_stored(jax.tree.map(jnp.copy, memory), config.fast_weight_dtype)
 
     def check(self, domain: str, part: Part) -> None:
@@ -189,7 +192,7 @@ class _Stages:
         return rows * len(part.rows[0]["loss_weight"])
 
     def adapt(self, part: Part) -> None:
-        """Reads a part once; the memory is written."""
+        """Reads a part once and writes the memory."""
         for batch in self._batches(part, evaluate=False):
             self._memory, _ = write_rows(
                 self._graphdef,
@@ -202,7 +205,7 @@ class _Stages:
         self._forecast.add(self.num_tokens(part, evaluate=False))
 
     def losses(self, part: Part) -> np.ndarray:
-        """Mean loss of each row of a part, `[rows]`; nothing is written."""
+        """Mean loss of each row of a part in nats, `[rows]`; the memory is not written."""
         found = [
             frozen_row_losses(self._graphdef, self._params, self._memory, batch)
             for batch in self._batches(part, evaluate=True)

@@ -1,4 +1,4 @@
-"""Continual learning as a table and a picture."""
+"""The table, the plot and the finding of a continual-learning result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fwpkm_jax.evaluation.display.tables import Record, format_table
 
 
 def continual_table(record: Record) -> str:
-    """Perplexity by stage and domain, and what reading the domains did on average."""
+    """Perplexity by stage and domain, and the mean effects of reading the domains."""
     results = record["results"]
     names = results["domains"]
     stages = ["initial memory", *(f"after {name}" for name in names)]
@@ -38,7 +38,7 @@ def continual_table(record: Record) -> str:
 
 
 def continual_finding(record: Record) -> str:
-    """How much was learned of each domain, and how much of it was lost again."""
+    """How much reading a domain changed its loss, and how much of that was forgotten later."""
     results = record["results"]
     learned, lost = results["adaptation"], results["forgetting"]
     text = (

@@ -1,4 +1,4 @@
-"""What a result says, in a sentence."""
+"""Summaries of results in one or two sentences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def perplexity_finding(record: Record) -> str:
 
 
 def recall_finding(record: Record) -> str:
-    """Right answers with and without writing, as far away as was asked."""
+    """Share of correct answers with and without writing, beyond the attention's reach if asked."""
     results = record["results"]
     key, where = next(
         (key, where)
@@ -47,7 +47,7 @@ def recall_finding(record: Record) -> str:
 
 
 def needle_finding(record: Record) -> str:
-    """Exact answers by the number of readings, for each length."""
+    """Share of exact answers after the fewest and the most readings, for each length."""
     lengths: dict[int, dict[int, float]] = {}
     for run in record["results"]["runs"]:
         lengths.setdefault(run["words"], {})[run["readings"]] = run["exact"]["accuracy"]

@@ -1,4 +1,4 @@
-"""One look for all pictures: colours, axes, titles, legends."""
+"""The common style of all plots: colours, axes, titles, legends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def add_legend(axes: Axes, **options: Any) -> None:
-    """A legend above the axes on the right, where no curve can run through it."""
+    """Adds a legend above the axes on the right, where no curve crosses it."""
     legend = axes.legend(
         loc="lower right", bbox_to_anchor=(1.01, 0.99), borderaxespad=0, frameon=False,
         fontsize=9, title_fontsize=9,
@@ -36,12 +36,12 @@ def add_legend(axes: Axes, **options: Any) -> None:
 
 
 def count_in_thousands(axis: Axis) -> None:
-    """Ticks like 4K."""
+    """Labels ticks in thousands, such as 4K."""
     axis.set_major_formatter(lambda value, _: f"{value / 1000:g}K" if value else "0")
 
 
 def style_axes(axes: Axes) -> None:
-    """Two thin spines and a faint horizontal grid."""
+    """Gives the axes two thin spines and a faint horizontal grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(colors=TEXT, labelsize=9)
@@ -50,13 +50,13 @@ def style_axes(axes: Axes) -> None:
 
 
 def set_title(axes: Axes, title: str, subtitle: str) -> None:
-    """A bold title to the left, a grey line below it."""
+    """Sets a bold title on the left and a grey line of text below it."""
     axes.set_title(title, loc="left", weight="bold", fontsize=11, pad=20)
     axes.text(0, 1.02, subtitle, transform=axes.transAxes, color=GREY, fontsize=9)
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Writes the picture, with its directory; returns the path."""
+    """Writes the figure, creates its directory if needed, and returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=DPI)
     return path

@@ -1,4 +1,4 @@
-"""Pictures of results, one PNG each."""
+"""Plots of results, one PNG file each."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def plot_recall(record: Record, directory: Path) -> list[Path]:
 
 
 def plot_perplexity(record: Record, directory: Path) -> list[Path]:
-    """Loss along the first documents, and what writing changed since each one's start."""
+    """Plots the loss along the first documents, and how writing changed it since their start."""
     results = record["results"]
     passes = [name for name in ("writing", "frozen") if name in results]
     curves = results["curves"]
@@ -117,7 +117,7 @@ def _running(curve: Record, name: str) -> np.ndarray:
 
 
 def _mean_curve(curves: list[Record], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The running loss averaged over documents, as far as all of them go."""
+    """The running loss averaged over documents, up to the end of the shortest one."""
     shortest = min(len(curve[name]) for curve in curves)
     longest = max(curves, key=lambda curve: curve["tokens"])
     running = np.mean([_running(curve, name)[:shortest] for curve in curves], axis=0)

@@ -9,7 +9,7 @@ Record = Mapping[str, Any]
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns wide enough for their entries, the first to the left, the others to the right."""
+    """A text table; the first column is aligned to the left, the others to the right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(row: Sequence[str]) -> str:
@@ -23,7 +23,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def signed(difference: Record) -> str:
-    """A difference of losses with its interval, where it has one."""
+    """A difference of losses as text, with its interval if it has one."""
     if difference["interval"] is None:
         return f"{difference['loss']:+.4f}"
     low, high = difference["interval"]
@@ -31,7 +31,7 @@ def signed(difference: Record) -> str:
 
 
 def perplexity_table(record: Record) -> str:
-    """Perplexity by data set and pass, the effect of writing, the use of the memory by layer."""
+    """Tables of perplexity by data set and pass, and of the use of the memory by layer."""
     results = record["results"]
     passes = [name for name in ("writing", "frozen") if name in results]
     first = results[passes[0]]
@@ -55,7 +55,7 @@ def perplexity_table(record: Record) -> str:
 
 
 def recall_table(record: Record) -> str:
-    """Accuracy of both passes, all together, beyond the attention window, and by distance."""
+    """A table of both passes' accuracy: overall, beyond the attention window, by distance."""
     results = record["results"]
     writing, frozen = results["writing"], results["frozen"]
     named = [("all", "all answers"), ("beyond_window", f"beyond window ({results['window']})")]
@@ -71,7 +71,7 @@ def recall_table(record: Record) -> str:
 
 
 def needle_table(record: Record) -> str:
-    """Exact, digit and candidate match by haystack length and number of readings."""
+    """A table of exact, digit and candidate match by haystack length and number of readings."""
     config, provenance = record["config"], record["provenance"]
     kept = {"never": "never reset", "sample": "reset between samples"}
     memory = kept.get(provenance["resets"]["memory"], "reset at every reading")

@@ -9,15 +9,15 @@ import numpy as np
 from fwpkm_jax.data import Tokenizer
 
 END = "\u2039end\u203a"
-_CONTEXT = 8  # Tokens before that decide what one adds: a space, the end of a character.
-_BROKEN = "\ufffd"  # Stands for bytes that are no character, or not yet.
+_CONTEXT = 8  # Earlier tokens that are decoded with a token, for its spaces and split characters.
+_BROKEN = "\ufffd"  # Replaces bytes that are not (yet) a character.
 
 
 def token_texts(tokenizer: Tokenizer, token_ids: Sequence[int] | np.ndarray) -> list[str]:
-    """What each token adds to the text of those before it.
+    """The text that each token adds to the text of the tokens before it.
 
-    A character of several tokens belongs to its last one; the others add nothing, nor do bytes that
-    are no text. The end of a document reads as `END`.
+    A character that consists of several tokens is the text of the last one; the others have an
+    empty text, like bytes that are not text. The text of the end-of-document token is `END`.
     """
     ids = [int(token) for token in token_ids]
     texts = []
@@ -33,6 +33,6 @@ def token_texts(tokenizer: Tokenizer, token_ids: Sequence[int] | np.ndarray) -> 
 
 
 def _num_shared(first: str, second: str) -> int:
-    """Characters that both texts start with."""
+    """Number of leading characters that both texts share."""
     pairs = zip(first, second, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

@@ -1,1 +1,1 @@
-"""Dynamic evaluation: gradient steps of all slow weights on what was read."""
+"""Dynamic evaluation: all slow weights take gradient steps on the text that was read."""

@@ -1,4 +1,4 @@
-"""Dynamic evaluation: perplexity while all slow weights learn from what was read, and its cost."""
+"""Dynamic evaluation: perplexity while all slow weights learn from the text, and the cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DynamicConfig:
     data: tuple[str, ...] = ()
     """Files or folders of text, one data set each. Empty: the run's validation text."""
     steps: GradientSteps = field(default_factory=GradientSteps)
-    """That the weights take; the learning rate is best chosen on other text of the kind."""
+    """The gradient steps. Choose the learning rate on other text of the same kind."""
     segment_length: int | None = None
     """Inputs of a segment; attention and GDN start empty in each. None: the run's training
     length."""
@@ -41,10 +41,10 @@ class DynamicConfig:
 
 
 def dynamic_perplexity(subject: Subject, config: DynamicConfig) -> Result:
-    """Perplexity of texts with and without gradient steps on what was read, and the speed of both.
+    """Perplexity of texts with and without gradient steps on the text read, and the speed of both.
 
     Args:
-      subject: what is evaluated; a model without fast-weight memory.
+      subject: the trained model; it has no fast-weight memory.
       config: the protocol.
 
     Returns:
@@ -103,7 +103,7 @@ def dynamic_perplexity(subject: Subject, config: DynamicConfig) -> Result:
 
 
 def dynamic_table(record: Mapping[str, Any]) -> str:
-    """Perplexity and speed, by data set, without and with steps."""
+    """Perplexity by data set and speed, without and with gradient steps."""
     results = record["results"]
     plain, dynamic, difference = (results[name] for name in ("plain", "dynamic", "difference"))
     rows = []
@@ -126,7 +126,7 @@ def dynamic_table(record: Mapping[str, Any]) -> str:
 
 
 def dynamic_finding(record: Mapping[str, Any]) -> str:
-    """What the steps changed, and what they cost."""
+    """How the gradient steps changed the perplexity, and how much time they took."""
     results = record["results"]
     loss = results["difference"]["all"]["loss"]
     text = (
@@ -140,7 +140,7 @@ def dynamic_finding(record: Mapping[str, Any]) -> str:
 
 
 def _no_plot(record: Mapping[str, Any], directory: Path) -> list[Path]:
-    """A table says all there is."""
+    """Draws nothing: the table shows all results."""
     del record, directory
     return []
 

@@ -24,22 +24,22 @@ from fwpkm_jax.models.language_model import LanguageModel, Stream
 
 @dataclass(frozen=True, kw_only=True)
 class GradientSteps:
-    """After every chunk, `W <- W - learning_rate * gradient + decay * (trained W - W)`.
+    """Gradient steps: `W <- W - learning_rate * gradient + decay * (trained W - W)` per chunk.
 
-    The gradient is that of the chunk's mean loss, and reaches no further back than the chunk: what
-    the chunks before left in caches is a constant.
+    The gradient is that of the chunk's mean loss. It does not reach back before the chunk: the
+    caches of earlier chunks are constants.
 
     References: Krause et al. 2018, arXiv:1709.07432, Eq. 5.
     """
 
     learning_rate: float = 0.05
-    """Of plain gradient descent."""
+    """Learning rate of plain gradient descent."""
     decay: float = 0.0
-    """Share of the way back to the trained weights that each step also goes."""
+    """Fraction of the distance to the trained weights by which each step moves back to them."""
     chunk_length: int = 64
     """Tokens per step."""
     reset: Literal["document", "never"] = "document"
-    """When the weights are the trained ones again."""
+    """When the weights are reset to the trained ones."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -52,12 +52,12 @@ class GradientSteps:
 
 
 class DynamicReading(NamedTuple):
-    """What one pass over some data sets gave.
+    """Losses and speed of one pass over some data sets.
 
     Attributes:
-      losses: of every token.
-      tokens_per_second: of the calls after the first of each kind, which compile; None where there
-        were no others.
+      losses: losses of all tokens.
+      tokens_per_second: speed without the first call of each kind, which compiles; None if there
+        were no other calls.
     """
 
     losses: TokenLosses
@@ -73,16 +73,16 @@ def read_dynamically(
     clock: Callable[[], float] = time.perf_counter,
     forecast: Forecast | None = None,
 ) -> DynamicReading:
-    """Reads documents in order, batch 1; caches start empty in each segment.
+    """Reads documents in order with batch size 1; caches start empty in each segment.
 
     Args:
-      model: without a fast-weight memory, which no gradient passes in a stream. A Fast Weight Layer
-        keeps its steps to the end of each document.
+      model: a model without fast-weight memory, whose writes in a stream have no gradient. A Fast
+        Weight Layer keeps its steps until the end of each document.
       sources: documents of each data set.
       segment_length: inputs of a segment.
-      steps: that the weights take; None reads with the weights as they are, a segment at a time.
-      clock: of the seconds that the speed is told in.
-      forecast: counts the tokens that are read.
+      steps: the gradient steps; None keeps the weights fixed and reads whole segments.
+      clock: returns the time in seconds.
+      forecast: is told of the tokens that were read.
 
     Raises:
       ValueError: the model has a fast-weight memory, or there is nothing to predict.
@@ -117,14 +117,14 @@ _COLUMNS = ("source", "document", "segment", "position", "loss")
 
 
 class _Reader:
-    """One pass: the weights and the stream as they are now, and the time that was taken."""
+    """One pass: the current weights, and the time that reading took."""
 
     def __init__(self, model, segment_length, steps, clock):
         self._graphdef, self._trained = nnx.split(model)
         self._params = self._trained
         self._start = partial(model.init_stream, {}, batch=1, max_length=segment_length)
         self._segment_length, self._steps, self._clock = segment_length, steps, clock
-        # Not part of what is compiled, so that several can be tried.
+        # Arguments of the compiled function, so that other rates need no compilation.
         self._rates = None if steps is None else (steps.learning_rate, steps.decay)
         self._compiled: set[bool] = set()
         self._tokens, self._seconds = 0, 0.0
@@ -134,7 +134,7 @@ class _Reader:
         return self._tokens / self._seconds if self._seconds else None
 
     def read(self, tokens: np.ndarray) -> Iterator[np.ndarray]:
-        """Each segment's losses in order."""
+        """Each segment's losses in nats, `[length]`, in order."""
         stream = self._start()
         if self._steps is not None and self._steps.reset == "document":
             self._params = self._trained
@@ -176,7 +176,10 @@ def _read(
     mask: jax.Array | None,
     rates: tuple[float, float] | None,
 ) -> tuple[Any, Stream, jax.Array]:
-    """Losses `[length]` of `tokens [1, length + 1]` by the weights before their own step."""
+    """New weights, the stream, and losses `[length]` of `tokens [1, length + 1]`.
+
+    The losses are those of the weights before the step.
+    """
 
     def loss(params: Any) -> tuple[jax.Array, tuple[Stream, jax.Array]]:
         out = nnx.merge(graphdef, params).stream(tokens[:, :-1], stream, mask=mask)

@@ -1,4 +1,4 @@
-"""A text with the gate of every memory layer at each token.
+"""Gate maps: a text with every memory layer's gate at each token.
 
 References: Zhao and Jones 2026, arXiv:2601.00671, section 5.2; Figures 8 and 16.
 """
@@ -27,7 +27,7 @@ class GateMapConfig:
     data: tuple[str, ...] = ()
     """Files or folders of text. Empty: the run's validation text."""
     document: int = 0
-    """Which of their documents is read, counted from 0."""
+    """Index of the document to read, counted from 0 over all texts."""
     tokens: int = 1000
     """Tokens read, from the document's start."""
     chunk_size: int = 32
@@ -52,21 +52,21 @@ def gate_map(
     seed: int = 0,
     origin: Origin | None = None,
 ) -> Result:
-    """Each token's gates, as the text is read from its start.
+    """Each token's gates while the text is read from its start.
 
     Args:
       model: the language model.
-      memory: fast weights to start from; with several groups the first is taken.
+      memory: fast weights to start from, leaves `[groups, ...]`; the first group is used.
       config: the protocol.
-      document_id: what results call the text.
-      tokens: int32 `[length]`; the last of those read predicts one more.
-      tokenizer: the model's.
-      seed: of the run; nothing is drawn.
-      origin: of weights and text, for the record.
+      document_id: the text's name in results.
+      tokens: int32 `[length]`; at most `config.tokens` are read, the next one is a label only.
+      tokenizer: the model's tokenizer.
+      seed: the run's seed, for the record; there are no random draws.
+      origin: provenance of weights and text, for the record.
 
     Returns:
-      `results` holds by token its `texts` and `losses`, and `gates` by layer; `gate_mixes` says
-      whether the model's output depends on them.
+      `results` holds lists with one entry per token: `texts`, `losses` in nats and, by layer,
+      `gates`. `gate_mixes` says whether the gates change the model's output.
 
     Raises:
       ValueError: the model has no memory layer, or the text has fewer than two tokens.

@@ -1,4 +1,4 @@
-"""A gate map as a table and as a page of shaded text."""
+"""The table of a gate map, and its page of shaded text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STYLE = """
 .key { width: min(16rem, 40vw); height: 1rem; border: 1px solid #ccc; display: inline-block;
   vertical-align: -.15rem; margin: 0 .5rem; background: linear-gradient(to right, #fff, #3f8fd6); }
 """ + "".join(
-    # White to blue; text stays readable on the darkest.
+    # White to blue; text stays readable on the darkest shade.
     f".g{shade} {{ background: rgb({255 - 192 * shade // _SHADES}, "
     f"{255 - 112 * shade // _SHADES}, {255 - 41 * shade // _SHADES}); }}\n"
     for shade in range(_SHADES + 1)
@@ -70,7 +70,7 @@ def gate_map_page(record: Record, directory: Path) -> list[Path]:
 
 
 def _scale(gates: list[float]) -> tuple[float, float]:
-    """The gates shown lightest and darkest: all but the outermost hundredths lie between."""
+    """The gates shown lightest and darkest: the 1st and the 99th percentile."""
     low, high = np.quantile(gates, (0.01, 0.99))
     return float(low), max(float(high), float(low) + 0.01)  # Equal gates are all light.
 
@@ -82,7 +82,7 @@ def _shade(gate: float, low: float, high: float) -> int:
 def _span(text: str, gate: float, loss: float, *, shade: int) -> str:
     """A token's markup; shade 0 is white."""
     shown = html.show_token(text) or "\u00b7"
-    # The line ends behind the sign for it, so that the sign is shaded too.
+    # The line break follows its visible sign, so that the sign is shaded too.
     end = "\n" if text.endswith("\n") else ""
     title = f"gate {gate:.3f}, loss of the next token {loss:.2f}"
     return f'<span class="g{shade}" title="{title}">{shown}</span>{end}'

@@ -1,4 +1,4 @@
-"""Gate statistics: how much of its memory each layer lets through, over whole texts.
+"""Gate statistics: histograms of each memory layer's gate over whole texts.
 
 References: Zhao and Jones 2026, arXiv:2601.00671, Figure 3.
 """
@@ -39,7 +39,7 @@ class GatesConfig:
     """Files or folders of text, one data set each, read in this order without resetting the memory
     between them. Empty: the run's validation text."""
     batch_size: int = 16
-    """Rows that write one memory together; a data set's last batch may be smaller."""
+    """Rows per batch, which write into one memory; a data set's last batch may be smaller."""
     length: int | None = None
     """Tokens of a row. None: the run's training length."""
     chunk_size: int | None = None
@@ -49,7 +49,7 @@ class GatesConfig:
     max_batches: int | None = None
     """Batches read of each data set at most."""
     fast_weight_dtype: FastWeightDtype = "float32"
-    """Of the memory between calls; bfloat16 rounds it after every batch, as the release does."""
+    """Memory precision between batches; bfloat16 rounds it after each, as the release does."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -70,21 +70,21 @@ def gate_statistics(
 ) -> Result:
     """Histograms of every memory layer's gate over the tokens of each data set.
 
-    Rows are read in batches without a cache, and all rows of a batch write one memory, which is
-    carried on.
+    Rows are read in batches without caches. All rows of a batch write into one memory, which is
+    carried from batch to batch.
 
     Args:
       model: the language model.
-      memory: fast weights to start from; with several groups the first is taken.
-      config: the protocol; its data and length are those of `sources`.
+      memory: fast weights to start from, leaves `[groups, ...]`; the first group is used.
+      config: the protocol; its data and length have been applied to `sources`.
       sources: rows of each data set by name, in reading order.
-      seed: of the run, for the record; nothing is drawn.
-      origin: of weights and texts, for the record.
+      seed: the run's seed, for the record; there are no random draws.
+      origin: provenance of weights and texts, for the record.
 
     Returns:
-      `results` holds `tokens` by data set; under `gates` by data set and layer `share` (of the
-      tokens, by bin) and `mean`; `bins`, their bounds; `gate_used`, whether the gate does anything
-      in this model. Arrays hold `counts` `[sources, layers, bins]`.
+      `results` holds `tokens` by data set; `gates` by data set and layer, with the `share` of
+      tokens in each bin and the `mean`; `bins`, the bounds of the bins; `gate_used`, whether the
+      gate affects this model. Arrays hold `counts` `[sources, layers, bins]`.
 
     Raises:
       ValueError: the model has no memory layer.
@@ -94,7 +94,7 @@ def gate_statistics(
     model = with_chunk_size(model, config.chunk_size)
     began = time.monotonic()
     start = first_group(memory)
-    # Copied because the buffers are donated and these are needed again.
+    # Copied: the buffers are donated, and the caller's memory is needed again.
     carried = as_stored(jax.tree.map(jnp.copy, start), config.fast_weight_dtype)
     found: dict[str, dict[str, _Histogram]] = {}
     total = sum(len(_chosen(rows, config)) for rows in sources.values())
@@ -129,7 +129,7 @@ def gate_statistics(
 
 
 class _Histogram:
-    """How often a gate was how far open."""
+    """Counts and mean of a layer's gates."""
 
     def __init__(self, bins: int):
         self.counts = np.zeros(bins, np.int64)
@@ -151,7 +151,7 @@ def _read_source(
     config: GatesConfig,
     forecast: Forecast,
 ) -> tuple[Memory, dict[str, _Histogram]]:
-    """The memory behind a data set, and each layer's histogram."""
+    """The memory after reading a data set, and each layer's histogram."""
     graphdef, params = nnx.split(model)
     histograms = {layer: _Histogram(config.bins) for layer in memory}
     chosen = _chosen(rows, config)

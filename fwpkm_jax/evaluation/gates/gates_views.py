@@ -1,4 +1,4 @@
-"""Gate histograms as a table and a picture."""
+"""The table, the plot and the finding of gate histograms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fwpkm_jax.evaluation.display.tables import Record, format_table
 
 
 def gates_table(record: Record) -> str:
-    """The share of tokens in each bin of the gate, by data set and memory layer."""
+    """The share of tokens in each bin of the gate, as a table by data set and memory layer."""
     results = record["results"]
     bounds = results["bins"]
     header = ["data", "memory", "mean"]

@@ -1,1 +1,1 @@
-"""Perplexity of answers about long texts."""
+"""LongBench: perplexity of answers to questions about long texts."""

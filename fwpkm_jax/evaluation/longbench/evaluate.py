@@ -33,7 +33,7 @@ from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.config import ModelConfig, own_memory
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
-_LEAST_ROOM = 1024  # Tokens that a reader has room for; more comes in powers of 4.
+_LEAST_ROOM = 1024  # Smallest capacity of a reader in tokens; larger ones are 4 times as large.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,23 +43,23 @@ class LongBenchConfig:
     data: str | None = None
     """LongBench's data.zip, or a folder of TASK.jsonl files."""
     tasks: tuple[str, ...] = TASKS
-    """Tasks, each read from the checkpoint's memory on."""
+    """Tasks; each starts from the checkpoint's memory."""
     write: Literal["both", "on", "off"] = "both"
     """Write the memory while reading, keep it frozen, or do one after the other and compare."""
     memory_reset: Literal["task", "sample"] = "task"
-    """Fast weights are carried from sample to sample of a task, or start anew in each."""
+    """When fast weights are reset to the checkpoint's: before each task, or before each sample."""
     max_samples: int | None = None
     """Samples scored of each task at most."""
     max_tokens: int = MAX_TOKENS
-    """Longer samples are left out: tokens of context, question and the longest answer."""
+    """Longest sample; counts context, question and the longest answer. Longer ones are left out."""
     yarn_factor: float | None = 20.0
-    """Stretches rotary positions, in every sample. None: as trained."""
+    """YaRN's factor for rotary positions, in every sample. None: positions as trained."""
     yarn_original_length: int = 1024
-    """Original context of the stretching; the release says 1024 though it trained on 4096."""
+    """YaRN's original context length; the release uses 1024 although it trained on 4096."""
     fast_weight_dtype: FastWeightDtype = "float32"
-    """Of the memory between samples; bfloat16 rounds it after each, as the release does."""
+    """Memory precision between samples; bfloat16 rounds it after each, as the release does."""
     piece_length: int = 512
-    """Tokens read per call; bounds the memory needed and changes no number."""
+    """Tokens read per call; limits the device memory needed and does not change results."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -72,7 +72,7 @@ class LongBenchConfig:
 
 
 class QuestionTokens(NamedTuple):
-    """A sample as token ids, each part tokenised apart."""
+    """A sample as token ids; each part is tokenised separately."""
 
     id: str
     context: np.ndarray
@@ -89,29 +89,30 @@ def longbench_perplexity(
     seed: int = 0,
     origin: Origin | None = None,
 ) -> Result:
-    """Perplexity of all answer tokens of each task, with the effect of writing.
+    """Perplexity of all answer tokens of each task, and the effect of writing on it.
 
-    A sample is read in one go from empty caches. The memory is written when the context and the
-    first token behind it (`lookahead` tokens) are there: the pairs of the context are complete
-    then, and all that follows is read with them. FwMLP keeps its chunk size, because one step on a
+    A sample is read in one pass from empty caches. The memory is written as soon as the context and
+    `lookahead` tokens after it were read: the pairs of the context are complete then,
+    and all later tokens read the written memory. FwMLP keeps its chunk size, because one step on a
     whole text makes its weights NaN.
 
     Args:
       model: the language model.
-      memory: fast weights to start every task from; with several groups the first is taken.
+      memory: fast weights that every task starts from, leaves `[groups, ...]`; the first group is
+        used.
       config: the protocol; data, tasks and limits have been applied to `samples`.
-      samples: by task, in reading order.
-      seed: of the run, for the record; nothing is drawn.
-      origin: of weights and texts, for the record.
+      samples: samples by task, in reading order.
+      seed: the run's seed, for the record; there are no random draws.
+      origin: provenance of weights and texts, for the record.
 
     Returns:
-      `results` holds `tasks` (samples, their lengths, answer tokens) and by task under `writing`
-      and `frozen` loss in nats and perplexity, under `difference` loss of writing minus frozen with
-      a 95 % interval over samples. Arrays hold each answer token's task, sample, position and
-      losses.
+      `results` holds `tasks` (samples, their lengths, answer tokens) and, by task, loss in nats and
+      perplexity under `writing` and `frozen`, and under `difference` the loss of writing minus
+      frozen with a 95 % interval over samples. Arrays hold each answer token's task, sample,
+      position and losses.
 
     Raises:
-      ValueError: the memory of a mixer starts anew for each sequence, or a task has no sample.
+      ValueError: a mixer's memory is reset for each sequence, or a task has no sample.
     """
     if unsuited := _unsuited(model.config):
         raise ValueError(f"LongBench: {unsuited}.")
@@ -164,7 +165,7 @@ def longbench_perplexity(
 
 
 def tokenize_task(config: LongBenchConfig, task: str, tokenizer: Tokenizer) -> list[QuestionTokens]:
-    """The samples of a task within the limits, context, question and first answer apart."""
+    """The samples of a task within the limits, as tokens of context, question and first answer."""
     assert config.data is not None
     found = (
         QuestionTokens(
@@ -187,20 +188,20 @@ def read_sample(
     piece_length: int,
     write: bool,
 ) -> tuple[np.ndarray, Memory]:
-    """The losses of a sample's answer tokens in nats, and the memory behind it.
+    """The losses of a sample's answer tokens in nats, `[answer tokens]`, and the memory after it.
 
     Args:
       model: the language model.
-      memory: fast weights, leaves `[1, ...]`; stay as they are.
+      memory: fast weights, leaves `[1, ...]`; their buffers are not reused.
       sample: the tokens.
       piece_length: tokens read per call.
-      write: False reads with the memory as it comes in.
+      write: False disables writing.
     """
     tokens = np.concatenate([sample.context, sample.question, sample.answer])
     inputs, labels = tokens[:-1], tokens[1:]
     room = _LEAST_ROOM
     while room < len(inputs):
-        room *= 4  # Few sizes, for each needs compiled functions of its own.
+        room *= 4  # Few sizes, because each size is compiled separately.
     rule, chunk_size = model.config.fast_weight.rule, model.config.fast_weight.chunk_size
     keeps_chunks = not rule.long_writes
     reader = HaystackReader(
@@ -238,7 +239,7 @@ def _read_task(
     *,
     write: bool,
 ) -> list[np.ndarray]:
-    """Each sample's losses `[answer tokens]`."""
+    """Each sample's losses in nats, `[answer tokens]`."""
     memory = start = as_stored(start, config.fast_weight_dtype)
     losses = []
     for sample in samples:
@@ -300,7 +301,7 @@ def _arrays(
 
 
 def _unsuited(config: ModelConfig) -> str | None:
-    """Why a model cannot be evaluated, if it cannot."""
+    """Why the model cannot be evaluated; None if it can."""
     own = own_memory(config)
     if own is None:
         return None

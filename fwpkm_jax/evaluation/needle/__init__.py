@@ -1,4 +1,4 @@
-"""Needle in a haystack: read a text n times, then answer from memory.
+"""Needle in a haystack: reads a text n times, then answers a question from memory.
 
 References: Zhao and Jones 2026, arXiv:2601.00671, section 4.3; Figures 4 and 10.
 """

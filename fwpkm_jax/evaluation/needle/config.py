@@ -8,7 +8,7 @@ from typing import Literal
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
 from fwpkm_jax.literals import check_literals
 
-# Words of the longest haystack that each factor serves; beyond them the last one.
+# Largest haystack in words for each factor; longer haystacks use the last factor.
 _PAPER_FACTORS = ((4000, None), (8000, 4.0), (16_000, 8.0), (32_000, 16.0), (128_000, 64.0))
 
 
@@ -23,7 +23,7 @@ class SampleSettings:
     value_digits: int = 6
     """Digits of a needle's number, and tokens decoded for an answer."""
     depths: tuple[float, ...] = ()
-    """Depths in percent that targets take turns at. Empty: uniform over the haystack."""
+    """Depths of the targets in percent, used in turn. Empty: uniform over the haystack."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -41,36 +41,37 @@ class NeedleConfig(SampleSettings):
     data: tuple[str, ...] = ()
     """Files or folders of text for the haystacks. Empty: the run's validation text."""
     sample_files: tuple[str, ...] = ()
-    """Files of samples, a length each, instead of samples made here; see evaluation.needle.files.
-    They replace the options of samples: data, haystack_words, num_needles, key_characters,
+    """Files of samples, one for each length; see evaluation.needle.files. They replace the samples
+    made from text and their options: data, haystack_words, num_needles, key_characters,
     value_digits, depths."""
     haystack_words: tuple[int, ...] = (4000,)
-    """Whitespace words of a haystack; each length is an evaluation of its own."""
+    """Whitespace words of a haystack; each length is evaluated separately."""
     readings: tuple[int, ...] = (1, 2, 3, 4)
-    """How often the haystack is read before the answer; each number starts afresh."""
+    """How often the haystack is read before the answer; each number is evaluated separately, from
+    the checkpoint's memory."""
     samples: int = 500
-    """Haystacks per length, fewer where the text runs out."""
+    """Haystacks per length; fewer if the text is too short."""
     mode: Literal["paper", "reference"] = "paper"
     """paper: the last reading is written, then the question is read. reference: the question is
     read together with the haystack, before the write, as in the release."""
     write: bool = True
     """Write the readings into the memory. Off: it stays as the checkpoint has it."""
     chunk_size: int | Literal["text", "model"] = "text"
-    """Tokens per write. text: one write per reading, of all its tokens. model: the model's own, as
-    in training, which FwMLP may need, since one step on a whole text can diverge. LaCT always
-    keeps its own."""
+    """Tokens per write. text: one write per reading, of all its tokens. model: the model's chunk
+    size, as in training; FwMLP may need it, because one step on a whole text can diverge. LaCT
+    always uses its own chunk size."""
     reset_memory_between_samples: bool = False
-    """Each sample starts from the checkpoint's memory. Off, as in paper and release: what earlier
-    samples wrote stays, their needles too."""
+    """Each sample starts from the checkpoint's memory. Off, as in paper and release: the memory
+    keeps what earlier samples wrote, their needles included."""
     fast_weight_dtype: FastWeightDtype = "float32"
     """Precision of fast weights between two writes; bfloat16 imitates the release."""
     yarn_factor: Literal["paper"] | float | None = "paper"
-    """Stretches rotary positions. paper: by the words of the haystack, not at all up to 4000, by 4
-    up to 8000, by 8 up to 16,000, by 16 up to 32,000, by 64 beyond. None: as trained."""
+    """YaRN's factor for rotary positions. paper: depends on the haystack's words; none up to 4000,
+    4 up to 8000, 8 up to 16,000, 16 up to 32,000, 64 beyond. None: positions as trained."""
     yarn_original_length: int = 1024
-    """Original context of the stretching; the release says 1024 though it trained on 4096."""
+    """YaRN's original context length; the release uses 1024 although it trained on 4096."""
     piece_length: int = 512
-    """Tokens read per call; bounds the memory needed and changes no number."""
+    """Tokens read per call; limits the device memory needed and does not change results."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +86,7 @@ class NeedleConfig(SampleSettings):
             raise ValueError(f"chunk_size={self.chunk_size} must be at least 1.")
 
     def factor(self, words: int) -> float | None:
-        """YaRN's factor for haystacks of so many words."""
+        """YaRN's factor for haystacks of `words` words; None: positions as trained."""
         if self.yarn_factor != "paper":
             return self.yarn_factor
         fitting = [factor for most, factor in _PAPER_FACTORS if words <= most]

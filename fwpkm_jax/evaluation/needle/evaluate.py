@@ -35,31 +35,30 @@ def needle_accuracy(
     seed: int = 0,
     origin: Origin | None = None,
 ) -> Result:
-    """How often a number hidden in a text is told after reading the text n times.
+    """How often the model answers with a number hidden in a text that it has read n times.
 
     Args:
       model: the language model.
-      memory: fast weights to start from; with several groups the first is taken.
+      memory: fast weights to start from, leaves `[groups, ...]`; the first group is used.
       config: the protocol.
-      texts: starts a pass over pairs of id and text; not asked for where `config.sample_files` are
-        given.
-      tokenizer: the model's.
-      seed: of the samples.
-      origin: of weights and texts, for the record.
+      texts: starts a pass over pairs of id and text; not called if `config.sample_files` are given.
+      tokenizer: the model's tokenizer.
+      seed: seed of the samples.
+      origin: provenance of weights and texts, for the record.
 
     Returns:
-      `results` holds a row per length and number of readings under `runs`: `words`, `readings`,
-      `sample_seed`, `yarn_factor`, `token_length` and what `score_answers` gives, shares with 95 %
-      intervals.
+      `results` holds under `runs` one row per length and number of readings: `words`, `readings`,
+      `sample_seed`, `yarn_factor`, `token_length` and the fields of `score_answers`; shares have
+      95 % intervals.
 
     Raises:
-      ValueError: the texts give no sample of a length, or a file holds other than samples.
+      ValueError: the texts give no sample of a length, or a file does not hold samples.
     """
     start = first_group(memory)
     stretched, runs = model, []
     forecast = Forecast("needle", total=_words_to_read(config), unit="words")
     for words, sample_seed, samples in _each_length(config, texts, seed):
-        # A text may give fewer samples than asked for.
+        # A text may give fewer samples than requested.
         forecast.total += (len(samples) - config.samples) * words * sum(config.readings)
         factor = config.factor(words)
         stretched = with_yarn(model, factor=factor, original_length=config.yarn_original_length)
@@ -83,7 +82,7 @@ def needle_accuracy(
     kept = "sample" if config.reset_memory_between_samples else "never"
     return make_result(
         "needle",
-        model=stretched,  # Of the last length; each run has its factor.
+        model=stretched,  # The last length's; each run holds its YaRN factor.
         memory=memory,
         config=config,
         origin=origin or Origin(),
@@ -103,7 +102,7 @@ def needle_accuracy(
 
 
 def describe_chunks(model: ModelConfig, config: NeedleConfig) -> str | int:
-    """What is written at once, for the record."""
+    """Tokens per write, as a number or a description, for the record."""
     own = own_memory(model)
     if own is not None:
         return (
@@ -120,7 +119,7 @@ def describe_chunks(model: ModelConfig, config: NeedleConfig) -> str | int:
 
 
 def _words_to_read(config: NeedleConfig) -> int:
-    """Words of all samples, as often as they are read, if every length gives enough samples."""
+    """Words of all readings of all samples, if every length gives enough samples."""
     lengths = config.haystack_words
     if config.sample_files:
         lengths = [read_samples(path)[0]["words"] for path in config.sample_files]

@@ -2,7 +2,7 @@
 
     python -m fwpkm_jax.evaluation.needle.files --data books.jsonl --words 4000 --out needles.jsonl
 
-A JSONL file: a header with seed, words and hashes of the texts, then a sample per line.
+The format is JSONL: a header with seed, words and hashes of the texts, then one sample per line.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class SampleOptions(SampleSettings):
     words: int = 4000
     """Whitespace words of a haystack."""
     seed: int = 0
-    """Of keys, values, depths and targets."""
+    """Seed of keys, values, depths and targets."""
     samples: int = 500
-    """Samples, fewer where the text runs out."""
+    """Number of samples; fewer if the text is too short."""
     tokenizer: str = "bytes"
-    """Of tokenised files (.bin); text needs none."""
+    """Tokenizer of tokenised files (.bin); files of text do not need one."""
 
 
 def texts_of(sources: Sequence[Source], tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
@@ -54,7 +54,7 @@ def texts_of(sources: Sequence[Source], tokenizer: Tokenizer) -> Iterator[tuple[
 
 
 def write_samples(path: Path, samples: Iterable[NeedleSample], header: dict[str, Any]) -> int:
-    """Writes a file of samples; returns how many there are."""
+    """Writes a file of samples; returns their number."""
     path.parent.mkdir(parents=True, exist_ok=True)
     number = 0
     with path.open("w", encoding="utf-8") as file:
@@ -81,7 +81,8 @@ def read_samples(path: str | Path) -> tuple[dict[str, Any], Iterator[NeedleSampl
     """The header of a file of samples, and its samples.
 
     Raises:
-      ValueError: the file holds something else.
+      ValueError: the file does not hold needle samples.
+      FileNotFoundError: the file does not exist.
     """
     path = Path(path)
     with path.open(encoding="utf-8") as file:
@@ -106,7 +107,7 @@ def _samples_of(path: Path) -> Iterator[NeedleSample]:
 
 
 def main(options: SampleOptions) -> int:
-    """Writes the file that the options describe; the program's exit code."""
+    """Writes the file that the options describe; returns the program's exit code."""
     try:
         data = TextData(
             train_paths=options.data, valid_paths=options.data, tokenizer=options.tokenizer

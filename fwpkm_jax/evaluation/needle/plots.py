@@ -1,4 +1,4 @@
-"""Pictures of needle results: stacked bars, progress along the samples, depth by length."""
+"""Plots of needle results: stacked bars, progress along the samples, depth by length."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHADES = ("#C6DBEF", "#9ECAE1", "#4292C6", "#08519C")
 
 
 def plot_needle(record: Record, directory: Path) -> list[Path]:
-    """Exact match by length, readings and samples seen; and by depth of the needle."""
+    """Plots exact match by length, readings and samples so far, and by the needle's depth."""
     runs = record["results"]["runs"]
     lengths = sorted({run["words"] for run in runs})
     figure = Figure(figsize=(10.5, 3.9), layout="constrained")
@@ -41,17 +41,17 @@ def plot_needle(record: Record, directory: Path) -> list[Path]:
 
 
 def stacked_bars(axes: Axes, bars: Mapping[str, Sequence[Record]]) -> None:
-    """A bar for each name, in which the share after each number of readings is a level.
+    """Draws a bar for each name; its levels are the shares after each number of readings.
 
     Args:
-      axes: to draw on.
-      bars: rows of `results.runs` of one model and length, by what stands below the bar.
+      axes: axes to draw on.
+      bars: rows of `results.runs` of one model and length, by the bar's label.
     """
     readings = sorted({run["readings"] for runs in bars.values() for run in runs})
     colors = {n: _shade(order, len(readings)) for order, n in enumerate(readings)}
     shown = set()
     for place, runs in enumerate(bars.values()):
-        # The tallest first, so that every level shows whatever their order.
+        # The tallest bar first, so that every level stays visible.
         for run in sorted(runs, key=lambda run: (-run["exact"]["accuracy"], run["readings"])):
             number, share = run["readings"], run["exact"]["accuracy"]
             label = None if number in shown else str(number)
@@ -135,10 +135,10 @@ def _save_depths(runs: Sequence[Record], lengths: list[int], path: Path) -> Path
 
 
 def _short(words: int) -> str:
-    """700, 4K."""
+    """A short label such as 700 or 4K."""
     return f"{words}" if words < 1000 else f"{words / 1000:g}K"
 
 
 def _shade(order: int, number: int) -> str:
-    """Darker with every reading."""
+    """The colour of a number of readings; more readings are darker."""
     return _SHADES[round(order * (len(_SHADES) - 1) / (number - 1)) if number > 1 else 2]

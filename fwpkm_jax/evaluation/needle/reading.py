@@ -1,4 +1,4 @@
-"""What is read in which order, and where it is written."""
+"""The needle protocol: what is read in which order, and when the memory is written."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class Prompt(NamedTuple):
 
 
 def encode_prompt(sample: NeedleSample, tokenizer: Tokenizer) -> Prompt:
-    """Token ids of haystack and question, which are encoded together, as they are read.
+    """Token ids of haystack and question.
 
-    The haystack's tokens are those that do not depend on the question behind it.
+    Both are encoded as one text, because they are read as one. The haystack's tokens are those that
+    do not depend on the question after it.
     """
     whole = tokenizer.encode(sample.haystack + sample.question)
     alone = tokenizer.encode(sample.haystack)
@@ -42,7 +43,7 @@ def open_reader(
     config: NeedleConfig,
     tokenizer: Tokenizer,
 ) -> HaystackReader:
-    """A reader with room for any of the prompts and its answer."""
+    """A reader with enough capacity for each of the prompts and its answer."""
     longest = max(len(p.haystack) + len(p.question) for p in prompts)
     question = max(len(p.question) for p in prompts)
     fast_weight = model.config.fast_weight
@@ -57,7 +58,7 @@ def open_reader(
     return HaystackReader(
         model,
         memory,
-        # One write may have to hold a whole prompt, and what the sample before left.
+        # A write may contain a whole prompt and the tokens that the previous sample left waiting.
         capacity=longest + fast_weight.rule.lookahead + question + config.value_digits,
         max_length=longest + config.value_digits,
         piece_length=config.piece_length,
@@ -76,10 +77,10 @@ def answer_each(
     *,
     readings: int,
 ) -> Iterator[str]:
-    """The answers, one after the other, from a reader that starts afresh.
+    """The decoded answers in order; the reader's memory is reset first.
 
-    Where the chunks are shorter than the text, they are written as they fill; `paper` mode then
-    still writes what is left at the end of a reading, `reference` mode leaves it waiting.
+    Chunks shorter than the text are written as they fill. `paper` mode then also writes the rest at
+    the end of a reading; `reference` mode leaves the rest waiting.
     """
     reader.reset_memory()
     ends_written = config.mode == "paper" or config.chunk_size == "text"
@@ -96,7 +97,7 @@ def answer_each(
         if config.mode == "paper":
             reader.write()
         reader.read(prompt.question)
-        # The next token is chosen before the write in either mode; the release writes here.
+        # Both modes choose the next token before this write, which the release makes here.
         answer = reader.next_token()
         if config.mode == "reference" and ends_written:
             reader.write()

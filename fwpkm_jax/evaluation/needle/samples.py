@@ -1,4 +1,4 @@
-"""Needles in a haystack: sentences with a secret number, hidden in consecutive cuts of a text."""
+"""Needle samples: sentences with a secret number, hidden in consecutive pieces of a text."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Needle(NamedTuple):
     key: str
     value: str
     depth: float
-    """Where it stands, in percent of the haystack."""
+    """Its position in percent of the haystack."""
     word_index: int
-    """It goes before this word of the unmodified text."""
+    """Index of the word of the unmodified text that it is inserted before."""
 
     @property
     def sentence(self) -> str:
@@ -36,7 +36,7 @@ class NeedleSample(NamedTuple):
     haystack: str
     """Words joined by single spaces, needles included."""
     question: str
-    """Starts and ends with a space; what follows it is the answer."""
+    """The question with a leading and a trailing space; the answer follows it."""
     answer: str
     needles: tuple[Needle, ...]
     target: int
@@ -44,7 +44,7 @@ class NeedleSample(NamedTuple):
     document: str
     """Id of the text."""
     words: int
-    """Words of the unmodified text, at least half of those asked for."""
+    """Words of the unmodified text; at least half of the requested number."""
 
     @property
     def depth(self) -> float:
@@ -55,14 +55,14 @@ class NeedleSample(NamedTuple):
 def build_samples(
     texts: Iterable[tuple[str, str]], settings: SampleSettings, *, words: int, seed: int
 ) -> Iterator[NeedleSample]:
-    """Samples from texts in order, the same for the same seed; keys are unique over all of them.
+    """Samples from texts in order; keys are unique over all samples.
 
     Args:
       texts: pairs of id and text.
       settings: needles and their depths.
-      words: whitespace words of a haystack. Cuts are consecutive and do not overlap; one of fewer
-        than half the words is skipped.
-      seed: of keys, values, depths and targets.
+      words: whitespace words of a haystack. Haystacks are consecutive pieces of a text and do not
+        overlap; a piece with fewer than half of these words is skipped.
+      seed: seed of keys, values, depths and targets; it determines the samples.
 
     Raises:
       ValueError: `words` is out of range, or the keys run out.
@@ -113,7 +113,11 @@ def build_samples(
 def take_samples(
     texts: Iterable[tuple[str, str]], config: NeedleConfig, *, words: int, seed: int
 ) -> list[NeedleSample]:
-    """The samples of one length; fewer than asked for are logged, none is a ValueError."""
+    """The samples of one length; logs a warning if there are fewer than `config.samples`.
+
+    Raises:
+      ValueError: no text is long enough for a sample.
+    """
     built = build_samples(texts, config, words=words, seed=seed)
     samples = list(itertools.islice(built, config.samples))
     if not samples:
@@ -135,7 +139,7 @@ def _new_key(rng: np.random.Generator, used: set[str], length: int) -> str:
 
 
 def _hide(words: Sequence[str], needles: Sequence[Needle]) -> str:
-    """The text with every needle before its word; positions refer to the text without needles."""
+    """The text with each needle inserted before its word; indices count words without needles."""
     parts = list(words)
     for needle in sorted(needles, key=lambda needle: needle.depth, reverse=True):
         parts.insert(needle.word_index, needle.sentence)

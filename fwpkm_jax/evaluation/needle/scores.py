@@ -1,4 +1,4 @@
-"""Scores of decoded answers: exact, digit and candidate match, all together and by depth."""
+"""Scores of decoded answers: exact, digit and candidate match, overall and by depth."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ DEPTH_BINS = 10
 
 
 def score_answers(samples: Sequence[NeedleSample], answers: Sequence[str]) -> dict[str, Any]:
-    """How far the answers agree with the samples'.
+    """How well the answers match the expected numbers.
 
     Returns:
-      `exact`: share of answers that are, without spaces around them, the number asked for;
-      `digits`: mean number of characters right in their place; `candidate`: share of answers that
-      are the number of any needle of the sample; `by_depth`: exact match by tenth of the haystack
-      that the target stands in; `progress`: exact matches among the first 1, 2, ... samples;
-      `samples`: each answer.
+      `exact`: share of answers that equal the expected number after surrounding spaces are removed;
+      `digits`: mean number of characters that are correct at their position; `candidate`: share of
+      answers that equal the number of any needle of the sample; `by_depth`: exact match by the
+      tenth of the haystack that contains the target; `progress`: exact matches among the first 1,
+      2, ... samples; `samples`: a record of each answer.
     """
     records = []
     for sample, answer in zip(samples, answers, strict=True):

@@ -21,8 +21,8 @@ class LastRead(NamedTuple):
     """What a memory layer did at the last token read.
 
     Attributes:
-      gate: share of the read in the output.
-      access: what the rule reports of the read; a memory of slots has `slot_ids` and
+      gate: share of the memory's read in the layer's output, a scalar.
+      access: the rule's report of the read; for a memory with slots it has `slot_ids` and
         `slot_weights`, `[places]`.
     """
 
@@ -31,7 +31,7 @@ class LastRead(NamedTuple):
 
 
 class Reader(Protocol):
-    """What the needle protocol asks of a reader; see `HaystackReader`."""
+    """The methods of a reader that the needle protocol calls; see `HaystackReader`."""
 
     def reset_memory(self) -> None: ...
     def restart(self) -> None: ...
@@ -41,7 +41,7 @@ class Reader(Protocol):
 
 
 def decode(reader: Reader, first: int, *, length: int) -> list[int]:
-    """`length` tokens, greedily: `first`, then the most likely one behind each."""
+    """Greedily decoded token ids, `length` of them: `first`, then each most likely next token."""
     tokens = [first]
     while len(tokens) < length:
         reader.read(np.asarray(tokens[-1:]))
@@ -50,10 +50,11 @@ def decode(reader: Reader, first: int, *, length: int) -> list[int]:
 
 
 class HaystackReader:
-    """A stream of batch 1 whose memory is written when it is told to.
+    """A stream of batch 1 whose memory is written when `write` is called.
 
-    With `chunk_size="flush"` nothing falls due by itself; `write` writes all waiting pairs as one
-    chunk. This is a chunk of the text's length without a compilation for every length.
+    With `chunk_size="flush"`, pairs wait until `write` writes all of them as one chunk. A whole
+    text is then one chunk, and no text length needs a compilation of its own. With a number as
+    `chunk_size`, full chunks are also written as they fill.
     """
 
     def __init__(
@@ -74,12 +75,12 @@ class HaystackReader:
         Args:
           model: the language model.
           memory: fast weights, leaves `[1, ...]`.
-          capacity: tokens that may wait for one write; not needed where `chunk_size` is a number.
+          capacity: tokens that may wait for one write; ignored if `chunk_size` is a number.
           max_length: tokens that full attention must keep.
           piece_length: tokens read per call.
-          vocab_size: ids that an answer may hold; the model's table may be larger.
-          write: False never writes.
-          chunk_size: tokens after which a write falls due; "flush": it never does by itself.
+          vocab_size: ids below this number may be answered; the model's table may be larger.
+          write: False disables writing.
+          chunk_size: tokens per write; "flush": only `write` writes.
           fast_weight_dtype: precision that fast weights are rounded to after each call that may
             write.
         """
@@ -91,7 +92,7 @@ class HaystackReader:
         self._holds = write and chunk_size == "flush"
         self._lookahead = model.config.fast_weight.rule.lookahead
         if not write:
-            capacity = 1  # Nothing waits for a memory that is not written.
+            capacity = 1  # No pairs are queued if writing is disabled.
         elif chunk_size != "flush":
             capacity = chunk_size
         self._capacity = capacity
@@ -103,8 +104,8 @@ class HaystackReader:
         self.reset_memory()
 
     def reset_memory(self) -> None:
-        """Starts from the initial memory with nothing waiting."""
-        # Copied because the stream's buffers are donated and these are needed again.
+        """Resets the stream: the initial memory, empty caches and an empty queue."""
+        # Copied: the stream's buffers are donated, and the initial memory is needed again.
         self._stream = self._start(jax.tree.map(jnp.copy, self._initial_memory))
         self._waiting = 0
 
@@ -113,7 +114,7 @@ class HaystackReader:
         self._stream = reset_caches(self._graphdef, self._params, self._stream, pending=False)
 
     def read(self, tokens: np.ndarray) -> None:
-        """Reads `[length]` tokens behind those read since `restart`.
+        """Reads `[length]` token ids after those read since `restart`.
 
         Raises:
           ValueError: more tokens would wait for a write than there is room for.
@@ -132,7 +133,7 @@ class HaystackReader:
             self._store()
 
     def score(self, tokens: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Reads `[length]` tokens like `read`; the loss of each one's label in nats, `[length]`."""
+        """Reads `[length]` tokens like `read`; returns each label's loss in nats, `[length]`."""
         self._queue(len(tokens))
         losses, at = [], 0
         for size in cut_into_pieces(len(tokens), self._sizes):
@@ -153,7 +154,7 @@ class HaystackReader:
             self._store()
 
     def next_token(self) -> int:
-        """The most likely token behind those read."""
+        """The most likely next token."""
         return int(self._next)
 
     def last_read(self) -> dict[str, LastRead]:
@@ -196,7 +197,7 @@ def _read_piece(
     write: bool,
     vocab_size: int,
 ) -> tuple[jax.Array, dict[str, LastRead], Stream]:
-    """The most likely token behind `tokens` `[1, length]`, each memory's last read, the stream."""
+    """The most likely token after `tokens` `[1, length]`, each memory's last read, the stream."""
     out = nnx.merge(graphdef, params).stream(tokens, stream, chunk_size=chunk_size, write=write)
     last_read = {
         layer: jax.tree.map(lambda x: x[0, -1], LastRead(facts.gate, facts.access))
@@ -216,6 +217,6 @@ def _score_piece(
     chunk_size: ChunkSize,
     write: bool,
 ) -> tuple[jax.Array, Stream]:
-    """Losses `[length]` of the labels of `tokens` `[1, length]`, and the stream behind them."""
+    """Losses `[length]` of the labels of `tokens` `[1, length]`, and the stream after them."""
     out = nnx.merge(graphdef, params).stream(tokens, stream, chunk_size=chunk_size, write=write)
     return label_losses(out.logits, labels)[0], out.stream

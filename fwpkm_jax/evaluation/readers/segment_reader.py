@@ -31,18 +31,18 @@ from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
 
 
 class PieceReading(NamedTuple):
-    """What was seen in one call, still on the device; trailing padding included."""
+    """Losses, gates and slots of one call, still on the device; trailing padding included."""
 
     losses: jax.Array
     """`[length]`, nats."""
     gates: dict[str, jax.Array]
-    """`[length]` by memory layer."""
+    """Gates `[length]`, by memory layer."""
     slot_ids: dict[str, jax.Array]
-    """`[length, places]` by memory layer that has slots."""
+    """Slots read `[length, places]`, by memory layer; only layers whose memory has slots."""
 
 
 class SegmentReading(NamedTuple):
-    """What was seen in one segment."""
+    """Losses, gates and slots of one segment."""
 
     pieces: list[PieceReading]
     length: int
@@ -58,8 +58,9 @@ class SegmentReading(NamedTuple):
 class SegmentReader:
     """Reads documents as one stream of batch 1, with few compiled functions.
 
-    Writing reads a short segment in pieces of a few sizes, because padding would enter the queue
-    of tokens to be written. Frozen reads are causal, so they pad instead.
+    With writing enabled, a short segment is read in pieces of a few sizes, because padding would
+    enter the queue of tokens to be written. With writing disabled, it is padded instead: reads are
+    causal, so the padding at the end changes no loss.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class SegmentReader:
         memory_reset: Literal["never", "document"] = "never",
         fast_weight_dtype: FastWeightDtype = "float32",
     ):
-        """Starts from `memory`, leaves `[1, ...]`; the options are those of PerplexityConfig."""
+        """Creates a stream from `memory`, leaves `[1, ...]`; for options see PerplexityConfig."""
         fast_weight = model.config.fast_weight
         self._chunk_size = fast_weight.chunk_size if chunk_size is None else chunk_size
         self._lookahead = fast_weight.rule.lookahead
@@ -96,14 +97,14 @@ class SegmentReader:
 
     @property
     def memory(self) -> Memory:
-        """The fast weights as they are now; copied, for the stream's own are reused."""
+        """A copy of the current fast weights; later calls reuse the stream's own buffers."""
         return jax.tree.map(jnp.copy, self._stream.memory)
 
     def read(self, tokens: np.ndarray) -> Iterator[SegmentReading]:
         """Reads one document and yields its segments' readings in order.
 
         Args:
-          tokens: `[length]`, the whole document.
+          tokens: token ids `[length]` of the whole document.
         """
         if self._memory_reset == "document":
             self._stream = self._new_stream()
@@ -158,12 +159,12 @@ class SegmentReader:
         self._stream = reset_caches(self._graphdef, self._params, self._stream, pending=True)
 
     def _store(self) -> None:
-        """Rounds the memory as the release does between calls, of which a segment is one."""
+        """Rounds the memory after a segment, as the release does after each of its calls."""
         if self._fast_weight_dtype != "float32":
             self._stream = store_memory(self._stream, dtype=self._fast_weight_dtype)
 
     def _new_stream(self) -> Stream:
-        # Copied because the stream's buffers are donated and these are needed again.
+        # Copied: the stream's buffers are donated, and the initial memory is needed again.
         memory = jax.tree.map(jnp.copy, self._initial_memory)
         return self._start(as_stored(memory, self._fast_weight_dtype))
 
@@ -189,6 +190,6 @@ def _read_piece(
     slot_ids = {
         layer: facts.access.slot_ids[0]
         for layer, facts in out.info.items()
-        if facts.measures is not None  # As in every memory of slots.
+        if facts.measures is not None  # Only memories with slots have measures.
     }
     return out.stream, PieceReading(label_losses(out.logits, labels)[0], gates, slot_ids)

@@ -6,7 +6,7 @@ Segmentation = Literal["overlap", "reference"]
 
 
 class Segment(NamedTuple):
-    """A run of a document's tokens: inputs `start` to `start + length`, labels one later."""
+    """A part of a document: inputs from `start` up to `start + length`; labels one token later."""
 
     start: int
     length: int
@@ -15,16 +15,16 @@ class Segment(NamedTuple):
 def split_into_segments(
     num_tokens: int, *, segment_length: int, segmentation: Segmentation = "overlap"
 ) -> list[Segment]:
-    """The segments of a document, in order; none where there is nothing to predict.
+    """The segments of a document, in order; an empty list for fewer than two tokens.
 
     Args:
       num_tokens: length of the document, its last token included.
       segment_length: inputs of a full segment.
       segmentation: "overlap" steps by `segment_length` and shares one token between neighbours, so
-        every token but the first is a label once. "reference" is the drift of the authors' release:
-        segment k starts at `(segment_length + 1) * k` but ends where "overlap" ends it, so it is k
-        inputs shorter, k tokens are skipped behind it, and the first token of a later segment is
-        never a label.
+        every token but the first is a label once. "reference" follows the authors' release, whose
+        starts and ends drift apart: segment k starts at `(segment_length + 1) * k` but ends where
+        "overlap" ends it. It is therefore k inputs shorter, k tokens are skipped after it, and the
+        first token of a later segment is never a label.
 
     Raises:
       ValueError: `segment_length` is below 1.
@@ -41,10 +41,10 @@ def split_into_segments(
 
 
 def piece_sizes(segment_length: int) -> tuple[int, ...]:
-    """The few lengths that a compiled function is needed for, longest first.
+    """The lengths of the pieces that segments are read in, longest first.
 
-    The segment itself and the powers of 4 below it: any shorter run is then at most three pieces
-    of each size, and no tail length costs a compilation of its own.
+    These are the segment length and the powers of 4 below it. Any shorter segment then takes at
+    most three pieces of each size, and only these few sizes are compiled.
     """
     powers = []
     size = 1
@@ -74,10 +74,10 @@ def padded_length(length: int, sizes: tuple[int, ...]) -> int:
 
 
 def pairs_left_by_the_reference(length: int, *, chunk_size: int, lookahead: int) -> bool:
-    """Whether the release would write once more at the end of a segment read with a new queue.
+    """Whether the release writes once more at the end of a segment that began with an empty queue.
 
-    Its queue writes at the end of a call as soon as `chunk_size` tokens wait, ours when the
-    lookahead waits too. The two differ where a segment ends on a multiple of the chunk size.
+    The release's queue writes at the end of a call if `chunk_size` tokens wait. Ours writes once
+    `lookahead` more tokens wait. The two differ if a segment ends on a multiple of the chunk size.
     """
     writes = max(0, (length - lookahead) // chunk_size)
     return length - writes * chunk_size >= chunk_size

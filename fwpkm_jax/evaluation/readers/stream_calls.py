@@ -1,6 +1,6 @@
 """Compiled calls on a model's stream, shared by all evaluations of a process.
 
-A model's structure is a static argument, so two readers of one model compile once.
+A model's structure is a static argument, so all readers of one model share the compiled calls.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from fwpkm_jax.models.language_model import Stream
 
 @partial(jax.jit, static_argnames=("graphdef", "pending"), donate_argnames="stream")
 def reset_caches(graphdef: Any, params: Any, stream: Stream, *, pending: bool) -> Stream:
-    """The stream from position 0 with the memories as they are; see LanguageModel.
+    """The stream at position 0 with empty caches and unchanged memories; reuses the old buffers.
 
-    Reuses the old buffers.
+    See `LanguageModel.reset_caches`; `pending` says whether the queues are emptied too.
     """
     return nnx.merge(graphdef, params).reset_caches(stream, pending=pending)
 
 
 @partial(jax.jit, static_argnames="graphdef", donate_argnames="stream")
 def flush(graphdef: Any, params: Any, stream: Stream) -> Stream:
-    """The stream with its waiting pairs written; see LanguageModel. Reuses the old buffers."""
+    """The stream with all waiting pairs written; reuses the old buffers. See LanguageModel."""
     return nnx.merge(graphdef, params).flush(stream)
 
 
@@ -39,5 +39,5 @@ def label_losses(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 @partial(jax.jit, static_argnames="dtype", donate_argnames="stream")
 def store_memory(stream: Stream, *, dtype: FastWeightDtype) -> Stream:
-    """The stream with its memories as they come back from storage in `dtype`."""
+    """The stream with its memories rounded to the precision of `dtype`."""
     return stream._replace(memory=as_stored(stream.memory, dtype))

@@ -1,4 +1,4 @@
-"""Losses token by token, and what is told from them: perplexity, differences, curves."""
+"""Losses of single tokens, and their summaries: perplexity, differences, curves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fwpkm_jax.evaluation.intervals import clustered_mean
 
 
 class TokenLosses(NamedTuple):
-    """Every scored token of one pass over some data sets, in reading order."""
+    """Every scored token of one pass over some data sets, in reading order; arrays `[tokens]`."""
 
     source: np.ndarray
     """int8, index of the data set."""
@@ -24,11 +24,11 @@ class TokenLosses(NamedTuple):
     loss: np.ndarray
     """float32, nats."""
     document_ids: list[str]
-    """By index of the document."""
+    """Ids of the documents, by index."""
 
 
 def scores(losses: TokenLosses, sources: Sequence[str]) -> dict[str, Any]:
-    """Tokens, loss in nats and perplexity, by data set and over all tokens."""
+    """Numbers of tokens and documents, loss in nats, perplexity; by data set and over all."""
 
     def score(chosen: np.ndarray) -> dict[str, float]:
         loss = float(np.mean(losses.loss[chosen], dtype=np.float64))
@@ -47,8 +47,8 @@ def differences(
 ) -> dict[str, Any]:
     """Loss of `writing` minus loss of `frozen` on the same tokens, with an interval of 95 %.
 
-    The interval takes segments as independent draws; more text narrows it. Segments of one
-    document are alike, so it is somewhat too narrow where there are few documents.
+    The interval treats segments as independent samples; more text narrows it. Segments of one
+    document are similar, so the interval is somewhat too narrow if there are few documents.
     """
     difference = writing.loss.astype(np.float64) - frozen.loss
     new_document = np.diff(writing.document, prepend=-1) != 0
@@ -67,9 +67,10 @@ def differences(
 def curves(
     passes: Mapping[str, TokenLosses], *, documents: int, tokens: int
 ) -> list[dict[str, Any]]:
-    """Mean loss of every run of `tokens` tokens along each of the first documents, by pass.
+    """Loss curves along the first `documents` documents, by pass.
 
-    The last run of a document may be shorter.
+    Each point is the mean loss in nats of `tokens` consecutive tokens; a document's last point may
+    average fewer.
     """
     first = next(iter(passes.values()))
     found = []

@@ -1,6 +1,6 @@
 """Compiled passes over batches of whole rows, shared by all evaluations of a process.
 
-No cache and no queue: every row starts at position 0, as in training.
+There are no caches and no queues: every row starts at position 0, as in training.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from fwpkm_jax.data.packing import PackedRows
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
 from fwpkm_jax.models.language_model import Memory
 
-_BLOCK = 1024  # Tokens whose logits exist at once.
+_BLOCK = 1024  # Number of tokens whose logits are in memory at the same time.
 
 
 def row_batches(
     rows: PackedRows, indices: range, *, batch_size: int, keep_last: bool
 ) -> Iterator[np.ndarray]:
-    """Batches of consecutive rows, int32 `[batch, length + 1]`; the last is kept or left out."""
+    """Batches of consecutive rows, int32 `[batch, length + 1]`.
+
+    An incomplete last batch is yielded if `keep_last`, otherwise left out.
+    """
     for start in range(0, len(indices), batch_size):
         chosen = indices[start : start + batch_size]
         if len(chosen) == batch_size or keep_last:
@@ -41,14 +44,14 @@ def write_rows(
     *,
     fast_weight_dtype: FastWeightDtype,
 ) -> tuple[Memory, dict[str, jax.Array]]:
-    """The memory after reading rows together, and gates `[batch, length]` by memory layer.
+    """The memory after a batch of rows was read, and gates `[batch, length]` by memory layer.
 
     Args:
       graphdef: the model's structure.
       params: its slow weights.
       memory: fast weights, leaves `[groups, ...]`; its buffers are reused.
-      tokens: `[batch, length + 1]`, of which the last is a label only.
-      fast_weight_dtype: in which the memory waits for the next call.
+      tokens: `[batch, length + 1]`; the last token of a row is not read.
+      fast_weight_dtype: precision that the returned memory is rounded to.
     """
     hidden = nnx.merge(graphdef, params).hidden(tokens[:, :-1], memory)
     gates = {layer: facts.gate for layer, facts in hidden.info.items()}
@@ -57,13 +60,13 @@ def write_rows(
 
 @partial(jax.jit, static_argnames="graphdef")
 def frozen_row_losses(graphdef: Any, params: Any, memory: Memory, tokens: jax.Array) -> jax.Array:
-    """Mean loss of each row in nats, `[batch]`, read with writing disabled.
+    """Mean loss of each row in nats, `[batch]`, with writing disabled.
 
     Args:
       graphdef: the model's structure.
       params: its slow weights.
       memory: fast weights, leaves `[groups, ...]`.
-      tokens: `[batch, length + 1]`: inputs and, one further, labels.
+      tokens: `[batch, length + 1]`; labels are the inputs shifted by one.
     """
     model = nnx.merge(graphdef, params)
     x = model.hidden(tokens[:, :-1], memory, write=False).x

@@ -1,4 +1,4 @@
-"""A run as one page that explains itself: `fwpkm report RUN` writes it."""
+"""The report of a run: one self-contained page, which `fwpkm report RUN` writes."""
 
 from fwpkm_jax.evaluation.report.page import write_report
 

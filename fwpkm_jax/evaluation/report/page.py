@@ -1,4 +1,4 @@
-"""The page: every result, what the run is, how it trained, and where all of it comes from."""
+"""The report page: every result, the model and its task, its training, and all provenance."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def write_report(run: str | Path) -> Path:
 
 
 def _section(title: str, texts: Sequence[str], shown: Sequence[str]) -> str:
-    """A heading and paragraphs beside what they are about; all of it is markup."""
+    """A section: heading and paragraphs, with pictures and tables beside them; all is markup."""
     text = "\n".join([html.heading(title), *texts])
     if not shown:
         return f"<section>{text}</section>"
@@ -114,7 +114,7 @@ def _pictures(pictures: Sequence[str]) -> list[str]:
 
 
 def _show(path: Path, description: str) -> str:
-    """A picture, or a page, within this page."""
+    """Markup that embeds a PNG or HTML file in this page; empty for other files."""
     if path.suffix == ".png":
         return html.image(path, description=description, dpi=DPI)
     if path.suffix == ".html":

@@ -1,4 +1,4 @@
-"""What happened while a run trained, from its `metrics.jsonl`."""
+"""Training curves of a run, from its `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from fwpkm_jax.evaluation.display.plot_style import (
 )
 
 _SIZE = (4.3, 3.3)  # Inches; two pictures fit beside each other next to the text.
-_POINTS = 200  # Of a curve; longer runs are averaged over equal stretches of steps.
+_POINTS = 200  # Most points of a curve; longer runs are averaged over equal ranges of steps.
 
 
 class Curve(NamedTuple):
-    """A measure by training step, where it was taken."""
+    """A metric by training step; `steps` and `values` have one entry per record of the metric."""
 
     steps: np.ndarray
     values: np.ndarray
 
 
 def read_metrics(path: Path) -> dict[str, Curve]:
-    """Every measure of a `metrics.jsonl`; empty where there is no such file.
+    """Every metric of a `metrics.jsonl`, by name; empty if there is no such file.
 
-    A value that was not finite is left out, and so is a last line that is still being written.
+    Values that were not finite are left out, and so is an incomplete last line.
     """
     measures: dict[str, tuple[list[int], list[float]]] = {}
     for line in path.read_text().splitlines() if path.is_file() else []:
@@ -54,7 +54,7 @@ def read_metrics(path: Path) -> dict[str, Curve]:
 
 
 def plot_training(metrics: dict[str, Curve], directory: Path) -> list[Path]:
-    """Pictures of the loss, the memories' error, and how they are used; only what was measured."""
+    """Plots the loss, the memories' error and their use, as far as they were measured."""
     if "loss" not in metrics:
         return []
     layers = sorted(
@@ -84,7 +84,7 @@ def plot_training(metrics: dict[str, Curve], directory: Path) -> list[Path]:
 
 
 def describe_training(metrics: dict[str, Curve]) -> str:
-    """Two sentences on how the loss went."""
+    """Two sentences about the training and validation loss."""
     if "loss" not in metrics:
         return "This run has no metrics.jsonl: nothing is known about its training."
     steps, losses = metrics["loss"]
@@ -105,7 +105,7 @@ def describe_training(metrics: dict[str, Curve]) -> str:
 
 
 def describe_memory_curves(metrics: dict[str, Curve]) -> str:
-    """How to read the curves of the memory; empty where there is none."""
+    """How to read the curves of the memory; empty without a memory."""
     if not any(name.endswith("/memory_loss") for name in metrics):
         return ""
     return (

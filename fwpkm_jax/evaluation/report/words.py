@@ -1,4 +1,4 @@
-"""A run's configuration in plain sentences, and the words that a report uses."""
+"""A run's configuration in plain sentences, and the glossary of a report."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ GLOSSARY = (
 
 
 def describe_model(config: Config, results: Config | None) -> str:
-    """What the model is and holds.
+    """The model and its size, in sentences.
 
     Args:
       config: a run's `config.json`.
-      results: its `results.json`; None while it has not finished.
+      results: the run's `results.json`; None if the run has not finished.
     """
     model = config["model"]
     layout = from_json(model, ModelConfig, path="model")
@@ -82,7 +82,7 @@ def describe_model(config: Config, results: Config | None) -> str:
 
 
 def describe_task(config: Config) -> str:
-    """What it was trained on, and for how long."""
+    """The training data and the length of training, in sentences."""
     data, training = config["data"], config["training"]
     kind = from_json(data, AbstractDataConfig, path="data").about
     lifetime = training["memory"]["lifetime"]
@@ -136,6 +136,6 @@ def _describe_memory(model: Config) -> str:
 
 
 def _join(numbers: list[int]) -> str:
-    """2, 6 and 10."""
+    """The numbers as text, such as "2, 6 and 10"."""
     *first, last = map(str, numbers)
     return f"{', '.join(first)} and {last}" if first else last

@@ -1,4 +1,4 @@
-"""Which token wrote last into each slot."""
+"""Logs which token wrote last into each slot."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Entry(NamedTuple):
     """The latest write into a slot.
 
     Attributes:
-      query: token whose query chose the slot.
-      target: token whose value was written, as what follows the query.
-      before: tokens before the target, the query among them, the oldest first.
-      after: tokens behind the target.
-      score: of the slot for the query, unnormalised.
-      age: writes into the memory since, 0 for the latest.
-      position: of the query among all tokens read.
-      writers: tokens that wrote into the slot together in that write.
+      query: id of the token whose query chose the slot.
+      target: id of the token whose value was written; it follows the query at the lookahead.
+      before: ids of tokens before the target, the oldest first; the query is one of them.
+      after: ids of tokens after the target.
+      score: score of the slot for the query, unnormalised.
+      age: number of later writes into the memory; 0 for the latest.
+      position: position of the query among all tokens read.
+      writers: number of tokens that wrote into the slot in the same write.
     """
 
     query: int
@@ -38,7 +38,7 @@ class SlotLog:
     """The latest write into each slot of one memory."""
 
     def __init__(self, num_slots: int):
-        """Nothing written yet."""
+        """Creates a log without writes."""
         self.position = np.full(num_slots, -1, np.int64)
         self.score = np.zeros(num_slots, np.float32)
         self.write = np.full(num_slots, -1, np.int32)
@@ -52,13 +52,13 @@ class SlotLog:
         Args:
           slot_ids: slots that each token wrote into, `[tokens, places]`, in the order of the text.
           scores: their scores, `[tokens, places]`.
-          first_position: of the first token among all tokens read.
-          write: number of the write.
+          first_position: position of the first token among all tokens read.
+          write: index of the write.
         """
         tokens, places = slot_ids.shape
         positions = np.repeat(first_position + np.arange(tokens), places)
         slots = slot_ids.ravel()
-        # Where a slot comes several times, NumPy keeps the last assignment: the latest token.
+        # If a slot occurs several times, NumPy keeps the last assignment: the latest token.
         self.position[slots] = positions
         self.score[slots] = scores.ravel()
         self.write[slots] = write
@@ -68,10 +68,10 @@ class SlotLog:
     def entry(
         self, slot: int, tokens: array.array, *, lookahead: int, num_writes: int
     ) -> Entry | None:
-        """A slot's latest write, None if there was none.
+        """A slot's latest write; None if the slot was never written.
 
         Args:
-          slot: its id.
+          slot: id of the slot.
           tokens: all tokens read, in order.
           lookahead: distance from a query to its target.
           num_writes: writes into the memory so far.

@@ -1,4 +1,4 @@
-"""Slot tracing: for an answer about a needle, what the slots read held and who wrote it there.
+"""Slot tracing: for an answer about a needle, the slots read and the tokens that wrote them.
 
 References: Zhao and Jones 2026, arXiv:2601.00671, section 5.1; Figure 7.
 """
@@ -42,8 +42,8 @@ class TraceConfig(NeedleConfig):
     readings: tuple[int, ...] = (4,)
     """How often the haystack is read before the answer; one number."""
     otherwise: Literal["best", "fail"] = "best"
-    """Where no sample is answered correctly. best: the one with most digits right is shown, and the
-    page says so; fail: an error."""
+    """What to do if no sample is answered correctly. best: shows the answer with the most correct
+    digits, and the page says so. fail: raises an error."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,23 +69,24 @@ def trace_slots(
     seed: int = 0,
     origin: Origin | None = None,
 ) -> Result:
-    """Answers samples until one is right, and tells where that answer came from.
+    """Answers samples until an answer is correct, and traces the slots behind that answer.
 
-    A slot is a hit when the target that was last written into it is the right next token.
+    A slot is a hit if the target that was last written into it is the correct next token.
 
     Args:
       model: the language model; its memories have slots.
-      memory: fast weights to start from; with several groups the first is taken.
+      memory: fast weights to start from, leaves `[groups, ...]`; the first group is used.
       config: the protocol.
       texts: starts a pass over pairs of id and text.
-      tokenizer: the model's.
-      seed: of the samples.
-      origin: of weights and texts, for the record.
+      tokenizer: the model's tokenizer.
+      seed: seed of the samples.
+      origin: provenance of weights and texts, for the record.
 
     Returns:
       `results` holds the `sample`, how many were `tried`, whether the answer is `exact`, and for
-      each token of the answer its `layers`: gate, slots, weights, latest entries, hits. `arrays`
-      hold for each slot the latest query, target and score, -1 where nothing was written.
+      each token of the answer its `layers`: gate, slots, weights, latest entries, hits. Arrays hold
+      for each layer the latest query, target and score of every slot, `[slots]`; -1 for slots that
+      were never written.
 
     Raises:
       ValueError: the model's memories have no slots, the texts give no sample, the answer is not
@@ -148,7 +149,7 @@ def trace_slots(
 def _describe(
     reader: TracingReader, sample: NeedleSample, answer: str, right: int, tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """The answer and what the memories read for each of its tokens."""
+    """A record of the answer and of what the memories read for each of its tokens."""
     expected = tokenizer.encode(sample.question + sample.answer)[-len(sample.answer) :]
     if tokenizer.decode(expected).strip() != sample.answer:
         raise ValueError(
@@ -194,7 +195,7 @@ def _describe(
 
 
 def describe_slot(read: SlotRead, expected: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    """A slot read for an answer's token, and whether it holds `expected`, the right one."""
+    """A record of a slot read for an answer's token; `expected` is the id of the correct token."""
     entry = read.entry
     described = {
         "slot": read.slot,
@@ -204,7 +205,7 @@ def describe_slot(read: SlotRead, expected: int, tokenizer: Tokenizer) -> dict[s
     }
     if entry is None:
         return described
-    # Together, so that characters of several tokens and spaces come out right.
+    # Decoded together, so that spaces and characters of several tokens are correct.
     texts = token_texts(tokenizer, [*entry.before, entry.target, *entry.after])
     at = len(entry.before)
     return described | {

@@ -1,4 +1,4 @@
-"""A haystack reader that remembers which token wrote which slot, and what an answer read."""
+"""A haystack reader that logs which token wrote which slot, and which slots an answer read."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class SlotRead(NamedTuple):
 
 
 class LayerRead(NamedTuple):
-    """What one memory layer did for a token of the answer, its slots by falling weight."""
+    """A memory layer's gate and slots for a token of the answer; slots by decreasing weight."""
 
     gate: float
     slots: list[SlotRead]
 
 
 class TracingReader:
-    """Stands for a `HaystackReader` in the needle protocol and keeps a log beside it."""
+    """Wraps a `HaystackReader` for the needle protocol and logs its writes and reads."""
 
     def __init__(self, reader: HaystackReader, rule: AbstractChunkRule):
-        """Args: `reader` does the work; `rule` of its memories, which have slots."""
+        """Wraps `reader`; `rule` is the rule of its memories, which have slots."""
         self._reader, self._rule = reader, rule
         self._tokens = array.array("i")
         self.reset_memory()
@@ -47,7 +47,7 @@ class TracingReader:
         return np.array(self._tokens, np.int32)
 
     def reset_memory(self) -> None:
-        """Also forgets what was written."""
+        """Resets the reader's memory and the logs."""
         self._reader.reset_memory()
         slots = self._rule.num_slots
         assert slots is not None, "only a memory of slots is traced"
@@ -56,12 +56,12 @@ class TracingReader:
         self.reads: list[dict[str, LayerRead]] = []
 
     def restart(self) -> None:
-        """As of the reader; the next answer is recorded anew."""
+        """Restarts the reader and clears the recorded reads."""
         self._reader.restart()
         self.reads = []
 
     def read(self, tokens: np.ndarray) -> None:
-        """As of the reader."""
+        """Reads `[length]` token ids with the reader."""
         self._tokens.extend(tokens.tolist())
         self._reader.read(tokens)
 
@@ -75,7 +75,7 @@ class TracingReader:
             complete = num_waiting - self._rule.lookahead
             for start in range(0, complete, _BLOCK):
                 ids, scores, first = _address(memory, pending.tokens.query, start, rule=self._rule)
-                skipped = start - int(first)  # The last block starts earlier, to be full.
+                skipped = start - int(first)  # The last block starts earlier to be full.
                 part = slice(skipped, skipped + complete - start)
                 log.add(
                     np.asarray(ids)[part],
@@ -87,7 +87,7 @@ class TracingReader:
         self._reader.write()
 
     def next_token(self) -> int:
-        """As of the reader; what the memories read to choose the token is recorded."""
+        """The reader's next token; records the slots that the memories read to choose it."""
         reads = {}
         for layer, read in self._reader.last_read().items():
             weights = np.asarray(read.access.slot_weights)

@@ -1,4 +1,4 @@
-"""A slot trace as a table and as a page."""
+"""The table and the page of a slot trace."""
 
 from __future__ import annotations
 

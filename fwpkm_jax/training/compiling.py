@@ -1,4 +1,4 @@
-"""Compiles while Python goes on to answer signals."""
+"""Compiles while Python keeps answering signals."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ _running: set[threading.Thread] = set()
 
 
 def compile_answering(function: jax.stages.Wrapped, *arguments: Any) -> jax.stages.Compiled:
-    """`function` compiled for these arguments, while signal handlers run at once.
+    """Compiles `function` for these arguments; signal handlers still run without delay.
 
     Python runs signal handlers in the main thread between two instructions, and a compilation is
-    one long instruction. So it runs in a thread of its own, for which the main thread waits. If a
+    one long instruction. So a second thread compiles, and the main thread waits for it. If a
     handler raises, the exception leaves this function at once and the compilation is abandoned.
 
-    Tracing stays in this thread, where a handler may raise as well.
+    Tracing stays in the calling thread, where a handler may raise as well.
+
+    Returns:
+      The compiled function; it accepts arguments of the same shapes, dtypes and layouts only.
     """
     lowered = function.lower(*arguments)
     results: list[jax.stages.Compiled] = []
@@ -31,12 +34,12 @@ def compile_answering(function: jax.stages.Wrapped, *arguments: Any) -> jax.stag
         finally:
             _running.discard(threading.current_thread())
 
-    # A daemon, so that an interpreter that ends does not wait for it.
+    # A daemon thread, so that Python does not wait for it when the program ends.
     thread = threading.Thread(target=run, name="compile", daemon=True)
     _running.add(thread)
     thread.start()
     while thread.is_alive():
-        # In pieces: a wait without a timeout answers no signal on some systems.
+        # With a timeout: on some systems a wait without one blocks signal handlers.
         thread.join(timeout=1.0)
     if errors:
         raise errors[0]
@@ -44,9 +47,9 @@ def compile_answering(function: jax.stages.Wrapped, *arguments: Any) -> jax.stag
 
 
 def abandoned_compilation() -> bool:
-    """Whether a compilation is still running that nobody waits for.
+    """Whether an abandoned compilation is still running.
 
-    A program that ends then must use `os._exit`: the compiler's threads crash when the interpreter
-    is taken down below them.
+    A program that ends then must use `os._exit`: the compiler's threads crash if the interpreter
+    shuts down while they run.
     """
     return bool(_running)

@@ -1,4 +1,4 @@
-"""How long a run is, how its batches and memories are cut, and which settings change no number."""
+"""Length of a run, its batches and memories, and the settings that do not change its results."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ WITHOUT_EFFECT = (
     "training.validation_batches",
     "data.num_workers",
 )
-"""Where a run writes, what it reports and how often, who prepares its batches, which devices and
-processes share the work: training computes the same, over other devices up to rounding."""
+"""Settings that do not change what training computes: output paths, checkpoints, reports, data
+workers, devices and processes. Other devices change results by rounding only."""
 
 LogName = Literal["tensorboard", "wandb"]
-"""What metrics can be sent to."""
+"""Services that metrics can be sent to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,23 +40,24 @@ class TrainingConfig:
     """
 
     steps: int = 1000
-    """Training steps in all. A finished run continues when this grows."""
+    """Training steps in total. To continue a finished run, increase it."""
     batch_size: int = 8
     """Sequences per step."""
     micro_batches: int = 1
-    """Pieces a batch is worked off in, one after the other, to save memory."""
+    """Pieces of a batch, processed one after the other to save memory."""
     loss_block: int = 2048
-    """Tokens whose logits exist at once in the training loss; smaller takes less memory."""
+    """Tokens whose logits are in memory at once in the training loss; fewer take less memory."""
     remat: Remat | None = None
-    """block: the backward pass computes each layer again, but for its memory, rather than keep what
-    is inside; less memory, more time. None: everything is kept."""
+    """Rematerialisation. block: the backward pass recomputes each layer's activations, except those
+    of its fast-weight memory; less memory, more time. None: all activations are kept."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
-    """Fast-weight memories of a batch."""
+    """How many fast-weight memories a batch has, and how long they live."""
     window_probability: float = 0.0
-    """Probability, drawn once per step, that full-attention layers see `model.window` tokens only
-    (the paper's pSWA). Two branches are compiled; evaluations see everything."""
+    """Probability that full-attention layers see only `model.window` tokens in a step (the paper's
+    pSWA); one draw per step. Above 0, two branches are compiled. Evaluations use full attention."""
     log_every: int = 10
-    """Steps between two printed lines (not on a terminal) and TensorBoard events."""
+    """Steps between two TensorBoard events, and between two printed lines. On a terminal the status
+    line shows every step."""
     validate_every: int | None = None
     """Steps between two validations. None: only after the last step."""
     validation_batches: int = 4

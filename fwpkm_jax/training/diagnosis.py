@@ -1,4 +1,4 @@
-"""What went first when a loss or gradient stopped being finite."""
+"""Finds the first value that is not finite after a loss or a gradient became NaN or infinite."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _PARTS = (
     *("embedding", "blocks", "memory", "mixer_norm", "mixer", "feed_forward_norm", "feed_forward"),
     *("final_norm", "fast_weight_layer", "head", "head_bias"),
 )
-"""Parts of a model and of its blocks, in the order of a pass."""
+"""Parts of a model and of its blocks, in the order of the forward pass."""
 
 
 class NonFiniteError(RuntimeError):
-    """Training met a NaN or an infinity; says where it began and where to go back to."""
+    """Training met a NaN or an infinity; names where it began and the last good checkpoint."""
 
 
 def diagnose(
@@ -40,11 +40,11 @@ def diagnose(
     micro_batches: int,
     memory: MemoryConfig,
 ) -> str:
-    """A sentence naming the first thing that is not finite: a parameter, a layer, a memory.
+    """A sentence that names the first parameter, layer or memory that is not finite.
 
-    The failed step left the parameters as they were but has written to the fast weights, so the
-    pass is repeated from clean ones: what is not finite even then comes from a layer; otherwise
-    the fast weights themselves went first. Runs op by op, outside jit, once.
+    The failed step left the parameters as they were but has written to the fast weights. So the
+    pass is repeated from the initial fast weights. A value that is not finite even then comes from
+    a layer; otherwise the fast weights became non-finite first. The pass runs outside jit.
 
     Args:
       graphdef: the model's structure.
@@ -52,7 +52,10 @@ def diagnose(
       batch: the failed step's batch.
       clean_memory: the run's initial memory, in the shape of `state.memory`.
       micro_batches: as in the step.
-      memory: groups and lifetime.
+      memory: groups and lifetime, as in the step.
+
+    Returns:
+      A clause without a full stop, for an error message.
     """
     bad = sorted(non_finite_leaves(state.params), key=_order)
     if bad:
@@ -68,7 +71,7 @@ def diagnose(
         micro = jax.tree.map(lambda x, index=index: jnp.asarray(x[index]), pieces)
         layer = _first_bad_layer(model, micro, start)
         if layer is not None:
-            return f"the output of {layer} is not finite, its input is"
+            return f"the output of {layer} is not finite, but its input is finite"
     bad = sorted(non_finite_leaves(state.memory), key=_order)
     if bad:
         return f"the fast weights {bad[0]} ({_count(state.memory, bad[0])}) are not finite"
@@ -77,8 +80,8 @@ def diagnose(
         bad = _bad_gradients(graphdef, state.params, micro, start)
         if bad:
             return (
-                f"the gradient of {bad[-1]} is not finite, the last of {len(bad)} such in the "
-                "model, so the first on the way back"
+                f"the gradient of {bad[-1]} is not finite; of the {len(bad)} parameters with such "
+                "gradients it is the last in the model, so the backward pass reached it first"
             )
     return (
         "parameters, fast weights and every layer's output are finite, and a pass from clean fast "
@@ -92,7 +95,7 @@ def _count(tree: Any, name: str) -> str:
 
 
 def _order(name: str) -> list[tuple[int, str]]:
-    """Sort key under which names come in the order of a pass, layer 10 after layer 9."""
+    """Sort key that puts names in the order of the forward pass, layer 10 after layer 9."""
     words = [word for word in re.split(r"/|(\d+)", name) if word]
     return [
         (_PARTS.index(word) if word in _PARTS else int(word) if word.isdecimal() else 0, word)
@@ -101,7 +104,7 @@ def _order(name: str) -> list[tuple[int, str]]:
 
 
 def _first_bad_layer(model: LanguageModel, batch: Batch, memory: Memories) -> str | None:
-    """The path of the innermost module first to turn finite inputs into non-finite outputs."""
+    """The path of the first innermost module with finite inputs and non-finite outputs, or None."""
     with _watch_modules(model) as found:
         output = model(batch["tokens"][:, :-1], memory, segment_ids=batch.get("segment_ids"))
         loss = weighted_loss(output.logits, batch["tokens"][:, 1:], batch["loss_weight"])
@@ -114,8 +117,8 @@ def _first_bad_layer(model: LanguageModel, batch: Batch, memory: Memories) -> st
 def _watch_modules(model: nnx.Module) -> Iterator[list[str]]:
     """Collects the paths of modules whose call turned finite inputs into non-finite outputs.
 
-    Flax has no forward hooks, so the classes' `__call__` is wrapped while the context lasts. A
-    module called inside a scan shows only traced values; the module around it answers for it.
+    Flax has no forward hooks, so the classes' `__call__` is wrapped while the context lasts. The
+    values of a module called inside a scan are tracers; the module around the scan is reported.
     """
     found: list[str] = []
     paths = {id(module): "/".join(map(str, path)) for path, module in nnx.iter_modules(model)}

@@ -1,4 +1,4 @@
-"""A training loop for any step function: it knows no model, no file and no configuration."""
+"""A training loop for any step function; it needs no model, file or configuration."""
 
 from __future__ import annotations
 
@@ -19,36 +19,38 @@ class Report(NamedTuple, Generic[Batch]):
     step: int
     """Steps done, this one included."""
     batch: Batch
-    """The batch that it was given."""
+    """The batch of this step."""
     metrics: dict[str, float]
     """The step's metrics; at a pause also those of `Hooks.measure`."""
     seconds: float
-    """Time since the metrics of the step before were read; pauses are left out."""
+    """Seconds since the metrics of the previous step were read, without pauses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks(Generic[State, Batch]):
-    """What happens beside the steps. Every default does nothing.
+    """Functions that the loop calls between steps. Every default does nothing.
 
-    A hook that raises ends the loop. `state` is always the newest one: except at a pause, it is
+    If a hook raises, the loop ends. `state` is always the newest one: except at a pause, it is
     already one step further than the report. A step that donates its state invalidates it at the
-    next call, so a hook that keeps a state copies it.
+    next call, so a hook that keeps a state must copy it.
     """
 
     check: Callable[[Report[Batch], State], None] = lambda report, state: None
-    """Called first, for every step: raises where its metrics forbid to go on."""
+    """Called first, for every step: raises if training must not go on with these metrics."""
     on_metrics: Callable[[Report[Batch], State], None] = lambda report, state: None
-    """Called once for every step, in order: prints, records."""
+    """Called once for every step, in order, for example to print or record the metrics."""
     pause_after: Callable[[int], bool] = lambda step: False
-    """Called as soon as a step is started: whether to wait for it and call the two hooks below."""
+    """Called as soon as a step has started. True: the loop waits for the step, then calls the two
+    hooks below."""
     measure: Callable[[Report[Batch], State], Mapping[str, float]] = lambda report, state: {}
-    """Called at a pause, before `on_metrics`: more metrics of this step, such as a validation."""
+    """Called at a pause, before `on_metrics`; returns more metrics of this step, such as a
+    validation loss."""
     on_pause: Callable[[Report[Batch], State], bool] = lambda report, state: False
-    """Called at a pause, after `on_metrics`: saves; True ends the loop."""
+    """Called at a pause, after `on_metrics`, for example to save; True ends the loop."""
 
 
 class FitResult(NamedTuple, Generic[State]):
-    """How a loop ended."""
+    """The last state of a loop, and whether a hook ended it."""
 
     state: State
     """The state after the last step."""
@@ -69,16 +71,16 @@ def fit(
 ) -> FitResult[State]:
     """Takes one step per batch and returns the last state.
 
-    One step is always under way: the metrics of a step are read after the next one has started,
-    so the device never waits for Python. At a pause the loop waits for the step instead.
+    The loop reads the metrics of a step only after the next step has started, so the device does
+    not wait for Python. At a pause the loop waits for the step instead.
 
     Args:
       step: `step(state, batch) -> (state, metrics)`, usually jitted and donating its state; metrics
         are scalars by name.
       state: any pytree.
-      batches: one for each step; it is read just before the step that uses it.
-      hooks: what happens beside the steps.
-      start: steps done before, from which reports count on.
+      batches: one per step; each is read just before the step that uses it.
+      hooks: functions that are called between steps; None: no hooks.
+      start: steps done before this call; reports count from there.
       steps: steps in all, `start` included; None goes on until the batches end.
 
     Returns:

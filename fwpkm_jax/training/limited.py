@@ -1,8 +1,8 @@
 """Full attention that sees only a window in most training steps (the paper's pSWA).
 
-The two ways to see share every parameter: a full-attention layer is a sliding-window layer without
-the window. So a second structure for the same weights is all it takes, and which one a step uses is
-one draw from the step's own key, the same on every device.
+Full and sliding-window attention have the same parameters. So one set of weights serves two model
+structures, one with full attention and one with windows. Each step draws which structure it uses
+from its random key, which is the same on every device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fwpkm_jax.training.state import model_graph
 
 
 class Limited(NamedTuple):
-    """The model's structure for steps that see only the window, and how often they are drawn."""
+    """The model's structure for steps with windows, and the probability of such a step."""
 
     graphdef: nnx.GraphDef[LanguageModel]
     probability: float
@@ -28,8 +28,11 @@ def limited_attention(config: ModelConfig, probability: float) -> Limited | None
     """The model with sliding windows in place of full attention, for a share of the steps.
 
     Args:
-      config: the model; its `window` is the one imposed.
-      probability: that a step imposes it; 0 gives None.
+      config: the model; its `window` is the size of the windows, in tokens.
+      probability: probability that a step uses the windows, 0 to 1.
+
+    Returns:
+      The second structure and its probability; None if the probability is 0.
 
     Raises:
       ValueError: the model has no full attention to limit.
@@ -49,5 +52,5 @@ def limited_attention(config: ModelConfig, probability: float) -> Limited | None
 
 
 def draw_limited(rng: jax.Array, step: jax.Array, probability: float) -> jax.Array:
-    """Whether a step imposes the window: a bool drawn from the run's stream at that step."""
+    """Whether a step uses the windows: a bool scalar, drawn from the run's random stream."""
     return jax.random.bernoulli(jax.random.fold_in(rng, step), probability)

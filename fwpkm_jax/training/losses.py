@@ -1,4 +1,4 @@
-"""The loss of a batch: weighted cross-entropies, some tokens' logits at a time."""
+"""The loss of a batch: weighted cross-entropies, computed for a block of tokens at a time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fwpkm_jax.models.language_model import LanguageModel
 
 
 def weighted_loss(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> jax.Array:
-    """The sum of the labels' weighted cross-entropies in nats, a scalar.
+    """The weighted sum of the labels' cross-entropies in nats, a scalar.
 
     Args:
       logits: float `[batch, length, vocab]`.
       labels: int `[batch, length]`.
-      weights: float `[batch, length]`; a weight of 0 hides a label from the loss.
+      weights: float `[batch, length]`; a label of weight 0 does not count.
     """
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     return jnp.sum(losses * weights)
@@ -34,11 +34,20 @@ def readout_loss(
     token_bias: jax.Array | None = None,
     partition: Partition | None = None,
 ) -> jax.Array:
-    """`weighted_loss` of the logits of `x [batch, length, model]`, `block` tokens at a time.
+    """`weighted_loss` of the logits of hidden states, in nats, computed `block` tokens at a time.
 
-    Over several devices each takes its own tokens, `block` at a time; those along `model` a part of
-    each sequence. A bias of each token's own is as large as all logits, which are then formed at
-    once.
+    With several devices each computes the loss of its own tokens, `block` at a time; the devices
+    along the mesh axis `model` split each sequence. `token_bias` is as large as all logits, so with
+    it all logits are computed at once.
+
+    Args:
+      model: gives the map to logits.
+      x: `[batch, length, model]`, from `LanguageModel.hidden`.
+      labels: int `[batch, length]`.
+      weights: float `[batch, length]`; a label of weight 0 does not count.
+      block: tokens whose logits are in memory at once.
+      token_bias: `[batch, length, vocab]`, added to each token's logits; None: no such bias.
+      partition: of the batch over devices; None: one device.
     """
     if token_bias is not None:
         return weighted_loss(model.logits(x, token_bias), labels, weights)

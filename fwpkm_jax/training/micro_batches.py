@@ -1,4 +1,4 @@
-"""How a batch is cut into micro-batches, and which memory each of them starts from."""
+"""How a batch is split into micro-batches, and which memory each micro-batch starts from."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.training.state import Memories, MemoryConfig
 
 Batch = dict[str, Any]
-"""Arrays `[batch, ...]` by name: `tokens`, `loss_weight` and what a data source adds."""
+"""Arrays `[batch, ...]` by name: `tokens`, `loss_weight` and what the data source adds."""
 
 
 def check_split(batch_size: int, *, micro_batches: int, memory: MemoryConfig) -> None:
-    """Raises ValueError where sequences cannot be dealt evenly to micro-batches and memories."""
+    """Raises ValueError if sequences do not divide evenly into micro-batches and memories."""
     if batch_size % micro_batches:
         raise ValueError(
             f"batch_size={batch_size} does not split into micro_batches={micro_batches}; "
@@ -42,14 +42,16 @@ def check_split(batch_size: int, *, micro_batches: int, memory: MemoryConfig) ->
 
 
 def split_batch(batch: Batch, *, micro_batches: int, memory: MemoryConfig) -> Batch:
-    """The batch with a leading micro-batch axis, each memory keeping its own sequences.
+    """The batch with a leading micro-batch axis; each memory keeps its own sequences.
 
-    A batch belongs to its memories in consecutive runs of sequences. Where memories are carried
-    every micro-batch holds an equal part of each memory's run; where they live one batch every
-    micro-batch holds whole runs, so that the split changes nothing but the order of sums.
+    Each memory owns a run of consecutive sequences of the batch. If memories are carried, every
+    micro-batch holds an equal part of each memory's run. If they live for one batch, every
+    micro-batch holds whole runs, so the split changes only the order of sums.
 
     Args:
       batch: arrays `[batch, ...]`.
+      micro_batches: number of pieces, see `check_split`.
+      memory: groups and lifetime.
 
     Returns:
       Arrays `[micro_batches, batch // micro_batches, ...]`.
@@ -65,7 +67,7 @@ def split_batch(batch: Batch, *, micro_batches: int, memory: MemoryConfig) -> Ba
 
 
 def deal_batch(batch: Batch, memory: Memories, partition: Partition | None) -> Batch:
-    """A micro-batch in the order in which devices that share memories hold its sequences."""
+    """A micro-batch in the order that the devices expect, see `Partition.deal`."""
     if partition is None:
         return batch
     groups = jax.tree.leaves(memory)[0].shape[0] if memory else 1
@@ -73,12 +75,12 @@ def deal_batch(batch: Batch, memory: Memories, partition: Partition | None) -> B
 
 
 def broadcast_memory(memory: Memories, groups: int) -> Memories:
-    """One group's memory, leaves `[1, ...]`, given to each of `groups` groups."""
+    """Repeats one group's memory, leaves `[1, ...]`, to leaves `[groups, ...]`."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (groups, *x.shape[1:])), memory)
 
 
 def micro_batch_memory(memory: Memories, config: MemoryConfig, micro_batches: int) -> Memories:
-    """The memory a micro-batch starts from, given the one that the state holds."""
+    """The memory that a micro-batch starts from, made from the memory in the state."""
     if config.lifetime == "carried":
         return memory
     return broadcast_memory(memory, config.groups // micro_batches)

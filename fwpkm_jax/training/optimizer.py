@@ -14,7 +14,7 @@ from fwpkm_jax.models.sharding import path_name
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW over the slow weights. Fast weights write themselves and are never seen here.
+    """AdamW over the slow weights. Fast weights have their own update rule and no optimiser state.
 
     Example:
       >>> from fwpkm_jax import OptimizerConfig
@@ -36,12 +36,12 @@ class OptimizerConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of AdamW's first and second moment."""
     eps: float = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment in the denominator."""
     weight_decay: float = 0.1
-    """Decoupled weight decay; norms, biases and other vectors are exempt."""
+    """Decoupled weight decay; norms, biases and other vectors do not decay."""
     train: tuple[str, ...] = ()
-    """Patterns (`re.fullmatch`) of the paths of parameters to train, as `.*/memory/.*`; the others
-    are frozen. None given: all are trained."""
+    """Patterns (`re.fullmatch`) of the paths of the parameters to train, such as `.*/memory/.*`.
+    The others are frozen. (): all parameters train."""
     clip_norm: float | None = 1.0
     """Gradients with a larger global norm are scaled down to it. None: no clipping."""
 
@@ -78,13 +78,13 @@ def learning_rate_schedule(config: OptimizerConfig, *, steps: int) -> optax.Sche
 
     Args:
       config: the optimiser's configuration.
-      steps: length of the run, the end of the decay unless `config.decay_steps` names one.
+      steps: length of the run; the decay ends there unless `config.decay_steps` is set.
 
-    A run shorter than its warm-up simply ends during the warm-up.
+    If the decay would end within the warm-up, there is no decay.
     """
     decay_steps = steps if config.decay_steps is None else config.decay_steps
     peak, final = config.learning_rate, config.learning_rate * config.final_fraction
-    # Step 0 already moves: the warm-up's first value is peak / (warmup_steps + 1), not 0.
+    # Step 0 already updates: the warm-up's first value is peak / (warmup_steps + 1), not 0.
     warmup = optax.linear_schedule(peak / (config.warmup_steps + 1), peak, config.warmup_steps)
     if decay_steps <= config.warmup_steps:
         return warmup
@@ -95,10 +95,10 @@ def learning_rate_schedule(config: OptimizerConfig, *, steps: int) -> optax.Sche
 
 
 def decay_mask(params: Any) -> Any:
-    """True for every parameter that weight decay applies to, in the shape of `params`.
+    """True for every parameter that weight decay applies to, in the tree structure of `params`.
 
-    Exempt are scalars and vectors (norm scales, biases, per-head constants) by their rank, and
-    whatever its name calls a norm or a bias, for those stored with more axes.
+    Scalars and vectors (norm scales, biases, per-head constants) do not decay. Norms and biases
+    that are stored with more axes are found by their names and do not decay either.
     """
 
     def decays(path: Any, leaf: jax.Array) -> bool:
@@ -109,7 +109,12 @@ def decay_mask(params: Any) -> Any:
 
 
 def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation:
-    """AdamW as configured, for `params` only."""
+    """AdamW as configured, after clipping by the global norm if `clip_norm` is set.
+
+    Args:
+      config: the optimiser's configuration.
+      steps: length of the run, see `learning_rate_schedule`.
+    """
     adamw = optax.adamw(
         learning_rate_schedule(config, steps=steps),
         b1=config.betas[0],

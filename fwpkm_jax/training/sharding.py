@@ -1,4 +1,4 @@
-"""A run over several devices: the mesh, where the state's arrays and the batches lie in it."""
+"""A run over several devices: the mesh, and the layout of the state's arrays and the batches."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fwpkm_jax.training.state import Memories, TrainState, trained_part
 
 
 def make_partition(config: MeshConfig, devices: Sequence[Any] | None = None) -> Partition | None:
-    """The mesh that a run asks for, or None for the first device alone.
+    """The mesh that a run asks for, or None if it uses only the first device.
 
     Args:
-      config: sizes of its axes, and where memories lie.
-      devices: all of them are used; None: those of this run's processes.
+      config: sizes of the mesh's axes, and how memories are laid out.
+      devices: devices of the mesh, all of which are used; None: those of this run's processes.
 
     Raises:
       ValueError: the sizes do not multiply to the number of devices.
@@ -53,7 +53,7 @@ def _of_processes() -> str:
 def check_mesh(
     mesh: MeshConfig, *, model: ModelConfig, training: TrainingConfig, length: int
 ) -> None:
-    """Raises ValueError where batches, memories or heads do not divide into the mesh's parts.
+    """Raises ValueError if batches, memories or heads do not divide into the mesh's parts.
 
     Args:
       mesh: the devices.
@@ -92,7 +92,8 @@ def check_mesh(
 def _shape(config: MeshConfig) -> tuple[tuple[int, ...], tuple[str, ...], tuple[AxisType, ...]]:
     """Sizes, names and types of the axes, in the order of `jax.make_mesh`.
 
-    The compiler splits what no rule says: with explicit axes every gather would have to.
+    With axes of type Auto the compiler chooses the layout of arrays that have no constraint.
+    Explicit axes would need a layout for every gather.
     """
     names = ("data", "fsdp", "model")
     return (config.data, config.fsdp, config.model), names, (AxisType.Auto,) * len(names)
@@ -108,15 +109,18 @@ def state_shardings(
 ) -> TrainState:
     """The layout of every array of a state.
 
-    Slow weights and the optimiser's copies of them follow what their modules declare, memories
-    the mesh's memory layout, numbers are everywhere.
+    Slow weights and the optimiser's moments follow the axes that their modules declare. Memories
+    follow the mesh's memory layout. Scalars and random keys are on every device.
 
     Args:
       partition: the mesh.
       state: arrays or their shapes.
       graphdef: the model's structure.
-      optimizer: what made `opt_state`; None: it is empty.
-      train: patterns of the parameters that it knows.
+      optimizer: the optimiser that made `opt_state`; None: `opt_state` is empty.
+      train: patterns of the parameters that train, see `OptimizerConfig.train`.
+
+    Returns:
+      A `TrainState` with a sharding in place of each array.
     """
     everywhere: Any = NamedSharding(partition.mesh, P())
     params = parameter_shardings(partition, state.params, graphdef=graphdef)
@@ -140,10 +144,12 @@ def state_shardings(
 
 
 def memory_shardings(partition: Partition, memory: Memories, rule: AbstractRule) -> Memories:
-    """The layout of memories; a single group's, from which a batch's start, is on every part.
+    """The layout of memories by layer name.
+
+    If there is one group, it is copied along the mesh axes that would split groups.
 
     Raises:
-      ValueError: slots or columns do not divide into the parts that devices are to hold.
+      ValueError: slots or columns do not divide into as many parts as the mesh asks for.
     """
 
     def of(spec: P, leaf: Any) -> NamedSharding:
@@ -160,7 +166,7 @@ def memory_shardings(partition: Partition, memory: Memories, rule: AbstractRule)
 
 
 def process_rows(partition: Partition | None, batch_size: int) -> list[int] | None:
-    """The rows of a batch that this process's devices work on, in order; None: all of them."""
+    """Sorted indices of the batch rows that this process's devices work on; None: all rows."""
     if partition is None or jax.process_count() == 1:
         return None
     parts = partition.sharding(BATCH).addressable_devices_indices_map((batch_size,))
@@ -169,7 +175,7 @@ def process_rows(partition: Partition | None, batch_size: int) -> list[int] | No
 
 
 def put_batch(partition: Partition | None, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-    """A batch on the devices that work on it; each process gives its `process_rows`."""
+    """Puts a batch on the devices of the mesh; each process passes its `process_rows` only."""
     if partition is None:
         return batch
     return {
@@ -179,7 +185,7 @@ def put_batch(partition: Partition | None, batch: dict[str, np.ndarray]) -> dict
 
 
 def on_one_device(partition: Partition | None, tree: Any) -> Any:
-    """Arrays of all devices, whole on this process's first one."""
+    """Gathers arrays that are split over devices onto this process's first device."""
     if partition is None:
         return tree
     if jax.process_count() > 1:

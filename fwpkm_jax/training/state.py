@@ -1,4 +1,4 @@
-"""What a run carries from step to step, and names for its arrays."""
+"""The state that a run carries from step to step, and names for its arrays."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ class MemoryConfig:
     """
 
     groups: int = 1
-    """Memories per batch: 1 is one for all sequences, the batch size one per sequence."""
+    """Memories per batch. 1: all sequences share one. The batch size: each sequence has its own."""
     lifetime: Literal["carried", "batch"] = "carried"
-    """carried: what a step wrote is there in the next. batch: each batch starts afresh."""
+    """carried: each step starts from the memory that the last step wrote. batch: each batch starts
+    from the initial memory."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -45,22 +46,23 @@ class MemoryConfig:
 
 
 class TrainState(NamedTuple):
-    """Everything a step reads and returns; with the data position, everything a resume needs."""
+    """All that a step reads and returns. A resumed run needs this and the data position."""
 
     step: jax.Array
     """int32 scalar, steps taken so far."""
     params: Any
     """Slow weights, an `nnx.State`."""
     opt_state: optax.OptState
-    """The optimiser's state; `()` where only reading is wanted."""
+    """The optimiser's state; `()` in a state that is only read."""
     memory: Memories
-    """Fast weights, leaves `[groups, ...]`; one group, never written, if they live one batch."""
+    """Fast weights, leaves `[groups, ...]`. With `lifetime="batch"`: the initial memory, one group,
+    which steps do not change."""
     rng: jax.Array
-    """Root of the training streams; step n draws from `fold_in(rng, n)`."""
+    """Random key of the training; step n draws from `fold_in(rng, n)`."""
 
 
 def named_rng(seed: int, name: str) -> jax.Array:
-    """The root of one named random stream of a run; streams do not depend on each other."""
+    """The random key of one named stream of a run; streams are independent of each other."""
     return jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
 
 
@@ -78,13 +80,15 @@ def init_state(
     seed: int,
     train: Sequence[str] = (),
 ) -> TrainState:
-    """The state before the first step. Traceable: `jax.eval_shape` gives it without allocating.
+    """The state before the first step.
+
+    Can be traced: `jax.eval_shape` gives shapes and dtypes without allocating arrays.
 
     Args:
       config: the model.
-      memory: how many memories are carried.
+      memory: number and lifetime of memories.
       optimizer: None leaves `opt_state` empty, for reading a finished run.
-      seed: the run's seed; parameters and memory come from streams of their own.
+      seed: the run's seed; parameters, memory and training use separate random streams.
       train: patterns of the parameters that train, see `OptimizerConfig.train`.
     """
     model = LanguageModel(config, rngs=nnx.Rngs(params=named_rng(seed, "params")))
@@ -106,19 +110,19 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def is_trained(name: str, patterns: Sequence[str]) -> bool:
-    """Whether the parameter of this path is trained; without patterns all are."""
+    """Whether the parameter with this path is trained; without patterns every one is."""
     return not patterns or any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
 def trained_part(params: Any, patterns: Sequence[str]) -> Any:
-    """What of `params` is trained: arrays by path, or without patterns `params` itself."""
+    """The trained parameters, as arrays by path; without patterns, `params` itself."""
     if not patterns:
         return params
     return {name: x for name, x in named_leaves(params).items() if is_trained(name, patterns)}
 
 
 def with_trained(params: Any, trained: Any, patterns: Sequence[str]) -> Any:
-    """`params` with its trained part replaced by one from `trained_part`."""
+    """`params` with the trained parameters replaced by those in `trained`, from `trained_part`."""
     if not patterns:
         return trained
     leaves = [trained.get(name, x) for name, x in named_leaves(params).items()]

@@ -37,7 +37,7 @@ TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
 class _StepConfig(NamedTuple):
-    """How a batch becomes a loss and gradients."""
+    """Settings that determine how loss and gradients are computed."""
 
     micro_batches: int
     """Pieces of a batch, processed one after the other."""
@@ -46,24 +46,24 @@ class _StepConfig(NamedTuple):
     train: tuple[str, ...]
     """Patterns of the parameters that train."""
     loss_block: int
-    """Tokens whose logits exist at once."""
+    """Tokens whose logits are in memory at once."""
     remat: Remat | None
-    """What the backward pass computes again, see `models.block.Remat`."""
+    """Which activations the backward pass recomputes, see `models.block.Remat`."""
     partition: Partition | None
     """Layout of state and batch over devices; None: one device."""
 
 
 class _Gradients(NamedTuple):
-    """What a batch gives before the update."""
+    """Loss, gradients and memories of a batch, before the update of the slow weights."""
 
     loss: jax.Array
     """Weighted mean cross-entropy, a scalar."""
     memory: Memories
     """The memories after the batch."""
     layers: Metrics
-    """What the memory layers report."""
+    """Metrics of the memory layers."""
     statistics: Any
-    """New values of the statistics that some parameters hold."""
+    """Batch statistics of the product-key memories' queries, by layer name."""
     grads: Any
     """Gradients of the slow weights."""
 
@@ -81,14 +81,15 @@ def make_train_step(
     remat: Remat | None = None,
     partition: Partition | None = None,
 ) -> jax.stages.Wrapped:
-    """The jitted training step; it consumes (donates) the state it is given.
+    """The jitted training step; it donates its input state, which cannot be used afterwards.
 
-    The loss is the weighted mean cross-entropy of the whole batch, however it is split. Gradients
-    are taken of the slow weights alone: the incoming memory is a constant, and what a micro-batch
-    wrote reaches the next one (lifetime `carried`) as a constant too.
+    The loss is the weighted mean cross-entropy of the whole batch, for any number of micro-batches.
+    Gradients are taken with respect to the slow weights only: the incoming memory is a constant.
+    With lifetime `carried`, a micro-batch's memory reaches the next micro-batch as a constant too.
 
-    If the loss or a gradient of a step is not finite, parameters and optimiser stay as they were,
-    so that the cause can still be found; `step` counts on and the metrics carry the value.
+    If the loss or a gradient of a step is not finite, parameters and optimiser state stay as they
+    were, so that the cause can still be found. `step` still increases, and the metrics show the
+    value.
 
     Args:
       graphdef: the model's structure.
@@ -99,17 +100,17 @@ def make_train_step(
       train: patterns of the parameters that train, see `OptimizerConfig.train`.
       limited: another structure for the same weights, used in randomly drawn steps; both
         structures are compiled.
-      loss_block: tokens whose logits exist at once.
-      remat: what the backward pass computes again rather than keep, see `models.block.Remat`.
-      partition: of state and batch over devices, laid out as `training.sharding` says; None: all on
-        one.
+      loss_block: tokens whose logits are in memory at once.
+      remat: which activations the backward pass recomputes, see `models.block.Remat`.
+      partition: of state and batch over devices, laid out as in `training.sharding`; None: one
+        device.
 
     Returns:
-      `step(state, batch) -> (state, metrics)`, metrics float32 scalars: `loss`, `grad_norm` before
-      clipping, `param_norm`, `lr`, `layer_<i>/...` for each memory layer, `balance_loss` with
-      experts (weighted; the gradients' loss has it, `loss` has not), with `limited`
-      `limited`, 1 in the steps that used it, and for batches with `segment_ids` `padding`, the
-      share of inputs that are padding.
+      `step(state, batch) -> (state, metrics)`. Metrics are float32 scalars: `loss` in nats,
+      `grad_norm` before clipping, `param_norm`, `lr` and `layer_<i>/...` for each memory layer.
+      With experts also `balance_loss`, weighted; it is part of the trained loss but not of
+      `loss`. With `limited` also `limited`, 1 in the steps that used it. With `segment_ids` in the
+      batch also `padding`, the share of inputs that are padding.
     """
     config = _StepConfig(micro_batches, memory, train, loss_block, remat, partition)
 
@@ -142,7 +143,7 @@ def make_train_step(
 
 
 def _padding(batch: Batch) -> Metrics:
-    """The share of inputs that are padding, for rows that say so."""
+    """The share of inputs that are padding, if the batch has `segment_ids`."""
     if "segment_ids" not in batch:
         return {}
     return {"padding": jnp.mean((batch["segment_ids"] == 0).astype(jnp.float32))}
@@ -155,7 +156,7 @@ def _drawn_gradients(
     batch: Batch,
     config: _StepConfig,
 ) -> tuple[_Gradients, Metrics]:
-    """Gradients with the model's structure, or with the limited one where a step draws it."""
+    """Gradients with the model's structure, or with the limited one in steps that draw it."""
     start = micro_batch_memory(state.memory, config.memory, config.micro_batches)
     inputs = (state.params, start, batch)
     if limited is None:
@@ -178,8 +179,8 @@ def _gradients(
     *,
     config: _StepConfig,
 ) -> _Gradients:
-    """Loss, memories after the batch, what layers report and gradients, of the whole batch."""
-    # A batch in which no label counts has no gradient, rather than 0 / 0.
+    """Loss, gradients, memories and metrics of the whole batch, over all micro-batches."""
+    # If all loss weights are 0, the loss is 0 instead of 0 / 0.
     weight = jnp.sum(batch["loss_weight"])
     total_weight = jnp.where(weight == 0, 1.0, weight)
     value_and_grad = jax.value_and_grad(
@@ -228,7 +229,7 @@ def _micro_batch_loss(
     graphdef: nnx.GraphDef[LanguageModel],
     config: _StepConfig,
 ) -> tuple[jax.Array, tuple[Memories, tuple[Metrics, Any]]]:
-    """A micro-batch's part of the loss; its memories afterwards and what its layers report."""
+    """A micro-batch's part of the loss, its memories afterwards, its metrics and statistics."""
     model = nnx.merge(graphdef, with_trained(params, trained, config.train))
     micro = deal_batch(micro, memory, config.partition)
     output = model.hidden(
@@ -261,7 +262,10 @@ def _update(
     optimizer: optax.GradientTransformation,
     train: tuple[str, ...],
 ) -> tuple[Any, optax.OptState, jax.Array]:
-    """New parameters and optimiser state, the old ones if anything is not finite; the norm."""
+    """New parameters, new optimiser state and the gradient norm.
+
+    Parameters and optimiser state stay as they were if the loss or the norm is not finite.
+    """
     grad_norm = optax.tree.norm(found.grads)
     finite = jnp.isfinite(found.loss) & jnp.isfinite(grad_norm)
     old = trained_part(state.params, train)
@@ -281,7 +285,7 @@ def _keep_layout(
     partition: Partition,
     train: tuple[str, ...],
 ) -> TrainStep:
-    """The step with its state laid out as it came, so that a compiled step takes it again."""
+    """The step, with its new state laid out like the old one, as the compiled step expects it."""
 
     def step_of_parts(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         layout = state_shardings(

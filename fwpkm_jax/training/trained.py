@@ -1,4 +1,4 @@
-"""Which slow weights a run trains: all of them, or those that patterns name; the rest is frozen."""
+"""Which slow weights a run trains: all of them, or those that match patterns; others are frozen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fwpkm_jax.training.state import is_trained, named_leaves
 
 
 def check_trained(params: Any, patterns: Sequence[str]) -> None:
-    """Raises ValueError where a pattern names no parameter."""
+    """Raises ValueError if a pattern matches no parameter."""
     names = list(named_leaves(params))
     for pattern in patterns:
         if not any(re.fullmatch(pattern, name) for name in names):
@@ -23,18 +23,18 @@ def check_trained(params: Any, patterns: Sequence[str]) -> None:
 
 
 def describe_trained(params: Any, patterns: Sequence[str]) -> str:
-    """A sentence on what trains and what that saves; "" where everything does.
+    """A sentence on how many weights train and the memory that this saves; "" if all train.
 
     Args:
       params: arrays or their shapes.
-      patterns: of the paths that train.
+      patterns: patterns of the paths that train, see `OptimizerConfig.train`.
     """
     if not patterns:
         return ""
     total = sum(x.size for x in jax.tree.leaves(params))
     named = named_leaves(params)
     trained = sum(x.size for name, x in named.items() if is_trained(name, patterns))
-    # A gradient and two moments of each parameter.
+    # AdamW needs a gradient and two moments for each trained parameter.
     saved = 3 * sum(
         x.size * x.dtype.itemsize for name, x in named.items() if not is_trained(name, patterns)
     )

@@ -23,7 +23,8 @@ from fwpkm_jax.training.sharding import put_batch
 from fwpkm_jax.training.state import Memories, MemoryConfig
 
 Validation = Callable[[LanguageModel, Memories], dict[str, float]]
-"""Called by the loop with the model and a memory it must not write to; `loss` is lowest at best."""
+"""Called with a model and a memory, which it does not change; returns metrics by name. The lowest
+`loss` marks the best checkpoint."""
 
 
 def make_validation(
@@ -33,24 +34,27 @@ def make_validation(
     micro_batches: int = 1,
     partition: Partition | None = None,
 ) -> Validation:
-    """A function that gives the loss of fixed batches, and the share of answers got right.
+    """A function that measures the loss and the answer accuracy on fixed batches.
 
-    Each batch starts from the memory it is given and writes as it reads, as in training; what it
-    wrote is dropped.
+    Each batch starts from the given memory and writes to a copy of it, as in training; the copy is
+    dropped.
 
     Args:
-      batches: held-out batches, all of one shape; of each the rows of this process.
+      batches: held-out batches, all of one shape, with the rows of this process only.
       memory: groups and lifetime, as in training.
-      micro_batches: as in training, which bounds the memory needed.
+      micro_batches: as in training, to limit the device memory needed.
       partition: as in training.
 
     Returns:
-      `validate(model, memory) -> {"loss": nats per label}`, and `answer_accuracy` where batches
-      mark answers (`answer_distance` above 0).
+      `validate(model, memory) -> {"loss": nats per label}`, with `answer_accuracy`, 0 to 1, if the
+      batches mark answers (`answer_distance` above 0).
+
+    Raises:
+      ValueError: there is no batch, or its rows do not divide into micro-batches and memories.
     """
     if not batches:
         raise ValueError("There is no batch to validate on.")
-    if partition is None:  # Otherwise a process may have a part of the rows.
+    if partition is None:  # With one, a process may hold only some of the rows.
         check_split(len(batches[0]["tokens"]), micro_batches=micro_batches, memory=memory)
 
     def sums(graphdef: Any, params: Any, start: Memories, batch: Batch) -> jax.Array:

@@ -1,1 +1,1 @@
-"""Checkpoints: saved, checked, restored."""
+"""Saves, checks and restores checkpoints."""

@@ -1,4 +1,4 @@
-"""Checkpoints, written while training goes on; the newest whole one found again.
+"""Writes checkpoints while training goes on, and finds the newest complete one.
 
 A checkpoint is a directory `checkpoints/STEP` with the items `params`, `optimizer`, `memory`
 (arrays), `position` (step, random root, data position, checksums, metrics) and `config`.
@@ -45,13 +45,15 @@ class CheckpointConfig:
     every: int = 100
     """Steps between two checkpoints. The last step is always saved."""
     keep: int = 3
-    """Newest checkpoints kept, beside the one of the lowest validation loss."""
+    """Newest checkpoints to keep. The one with the lowest validation loss is kept as well."""
     memories: Literal["all", "first", "none"] = "all"
-    """Which fast-weight memories are saved. first: one, of which all are copies on resuming. none:
-    they start afresh. Less is written where memories are many, and resuming is no longer exact."""
+    """Which fast-weight memories are saved. first: only the first; a resumed run copies it to all
+    groups. none: a resumed run starts from the initial memory. Checkpoints with many memories
+    become smaller, but resuming is no longer exact."""
     regroup: Regroup = "refuse"
-    """What a run does that is continued with another memory.groups. More: copies of those saved.
-    Fewer: the first of the memories that become one, or their mean. refuse: it does not start."""
+    """What happens if a run continues with another memory.groups. refuse: it does not start.
+    first: neighbouring memories become the first of them. mean: they become their mean. With first
+    and mean, additional groups are copies of the saved ones."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -65,13 +67,13 @@ class CheckpointConfig:
 
     @property
     def merge(self) -> Regroup:
-        """How saved memories become those of the run."""
+        """How the number of saved memories is changed to that of the run, see `regroup`."""
         if self.memories == "first" and self.regroup == "refuse":
             return "first"
         return self.regroup
 
     def saved_memory(self, memory: Any) -> Any:
-        """Of a run's memories those that are saved."""
+        """The part of a run's memories that is saved."""
         if self.memories == "first" and memory:
             return first_memory(memory)
         return memory if self.memories == "all" else {}
@@ -80,8 +82,8 @@ class CheckpointConfig:
 class Checkpoints:
     """A run's checkpoint directory, open for writing. Use as a context manager.
 
-    Leaving it waits until everything begun is on disk. Of many processes, which share the
-    directory, each writes its devices' parts and all make the same calls.
+    On exit it waits until all checkpoints are on disk. In a run of several processes all share the
+    directory and make the same calls; each process writes the parts on its own devices.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class Checkpoints:
                 logger.warning("Removing checkpoint %s: it was never completed.", path)
         self._config, self._buffer_gb = config, buffer_gb
         self.reference: Reference | None = None
-        """Slow weights that checkpoints have by reference; None: they hold all."""
+        """Frozen slow weights that stay in another checkpoint; None: checkpoints hold all."""
         self._manager = self._open()
 
     def _open(self) -> ocp.CheckpointManager:
@@ -141,7 +143,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Makes one line of what the storage layer says about a full or lost disk."""
+        """Turns errors of the storage layer into one OSError, for example if the disk is full."""
         try:
             yield
         except Exception as error:
@@ -163,18 +165,18 @@ class Checkpoints:
         config: Mapping[str, Any],
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Starts to write a checkpoint and returns once `state` may be donated.
+        """Starts to write a checkpoint and returns as soon as `state` may be donated.
 
-        A step that is already saved is left as it is. Waits for the checkpoint before this one.
+        If this step is already saved, nothing is written. Waits for the previous checkpoint.
 
         Args:
-          state: what to save; the caller has made sure that it is finite.
-          data_position: the data iterator's `get_state()`, JSON values; None: at its start.
+          state: what to save; the caller must check that it is finite.
+          data_position: the data iterator's `get_state()`, JSON values; None: the start.
           config: the experiment as JSON.
           metrics: validation metrics of this step; `loss` decides which checkpoint is best.
 
         Raises:
-          OSError: this checkpoint, or the one before it, could not be written.
+          OSError: this checkpoint or the previous one could not be written.
         """
         step = int(state.step)
         if from_first(step in self.steps):
@@ -207,14 +209,14 @@ class Checkpoints:
             )
 
     def _own_params(self, params: Any) -> Any:
-        """The slow weights that are written."""
+        """The slow weights that this run's checkpoints hold themselves."""
         if self.reference is None:
             return params
         elsewhere = self.reference.checksums
         return {name: x for name, x in named_leaves(params).items() if name not in elsewhere}
 
     def describe(self, abstract: TrainState) -> str:
-        """A sentence on what a checkpoint of this state takes on the disk."""
+        """A sentence on the disk space that a checkpoint of this state takes."""
         abstract = abstract._replace(params=self._own_params(abstract.params))
         sizes = {name: _bytes(tree) for name, tree in array_items(abstract).items()}
         if self._config.memories == "none":
@@ -228,10 +230,10 @@ class Checkpoints:
         )
 
     def wait(self) -> None:
-        """Returns once every checkpoint begun is complete.
+        """Waits until every checkpoint is complete.
 
         Raises:
-          OSError: one could not be written; those that are whole are listed.
+          OSError: a checkpoint could not be written; the message lists the complete ones.
         """
         with self._writing():
             self._manager.wait_until_finished()
@@ -239,13 +241,17 @@ class Checkpoints:
     def restore_newest(
         self, abstract: TrainState, layout: TrainState | None = None
     ) -> Restored | None:
-        """The newest whole checkpoint, or None if the run was never saved; see `read_checkpoint`.
+        """The newest undamaged checkpoint, or None if the run was never saved.
 
-        A damaged one is named in a warning and moved to `damaged_checkpoints` beside the
-        directory, so that its step can be saved again; nothing is deleted.
+        A damaged checkpoint is named in a warning and moved to `damaged_checkpoints` beside the
+        directory, so that its step can be saved again. Nothing is deleted.
+
+        Args:
+          abstract: shapes and dtypes, see `read_checkpoint`.
+          layout: the sharding of each array, see `read_checkpoint`.
 
         Raises:
-          DamagedCheckpointError: there are checkpoints but none of them is whole.
+          DamagedCheckpointError: there are checkpoints, but all of them are damaged.
         """
         damaged = []
         restored = None
@@ -282,7 +288,7 @@ class Checkpoints:
 
 
 class _EveryRequest(checkpoint_managers.SaveDecisionPolicy):
-    """The loop decides when to save; the manager follows."""
+    """Saves at every call: the training loop decides when to save."""
 
     def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
         del step, previous_steps, context

@@ -1,4 +1,4 @@
-"""Whether a tree of arrays is whole: a checksum per array, and which arrays are not finite."""
+"""Checks of a tree of arrays: a checksum per array, and the names of arrays that are not finite."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fwpkm_jax.training.state import named_leaves
 
 
 def checksum(x: jax.Array) -> jax.Array:
-    """uint32 sum over an array's 32-bit words, each times an odd number that its place gives.
+    """A uint32 scalar: the sum of an array's words, each times an odd number that its index gives.
 
-    Any single flipped bit changes it, and so do zeros in place of a lost chunk. The sum wraps, so
-    it does not depend on the order of addition: the same array laid out over another number of
+    A single flipped bit changes the sum, and so do zeros in place of a lost chunk. The sum wraps,
+    so it does not depend on the order of addition: the same array split over another number of
     devices has the same checksum.
     """
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):

@@ -1,4 +1,4 @@
-"""A checkpoint's memories in a run that has another number of them."""
+"""Adapts a checkpoint's memories to a run with another number of memory groups."""
 
 from __future__ import annotations
 
@@ -10,28 +10,33 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 Regroup = Literal["refuse", "first", "mean"]
-"""What becomes of memories where several are to be one: the first of them, or their mean."""
+"""How several memories become one: the first of them, or their mean. refuse: an error."""
 
 
 def regroup(memory: Any, groups: int, how: Regroup) -> Any:
-    """Memories, leaves `[saved, ...]`, for a run with `groups` of them, leaves `[groups, ...]`.
+    """Changes memories with leaves `[saved, ...]` to leaves `[groups, ...]`.
 
-    A batch belongs to its memories in consecutive runs of sequences, and a place in the batch keeps
-    its memory as far as it can. Of more memories than were saved, neighbours start as copies of the
-    one that they share the place of. Of fewer, each stands for several neighbours: it is the first
-    of them, the others being dropped, or their mean, array by array.
+    Each memory serves a run of consecutive sequences of the batch, so a new memory takes over from
+    the saved memories that served the same sequences. If there are more groups than saved memories,
+    each saved memory is copied to neighbouring groups. If there are fewer, each group gets the
+    first of its saved memories, or their mean, array by array.
+
+    Args:
+      memory: fast weights, leaves `[saved, ...]`.
+      groups: number of memories to make.
+      how: how several memories become one.
 
     Raises:
-      ValueError: the numbers differ and `how` is refuse, or neither divides the other.
+      ValueError: the numbers differ and `how` is refuse, or neither number divides the other.
     """
     saved = jax.tree.leaves(memory)[0].shape[0]
     if saved == groups:
         return memory
     if how == "refuse":
         raise ValueError(
-            f"The checkpoint holds {saved} memories, but memory.groups={groups}. To make the one "
-            "of the other, set checkpoint.regroup: copies where there are to be more; where fewer, "
-            "first keeps the first of those that become one, mean takes their mean."
+            f"The checkpoint holds {saved} memories, but memory.groups={groups}. To convert them, "
+            "set checkpoint.regroup to first or mean: more groups get copies of the saved ones, "
+            "fewer groups get the first or the mean of the memories that they replace."
         )
     if max(saved, groups) % min(saved, groups):
         raise ValueError(
@@ -51,7 +56,7 @@ def regroup(memory: Any, groups: int, how: Regroup) -> Any:
 
 
 def first_memory(memory: Any) -> Any:
-    """The first of the memories, leaves `[1, ...]`, on all devices that hold any."""
+    """The first memory, leaves `[1, ...]`, on all devices that hold memories."""
     layout = jax.tree.map(lambda x: all_groups(x.sharding), memory)
     return jax.jit(lambda memory: jax.tree.map(lambda x: x[:1], memory), out_shardings=layout)(
         memory
@@ -59,7 +64,7 @@ def first_memory(memory: Any) -> Any:
 
 
 def all_groups(sharding: Any) -> Any:
-    """The layout of a memory's array with every group on all the devices that share the groups."""
+    """The layout of a memory's array without a split of its groups over devices."""
     if not isinstance(sharding, NamedSharding):
         return sharding
     return NamedSharding(sharding.mesh, P(None, *sharding.spec[1:]))

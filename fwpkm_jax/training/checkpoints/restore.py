@@ -1,8 +1,8 @@
-"""Checkpoints, read: the arrays of each laid out as asked for, everything checked.
+"""Reads and checks checkpoints, with each array in the requested layout.
 
-A process reads the parts of the arrays that its own devices hold, so a model may be larger than any
-device, and saved over another mesh than it is read for. What one process finds damaged is damaged
-for all.
+Each process reads the parts of the arrays that its own devices hold. So a model may be larger than
+one device, and the mesh may differ from the one that it was saved with. If one process finds a
+checkpoint damaged, all processes treat it as damaged.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ logger = logging.getLogger(__name__)
 
 
 class DamagedCheckpointError(Exception):
-    """A checkpoint that cannot be read, or reads as something other than what was written."""
+    """A checkpoint cannot be read, or its content differs from what was saved."""
 
 
 class Reference(NamedTuple):
-    """Slow weights that a checkpoint has by reference, because they are not trained."""
+    """Frozen slow weights that a checkpoint does not hold; they are read from another one."""
 
     checkpoint: str
     """Absolute path of the checkpoint that holds them, `RUN/checkpoints/STEP`."""
     checksums: dict[str, int]
-    """Of each, by its path."""
+    """Checksum of each frozen weight, by its path."""
 
 
 class Restored(NamedTuple):
-    """A checkpoint, read and checked."""
+    """The content of a checkpoint that has been checked."""
 
     state: TrainState
-    """`memory` and `opt_state` are empty where none were saved."""
+    """The state; `memory` and `opt_state` are empty if they were not saved."""
     data_position: Any
-    """What the data iterator's `get_state` gave; None: it stands at its start."""
+    """The result of the data iterator's `get_state`; None: the start of the data."""
     metrics: dict[str, float]
-    """Validation metrics at that step; empty where none were taken."""
+    """Validation metrics at that step; empty if there was no validation."""
     reference: Reference | None
-    """Where frozen weights came from; None: all are in the checkpoint."""
+    """Where frozen weights were read from; None: all weights are in the checkpoint."""
 
 
 def array_items(state: TrainState) -> dict[str, Any]:
-    """The items of a checkpoint that are arrays; items without any array are left out."""
+    """The items of a checkpoint that hold arrays; empty items are left out."""
     items = {"params": state.params, "optimizer": state.opt_state, "memory": state.memory}
     return {name: tree for name, tree in items.items() if jax.tree.leaves(tree)}
 
 
 def nested(tree: Any) -> dict[str, Any]:
-    """A tree's arrays in plain nested dicts, independent of the classes that held them."""
+    """A tree's arrays in plain nested dicts, so that the tree's classes are not stored."""
     dicts: dict[str, Any] = {}
     for name, leaf in named_leaves(tree).items():
         *parents, last = name.split("/")
@@ -70,7 +70,7 @@ def nested(tree: Any) -> dict[str, Any]:
 
 
 def _like(tree: Any, dicts: Mapping[str, Any]) -> Any:
-    """The arrays of `nested` back in the classes of `tree`."""
+    """The arrays of `dicts`, made by `nested`, in the structure of `tree`."""
     leaves = named_leaves(dicts)
     return jax.tree.unflatten(
         jax.tree.structure(tree), [leaves[name] for name in named_leaves(tree)]
@@ -93,20 +93,20 @@ def read_checkpoint(
     *,
     merge: Regroup = "refuse",
 ) -> Restored:
-    """One checkpoint, every array's shape, dtype and checksum verified.
+    """Reads one checkpoint and checks the shape, dtype and checksum of every array.
 
     Args:
       directory: `RUN/checkpoints`.
-      step: which.
+      step: the step of the checkpoint.
       abstract: shapes and dtypes to restore into, from `jax.eval_shape` of `init_state`; with an
         empty `opt_state` the optimiser's state is not read.
-      layout: where each array is to lie, from `training.sharding.state_shardings`; None: all on
+      layout: the sharding of each array, from `training.sharding.state_shardings`; None: all on
         the first device.
       merge: what to do if it holds another number of memories, see `regroup`.
 
     Raises:
-      ValueError: it holds another number of memories, and they cannot be made into these.
-      DamagedCheckpointError: names the checkpoint and what is wrong with it.
+      ValueError: it holds another number of memories, and `regroup` cannot convert them.
+      DamagedCheckpointError: the checkpoint is damaged; the message names it and the fault.
     """
     path = Path(directory).absolute() / str(step)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -118,7 +118,7 @@ def read_checkpoint(
                 position = _read_json(path)
                 expected = position["checksums"]
                 for name in ("memory", "optimizer"):
-                    if name not in expected:  # By the run's configuration; of imported weights.
+                    if name not in expected:  # Not saved, or imported weights.
                         items.pop(name, None)
                 reference = _reference(position)
                 arrays = {
@@ -146,7 +146,7 @@ def read_checkpoint(
     memory: Any = {}
     if "memory" in arrays:
         memory = _regrouped(arrays["memory"], abstract.memory, places.memory, merge)
-    # Under jit, because no process can put anything on the others' devices.
+    # Under jit, because a process cannot put arrays on other processes' devices.
     numbers = jax.jit(
         lambda: (jnp.asarray(step, jnp.int32), jax.random.wrap_key_data(jnp.asarray(rng))),
         out_shardings=(places.step, places.rng),
@@ -167,7 +167,7 @@ def _reference(position: Mapping[str, Any]) -> Reference | None:
 
 
 def stored_names(checkpoint: str | Path, item: Literal["params", "memory"]) -> dict[str, int]:
-    """The arrays that a checkpoint holds, frozen ones included, and their checksums.
+    """The checksums of a checkpoint's arrays by path, those of frozen weights included.
 
     Args:
       checkpoint: `RUN/checkpoints/STEP`.
@@ -184,15 +184,16 @@ def stored_names(checkpoint: str | Path, item: Literal["params", "memory"]) -> d
 def read_arrays(
     checkpoint: str | Path, wanted: Mapping[str, Any], *, item: Literal["params", "memory"]
 ) -> dict[str, jax.Array]:
-    """Some arrays of a checkpoint, wherever it has them from, with their checksums verified.
+    """Reads some arrays of a checkpoint or of those that it refers to, and checks their checksums.
 
     Args:
       checkpoint: `RUN/checkpoints/STEP`.
-      wanted: shape, dtype and place of each, by path.
+      wanted: `jax.ShapeDtypeStruct` with a sharding for each array, by path.
       item: slow weights, or memories by layer.
 
     Raises:
-      ValueError: there is no such checkpoint, or an array is missing, damaged or of another kind.
+      ValueError: there is no such checkpoint; an array is missing or damaged, or differs in shape
+        or dtype.
     """
     path = Path(checkpoint).absolute()
     if not path.is_dir():
@@ -215,7 +216,7 @@ def read_arrays(
 
 
 def _read_params(path: Any, abstract: Any, layout: Any, reference: Reference) -> Any:
-    """Slow weights of which some are another checkpoint's."""
+    """Slow weights, of which the frozen ones are read from another checkpoint."""
     like = jax.tree.map(
         lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), abstract, layout
     )
@@ -228,7 +229,7 @@ def _read_params(path: Any, abstract: Any, layout: Any, reference: Reference) ->
 
 
 def _read_some(path: Any, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Some arrays of an item; the storage layer reads all of them."""
+    """Some arrays of an item. The storage layer reads all arrays of the item."""
     handler = ocp.StandardCheckpointHandler()
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     try:
@@ -248,9 +249,9 @@ def _read_some(path: Any, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
 
 
 def _read_arrays(path: Any, abstract: Any, layout: Any) -> Any:
-    """An item's arrays; memories all that were saved.
+    """An item's arrays; of `memory`, as many groups as were saved.
 
-    Orbax's handlers alone, unlike its checkpointers, wait for no other process.
+    Uses Orbax's handlers: unlike its checkpointers, they do not wait for other processes.
     """
     handler = ocp.StandardCheckpointHandler()
 
@@ -273,7 +274,7 @@ def _read_arrays(path: Any, abstract: Any, layout: Any) -> Any:
 
 
 def _regrouped(memory: Any, abstract: Any, layout: Any, merge: Regroup) -> Any:
-    """Memories as they were saved as many as `abstract` asks for, laid out."""
+    """Saved memories, converted to the number of groups of `abstract` and to `layout`."""
     groups = jax.tree.leaves(abstract)[0].shape[0]
     if jax.tree.leaves(memory)[0].shape[0] == groups:
         return memory
@@ -281,7 +282,7 @@ def _regrouped(memory: Any, abstract: Any, layout: Any, merge: Regroup) -> Any:
 
 
 def _read_json(path: Any) -> dict[str, Any]:
-    """What a checkpoint holds beside arrays."""
+    """The checkpoint's item `position`: the values that are not arrays."""
     handler = ocp.JsonCheckpointHandler()
     try:
         return dict(handler.restore(path / "position", args=ocp.args.JsonRestore()))
@@ -309,7 +310,7 @@ def find_step(directory: str | Path, which: int | Literal["best"] | None) -> int
         judged = {step: values["loss"] for step, values in metrics.items() if values}
         if not judged:
             raise FileNotFoundError(
-                f"No checkpoint in {directory} has a validation loss to be the best by; "
+                f"No checkpoint in {directory} has a validation loss, so none is the best; "
                 f"name a step out of {steps} or set training.validate_every."
             )
         return min(judged, key=lambda step: judged[step])
@@ -333,6 +334,6 @@ def read_metrics(directory: str | Path, step: int) -> dict[str, float]:
 
 
 def brief(error: Exception) -> str:
-    """An error in one line; the storage layer's go on for pages."""
+    """An error in one line of limited length; the storage layer's messages can fill pages."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= 300 else f"{text[:150]} ... {text[-150:]}"

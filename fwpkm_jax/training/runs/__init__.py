@@ -1,1 +1,1 @@
-"""A run on disk and on screen: directory, lock, records, progress, signals, processes."""
+"""What surrounds a training run: directory, lock, metrics, progress, signals, processes."""

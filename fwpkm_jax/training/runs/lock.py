@@ -1,15 +1,15 @@
-"""One session per run directory: a lock that names its holder and outlives no process.
+"""A lock that lets one session at a time write to a run directory, and names that session.
 
-`RUN/lock` is held in two ways, because a run directory may lie on a network file system:
+Two mechanisms hold `RUN/lock`, because a run directory may be on a network file system:
 
-- By the system (`flock`, which Linux passes on to NFS servers). It ends with the process, however
-  the process ends. While it is held, another session is refused.
-- By what the file says: host, process, start of both. It is read where the system grants the lock
-  although the file was left behind: the holder was killed, or the file system keeps no locks
-  between hosts. On the holder's own machine the process table decides. From elsewhere, the holder
-  counts as alive if it touches the file within `SILENCE` seconds, which it does every `BEAT`.
+- The system's lock (`flock`, which Linux passes on to NFS servers). It ends with the process,
+  even if the process is killed. While it is held, another session is refused.
+- The content of the file: host, process and the start of both. It is read if the system grants the
+  lock although the file exists: the holder was killed, or the file system does not share locks
+  between hosts. On the holder's own machine the process table decides. On another machine the
+  holder counts as alive if it touches the file within `SILENCE` seconds; it does so every `BEAT`.
 
-Of several processes that train one run together, the first one holds the lock.
+If several processes train one run together, the first process holds the lock.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 BEAT = 10.0
-"""Seconds between two signs of life of a holder."""
+"""Seconds after which a holder touches the file again."""
 SILENCE = 35.0
-"""Seconds without one after which a holder on another machine counts as gone."""
+"""Seconds without a touch after which a holder on another machine counts as dead."""
 
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -39,14 +39,14 @@ class RunInUseError(ValueError):
 
 
 class RunLock:
-    """The lock of a run directory, taken when made; `release` gives it back.
+    """The lock of a run directory. The constructor takes it; `release` gives it back.
 
     Args:
       directory: the run directory, which exists.
-      say: prints a line: that a lock left behind was taken over, or that this needs time.
+      say: prints a line, for example that an abandoned lock was taken over.
 
     Raises:
-      RunInUseError: another session holds it; names its process, host and start.
+      RunInUseError: another session holds the lock; the message names its process, host and start.
       OSError: the file cannot be written.
     """
 
@@ -87,7 +87,8 @@ class RunLock:
         if all(holder.get(name) == here[name] for name in ("host", "boot", "namespace")):
             return _process_start(holder.get("pid", 0)) == holder.get("process_start")
         self._say(
-            f"{self.path} is of {_name(holder)}; waiting up to {SILENCE:.0f} s for a sign of life."
+            f"{self.path} belongs to {_name(holder)}; waiting up to {SILENCE:.0f} s to see whether "
+            "that process still touches it."
         )
         first, deadline = _touched(self.path), time.monotonic() + SILENCE
         while time.monotonic() < deadline:
@@ -102,17 +103,17 @@ class RunLock:
                 os.utime(self._file)
 
     def release(self) -> None:
-        """Gives the directory free and removes the file."""
+        """Gives the lock back and removes the file."""
         self._released.set()
         self._heart.join()
-        # Removed while it is held, so that no other session can hold this file already.
+        # Removed before the lock ends: afterwards another session might hold the same file.
         with contextlib.suppress(OSError):
             self.path.unlink()
         os.close(self._file)
 
 
 def _open(path: Path) -> tuple[int, bool]:
-    """The lock file, open, and whether the system grants its lock."""
+    """Opens the lock file; returns its descriptor and whether the system grants the lock."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -122,11 +123,11 @@ def _open(path: Path) -> tuple[int, bool]:
         except BaseException:
             os.close(file)
             raise
-        os.close(file)  # Its holder removed it after it was opened here; a new one is made.
+        os.close(file)  # The holder removed it after it was opened here; try again.
 
 
 def _granted(file: int) -> bool:
-    """Whether the system gives this process the lock; True too where it knows no locks."""
+    """Whether the system grants this process the lock; also True if it does not support locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -138,7 +139,7 @@ def _granted(file: int) -> bool:
 
 
 def _is_at(file: int, path: Path) -> bool:
-    """Whether an open file is still the one of that name."""
+    """Whether an open file is still the file at `path`."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:
@@ -146,7 +147,7 @@ def _is_at(file: int, path: Path) -> bool:
 
 
 def _read(file: int) -> dict[str, Any]:
-    """What a holder wrote; empty if there was none, or it is only about to write."""
+    """The holder's record; empty if there is no holder, or it has not written yet."""
     try:
         record = json.loads(os.pread(file, 4096, 0))
     except ValueError:
@@ -155,9 +156,9 @@ def _read(file: int) -> dict[str, Any]:
 
 
 def _touched(path: Path) -> int | None:
-    """When the holder touched the file last, None once it is removed.
+    """When the holder last touched the file, in ns; None if the file does not exist.
 
-    The file is opened for it: an NFS client then asks the server.
+    Opening the file makes an NFS client ask the server for the current time stamp.
     """
     try:
         with path.open() as file:
@@ -173,7 +174,7 @@ def _name(holder: dict[str, Any]) -> str:
 
 
 def _here() -> dict[str, Any]:
-    """This process, and where its number means something: host, boot, process namespace."""
+    """This process, and where its id is valid: host, boot, process namespace."""
     pid = os.getpid()
     boot = Path("/proc/sys/kernel/random/boot_id")
     namespace = Path("/proc/self/ns/pid")
@@ -187,7 +188,10 @@ def _here() -> dict[str, Any]:
 
 
 def _process_start(pid: int) -> str | None:
-    """When a process started, in the system's own count; None if it does not run."""
+    """When a process started, in the system's clock ticks; None if it does not run.
+
+    "" if it runs but its start is unknown, on systems without /proc.
+    """
     try:
         # The name in brackets may hold spaces; the start is field 22, the state field 3.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

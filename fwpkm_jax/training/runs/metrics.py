@@ -1,4 +1,4 @@
-"""Where a run's metrics go: `metrics.jsonl` always, TensorBoard and Weights & Biases if asked."""
+"""Writes a run's metrics: always to `metrics.jsonl`, on request to TensorBoard and W&B."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from fwpkm_jax.whole_files import unfinished, write_text
 
 logger = logging.getLogger(__name__)
 
-# Messages that protobuf makes at import, unseen by type checkers.
+# Protobuf creates these classes at import, so type checkers do not see them.
 Event: Any = vars(event_pb2)["Event"]
 SessionLog: Any = vars(event_pb2)["SessionLog"]
 Summary: Any = vars(summary_pb2)["Summary"]
 
 
 def truncate_metrics(path: Path, *, step: int) -> None:
-    """Drops records past `step`, and lines that are no records: cut off, or damaged since.
+    """Drops the records after `step`, and lines that are cut off or damaged.
 
-    The steps after the checkpoint are trained again, so their records come again.
+    The steps after the checkpoint are trained again, so their records are written again.
     """
     if not path.is_file():
         return
@@ -45,7 +45,7 @@ def truncate_metrics(path: Path, *, step: int) -> None:
 
 
 def _record_step(line: bytes) -> int | None:
-    """The step of a line of `metrics.jsonl`, None if it is no record."""
+    """The step of a line of `metrics.jsonl`; None if the line is not a valid record."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -55,7 +55,7 @@ def _record_step(line: bytes) -> int | None:
 
 
 class Sink(Protocol):
-    """A place that metrics are sent to."""
+    """The interface of a service that metrics are sent to."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Sends the metrics of a step."""
@@ -67,12 +67,12 @@ class Sink(Protocol):
 
 
 class TensorBoard:
-    """Event files in `RUN/tensorboard`, from the step behind `step` on."""
+    """Event files in `RUN/tensorboard`, starting with the step after `step`."""
 
     def __init__(self, directory: Path, *, step: int) -> None:
         (directory / "tensorboard").mkdir(exist_ok=True)
-        # Not tensorboardX's SummaryWriter: on a full disk its thread dies, and the next write then
-        # waits for ever.
+        # Not tensorboardX's SummaryWriter: if the disk is full, its thread dies, and the next write
+        # then blocks for ever.
         self._events = EventsWriter(str(directory / "tensorboard" / "events"))
         # TensorBoard hides the events of earlier sessions from this step on.
         start = SessionLog(status=SessionLog.START)
@@ -94,7 +94,7 @@ class TensorBoard:
 
 
 def import_wandb() -> Any:
-    """The package wandb, which is imported only for runs that ask for it.
+    """The module wandb, which is imported only for runs that use it.
 
     Raises:
       ValueError: it is not installed.
@@ -112,17 +112,15 @@ def import_wandb() -> Any:
 class WeightsAndBiases:
     """A run on Weights & Biases; all sessions of a run directory belong to the same one.
 
-    Its identity is in `RUN/wandb_id.txt`.
-
-    The project is `WANDB_PROJECT` or `fwpkm_jax`; wandb's other variables work as usual, such as
-    `WANDB_MODE=offline`.
+    The id of the run is stored in `RUN/wandb_id.txt`. The project is `WANDB_PROJECT` or
+    `fwpkm_jax`; wandb's other environment variables work as usual, such as `WANDB_MODE=offline`.
 
     Args:
       directory: the run directory.
       config: the experiment as JSON.
 
     Raises:
-      ValueError: wandb does not start, for want of a login or a network; says what to do.
+      ValueError: wandb does not start, for example without a login or a network.
     """
 
     def __init__(self, directory: Path, *, config: Mapping[str, Any]) -> None:
@@ -139,7 +137,7 @@ class WeightsAndBiases:
                 id=identity.read_text(),
                 resume="allow",
             )
-        except Exception as error:  # Its own kinds, one for every way to fail.
+        except Exception as error:  # wandb has many error classes of its own.
             raise ValueError(
                 f"Weights & Biases did not start ({' '.join(str(error).split())}); log in with "
                 "`wandb login`, set WANDB_MODE=offline, or leave wandb out of --log."
@@ -148,8 +146,8 @@ class WeightsAndBiases:
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Sends one step's values.
 
-        After a kill some steps are trained again, to the same values; wandb ignores those that it
-        has.
+        After a killed session some steps are trained again, with the same values; wandb ignores
+        the steps that it already has.
         """
         self._run.log(dict(values), step=step)
 
@@ -159,11 +157,11 @@ class WeightsAndBiases:
 
 
 class MetricsWriter:
-    """`metrics.jsonl`, one object per step, and other sinks every few steps; close it in the end.
+    """Writes `metrics.jsonl`, one object per step, and sends every few steps to sinks.
 
     Args:
       directory: the run directory.
-      step: the step that the session starts from; records behind it are dropped.
+      step: the step that the session starts from; records of later steps are dropped.
       every: steps between two events for the sinks.
       sinks: where events go.
     """
@@ -175,7 +173,7 @@ class MetricsWriter:
         self._sinks = sinks
 
     def close(self, *, failed: bool = False) -> None:
-        """Closes all of them; `failed` if an error ended the session."""
+        """Closes the file and all sinks; `failed` if an error ended the session."""
         self._file.close()
         for sink in self._sinks:
             sink.close(failed=failed)
@@ -184,13 +182,13 @@ class MetricsWriter:
         """Appends one step's record.
 
         Args:
-          step: the step that the values belong to; each step once, in order.
+          step: the step that the values belong to. Write each step once, in order.
           values: by name. A value that is not finite becomes null: JSON has no NaN.
-          event: send it to the sinks whether or not it is this step's turn.
+          event: sends the values to the sinks even if `every` does not divide the step.
         """
         record = {n: float(v) if np.isfinite(v) else None for n, v in values.items()}
         self._file.write(json.dumps({"step": step, **record}, allow_nan=False) + "\n")
-        # A killed process keeps what it handed to the system.
+        # Flushed lines survive if the process is killed.
         self._file.flush()
         if event or step % self._every == 0:
             for sink in self._sinks:

@@ -1,8 +1,7 @@
 """The processes that train one model together, each with its own devices.
 
-JAX's distributed runtime connects them. What is sent here, beside what the step sends, is what
-every process has to know: that one of them failed or is asked to stop, and what the first one found
-in the run directory.
+JAX's distributed runtime connects them. The functions here tell every process that another one
+failed or received a stop signal, and what the first process found in the run directory.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-# How long a process that leaves waits for the others before the runtime ends them all.
+# How long a process that ends waits for the others before the runtime ends them all.
 _LEAVING_SECONDS = 30
 _LONGEST_MESSAGE = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
-    """How the processes of a run find each other; by default this one is alone."""
+    """How the processes of a run find each other; the default is a single process."""
 
     detect: bool = False
-    """Let JAX ask the cluster that started the processes: Slurm, Open MPI, Cloud TPU."""
+    """JAX asks the cluster that started the processes: Slurm, Open MPI or Cloud TPU."""
     coordinator: str | None = None
-    """HOST:PORT at which process 0 can be reached, the port free there."""
+    """HOST:PORT at which the other processes reach process 0; the port must be free there."""
     num_processes: int | None = None
-    """Processes of the run; each uses all devices that it sees."""
+    """Number of processes of the run; each uses all devices that it sees."""
     process_id: int | None = None
-    """Which of them this one is, from 0."""
+    """Number of this process, counted from 0."""
 
     def __post_init__(self) -> None:
         named = (self.coordinator, self.num_processes, self.process_id)
@@ -63,15 +62,17 @@ class DistributedConfig:
 
 
 class OtherProcessError(RuntimeError):
-    """Another process of the run failed; says which, and of what."""
+    """Another process of the run failed; the message says which one, and its error."""
 
 
 def connect(config: DistributedConfig) -> None:
-    """Joins the run's other processes, before JAX is used for anything else; nothing if alone.
+    """Joins the run's other processes. Call it before any other use of JAX.
+
+    With the default configuration it does nothing.
 
     Raises:
       ValueError: `detect` found no cluster.
-      RuntimeError: the others did not come.
+      RuntimeError: the other processes did not connect in time.
     """
     if config.coordinator is not None:
         jax.distributed.initialize(
@@ -92,18 +93,20 @@ def connect(config: DistributedConfig) -> None:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes for all."""
+    """Whether this process writes files for all processes of the run."""
     return jax.process_index() == 0
 
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """What a process does on its own, its error everyone's: no process goes on without another.
+    """Runs the body on every process; if it fails on one process, it raises on all of them.
 
-    The body must not wait for other processes.
+    All processes wait for each other at the end of the body. The body itself must not wait for
+    other processes.
 
     Raises:
-      OtherProcessError: another process's body failed. Where it is this one's, its own error.
+      OtherProcessError: the body of another process failed. If the body of this process failed,
+        its own error is raised.
     """
     if jax.process_count() == 1:
         yield
@@ -122,7 +125,7 @@ def together() -> Iterator[None]:
 
 
 def _everyones(message: str) -> list[str]:
-    """Each process's message, in their order."""
+    """The messages of all processes, in the order of the processes."""
     raw = np.frombuffer(message.encode()[:_LONGEST_MESSAGE], np.uint8)
     padded = np.pad(raw, (0, _LONGEST_MESSAGE - raw.size))
     return [
@@ -142,7 +145,7 @@ def from_first(value: Any) -> Any:
 
 
 class Greatest:
-    """The greatest of a number that each process has, told to all of them."""
+    """Computes the maximum of one number per process; every process gets the result."""
 
     def __init__(self) -> None:
         mesh = Mesh(np.asarray(jax.devices()), ("devices",))
@@ -150,6 +153,6 @@ class Greatest:
         self._max = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, P()))
 
     def __call__(self, number: int) -> jax.Array:
-        """An int32 scalar, the same everywhere, still under way."""
+        """An int32 scalar, equal on every process; returned before it is computed."""
         local = np.full(jax.local_device_count(), number, np.int32)
         return self._max(jax.make_array_from_process_local_data(self._split, local))

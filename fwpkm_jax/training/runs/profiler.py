@@ -18,7 +18,7 @@ class Profiler:
     Args:
       folder: `RUN/profile`; each session adds files under its time.
       start: steps done before this session.
-      steps: how many to trace; None traces none. A session that ends earlier traces fewer.
+      steps: number of steps to trace; None: no trace. A session that ends earlier traces fewer.
       say: prints a line when the trace is written.
     """
 
@@ -31,7 +31,7 @@ class Profiler:
         self._tracing = False
 
     def step_done(self, step: int) -> None:
-        """Called after each step, in order; the next one may be under way."""
+        """Must be called after each step, in order; the next step may have started already."""
         self._newest = step
         if self._steps is not None and step == self._first:
             jax.profiler.start_trace(str(self._folder))

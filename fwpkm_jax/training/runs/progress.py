@@ -1,4 +1,4 @@
-"""What a person watching a run sees."""
+"""The lines that a run prints while it trains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fwpkm_jax.status_line import StatusLine, format_duration
 
 
 class Speedometer:
-    """Seconds per step, over the last steps."""
+    """Measures the mean time per step over the last `window` steps."""
 
     def __init__(self, window: int = 50) -> None:
         self._seconds: collections.deque[float] = collections.deque(maxlen=window)
@@ -18,22 +18,28 @@ class Speedometer:
         self.total_steps = 0
 
     def step_done(self, seconds: float) -> None:
-        """Counts one step, which took so long; see `training.fit.Report`."""
+        """Counts one step that took `seconds`, see `training.fit.Report`."""
         self._seconds.append(seconds)
         self.total_seconds += seconds
         self.total_steps += 1
 
     @property
     def seconds_per_step(self) -> float:
-        """Mean over the window; at least one step is done."""
+        """Mean over the window; call it after at least one step."""
         return max(sum(self._seconds) / len(self._seconds), 1e-9)
 
 
 class Progress:
-    """Prints the state of a run: every step on a terminal, every so many steps elsewhere."""
+    """Prints the progress of a run: every step on a terminal, otherwise every few steps."""
 
     def __init__(self, *, steps: int, every: int, stream: TextIO | None = None) -> None:
-        """Shows a run of `steps` steps, a plain line every `every`; default standard output."""
+        """Sets up the display.
+
+        Args:
+          steps: steps of the whole run.
+          every: steps between two lines if `stream` is not a terminal.
+          stream: where to print; None: standard output.
+        """
         self._steps, self._every = steps, every
         self._line = StatusLine(stream)
 
@@ -43,7 +49,7 @@ class Progress:
         Args:
           step: steps done.
           values: the step's `loss`, `grad_norm`, `lr` and `tokens_per_second`.
-          seconds_per_step: current speed, for the time left.
+          seconds_per_step: current mean time per step, for the remaining time.
         """
         if not (self._line.on_terminal or step % self._every == 0 or step == self._steps):
             return
@@ -55,5 +61,5 @@ class Progress:
         )
 
     def say(self, message: str) -> None:
-        """Prints a line of its own, below the progress line."""
+        """Prints a separate line below the progress line."""
         self._line.say(message)

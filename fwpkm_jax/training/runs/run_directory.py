@@ -1,4 +1,4 @@
-"""A run's directory: its configuration, and the sessions that wrote there."""
+"""A run's directory: its configuration, and a record of the sessions that wrote to it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DifferentRunError(ValueError):
 
 
 def environment() -> dict[str, Any]:
-    """Commit, versions and device of this process: what else determines a run's numbers."""
+    """Commit, versions and device of this process, as JSON values."""
     device = jax.devices()[0]
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -41,7 +41,7 @@ def environment() -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """The checked-out commit of this code, `-dirty` if files differ from it; None outside git."""
+    """The checked-out commit of this code, with `-dirty` if files changed; None outside git."""
     folder = Path(__file__).parent
     try:
         commit = subprocess.run(
@@ -116,10 +116,11 @@ def refuse_changes(
       directory: the run directory.
       old: the run's configuration as JSON.
       new: the experiment as JSON.
-      may_change: fields, or sections, that may differ.
+      may_change: paths of fields or sections that may differ.
 
     Raises:
-      DifferentRunError: another field differs. Lists all of them, and the run's own command.
+      DifferentRunError: another field differs. The message lists all such fields and the command
+        that started the run.
     """
     changed = [
         line
@@ -141,7 +142,7 @@ def refuse_changes(
 
 
 def first_command(directory: Path) -> str | None:
-    """The command that started a run, as `environment.json` tells; None if it does not."""
+    """The command that started a run, from `environment.json`; None if it is not recorded there."""
     try:
         sessions = read_json(directory / "environment.json")["sessions"]
         return shlex.join(sessions[0]["command"])
@@ -169,7 +170,7 @@ def _within(name: str, section: str) -> bool:
 
 
 def record_session(directory: Path, *, fingerprint: str, step: int) -> None:
-    """Adds this process to `environment.json`; a run that was resumed has several sessions."""
+    """Adds this session to `environment.json`; a resumed run has several sessions."""
     path = directory / "environment.json"
     sessions = read_json(path).get("sessions", []) if path.is_file() else []
     sessions.append({"from_step": step, **environment()})

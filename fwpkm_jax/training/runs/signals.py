@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT turned into a request to stop after the current step."""
+"""Turns SIGTERM and SIGINT into a request to stop after the current step."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class Stopped(Exception):
 
 
 class StopSignals:
-    """Holds SIGTERM and SIGINT back while a context lasts; `poll` and `wait` tell of one.
+    """Catches SIGTERM and SIGINT while its context lasts; `poll` and `wait` report them.
 
-    The signal is answered at once with a line. A second one acts as if this were not here, so that
-    a run can always be ended. Outside the main thread Python allows no handlers, so signals act as
-    usual there.
+    The first signal prints a line at once. A second signal has its usual effect, so a run can
+    always be ended. Python allows handlers only in the main thread; in other threads the context
+    does nothing.
 
-    Of many processes it is enough that one gets a signal. All of them call `poll` and `wait` in the
-    same order and get the same answers, so that they stop after the same step.
+    In a run of several processes one signal to one process is enough. All processes must call
+    `poll` and `wait` in the same order; they get the same answers, so they stop after the same
+    step.
 
     Args:
       say: prints a line.
@@ -52,12 +53,12 @@ class StopSignals:
 
     @contextlib.contextmanager
     def nothing_to_save(self) -> Iterator[None]:
-        """While it lasts, a signal ends the body at once.
+        """While the context lasts, a signal ends the body at once.
 
-        Of several processes each goes on until all of them have agreed to stop.
+        In a run of several processes the body goes on until all processes have agreed to stop.
 
         Raises:
-          Stopped: a signal came, or had come before.
+          Stopped: a signal came during the body or before it.
         """
         if self._greatest is not None:
             yield
@@ -71,14 +72,14 @@ class StopSignals:
             self._nothing_to_save = False
 
     def poll(self) -> signal.Signals | None:
-        """A signal that any process got, known one call late so that no process waits."""
+        """A signal that any process got, or None; one call late, so that no process waits."""
         if self._greatest is None:
             return self._caught
         answer, self._asked = self._asked, self._greatest(self._caught or 0)
         return _signal(answer)
 
     def wait(self) -> signal.Signals | None:
-        """A signal that any process has got by now."""
+        """A signal that any process has got so far, or None; waits for the other processes."""
         if self._greatest is None:
             return self._caught
         return _signal(self._greatest(self._caught or 0))

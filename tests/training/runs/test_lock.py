@@ -133,7 +133,7 @@ def test_a_silent_holder_on_another_host_is_gone(tmp_path, patience):
     )
     lines = []
     lock = RunLock(tmp_path, say=lines.append)
-    assert "is of process 77 on elsewhere since yesterday; waiting up to 1 s" in lines[0]
+    assert "belongs to process 77 on elsewhere since yesterday; waiting up to 1 s" in lines[0]
     assert lines[1].startswith(f"Took over {tmp_path} from process 77 on elsewhere")
     lock.release()
 

@@ -15,7 +15,7 @@ from fwpkm_jax.layers.partition import ParameterAxes
 class RMSNorm(nnx.Module):
     """The input at unit root mean square, times `1 + weight`; the weight starts at zero.
 
-    Without `offset` it is times `weight`, which starts at one.
+    Without `offset` the factor is `weight`, which starts at one.
 
     Computed in at least float32 and cast once at the end.
 

@@ -1,8 +1,8 @@
 """How the layers' work is laid out over a mesh of devices.
 
 Arrays keep their whole shapes: the compiler splits projections, norms and sums by the constraints
-set here. What it would split badly, or cannot (gathers, sorts, kernels), runs in `Partition.run` on
-each device's own part.
+set here. Operations that it cannot split, or would split badly (gathers, sorts, kernels), run in
+`Partition.run` on each device's own part.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,19 +38,19 @@ class, as `parameter_axes`; the innermost module that names a parameter decides.
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """How many devices share the work, and how. Changes no result but by rounding."""
+    """How many devices share the work, and how. Results change only by rounding."""
 
     data: int = 1
-    """Parts of the batch that see slow weights of their own; fast-weight memories are never shared
-    between them."""
+    """Parts of the batch with a copy of the slow weights each; they never share fast-weight
+    memories."""
     fsdp: int = 1
     """Parts of each of these; they share one copy of the slow weights and the optimiser's state."""
     model: int = 1
     """Parts of the heads, of the MLPs' hidden units and of the value tables' columns."""
     memory: MemoryLayout = "independent"
-    """Where a fast-weight memory is. independent: on one part of the batch. columns, slots: on all
-    devices of a part along `data`, each with some columns, or some slots, of the value table; slots
-    is for tables larger than a device."""
+    """Where a fast-weight memory is stored. independent: with one part of the batch. columns,
+    slots: on all devices of a part along `data`, each of which holds some columns, or some slots,
+    of the value table; slots is for tables larger than a device."""
 
     def __post_init__(self):
         check_literals(self)
@@ -78,11 +78,11 @@ class Partition:
         return NamedSharding(self.mesh, P(*axes))
 
     def constrain(self, x: jax.Array, *axes: Any) -> jax.Array:
-        """`x`, laid out so; dimensions left out are whole on every device."""
+        """`x` with its dimensions split along these mesh axes; further dimensions are not split."""
         return jax.lax.with_sharding_constraint(x, self.sharding(*axes))
 
     def by_sequence(self, x: jax.Array) -> jax.Array:
-        """`x [batch, ...]`, each device with its own sequences, whole."""
+        """`x [batch, ...]`, split so that each device has whole sequences."""
         return self.constrain(x, BATCH)
 
     def deal(self, x: jax.Array, groups: int) -> jax.Array:
@@ -94,12 +94,12 @@ class Partition:
         return self.by_sequence(x)
 
     def split_groups(self, x: jax.Array, groups: int) -> jax.Array:
-        """`[batch, ...]` as dealt to `[groups, batch // groups, ...]`; nothing moves."""
+        """`[batch, ...]` from `deal` to `[groups, batch // groups, ...]`, without communication."""
         parts, memories, devices = self._grid(groups)
         return split_groups(_swap(x, parts, devices, memories), groups)
 
     def merge_groups(self, x: jax.Array) -> jax.Array:
-        """`[groups, batch // groups, ...]` back to `[batch, ...]` as dealt; nothing moves."""
+        """The inverse of `split_groups`, also without communication."""
         return self.deal(merge_groups(x), x.shape[0])
 
     def _grid(self, groups: int) -> tuple[int, int, int]:
@@ -111,7 +111,7 @@ class Partition:
 
     def run(self, function: Callable[..., Any], *, in_specs: Any, out_specs: Any) -> Any:
         """`function` on each device's part of the arguments; see `jax.shard_map`."""
-        # Kernels and the loops' carries do not say along which axes they vary.
+        # Kernels and loop carries do not declare along which axes they vary.
         return jax.shard_map(
             function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )
@@ -134,14 +134,14 @@ class Partition:
 
     @property
     def group_axes(self) -> tuple[str, ...]:
-        """Along these lie different memories."""
+        """Mesh axes along which devices hold different memories."""
         return BATCH if self.memory == "independent" else ("data",)
 
     def memory_axes(self, *, learned: bool = False) -> MemoryAxes:
         """How devices share a value table.
 
         Args:
-          learned: of the slow weights' table, of which there is one for the whole batch.
+          learned: for the value table of slow weights, which the whole batch shares.
         """
         layout = "columns" if learned and self.memory == "independent" else self.memory
         tokens = () if layout == "independent" else self._used("fsdp")
@@ -199,6 +199,6 @@ class Partition:
 
 
 def _swap(x: jax.Array, parts: int, outer: int, inner: int) -> jax.Array:
-    """`x [parts * outer * inner * rest, ...]` with the order of outer and inner exchanged."""
+    """`x [parts * outer * inner * rest, ...]` with the axes `outer` and `inner` exchanged."""
     grid = x.reshape(parts, outer, inner, -1, *x.shape[1:])
     return grid.swapaxes(1, 2).reshape(x.shape)

@@ -41,9 +41,9 @@ class PKMConfig:
     query_norm: bool = True
     """RMS norm over the queries of all heads together."""
     query_batch_norm: bool = False
-    """Norms each feature of the queries over the batch's tokens instead, as the original paper
-    does; needs query_norm=False. Evaluations norm by running statistics, so that no token's output
-    depends on others."""
+    """Batch norm of the queries instead, as in the original paper: each feature over the tokens of
+    the batch; needs query_norm=False. Evaluations use running statistics, so that a token's output
+    does not depend on other tokens."""
     gated: bool = True
     """Multiplies the read by SiLU of a projection of the input."""
     backend: Backend = "auto"
@@ -70,7 +70,7 @@ class PKMConfig:
 
 
 class QueryStatistics(NamedTuple):
-    """Of each feature of the queries, over the tokens of a batch.
+    """Mean and variance of each feature of the queries, over the tokens of a batch.
 
     Attributes:
       mean: `[features]`, heads joined.
@@ -87,7 +87,7 @@ class PKMOutput(NamedTuple):
     Attributes:
       output: `[batch, length, out]`.
       slot_ids: slots read, heads joined.
-      statistics: of this batch's queries, where they were normed by them; None otherwise.
+      statistics: of this batch's queries, if the layer normed the queries by them, else None.
     """
 
     output: Float[Array, "batch length out"]
@@ -132,12 +132,12 @@ class PKM(nnx.Module):
         self.keys = nnx.Param(jax.random.uniform(rngs.params(), shape, minval=-bound, maxval=bound))
         table = jax.random.normal(rngs.params(), (config.num_subkeys**2, config.value_dim))
         self.values = nnx.Param(table * config.value_dim**-0.5)
-        # The norms multiply by their weight directly, unlike the decoder's.
+        # These norms multiply by their weight directly; the decoder's norms multiply by 1 + weight.
         features = (heads * config.key_dim,)
         normed = config.query_norm or config.query_batch_norm
         self.query_scale = nnx.Param(jnp.ones(features)) if normed else None
         self.query_shift = nnx.Param(jnp.zeros(features)) if config.query_batch_norm else None
-        # Running statistics; no gradient reaches them, `with_statistics` moves them.
+        # Running statistics: they have no gradient; `with_statistics` updates them.
         self.query_mean = nnx.BatchStat(jnp.zeros(features)) if config.query_batch_norm else None
         self.query_variance = nnx.BatchStat(jnp.ones(features)) if config.query_batch_norm else None
         xavier = nnx.initializers.xavier_uniform()

@@ -67,7 +67,7 @@ class HeadInputs(NamedTuple):
 
     Attributes:
       x: `[batch, length, model]`.
-      bias: added to each token's logits, where the steps are those of the output bias.
+      bias: added to each token's logits, if the steps move the output bias; else None.
     """
 
     x: Float[Array, "batch length model"]
@@ -79,7 +79,7 @@ class FastWeightStream(NamedTuple):
 
     Attributes:
       last: the last token's input, which waits for its label, `[batch, 1, model]`.
-      waits: 1 where there is one, `[batch]`.
+      waits: 1 if a token waits, else 0, `[batch]`.
       position: tokens read so far, `[batch]`.
       sums: gradients of the tokens before: a `Sums` for each tensor, or of the output bias.
     """
@@ -91,15 +91,15 @@ class FastWeightStream(NamedTuple):
 
 
 class FastWeightLayer(nnx.Module):
-    """At each token, the tensors less a rate times the gradients of all earlier tokens' losses.
+    """Applies at each token its tensors minus a rate times the gradients of all earlier losses.
 
-    The gradients are those of the slow tensors' predictions, so that the steps of a matrix on all
-    earlier tokens are linear attention: what a token multiplies by asks, what the earlier ones
-    multiplied by answers with their gradients. Training differentiates through them.
+    The gradients are taken at the slow tensors. The steps of a matrix on all earlier tokens are
+    then linear attention: a token's input to the matrix is the query, the inputs of earlier tokens
+    are the keys, and their gradients are the values. Training differentiates through the steps.
 
-    With segments, gradients of the one before count whole, those of the one before that `decay`
-    times, and so on, as the paper has it between two pieces of a text. Training differentiates
-    through earlier segments too, where the paper stops.
+    With segments, the gradients of the previous segment have weight 1, those of the segment before
+    it `decay`, then `decay**2` and so on, as in the paper between two pieces of a text. Training
+    differentiates through earlier segments too; the paper does not.
 
     References: Clark et al. 2022, arXiv:2212.02475.
     """
@@ -220,16 +220,16 @@ class FastWeightLayer(nnx.Module):
             x, real = pack(x, packing), packing.is_real.astype(x.dtype)
             tokens = jnp.take_along_axis(tokens, packing.order, axis=1)
         starts = None if starts is None else pack_starts(starts.astype(bool), packing)
-        # In front stands the token that waits, whose label is the first one of the piece.
+        # The waiting token comes first; its label is the first token of the piece.
         joined = jnp.concatenate([stream.last.astype(x.dtype), x], axis=1)
         last = jnp.zeros_like(tokens[:, :1])
         labels = jnp.concatenate([tokens, last], axis=1)
         follows = jnp.concatenate([real, jnp.zeros_like(real[:, :1])], axis=1)
         counted = jnp.concatenate([stream.waits[:, None], real], axis=1) * follows
         counted = counted if write else jnp.zeros_like(counted)
-        if starts is not None:  # The first token of a document labels no other one's last.
+        if starts is not None:  # A document's first token is no label of the one before.
             counted = counted * jnp.pad(1 - starts.astype(x.dtype), ((0, 0), (0, 1)))
-        # Behind the last real token everything is as it is at that one.
+        # Behind the last real token, the position is that of the last real token.
         count = jnp.sum(real, axis=1).astype(jnp.int32)
         ahead = jnp.minimum(jnp.arange(joined.shape[1], dtype=jnp.int32)[None], count[:, None])
         position = jnp.maximum(stream.position[:, None] - 1 + ahead, 0)
@@ -245,7 +245,7 @@ class FastWeightLayer(nnx.Module):
         out = jax.tree.map(lambda x: unpack(x, packing), out)
         if not write:
             return out, stream
-        # The waiting token itself where nothing real came.
+        # The same token waits on where the piece has no real token.
         waiting = jnp.take_along_axis(joined, count[:, None, None], axis=1)
         waits = jnp.maximum(stream.waits, real[:, 0])
         return out, FastWeightStream(waiting, waits, following, sums)

@@ -23,15 +23,15 @@ class HeadTensors(NamedTuple):
 
 
 class TokenGradients(NamedTuple):
-    """A token's loss's gradients behind each tensor, and what the matrices were multiplied by.
+    """The gradients of a token's loss after each tensor, and the inputs of the matrices.
 
     Attributes:
-      x: `[batch, length, model]`, in front of `up`.
-      hidden: `[batch, length, hidden]`, in front of `down`.
-      up: behind `up`, of `up_bias` too.
-      down: behind `down`, of `down_bias` too.
-      scale: of `scale`.
-      shift: of `shift`.
+      x: `[batch, length, model]`, the input of `up`.
+      hidden: `[batch, length, hidden]`, the input of `down`.
+      up: gradient of the output of `up`, which is also that of `up_bias`.
+      down: gradient of the output of `down`, which is also that of `down_bias`.
+      scale: gradient of `scale`.
+      shift: gradient of `shift`.
     """
 
     x: jax.Array
@@ -55,7 +55,7 @@ class Sums(NamedTuple):
 
 
 class Step(NamedTuple):
-    """How a tensor moves: its step size, and what a segment keeps of those before the last."""
+    """How a tensor moves: its step size, and the share of older segments' steps that it keeps."""
 
     rate: Float[Array, ""]
     decay: Float[Array, ""] | None
@@ -79,7 +79,7 @@ class Segments(NamedTuple):
 def apply_head(
     tensors: HeadTensors, x: Float[Array, "*n model"], beside: TokenGradients | None = None
 ) -> tuple[Float[Array, "*n model"], Float[Array, "*n hidden"]]:
-    """The layer's output, and what `down` multiplied; `beside` is added behind each tensor."""
+    """The layer's output, and the input of `down`; `beside` is added after each tensor."""
 
     def plus(y: jax.Array, name: str) -> jax.Array:
         return y if beside is None else y + getattr(beside, name)
@@ -99,7 +99,7 @@ def token_gradients(
     labels: Int[Array, "batch length"],
     counted: Float[Array, "batch length"],
 ) -> TokenGradients:
-    """Of each token's cross-entropy by the slow tensors, times what it counts."""
+    """Gradients of each token's cross-entropy at the slow tensors, times its weight `counted`."""
 
     def loss(beside: TokenGradients) -> tuple[jax.Array, jax.Array]:
         y, hidden = apply_head(tensors, x, beside)
@@ -136,7 +136,7 @@ def advance_head(
       tensors: slow.
       steps: a `Step` for each tensor.
       sums: a `Sums` for each tensor, of the tokens before the chunk.
-      x: in front of `up`.
+      x: the input of `up`.
       tokens: gradients of the chunk's tokens.
       segments: where the chunk stands.
     """
@@ -164,13 +164,13 @@ def move_matrix(
     sums: Sums,
     segments: Segments,
 ) -> tuple[Float[Array, "batch length narrow"], Sums]:
-    """What the steps of a matrix add behind it: strictly causal linear attention; and its sums.
+    """What a matrix's steps add to its output, by strictly causal linear attention; and its sums.
 
     Args:
       step: of the matrix.
-      asks: what the tokens multiply by it now.
-      answers: what they multiplied by it when its gradients were taken.
-      gradients: behind it.
+      asks: the tokens' inputs to the matrix now.
+      answers: their inputs when the gradients were taken.
+      gradients: of the matrix's output.
       sums: `[batch, wide, narrow]`.
       segments: where the chunk stands.
     """

@@ -1,4 +1,4 @@
-"""What a memory layer makes of rows that hold several documents."""
+"""How a memory layer reads and writes rows that hold several documents."""
 
 from typing import Any, NamedTuple
 
@@ -15,12 +15,12 @@ from fwpkm_jax.rules import AbstractChunkRule
 
 
 class DocumentRun(NamedTuple):
-    """What rows leave whose documents start anew.
+    """The result of rows whose documents each start from the same memory.
 
     Attributes:
       memory: of each sequence's last document, leaves `[batch, ...]`.
       read: by each token, `[batch, length, value]`.
-      access: facts of the reads, leaves `[batch, length, ...]`, or None.
+      access: what the rule reports about the reads, leaves `[batch, length, ...]`, or None.
       losses: weighted mean squared error of each read, `[batch, length]`.
       paired: 1 where a token has a target in its chunk, `[batch, length]`.
     """
@@ -54,13 +54,13 @@ def run_documents(
 ) -> DocumentRun:
     """Reads and writes rows whose documents each start from the memory as it comes in.
 
-    Chunks count from each document's first token. Documents that fill no chunk only read: nobody
-    reads what they would write, but for a row's last one.
+    Chunks count from each document's first token. A document shorter than a chunk only reads,
+    unless it is the last of its row: no later token would read its write.
 
     Args:
       rule: of one memory.
       memory: of each sequence, leaves `[batch, ...]`.
-      signals: what the memory is told; `gate` weighs the losses.
+      signals: the inputs of the memory; `gate` weighs the losses.
       starts: first tokens of documents.
       mask: 1 for real tokens.
       chunk_size: tokens of a document between two writes.
@@ -80,7 +80,7 @@ def run_documents(
     def within(memory: Memory, piece: Any, count: jax.Array) -> tuple[Memory, Any]:
         query, target, weights = jax.tree.map(lambda x: x[:, 0], piece)
         own = jnp.arange(target.shape[1], dtype=jnp.int32)[None] < count[:, None]
-        # Behind the unit stand tokens of others, which are padding to it.
+        # Tokens of other units follow; they count as padding.
         weights = jax.tree.map(lambda x: jnp.where(own, x, 0), weights)
 
         def step(memory: Memory, query: jax.Array, target: jax.Array, weights: Any) -> Any:

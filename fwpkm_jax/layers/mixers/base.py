@@ -1,4 +1,4 @@
-"""The contract of a token mixer: what a decoder, a mesh, a stream and an evaluation need of one.
+"""The contract of a token mixer: what decoder, mesh, streams and evaluations need from it.
 
 A mixer is two classes in one file. Its configuration, a frozen dataclass below
 `AbstractMixerConfig`, says how to build it and answers questions that need no parameters. The
@@ -11,11 +11,11 @@ the mixer creates parameters itself, `parameter_axes`. Everything else has a def
 | what | default |
 |---|---|
 | `AbstractMixerConfig.label` | the class's name |
-| `AbstractMixerConfig.split_numbers` | no heads that devices share out |
+| `AbstractMixerConfig.split_numbers` | heads are not split over devices |
 | `AbstractMixerConfig.reach` | every earlier token |
 | `AbstractMixerConfig.in_window` | no attention that a training step could limit |
 | `AbstractMixerConfig.own_memory` | no fast weights written in chunks of the mixer's own |
-| `AbstractMixerConfig.extra_products` | parameters tell the cost |
+| `AbstractMixerConfig.extra_products` | one multiplication per parameter and token |
 | `AbstractMixer.output_map` | no linear map of its own into the residual stream |
 | `AbstractMixer.mix_partitioned` | each device takes whole sequences |
 | `AbstractMixer.capacity` | the cache's size does not depend on the stream's length |
@@ -80,7 +80,7 @@ class AbstractMixerConfig(abc.ABC):
           rngs: for the initial weights, from the stream `params`.
 
         Raises:
-          ValueError: the configuration does not go with `model_dim`.
+          ValueError: the configuration does not fit `model_dim`.
         """
 
     @property
@@ -127,11 +127,11 @@ class AbstractMixer(nnx.Module):
     """Mixes the tokens of each sequence; the block adds the result to the residual stream.
 
     No output depends on a later token, on another sequence of the batch, or on another document of
-    its row. Padding leaves no trace: other outputs and the cache are what they would be without it,
-    and its own outputs are 0.
+    its row. Padding has no effect: other outputs and the cache are the same without it, and the
+    outputs at padding are 0.
 
-    A mixer whose `mix` has an argument `starts` takes rows of several documents: each gives what it
-    would give in a row of its own, wherever it lies.
+    A mixer whose `mix` has an argument `starts` takes rows of several documents. Each document
+    gives the same outputs as in a row of its own.
     """
 
     parameter_axes: ClassVar[ParameterAxes] = {}
@@ -158,7 +158,7 @@ class AbstractMixer(nnx.Module):
             `core.documents.document_starts(segment_ids)`; None: a sequence is one document. With a
             cache, the tokens before the first start go on with the cache's document.
           cache: of the tokens before, from `init_cache` or the last call; None for a whole
-            sequence. Pieces of any size give what the whole gives.
+            sequence. A sequence in pieces of any size gives the same outputs.
           partition: of a whole sequence's work over devices; without mask and cache.
 
         Returns:

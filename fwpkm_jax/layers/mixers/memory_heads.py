@@ -1,4 +1,4 @@
-"""What layers with a matrix memory share: their heads, and the convolution before."""
+"""Heads and short convolution of the layers with a matrix memory."""
 
 from dataclasses import dataclass, field
 
@@ -56,8 +56,8 @@ def causal_convolution(
       x: `[batch, length, channels]`.
       before: the `width - 1` inputs before these, oldest first.
       weight: `[width, channels]`, oldest input first.
-      documents: documents that have started up to each token, from 0; a token sees the inputs of
-        its own. None: of all.
+      documents: documents that have started up to each token, from 0; a token sees only the inputs
+        of its own document. None: all inputs are of one document.
     """
     dtype = compute_dtype(x.dtype, weight.dtype)
     inputs = jnp.concatenate([before.astype(dtype), x.astype(dtype)], axis=1)
@@ -100,5 +100,5 @@ def convolution_inputs(
 
 
 def _numbers(documents: Int[Array, "batch length"], before: int) -> Int[Array, "batch inputs"]:
-    """The documents' numbers behind those of the inputs kept before, which are 0."""
+    """The documents' numbers, preceded by 0 for each input kept before."""
     return jnp.pad(documents, ((0, 0), (before, 0)))

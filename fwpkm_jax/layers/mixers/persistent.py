@@ -15,7 +15,7 @@ from fwpkm_jax.layers.partition import ParameterAxes
 class PersistentTokens(AbstractMixer):
     """A token mixer that has read the same learned tokens before each sequence's first.
 
-    Refuses rows of several documents: the tokens would have to stand before each.
+    Refuses rows of several documents: the tokens would have to come before each document.
 
     References: Behrouz et al. 2025, arXiv:2501.00663, section 3.3.
     """
@@ -25,12 +25,12 @@ class PersistentTokens(AbstractMixer):
     def __init__(self, mixer: AbstractMixer, number: int, model_dim: int, *, rngs: nnx.Rngs):
         """Args: `mixer` of width `model_dim`."""
         self.mixer = mixer
-        # As large as what a mixer reads, which is normed.
+        # Unit variance, like the normed input of a mixer.
         tokens = nnx.initializers.normal(1.0)(rngs.params(), (number, model_dim), jnp.float32)
         self.tokens = nnx.Param(tokens)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> Any:
-        """The mixer's cache behind the tokens; see its own `init_cache`."""
+        """The mixer's cache after it has read the tokens; see its own `init_cache`."""
         max_length += self.tokens.shape[0]
         cache = self.mixer.init_cache(1, max_length=max_length, dtype=dtype)
         _, cache = self.mixer(self.tokens[...][None].astype(dtype), cache=cache)

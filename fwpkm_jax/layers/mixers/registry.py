@@ -1,4 +1,4 @@
-"""Mixers by name: ours and those that other packages register."""
+"""The registry of all mixers by name, those of other packages included."""
 
 import functools
 import sys
@@ -11,12 +11,12 @@ from fwpkm_jax.literals import nearest
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 
 MixerBuilder = Callable[[Any], AbstractMixerConfig]
-"""Makes a mixer's configuration from a `ModelConfig`, whose sections hold the settings of ours."""
+"""Makes a mixer's configuration from the sections of a `ModelConfig`."""
 
 
 class _Registered(NamedTuple):
     config: AbstractMixerConfig | MixerBuilder
-    module: str  # That registered it.
+    module: str  # The module that registered it.
 
 
 _MIXERS: dict[str, _Registered] = {}
@@ -62,7 +62,7 @@ def register_mixer(name: str, config: AbstractMixerConfig | MixerBuilder) -> Non
 def _calling_module() -> str:
     """The module that called `register_mixer`."""
     frame = sys._getframe()
-    # Runtime type checking, as in tests, puts calls of its own between.
+    # Runtime type checking, as in tests, adds stack frames in between.
     while frame.f_globals["__name__"].split(".")[0] in ("jaxtyping", "beartype") or (
         frame.f_globals["__name__"] == __name__
     ):
@@ -84,7 +84,7 @@ def mixer_config(name: str, model: Any) -> AbstractMixerConfig:
       model: the `ModelConfig` whose sections set it.
 
     Raises:
-      ValueError: the model's settings do not go together.
+      ValueError: settings of the model contradict each other.
     """
     config = _registered()[name].config
     return config if isinstance(config, AbstractMixerConfig) else config(model)

@@ -41,8 +41,9 @@ class ModelConfig:
     mixers: tuple[Mixer, ...] = ("gdn", "gdn", "gdn", "swa") * 3
     """Token mixer of each layer: Gated DeltaNet (gdn), sliding-window (swa) or full attention,
     LaCT, Titans' memory alone (titans) or with a window of attention as its context, gate or layer
-    (titans_mac, titans_mag, titans_mal), a matrix memory by its name in `rules.matrix`, or a
-    registered mixer of your own; on the command line also the JSON of a configuration."""
+    (titans_mac, titans_mag, titans_mal), TTT (ttt_linear, ttt_mlp), a matrix memory by its name in
+    `rules.matrix`, or a registered mixer of your own; on the command line also the JSON of a
+    configuration."""
     mlp_dim: int = 2304
     """Hidden width of the SwiGLU layers."""
     mlp_activation: Activation = "silu"

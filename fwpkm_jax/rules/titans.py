@@ -26,10 +26,12 @@ class TitansNetwork(NamedTuple):
     Attributes:
       scale: of the output's norm, minus 1; None without that norm.
       layers: matrices `[in, out]`.
+      biases: added behind the matrices, `[out]`; None for a network without.
     """
 
     scale: Float[Array, "*n value"] | None
     layers: tuple[Float[Array, "*n _ _"], ...]
+    biases: tuple[Float[Array, "*n _"], ...] | None = None
 
 
 class TitansMemory(NamedTuple):
@@ -85,6 +87,9 @@ class TitansRule(AbstractGradientRule):
     as published, token by token. A token is read after the write that it completes. Tokens behind
     a chunk's last complete write are read but not written. The rule has one head.
 
+    TTT-Linear and TTT-MLP (arXiv:2407.04620) are the cases of one and two matrices with a residual
+    norm that is not written, biases, no momentum and nothing forgotten, chunks of 16 tokens.
+
     References: Behrouz et al. 2025, arXiv:2501.00663, Eqs. 8 to 18.
 
     Example:
@@ -121,6 +126,10 @@ class TitansRule(AbstractGradientRule):
     """Share of the weights forgotten at each write."""
     max_gradient_norm: float | None = None
     """Bounds the norm of each tensor's gradient, smoothly."""
+    bias: bool = False
+    """Adds a bias behind each matrix."""
+    write_norm: bool = True
+    """Writes the norm's scale too; off: every write leaves it as it is."""
     orthogonalize: bool = False
     """Makes each matrix's step nearly orthogonal by Newton-Schulz iterations."""
 
@@ -153,7 +162,8 @@ class TitansRule(AbstractGradientRule):
             for rng, shape in zip(rngs, itertools.pairwise(widths), strict=True)
         ]
         scale = jnp.zeros((self.value_dim,), jnp.float32) if self.residual_norm else None
-        return self.start(TitansNetwork(scale, tuple(layers)))
+        biases = tuple(jnp.zeros(x.shape[1:], jnp.float32) for x in layers) if self.bias else None
+        return self.start(TitansNetwork(scale, tuple(layers), biases))
 
     def start(self, weights: TitansNetwork) -> TitansMemory:
         """The memory of a sequence that begins with these weights."""
@@ -168,6 +178,8 @@ class TitansRule(AbstractGradientRule):
         y = x
         for index, matrix in enumerate(network.layers):
             y = (jax.nn.gelu(y, approximate=False) if index else y) @ matrix
+            if network.biases is not None:
+                y = y + network.biases[index][None]
         if network.scale is None:
             return y
         return x + layer_normalize(y) * (1.0 + network.scale[None])
@@ -210,6 +222,8 @@ class TitansRule(AbstractGradientRule):
         gradients, losses = jax.vmap(jax.grad(self._loss, has_aux=True), in_axes=(None, 0, 0, 0))(
             base, writes.key, writes.value, writes.rate
         )
+        if not self.write_norm and gradients.scale is not None:
+            gradients = gradients._replace(scale=jnp.zeros_like(gradients.scale))
         if self.max_gradient_norm is not None:
             gradients = jax.tree.map(self._bounded, gradients)
         if writes.tensor_scale is not None:

@@ -97,6 +97,39 @@ def test_a_chunks_gradients_are_all_of_the_weights_it_began_with():
     assert_close(out.memory.weights, weights)
 
 
+def test_ttt_linear_written_out():
+    """Gradients at a chunk's first weights, each token read after its own step; the norm stays."""
+    rule = TitansRule(
+        **{"key_dim": 4, "value_dim": 4, "depth": 1, "momentum_order": 0, "forget": 0.0},
+        **{"bias": True, "write_norm": False},
+    )
+    memory, sequence = init_memory(rule, jnp.float64), sequence_of(rule)
+    scale = jnp.asarray([0.1, -0.2, 0.3, 0.0])
+    weights = memory.weights._replace(scale=scale, biases=(jnp.asarray([0.2, 0.0, -0.1, 0.3]),))
+    out = run(rule, rule.start(weights), sequence, 4)
+
+    first = jax.tree.map(lambda x: np.asarray(x)[0], sequence)
+    query, key = first.query[:, 0], (first.query if first.key is None else first.key)[:, 0]
+    value, matrix, bias = first.target, np.asarray(weights.layers[0]), np.asarray(weights.biases[0])
+    gain = 1 + np.asarray(scale)
+
+    def norm(y):
+        y = y - y.mean()
+        return y / np.sqrt(np.mean(y**2) + 1e-5), 1 / np.sqrt(np.mean(y**2) + 1e-5)
+
+    for start in range(0, len(query), 4):
+        before, bias_before = matrix.copy(), bias.copy()
+        for t in range(start, min(start + 4, len(query))):
+            unit, slope = norm(key[t] @ before + bias_before)
+            d_unit = (key[t] + gain * unit - value[t]) * gain
+            d_sum = slope * (d_unit - d_unit.mean() - unit * np.mean(d_unit * unit))
+            step = 2 * first.rates[t, 0] * first.write_weight[t]
+            matrix, bias = matrix - step * np.outer(key[t], d_sum), bias - step * d_sum
+            expected = query[t] + gain * norm(query[t] @ matrix + bias)[0]
+            np.testing.assert_allclose(out.output[0, t], expected, rtol=1e-10, atol=1e-12)
+    np.testing.assert_array_equal(out.memory.weights.scale, scale)
+
+
 def test_several_tokens_of_one_write_are_one_step_of_their_sum():
     rule = replace(TitansRule.tiny(), write_size=4, momentum_order=0, forget=0.0)
     memory, sequence = init_memory(rule, jnp.float64), sequence_of(rule, length=7)

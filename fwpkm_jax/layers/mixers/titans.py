@@ -60,7 +60,7 @@ class Titans(AbstractMixer):
         "(rate|momentum|forget|combine|tensor_rate)_proj/bias": (None,),
         "out_proj/kernel": ("heads", "embed"),
         r"layers/\d+": (None, None, None),
-        "scale|(query|key|output)_norm": (None, None),
+        r"scale|(query|key|output)_norm|biases/\d+": (None, None),
     }
 
     def __init__(
@@ -98,7 +98,11 @@ class Titans(AbstractMixer):
         self.rate_proj = linear(model_dim, heads, use_bias=True)
         # At first a hundredth of the weights is given up at each write, or what heads draw.
         forget_bias = bias_initializer(config.decay_start, -4.6, lambda step: -sigmoid_bias(step))
-        self.forget_proj = linear(model_dim, heads, use_bias=True, bias_init=forget_bias)
+        self.forget_proj = (
+            linear(model_dim, heads, use_bias=True, bias_init=forget_bias)
+            if config.forgetting
+            else None
+        )
         orders = config.momentum_order
         self.momentum_proj = linear(model_dim, heads * orders, use_bias=True) if orders else None
         self.combine_proj = (
@@ -107,7 +111,9 @@ class Titans(AbstractMixer):
         start = jax.vmap(self.rule.init)(jax.random.split(rngs.params(), heads)).weights
         self.layers = nnx.List([nnx.Param(x) for x in start.layers])
         self.scale = None if start.scale is None else nnx.Param(start.scale)
-        tensors = config.depth + config.residual_norm
+        biases = start.biases
+        self.biases = None if biases is None else nnx.List([nnx.Param(x) for x in biases])
+        tensors = config.num_tensors
         self.tensor_rate_proj = (
             linear(model_dim, heads * tensors, use_bias=True) if config.tensor_rates else None
         )
@@ -126,7 +132,10 @@ class Titans(AbstractMixer):
         dtype = compute_dtype(dtype)
         scale = None if self.scale is None else self.scale[...].astype(dtype)
         layers = tuple(x[...].astype(dtype) for x in self.layers)
-        memory = jax.vmap(self.rule.start)(TitansNetwork(scale, layers))
+        biases = self.biases
+        if biases is not None:
+            biases = tuple(x[...].astype(dtype) for x in biases)
+        memory = jax.vmap(self.rule.start)(TitansNetwork(scale, layers, biases))
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), memory)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansCache:
@@ -305,8 +314,7 @@ class Titans(AbstractMixer):
         orders = config.momentum_order
         momentum, combine = (of_writes(p, orders) for p in (self.momentum_proj, self.combine_proj))
         forget = of_writes(self.forget_proj, 1)
-        scale = of_writes(self.tensor_rate_proj, config.depth + config.residual_norm)
-        assert forget is not None
+        scale = of_writes(self.tensor_rate_proj, config.num_tensors)
         rate = config.max_rate * jax.nn.sigmoid(split(self.rate_proj(x)))
         return TitansWrites(
             key=split(self._head_norm(self._heads(self.key_proj(x)), self.key_norm)),
@@ -315,7 +323,9 @@ class Titans(AbstractMixer):
             momentum=jnp.zeros((*complete.shape, 0), dtype)
             if momentum is None
             else jax.nn.sigmoid(momentum),
-            forget=jax.nn.sigmoid(forget[..., 0]),
+            forget=jnp.zeros(complete.shape, dtype)
+            if forget is None
+            else jax.nn.sigmoid(forget[..., 0]),
             real=complete,
             combine=None if combine is None else jax.nn.softmax(combine, axis=-1),
             tensor_scale=None if scale is None else jax.nn.sigmoid(scale),

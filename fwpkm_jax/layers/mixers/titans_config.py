@@ -48,6 +48,12 @@ class TitansConfig:
     num_persistent: int = 0
     """Learned tokens in front of every sequence (persistent memory)."""
 
+    forgetting: bool = True
+    """Learns what share of the weights each write gives up; off: nothing is given up."""
+    bias: bool = False
+    """See `TitansRule`."""
+    write_norm: bool = True
+    """See `TitansRule`."""
     decay_start: DecayStart = "constant"
     """Where the share that a write forgets begins: at a hundredth, or at time steps that heads draw
     between 0.001 and 0.1."""
@@ -69,6 +75,11 @@ class TitansConfig:
             raise ValueError(
                 f"combine_momenta=True mixes several orders; momentum_order={self.momentum_order}."
             )
+        if self.pooling == "attention" and not (self.forgetting or self.momentum_order):
+            raise ValueError(
+                "pooling='attention' weighs what momentum and forgetting are told, and there is "
+                "neither; use 'mean'."
+            )
         for name in ("max_rate", "max_gradient_norm"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -79,6 +90,11 @@ class TitansConfig:
                 "usual is an expansion of 2."
             )
         self.rule()
+
+    @property
+    def num_tensors(self) -> int:
+        """Tensors of a network, each with its own share of the step under `tensor_rates`."""
+        return self.depth * (1 + self.bias) + self.residual_norm
 
     def rule(self) -> TitansRule:
         """Of one head; raises a ValueError for what makes none."""
@@ -93,4 +109,6 @@ class TitansConfig:
             loss="mean",
             max_gradient_norm=self.max_gradient_norm,
             orthogonalize=self.orthogonalize,
+            bias=self.bias,
+            write_norm=self.write_norm,
         )

@@ -83,7 +83,30 @@ def _register(name: str, wiring: Wiring) -> None:
     register_mixer(name, build)
 
 
+def _register_ttt(name: str, depth: int) -> None:
+    """TTT's network and writes, with the heads of `model.titans`."""
+
+    def build(model: Any) -> TitansMixerConfig:
+        memory = TitansConfig(
+            num_heads=model.titans.num_heads,
+            head_dim=model.titans.head_dim,
+            depth=depth,
+            expansion=4.0,
+            chunk_size=16,
+            momentum_order=0,
+            max_rate=0.5,  # Of a whole square's mean: the published rate 1 of half of its sum.
+            forgetting=False,
+            bias=True,
+            write_norm=False,
+        )
+        return TitansMixerConfig(wiring="alone", memory=memory)
+
+    register_mixer(name, build)
+
+
 _register("titans", "alone")
+_register_ttt("ttt_linear", 1)
+_register_ttt("ttt_mlp", 2)
 _register("titans_mac", "mac")
 _register("titans_mag", "mag")
 _register("titans_mal", "mal")

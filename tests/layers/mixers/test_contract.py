@@ -10,9 +10,12 @@ from fwpkm_jax.layers.mixers import (
     AttentionConfig,
     GatedDeltaNetConfig,
     LaCTConfig,
+    Titans,
     TitansConfig,
     TitansMixerConfig,
+    mixer_config,
 )
+from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.testing import MIXER_PROPERTIES, check_mixer
 
 ATTENTION = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "rotary_fraction": 0.5}
@@ -23,6 +26,8 @@ LACT |= {"low_rank": 2, "base_rate": 0.5}
 TITANS = {"num_heads": 2, "head_dim": 3, "write_size": 2, "chunk_size": 4, "max_rate": 1.0}
 TITANS |= {"momentum_order": 2, "combine_momenta": True, "tensor_rates": True, "qk_norm": True}
 TITANS |= {"pooling": "attention", "output_norm": True}
+TTT = {"num_heads": 2, "head_dim": 3, "depth": 1, "chunk_size": 4, "max_rate": 1.0}
+TTT |= {"momentum_order": 0, "forgetting": False, "bias": True, "write_norm": False}
 WIRED = {"num_heads": 1, "head_dim": 6, "depth": 1, "residual_norm": False, "max_rate": 0.5}
 
 
@@ -38,6 +43,7 @@ MIXERS = {
     "gdn": GatedDeltaNetConfig(**GDN, chunk_size=4),
     "lact": LaCTConfig(**LACT),
     "titans": TitansMixerConfig(wiring="alone", memory=TitansConfig(**TITANS)),
+    "ttt_linear": TitansMixerConfig(wiring="alone", memory=TitansConfig(**TTT)),
     "titans_mac": wired("mac", chunk_size=4, write_size=2, num_persistent=2),
     "titans_mag": wired("mag", chunk_size=5, num_persistent=3, window=3),
     "titans_mal": wired("mal", chunk_size=None, num_persistent=2, window=3),
@@ -68,6 +74,18 @@ def test_a_mixer_keeps_its_contract(name):
 @pytest.mark.parametrize("name", PACKED_MIXERS)
 def test_documents_of_a_row_read_as_in_rows_of_their_own(name):
     check_mixer(PACKED_MIXERS[name], properties=[PACKED])
+
+
+def test_test_time_training_has_titans_heads_and_its_own_writes():
+    model = ModelConfig(titans=TitansConfig(num_heads=3, head_dim=8))
+    for name, depth in (("ttt_linear", 1), ("ttt_mlp", 2)):
+        memory = mixer_config(name, model).memory
+        assert (memory.num_heads, memory.head_dim, memory.depth) == (3, 8, depth)
+        layer = nnx.eval_shape(lambda memory=memory: Titans(memory, 24, rngs=nnx.Rngs(0)))
+        assert layer.forget_proj is None
+        assert layer.momentum_proj is None
+        shapes = [bias.shape for bias in layer.biases]
+        assert shapes == [(3, 32), (3, 8)][2 - depth :]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Text from a model: prefill and decoding with a state that is an argument and a result."""
+"""Text generation: prefill and decoding; the state is an argument and a result."""
 
 from fwpkm_jax.generation.generate import generate
 from fwpkm_jax.generation.sampling import Sampling

@@ -1,4 +1,4 @@
-"""Prefill and decoding; what a model remembers is a state that goes in and comes out."""
+"""Prefill and decoding; the model's memory and caches are an explicit state."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -30,30 +30,37 @@ def generate(
     chunk_size: int | None = None,
     piece_length: int = 512,
 ) -> GenerationOutput:
-    """Reads the prompts, then generates token after token on the device.
+    """Tokens that follow the prompts, generated one by one on the device.
 
-    Two calls give what one gives: the state holds the next token's logits and the number of each
-    sequence's draws. Prompts of different lengths are padded in front, which changes no result of
-    a sequence with its own memory, or with one that is not written; sequences that share a written
-    memory are aligned at the ends of their prompts.
+    Generation can be split over calls without changing its result: the state holds the next token's
+    logits and the number of each sequence's draws. Prompts of different lengths are padded in
+    front. The padding changes no result of a sequence whose memory is its own or is not written.
+    Sequences that share a written memory are aligned at the ends of their prompts.
 
     Args:
       model: the language model.
-      prompts: token ids of each sequence, `[batch]` of any lengths, or None to go on. A sequence
-        with an empty prompt goes on, one that was finished stays so.
-      state: from `init_generation` or the last call; its buffers are reused, so it is gone.
-      max_new_tokens: tokens generated for each sequence, unless it stops; 0 reads the prompts.
-      sampling: how tokens are chosen; None: the most likely ones.
-      rng: key of all draws, the same in every call of one conversation; needed where tokens are
-        drawn.
-      stop_ids: tokens that end a sequence, as the end of a document does. They are read too.
-      write: False leaves the memories as they are.
+      prompts: token ids of each sequence, `batch` prompts of any lengths, or None to continue all
+        sequences. A sequence with an empty prompt continues; if it was finished, it stays finished.
+      state: from `init_generation` or the previous call; its buffers are reused, so it cannot be
+        used again.
+      max_new_tokens: most tokens generated for each sequence; 0 only reads the prompts.
+      sampling: how tokens are chosen; None: the most likely token.
+      rng: key of all draws, the same in every call of one conversation; required if
+        `sampling.temperature` is above 0.
+      stop_ids: tokens that end a sequence, such as the end of a document. They are read too.
+      write: False leaves the memories unchanged.
       chunk_size: tokens per write; None: the config's.
-      piece_length: tokens of a prompt read at once; bounds the memory needed, changes no result.
+      piece_length: tokens of a prompt read per call; limits the device memory needed and does not
+        change results.
+
+    Returns:
+      Generated tokens, their number and log-probabilities, and the new state; see
+      `GenerationOutput`.
 
     Raises:
-      ValueError: the prompts do not fit the batch, the vocabulary or the attention's cache, a
-        sequence has read nothing and has no prompt, or draws lack a key.
+      ValueError: the prompts do not fit the batch, the vocabulary or the attention's cache; a
+        sequence has neither a prompt nor tokens read before; a stop id lies outside the vocabulary;
+        or `rng` is missing.
 
     Example:
       >>> from flax import nnx
@@ -87,9 +94,9 @@ def generate(
     if lengths.max():
         tokens, mask = pad_in_front(rows, piece_length=piece_length)
         state = _prefill(graphdef, params, state, tokens, mask, **options)
-    # A sequence alone ends the loop when it stops, so it never stands still beside others.
+    # With batch 1 the loop ends when the sequence stops, so no step needs a mask.
     ragged = batch > 1 and (bool(stop_ids) or bool(np.any(state.finished)))
-    rng = jax.random.key(0) if rng is None else rng  # Not drawn from.
+    rng = jax.random.key(0) if rng is None else rng  # The key is not used: greedy.
     return _decode(
         graphdef,
         params,
@@ -118,7 +125,7 @@ def _prefill(
 
     def read(carry: tuple[Stream, jax.Array], piece: tuple[jax.Array, jax.Array | None]):
         out = model.stream(piece[0], carry[0], mask=piece[1], write=write, chunk_size=chunk_size)
-        # Prompts end with their piece, so the last position is real in all that have one.
+        # Prompts end with the last piece, so its last position is real in every prompt.
         return (out.stream, out.logits[:, -1]), None
 
     (stream, logits), _ = jax.lax.scan(read, (state.stream, state.logits), (tokens, mask))
@@ -159,7 +166,7 @@ def _decode(
 ) -> GenerationOutput:
     model = nnx.merge(graphdef, params)
     batch = state.finished.shape[0]
-    # A key per sequence: what one draws depends on no other.
+    # One key per sequence, so that its draws do not depend on the other sequences.
     keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(batch))
     stops = jnp.asarray(stop_ids, jnp.int32)
 

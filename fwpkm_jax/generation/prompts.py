@@ -1,4 +1,4 @@
-"""Prompts of any lengths, checked and brought into one shape."""
+"""Checks prompts of different lengths and pads them to one shape."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,12 @@ from fwpkm_jax.models.outputs import layer_name
 
 
 def check_prompts(prompts: Any, *, batch: int, vocab_size: int) -> list[np.ndarray]:
-    """The prompts as int32 arrays, empty ones for None; a ValueError names what is wrong."""
+    """The prompts as int32 arrays `[length]`, one per sequence; empty arrays for None.
+
+    Raises:
+      ValueError: there is not one prompt per sequence, or a prompt is not a sequence of token ids
+        below `vocab_size`.
+    """
     rows = [np.asarray(row) for row in ([()] * batch if prompts is None else prompts)]
     if len(rows) != batch:
         raise ValueError(f"{len(rows)} prompts for a state of {batch} sequences; give one each.")
@@ -30,13 +35,16 @@ def check_prompts(prompts: Any, *, batch: int, vocab_size: int) -> list[np.ndarr
 def check_lengths(
     model: LanguageModel, state: GenerationState, lengths: np.ndarray, max_new_tokens: int
 ) -> None:
-    """Raises ValueError where a sequence has nothing to continue, or outgrows full attention.
+    """Checks that each sequence has a token to continue and fits into full attention's cache.
 
     Args:
       model: the language model.
-      state: before the prompts.
-      lengths: of the prompts, `[batch]`.
-      max_new_tokens: of the answers.
+      state: the state before the prompts are read.
+      lengths: lengths of the prompts, `[batch]`.
+      max_new_tokens: most tokens generated for each sequence.
+
+    Raises:
+      ValueError: a sequence has neither a prompt nor tokens read before, or may exceed the cache.
     """
     num_read = np.asarray(state.num_read)
     silent = np.flatnonzero((num_read == 0) & (lengths == 0))
@@ -58,9 +66,9 @@ def check_lengths(
 def pad_in_front(
     rows: Sequence[np.ndarray], *, piece_length: int
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Tokens and mask `[pieces, batch, piece]`; no mask where nothing is padded.
+    """Tokens (int32) and mask (float32), `[pieces, batch, piece]`; no padding gives mask None.
 
-    Prompts end with the last piece, so that every sequence's last position is a token of its own.
+    Prompts end with the last piece, so the last position of every sequence is not padding.
     """
     longest = max(len(row) for row in rows)
     piece = min(piece_length, longest)

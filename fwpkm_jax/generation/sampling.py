@@ -1,4 +1,4 @@
-"""The choice of the next token from its logits."""
+"""Chooses the next token from its logits."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, Key
 class Sampling:
     """How the next token is chosen; the default takes the most likely one.
 
-    Temperature first, then `top_k`, then `top_p` of what is left.
+    The temperature is applied first, then `top_k`, then `top_p` to the remaining tokens.
 
     Example:
       >>> from fwpkm_jax import Sampling
@@ -22,12 +22,12 @@ class Sampling:
     temperature: float = 0.0
     """Divides the logits before a token is drawn; 0 takes the most likely one."""
     top_k: int | None = None
-    """Draws among this many most likely tokens; None: all."""
+    """Draws among the `top_k` most likely tokens; None: all."""
     top_p: float | None = None
-    """Draws among the fewest most likely tokens that have this probability together (Holtzman et
-    al. 2020, arXiv:1904.09751); None: all."""
+    """Draws among the smallest set of most likely tokens whose total probability reaches `top_p`
+    (Holtzman et al. 2020, arXiv:1904.09751); None: all."""
     vocab_size: int | None = None
-    """Ids that may be chosen, the first ones, where the model's table is larger than the
+    """Only ids below this number may be chosen, for models whose embedding table is larger than the
     tokenizer's vocabulary; None: all."""
 
     def __post_init__(self) -> None:
@@ -49,10 +49,10 @@ class Sampling:
 def choose_tokens(
     logits: Float[Array, "batch vocab"], rngs: Key[Array, " batch"], sampling: Sampling
 ) -> Int[Array, " batch"]:
-    """One token for each row of logits; each row is drawn by its own key.
+    """One token id for each row of logits, int32 `[batch]`; each row has its own random key.
 
     Raises:
-      ValueError: `vocab_size` exceeds the logits.
+      ValueError: `sampling.vocab_size` exceeds the number of logits.
     """
     if sampling.vocab_size is not None:
         if sampling.vocab_size > logits.shape[1]:
@@ -65,7 +65,7 @@ def choose_tokens(
     logits = logits / sampling.temperature
     if sampling.top_k is None and sampling.top_p is None:
         return jax.vmap(jax.random.categorical)(rngs, logits).astype(jnp.int32)
-    # Equally likely tokens go by their ids, so that top_k never keeps more than k.
+    # A stable sort breaks ties by id, so that top_k never keeps more than k tokens.
     order = jnp.argsort(-logits, axis=-1, stable=True)
     logits = jnp.take_along_axis(logits, order, axis=-1)
     if sampling.top_k is not None:
@@ -73,7 +73,7 @@ def choose_tokens(
         logits = jnp.where(beyond[None], -jnp.inf, logits)
     if sampling.top_p is not None:
         probabilities = jax.nn.softmax(logits, axis=-1)
-        # A token stays where those before it do not suffice: always the first.
+        # Keeps a token if the more likely ones do not reach top_p; always keeps the first.
         before = jnp.cumsum(probabilities, axis=-1) - probabilities
         logits = jnp.where(before < sampling.top_p, logits, -jnp.inf)
     drawn = jax.vmap(jax.random.categorical)(rngs, logits)

@@ -1,4 +1,4 @@
-"""A training run, opened: its configuration and weights, its evaluation, text from its model."""
+"""Training runs: training, loading, evaluation, and text from a run's model."""
 
 from fwpkm_jax.run.load import Run, load_run, text_tokenizer
 

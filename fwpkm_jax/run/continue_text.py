@@ -20,14 +20,14 @@ def continue_text(
     seed: int = 0,
     write: bool = True,
 ) -> str:
-    """The prompt and what the run's model writes after it.
+    """The prompt and the text that the run's model generates after it.
 
     Args:
       run: from `load_run`; it was trained on text.
-      prompt: at least one token; the memory reads it first.
-      max_new_tokens: tokens to generate; fewer where the document ends.
-      sampling: how tokens are chosen; None takes the likeliest.
-      seed: of the draws.
+      prompt: text of at least one token; the model reads it first.
+      max_new_tokens: most tokens to generate; generation stops at an end of document.
+      sampling: how tokens are chosen; None takes the most likely one.
+      seed: seed of the draws.
       write: whether prompt and answer are written into the memory.
 
     Raises:
@@ -43,7 +43,7 @@ def continue_text(
     sampling = sampling or Sampling()
     # The embedding may have more rows than the tokenizer has ids.
     vocab_size = sampling.vocab_size or tokenizer.vocab_size
-    memory = jax.tree.map(lambda x: x[:1], run.memory)  # One sequence takes the first of several.
+    memory = jax.tree.map(lambda x: x[:1], run.memory)  # The first group, for one sequence.
     state = init_generation(run.model, memory, batch=1, max_length=len(tokens) + max_new_tokens)
     out = generate(
         run.model,

@@ -19,17 +19,17 @@ def evaluate(
     configs: Mapping[str, Any] | None = None,
     limit: int | None = None,
 ) -> dict[str, Result]:
-    """Results of evaluations of a run, by name; tables are printed while they run.
+    """Results of the evaluations of a run, by name; each table is printed when it is ready.
 
-    Writes JSON, arrays and plots into `run_dir/results`, and `report.html`, a page that shows and
-    explains all results of the run so far.
+    Also writes JSON, arrays and plots into `run_dir/results`, and `report.html`, a page that shows
+    and explains all results of the run so far.
 
     Args:
       run_dir: the run's directory.
       suite: names in `fwpkm_jax.evaluation.EVALS`, or "all"; by default those that suit the data.
-      step: checkpoint, as in `load_run`.
+      step: the checkpoint, as in `load_run`.
       configs: options of evaluations by name, for instance `{"ppl": PerplexityConfig(...)}`.
-      limit: most documents, batches or samples to score, in each evaluation's own unit.
+      limit: most documents, batches or samples to score; the unit depends on the evaluation.
 
     Raises:
       FileNotFoundError: there is no such run or checkpoint.
@@ -50,11 +50,11 @@ def evaluate(
 
 
 def subject_of(run: Run, *, name: str) -> Subject:
-    """What evaluations need of a run.
+    """The model, memory and training facts of a run, as evaluations take them.
 
     Args:
       run: from `load_run`.
-      name: what the results' records call it.
+      name: the run's name in the records of results.
     """
     experiment, training = run.experiment, run.experiment.training
     return Subject(

@@ -17,7 +17,7 @@ from fwpkm_jax.training.state import Memories, init_state, model_graph
 
 
 class Run(NamedTuple):
-    """What a run directory holds."""
+    """The configuration of a run and the weights of one of its checkpoints."""
 
     experiment: Experiment
     """The configuration it was trained with."""
@@ -26,8 +26,7 @@ class Run(NamedTuple):
     params: Any
     """Slow weights, an `nnx.State`."""
     memory: Memories
-    """Fast weights as training left them, or at their start where none were saved, leaves
-    `[groups, ...]`."""
+    """Fast weights after training, leaves `[groups, ...]`; initial ones if none were saved."""
     step: int
     """The checkpoint's step."""
 
@@ -60,9 +59,9 @@ def load_run(run_dir: str | Path, step: int | Literal["best"] | None = None) -> 
       step: a step, "best" for the lowest validation loss, None for the newest.
 
     Raises:
-      FileNotFoundError: no run there, or no such checkpoint; those that exist are listed.
+      FileNotFoundError: there is no run, or no such checkpoint; the error lists those that exist.
       DamagedCheckpointError: the checkpoint cannot be read; name another step.
-      ValueError: the run was trained with another tokenizer than its name now stands for.
+      ValueError: the tokenizer that the run names is not the one it was trained with.
 
     Example:
       >>> from fwpkm_jax import load_run
@@ -84,7 +83,7 @@ def load_run(run_dir: str | Path, step: int | Literal["best"] | None = None) -> 
     restored = read_checkpoint(directory, found, jax.eval_shape(init), merge=merge)
     _check_tokenizer(experiment.data, restored.data_position)
     state = restored.state
-    memory = state.memory or jax.jit(lambda: init().memory)()  # As training goes on with.
+    memory = state.memory or jax.jit(lambda: init().memory)()  # As resumed training does.
     return Run(experiment, model_graph(experiment.model), state.params, memory, found)
 
 

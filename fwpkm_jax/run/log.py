@@ -1,6 +1,6 @@
-"""What a run writes about itself: the files of its directory, and lines for the person watching.
+"""Writes the records of a run into its directory, and progress lines to the terminal.
 
-One process writes for all; the others' logs are silent.
+Only the first process writes; the logs of the other processes do nothing.
 """
 
 from __future__ import annotations
@@ -31,10 +31,14 @@ from fwpkm_jax.whole_files import read_json, write_json
 
 
 class RunLog:
-    """The log of one session of a run. Leaving its context closes its files and its lock."""
+    """The log of one session of a run; leaving its context closes its files and frees its lock."""
 
     def __init__(self, experiment: Experiment, *, stream: TextIO | None) -> None:
-        """A log that has written nothing yet; `stream` None: standard output.
+        """Creates a log; it writes no file before `claim`.
+
+        Args:
+          experiment: the run's configuration.
+          stream: where progress lines are printed; None: standard output.
 
         Raises:
           ValueError: the experiment logs to wandb, which is not installed.
@@ -49,7 +53,7 @@ class RunLog:
         self._lock: RunLock | None = None
         self._writer: MetricsWriter | None = None
         if self._writes and "wandb" in experiment.log:
-            import_wandb()  # Refused before anything is written.
+            import_wandb()  # Fails before any file is written.
 
     def __enter__(self) -> RunLog:
         return self
@@ -61,15 +65,15 @@ class RunLog:
             self._lock.release()
 
     def claim(self) -> None:
-        """Makes the directory of a new run, or checks that the run there is this one; locks it.
+        """Creates the directory of a new run, or checks that it holds this run; locks it.
 
         Raises:
-          ValueError: another run is there, or something else, or another process writes to it, or
-            the directory cannot be made; see `run_directory` and `lock`.
+          ValueError: the directory holds another run or other files, another process writes to it,
+            or it cannot be created; see `run_directory` and `lock`.
         """
         if not self._writes:
             return
-        # Before anything is written: a directory with other files is left as it is.
+        # Checked before the first write: a directory with other files stays unchanged.
         if find_config(self.directory) is None:
             make_directory(self.directory)
         self._lock = RunLock(self.directory, say=self.say)
@@ -84,13 +88,13 @@ class RunLog:
         refuse_changes(self.directory, old, self.config_json, may_change=may_change)
 
     def old_results(self) -> dict[str, Any] | None:
-        """The results of a run that has done all its steps before."""
+        """The results of a run that has already done all its steps; None if it has not."""
         path = self.directory / "results.json"
         results = read_json(path) if path.is_file() else {}
         return results if results.get("steps") == self._experiment.training.steps else None
 
     def begin(self, step: int) -> None:
-        """Opens the records behind `step`, from which the session goes on."""
+        """Opens the records for a session that starts after `step`."""
         if not self._writes:
             return
         if self._before is not None:
@@ -116,7 +120,7 @@ class RunLog:
             )
 
     def say(self, message: str) -> None:
-        """Prints a line of its own."""
+        """Prints a message on a separate line."""
         if self._writes:
             self._progress.say(message)
 
@@ -135,9 +139,10 @@ class RunLog:
 
 
 def _with_new_fields(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with the defaults of fields that are newer than it.
+    """A stored configuration with defaults for fields that were added since.
 
-    One that this version cannot read stays as it is; the comparison then names what is unknown.
+    A configuration that this version cannot read is returned unchanged; the later comparison then
+    names its unknown fields.
     """
     try:
         return from_json(config).to_json()

@@ -1,4 +1,4 @@
-"""What happens beside the steps of one session: records, validation, checkpoints, a clean stop."""
+"""The hooks of one training session: records, validation, checkpoints, clean stop on a signal."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from fwpkm_jax.training.validation import Validation
 
 
 class Session:
-    """The hooks of one session, and what it knows of its run so far.
+    """The hooks of one session, and its losses and speed so far.
 
     Args:
       setup: the run's parts.
-      log: its records.
-      checkpoints: its checkpoints.
-      signals: tells of a signal to stop.
-      validate: None: no validation.
-      batches: the iterator over training batches, whose position is saved.
+      log: the run's log.
+      checkpoints: the run's checkpoints.
+      signals: reports whether a signal to stop came.
+      validate: computes the validation's metrics; None: no validation.
+      batches: the iterator over training batches; checkpoints save its position.
       best_loss: the lowest validation loss of earlier sessions.
-      profiler: told of each step.
+      profiler: notified of each step.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Session:
         self.speed = Speedometer()
         self.best_loss = best_loss
         self.loss = math.nan
-        """Of the newest step that was read."""
+        """Loss of the newest step whose metrics were read, in nats."""
         self.validation: dict[str, float] = {}
-        """Of the newest validation."""
+        """Metrics of the newest validation."""
         self.stop: signal.Signals | None = None
-        """The signal that the newest pause heard of."""
+        """The signal to stop that was found at the newest pause; None if there was none."""
 
     def hooks(self) -> Hooks[TrainState, Batch]:
-        """What `fit` calls."""
+        """The functions that `fit` calls."""
         return Hooks(
             check=self._check_metrics,
             on_metrics=self._record,
@@ -76,8 +76,8 @@ class Session:
         )
 
     def _check_metrics(self, report: Report[Batch], state: TrainState) -> None:
-        """Ends the run where a metric is not finite."""
-        # jit returns metrics in the order of their names; the loss is the one to speak of.
+        """Raises NonFiniteError if a metric is not finite."""
+        # jit returns metrics sorted by name; the error should name the loss first.
         values = report.metrics
         bad = [n for n in ("loss", *values) if not math.isfinite(values[n])]
         if bad:
@@ -85,7 +85,7 @@ class Session:
         self.loss = values["loss"]
 
     def _pauses_after(self, step: int) -> bool:
-        """Whether the loop waits for this step, to save, to validate or to stop."""
+        """Whether the loop waits for this step in order to save, validate or stop."""
         stop = self._signals.poll()  # All processes ask at every step.
         return stop is not None or self._saves_after(step) or self._validates_after(step)
 
@@ -101,7 +101,11 @@ class Session:
         )
 
     def _measure(self, report: Report[Batch], state: TrainState) -> dict[str, float]:
-        """The validation, if it is due; what is saved is finite, slots that no token read too."""
+        """The metrics of a validation if it is due.
+
+        Also checks that all weights are finite before they are saved. The loss does not show NaN in
+        slots that no token read.
+        """
         if non_finite_leaves((state.params, state.opt_state, state.memory)):
             self._fail("a weight is not finite", report, state)
         if self._validate is None or not self._validates_after(report.step):
@@ -127,7 +131,10 @@ class Session:
             self._log.say(f"step {report.step} validation: {'  '.join(shown)}")
 
     def _save(self, report: Report[Batch], state: TrainState) -> bool:
-        """Saves if it is due, or the validation is the best so far, or a signal came."""
+        """Saves if a save is due, the validation is the best so far, or a signal came.
+
+        Returns whether training stops before its last step.
+        """
         validated = self._validates_after(report.step)
         loss = self.validation.get("loss", math.nan) if validated else math.nan
         improved = loss < self.best_loss
@@ -144,14 +151,14 @@ class Session:
         return self.stop is not None and report.step < self._setup.experiment.training.steps
 
     def _fail(self, symptom: str, report: Report[Batch], state: TrainState) -> NoReturn:
-        """Raises a NonFiniteError that names what went first."""
+        """Raises a NonFiniteError that names the first operation with a non-finite result."""
         setup = self._setup
         self._checkpoints.wait()
-        # The step that failed may be one that saw only the window.
+        # The failed step may have used windows in place of full attention.
         graphdef = setup.graphdef
         if setup.limited is not None and report.metrics["limited"]:
             graphdef = setup.limited.graphdef
-        # The search goes op by op, on one device; of many processes each does the same.
+        # The search runs operation by operation on one device; every process repeats it.
         newest = int(state.step)
         config = setup.experiment.training
         cause = diagnose(

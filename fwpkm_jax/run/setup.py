@@ -1,4 +1,4 @@
-"""The parts of a training run, each made from its configuration by one function."""
+"""Builds the parts of a training run from its configuration, one function for each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from fwpkm_jax.training.validation import Validation, make_validation
 
 
 class Setup(NamedTuple):
-    """What a run computes with; no array is allocated and no file is written yet."""
+    """The parts of a run before it starts; no array is allocated and no file is written yet."""
 
     experiment: Experiment
     """The configuration."""
@@ -63,14 +63,15 @@ class Setup(NamedTuple):
     graphdef: nnx.GraphDef[LanguageModel]
     """The model's structure."""
     limited: Limited | None
-    """The structure with windows in place of full attention, where some steps draw it."""
+    """The structure with windows in place of full attention, for the steps that draw it; None if
+    no step does."""
     optimizer: optax.GradientTransformation
-    """Of the slow weights."""
+    """The optimizer of the slow weights."""
     init: Callable[[], TrainState]
     """Makes the state before the first step; traceable."""
 
     def put(self, batch: Batch) -> Batch:
-        """A batch on the devices that work on it."""
+        """The batch, placed on the devices."""
         return put_batch(self.partition, batch)
 
 
@@ -78,7 +79,7 @@ def make_setup(experiment: Experiment) -> Setup:
     """The parts of a run.
 
     Raises:
-      ValueError: the configuration does not fit together, or not to the devices.
+      ValueError: fields of the configuration contradict each other or do not fit the devices.
     """
     config = experiment.training
     needed = vocab_size(experiment.data)
@@ -111,10 +112,13 @@ def make_setup(experiment: Experiment) -> Setup:
 
 
 def check_chunk_size(experiment: Experiment) -> None:
-    """Raises a ValueError where everything that a memory is written is dropped unread.
+    """Checks that a token can read what the memory wrote.
 
-    A chunk is written once it has been read; a memory that lives one batch, and has one chunk per
-    sequence, is therefore never read after a write.
+    A chunk is written after it was read. With one chunk per sequence, a memory that is reset for
+    each batch is therefore never read after a write.
+
+    Raises:
+      ValueError: a chunk takes the whole sequence, and the memory's lifetime is one batch.
     """
     model, length = experiment.model, experiment.data.length
     chunk_size = model.fast_weight.chunk_size
@@ -129,7 +133,7 @@ def check_chunk_size(experiment: Experiment) -> None:
 
 
 def batches_of(setup: Setup, split: Literal["train", "valid"]) -> Any:
-    """An iterator over a split's batches: of each, the rows of this process."""
+    """An iterator over a split's batches; each batch holds the rows of this process only."""
     experiment = setup.experiment
     batch_size = experiment.training.batch_size
     dataset = make_dataset(
@@ -174,7 +178,7 @@ def restore_state(
 
     Args:
       setup: the run's parts.
-      checkpoints: of its directory.
+      checkpoints: the run's checkpoints.
       batches: the iterator over training batches.
       say: prints a line.
 
@@ -182,8 +186,8 @@ def restore_state(
       The state; None if the run was never saved.
 
     Raises:
-      ValueError: more steps are done than the configuration asks for.
-      DamagedCheckpointError: there are checkpoints but none can be read.
+      ValueError: the checkpoint has more steps than the configuration.
+      DamagedCheckpointError: there are checkpoints, but none can be read.
     """
     shapes = jax.eval_shape(setup.init)
     layout = state_layout(setup, shapes)
@@ -191,7 +195,7 @@ def restore_state(
     restored = checkpoints.restore_newest(shapes, layout)
     if restored is None:
         return None
-    if restored.data_position is not None:  # None: weights that came from elsewhere.
+    if restored.data_position is not None:  # None: imported weights.
         batches.set_state(restored.data_position)
     state, steps = restored.state, setup.experiment.training.steps
     step = int(state.step)
@@ -205,13 +209,13 @@ def restore_state(
         say(f"The checkpoint of step {step} holds no memories; they start afresh.")
         fresh = jax.jit(lambda: setup.init().memory, out_shardings=layout and layout.memory)
         state = state._replace(memory=fresh())
-    if not jax.tree.leaves(state.opt_state):  # Weights that came from elsewhere.
+    if not jax.tree.leaves(state.opt_state):  # Imported weights.
         state = state._replace(opt_state=_optimizer_state(setup, state.params, layout))
     return state
 
 
 def _optimizer_state(setup: Setup, params: Any, layout: TrainState | None) -> Any:
-    """The optimiser's state before the first step."""
+    """The optimizer's state before the first step."""
     train = setup.experiment.optimizer.train
     start = jax.jit(
         lambda params: setup.optimizer.init(trained_part(params, train)),
@@ -221,14 +225,15 @@ def _optimizer_state(setup: Setup, params: Any, layout: TrainState | None) -> An
 
 
 def new_state(setup: Setup, checkpoints: Checkpoints) -> TrainState:
-    """The state before the first step, on its devices; it may start from another run's.
+    """The state before the first step, on its devices; with `base`, from another run's weights.
 
     Args:
       setup: the run's parts.
-      checkpoints: of its directory; they learn which weights need not be written.
+      checkpoints: the run's checkpoints. Frozen weights of the base are set as their `reference`,
+        so that they are not written again.
 
     Raises:
-      ValueError: the other run's weights do not go with the model.
+      ValueError: the base's weights do not fit the model.
     """
     if setup.experiment.base is not None:
         return _state_from(Path(setup.experiment.base), setup, checkpoints)
@@ -263,7 +268,7 @@ def _state_from(base: Path, setup: Setup, checkpoints: Checkpoints) -> TrainStat
     def draw() -> tuple[dict[str, jax.Array], TrainState]:
         state = setup.init()
         named = named_leaves(state.params)
-        # What a new memory reads is multiplied by zero, so that nothing changes at first.
+        # A new memory's output projection starts at zero, so that the model's output is unchanged.
         drawn = {
             name: jnp.zeros_like(named[name]) if "/memory/out_proj/" in name else named[name]
             for name in new
@@ -293,7 +298,7 @@ def _state_from(base: Path, setup: Setup, checkpoints: Checkpoints) -> TrainStat
 
 
 def _check_base(base: Path, stored: Iterable[str], ours: Iterable[str], new: Iterable[str]) -> None:
-    """Raises ValueError where the model has not all weights of its base, or more than memories."""
+    """Raises ValueError if the model lacks weights of its base, or adds other than memories."""
     lost = [name for name in stored if name not in ours]
     if lost:
         raise ValueError(
@@ -308,7 +313,7 @@ def _check_base(base: Path, stored: Iterable[str], ours: Iterable[str], new: Ite
 
 
 def state_layout(setup: Setup, shapes: TrainState) -> TrainState | None:
-    """The place of each array of the state; None: all on the one device."""
+    """The sharding of each array of the state; None: all arrays are on one device."""
     if setup.partition is None:
         return None
     return state_shardings(
@@ -339,7 +344,7 @@ def compile_step(setup: Setup, state: TrainState, batch: Batch) -> TrainStep:
 
 
 def best_loss(checkpoints: Checkpoints) -> float:
-    """The lowest validation loss among the checkpoints, infinity if none has one."""
+    """The lowest validation loss of the checkpoints in nats; infinity if none was validated."""
     losses = [
         metrics["loss"]
         for step in checkpoints.steps

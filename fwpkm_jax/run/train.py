@@ -1,4 +1,4 @@
-"""Training: a run from its configuration to its results, continued where it was left."""
+"""Trains a run from its configuration to its results; continues an interrupted run."""
 
 from __future__ import annotations
 
@@ -33,40 +33,40 @@ class TrainResult(NamedTuple):
     """How a run ended."""
 
     status: Literal["finished", "interrupted"]
-    """interrupted: a signal came; every step done is saved."""
+    """interrupted: a signal came; every finished step is saved."""
     step: int
-    """Steps done."""
+    """Number of finished steps."""
     state: TrainState | None
-    """The state after them; None if a signal came before there was one."""
+    """The state after these steps; None if a signal came before the state was created."""
     results: dict[str, Any]
     """What `results.json` holds; empty if interrupted."""
     signal: signal.Signals | None
-    """The signal that interrupted the run."""
+    """The signal that interrupted the run; None if it finished."""
 
 
 def train(
     experiment: Experiment, *, validate: Validation | None = None, stream: TextIO | None = None
 ) -> TrainResult:
-    """Trains, or continues, the run in `experiment.run_dir` and writes everything about it there.
+    """Trains or continues the run in `experiment.run_dir`, and writes all its files there.
 
-    The loop itself is `fwpkm_jax.training.fit.fit`; this function gives it the step that the
+    The loop itself is `fwpkm_jax.training.fit.fit`. This function gives it the step that the
     configuration describes, and hooks that record, validate, save and stop.
 
     Args:
       experiment: the configuration.
-      validate: called every `training.validate_every` steps and at the end; default the loss of
-        the data's held-out split.
-      stream: where progress is printed; default standard output.
+      validate: called every `training.validate_every` steps and at the end; None: the loss of the
+        data's held-out split.
+      stream: where progress is printed; None: standard output.
 
     Returns:
-      How the run ended. A run that has finished before is left as it is.
+      How the run ended. A finished run is not changed.
 
     Raises:
-      ValueError: the configuration does not fit together, or the directory cannot be used: it holds
-        another run, another process uses it, or it cannot be made.
-      NonFiniteError: a loss, gradient or weight stopped being finite; what went first is named.
-      DamagedCheckpointError: the run has checkpoints but none can be read.
-      OtherProcessError: of many processes another one failed.
+      ValueError: fields of the configuration contradict each other, or the directory cannot be
+        used: it holds another run, another process uses it, or it cannot be created.
+      NonFiniteError: a loss, gradient or weight became NaN or infinite; the error names the first.
+      DamagedCheckpointError: the run has checkpoints, but none can be read.
+      OtherProcessError: another process of the run failed.
 
     Example:
       >>> from dataclasses import replace
@@ -92,14 +92,15 @@ def train(
 
 
 def resume_experiment(run_dir: str | Path) -> Experiment:
-    """The configuration that continues the run in a directory: the run's own.
+    """The configuration with which the run in a directory continues.
 
-    `train(resume_experiment(run_dir))` goes on from the newest checkpoint. To train a finished run
-    further, raise `training.steps` with `dataclasses.replace`. The directory may have moved since.
+    `train(resume_experiment(run_dir))` continues from the newest checkpoint. To train a finished
+    run further, raise `training.steps` with `dataclasses.replace`. The directory may have moved
+    since the run began.
 
     Raises:
-      FileNotFoundError: no run there.
-      ValueError: its configuration cannot be read.
+      FileNotFoundError: the directory holds no run.
+      ValueError: the run's configuration cannot be read.
     """
     return dataclasses.replace(read_experiment(run_dir), run_dir=str(run_dir))
 
@@ -112,7 +113,7 @@ def _train(
     validate: Validation | None,
     batches: Any,
 ) -> TrainResult:
-    """A session in a directory that is claimed."""
+    """Runs one session; the directory is already claimed."""
     steps = setup.experiment.training.steps
     state = parts.restore_state(setup, checkpoints, batches, say=log.say)
     start = 0 if state is None else int(state.step)
@@ -170,7 +171,7 @@ def _train(
             where = f"{log.directory} at step {fitted.step}"
             log.say(f"{session.stop.name}: saved {where} and stopped.")
             return TrainResult("interrupted", fitted.step, state, {}, session.stop)
-    # If there was no step to do, the run was killed between its last checkpoint and its results.
+    # If no step was left, an earlier session was killed after its last checkpoint, before results.
     assert state is not None
     checkpoints.wait()
     results = _results(setup, state, session, compile_seconds)
@@ -187,7 +188,7 @@ def _train(
 def _results(
     setup: Setup, state: TrainState, session: Session, compile_seconds: float
 ) -> dict[str, Any]:
-    """What `results.json` holds."""
+    """The content of `results.json`."""
     return {
         "fingerprint": setup.experiment.fingerprint,
         "steps": int(state.step),

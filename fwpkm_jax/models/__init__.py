@@ -1,4 +1,4 @@
-"""Decoder language models that carry memories."""
+"""Decoder language models with fast-weight and product-key memories."""
 
 from fwpkm_jax.models.block import Block
 from fwpkm_jax.models.config import ModelConfig

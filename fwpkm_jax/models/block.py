@@ -22,17 +22,17 @@ from fwpkm_jax.layers.pkm import PKM, QueryStatistics
 from fwpkm_jax.models.sharding import gathered
 
 Remat = Literal["block"]
-"""What a backward pass computes again instead of keeping it from the forward pass: of every layer
-the token mixer and the MLP or PKM. Never the memory: to write it again, its table from before would
-have to be kept."""
+"""Which activations the backward pass recomputes instead of keeping them. block: those of every
+layer's token mixer and MLP, PKM or experts. The fast-weight memory is never recomputed, because
+that would need a copy of its table from before the write."""
 
 
 class BlockStream(NamedTuple):
-    """What one layer carries along a stream.
+    """The state of one layer between two pieces of a stream.
 
     Attributes:
-      cache: of the token mixer.
-      pending: the memory's waiting tokens, or None without a memory.
+      cache: the token mixer's cache.
+      pending: the memory's queue of tokens that are not written yet; None without a memory.
     """
 
     cache: Any
@@ -40,15 +40,16 @@ class BlockStream(NamedTuple):
 
 
 class BlockOutput(NamedTuple):
-    """What one layer makes of whole sequences; what it has no such part for is None.
+    """One layer's results for whole sequences; None for parts that the layer does not have.
 
     Attributes:
-      x: the residual stream.
+      x: the residual stream after the layer.
       memory: fast weights after the last write.
-      info: what the fast-weight memory did.
+      info: gate, losses and metrics of the fast-weight memory.
       pkm_slot_ids: slots that the product-key memory read.
-      pkm_statistics: of its queries, where they were normed by those of this batch.
-      router_load: how the experts' router spread the tokens.
+      pkm_statistics: this batch's statistics of the product-key memory's queries, if it has a
+        batch norm and the call asks for `batch_statistics`.
+      router_load: how the experts' router distributed the tokens.
     """
 
     x: Float[Array, "batch length model"]
@@ -62,8 +63,8 @@ class BlockOutput(NamedTuple):
 class Block(nnx.Module):
     """[fast-weight memory] -> token mixer -> MLP, PKM or experts, each on the residual stream.
 
-    Mixer and MLP read a norm of the stream; with `post_norm` they read the stream, and what they
-    add is normed instead.
+    Mixer and MLP read the normalised stream. With `post_norm` they read the stream itself, and
+    their outputs are normalised before they are added.
     """
 
     def __init__(
@@ -98,11 +99,20 @@ class Block(nnx.Module):
         name: str = "",
         batch_statistics: bool = False,
     ) -> BlockOutput:
-        """Whole sequences from position 0; see `FastWeight.__call__` for the memory.
+        """Processes whole sequences from position 0.
 
-        `name` is the layer's path in the model, by which `partition` finds its weights' layout; for
-        `batch_statistics` see `PKM.__call__`. Of rows with `documents`, token mixers take padding
-        for a document that no other sees, so that only memories and statistics need to skip it.
+        Args:
+          x: the residual stream.
+          memory: fast weights, leaves `[groups, ...]`; None without a memory.
+          mask: 1 for real tokens, 0 for padding.
+          documents: documents of each row; None: a row is one document. Token mixers treat padding
+            as a separate document, so only memories and statistics must skip it.
+          write: False reads without writing, see `FastWeight.__call__`.
+          pairing: makes the write weights, see `core.targets.write_weights`.
+          remat: which activations the backward pass recomputes.
+          partition: of the work over devices; None: one device.
+          name: the layer's path in the model; `partition` finds its weights' layout by it.
+          batch_statistics: see `PKM.__call__`.
         """
         info = None
         if self.memory is not None:
@@ -136,7 +146,12 @@ class Block(nnx.Module):
         chunk_size: ChunkSize | None = None,
         write: bool = True,
     ) -> tuple[jax.Array, Memory | None, BlockStream, FastWeightInfo | None]:
-        """A piece of a stream, continuing `state`."""
+        """Processes a piece of a stream, which continues from `state`.
+
+        Returns:
+          The residual stream after the layer, the memory, the layer's new state, and what the
+          memory did (None without a memory).
+        """
         info, pending = None, state.pending
         if self.memory is not None:
             assert pending is not None, "a stream of a memory layer carries its queue"
@@ -151,7 +166,7 @@ class Block(nnx.Module):
     def init_stream(
         self, batch: int, groups: int, *, max_length: int, max_chunk_size: int, dtype: Any
     ) -> BlockStream:
-        """Empty caches and queue."""
+        """The state at the start of a stream: an empty cache and an empty queue."""
         cache = self.mixer.init_cache(batch, max_length=max_length, dtype=dtype)
         if self.memory is None:
             return BlockStream(cache, None)
@@ -162,7 +177,7 @@ class Block(nnx.Module):
         return BlockStream(cache, pending)
 
     def reset_cache(self, state: BlockStream, *, pending: bool) -> BlockStream:
-        """The state with an empty mixer cache of the same capacity, and maybe an empty queue."""
+        """Empties the mixer's cache, and with `pending` also the queue; capacities stay."""
         cache = self.mixer.reset_cache(state.cache)
         if pending and state.pending is not None:
             return BlockStream(cache, clear(state.pending))
@@ -178,7 +193,7 @@ class Block(nnx.Module):
         name: str,
         batch_statistics: bool,
     ) -> tuple[jax.Array, "_FeedForwardFacts"]:
-        # Weights are gathered here, so that a checkpoint does not keep them gathered.
+        # Weights are gathered here, so that `jax.checkpoint` does not keep the gathered copies.
         mixer = gathered(partition, self.mixer, f"{name}/mixer")
         starts = None if documents is None else documents.starts
         x, _ = self._mix(mixer, x, mask=mask, starts=starts, partition=partition)
@@ -217,7 +232,7 @@ class Block(nnx.Module):
 
 
 class _FeedForwardFacts(NamedTuple):
-    """Of `BlockOutput`, what the MLP, PKM or experts report."""
+    """The fields of `BlockOutput` that come from the MLP, PKM or experts."""
 
     slot_ids: jax.Array | None
     statistics: QueryStatistics | None

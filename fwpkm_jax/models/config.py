@@ -1,4 +1,4 @@
-"""The layout of a decoder as data."""
+"""The configuration of a decoder: which layers it has, and their settings."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,12 +21,12 @@ from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.literals import check_literals
 
 Mixer = str | AbstractMixerConfig
-"""The name of a registered mixer, set by the sections of `ModelConfig`, or a configuration."""
+"""A mixer's configuration, or its registered name; then `ModelConfig` has the settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A decoder: what stands where. Layers are counted from 0.
+    """The layout of a decoder and the settings of its layers. Layers are counted from 0.
 
     Example:
       >>> from fwpkm_jax import ModelConfig
@@ -35,19 +35,19 @@ class ModelConfig:
     """
 
     vocab_size: int = 32_000
-    """Tokens of the vocabulary."""
+    """Number of tokens in the vocabulary."""
     model_dim: int = 768
     """Width of the residual stream."""
     mixers: tuple[Mixer, ...] = ("gdn", "gdn", "gdn", "swa") * 3
-    """Token mixer of each layer: Gated DeltaNet (gdn), sliding-window (swa) or full attention,
-    LaCT, Titans' memory alone (titans) or with a window of attention as its context, gate or layer
-    (titans_mac, titans_mag, titans_mal), TTT (ttt_linear, ttt_mlp), a matrix memory by its name in
-    `rules.matrix`, or a registered mixer of your own; on the command line also the JSON of a
-    configuration."""
+    """Token mixer of each layer: Gated DeltaNet (gdn), sliding-window (swa) or full attention
+    (attention), LaCT (lact), Titans' memory without attention (titans) or with it, as a context, a
+    gate or a layer (titans_mac, titans_mag, titans_mal), TTT (ttt_linear, ttt_mlp), a matrix memory
+    by its name in `rules.matrix`, or a mixer that you registered. On the command line also the JSON
+    of a configuration."""
     mlp_dim: int = 2304
     """Hidden width of the SwiGLU layers."""
     mlp_activation: Activation = "silu"
-    """Of the gates in SwiGLU layers and experts."""
+    """Activation function of the gates in SwiGLU layers and experts."""
     mlp_bias: bool = False
     """Adds biases in SwiGLU layers."""
     memory_layers: tuple[int, ...] = ()
@@ -57,29 +57,29 @@ class ModelConfig:
     expert_layers: tuple[int, ...] = ()
     """Layers with a mixture of experts in place of the MLP."""
     post_norm_layers: tuple[int, ...] = ()
-    """Layers that norm what mixer and MLP add to the residual stream, not what these read."""
+    """Layers that normalise the outputs of mixer and MLP instead of their inputs."""
     window: int = 512
     """Tokens a sliding-window layer sees, itself included."""
     attention: AttentionConfig = field(default_factory=AttentionConfig)
-    """Of the attention layers, sliding-window and full."""
+    """Settings of the attention layers, sliding-window and full."""
     gdn: GatedDeltaNetConfig = field(default_factory=GatedDeltaNetConfig)
-    """Of the Gated DeltaNet layers."""
+    """Settings of the Gated DeltaNet layers."""
     lact: LaCTConfig = field(default_factory=LaCTConfig)
-    """Of the LaCT layers, which have a window of their own."""
+    """Settings of the LaCT layers; they use `lact.window`, not `window`."""
     titans: TitansConfig = field(default_factory=TitansConfig)
-    """Of the layers with a Titans memory; their attention is `attention`, over `window` tokens, in
-    titans_mac over a segment of `titans.chunk_size`."""
+    """Settings of the Titans layers. Their attention has the settings in `attention`; it sees
+    `window` tokens, or in titans_mac a segment of `titans.chunk_size` tokens."""
     matrix: MatrixMemoryConfig = field(default_factory=MatrixMemoryConfig)
-    """Of the layers with a matrix memory."""
+    """Settings of the layers with a matrix memory."""
     fast_weight: FastWeightConfig = field(default_factory=FastWeightConfig)
-    """Of the memory layers."""
+    """Settings of the fast-weight memories in `memory_layers`."""
     pkm: PKMConfig = field(default_factory=PKMConfig)
-    """Of the product-key memory layers."""
+    """Settings of the product-key memories in `pkm_layers`."""
     experts: ExpertsConfig = field(default_factory=ExpertsConfig)
-    """Of the layers with experts."""
+    """Settings of the experts in `expert_layers`."""
     fast_weight_layer: FastWeightLayerConfig | None = None
-    """A layer before the head that takes a gradient step on every token of its sequence; None: the
-    head reads the last norm."""
+    """Settings of a Fast Weight Layer before the head, which takes a gradient step on every token
+    of its sequence. None: there is no such layer."""
     tie_embeddings: bool = True
     """The head shares the embedding's weights."""
     head_bias: bool = False
@@ -87,19 +87,19 @@ class ModelConfig:
     norm_eps: float = 1e-5
     """Added to the mean square in RMS norms."""
     norm_offset: bool = True
-    """RMS norms multiply by 1 + weight; off: by weight. Those of queries and keys and of memories
-    have options of their own."""
+    """True: RMS norms multiply by 1 + weight. False: by weight. Norms of queries and keys and norms
+    in memories have separate options."""
     init_std: float = 0.02
     """Standard deviation of initial weights."""
     head_init_std: float | None = None
     """Standard deviation of an untied head's initial weights; None: init_std."""
     branch_init_scale: float = 1.0
-    """Multiplies the initial weights of the maps that write into the residual stream."""
+    """Multiplies the initial weights of the linear maps whose outputs enter the residual stream."""
     activation_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of activations; memories and logits are float32."""
+    """dtype of activations; memories and logits are float32."""
     parameter_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of embedding, head and the matrices of mixers, MLPs and experts. Vectors and all that belongs
-    to a memory are float32."""
+    """dtype of embedding, head and the matrices of mixers, MLPs and experts. Vectors and all
+    parameters of memories are float32."""
 
     def __post_init__(self):
         check_literals(self)
@@ -138,7 +138,7 @@ class ModelConfig:
 
     @property
     def registered_names(self) -> tuple[tuple[str, str], ...]:
-        """The modules that registered the names among `mixers`, each with the name."""
+        """Pairs of module and description: where each name in `mixers` was registered."""
         names = [mixer for mixer in self.mixers if isinstance(mixer, str)]
         return tuple((mixer_module(name), f"The mixer {name!r}") for name in names)
 
@@ -160,6 +160,9 @@ class ModelConfig:
 
 
 def own_memory(config: ModelConfig) -> OwnMemory | None:
-    """The first mixer's memory that is written in chunks of its own, anew for each sequence."""
+    """The `own_memory` of the first mixer that has one, or None.
+
+    Such a memory has its own chunk size and starts again with each sequence.
+    """
     found = (mixer.own_memory for mixer in config.mixer_configs)
     return next((memory for memory in found if memory is not None), None)

@@ -1,4 +1,4 @@
-"""A decoder language model whose layout is data: embedding, blocks, head, and their memories."""
+"""A decoder language model, built from a `ModelConfig`: embedding, blocks, head, memories."""
 
 import re
 from typing import Any, ClassVar
@@ -30,7 +30,7 @@ _HEAD_AXES: LogicalAxes = ("embed", "vocab")
 
 
 class LanguageModel(nnx.Module):
-    """A decoder; fast weights are an argument and a result, never an attribute.
+    """A decoder. Fast weights are passed in and returned; they are never an attribute.
 
     Example:
       >>> import jax.numpy as jnp
@@ -57,12 +57,13 @@ class LanguageModel(nnx.Module):
     }
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: Any = "config"):
-        """Draws the slow weights.
+        """Initialises the slow weights.
 
         Args:
           config: the layout.
-          rngs: the stream `params`.
-          dtype: of activations; "config" takes the config's, None follows the parameters.
+          rngs: random streams; only `params` is used.
+          dtype: dtype of activations. "config": `config.activation_dtype`. None: that of the
+            parameters.
         """
         self.config = config
         dtype = jnp.dtype(config.activation_dtype) if dtype == "config" else dtype
@@ -133,7 +134,7 @@ class LanguageModel(nnx.Module):
     def init_memory(self, rng: jax.Array, *, groups: int = 1) -> dict[str, Memory]:
         """Fast weights before the first token, by layer name, leaves `[groups, ...]`.
 
-        All groups of a layer start alike; layers draw their own.
+        All groups of a layer start with equal values; each layer has its own random draw.
         """
         return {
             layer_name(index): self.blocks[index].memory.init_memory(
@@ -157,17 +158,20 @@ class LanguageModel(nnx.Module):
 
         Args:
           tokens: ids below the vocabulary's size.
-          memory: fast weights by layer name, leaves `[groups, ...]`; the batch must be divisible
-            by groups. They are constants to the caller's gradient as long as they are not among
-            what it differentiates.
+          memory: fast weights by layer name, leaves `[groups, ...]`; groups must divide the batch.
+            They are constants in the caller's gradient, unless the caller differentiates with
+            respect to them.
           mask: 1 for real tokens, 0 for padding.
           segment_ids: document of each token, 0 for padding; None: a row is one document. Each run
-            of equal ids gives what it would give in a row of its own, but for the fast-weight
-            memories, which go on from document to document (`layers.memories.fast_weight`). Logits
-            at padding mean nothing.
-          write: False reads with the memories as they come in.
+            of equal ids gives the same result as in a separate row, except for the fast-weight
+            memories, which continue from document to document (`layers.memories.fast_weight`).
+            Logits at padding are undefined.
+          write: False reads the memories without writing to them.
           pairing: makes each token's write weights, see `core.targets.write_weights`.
           partition: of the work over devices, see `hidden`.
+
+        Raises:
+          ValueError: the memory does not fit this model, or arguments contradict each other.
         """
         hidden = self.hidden(
             tokens,
@@ -194,25 +198,25 @@ class LanguageModel(nnx.Module):
         partition: Partition | None = None,
         batch_statistics: bool = False,
     ) -> Hidden:
-        """`__call__` without the logits, for a loss that forms them block by block.
+        """`__call__` without the logits, for a loss that computes them block by block.
 
         Args:
-          tokens: as in `__call__`, as are the next five.
+          tokens: as in `__call__`, like the next five arguments.
           memory: fast weights.
           mask: 1 for real tokens.
           segment_ids: document of each token.
           write: False only reads.
           pairing: makes the write weights.
-          remat: what a backward pass computes again rather than keep, see `models.block.Remat`;
-            changes time and memory, results only by rounding.
-          partition: of the work over devices, by sequences and heads; None: all on one. Takes
-            no mask, for which `segment_ids` of 0 stand, nor `write=False`; sequences come in the
-            order of `Partition.deal`.
-          batch_statistics: norms over the batch take its own statistics, as in training, and return
-            them; False: the running ones.
+          remat: which activations the backward pass recomputes, see `models.block.Remat`; changes
+            time and memory, and results only by rounding.
+          partition: of the work over devices, by sequences and heads; None: one device. With it,
+            mark padding by `segment_ids` of 0 instead of `mask`, leave `write` True, and pass
+            sequences in the order of `Partition.deal`.
+          batch_statistics: True: batch norms use the statistics of this batch, as in training, and
+            return them. False: they use the running statistics.
 
         Raises:
-          ValueError: the memory is not this model's, or an argument does not go with another.
+          ValueError: the memory does not fit this model, or arguments contradict each other.
         """
         self._check_tokens(tokens, mask, segment_ids)
         self._check_memory(memory)
@@ -263,7 +267,7 @@ class LanguageModel(nnx.Module):
         token_bias: Float[Array, "batch length vocab"] | None = None,
         partition: Partition | None = None,
     ) -> Float[Array, "batch length vocab"]:
-        """Of `Hidden.x` and `Hidden.token_bias`, in at least float32."""
+        """Logits of `Hidden.x` and `Hidden.token_bias`, in float32 or a wider dtype."""
         head, bias = self.readout()
         head = gathered_array(partition, head, _HEAD_AXES, name="head")
         logits = jnp.matmul(
@@ -287,8 +291,11 @@ class LanguageModel(nnx.Module):
         Args:
           memory: fast weights, leaves `[groups, ...]`.
           batch: sequences, divisible by groups.
-          max_length: tokens that full-attention layers keep; older ones are forgotten.
-          max_chunk_size: the largest chunk of any call; None: the config's.
+          max_length: tokens that full-attention layers keep; they drop older tokens.
+          max_chunk_size: the largest `chunk_size` of any later call; None: the config's.
+
+        Raises:
+          ValueError: the memory does not fit this model.
         """
         self._check_memory(memory)
         chunk_size = self.config.fast_weight.chunk_size
@@ -316,17 +323,20 @@ class LanguageModel(nnx.Module):
         chunk_size: ChunkSize | None = None,
         write: bool = True,
     ) -> StreamOutput:
-        """Reads a piece of a stream; any cut of the stream gives the same logits and memories.
+        """Processes a piece of a stream; the sizes of the pieces do not change logits or memories.
 
-        Unlike in `__call__`, the pairs across the ends of chunks are written too.
+        Unlike `__call__`, it also writes pairs whose tokens lie in different chunks.
 
         Args:
           tokens: the piece, at least one token.
           stream: from `init_stream` or the last call.
           mask: 1 for real tokens, 0 for padding.
-          chunk_size: tokens per write for this call; None: the config's. "flush": tokens only
-            wait, at most `max_chunk_size` of them in all, until `flush` writes them.
-          write: False leaves memories and queues alone.
+          chunk_size: tokens per write for this call; None: the config's. "flush": tokens wait in
+            the queue, at most `max_chunk_size` in total, until `flush` writes them.
+          write: False leaves memories and queues unchanged.
+
+        Raises:
+          ValueError: the stream's memory does not fit this model, or `chunk_size` its queues.
         """
         self._check_tokens(tokens, mask)
         self._check_memory(stream.memory)
@@ -354,7 +364,7 @@ class LanguageModel(nnx.Module):
         return StreamOutput(self.logits(x, bias), Stream(memory, layers, head), info)
 
     def flush(self, stream: Stream) -> Stream:
-        """Writes the complete waiting pairs of every memory now."""
+        """Writes all complete pairs in the queues to their memories, and returns the new stream."""
         memory, layers = dict(stream.memory), dict(stream.layers)
         for index in self.config.memory_layers:
             name = layer_name(index)
@@ -367,11 +377,11 @@ class LanguageModel(nnx.Module):
     def reset_caches(self, stream: Stream, *, pending: bool) -> Stream:
         """A stream that starts again from position 0 with the memories as they are.
 
-        A Fast Weight Layer keeps its steps; its last token stays without a label.
+        A Fast Weight Layer keeps its updated weights; its last token gets no label.
 
         Args:
-          stream: the old one.
-          pending: also drops the tokens that wait to be written.
+          stream: the stream to restart.
+          pending: True also drops the tokens that are not written yet.
         """
         layers = {
             layer_name(index): block.reset_cache(stream.layers[layer_name(index)], pending=pending)
@@ -391,7 +401,7 @@ class LanguageModel(nnx.Module):
         write: bool,
         partition: Partition | None,
     ) -> HeadInputs:
-        """What the head reads of whole sequences: the last norm, or the Fast Weight Layer on it."""
+        """The head's inputs for whole sequences, with the Fast Weight Layer if there is one."""
         if self.fast_weight_layer is None:
             return HeadInputs(x, None)
         starts = None if documents is None else documents.starts
@@ -402,8 +412,8 @@ class LanguageModel(nnx.Module):
             return HeadInputs(y.astype(x.dtype), bias)
         if self.fast_weight_layer.config.steps == "output_bias":
             raise ValueError(
-                "fast_weight_layer.steps='output_bias' keeps every token's logits, on one device "
-                "only; set all sizes of the mesh to 1."
+                "fast_weight_layer.steps='output_bias' keeps every token's logits and runs on one "
+                "device only; set all sizes of the mesh to 1."
             )
         of_sequences = partition.run(
             lambda layer, x, tokens, readout, starts: layer(x, tokens, readout, starts=starts).x,
@@ -417,7 +427,7 @@ class LanguageModel(nnx.Module):
         self, tokens: Int[Array, "batch length"], partition: Partition | None = None
     ) -> Float[Array, "batch length model"]:
         def look_up(embedding, tokens):
-            # An id outside the vocabulary becomes NaN, which training reports, not another token.
+            # An id outside the vocabulary gives NaN, which training reports, not another row.
             rows = embedding.at[tokens].get(mode="fill", fill_value=jnp.nan)
             return rows if self.dtype is None else rows.astype(self.dtype)
 
@@ -464,7 +474,7 @@ def _scale_branches(block: Block, scale: float) -> None:
 
 
 def _store_matrices(model: LanguageModel, dtype: Any) -> None:
-    """Casts what `ModelConfig.parameter_dtype` is about."""
+    """Casts the parameters that `ModelConfig.parameter_dtype` applies to."""
 
     def cast(path: Any, leaf: jax.Array) -> jax.Array:
         of_memory = re.fullmatch(r"fast_weight_layer/.*|blocks/\d+/memory/.*", path_name(path))

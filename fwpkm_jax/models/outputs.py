@@ -1,4 +1,4 @@
-"""What passes and streams of a decoder return and carry."""
+"""The results of a decoder's passes and streams, and the state of a stream."""
 
 from typing import NamedTuple
 
@@ -14,12 +14,12 @@ from fwpkm_jax.models.block import BlockStream
 
 
 class LMOutput(NamedTuple):
-    """What a pass over whole sequences returns.
+    """The result of a pass over whole sequences.
 
     Attributes:
       logits: `[batch, length, vocab]`, float32.
       memory: fast weights after the last write, by layer name.
-      info: what each memory layer did, by layer name.
+      info: gate, losses and metrics of each memory layer, by layer name.
       pkm_slot_ids: slots that each product-key memory layer read, `[batch, length, places]`, by
         layer name.
     """
@@ -36,10 +36,11 @@ class Hidden(NamedTuple):
     Attributes:
       x: `[batch, length, model]`, after the final norm; `LanguageModel.readout` turns it into
         logits.
-      token_bias: added to each token's logits by a Fast Weight Layer that moves the output bias;
-        None by all others.
-      pkm_statistics: of the queries that were normed by those of this batch, by layer name.
-      router_loads: how each layer of experts spread the tokens, by layer name.
+      token_bias: a Fast Weight Layer with steps on the output bias adds this to each token's
+        logits; None without such a layer.
+      pkm_statistics: batch statistics of each product-key memory's queries, by layer name; empty
+        without `batch_statistics`.
+      router_loads: how each layer of experts distributed the tokens, by layer name.
     """
 
     x: Float[Array, "batch length model"]
@@ -52,8 +53,13 @@ class Hidden(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """Everything a stream carries: fast weights by layer name, each layer's state, and the Fast
-    Weight Layer's where there is one."""
+    """The state of a stream between two pieces.
+
+    Attributes:
+      memory: fast weights by layer name.
+      layers: each layer's state, by layer name.
+      head: the Fast Weight Layer's state; None without one.
+    """
 
     memory: dict[str, Memory]
     layers: dict[str, BlockStream]
@@ -61,7 +67,7 @@ class Stream(NamedTuple):
 
 
 class StreamOutput(NamedTuple):
-    """What a piece of a stream returns; see `LMOutput`."""
+    """The result of a piece of a stream; `logits` and `info` as in `LMOutput`."""
 
     logits: Float[Array, "batch length vocab"]
     stream: Stream
@@ -69,7 +75,7 @@ class StreamOutput(NamedTuple):
 
 
 def layer_name(index: int) -> str:
-    """The key of a layer in memories, streams and metrics."""
+    """The name of layer `index` in memories, streams and metrics."""
     return f"layer_{index}"
 
 

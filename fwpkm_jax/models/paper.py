@@ -1,6 +1,6 @@
 """The models of the FwPKM paper (arXiv:2601.00671) by name.
 
-A name is a backbone, then what it carries: `gdn_swa__pkm6_fwpkm2_10` is "GDN+SWA | PKM@6 +
+A name is a backbone, then its memories: `gdn_swa__pkm6_fwpkm2_10` is the paper's "GDN+SWA | PKM@6 +
 FwPKM@2,10". Layers are counted from 0.
 """
 
@@ -16,7 +16,7 @@ from fwpkm_jax.rules import FwMLP
 
 
 def _twelve(*mixers: str) -> tuple[str, ...]:
-    """The mixers over and over, for twelve layers."""
+    """Repeats the mixers to fill twelve layers."""
     return mixers * (12 // len(mixers))
 
 
@@ -28,13 +28,13 @@ BACKBONES: dict[str, tuple[str, ...]] = {
 }
 """Token mixers of the twelve layers: Gated DeltaNet, sliding-window, full attention."""
 
-_GDN = GatedDeltaNetConfig(decay_start="constant")  # As the authors' release starts it.
+_GDN = GatedDeltaNetConfig(decay_start="constant")  # As in the authors' release.
 
-# Table 1's parameter counts come out with 512 hidden units, Appendix C says 2304
-# (`--model.fast_weight.rule.hidden_dim 2304`). A dense memory takes no loss weights.
+# 512 hidden units give Table 1's parameter counts; Appendix C states 2304
+# (`--model.fast_weight.rule.hidden_dim 2304`). A dense memory does not weight its loss by the gate.
 _FWMLP = FastWeightConfig(rule=FwMLP(hidden_dim=512), weight_by_gate=False)
 APPENDIX_HIDDEN = 2304
-"""FwMLP's hidden width by the paper's Appendix C; Table 1's counts come out with 512."""
+"""FwMLP's hidden width in the paper's Appendix C; a width of 512 gives Table 1's counts."""
 
 MEMORIES: dict[str, dict[str, Any]] = {
     "": {},
@@ -43,7 +43,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "pkm6_fwpkm2_10": {"pkm_layers": (6,), "memory_layers": (2, 10)},
     "fwmlp2_6_10": {"memory_layers": (2, 6, 10), "fast_weight": _FWMLP},
 }
-"""What a backbone carries: PKM in place of MLPs, fast-weight memories before the mixers."""
+"""Memories of a backbone: PKM in place of MLPs, fast-weight memories before the mixers."""
 
 TABLE_1: tuple[str, ...] = (
     *(
@@ -68,7 +68,7 @@ def paper_model(name: str) -> ModelConfig:
     """The model of a row of Table 1 or of `PSWA`.
 
     Raises:
-      ValueError: no such name.
+      ValueError: the name is in neither.
     """
     if name not in (*TABLE_1, *PSWA):
         raise ValueError(f"{name!r} is none of the paper's models: {', '.join(TABLE_1 + PSWA)}.")

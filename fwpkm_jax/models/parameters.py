@@ -1,4 +1,4 @@
-"""How many numbers a model holds, and how many of them one token uses."""
+"""The number of parameters of a model, in total and active per token."""
 
 from typing import NamedTuple
 
@@ -9,11 +9,11 @@ from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 
 
 class ParameterCount(NamedTuple):
-    """Numbers of a model, fast weights included.
+    """Parameter counts of a model, fast weights included.
 
     Attributes:
-      total: all of them.
-      active: without the slots that one token does not read.
+      total: all parameters.
+      active: without the slots and experts that one token does not use.
     """
 
     total: int
@@ -21,11 +21,11 @@ class ParameterCount(NamedTuple):
 
 
 def count_parameters(config: ModelConfig) -> ParameterCount:
-    """Counts without allocating anything.
+    """Counts a model's parameters without allocating arrays.
 
-    The paper's convention: fast weights count like parameters, one memory per layer; of a memory's
-    value table, only the heads * top_k slots that a token reads are active, of experts those that a
-    token is sent to.
+    Follows the paper: fast weights count like parameters, one memory per layer. Of a memory's value
+    table only the `heads * top_k` slots that a token reads are active. Of the experts only those
+    that a token is sent to are active.
 
     References: Zhao and Jones 2026, arXiv:2601.00671, Table 1.
     """

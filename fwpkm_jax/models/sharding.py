@@ -1,7 +1,7 @@
 """Which mesh axis splits which dimension of each slow weight.
 
-Every module declares what the dimensions of its parameters are (`parameter_axes`, see
-`layers.partition.ParameterAxes`); `mesh_axes` maps them to a mesh.
+Every module names the dimensions of its parameters in `parameter_axes` (see
+`layers.partition.ParameterAxes`); `mesh_axes` maps these names to axes of the mesh.
 """
 
 import functools
@@ -17,14 +17,14 @@ from fwpkm_jax.layers.partition import HEADS, LogicalAxes, Partition
 
 
 def path_name(path: Any) -> str:
-    """A pytree path as `blocks/0/mixer/kernel`, the way errors and checkpoints name arrays."""
+    """A pytree path in the form `blocks/0/mixer/kernel`, as in errors and checkpoints."""
     name = jax.tree_util.keystr(path, simple=True, separator="/")
-    # Flax variables are pytree nodes with one child; whether its key shows differs by version.
+    # A Flax variable is a pytree node with one child; only some versions show the child's key.
     return name.removesuffix("/value")
 
 
 def mesh_axes(partition: Partition) -> dict[str, tuple[str, ...]]:
-    """The mesh axes of each logical axis; an axis not listed is whole on every device."""
+    """The mesh axes that split each logical axis; an axis that is not listed is not split."""
     slots, columns = partition.table_spec(learned=True)
     return {
         "embed": ("fsdp",),
@@ -37,15 +37,15 @@ def mesh_axes(partition: Partition) -> dict[str, tuple[str, ...]]:
 
 
 def logical_axes(module: nnx.Module, path: Any, shape: tuple[int, ...]) -> LogicalAxes:
-    """What the dimensions of a parameter are, as the innermost module that names it declares.
+    """Names of a parameter's dimensions, from the innermost module that declares them.
 
     Args:
       module: the module that holds the parameter, at any depth.
       path: pytree path of the parameter within `module`.
-      shape: of the parameter.
+      shape: shape of the parameter.
 
     Raises:
-      ValueError: no module declares the parameter, or the axes are of another rank.
+      ValueError: no module declares the parameter, or the number of axes differs from its rank.
     """
     keys = path_name(path).split("/")
     inner: Any = module
@@ -73,16 +73,16 @@ def logical_axes(module: nnx.Module, path: Any, shape: tuple[int, ...]) -> Logic
 def parameter_spec(
     partition: Partition, axes: LogicalAxes, shape: tuple[int, ...], *, name: str
 ) -> P:
-    """How a parameter is split.
+    """The partition spec of a parameter.
 
     Args:
       partition: the mesh.
-      axes: what its dimensions are.
+      axes: names of its dimensions, from `logical_axes`.
       shape: its shape.
-      name: its path, for the error.
+      name: its path, for the error message.
 
     Raises:
-      ValueError: a dimension does not divide.
+      ValueError: a dimension does not divide into the parts of the mesh.
     """
     to_mesh, spec = mesh_axes(partition), []
     for axis, size in zip(axes, shape, strict=True):
@@ -99,7 +99,7 @@ def parameter_spec(
 
 
 def parameter_shardings(partition: Partition, params: Any, *, graphdef: nnx.GraphDef[Any]) -> Any:
-    """The layout of every slow weight, in the shape of `params`.
+    """The sharding of every slow weight, in the tree structure of `params`.
 
     Args:
       partition: the mesh.
@@ -118,7 +118,9 @@ def parameter_shardings(partition: Partition, params: Any, *, graphdef: nnx.Grap
 
 
 def gathered(partition: Partition | None, module: Any, name: str) -> Any:
-    """A module with what FSDP has split made whole, for use; its gradients are split again.
+    """A module with the weights that FSDP splits gathered on every device.
+
+    The backward pass splits their gradients again.
 
     Args:
       partition: None leaves the module as it is.
@@ -138,7 +140,7 @@ def gathered(partition: Partition | None, module: Any, name: str) -> Any:
 def gathered_array(
     partition: Partition | None, array: jax.Array, axes: LogicalAxes, *, name: str
 ) -> jax.Array:
-    """`gathered` of one array whose dimensions are `axes`."""
+    """`gathered` for one array whose dimensions have the names `axes`."""
     if partition is None or partition.size("fsdp") == 1 or "embed" not in axes:
         return array
     spec = parameter_spec(partition, axes, array.shape, name=name)

@@ -1,4 +1,4 @@
-"""Running statistics of norms over batches: kept among the weights, moved by the training step."""
+"""Running statistics of batch norms: stored with the weights, updated by the training step."""
 
 import re
 from typing import Any
@@ -10,15 +10,15 @@ from fwpkm_jax.layers.pkm import QueryStatistics
 from fwpkm_jax.models.outputs import layer_name
 from fwpkm_jax.models.sharding import path_name
 
-_SHARE = 0.1  # Of the newest batch.
+_SHARE = 0.1  # Weight of the newest batch.
 
 
 def with_statistics(params: Any, statistics: dict[str, QueryStatistics]) -> Any:
-    """The weights with running statistics a tenth of the way to those of a batch.
+    """The weights with running statistics moved a tenth of the way to those of a batch.
 
     Args:
-      params: of a `LanguageModel`.
-      statistics: by layer name, as `Hidden.pkm_statistics`; without any the weights as they are.
+      params: slow weights of a `LanguageModel`.
+      statistics: `Hidden.pkm_statistics`, by layer name; if empty, the weights stay unchanged.
 
     References: Ioffe and Szegedy 2015, arXiv:1502.03167.
     """

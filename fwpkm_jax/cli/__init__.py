@@ -1,4 +1,4 @@
-"""The command `fwpkm`: a file for each subcommand."""
+"""The command `fwpkm`; each subcommand has its own file."""
 
 from fwpkm_jax.cli.program import main
 

@@ -1,8 +1,8 @@
 """`fwpkm eval RUN [--suite all] [--step best] [--ppl.FIELD VALUE ...]`.
 
 Prints tables and writes JSON and PNG files into RUN/results, and report.html, which shows and
-explains all results of the run so far. Exit codes: 0 done; 2 wrong command line, or the run cannot
-be evaluated like this.
+explains all results of the run so far. Exit codes: 0 done; 2 wrong command line, or an evaluation
+does not suit the run.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class EvalOptions:
     run: tyro.conf.Positional[Path]
     """Run directory, as `fwpkm train` wrote it."""
     suite: tuple[str, ...] = ()
-    """Evaluations by name; each has its own options below. all: every one that suits the run's data
-    and lacks nothing. Default: recall or ppl, whichever the data suit."""
+    """Names of evaluations; the options of each are below. all: every evaluation that suits the
+    run's data and has all that it needs. Default: recall or ppl, whichever suits the data."""
     step: int | Literal["best"] | None = None
     """Checkpoint: a step, the best by validation loss, or None for the newest."""
     limit: int | None = None
-    """Score at most this many documents, batches, samples, whatever each evaluation counts."""
+    """Score at most this many documents, batches or samples; the unit depends on the evaluation."""
 
 
 def options_type() -> type[EvalOptions]:
-    """EvalOptions with a section for every evaluation in EVALS."""
+    """A subclass of EvalOptions with a section of options for every evaluation in EVALS."""
     sections = [
         (name, one.config, field(default_factory=one.config)) for name, one in EVALS.items()
     ]
@@ -55,7 +55,7 @@ def options_type() -> type[EvalOptions]:
 
 
 def parse(arguments: Sequence[str], program: str = "fwpkm eval") -> Any:
-    """The command line as an `options_type()`.
+    """The options that the command line sets, an instance of `options_type()`.
 
     Raises:
       SystemExit: 0 after `--help`; 2, with a message, for a wrong type or a refused value.
@@ -74,7 +74,7 @@ def parse(arguments: Sequence[str], program: str = "fwpkm eval") -> Any:
 
 
 def main(arguments: Sequence[str], program: str = "fwpkm eval") -> int:
-    """Evaluates as the command line asks; the program's exit code."""
+    """Runs the evaluations of a command line; returns the program's exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
     logging.getLogger("fwpkm_jax").setLevel(logging.INFO)
     try:

@@ -36,13 +36,13 @@ def parse_command_line(
 ) -> Experiment:
     """The experiment that a command line asks for.
 
-    `[CONFIG] [--section.field VALUE ...]` starts from a config, `--resume RUN [...]` from the
-    configuration of a run, which training then continues, `--base RUN --run_dir NEW [...]` from
-    that of a run whose weights a new run starts from.
+    `[CONFIG] [--section.field VALUE ...]` starts from a config. `--resume RUN [...]` starts from
+    the configuration of a run; training then continues that run. `--base RUN --run_dir NEW [...]`
+    also starts from the configuration of a run; a new run then starts from its weights.
 
     Args:
       arguments: the command line without the program's name.
-      default: the config used where the command line names none, a name or a path.
+      default: name or path of the config that is used if the command line names none.
       prog: the program's name in `--help`.
 
     Raises:
@@ -88,7 +88,7 @@ def parse_command_line(
 
 
 def _with_fitting_vocabulary(experiment: Experiment, old: Any) -> Experiment:
-    """The experiment, its vocabulary changed with the data's if it was that of the `old` data."""
+    """The experiment with the vocabulary size of its data, if it had that of the `old` data."""
     needed = vocab_size(experiment.data)
     model = experiment.model
     if needed == model.vocab_size or model.vocab_size != vocab_size(old):
@@ -101,7 +101,7 @@ _MIXERS = tyro.constructors.ConstructorRegistry()
 
 @_MIXERS.primitive_rule
 def _mixer(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
-    """A mixer in one argument: its name, or the JSON of its configuration."""
+    """Reads and writes a mixer as one argument: its name, or the JSON of its configuration."""
     if set(typing.get_args(info.type)) != set(typing.get_args(Mixer)):
         return None
 
@@ -133,7 +133,7 @@ def _values_of(option: str, arguments: list[str]) -> list[str]:
 
 
 def _resumed(arguments: list[str]) -> tuple[str, Experiment, list[str]]:
-    """What is trained, the configuration of the run that `--resume RUN` names, other arguments."""
+    """A label for `--help`, the configuration of the run after `--resume`, other arguments."""
     at = arguments.index("--resume")
     value = arguments[at + 1 : at + 2]
     if not value or value[0].startswith("-"):
@@ -150,7 +150,7 @@ def _resumed(arguments: list[str]) -> tuple[str, Experiment, list[str]]:
 
 
 def _based(arguments: list[str]) -> tuple[str, Experiment]:
-    """What is trained, and the configuration of the run that `--base RUN` names, for a new run."""
+    """A label for `--help`, and the configuration of the run after `--base`, for a new run."""
     value = arguments[arguments.index("--base") + 1 :][:1]
     if not value or value[0].startswith("-"):
         raise ValueError("--base names no run directory; write --base RUN.")
@@ -162,13 +162,14 @@ def _based(arguments: list[str]) -> tuple[str, Experiment]:
 def _fill_optional_sections(
     config: Any, arguments: list[str], *, prog: str, prefix: str = "--"
 ) -> tuple[Any, list[str]]:
-    """Turns on sections that are None in the config file and named on the command line.
+    """Creates sections that are None in the config and named on the command line.
 
-    tyro offers the fields of a section only where the default has one, so `--model.x.yarn.factor 4`
-    on a config whose `yarn` is None is read here; `--model.x.yarn None` turns a section off.
+    tyro accepts the fields of a section only if the default has that section. This function
+    therefore reads options such as `--model.x.yarn.factor 4` for a config whose `yarn` is None.
+    `--model.x.yarn None` removes a section.
 
     Returns:
-      The configuration with those sections set, and the arguments that are left.
+      The configuration with those sections changed, and the remaining arguments.
     """
     changes = {}
     hints = typing.get_type_hints(type(config))
@@ -201,7 +202,7 @@ def _fill_optional_sections(
 
 
 def _take(arguments: list[str], prefix: str) -> tuple[list[str], list[str]]:
-    """The options that start with `prefix`, without it, and the other arguments."""
+    """The options that start with `prefix`, which is removed, and all other arguments."""
     mine, others, taking = [], [], False
     for argument in arguments:
         if argument.startswith("--"):

@@ -1,6 +1,6 @@
-"""`fwpkm export RUN FOLDER`: a run's weights as safetensors, to give away.
+"""`fwpkm export RUN FOLDER`: writes a run's weights as safetensors, for use elsewhere.
 
-`fwpkm export hf RUN FOLDER` writes what the transformers library loads.
+`fwpkm export hf RUN FOLDER` writes a folder that the transformers library loads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ExportOptions:
     run: tyro.conf.Positional[Path]
     """Run directory."""
     folder: tyro.conf.Positional[Path]
-    """New folder."""
+    """Folder to create."""
     step: int | Literal["best"] | None = None
     """Checkpoint: a step, the best by validation loss, or None for the newest."""
 
@@ -39,7 +39,7 @@ class ExportHF(ExportOptions):
 
 
 def main(arguments: Sequence[str], program: str = "fwpkm export") -> int:
-    """Exports; the program's exit code."""
+    """Exports a run; returns the program's exit code."""
     arguments, kind, export = list(arguments), ExportOptions, export_run
     if arguments[:1] == ["hf"]:
         arguments, kind, export = arguments[1:], ExportHF, export_model

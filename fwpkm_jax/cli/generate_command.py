@@ -1,7 +1,7 @@
 """`fwpkm generate RUN --prompt TEXT [--seed 1]`.
 
-Prints the prompt and what follows. Exit codes: 0 done; 2 wrong command line, or the run cannot
-continue a text.
+Prints the prompt and the generated text. Exit codes: 0 done; 2 wrong command line, or the run was
+not trained on text.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class GenerateOptions:
     """Continues a text with a run's model."""
 
     run: tyro.conf.Positional[Path]
-    """Run directory, as `fwpkm train` wrote it; of a run on text."""
+    """Run directory, as `fwpkm train` wrote it; the run was trained on text."""
     prompt: str = "The "
-    """Text to continue; read into the memory first."""
+    """Text to continue; the model reads it first."""
     max_new_tokens: int = 200
-    """Tokens generated, fewer where the document ends."""
+    """Most tokens to generate; generation stops at an end of document."""
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
-    """Of the draws."""
+    """Seed of the random draws."""
     write: bool = True
     """Write prompt and answer into the memory. Off: it stays as the checkpoint has it."""
     step: int | Literal["best"] | None = None
@@ -43,7 +43,7 @@ class GenerateOptions:
 
 
 def main(arguments: Sequence[str], program: str = "fwpkm generate") -> int:
-    """Generates as the command line asks; the program's exit code."""
+    """Prints the text that a command line asks for; returns the program's exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
     try:
         arguments = separate_options(arguments)

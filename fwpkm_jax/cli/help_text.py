@@ -24,9 +24,9 @@ _BOX = re.compile(r"╭─ (\S+) options ─")
 
 @contextlib.contextmanager
 def without_unused_sections(experiment: Experiment) -> Iterator[None]:
-    """Prints the help that is printed inside without the options of unused sections.
+    """Removes the options of unused sections from the help that is printed in this context.
 
-    Where the output cannot show the frames of sections, everything is printed.
+    If the output cannot show the frames of sections, the whole help is printed.
     """
     printed = _Captured(sys.stdout)
     try:
@@ -43,7 +43,7 @@ def without_unused_sections(experiment: Experiment) -> Iterator[None]:
 
 
 def unused_sections(experiment: Experiment) -> list[str]:
-    """The sections of a model that none of its layers reads, and of several devices if one runs."""
+    """The model's sections that no layer reads; `mesh` and `distributed` if left at defaults."""
     model = [f"model.{name}" for name in _unused_in_model(experiment.model)]
     several = (("mesh", MeshConfig()), ("distributed", DistributedConfig()))
     return model + [name for name, one in several if getattr(experiment, name) == one]
@@ -67,7 +67,7 @@ def _unused_in_model(model: ModelConfig) -> list[str]:
 
 
 class _Reads:
-    """A model's configuration that notes which of its fields are read."""
+    """Wraps a model's configuration and records which of its fields are read."""
 
     def __init__(self, model: ModelConfig) -> None:
         self._model = model
@@ -79,7 +79,7 @@ class _Reads:
 
 
 class _Captured(io.TextIOWrapper):
-    """Takes what is printed; looks like another stream to a program that asks."""
+    """Collects printed text; its encoding and `isatty` are those of the stream `like`."""
 
     def __init__(self, like: Any) -> None:
         super().__init__(io.BytesIO(), encoding=codecs.lookup(like.encoding or "utf-8").name)

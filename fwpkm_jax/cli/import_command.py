@@ -1,6 +1,6 @@
 """`fwpkm import weights FOLDER RUN`, `release CHECKPOINT RUN --config CONFIG`, `hf FOLDER RUN`.
 
-Each starts a run from weights made elsewhere; `fwpkm train --resume RUN` trains it on.
+Each starts a run from existing weights; `fwpkm train --resume RUN` continues its training.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class ImportRelease:
     """Starts a run from a checkpoint of the authors' release."""
 
     checkpoint: tyro.conf.Positional[Path]
-    """A .safetensors file, or what torch.save wrote (pytorch_model.bin)."""
+    """A .safetensors file, or a file that torch.save wrote (pytorch_model.bin)."""
     run: tyro.conf.Positional[Path]
     """New run directory."""
     config: str
-    """Config of the model that was trained, a shipped name such as gdn_swa__fwpkm2_6_10 or a
+    """Config of the trained model: a shipped config's name, such as gdn_swa__fwpkm2_6_10, or a
     file."""
 
     def start(self) -> Path:
@@ -61,9 +61,9 @@ class ImportHF:
     run: tyro.conf.Positional[Path]
     """New run directory."""
     dtype: ParameterDtype | None = None
-    """Of the matrices. None: bfloat16 where all are stored so, otherwise float32."""
+    """Dtype of the matrices. None: bfloat16 if all are stored in bfloat16, otherwise float32."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
-    """The devices that the weights are read onto, each its own part."""
+    """The devices that the weights are read onto; each device reads its part only."""
 
     def start(self) -> Path:
         return import_model(self.folder, self.run, dtype=self.dtype, mesh=self.mesh)
@@ -77,7 +77,7 @@ Source = (
 
 
 def main(arguments: Sequence[str], program: str = "fwpkm import") -> int:
-    """Imports; the program's exit code."""
+    """Imports weights as a new run; returns the program's exit code."""
     source: ImportWeights | ImportRelease | ImportHF = tyro.cli(
         Source,  # pyright: ignore[reportArgumentType]
         args=list(arguments),

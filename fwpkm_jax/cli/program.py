@@ -1,4 +1,4 @@
-"""Chooses the subcommand of `fwpkm`; a subcommand loads only what it needs."""
+"""Runs the subcommands of `fwpkm`; only the chosen subcommand's module is imported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMANDS = {
     "import": "Starts a run from weights: exported, of the authors' release, of transformers.",
     "export": "Writes a run's weights into a folder to give away.",
 }
-"""Subcommands and what they do. `fwpkm_jax/cli/NAME_command.py` defines each one's `main`."""
+"""Subcommands and what they do; `fwpkm_jax/cli/NAME_command.py` defines the `main` of each."""
 
 _USAGE = """usage: fwpkm COMMAND ...
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the subcommand that the command line names.
 
     Args:
-      arguments: without the program's name; None takes those of this process.
+      arguments: the command line without the program's name; None: that of this process.
 
     Returns:
       The exit code: 0 done; 1 failed; 2 wrong command line, configuration or run; 130 and 143
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def usage() -> str:
-    """What `fwpkm --help` prints."""
+    """The text that `fwpkm --help` prints."""
     width = max(map(len, COMMANDS))
     lines = (f"  {name:{width}}  {about}" for name, about in COMMANDS.items())
     return _USAGE.format(commands="\n".join(lines))

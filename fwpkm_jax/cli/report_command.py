@@ -1,4 +1,4 @@
-"""`fwpkm report RUN`: writes RUN/results/report.html from the results that are there."""
+"""`fwpkm report RUN`: writes RUN/results/report.html from the existing results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ReportOptions:
 
 
 def main(arguments: Sequence[str], program: str = "fwpkm report") -> int:
-    """Writes the report; the program's exit code."""
+    """Writes the report; returns the program's exit code."""
     options = tyro.cli(ReportOptions, args=list(arguments), prog=program, use_underscores=True)
     try:
         print(f"wrote {write_report(options.run)}")

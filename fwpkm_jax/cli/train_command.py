@@ -1,8 +1,8 @@
 """`fwpkm train [CONFIG] [--section.field VALUE ...]` and `fwpkm train --resume RUN`.
 
 Exit codes: 0 finished; 1 training failed; 2 wrong command line, configuration or run directory;
-130 and 143 after SIGINT and SIGTERM, with every step done saved: the same command continues it.
-A signal during compilation ends the program at once.
+130 and 143 after SIGINT and SIGTERM. Every finished step is then saved, and the same command
+continues the run. A signal during compilation ends the program at once.
 If one of several processes (`--distributed...`) ends, the others end too.
 """
 
@@ -22,7 +22,7 @@ LOST = (
 
 
 def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
-    """Trains as the command line asks; the program's exit code."""
+    """Trains the experiment of a command line; returns the program's exit code."""
     # Imported here so that the data's worker processes, which import this file, start fast.
     import jax
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
     except (ValueError, FileNotFoundError) as error:
         return report(program, error)
     except OSError as error:
-        # The storage layer's abandoned writes would go on about it behind the last line.
+        # Silences messages of abandoned writes, which would follow the error message.
         logging.disable()
         sys.unraisablehook = lambda _: None
         print(

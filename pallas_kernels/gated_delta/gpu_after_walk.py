@@ -83,7 +83,7 @@ def after_walk(
             *(half for _ in range(4)),
         ],
         scratch_types=[
-            smem_halves(CHUNK, width),
+            smem_halves(CHUNK, width, of=key.dtype),
             smem_halves(width, WIDTH_STEP),
             *(smem_halves(CHUNK, CHUNK) for _ in range(4)),
             smem(CHUNK, WIDTH_STEP, key.dtype),

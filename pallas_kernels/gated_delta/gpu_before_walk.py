@@ -78,7 +78,8 @@ def before_walk(
             *(half for _ in range(4)),
         ],
         scratch_types=[
-            *(smem_halves(CHUNK, width) for _ in range(2)),
+            smem_halves(CHUNK, width),
+            smem_halves(CHUNK, width, of=key.dtype),
             *(smem_halves(CHUNK, CHUNK) for _ in range(3)),
             smem(CHUNK, WIDTH_STEP, key.dtype),
             smem(CHUNK, WIDTH_STEP, jnp.float32),

@@ -78,7 +78,7 @@ def prepare(
             *(half for _ in range(4)),
         ],
         scratch_types=[
-            smem_halves(CHUNK, width),
+            smem_halves(CHUNK, width, of=key.dtype),
             smem_halves(CHUNK, CHUNK),
             smem_halves(CHUNK, CHUNK),
             smem(CHUNK, WIDTH_STEP, key.dtype),

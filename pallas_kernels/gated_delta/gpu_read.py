@@ -57,7 +57,7 @@ def read(
         functools.partial(_read_kernel, scale=scale),
         out_type=jax.ShapeDtypeStruct(value.shape, jnp.float32),
         scratch_types=[
-            *(smem_halves(CHUNK, width) for _ in range(2)),
+            *(smem_halves(CHUNK, width, of=key.dtype) for _ in range(2)),
             smem_halves(width, WIDTH_STEP),
             *(smem_halves(CHUNK, CHUNK) for _ in range(3)),
             smem(CHUNK, WIDTH_STEP, key.dtype),
@@ -82,10 +82,10 @@ def _read_kernel(query, key, value, log_decay, beta, to_token, *refs, scale):
 
     blocks = column_blocks(key)
     for columns in blocks:
-        put(queries.at(slice(None), columns), scale * fetch(query.at[(*tokens, columns)]))
+        put(queries.at(slice(None), columns), fetch(query.at[(*tokens, columns)]))
         put(keys.at(slice(None), columns), fetch(key.at[(*tokens, columns)]))
     between = decays_between(load(log_decay.at[place], ROW), attention, errors)
-    put(attention, multiply(queries, keys.transposed) * between)
+    put(attention, scale * multiply(queries, keys.transposed) * between)
     put(inverse, fetch_wide(inverses.at[place]))
 
     for columns in column_blocks(value):
@@ -94,5 +94,6 @@ def _read_kernel(query, key, value, log_decay, beta, to_token, *refs, scale):
         own = fetch(value.at[(*tokens, columns)]) - rows_times(to_token, multiply(keys, memory))
         put(errors, rows_times(beta, own))
         put(errors, multiply(inverse, errors))
-        found = rows_times(to_token, multiply(queries, memory)) + multiply(attention, errors)
+        found = rows_times(scale * to_token, multiply(queries, memory))
+        found += multiply(attention, errors)
         output.at[(*tokens, columns)][...] = found

@@ -2,7 +2,8 @@
 
 wgmma has no float32 products and cannot transpose 32-bit operands. Each float32 operand is
 therefore the sum of two bfloat16 halves, `hi + lo`, and a product is `hi hi + hi lo + lo hi` in a
-float32 accumulator. The omitted term is about 2^-17 of the product.
+float32 accumulator. The omitted term is about 2^-17 of the product. An operand that is bfloat16 has
+no low half: a product with it is two, and one if both are.
 
 Every program is one warpgroup. Registers hold tiles in the layout of wgmma's accumulators.
 """
@@ -22,19 +23,19 @@ ROW = LAYOUT.reduce(0)
 
 
 class Halves(NamedTuple):
-    """A float32 array as the sum of two bfloat16 arrays, or refs to them."""
+    """A float32 array as the sum of two bfloat16 arrays, or refs to them; `lo` None for zero."""
 
     hi: Any
     lo: Any
 
     def at(self, *index: Any) -> "Halves":
         """The same part of both."""
-        return Halves(self.hi.at[index], self.lo.at[index])
+        return Halves(*(None if x is None else x.at[index] for x in self))
 
     @property
     def transposed(self) -> "Halves":
         """Both refs with rows and columns exchanged; nothing moves."""
-        return Halves(self.hi.transpose((1, 0)), self.lo.transpose((1, 0)))
+        return Halves(*(None if x is None else x.transpose((1, 0)) for x in self))
 
 
 def halves_of(x: jax.Array) -> Halves:
@@ -51,8 +52,14 @@ def split(x: jax.Array) -> Halves:
 
 
 def put(tile: Halves, x: jax.Array) -> Halves:
-    """Splits registers into shared memory, ready to be multiplied."""
-    tile.hi[...], tile.lo[...] = split(x)
+    """Splits registers into shared memory, ready to be multiplied.
+
+    If the tile has no low half, the registers must hold bfloat16 numbers.
+    """
+    if tile.lo is None:
+        tile.hi[...] = x.astype(jnp.bfloat16)
+    else:
+        tile.hi[...], tile.lo[...] = split(x)
     plgpu.commit_smem()
     return tile
 
@@ -61,9 +68,9 @@ def multiply(a: Halves, b: Halves) -> jax.Array:
     """`a b` of tiles in shared memory, up to the product of the two low halves."""
 
     def accumulate(total):
-        plgpu.wgmma(total, a.lo, b.hi)
-        plgpu.wgmma(total, a.hi, b.lo)
-        plgpu.wgmma(total, a.hi, b.hi)
+        for left, right in ((a.lo, b.hi), (a.hi, b.lo), (a.hi, b.hi)):
+            if left is not None and right is not None:
+                plgpu.wgmma(total, left, right)
         return total[...]
 
     shape = (a.hi.shape[0], b.hi.shape[1])
@@ -90,7 +97,8 @@ def fetched(source: Any, *, stage: Any, arrived: Any) -> jax.Array:
 
 def joined(tile: Halves) -> jax.Array:
     """A split tile back in float32 registers."""
-    return load(tile.hi).astype(jnp.float32) + load(tile.lo).astype(jnp.float32)
+    hi = load(tile.hi).astype(jnp.float32)
+    return hi if tile.lo is None else hi + load(tile.lo).astype(jnp.float32)
 
 
 def send_through(stage: Any, x: jax.Array, target: Any) -> None:
@@ -130,9 +138,10 @@ def smem(
     return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 
-def smem_halves(rows: int, columns: int, **options: Any) -> Halves:
-    """Shared memory for both halves of a float32 tile."""
-    return Halves(smem(rows, columns, **options), smem(rows, columns, **options))
+def smem_halves(rows: int, columns: int, *, of: Any = jnp.float32, **options: Any) -> Halves:
+    """Shared memory for both halves of a float32 tile, or the one of a bfloat16 tile, by `of`."""
+    low = None if of == jnp.bfloat16 else smem(rows, columns, **options)
+    return Halves(smem(rows, columns, **options), low)
 
 
 def compiler_params() -> plgpu.CompilerParams:

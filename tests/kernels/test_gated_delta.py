@@ -9,6 +9,7 @@ import pytest
 
 from fwpkm_jax.core.recurrence import gated_delta as core
 from pallas_kernels import dispatch
+from pallas_kernels.checks import relative_errors, results_of
 from pallas_kernels.gated_delta import (
     api,
     chunk,
@@ -16,7 +17,8 @@ from pallas_kernels.gated_delta import (
     chunk_gradients,
     tpu,
 )
-from pallas_kernels.gated_delta.specs import GatedDeltaSpec, sample
+from pallas_kernels.gated_delta.gpu_prepare import prepare
+from pallas_kernels.gated_delta.specs import SPECS, GatedDeltaSpec, sample
 
 SPEC = GatedDeltaSpec(name="here", length=20, key=8, value=16)
 
@@ -128,3 +130,30 @@ def test_one_chunks_backward_pass_is_exact_in_float64():
         )
         actual = chunk_gradients.chunk_backward(*inputs, inverse, output, state, scale=0.7)
         assert_close(tuple(actual), pull((output, state)), 1e-12)
+
+
+def test_a_gpu_multiplies_bfloat16_keys_once_instead_of_three_times():
+    def products(dtype):
+        tokens = jax.ShapeDtypeStruct((1, 64, 1, 64), dtype)
+        vectors = [jax.ShapeDtypeStruct((1, 1, 1, 64), jnp.float32)] * 4
+        with dispatch.compile_kernels("gpu"):
+            return str(jax.make_jaxpr(prepare)(tokens, tokens, *vectors)).count("wgmma_ref")
+
+    # Of the keys with each other; all other factors are float32.
+    assert products(jnp.float32) - products(jnp.bfloat16) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 11),  # TODO: drop once jax>=0.11.
+    reason="Mosaic GPU's interpreter in jax 0.10 knows no transposed operand of wgmma",
+)
+@pytest.mark.parametrize("name", ["wide_keys", "wide_values"])
+def test_a_gpus_kernels_for_bfloat16_agree_with_the_reference(name):
+    arrays = sample(next(spec for spec in SPECS if spec.name == name), jnp.bfloat16)
+    results = results_of(chunk_gated_delta_rule, arrays)
+    with dispatch.interpret_kernels("gpu"):
+        actual = results("pallas")
+    for path, error in relative_errors(actual, results("reference")).items():
+        narrow = any(name in path for name in ("query", "key", "value"))
+        assert error < (1e-3 if narrow else 3e-5), path  # Some round to the other bfloat16.

@@ -1,4 +1,4 @@
-"""Checks that a memory rule or a token mixer, ours or another package's, keeps its contract.
+"""Checks that a memory rule or a token mixer, of this or another package, keeps its contract.
 
 `check_rule(rule)` and `check_mixer(config)` need neither pytest nor this repository's tests. They
 raise an AssertionError that names every broken property.

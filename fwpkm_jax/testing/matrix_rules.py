@@ -18,7 +18,7 @@ from fwpkm_jax.testing.properties import (
 )
 
 _KEY, _VALUE = 4, 3
-_LENGTH, _CUT = 7, 5  # A full chunk and a short one; several where a token writes often.
+_LENGTH, _CUT = 7, 5  # One full and one short chunk; more if a token makes several writes.
 
 
 def sample_tokens(
@@ -31,7 +31,7 @@ def sample_tokens(
     value: int = _VALUE,
     seed: int = 0,
 ) -> Tokens:
-    """Float64 NumPy tokens: unit keys and values, decays from almost none to almost all."""
+    """Random tokens, float64 NumPy arrays: unit queries, keys and values; weak to strong decays."""
     rng = np.random.default_rng(seed)
 
     def unit(*shape: int) -> np.ndarray:
@@ -67,10 +67,13 @@ def matrix_rule_is_a_frozen_value(rule: AbstractMatrixRule) -> None:
 
 
 def chunks_equal_the_definition(rule: AbstractMatrixRule) -> None:
-    """Outputs, memory and all gradients: exact in double precision, close in single."""
+    """Checks that `run` equals `recurrent`: outputs, final memory and all gradients.
+
+    The tolerance is 1e-10 in double and 1e-5 in single precision.
+    """
     rule, tokens, state = _with_chunks(rule)
     read = np.random.default_rng(2).normal(size=(*tokens.query.shape[:3], _VALUE))
-    # Numbers that single precision holds, too.
+    # Rounded to single precision, so that both precisions get the same numbers.
     arguments = cast_floats((tokens, state, (read, state)), jnp.float32)
 
     @jax.jit
@@ -98,7 +101,7 @@ def chunks_equal_the_definition(rule: AbstractMatrixRule) -> None:
 def a_write_is_the_gradient_steps_of_its_losses(rule: AbstractMatrixRule) -> None:
     tokens = sample_tokens(rule, batch=1, length=1, heads=1)
     state = jax.tree.map(lambda x: x[0, 0], cast_floats(sample_state(rule, tokens), jnp.float64))
-    # One head's only token; several writes keep their axis.
+    # The only token of the only head; if a token makes several writes, their axis is kept.
     head = jax.tree.map(lambda x: x[0, :, 0], cast_floats(tokens, jnp.float64))
     token = jax.tree.map(lambda x: x[0], head)
     if rule.steps > 1:
@@ -116,7 +119,7 @@ def a_write_is_the_gradient_steps_of_its_losses(rule: AbstractMatrixRule) -> Non
 
 
 def two_pieces_equal_the_whole(rule: AbstractMatrixRule) -> None:
-    """A pass over the first piece, then token by token."""
+    """Checks that a pass over the first piece, then token by token, equals one pass over all."""
     rule, tokens, state = _with_chunks(rule)
 
     @jax.jit
@@ -134,9 +137,10 @@ def two_pieces_equal_the_whole(rule: AbstractMatrixRule) -> None:
 
 
 def documents_start_from_the_empty_memory(rule: AbstractMatrixRule) -> None:
-    """In chunks as token by token, gradients included, and from a memory that holds something.
+    """Checks that the memory is reset where a document starts, in chunks as token by token.
 
-    A rule that takes no documents refuses them by name.
+    Gradients are compared too, and the initial memory is not zero. A rule that does not support
+    documents must raise a ValueError that names the rule.
     """
     rule, tokens, state = _with_chunks(rule)
     read = np.random.default_rng(2).normal(size=(*tokens.query.shape[:3], _VALUE))
@@ -150,7 +154,7 @@ def documents_start_from_the_empty_memory(rule: AbstractMatrixRule) -> None:
 
         return of(rule.run), of(rule.recurrent)
 
-    # At a chunk's first and last token, one token long, and at the first of all.
+    # Starts at a chunk's first and last token and at the first token; one-token documents.
     for places in ((0, 2, 3, 4), (1, 6), ()):
         starts = np.zeros((2, _LENGTH), bool)
         starts[0, list(places)] = True
@@ -188,7 +192,7 @@ def gates_that_do_not_fit_are_named(rule: AbstractMatrixRule) -> None:
 
 
 def sample_state(rule: AbstractMatrixRule, tokens: Tokens) -> Any:
-    """A memory that holds something; its numbers are positive, as normalisers are."""
+    """A random memory; its numbers are positive, because normalisers are positive."""
     batch, _, heads, key = tokens.query.shape
     empty = rule.init(batch, heads, key, tokens.value.shape[-1], dtype=jnp.float32)
     rng = np.random.default_rng(1)
@@ -196,7 +200,7 @@ def sample_state(rule: AbstractMatrixRule, tokens: Tokens) -> Any:
 
 
 def _with_chunks(rule: AbstractMatrixRule) -> tuple[AbstractMatrixRule, Tokens, Any]:
-    """The rule with chunks that the sampled tokens do not divide into."""
+    """The rule with `chunk_size` 4, sampled tokens with an incomplete last chunk, and a memory."""
     rule = dataclasses.replace(rule, chunk_size=4)
     tokens = sample_tokens(rule)
     return rule, tokens, sample_state(rule, tokens)
@@ -223,4 +227,4 @@ MATRIX_PROPERTIES: dict[str, Property] = {
         gates_that_do_not_fit_are_named,
     )
 }
-"""Of every `AbstractMatrixRule`."""
+"""Properties of every `AbstractMatrixRule`, by name."""

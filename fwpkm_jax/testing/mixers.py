@@ -24,8 +24,8 @@ from fwpkm_jax.testing.properties import (
 
 _LENGTH, _BATCH = 15, 2
 _PIECES, _MASKED_PIECES = (1, 7), (1, 3)
-"""Lengths of a stream's pieces. They are few, so that each compiles once for all cuts: a token,
-more than a short window or convolution, and pieces of other lengths with a mask."""
+"""Lengths of a stream's pieces, without and with a mask: one token, and more than a short window or
+convolution. They are few, so that each is compiled once for all cuts."""
 _CUTS = 6
 _DOCUMENTS, _PIECE = 5, 5
 _EXACT = {"rtol": 1e-9, "atol": 1e-12}
@@ -42,19 +42,20 @@ def check_mixer(
     """Checks that a token mixer keeps the contract of `layers.mixers.base`.
 
     Outputs and streams are compared in double precision, in which a mixer must compute when its
-    input is float64; choose the smallest sizes that exercise every branch, and a window or chunk
+    input is float64. Choose the smallest sizes that exercise every branch, and a window or chunk
     of fewer than 7 tokens.
 
     Args:
-      config: of the mixer.
+      config: the mixer's configuration.
       model_dim: width of input and output.
-      init_std: standard deviation of initial weights; large enough for every branch to show.
-      properties: names of those to run, out of `MIXER_PROPERTIES`; None: all.
+      init_std: standard deviation of initial weights; choose it so large that every branch affects
+        the output.
+      properties: names of the properties to check, from `MIXER_PROPERTIES`; None: all.
 
     Raises:
-      AssertionError: one line for each broken property, which says what was found.
+      AssertionError: a property is broken; the message has one line for each of them.
       ValueError: a name in `properties` is unknown.
-      TypeError: `config` is no `AbstractMixerConfig`.
+      TypeError: `config` is not an `AbstractMixerConfig`.
 
     Example:
       >>> from fwpkm_jax.layers import LaCTConfig
@@ -68,19 +69,19 @@ def check_mixer(
 
 
 class MixerCase:
-    """A mixer with sampled tokens; its call is compiled once for each length of piece."""
+    """A mixer with sampled tokens; its call is compiled once for each piece length."""
 
     def __init__(self, config: AbstractMixerConfig, model_dim: int, init_std: float):
         self.config, self.model_dim, self.init_std = config, model_dim, init_std
 
     def build(self, dtype: Any = None) -> AbstractMixer:
-        """A new mixer, always with the same parameters."""
+        """A new mixer; its parameters are the same in every call."""
         return self.config.build(
             self.model_dim, norm_eps=1e-5, init_std=self.init_std, dtype=dtype, rngs=nnx.Rngs(0)
         )
 
     def sample(self, length: int = _LENGTH, *, seed: int = 0, dtype: Any = np.float64) -> jax.Array:
-        """Tokens `[batch, length, model]`."""
+        """Random tokens `[batch, length, model]`."""
         rng = np.random.default_rng(seed)
         return jnp.asarray(rng.normal(size=(_BATCH, length, self.model_dim)), dtype)
 
@@ -110,8 +111,8 @@ class MixerCase:
     def stream(
         self, x: Any, lengths: Iterable[int], mask: np.ndarray | None = None
     ) -> tuple[np.ndarray, list[Any]]:
-        """Joined outputs of a stream's pieces, and the cache after each."""
-        x = np.asarray(x)  # Cut on the host.
+        """Concatenated outputs of a stream's pieces, and the caches: initial, then after each."""
+        x = np.asarray(x)  # Cut on the host, which compiles nothing.
         cache = self.mixer.init_cache(len(x), max_length=_LENGTH, dtype=x.dtype)
         outputs, caches, start = [], [cache], 0
         for length in lengths:
@@ -132,7 +133,7 @@ def config_is_a_frozen_value(case: MixerCase) -> None:
 
 
 def parameters_are_float32_and_share_no_buffer(case: MixerCase) -> None:
-    """So that they can be donated to a training step."""
+    """Checks parameters' dtype and buffers; a training step cannot donate a shared buffer."""
     leaves = jax.tree.leaves(nnx.state(case.build(), nnx.Param))
     require(leaves, "the mixer has no parameters")
     require(all(x.dtype == jnp.float32 for x in leaves), "a parameter is not float32")
@@ -141,7 +142,7 @@ def parameters_are_float32_and_share_no_buffer(case: MixerCase) -> None:
 
 
 def parameter_axes_have_the_parameters_ranks(case: MixerCase) -> None:
-    """Each pattern of `parameter_axes` fits a parameter, with one axis for each dimension."""
+    """Checks that `parameter_axes` gives matching parameters one axis for each dimension."""
     mixer = case.build()
     shapes = {
         "/".join(str(part) for part in path): leaf.shape
@@ -157,7 +158,7 @@ def parameter_axes_have_the_parameters_ranks(case: MixerCase) -> None:
 
 
 def stream_cut_anywhere_equals_the_whole(case: MixerCase) -> None:
-    """Outputs in pieces, and the cache, whatever the pieces' lengths."""
+    """Checks that outputs and final cache do not depend on how a stream is cut into pieces."""
     x = case.sample()
     none = case.call(x, None, None)[1]
     require(none is None, "a call without a cache returns one")
@@ -171,12 +172,12 @@ def stream_cut_anywhere_equals_the_whole(case: MixerCase) -> None:
 
 
 def padding_anywhere_changes_no_token_and_no_cache(case: MixerCase) -> None:
-    """Each sequence, padded in its own way, gives what its tokens give alone and unpadded."""
+    """Checks that differently padded sequences give the results of their tokens without padding."""
     rng = np.random.default_rng(1)
     for cut in range(_CUTS):
         mask = rng.uniform(size=(_BATCH, _LENGTH)) < (0.2, 0.5, 0.8)[cut % 3]
         clean = np.asarray(case.sample(seed=cut))
-        x = np.where(mask[:, :, None], clean, 1e3)  # What stands at padding must not matter.
+        x = np.where(mask[:, :, None], clean, 1e3)  # Large values at padding must not matter.
         whole = np.asarray(case.call(x, mask, None)[0])
         require_equal(whole[~mask], np.zeros_like(whole[~mask]), "the output at padding")
         lengths = _random_cut(rng, _MASKED_PIECES)
@@ -195,16 +196,17 @@ def padding_anywhere_changes_no_token_and_no_cache(case: MixerCase) -> None:
 
 
 def packed_documents_equal_separate_rows(case: MixerCase) -> None:
-    """Outputs and all gradients of rows that hold several documents; or they are refused by name.
+    """Checks that packed documents give the same outputs and gradients as separate rows.
 
-    Boundaries lie anywhere, some documents have one token. A stream of the same rows with padding
-    in them is cut where documents go on, so that the states that they leave are read, too.
+    Boundaries are random; some documents have one token. The same rows are also read as a stream
+    with padding, in pieces that cut documents, so that the carried state is checked too. A mixer
+    that does not support documents must raise a ValueError that names it.
     """
     if not case.mixer.takes_documents:
         _require_documents_refused(case)
         return
     graphdef, params = nnx.split(case.mixer)
-    params = cast_floats(params, jnp.float64)  # So that no gradient is rounded on the way.
+    params = cast_floats(params, jnp.float64)  # Float64, so that gradients are not rounded.
     rng = np.random.default_rng(2)
     cotangents = jnp.asarray(rng.normal(size=(_BATCH, _LENGTH, case.model_dim)))
 
@@ -217,7 +219,7 @@ def packed_documents_equal_separate_rows(case: MixerCase) -> None:
         return jax.grad(loss, argnums=(0, 1), has_aux=True)(params, x)
 
     def alone(x: np.ndarray, ends: list[list[int]], real: np.ndarray) -> Any:
-        """What each document gives in a row of its own, laid back; zeros where not real."""
+        """Outputs and gradients with one document per row, moved back; zeros at padding."""
         rows, place = _separate_rows(ends, real)
         used = (rows >= 0)[..., None]
         apart = [
@@ -241,7 +243,7 @@ def packed_documents_equal_separate_rows(case: MixerCase) -> None:
             (packed, d_x, d_params), expected, ("output", "gradient", "gradients"), strict=True
         ):
             require_close(found, other, f"{name} {where}", **_EXACT)
-        # A stream, with padding: a start at padding passes to the document's next token.
+        # A stream with padding: a start at padding moves to the document's next token.
         real = rng.uniform(size=starts.shape) < (1.0, 0.7)[trial % 2]
         cache = case.mixer.init_cache(_BATCH, max_length=_LENGTH, dtype=x.dtype)
         for first in range(0, _LENGTH, _PIECE):
@@ -279,7 +281,7 @@ def _starts_of(ends: list[int]) -> np.ndarray:
 
 
 def _separate_rows(ends: list[list[int]], real: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Flat indices of real tokens, a row for each document, -1 behind them; where each token is."""
+    """Flat indices of real tokens, one row per document, then -1; each token's place in them."""
     rows = np.full((_BATCH * _DOCUMENTS, _LENGTH), -1)
     place = np.zeros(_BATCH * _LENGTH, int)
     for row, of_row in enumerate(ends):
@@ -314,7 +316,7 @@ def sequences_of_a_batch_are_independent(case: MixerCase) -> None:
     require(np.any(other[0] != case.whole[0]), "the first sequence is not read")
 
 
-@jax.enable_x64(False)  # As models run.
+@jax.enable_x64(False)  # The setting in which models run.
 def gradients_of_bfloat16_tokens_are_finite_and_reach_every_parameter(case: MixerCase) -> None:
     graphdef, params = nnx.split(case.build(jnp.bfloat16))
     x = case.sample(9, dtype=jnp.bfloat16)
@@ -370,7 +372,7 @@ def _random_cut(rng: np.random.Generator, sizes: tuple[int, ...]) -> list[int]:
 
 
 def _to_front(x: np.ndarray, keep: np.ndarray) -> np.ndarray:
-    """The kept rows, then the others."""
+    """The rows where `keep` is True, then the others."""
     return np.concatenate([x[keep], x[~keep]])
 
 
@@ -395,4 +397,4 @@ MIXER_PROPERTIES: dict[str, Property] = {
         reset_cache_gives_the_first_one,
     )
 }
-"""Of every mixer, by name."""
+"""Properties of every mixer, by name."""

@@ -1,4 +1,4 @@
-"""Runs the properties of a contract, and compares pytrees with messages that name the leaf."""
+"""Runs the properties of a contract; compares pytrees with messages that name the leaf."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 Property = Callable[[Any], None]
-"""Takes a case, what is checked with its inputs; raises an AssertionError if the case breaks it."""
+"""Checks a case (a subject with its inputs); raises AssertionError if the property is broken."""
 
 
 def run_properties(
@@ -17,16 +17,16 @@ def run_properties(
     known: Mapping[str, Property],
     chosen: Iterable[str] | None,
 ) -> None:
-    """Runs properties in double precision mode and reports all that are broken.
+    """Checks properties in double precision mode and reports all broken ones.
 
     Args:
-      subject: of what, for the message.
+      subject: name of what is checked, for the message.
       case: the argument of each property.
       known: properties by name.
-      chosen: names of those to run; None: all.
+      chosen: names of the properties to check; None: all.
 
     Raises:
-      AssertionError: with one line for each broken property.
+      AssertionError: a property is broken; the message has one line for each of them.
       ValueError: a chosen name is unknown.
     """
     names = list(known) if chosen is None else list(chosen)
@@ -53,19 +53,19 @@ def require(condition: Any, message: str) -> None:
 
 
 def require_equal(actual: Any, expected: Any, what: str) -> None:
-    """Both pytrees hold the same numbers, bit for bit; NaN equals NaN."""
+    """Raises AssertionError unless both pytrees hold equal numbers; NaN equals NaN."""
     _compare(actual, expected, what, 0.0, 0.0)
 
 
 def require_close(
     actual: Any, expected: Any, what: str, *, rtol: float = 1e-10, atol: float = 1e-12
 ) -> None:
-    """Both pytrees hold the same numbers up to rounding."""
+    """Raises AssertionError unless both pytrees hold the same numbers up to the tolerances."""
     _compare(actual, expected, what, rtol, atol)
 
 
 def require_finite(tree: Any, what: str) -> None:
-    """No floating-point leaf holds an infinity or NaN."""
+    """Raises AssertionError if a floating-point leaf holds an infinity or NaN."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if is_float(leaf):
             finite = np.isfinite(np.asarray(leaf, np.float64)).all()
@@ -73,7 +73,7 @@ def require_finite(tree: Any, what: str) -> None:
 
 
 def require_same_types(actual: Any, expected: Any, what: str) -> None:
-    """Both pytrees have the same structure, shapes and dtypes."""
+    """Raises AssertionError unless both pytrees have the same structure, shapes and dtypes."""
 
     def types(tree: Any) -> Any:
         return jax.tree.map(lambda x: (tuple(x.shape), jnp.dtype(x.dtype).name), tree)
@@ -92,12 +92,12 @@ def require_same_types(actual: Any, expected: Any, what: str) -> None:
 
 
 def is_float(leaf: Any) -> bool:
-    """Whether an array holds floating-point numbers; those of integers have no gradients."""
+    """Whether an array holds floating-point numbers."""
     return jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def cast_floats(tree: Any, dtype: Any) -> Any:
-    """The tree as JAX arrays, those of floating-point numbers in `dtype`."""
+    """The tree as JAX arrays; floating-point leaves are cast to `dtype`."""
     return jax.tree.map(lambda x: jnp.asarray(x, dtype) if is_float(x) else jnp.asarray(x), tree)
 
 

@@ -1,4 +1,4 @@
-"""A rule with sampled tokens, and its compiled passes: each is compiled once for all properties."""
+"""A rule with sampled tokens and its passes, each compiled once for all properties."""
 
 import functools
 from collections.abc import Callable
@@ -14,13 +14,13 @@ from fwpkm_jax.rules.base import AbstractRule
 from fwpkm_jax.testing.properties import cast_floats, is_float
 
 CHUNK, LENGTH, BATCH, GROUPS = 4, 10, 2, 3
-"""Two full chunks and a short one, of two sequences to a memory; three memories side by side."""
+"""Sequences have two full chunks and a short one; two sequences share each of three memories."""
 
 MakeSequence = Callable[..., Any]
 
 
 def default_sequence(rule: AbstractRule, query: jax.Array, value: jax.Array, **options: Any) -> Any:
-    """What `rule.run` takes: the rule's own `sequence`."""
+    """The input of `rule.run`, made by the rule's own `sequence`."""
     return rule.sequence(query, value, **options)
 
 
@@ -32,9 +32,10 @@ def sample_signals(
     seed: int = 0,
     masked: bool = False,
 ) -> Signals:
-    """Queries of unit length, so that no rule's memory grows without bound; float64 NumPy arrays.
+    """Random signals of `batch` sequences, float64 NumPy arrays.
 
-    With `masked`, about a third of the tokens is padding, and what stands there is large.
+    Queries have unit length, so that no rule's memory grows without bound. With `masked`, about a
+    third of the tokens is padding, with large values there.
     """
     rng = np.random.default_rng(seed)
     query = rng.normal(size=(batch, length, rule.num_heads, rule.key_dim))
@@ -50,11 +51,12 @@ def sample_signals(
 
 
 class Pass(NamedTuple):
-    """What a pass over a sequence leaves.
+    """The outputs and gradients of a pass over a sequence.
 
     Attributes:
       out: the rule's `RunOutput`.
-      gradients: of a loss over outputs and final memory, by the memory and the sequence.
+      gradients: gradients of a loss of outputs and final memory, with respect to the initial memory
+        and the sequence.
     """
 
     out: RunOutput
@@ -62,13 +64,15 @@ class Pass(NamedTuple):
 
 
 class RuleCase:
-    """A rule and what its properties share. Use it in double precision mode (`jax.enable_x64`).
+    """A rule with inputs and passes that its properties share.
+
+    Use it in double precision mode (`jax.enable_x64`).
 
     Args:
       rule: the rule.
-      make_sequence: from the rule, queries `[batch, length, heads, key]`, values
-        `[batch, length, value]` and the options `gate`, `mask`, `chunk_size` to what `rule.run`
-        takes; None: `rule.sequence`.
+      make_sequence: makes the input of `rule.run` from the rule, queries
+        `[batch, length, heads, key]`, values `[batch, length, value]` and the options `gate`,
+        `mask`, `chunk_size`; None: `rule.sequence`.
     """
 
     def __init__(self, rule: AbstractRule, make_sequence: MakeSequence | None = None):
@@ -80,13 +84,13 @@ class RuleCase:
         )
 
     def to_sequence(self, signals: Signals, *, chunk_size: int = CHUNK, dtype: Any = None) -> Any:
-        """What `rule.run` takes, NumPy arrays in `dtype`; None: float64."""
+        """The input of `rule.run` as NumPy arrays, made from signals in `dtype`; None: float64."""
         query, value, gate, mask = (np.asarray(x, dtype or np.float64) for x in signals)
         made = self._make_sequence(query, value, gate=gate, mask=mask, chunk_size=chunk_size)
         return jax.tree.map(np.asarray, made)
 
     def groups(self, **options: Any) -> Any:
-        """Sequences of `GROUPS` memories, each with tokens of its own."""
+        """The input of `rule.run_groups`: `GROUPS` memories, each with different tokens."""
         parts = [
             self.to_sequence(sample_signals(self.rule, seed=seed, **options))
             for seed in range(GROUPS)
@@ -100,17 +104,17 @@ class RuleCase:
 
     @functools.cached_property
     def memory(self) -> Memory:
-        """A memory that has been written, so that also one that starts at zero reads something."""
+        """The memory after one sequence, so that reads are not zero."""
         signals = sample_signals(self.rule, seed=99)
         return self.by_steps(self.empty, self.to_sequence(signals)).out.memory
 
     @functools.cached_property
     def memories(self) -> Memory:
-        """`memory` for each group."""
+        """`memory`, copied for each group."""
         return jax.tree.map(lambda x: np.stack([x] * GROUPS), self.memory)
 
     def by_steps(self, memory: Memory, sequence: Any) -> Pass:
-        """One memory's pass by the definition: a scan of the rule's `step`."""
+        """A pass with one memory as the contract defines it: a scan of the rule's `step`."""
         return self._by_steps(memory, sequence)
 
     def by_groups(self, sequence: Any) -> Pass:
@@ -157,7 +161,7 @@ def scaled(tree: Any, *index: Any) -> Any:
 def _with_gradients(run: Callable[..., RunOutput]) -> Callable[..., Pass]:
     def loss(memory: Memory, sequence: Any) -> tuple[jax.Array, RunOutput]:
         out = run(memory, sequence)
-        # Different numbers for neighbouring outputs, the same in each group.
+        # Neighbouring outputs get different cotangents; all groups get the same.
         size = BATCH * LENGTH * out.output.shape[-1]
         direction = jnp.sin(1.0 + jnp.arange(size, dtype=out.output.dtype))
         direction = direction.reshape(BATCH, LENGTH, -1)

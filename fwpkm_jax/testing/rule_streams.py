@@ -1,4 +1,4 @@
-"""The part of the contract that rules with a read of their own keep: streams and long chunks."""
+"""The additional contract of chunk rules, which define `read` and `write`: streams, long chunks."""
 
 import functools
 from typing import Any, cast
@@ -19,14 +19,14 @@ from fwpkm_jax.testing.properties import Property, require, require_close, requi
 from fwpkm_jax.testing.rule_case import RuleCase, sample_signals
 
 _CALLS = ((1, 2), (8, 3))
-"""Lengths and chunk sizes of calls: a token, and more than two chunks. They are few, so that each
-compiles once for all cuts; the chunk size changes from call to call."""
+"""Lengths and chunk sizes of calls: one token, and more than two chunks. They are few, so that each
+is compiled once for all cuts. The chunk size changes between the two."""
 _CAPACITY = 6
 _CUTS = 8  # Random cuts of a stream, half of them with padding.
 
 
 class _Stream:
-    """A rule's compiled parts of a stream."""
+    """A rule's compiled functions for streams."""
 
     def __init__(self, rule: AbstractChunkRule):
         self.rule = rule
@@ -54,7 +54,7 @@ class _Stream:
         self.push, self.flush = push, flush
 
     def queue(self, signals: Signals, number: int = 0) -> Pending:
-        """The queue that holds the first `number` tokens."""
+        """A queue that holds the first `number` tokens."""
 
         def keep(x: Any) -> Any:
             empty = np.zeros((x.shape[0], _CAPACITY - number, *x.shape[2:]))
@@ -63,7 +63,7 @@ class _Stream:
         return Pending(jax.tree.map(keep, signals), jnp.int32(number))
 
     def chunk(self, signals: Signals, first: int, last: int) -> Any:
-        """The tokens from `first` to `last` as one chunk, each with its target."""
+        """The tokens from `first` up to `last` as one chunk, each with its target."""
         query, _, gate, mask = _part(signals, first, last)
         later = _part(signals, first + self.rule.lookahead, last + self.rule.lookahead)
         targets = self._targets(np.asarray(signals.value))[:, first:last]
@@ -74,10 +74,10 @@ class _Stream:
     def by_definition(
         self, memory: Memory, signals: Signals, calls: list[tuple[int, int]]
     ) -> tuple[Memory, np.ndarray, int]:
-        """Memory, outputs and waiting tokens: read token by token, written chunk by chunk."""
+        """Memory, outputs and number of waiting tokens, by reading tokens and writing chunks."""
         outputs, first, seen = [], 0, 0
         for length, chunk_size in calls:
-            # A chunk that is complete already, under a smaller chunk size, is written first.
+            # First writes waiting chunks that this call's smaller chunk size makes complete.
             for token in [None, *range(length)]:
                 if token is not None:
                     query = _part(signals, seen, seen + 1).query[:, 0]
@@ -90,7 +90,7 @@ class _Stream:
 
 
 def stream_cut_anywhere_follows_its_definition(case: RuleCase) -> None:
-    """Reads at once; a chunk is written when it and its lookahead are complete."""
+    """Checks that tokens are read at once, and that complete chunks with lookahead are written."""
     stream = _stream(case)
     rng = np.random.default_rng(0)
     for cut in range(_CUTS):
@@ -115,7 +115,7 @@ def stream_cut_anywhere_follows_its_definition(case: RuleCase) -> None:
 
 
 def a_pass_and_a_stream_make_the_same_chunks(case: RuleCase) -> None:
-    """The first chunk's tokens that have their target in it."""
+    """Compares the tokens of the first chunk whose target lies in that chunk."""
     stream, size = _stream(case), 3
     signals = sample_signals(stream.rule, length=2 * size, masked=True)
     query, value, gate, mask = signals
@@ -133,7 +133,7 @@ def a_pass_and_a_stream_make_the_same_chunks(case: RuleCase) -> None:
 
 
 def read_and_write_make_a_step(case: RuleCase) -> None:
-    """`read` gives a step's output and access, `write` its memory."""
+    """Checks that `read` gives a step's output and access, and `write` its memory."""
     rule = _chunk_rule(case)
     sequence = case.to_sequence(sample_signals(rule, length=3, masked=True), chunk_size=3)
     chunk = _merge_tokens(sequence)
@@ -160,7 +160,7 @@ def reads_leave_no_trace_and_see_no_other_token(case: RuleCase) -> None:
 
 
 def blocks_write_what_the_chunk_writes(case: RuleCase) -> None:
-    """`write_blocks`, the last block half empty; no block leaves the memory as it is."""
+    """Checks `write_blocks` with a half-empty last block, and with no block at all."""
     rule, size, length, most = _chunk_rule(case), 4, 10, 4
     sequence = case.to_sequence(
         sample_signals(rule, batch=1, length=length, masked=True), chunk_size=length
@@ -180,7 +180,7 @@ def blocks_write_what_the_chunk_writes(case: RuleCase) -> None:
 
         return rule.write_blocks(memory, ChunkBlocks(block, number, most))
 
-    # One block more than there are tokens for: it is never asked for.
+    # There is one more block than the tokens need; it is never requested.
     ours = written(case.memory, chunk, jnp.int32(-(-length // size)))
     require_close(ours, jax.jit(rule.write)(case.memory, chunk), "the memory after the blocks")
     require_equal(written(case.memory, chunk, jnp.int32(0)), case.memory, "without any block")
@@ -190,7 +190,7 @@ def flush_writes_the_complete_pairs_once(case: RuleCase) -> None:
     stream = _stream(case)
     lookahead, length = stream.rule.lookahead, 4
     signals, memory = sample_signals(stream.rule, length=length, masked=True), case.memory
-    if lookahead:  # The first tokens wait without a target.
+    if lookahead:  # The first tokens have no target yet.
         early = stream.queue(signals, lookahead)
         same = stream.flush(memory, early)
         require_equal(same, (memory, early), "a flush without a complete pair")
@@ -233,4 +233,4 @@ STREAM_PROPERTIES: dict[str, Property] = {
         flush_writes_the_complete_pairs_once,
     )
 }
-"""Of every `AbstractChunkRule`, besides those of an `AbstractRule`."""
+"""Properties of every `AbstractChunkRule`, in addition to those of an `AbstractRule`, by name."""

@@ -33,7 +33,7 @@ from fwpkm_jax.testing.rule_case import (
 )
 from fwpkm_jax.testing.rule_streams import STREAM_PROPERTIES
 
-_BELOW = 1e-6  # A change of outputs this small counts as none.
+_BELOW = 1e-6  # Smaller changes of outputs count as rounding.
 
 
 def check_rule(
@@ -44,21 +44,21 @@ def check_rule(
 ) -> None:
     """Checks that a memory rule keeps the contract of its interface.
 
-    The interface decides which properties run: those of `rules.base.AbstractRule` (passes),
-    besides them those of `AbstractChunkRule` (streams), or those of
+    The interface decides which properties are checked: those of `rules.base.AbstractRule` (passes),
+    for an `AbstractChunkRule` also those of streams, or those of
     `rules.matrix.AbstractMatrixRule`. Passes are compared in double precision, in which a rule must
-    compute when its memory is float64; choose the smallest sizes that exercise every branch.
+    compute when its memory is float64. Choose the smallest sizes that exercise every branch.
 
     Args:
       rule: an instance.
-      sequence: makes what `rule.run` takes, for a rule that is told more about each token than
-        `rule.sequence` says without further arguments. Called as
-        `sequence(rule, query, value, gate=, mask=, chunk_size=)`; None: `rule.sequence`. Not for
-        matrix rules.
-      properties: names of those to run, out of `rule_properties(rule)`; None: all.
+      sequence: makes the input of `rule.run`, for a rule whose input holds more about each token
+        than `rule.sequence` gives by default. It is called as
+        `sequence(rule, query, value, gate=, mask=, chunk_size=)`; None: `rule.sequence`. It is
+        ignored for matrix rules.
+      properties: names of the properties to check, from `rule_properties(rule)`; None: all.
 
     Raises:
-      AssertionError: one line for each broken property, which says what was found.
+      AssertionError: a property is broken; the message has one line for each of them.
       ValueError: a name in `properties` is unknown.
       TypeError: `rule` implements none of the interfaces.
 
@@ -74,7 +74,7 @@ def check_rule(
 
 
 def rule_properties(rule: AbstractRule | AbstractMatrixRule) -> Mapping[str, Property]:
-    """The properties that `check_rule` checks of this rule, by name.
+    """The properties that `check_rule` checks for this rule, by name.
 
     Raises:
       TypeError: `rule` implements none of the interfaces.
@@ -109,7 +109,10 @@ def memory_starts_in_float32_and_from_the_key_alone(case: RuleCase) -> None:
 
 
 def pass_equals_the_scan_of_steps(case: RuleCase) -> None:
-    """Outputs, access, reports, memory and all gradients; and each group equals a memory alone."""
+    """Checks that each group of `run_groups` equals a scan of `step` over that group alone.
+
+    Compares outputs, access, info, memory and all gradients.
+    """
     for masked in (False, True):
         together = case.masked if masked else case.plain
         for index in range(GROUPS):
@@ -121,7 +124,7 @@ def pass_equals_the_scan_of_steps(case: RuleCase) -> None:
 
 
 def pieces_equal_the_whole(case: RuleCase) -> None:
-    """Two passes, the second from the memory of the first; neither has an axis of groups."""
+    """Checks that `run` over two pieces, the second from the first's memory, equals the whole."""
     sequence = case.to_sequence(sample_signals(case.rule))
     run = jax.jit(lambda memory, part: case.rule.run(memory, part, chunk_size=CHUNK))
     cut = 2 * CHUNK
@@ -178,7 +181,7 @@ def contents_of_padding_do_not_matter(case: RuleCase) -> None:
 
 
 def padding_alone_leaves_the_memory_bit_for_bit(case: RuleCase) -> None:
-    """From a memory that has been written, momenta included."""
+    """Checks that padding leaves a written memory unchanged, momenta included."""
     signals = sample_signals(case.rule)
     sequence = case.to_sequence(signals._replace(mask=np.zeros_like(signals.mask)))
     out = case.by_groups(jax.tree.map(lambda x: np.stack([x] * GROUPS), sequence)).out
@@ -200,7 +203,7 @@ def memory_keeps_shape_and_dtype_under_any_tokens(case: RuleCase) -> None:
 
 
 def gradients_are_finite_and_reach_queries_targets_and_weights(case: RuleCase) -> None:
-    """From tokens in bfloat16; the memory stays float32."""
+    """Checks gradients with bfloat16 tokens and a float32 memory."""
     memory = case.rule.init(jax.random.key(0))
     signals = sample_signals(case.rule, masked=True)
     sequence = case.to_sequence(signals, dtype=jnp.bfloat16)
@@ -235,7 +238,7 @@ def groups_are_independent(case: RuleCase) -> None:
 
 
 def reports_and_access_have_the_declared_shapes(case: RuleCase) -> None:
-    """`info` is a NamedTuple of scalars; `access` has one row per token, slots included."""
+    """Checks that `info` is a NamedTuple of scalars, and `access` has one row per token."""
     rule, out = case.rule, _group(case.plain, 0).out
     if out.info is not None:
         require(hasattr(out.info, "_fields"), "info is not a NamedTuple, whose fields name metrics")
@@ -293,4 +296,4 @@ PASS_PROPERTIES: dict[str, Property] = {
         memory_specs_name_the_layout_of_every_leaf,
     )
 }
-"""Of every `AbstractRule`."""
+"""Properties of every `AbstractRule`, by name."""

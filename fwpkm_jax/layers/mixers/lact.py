@@ -241,9 +241,7 @@ class LaCT(AbstractMixer):
         packing = None if mask is None else pack_tokens(mask)
         first = None if cache is None else cache.attention.next_position
         positions, documents = places(starts, packing, shape=(batch, length), first=first)
-        if packing is not None:
-            x = pack(x, packing)
-            starts = None if starts is None else pack_starts(starts, packing)
+        x, starts = pack(x, packing), None if starts is None else pack_starts(starts, packing)
 
         query, key, value = jnp.split(self.qkv_proj(x), 3, axis=-1)
         if self.q_norm is not None and self.k_norm is not None:
@@ -271,9 +269,7 @@ class LaCT(AbstractMixer):
         if self.scale_proj is not None:
             read = read * jax.nn.silu(self.scale_proj(x))[..., None].astype(read.dtype)
         y = self.o_proj(attended + read.reshape(x.shape).astype(attended.dtype))
-        if packing is None:
-            return y, cache
-        return unpack(jnp.where(packing.is_real[:, :, None], y, 0), packing), cache
+        return unpack(y, packing), cache
 
     def fast_tokens(
         self,

@@ -168,12 +168,11 @@ class Titans(AbstractMixer):
         Writes and chunks count each sequence's real tokens from its first.
         """
         packing = None if mask is None else pack_tokens(mask)
-        if packing is not None:
-            x = pack(x, packing)
+        x = pack(x, packing)
         count = jnp.full(x.shape[:1], x.shape[1], jnp.int32) if packing is None else packing.counts
         chunk = self.config.chunk_size or max(_PIECE, self.config.write_size)
         if starts is not None:
-            starts = starts if packing is None else pack_starts(starts, packing)
+            starts = pack_starts(starts, packing)
             fresh = self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
             after, y = in_documents(
                 *(self.advance, fresh if cache is None else cache, fresh, x[:, None]),
@@ -193,9 +192,7 @@ class Titans(AbstractMixer):
                 position=cache.position,
             )
             y = y[:, 0]
-        if packing is None:
-            return y, cache
-        return unpack(jnp.where(packing.is_real[:, :, None], y, 0), packing), cache
+        return unpack(y, packing), cache
 
     def whole(
         self, x: Float[Array, "batch length model"], count: Int[Array, " batch"]

@@ -305,12 +305,11 @@ class TitansMAC(AbstractMixer):
     ) -> tuple[Output, TitansMACCache | None]:
         """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`."""
         packing = None if mask is None else pack_tokens(mask)
-        count = jnp.full(x.shape[:1], x.shape[1], jnp.int32)
-        if packing is not None:
-            x, count = pack(x, packing), packing.counts
+        x = pack(x, packing)
+        count = jnp.full(x.shape[:1], x.shape[1], jnp.int32) if packing is None else packing.counts
         options: dict[str, Any] = {"count": count, "chunk": self.segment}
         if starts is not None:
-            starts = starts if packing is None else pack_starts(starts, packing)
+            starts = pack_starts(starts, packing)
             fresh = self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
             position = None if cache is None else cache.memory.position
             start = fresh if cache is None else cache
@@ -324,10 +323,7 @@ class TitansMAC(AbstractMixer):
         else:
             position = cache.memory.position
             cache, y = in_chunks(self._advance, cache, x[:, None], **options, position=position)
-        y = y[:, 0]
-        if packing is not None:
-            y = unpack(jnp.where(packing.is_real[:, :, None], y, 0), packing)
-        return y, cache
+        return unpack(y[:, 0], packing), cache
 
     def _advance(
         self, cache: TitansMACCache, x: Float[Array, "batch 1 length model"], count: jax.Array

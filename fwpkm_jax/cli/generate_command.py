@@ -38,6 +38,9 @@ class GenerateOptions:
     """Seed of the random draws."""
     write: bool = True
     """Write prompt and answer into the memory. Off: it stays as the checkpoint has it."""
+    chat: bool = False
+    """The prompt is a message: the chat template of an imported model's tokenizer puts it into the
+    form that the model was trained on, and only the answer is printed."""
     step: int | Literal["best"] | None = None
     """Checkpoint: a step, the best by validation loss, or None for the newest."""
 
@@ -63,8 +66,9 @@ def main(arguments: Sequence[str], program: str = "fwpkm generate") -> int:
             sampling=options.sampling,
             seed=options.seed,
             write=options.write,
+            chat=options.chat,
         )
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, ImportError) as error:
         return report(program, error)
     except DamagedCheckpointError as error:
         print(f"{program}: {error}", file=sys.stderr)

@@ -56,7 +56,8 @@ class TextData(AbstractDataConfig):
     field: str = "text"
     """Field of a .jsonl record that holds the text."""
     tokenizer: str = BYTES
-    """"bytes", "mistral-v1" (the paper's 32,000 pieces), or a SentencePiece .model file."""
+    """"bytes", "mistral-v1" (the paper's 32,000 pieces), a SentencePiece .model file, or the
+    tokenizer.json of an imported model (extra hf)."""
     packing: Packing = "concat"
     """How documents come into rows. concat: rows are cut from the concatenation, and a row is read
     as one text. documents: the same rows with segment ids, so that no document sees another.

@@ -1,4 +1,4 @@
-"""Converts text to token ids and back: bytes, any SentencePiece model, the paper's 32,000 pieces.
+"""Converts text to token ids and back: bytes, SentencePiece models, `tokenizer.json` files.
 
 All tokenizers follow one convention: no token is added at the start, `encode` adds none at the end,
 and text that spells a control token (`</s>`) is encoded as its characters.
@@ -38,6 +38,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids with which a generated text ends, `eos_id` among them."""
+        ...
+
+    @property
     def fingerprint(self) -> str:
         """Equal for tokenizers that encode alike: a name, or the SHA-256 of the model file."""
         ...
@@ -63,6 +68,7 @@ class ByteTokenizer:
 
     vocab_size = 257
     eos_id = 256
+    stop_ids = (256,)
     fingerprint = BYTES
 
     def encode(self, text: str) -> np.ndarray:
@@ -104,6 +110,7 @@ class SentencePieceTokenizer:
             raise ValueError(f"{name} is not a SentencePiece model; pass a .model file.") from error
         self.vocab_size = int(self._processor.vocab_size())
         self.eos_id = int(self._processor.eos_id())
+        self.stop_ids = (self.eos_id,)
         self.fingerprint = hashlib.sha256(model).hexdigest()
         if self.eos_id < 0:
             raise ValueError(f"{name} has no eos piece to end a document; train one with an eos.")
@@ -123,20 +130,24 @@ class SentencePieceTokenizer:
 
 
 def load_tokenizer(name_or_path: str) -> Tokenizer:
-    """The tokenizer of a name or of a SentencePiece `.model` file.
+    """The tokenizer of a name, of a SentencePiece `.model` file or of a `tokenizer.json`.
 
     Args:
       name_or_path: "bytes", "mistral-v1" (the paper's, from the extra `tokenizers`) or a path.
 
     Raises:
-      ValueError: there is no such name or file, or the file is not a usable SentencePiece model.
-      ImportError: "mistral-v1" without the package that ships it.
+      ValueError: there is no such name or file, or the file is not a usable tokenizer.
+      ImportError: a package that it needs is missing; the extra that has it is named.
     """
     if name_or_path == BYTES:
         return ByteTokenizer()
     if name_or_path == MISTRAL_V1:
         return SentencePieceTokenizer(_mistral_v1_model(), name=MISTRAL_V1)
     path = Path(name_or_path).expanduser()
+    if path.is_file() and path.suffix == ".json":
+        from fwpkm_jax.data.tokenizer_json import JSONTokenizer
+
+        return JSONTokenizer(path)
     if path.is_file():
         return SentencePieceTokenizer(path.read_bytes(), name=str(path))
     names = (BYTES, MISTRAL_V1)
@@ -144,7 +155,7 @@ def load_tokenizer(name_or_path: str) -> Tokenizer:
     hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
     raise ValueError(
         f"tokenizer={name_or_path!r} is neither one of {', '.join(map(repr, names))} nor an "
-        f"existing SentencePiece .model file ({path.absolute()}){hint}"
+        f"existing SentencePiece .model file or tokenizer.json ({path.absolute()}){hint}"
     )
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import numpy as np
 
+from fwpkm_jax.data.tokenizer_json import encode_message
 from fwpkm_jax.generation import Sampling, generate, init_generation
 from fwpkm_jax.run.load import Run, text_tokenizer
 
@@ -19,8 +20,9 @@ def continue_text(
     sampling: Sampling | None = None,
     seed: int = 0,
     write: bool = True,
+    chat: bool = False,
 ) -> str:
-    """The prompt and the text that the run's model generates after it.
+    """The prompt and the text that the run's model generates after it; in a chat the answer alone.
 
     Args:
       run: from `load_run`; it was trained on text.
@@ -29,9 +31,12 @@ def continue_text(
       sampling: how tokens are chosen; None takes the most likely one.
       seed: seed of the draws.
       write: whether prompt and answer are written into the memory.
+      chat: the prompt is a message, brought into the form that the model was trained on by the chat
+        template of its tokenizer.
 
     Raises:
-      ValueError: the run was not trained on text, or the prompt is empty.
+      ValueError: the run was not trained on text, the prompt is empty, or the tokenizer has no chat
+        template.
 
     Example:
       >>> from fwpkm_jax import Sampling, continue_text, load_run
@@ -39,10 +44,10 @@ def continue_text(
       >>> print(continue_text(run, "My dear", sampling=Sampling(temperature=0.8)))  # doctest: +SKIP
     """
     tokenizer = text_tokenizer(run)
-    tokens = tokenizer.encode(prompt)
+    tokens = encode_message(tokenizer, prompt) if chat else tokenizer.encode(prompt)
     sampling = sampling or Sampling()
     # The embedding may have more rows than the tokenizer has ids.
-    vocab_size = sampling.vocab_size or tokenizer.vocab_size
+    vocab_size = sampling.vocab_size or min(tokenizer.vocab_size, run.model.config.vocab_size)
     memory = jax.tree.map(lambda x: x[:1], run.memory)  # The first group, for one sequence.
     state = init_generation(run.model, memory, batch=1, max_length=len(tokens) + max_new_tokens)
     out = generate(
@@ -52,8 +57,9 @@ def continue_text(
         max_new_tokens=max_new_tokens,
         sampling=dataclasses.replace(sampling, vocab_size=vocab_size),
         rng=jax.random.key(seed),
-        stop_ids=[tokenizer.eos_id],
+        # A tokenizer may have ids that the model has no row for.
+        stop_ids=[token for token in tokenizer.stop_ids if token < run.model.config.vocab_size],
         write=write,
     )
     new = np.asarray(out.tokens[0, : int(out.lengths[0])])
-    return tokenizer.decode(np.concatenate([tokens, new]))
+    return tokenizer.decode(new if chat else np.concatenate([tokens, new]))

@@ -1,0 +1,121 @@
+"""The commands from an open model's folder to a memory in it, on a random tiny model."""
+
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import save_file
+
+from fwpkm_jax.cli import export_command, generate_command, import_command, train_command
+from fwpkm_jax.data.tokenizers import load_tokenizer
+from fwpkm_jax.generation import generate, init_generation
+from fwpkm_jax.interchange.hf import model_config, open_folder, read_weights
+from fwpkm_jax.interchange.hf.families import FAMILIES
+from fwpkm_jax.interchange.hf.layout import parts
+from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.models.parameters import count_parameters
+from fwpkm_jax.run import load_run
+
+NEXT = {
+    "model_type": "qwen3_next", "vocab_size": 300, "hidden_size": 16, "intermediate_size": 24,
+    "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "linear_key_head_dim": 4,
+    "linear_value_head_dim": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+    "shared_expert_intermediate_size": 8, "mlp_only_layers": [0], "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hf") / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(NEXT))
+    rng, tensors = np.random.default_rng(0), {}
+    for part in parts(model_config(NEXT), FAMILIES[NEXT["model_type"]]).values():
+        for name, shape in zip(part.names, part.shapes, strict=True):
+            tensors[name] = rng.normal(0, 0.5, shape).astype(np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_generation_of_padded_prompts_is_what_whole_passes_choose(folder):
+    source = open_folder(folder)
+    graphdef = nnx.split(
+        nnx.eval_shape(lambda: LanguageModel(source.config, rngs=nnx.Rngs(0), dtype=None))
+    )[0]
+    model = nnx.merge(graphdef, read_weights(source).params)
+    prompts = [np.arange(3, 12), np.arange(50, 54)]
+    with jax.default_matmul_precision("highest"):
+        state = init_generation(model, {}, batch=2, max_length=32)
+        out = generate(model, prompts, state, max_new_tokens=6)
+        length = len(prompts[0]) + 6
+        pairs = zip(prompts, np.asarray(out.tokens), strict=True)
+        rows = [[*prompt, *new] for prompt, new in pairs]
+        tokens = jnp.asarray([row + [0] * (length - len(row)) for row in rows], jnp.int32)
+        logits = np.asarray(nnx.jit(lambda m, t: m(t, {}).logits)(model, tokens))
+    for row, prompt, new in zip(logits, prompts, np.asarray(out.tokens), strict=True):
+        np.testing.assert_array_equal(np.argmax(row[len(prompt) - 1 :][:6], axis=-1), new)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "billions"), [("qwen3_5_text", 8.954), ("qwen3_next", 79.674)]
+)
+def test_the_tensors_asked_for_are_the_parameters_of_the_published_models(model_type, billions):
+    """Qwen3.5-9B without its vision tower and multi-token head, and Qwen3-Next-80B-A3B."""
+    config = model_config({"model_type": model_type})
+    needed = parts(config, FAMILIES[model_type]).values()
+    total = sum(math.prod(shape) for part in needed for shape in part.shapes)
+    assert round(total / 1e9, 3) == billions
+
+
+@pytest.mark.thorough
+def test_counts_are_those_of_the_published_models():
+    nine = count_parameters(model_config({"model_type": "qwen3_5_text"}))
+    assert round(nine.total / 1e9, 2) == 8.95
+    assert nine.total == nine.active
+    eighty = count_parameters(model_config({"model_type": "qwen3_next"}))
+    assert round(eighty.total / 1e9, 1) == 79.7
+    assert round(eighty.active / 1e9, 1) == 3.9
+
+
+@pytest.mark.thorough
+def test_the_commands_go_from_a_folder_to_a_memory_and_back(folder, tmp_path, capsys):
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2")
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<end>", special=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    template = "{% for m in messages %}{{ m.content }}<end>{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    run, new, out = (str(tmp_path / name) for name in ("run", "new", "out"))
+    assert import_command.main(["hf", str(folder), run]) == 0
+    small = ["--data.length", "16", "--training.steps", "1", "--training.batch_size", "2"]
+    small += ["--training.validation_batches", "0", "--log"]
+    rule = {"num_subkeys": 4, "key_dim": 8, "value_dim": 8, "top_k": 2, "num_heads": 1}
+    memory = [x for n, v in rule.items() for x in (f"--model.fast_weight.rule.{n}", str(v))]
+    memory += ["--model.fast_weight.chunk_size", "8", "--model.memory_layers", "1"]
+    train = ["--base", run, "--run_dir", new, "--optimizer.train", ".*/memory/.*"]
+    assert train_command.main([*train, *small, *memory]) == 0
+    assert "slow weights" in capsys.readouterr().out
+    chat = ["--chat", "True", "--max_new_tokens", "3"]
+    assert generate_command.main([new, "--prompt", "Ann", *chat]) == 0
+    answer = capsys.readouterr().out.removesuffix("\n")
+    assert not answer.startswith("Ann")
+    data = load_run(new).experiment.data
+    assert load_tokenizer(data.tokenizer).eos_id == 256
+    assert export_command.main(["hf", new, out]) == 0
+    again = str(tmp_path / "again")
+    assert import_command.main(["hf", out, again]) == 0
+    assert generate_command.main([again, "--prompt", "Ann", *chat]) == 0
+    assert capsys.readouterr().out.removesuffix("\n").endswith(answer)

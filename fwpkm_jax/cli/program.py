@@ -12,9 +12,9 @@ COMMANDS = {
     "train": "Trains a model: a shipped config's name or your own config file.",
     "eval": "Evaluates a run: tables, plots and a report.",
     "generate": "Continues a text with a run's model.",
-    "report": "Writes a run's report anew from what was measured.",
-    "import": "Starts a run from weights: exported, of the authors' release, of transformers.",
-    "export": "Writes a run's weights into a folder to give away.",
+    "report": "Writes a run's report again from its stored results.",
+    "import": "Starts a run from weights: an export, the authors' release, or transformers.",
+    "export": "Writes a run's weights into a folder for use elsewhere.",
 }
 """Subcommands and what they do; `fwpkm_jax/cli/NAME_command.py` defines the `main` of each."""
 

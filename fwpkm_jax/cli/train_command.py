@@ -16,7 +16,7 @@ from collections.abc import Sequence
 DEFAULT_CONFIG = "recall"
 
 LOST = (
-    "Another process of this run may have failed first; its own message says of what. The same "
+    "Another process of this run may have failed first; its own message names the cause. The same "
     "commands continue the run from its newest checkpoint."
 )
 
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
         logging.disable()
         sys.unraisablehook = lambda _: None
         print(
-            f"{program}: {error}. Once that is mended, the same command goes on from the newest "
+            f"{program}: {error}. Fix the cause; the same command then continues from the newest "
             f"checkpoint in {experiment.run_dir}.",
             file=sys.stderr,
         )

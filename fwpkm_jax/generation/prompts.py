@@ -50,8 +50,8 @@ def check_lengths(
     silent = np.flatnonzero((num_read == 0) & (lengths == 0))
     if silent.size and max_new_tokens:
         raise ValueError(
-            f"Sequence {silent[0]} has read nothing, so nothing follows; give it a prompt of at "
-            "least one token."
+            f"Sequence {silent[0]} has no token to continue from; give it a prompt of at least one "
+            "token."
         )
     longest = int(np.max(num_read + lengths)) + max_new_tokens
     for index, block in enumerate(model.blocks):

@@ -151,7 +151,7 @@ class Session:
         return self.stop is not None and report.step < self._setup.experiment.training.steps
 
     def _fail(self, symptom: str, report: Report[Batch], state: TrainState) -> NoReturn:
-        """Raises a NonFiniteError that names the first operation with a non-finite result."""
+        """Raises a NonFiniteError that names the first value found that is not finite."""
         setup = self._setup
         self._checkpoints.wait()
         # The failed step may have used windows in place of full attention.
@@ -174,7 +174,7 @@ class Session:
         step = report.step
         steps = f"step {step}" if newest == step else f"steps {step} to {newest}"
         raise NonFiniteError(
-            f"Stopped in {steps}: {symptom} at step {step}. What went first: {cause}. "
+            f"Stopped in {steps}: {symptom} at step {step}. First fault found: {cause}. "
             f"Last good checkpoint: {good}. A lower optimizer.learning_rate, "
             "optimizer.clip_norm or other data may avoid it."
         )

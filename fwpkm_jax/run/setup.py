@@ -206,7 +206,7 @@ def restore_state(
             "or choose another --run_dir."
         )
     if shapes.memory and not state.memory:
-        say(f"The checkpoint of step {step} holds no memories; they start afresh.")
+        say(f"The checkpoint of step {step} holds no memories; new ones are used.")
         fresh = jax.jit(lambda: setup.init().memory, out_shardings=layout and layout.memory)
         state = state._replace(memory=fresh())
     if not jax.tree.leaves(state.opt_state):  # Imported weights.

@@ -157,7 +157,7 @@ def _train(
         except Stopped as stop:
             log.say(
                 f"{stop.signal.name}: stopped {log.directory} before the first step of this "
-                f"session; {start} steps are done. The same command goes on."
+                f"session; {start} steps are done. The same command continues it."
             )
             return TrainResult("interrupted", start, state, {}, stop.signal)
         log.say(f"Compiled the training step in {compile_seconds:.1f} s.")

@@ -50,7 +50,7 @@ def test_a_prompt_is_continued_as_the_seed_says(program):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--prompt", ""), "Sequence 0 has read nothing"),
+        (("--prompt", ""), "Sequence 0 has no token to continue from"),
         (("--sampling.top_k", "3"), "no effect at temperature=0"),
         (("--promt", "A"), "the nearest name is --prompt"),
     ],

@@ -119,7 +119,7 @@ def test_a_new_run_says_what_is_still_missing(run):
     page = write_report(run).read_text()
     assert "has not finished" in page
     assert "no metrics.jsonl" in page
-    assert "Nothing was evaluated yet" in page
+    assert "There are no results yet" in page
 
 
 def test_a_result_of_another_version_is_explained_and_the_others_shown(run):
@@ -129,7 +129,7 @@ def test_a_result_of_another_version_is_explained_and_the_others_shown(run):
     write_json(run / "results" / "other.json", {"evaluation": "other"})
     page = write_report(run).read_text()
     assert "has no &#x27;chance&#x27;" in page
-    assert "fwpkm eval RUN --suite recall makes it anew" in page
+    assert "fwpkm eval RUN --suite recall replaces it" in page
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

@@ -148,7 +148,7 @@ def test_an_odd_value_trains_or_says_what_is_wrong(fault, field, value, tmp_path
             ended = str(error)
         else:
             ended = f"step {result.step}"
-        assert ended == "step 2" or "What went first" in ended
+        assert ended == "step 2" or "First fault found" in ended
         if ended == "step 2":
             records = (tmp_path / experiment.run_dir / "metrics.jsonl").read_text().splitlines()
             assert all(None not in json.loads(record).values() for record in records)

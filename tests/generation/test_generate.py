@@ -225,7 +225,7 @@ def test_a_decoding_loop_copies_no_table():
         ({"prompts": [[1], [17]]}, r"prompts\[1\] holds 17, not one of 17 ids"),
         ({"prompts": [[1], [[1]]]}, r"prompts\[1\] has shape \(1, 1\)"),
         ({"prompts": [[1], [0.5]]}, r"prompts\[1\] has shape \(1,\) and dtype float64"),
-        ({"prompts": [[1], []]}, "Sequence 1 has read nothing"),
+        ({"prompts": [[1], []]}, "Sequence 1 has no token to continue from"),
         ({"max_new_tokens": -1}, "max_new_tokens=-1"),
         ({"stop_ids": [17]}, r"stop_ids=\(17,\) must lie between 0 and 16"),
         ({"sampling": Sampling(temperature=1.0)}, "temperature=1.0 draws tokens; give rng"),

@@ -62,4 +62,4 @@ def plot_gates(record: Record, directory: Path) -> list[Path]:
 
 
 def _unused(results: Record) -> str:
-    return "" if results["gate_used"] else "; nothing in this model depends on them"
+    return "" if results["gate_used"] else "; this model's output does not depend on them"

@@ -73,7 +73,7 @@ def _section(title: str, texts: Sequence[str], shown: Sequence[str]) -> str:
 
 
 def _not_evaluated() -> str:
-    text = html.paragraph("Nothing was evaluated yet: fwpkm eval RUN does it, and adds here.")
+    text = html.paragraph("There are no results yet; fwpkm eval RUN adds them to this page.")
     return _section("Results", [text], [])
 
 
@@ -103,7 +103,7 @@ def _result(record: Mapping[str, Any], folder: Path) -> str:
         texts.append(
             html.paragraph(
                 f"The file of this result has no {missing}: another version of the program wrote "
-                f"it. fwpkm eval RUN --suite {record['evaluation']} makes it anew."
+                f"it. fwpkm eval RUN --suite {record['evaluation']} replaces it."
             )
         )
     return _section(evaluation.title, texts, shown)

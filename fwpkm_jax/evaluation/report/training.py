@@ -86,7 +86,7 @@ def plot_training(metrics: dict[str, Curve], directory: Path) -> list[Path]:
 def describe_training(metrics: dict[str, Curve]) -> str:
     """Two sentences about the training and validation loss."""
     if "loss" not in metrics:
-        return "This run has no metrics.jsonl: nothing is known about its training."
+        return "This run has no metrics.jsonl, so its training curves are unknown."
     steps, losses = metrics["loss"]
     stretch = max(1, len(losses) // 20)
     first, last = np.mean(losses[:stretch]), np.mean(losses[-stretch:])

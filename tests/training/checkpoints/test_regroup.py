@@ -103,10 +103,10 @@ def test_a_run_goes_on_with_one_memory_where_it_had_two(unbroken, tmp_path):
     )
     for mine, mean in zip(*map(jax.tree.leaves, (load_run(run, 20).memory, means)), strict=True):
         np.testing.assert_allclose(mine, mean, rtol=1e-6, atol=1e-7)
-    # This session saved no memory, so whoever goes on starts with a fresh one.
+    # This session saved no memory, so the next session starts with an initial one.
     stream = io.StringIO()
     again = train(changed, stream=stream)
-    assert "The checkpoint of step 21 holds no memories; they start afresh." in stream.getvalue()
+    assert "The checkpoint of step 21 holds no memories; new ones are used." in stream.getvalue()
     fresh = load_run(run).memory
     jax.tree.map(np.testing.assert_array_equal, fresh, again.state.memory)
     assert any(

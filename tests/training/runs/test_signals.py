@@ -51,7 +51,7 @@ def test_the_program_ends_at_once_and_leaves_no_lock(tmp_path, number):
         process.kill()
     assert process.returncode == 128 + number, errors
     assert f"{number.name}: stopped {run} before the first step of this session; 0 steps" in output
-    assert "The same command goes on." in output
+    assert "The same command continues it." in output
     assert "Traceback" not in errors
     assert (run / "config.json").exists()
     assert not (run / "lock").exists()

@@ -82,8 +82,8 @@ class FastWeightConfig:
     pairs end with a document. document: each document starts from the memory that is passed in and
     counts chunks from its first token; for a memory per sequence."""
     unused_gate: bool = field(default=False, metadata=meant_before(True))
-    """Keeps the gate's projection where neither of the two uses it, as runs written before this
-    option have it; without, the gate of such a layer is 1."""
+    """Keeps the gate's projection if neither option above uses it, as older runs have it. Off: a
+    layer without a use for the gate has no projection, and its gate is 1."""
 
     @property
     def has_gate(self) -> bool:
@@ -191,7 +191,7 @@ class FastWeight(nnx.Module):
         self.query_proj = linear(model_dim, rule.num_heads * rule.key_dim)
         self.value_norm = norm(model_dim)
         self.value_proj = linear(model_dim, rule.value_dim)
-        # Drawn in any case, so that what follows starts alike with and without a gate.
+        # Drawn in any case, so that later weights are the same with and without a gate.
         gate = norm(model_dim), linear(model_dim, _GATE_WIDTH)
         self.gate_norm, self.gate_proj = gate if config.has_gate else (None, None)
         self.out_norm = norm(rule.value_dim)
@@ -207,7 +207,7 @@ class FastWeight(nnx.Module):
     def signals(
         self, x: Float[Array, "batch length model"], mask: Float[Array, "batch length"] | None
     ) -> Signals:
-        """What the memory is told about each token, in at least float32."""
+        """The inputs of the memory for each token, in at least float32."""
         rule = self.config.rule
         memory_dtype = jnp.promote_types(x.dtype, jnp.float32)
         query = self.query_proj(self.query_norm(x)).astype(memory_dtype)
@@ -256,7 +256,7 @@ class FastWeight(nnx.Module):
             `core.documents.document_starts(segment_ids)`: no token is paired with a value of
             another document, and `config.documents` says whether the memory goes on. None: a
             sequence is one.
-          write: False reads everything with the memory as it comes in.
+          write: False reads with the memory that is passed in and writes nothing.
           pairing: makes the write weights from gate and mask.
           partition: of the work and the memories over devices; what is partitioned is written.
 
@@ -360,12 +360,12 @@ class FastWeight(nnx.Module):
           x: the residual stream.
           memory: fast weights, leaves `[groups, ...]`.
           pending: from `init_pending` or the last call.
-          mask: 1 for real tokens. A position at which all sequences of a group have padding takes
-            no place in the group's queue; where some have a token, the others' padding waits too,
-            so that the sequences that share a memory stay side by side.
+          mask: 1 for real tokens. A position where all sequences of a group have padding takes no
+            place in the group's queue. Where some have a token, the padding of the others is
+            queued too, so that the sequences that share a memory stay aligned.
           chunk_size: tokens per write for this call; None: the config's. "flush": nothing is
             written before `flush` is called, and the queue must have room until then.
-          write: False reads with the memory as it comes in and queues nothing.
+          write: False reads with the memory that is passed in; no token is queued or written.
         """
         rule = self.config.rule
         chunk_size = self.config.chunk_size if chunk_size is None else chunk_size

@@ -88,7 +88,7 @@ class GatedDeltaNetCache(NamedTuple):
 
 
 class Projections(NamedTuple):
-    """What the two input projections make of a token."""
+    """What the layer computes from the two input projections of a token."""
 
     conv_inputs: Float[Array, "batch length channels"]
     """All queries, all keys, all values, joined."""
@@ -101,7 +101,7 @@ class Projections(NamedTuple):
 
 
 class HeadWeights(NamedTuple):
-    """Weights that belong to single heads, but for the linear maps."""
+    """The weights of single heads, without the linear maps."""
 
     conv_weight: Float[Array, "width channels"]
     """All queries, all keys, all values, joined."""
@@ -216,7 +216,7 @@ class GatedDeltaNet(AbstractMixer):
         )
 
     def head_weights(self) -> HeadWeights:
-        """The weights that belong to single heads, but for the linear maps."""
+        """The weights of single heads, without the linear maps."""
         return HeadWeights(self.conv_weight[...], self.A_log[...], self.dt_bias[...])
 
     def mix_partitioned(
@@ -272,7 +272,7 @@ def split_projections(
     ba: Float[Array, "batch length ba"],
     weights: HeadWeights,
 ) -> Projections:
-    """What the two input projections say, taken apart; head by head, so for any of the heads."""
+    """The two input projections split into their parts, for any subset of the heads."""
     tokens, key_heads, key_dim = qkvz.shape[:2], config.num_key_heads, config.key_head_dim
     joined_values = config.num_value_heads // key_heads * config.value_head_dim
     ends = (key_dim, 2 * key_dim, 2 * key_dim + joined_values)

@@ -55,7 +55,7 @@ class LaCTConfig(AbstractMixerConfig):
     muon: bool = False
     """See `LaCTRule`."""
     momentum: bool = True
-    """Keeps a share of the last step, which each token's projection votes on."""
+    """Keeps a share of the last step: the chunk's mean of the sigmoid of a projection."""
     read_scale: bool = True
     """Multiplies what each fast network reads by a number per token, SiLU of a projection."""
     rope_theta: float = 10_000.0
@@ -87,8 +87,8 @@ class LaCTConfig(AbstractMixerConfig):
     def extra_products(self, model_dim: int, length: int) -> float:
         """The fast networks' products: a token passes 3 matrices to be read and 6 to be written.
 
-        Their parameters' share in the count is taken off, because a token multiplies by the whole
-        matrices, not by their low-rank factors. The last chunk of a sequence is never written.
+        The count of parameters includes low-rank factors, but a token multiplies by whole matrices:
+        the factors are subtracted. The last chunk of a sequence is never written.
         """
         width = model_dim // self.num_fast_heads
         matrix = self.num_fast_heads * width * self.hidden_dim
@@ -109,10 +109,10 @@ class LaCTCache(NamedTuple):
 
 
 class LaCT(AbstractMixer):
-    """The sum of windowed attention and of what a fast SwiGLU per sequence and head reads.
+    """The sum of windowed attention and the reads of a fast SwiGLU per sequence and head.
 
-    Every sequence starts with the same learned fast weights; they are written after each chunk and
-    live as long as the cache. The read is normed per head and scaled per token and head.
+    Every sequence starts with the same learned fast weights. They are written after each chunk and
+    kept in the cache of a stream. The read is normed per head and scaled per token and head.
 
     References: Zhang et al. 2025, arXiv:2505.23884.
     """
@@ -171,7 +171,7 @@ class LaCT(AbstractMixer):
         self.o_proj = linear(model_dim, use_bias=False)
         self.q_norm = RMSNorm(model_dim, eps=norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(model_dim, eps=norm_eps) if config.qk_norm else None
-        # Vectors, so that weight decay leaves them alone.
+        # Vectors, because weight decay applies to matrices only.
 
         def vector(value: float) -> nnx.Param:
             return nnx.Param(jnp.full((model_dim,), value, jnp.float32))
@@ -279,7 +279,7 @@ class LaCT(AbstractMixer):
         value: Float[Array, "batch length model"],
         positions: Int[Array, "batch length"],
     ) -> FastTokens:
-        """What the fast networks are told about each token, in at least float32."""
+        """The inputs of the fast networks for each token, in at least float32."""
         config, shape = self.config, (*x.shape[:2], self.config.num_fast_heads, -1)
         dtype = compute_dtype(x.dtype)
 
@@ -287,7 +287,7 @@ class LaCT(AbstractMixer):
             x = jax.nn.silu(x.astype(dtype) * scale[...][None, None] + shift[...][None, None])
             x = _unit(x.reshape(shape))
             if config.rotary_fast:
-                # By the attention heads' layout, as published, though the fast heads are wider.
+                # In the layout of the attention heads, as published; the fast heads are wider.
                 x = self._rotate(x.reshape(*x.shape[:2], config.num_heads, -1), positions)
             return x.reshape(shape)
 

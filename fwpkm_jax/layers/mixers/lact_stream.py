@@ -18,7 +18,7 @@ from fwpkm_jax.rules.lact import LaCTMemory, LaCTRule
 
 
 class FastTokens(NamedTuple):
-    """What the fast networks are told about each token; real tokens come first.
+    """The inputs of the fast networks for each token; real tokens come first.
 
     Attributes:
       query, key, value: `[batch, length, heads, width]`; in a queue, with an axis of 1 behind
@@ -40,7 +40,7 @@ Reads = Float[Array, "batch length heads width"]
 
 
 def read_whole(rule: LaCTRule, memory: LaCTMemory, tokens: FastTokens, *, chunk_size: int) -> Reads:
-    """Reads whole sequences, writing after each chunk; nothing reads a write of the last chunk.
+    """Reads whole sequences and writes after each chunk but the last, whose write is never read.
 
     Args:
       rule: of one network.
@@ -119,7 +119,7 @@ class FastStream(NamedTuple):
 
     @classmethod
     def start(cls, memory: LaCTMemory, *, chunk_size: int) -> "FastStream":
-        """No tokens seen, weights as given."""
+        """The start of a stream with these weights and no waiting tokens."""
         batch, heads, _, key = memory.weights.gate.shape
         value = memory.weights.down.shape[2]
         dtype = memory.weights.gate.dtype
@@ -192,7 +192,7 @@ def _write(rule: LaCTRule, memory: LaCTMemory, tokens: FastTokens) -> LaCTMemory
 
 
 def _chunk(tokens: FastTokens) -> GradientChunk:
-    """The tokens as the memory of each sequence and head takes them, `[batch, heads, length]`."""
+    """The tokens as chunks of each sequence and head, leaves `[batch, heads, length, ...]`."""
     real = jnp.broadcast_to(tokens.real[:, None], tokens.momentum.swapaxes(1, 2).shape)
     query, key, value, rates = (x.swapaxes(1, 2) for x in tokens[:4])
     return GradientChunk(

@@ -28,7 +28,7 @@ from fwpkm_jax.rules.matrix.base import GateInputs
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixFrame(MemoryHeads):
-    """Shape of a layer with a matrix memory, whichever its rule."""
+    """Shape of a layer with a matrix memory, for every rule."""
 
     decay_rank: int = 16
     """Width between the two projections of a decay or a strength per channel."""
@@ -96,9 +96,9 @@ class MatrixMemory(AbstractMixer):
         q, k, v = features(SiLU(convolution(projections of x)))
         y = out_proj(norm(rule(q, k, v, gates(x))) * SiLU(projection of x))
 
-    Everything that differs between rules is the rule's: `learned_gates`, `gates`, `features`,
-    `convolution` and `steps`. What published layers have beyond this frame (Mamba-2's added input,
-    RetNet's rotation) is left out, so that rules are compared and not blocks.
+    The rule defines everything that differs between rules: `learned_gates`, `gates`, `features`,
+    `convolution` and `steps`. Further parts of published layers (Mamba-2's added input, RetNet's
+    rotation) are left out, so that comparisons are between rules, not between blocks.
     """
 
     # Every device computes all heads of its sequences.
@@ -224,7 +224,7 @@ class MatrixMemory(AbstractMixer):
         x: Float[Array, "batch length model"],
         mixed: Float[Array, "batch length channels"],
     ) -> Tokens:
-        """What the rule is told: all heads' queries, keys and values from `mixed`, gates from x."""
+        """The rule's inputs: all heads' queries, keys and values from `mixed`, gates from x."""
         config, batch = self.config, x.shape[0]
         keys, steps_keys, _ = self.widths
         query, key, value = jnp.split(mixed, (keys, keys + steps_keys), axis=-1)

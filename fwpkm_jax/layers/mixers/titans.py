@@ -1,4 +1,4 @@
-"""Titans' neural memory as a layer: a network per sequence and head that learns while it reads."""
+"""Titans' neural memory as a layer: a network per sequence and head that learns as it reads."""
 
 from typing import Any, ClassVar, NamedTuple
 
@@ -44,9 +44,10 @@ class TitansCache(NamedTuple):
 class Titans(AbstractMixer):
     """Reads a network that each sequence trains on its own keys and values, chunk by chunk.
 
-    Every sequence starts with the same learned weights. Keys and values, the step size of each
-    token, and of each write the momentum and the share forgotten are linear in the normed input;
-    queries in another norm of it. Several heads are gated and mixed by a projection.
+    Every sequence starts with the same learned weights. Keys, values and each token's step size are
+    projections of the normed input, as are the momentum and the share that each write forgets.
+    Queries are projections of a second norm of the input. Several heads are gated and mixed by a
+    projection.
 
     References: Behrouz et al. 2025, arXiv:2501.00663.
     """
@@ -96,7 +97,7 @@ class Titans(AbstractMixer):
         self.key_proj = linear(model_dim, heads * head)
         self.value_proj = linear(model_dim, heads * head)
         self.rate_proj = linear(model_dim, heads, use_bias=True)
-        # At first a hundredth of the weights is given up at each write, or what heads draw.
+        # At first each write forgets a hundredth of the weights, or the share that the head drew.
         forget_bias = bias_initializer(config.decay_start, -4.6, lambda step: -sigmoid_bias(step))
         self.forget_proj = (
             linear(model_dim, heads, use_bias=True, bias_init=forget_bias)
@@ -152,7 +153,7 @@ class Titans(AbstractMixer):
 
     @property
     def output_map(self) -> nnx.Linear | None:
-        """The heads' mixing; a single head has none."""
+        """The projection that mixes the heads; None for a single head."""
         return self.out_proj
 
     def mix(
@@ -197,7 +198,7 @@ class Titans(AbstractMixer):
     def whole(
         self, x: Float[Array, "batch length model"], count: Int[Array, " batch"]
     ) -> tuple[Float[Array, "batch length model"], TitansMemory]:
-        """Whole sequences from their first token; the memories they leave.
+        """The outputs of whole sequences from their first token, and the memories after them.
 
         Args:
           x: real tokens first.
@@ -239,7 +240,7 @@ class Titans(AbstractMixer):
         """
         size, chunk, length = self.config.write_size, self.config.chunk_size, x.shape[2]
         waiting = cache.waiting.num_waiting
-        # Complete writes, and room for all that may wait and come.
+        # Room for waiting and new tokens, rounded up to complete writes.
         room = (length + 2 * (size - 1)) // size * size
         queue = append(cache.waiting, x, count, capacity=room)
         joined, total = queue.tokens[:, 0], queue.num_waiting
@@ -262,7 +263,7 @@ class Titans(AbstractMixer):
     def recall(
         self, x: Float[Array, "batch length model"], weights: TitansNetwork
     ) -> Float[Array, "batch length model"]:
-        """What tokens read from given weights, leaves `[batch, heads, ...]`."""
+        """Reads for the tokens `x` from given weights, leaves `[batch, heads, ...]`."""
         read = jax.vmap(jax.vmap(self.rule.apply))(weights, self.queries(x))
         return self.merge(x, jnp.moveaxis(read, 1, 2))
 

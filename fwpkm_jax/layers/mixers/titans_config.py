@@ -1,4 +1,4 @@
-"""What a Titans memory is made of."""
+"""The configuration of a Titans memory."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ from fwpkm_jax.rules.titans import TitansRule
 
 @dataclass(frozen=True, kw_only=True)
 class TitansConfig:
-    """Shape of a Titans memory and of what tells it how to learn."""
+    """Shape of a Titans memory, and how it learns."""
 
     num_heads: int = 12
     """Networks per sequence. With one, it reads and writes the model's whole width, ungated."""
@@ -25,18 +25,18 @@ class TitansConfig:
     write_size: int = 1
     """Tokens per write: they share momentum and forgetting."""
     chunk_size: int | None = 64
-    """Tokens whose gradients are taken at the same weights; a multiple of `write_size`. None: the
-    whole stream's are taken at the initial weights."""
+    """Tokens whose gradients are taken at the same weights; a multiple of `write_size`. None: all
+    gradients are taken at the initial weights."""
     momentum_order: int = 1
     """See `TitansRule`."""
     combine_momenta: bool = False
-    """Steps by a learned mixture of the orders rather than the highest."""
+    """Steps are a learned mixture of all momentum orders; off: the highest order alone."""
     max_rate: float = 0.1
-    """Step size of a token whose projection is large."""
+    """Largest step size; a token's own is this times the sigmoid of a projection."""
     tensor_rates: bool = False
     """A learned share of the step for each tensor of the network."""
     pooling: Literal["mean", "attention"] = "mean"
-    """What a write's tokens are summed up by, for momentum and forgetting."""
+    """How the tokens of a write are pooled for its momentum and forgetting."""
     max_gradient_norm: float | None = None
     """See `TitansRule`."""
     orthogonalize: bool = False
@@ -97,7 +97,7 @@ class TitansConfig:
         return self.depth * (1 + self.bias) + self.residual_norm
 
     def rule(self) -> TitansRule:
-        """Of one head; raises a ValueError for what makes none."""
+        """Builds one head's rule. Raises ValueError if the values are invalid."""
         return TitansRule(
             key_dim=self.head_dim,
             value_dim=self.head_dim,

@@ -1,4 +1,4 @@
-"""Titans: attention beside a neural memory, which is its context, its gate or the layer before it.
+"""Titans: attention with a neural memory as its context, its gate or the layer before it.
 
 References: Behrouz et al. 2025, arXiv:2501.00663, section 4.
 """
@@ -40,7 +40,7 @@ class TitansMixerConfig(AbstractMixerConfig):
     """A Titans memory, alone or with a window of attention."""
 
     wiring: Wiring
-    """How memory and attention go together."""
+    """How memory and attention are combined."""
     memory: TitansConfig = dataclasses.field(default_factory=TitansConfig)
     """The memory, and the persistent tokens before the sequence."""
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
@@ -121,7 +121,7 @@ def _behind_persistent(
 
 
 class TitansPairCache(NamedTuple):
-    """What a stream carries where memory and attention read it side by side or in turn.
+    """What a stream carries if memory and attention read it in parallel or one after the other.
 
     Attributes:
       attention: an `AttentionCache`.
@@ -133,7 +133,7 @@ class TitansPairCache(NamedTuple):
 
 
 class _Gate(nnx.Module):
-    """Attention's output times SiLU of the memory's, both normed, and a projection of it."""
+    """A projection of attention's output times SiLU of the memory's output, both normed."""
 
     parameter_axes: ClassVar[ParameterAxes] = {"out_proj/kernel": ("heads", "embed")}
 
@@ -150,7 +150,7 @@ class _Gate(nnx.Module):
 
 
 class TitansMAL(AbstractMixer):
-    """Memory as a layer: windowed attention over what the memory makes of the sequence."""
+    """Memory as a layer: windowed attention over the outputs of the memory."""
 
     def __init__(
         self, config: TitansConfig, attention: AttentionConfig, model_dim: int, **shared: Any
@@ -186,9 +186,9 @@ class TitansMAL(AbstractMixer):
 
 
 class TitansMAG(AbstractMixer):
-    """Memory as a gate: it and windowed attention read the sequence, one multiplies the other.
+    """Memory as a gate: the memory's output gates that of windowed attention.
 
-    Persistent tokens stand before the sequence for both; attention sees them from everywhere.
+    Both read the persistent tokens before the sequence; attention sees them from every token.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class TitansMAG(AbstractMixer):
         self.gate = _Gate(model_dim, **shared)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansPairCache:
-        """A cache of a stream that has read the persistent tokens alone."""
+        """The cache of a stream that has read only the persistent tokens."""
         return _pair_cache(self, batch, max_length, dtype)
 
     @property
@@ -234,14 +234,15 @@ class TitansMAG(AbstractMixer):
 
 
 class TitansMACCache(NamedTuple):
-    """What a stream carries: of each sequence's segment, and the memory.
+    """What a stream carries: keys and values of each sequence's segment, and the memory.
 
     Attributes:
-      keys: of its tokens, `[batch, segment, kv_heads, head]`; what stands behind them is old.
-      values: likewise.
-      context_keys: of what the memory told each token.
-      context_values: likewise.
-      memory: which holds the position, too.
+      keys: of the segment's tokens, `[batch, segment, kv_heads, head]`; entries behind them are of
+        an earlier segment and not used.
+      values: of the same shape.
+      context_keys: of what each token read from the memory, of the same shape.
+      context_values: of the same shape.
+      memory: the cache of the memory, with the position in the stream.
     """
 
     keys: Float[Array, "batch segment kv_heads head"]
@@ -254,12 +255,13 @@ class TitansMACCache(NamedTuple):
 class TitansMAC(AbstractMixer):
     """Memory as a context: attention within segments that are chunks of the memory.
 
-    A segment's tokens attend to the persistent tokens, to what the memory, as the segment found it,
-    tells each token up to their own, and to the tokens up to their own. The memory learns from what
-    attention gives, and what it then reads of the same gates the output.
+    A token attends to the persistent tokens, to the tokens of its segment up to itself, and to what
+    these tokens read from the memory as it was before the segment. The memory learns from the
+    output of attention. What it then reads for the same tokens gates the output.
 
-    The published formulas show a segment's first tokens what was read for its last, and gate them
-    by a memory that has seen the whole segment. A decoder may do neither: both are causal here.
+    In the published formulas the first tokens of a segment see what was read for its last tokens,
+    and their gate comes from a memory that has seen the whole segment. A decoder must be causal, so
+    here both are.
     """
 
     parameter_axes: ClassVar[ParameterAxes] = {"tokens": (None, "embed")}
@@ -335,7 +337,7 @@ class TitansMAC(AbstractMixer):
         first = 0 if self.tokens is None else self.tokens.shape[0]
         place = (cache.memory.position % self.segment)[:, None]
         place = place + jnp.arange(length, dtype=jnp.int32)[None]
-        # The order is that of the paper: persistent tokens, context, segment.
+        # In the order of the paper: persistent tokens, context, segment.
         context = self.context_norm(self.memory.recall(x, cache.memory.base))
         context = self.attention.project(context, first + place)
         own = self.attention.project(x, first + self.segment + place)
@@ -347,7 +349,7 @@ class TitansMAC(AbstractMixer):
 
         fresh = (own.key, own.value, context.key, context.value)
         kept = [put(old, new) for old, new in zip(cache[:4], fresh, strict=True)]
-        # An old segment's keys stand behind every token that is read.
+        # Keys of an earlier segment have later places than every real token, so no token sees them.
         places = jnp.arange(self.segment, dtype=jnp.int32)
         places = jnp.broadcast_to(jnp.concatenate([places, places]), (batch, 2 * self.segment))
         keys = jnp.concatenate([kept[2], kept[0]], axis=1).astype(own.key.dtype)

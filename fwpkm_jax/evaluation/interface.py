@@ -77,7 +77,7 @@ class Evaluation:
     title: str
     """The evaluation's heading in a report."""
     about: str
-    """What it measures and how to read the result: two sentences for a reader without the paper."""
+    """What it measures and how to read it, in plain sentences without terms of the paper."""
     finding: Callable[[Mapping[str, Any]], str] = lambda record: ""
     """Summarises a result's record in a sentence; empty if the table suffices."""
     missing: Callable[[Subject, Any], str | None] = lambda subject, config: None

@@ -250,9 +250,9 @@ RECALL = Evaluation(
     plot=plots.plot_recall,
     title="Recall of stated facts",
     about=(
-        "Each sequence states facts, fills in other tokens and then asks for the facts; an answer "
-        "is right if the most likely token is. Attention cannot see facts beyond its window, so "
-        "right answers there come from the memory, and vanish where writing is disabled."
+        "Each sequence states facts, adds other tokens and then asks for the facts; an answer is "
+        "right if the most likely token is the stated value. Attention cannot see facts beyond its "
+        "window, so right answers there come from the memory and need writing to be enabled."
     ),
     finding=findings.recall_finding,
 )

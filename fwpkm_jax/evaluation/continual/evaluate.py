@@ -250,10 +250,10 @@ CONTINUAL = Evaluation(
     plot=plot_continual,
     title="Learning domain after domain",
     about=(
-        "The memory reads texts of several domains one after the other, and after each all domains "
-        "are scored on other texts of theirs with writing disabled; the model's own weights never "
-        "change. A loss that falls when its domain was read shows adaptation, one that rises again "
-        "while others are read shows forgetting."
+        "The memory reads texts of several domains one after the other. After each domain, all "
+        "domains are scored on held-out texts with writing disabled; the model's own weights never "
+        "change. A loss that falls after its domain was read shows adaptation; a loss that rises "
+        "again while other domains are read shows forgetting."
     ),
     finding=continual_finding,
     missing=lambda subject, config: None if config.domains else "domains (--continual.domains)",

@@ -55,7 +55,7 @@ def _moved(change: float) -> str:
 
 
 def plot_continual(record: Record, directory: Path) -> list[Path]:
-    """Each domain's loss minus that of the initial memory, along the stages."""
+    """Plots each domain's loss minus that of the initial memory, by stage."""
     results = record["results"]
     names = results["domains"]
     figure, axes = new_figure(8.2, 4.6)
@@ -86,7 +86,7 @@ def plot_continual(record: Record, directory: Path) -> list[Path]:
 
 
 def _label_ends(axes: Any, ends: np.ndarray, names: list[str]) -> None:
-    """Names at the ends of the lines, moved apart where they would overlap."""
+    """Writes names at the ends of the lines, moved apart if they would overlap."""
     low, high = axes.get_ylim()
     order = np.argsort(ends)
     places = ends[order]

@@ -1,6 +1,6 @@
-"""Self-contained HTML pages: one file, no script, nothing loaded from elsewhere.
+"""Self-contained HTML pages: one file without scripts or external resources.
 
-Functions take text, which they escape, and give markup, which they join.
+The functions escape the text that they take, and return markup.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ img { max-width: 100%; height: auto; }
 
 
 def escape(text: object) -> str:
-    """The text as markup that shows it, quotes escaped too."""
+    """The text with HTML's special characters and quotes escaped."""
     return html.escape(str(text))
 
 
 def page(title: str, *body: str, style: str = "") -> str:
-    """A whole page.
+    """The markup of a whole page.
 
     Args:
       title: text of the heading and of the browser's tab.
       *body: markup, in order.
-      style: CSS rules beside the common ones.
+      style: CSS rules in addition to the common ones.
     """
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -73,12 +73,12 @@ def paragraph(text: str, *, kind: str = "") -> str:
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, kind: str = "") -> str:
     """A table of texts; numbers are aligned to the right.
 
-    A table that is wider than the page scrolls within itself.
+    A table that is wider than the page gets its own scroll bar.
 
     Args:
       header: titles of the columns.
-      rows: entries; each int or float becomes a number with separators.
-      kind: CSS class of the table; "pairs" breaks long words, for names beside values.
+      rows: entries; each int or float is shown as a number with thousands separators.
+      kind: CSS class of the table; "pairs" is for names and values and breaks long words.
     """
     head = "".join(f"<th>{escape(entry)}</th>" for entry in header)
     lines = [f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows]
@@ -87,14 +87,14 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, kind: str 
 
 
 def scrollable(markup: str) -> str:
-    """Markup that scrolls sideways within itself where it is wider than the page."""
+    """The markup in a box with a horizontal scroll bar if it is wider than the page."""
     return f'<div class="wide">{markup}</div>'
 
 
 def image(path: Path, *, description: str, dpi: int) -> str:
-    """A PNG file of `dpi` pixels per inch, carried within the page at its natural size."""
+    """Markup that embeds a PNG file of `dpi` pixels per inch at its natural size."""
     content = path.read_bytes()
-    width = int.from_bytes(content[16:20], "big") * _PAGE_DPI // dpi  # Of the PNG's first chunk.
+    width = int.from_bytes(content[16:20], "big") * _PAGE_DPI // dpi  # From the PNG's header.
     encoded = base64.b64encode(content).decode()
     return (
         f'<img src="data:image/png;base64,{encoded}" width="{width}" alt="{escape(description)}">'
@@ -102,14 +102,14 @@ def image(path: Path, *, description: str, dpi: int) -> str:
 
 
 def show_token(text: str) -> str:
-    """A token's text as markup in which line ends, tabs and other invisible characters show."""
+    """A token's text as markup; line ends, tabs and other invisible characters become visible."""
     names = {"\n": "\u23ce", "\t": "\u21e5", "\r": "\u240d"}
     shown = "".join(names.get(c, c if c.isprintable() else f"\\x{ord(c):02x}") for c in text)
     return escape(shown)
 
 
 def save_page(markup: str, path: Path) -> Path:
-    """Writes a page, whole or not at all; makes the folder where it is missing."""
+    """Writes a page completely or not at all; creates its folder if needed; returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, markup)
     return path

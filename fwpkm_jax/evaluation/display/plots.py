@@ -26,7 +26,7 @@ _FEWEST_ANSWERS = 20  # Ranges with fewer would show chance, not the model; the 
 
 
 def plot_recall(record: Record, directory: Path) -> list[Path]:
-    """Accuracy by distance with the memory writing and disabled; the attention window marked."""
+    """Plots accuracy by distance with writing enabled and disabled; marks the attention window."""
     results = record["results"]
     figure, axes = new_figure(7.2, 4.2)
     edge = results["length"]
@@ -104,13 +104,13 @@ def plot_perplexity(record: Record, directory: Path) -> list[Path]:
 
 
 def _positions(curve: Record) -> np.ndarray:
-    """End of every run of tokens, the last one cut off by the end of the document."""
+    """Position where each point's tokens end; the last one is the end of the document."""
     ends = curve["run"] * np.arange(1, -(-curve["tokens"] // curve["run"]) + 1)
     return np.minimum(ends, curve["tokens"])
 
 
 def _running(curve: Record, name: str) -> np.ndarray:
-    """Mean loss from the document's start to the end of every run."""
+    """Mean loss from the document's start to each of `_positions`."""
     ends = _positions(curve)
     sizes = np.diff(ends, prepend=0)
     return np.cumsum(np.array(curve[name]) * sizes) / ends

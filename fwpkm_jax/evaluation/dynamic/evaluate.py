@@ -161,9 +161,9 @@ DYNAMIC = Evaluation(
     plot=_no_plot,
     title="Learning from the text with all weights",
     about=(
-        "The model reads documents twice, once as it is and once taking a gradient step on all of "
-        "its weights after every chunk, as in training. A lower loss with steps is what a memory "
-        "has to match; the steps cost a backward pass through the whole model."
+        "The model reads documents twice, once with fixed weights and once with a gradient step on "
+        "all weights after every chunk, as in training. The loss with steps is the reference for a "
+        "memory; the steps cost a backward pass through the whole model."
     ),
     finding=dynamic_finding,
     missing=_missing,

@@ -202,8 +202,8 @@ GATES = Evaluation(
     plot=plot_gates,
     title="How far the gates open",
     about=(
-        "Each memory layer has a gate for every token: at 1 the layer passes on what the memory "
-        "says, at 0 what the token itself says. The histogram shows how often it is how far open."
+        "Each memory layer has a gate for every token: at 1 the layer outputs only what it read "
+        "from its memory, at 0 only the token's own value. The histogram counts the gate's values."
     ),
     finding=gates_finding,
     missing=_missing,

@@ -38,7 +38,7 @@ def gates_finding(record: Record) -> str:
 
 
 def plot_gates(record: Record, directory: Path) -> list[Path]:
-    """A histogram for each memory layer, a line for each data set."""
+    """Plots a histogram for each memory layer with a line for each data set."""
     results = record["results"]
     sources = list(results["gates"])
     layers = list(results["gates"][sources[0]])

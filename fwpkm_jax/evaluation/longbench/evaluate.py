@@ -356,8 +356,8 @@ LONGBENCH = Evaluation(
     title="Answers about long texts",
     about=(
         "The model reads a long text, a question about it and the right answer, and is scored on "
-        "the answer's tokens alone; the memory is written once, behind the text. Lower perplexity "
-        "with the memory writing means that the text was of use to the answer through it."
+        "the answer's tokens only; the memory is written once, after the text. Lower perplexity "
+        "with writing enabled means that the memory of the text helped to predict the answer."
     ),
     finding=longbench_finding,
     missing=_missing,

@@ -52,7 +52,7 @@ def longbench_finding(record: Record) -> str:
 
 
 def plot_longbench(record: Record, directory: Path) -> list[Path]:
-    """Perplexity of each task's answers, writing and frozen."""
+    """Plots the perplexity of each task's answers with writing enabled and disabled."""
     results = record["results"]
     passes = [name for name in _PASSES if name in results]
     tasks = list(results["tasks"])

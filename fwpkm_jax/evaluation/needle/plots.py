@@ -100,7 +100,7 @@ def _progress(axes: Axes, runs: Sequence[Record]) -> None:
 
 
 def _save_depths(runs: Sequence[Record], lengths: list[int], path: Path) -> Path:
-    """A heat map of depth by length for every number of readings."""
+    """Draws a heat map of exact match by depth and length for each number of readings."""
     readings = sorted({run["readings"] for run in runs})
     width = 0.75 * len(lengths) + 1.0
     figure = Figure(figsize=(max(3.9, 1.6 + width * len(readings)), 3.9), layout="constrained")

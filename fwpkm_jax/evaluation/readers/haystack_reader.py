@@ -53,7 +53,7 @@ class HaystackReader:
     """A stream of batch 1 whose memory is written when `write` is called.
 
     With `chunk_size="flush"`, pairs wait until `write` writes all of them as one chunk. A whole
-    text is then one chunk, and no text length needs a compilation of its own. With a number as
+    text is then one chunk, and texts of different lengths share compilations. With a number as
     `chunk_size`, full chunks are also written as they fill.
     """
 
@@ -178,7 +178,7 @@ class HaystackReader:
 
     @property
     def stream(self) -> Stream:
-        """The stream as it is now; the next call reuses its buffers."""
+        """The current stream; the next call reuses its buffers."""
         return self._stream
 
 

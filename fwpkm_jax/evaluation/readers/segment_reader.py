@@ -114,8 +114,8 @@ class SegmentReader:
             self._stream = reset_caches(self._graphdef, self._params, self._stream, pending=False)
             yield self._read_segment(tokens, segment)
             if self._queue == "segment":
-                # The release writes at the end of a segment what our queue would write with the
-                # next token, and drops the rest.
+                # At the end of a segment the release writes the pairs that our queue would write
+                # with the next token, and drops the rest.
                 writes = pairs_left_by_the_reference(
                     segment.length, chunk_size=self._chunk_size, lookahead=self._lookahead
                 )

@@ -15,9 +15,9 @@ Config = Mapping[str, Any]
 GLOSSARY = (
     (
         "memory",
-        "Numbers that change while the model reads, beside its parameters, which only training "
-        "changes. Every token asks the memory for what it knows and adds the answer to its own "
-        "state. Also called fast weights.",
+        "Numbers that change while the model reads; its parameters change only in training. "
+        "Every token reads from the memory and adds the result to its own state. Also called fast "
+        "weights.",
     ),
     (
         "writing, frozen",
@@ -37,8 +37,8 @@ GLOSSARY = (
     (
         "nats, perplexity",
         "The loss is minus the logarithm of the probability that the model gave to the token that "
-        "came, in nats; less is better. Perplexity is its exponential: among how many equally "
-        "likely tokens the model still hesitates.",
+        "came, in nats; less is better. Perplexity is its exponential: the number of equally "
+        "likely tokens that would give the same loss.",
     ),
     (
         "collision, coverage, KLD",

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class TraceConfig(NeedleConfig):
-    """Slots behind an answer: needles with one length and one number of readings."""
+    """Slot trace of an answer; needles have one length and one number of readings."""
 
     readings: tuple[int, ...] = (4,)
     """How often the haystack is read before the answer; one number."""
@@ -69,7 +69,7 @@ def trace_slots(
     seed: int = 0,
     origin: Origin | None = None,
 ) -> Result:
-    """Answers samples until an answer is correct, and traces the slots behind that answer.
+    """Answers samples until an answer is correct, and traces the slots read for that answer.
 
     A slot is a hit if the target that was last written into it is the correct next token.
 

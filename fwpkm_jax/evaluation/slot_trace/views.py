@@ -28,7 +28,7 @@ summary { cursor: pointer; font-weight: 600; }
 
 
 def trace_table(record: Record) -> str:
-    """For each token of the answer and each memory layer: hits, their weight, the gate."""
+    """A table of hits, their weight and the gate, by token of the answer and memory layer."""
     results = record["results"]
     header = ["answer token", "expected", "generated", "memory", "hits", "hit weight", "gate"]
     rows = [
@@ -48,7 +48,7 @@ def trace_table(record: Record) -> str:
 
 
 def trace_page(record: Record, directory: Path) -> list[Path]:
-    """Writes `trace.html`: for each token of the answer the slots read and what they held."""
+    """Writes `trace.html`: for each token of the answer, the slots read and their contents."""
     results, config = record["results"], record["config"]
     sample = results["sample"]
     readings, digits = config["readings"][0], len(results["tokens"])
@@ -193,7 +193,7 @@ def _hits(read: Record) -> int:
 
 
 def _plain(text: str) -> str:
-    """A token's text on one line of a table."""
+    """A token's text without line breaks, for a table."""
     return text if text.isprintable() and text.strip() else repr(text)
 
 

@@ -101,7 +101,7 @@ FAULTS = (
         "value run: all groups read the first group's table",
         "ids.reshape(chunks, num_groups, -1) + offsets[None, :, None]",
         "ids.reshape(chunks, num_groups, -1) + 0 * offsets[None, :, None]",
-        ("tests/rules/test_two_phase.py",),
+        ("tests/rules/test_two_phase.py", "tests/rules/test_contract.py"),
     ),
     Fault(
         "value scan: the target's cotangent ignores the token's weight",

@@ -69,6 +69,12 @@ def tokens(seed=0, batch=BATCH, length=LENGTH):
     return jax.random.randint(jax.random.key(seed), (batch, length), 0, CONFIG.vocab_size)
 
 
+def test_every_memory_layer_starts_from_a_draw_of_its_own():
+    first, second = (np.asarray(memory.keys) for memory in start()[1].values())
+    assert first.shape == second.shape
+    assert not np.any(first == second)
+
+
 def assert_close(actual, expected, tolerance=2e-5):
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance),

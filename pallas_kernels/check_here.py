@@ -1,8 +1,8 @@
-"""The process in which `pallas_kernels.verdicts` has a kernel checked.
+"""The program that `pallas_kernels.verdicts` starts to check a kernel in a separate process.
 
     python -m pallas_kernels.check_here MODULE FUNCTION KERNEL DEVICE_KIND
 
-Calls the check, a function of the kernel's name, and prints its verdict as one line of JSON.
+Calls `FUNCTION(KERNEL)` of MODULE and prints the verdict as one line of JSON.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Checks arguments of the operations on rows, and their kernels on a new device."""
+"""Checks the arguments of the operations on table rows, and compares kernels with references."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -11,10 +11,10 @@ from pallas_kernels import dispatch
 from pallas_kernels.dispatch import Kernel
 
 LANES = 128
-"""128 lanes (TPU) or 128 threads (GPU) move a row together."""
+"""Number of lanes (TPU) or threads (GPU) that move a row together."""
 SPARSE_CORE_WIDTH, SPARSE_CORE_PLACES, SPARSE_CORE_TOKEN = 512, 128, 64 * 1024
-"""Limits on values per row, places per token, and bytes of a token's rows, so that a SparseCore's
-processors have memory for two tokens."""
+"""Limits on values per row, places per token and bytes of a token's rows. With them the rows of two
+tokens fit in the memory of a SparseCore's processor."""
 
 
 def refuse_rows(
@@ -26,7 +26,7 @@ def refuse_rows(
 ) -> str | None:
     """None, or why no kernel accepts the table `values` together with these arrays."""
     if kernel != "gpu" and values.dtype == jnp.bfloat16:
-        # In a bfloat16 table two neighbouring rows share the words of a tile.
+        # In a bfloat16 table two neighbouring rows share 32-bit words of a tile.
         return "bfloat16 tables"
     if values.dtype not in (jnp.float32, jnp.bfloat16):
         return f"{values.dtype} tables"
@@ -40,7 +40,7 @@ def refuse_rows(
 
 
 def _refuse_sparse_core(width: int, places: int) -> str | None:
-    if width % 8:  # A limit of the interpreter, whose vectors have 8 numbers.
+    if width % 8:  # Only when interpreted: the interpreter's vectors have 8 numbers.
         return f"rows of {width} values, only multiples of 8"
     if width > SPARSE_CORE_WIDTH:
         return f"rows of {width} values, at most {SPARSE_CORE_WIDTH}"
@@ -52,10 +52,10 @@ def _refuse_sparse_core(width: int, places: int) -> str | None:
 
 
 def assert_results_agree(op: Callable[..., Any], arrays: dict[str, Any], *, ratio: float) -> None:
-    """Compares an operation's kernel with its reference, results and cotangents, both compiled.
+    """Compares the results and cotangents of an operation's kernel with those of its reference.
 
     Raises:
-      AssertionError: some result differs by more than `ratio` of its norm.
+      AssertionError: a result differs by more than `ratio` of its norm; the message names it.
     """
     for name, error in result_errors(op, arrays).items():
         if not error <= ratio:
@@ -63,11 +63,11 @@ def assert_results_agree(op: Callable[..., Any], arrays: dict[str, Any], *, rati
 
 
 def result_errors(op: Callable[..., Any], arrays: dict[str, Any]) -> dict[str, float]:
-    """The difference of an operation's kernel from its reference, relative to each norm.
+    """Differences of an operation's kernel from its reference, relative to each array's norm.
 
     Args:
-      op: takes the arrays and `backend`; results as a pytree of arrays.
-      arrays: by argument; cotangents of the float ones are compared, too.
+      op: function of the arrays and `backend` that returns a pytree of arrays.
+      arrays: arguments by name; cotangents of the float arrays are compared as well.
     """
     results = results_of(op, arrays)
     return relative_errors(results("pallas"), results("reference"))
@@ -79,9 +79,9 @@ def results_of(
     """A compiled function from a backend to the operation's results and cotangents.
 
     Args:
-      op: takes the arrays and `backend`; results as a pytree of float arrays.
-      arrays: by argument.
-      fixed: float arrays whose cotangents are not asked for.
+      op: function of the arrays and `backend` that returns a pytree of float arrays.
+      arrays: arguments by name.
+      fixed: names of float arrays without cotangents.
     """
     moving = {name: x for name, x in arrays.items() if _is_float(x) and name not in fixed}
     others = {name: x for name, x in arrays.items() if name not in moving}
@@ -95,7 +95,7 @@ def results_of(
 
 
 def relative_errors(actual: Any, expected: Any) -> dict[str, float]:
-    """By path of every leaf, the norm of the difference over that of the expected array."""
+    """The norm of each leaf's difference divided by the norm of the expected leaf, by path."""
 
     @jax.jit
     def errors(actual: Any, expected: Any) -> Any:

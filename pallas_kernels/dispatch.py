@@ -1,8 +1,8 @@
 """Chooses the implementation of an operation: its kernel for this device, or plain JAX.
 
-The choice is made while tracing, so compiled functions contain one implementation only. Before its
-first use each kernel is compared with the reference, once per operation and kind of device; see
-`pallas_kernels.verdicts` for where that happens and how long the verdict is kept.
+The choice is made while tracing, so compiled functions contain one implementation only. Each kernel
+is compared with the reference before its first use, once per operation and kind of device.
+`pallas_kernels.verdicts` describes where that happens and how long the verdict is kept.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from pallas_kernels import verdicts
 from pallas_kernels.verdicts import Verdict
 
 REFERENCE_VARIABLE = "PALLAS_KERNELS_REFERENCE"
-"""Environment variable that names operations whose `auto` is the reference, with commas between:
-`value_scan,chunk_gated_delta_rule`."""
+"""Environment variable with a comma-separated list of operations for which `auto` means
+`reference`, such as `value_scan,chunk_gated_delta_rule`."""
 Backend = Literal["auto", "reference", "pallas"]
 Kernel = Literal["gpu", "tpu", "tpu_sparse_core"]
 Implementation = Literal["reference", "gpu", "tpu", "tpu_sparse_core"]
@@ -31,17 +31,17 @@ _KERNELS_OF_PLATFORM: dict[str, tuple[Kernel, ...]] = {
     "cuda": ("gpu",),
     "tpu": ("tpu_sparse_core", "tpu"),
 }
-"""In the order in which they are tried."""
+"""Kernels of each platform, in the order in which they are tried."""
 
 
 class _Simulation(NamedTuple):
-    """Kernels of a device that is not here, to be interpreted or only compiled."""
+    """A request for the kernels of another device, to interpret them or only to compile them."""
 
     kernel: Kernel
     interpreted: bool
 
 
-# User contexts are part of jit's cache key: a function traced inside one is traced anew outside.
+# User contexts are part of jit's cache key: a function traced inside one is retraced outside.
 _simulation = jax.make_user_context(None)
 _default_backend = jax.make_user_context("auto")
 _under_check = jax.make_user_context(None)
@@ -61,13 +61,14 @@ def implementation(
     supports: Callable[[Kernel], str | None] | None = None,
     check: Callable[[Kernel], None] | None,
 ) -> Implementation:
-    """The implementation to trace, by the platform, the request and what the kernels can do.
+    """The implementation to trace, chosen by platform, request and the inputs that kernels accept.
 
     `reference` is plain JAX on every platform. `pallas` is this platform's kernel or an error.
     `auto` is the kernel if it accepts these inputs and agrees with the reference on this device;
-    otherwise it is the reference, and one logged line gives the reason. It is the reference, too,
-    for an operation that the environment variable `PALLAS_KERNELS_REFERENCE` names. If a platform
-    has a second kernel, it is tried after the first one, also with a logged line.
+    otherwise it is the reference, and one logged line gives the reason. `auto` is also the
+    reference for operations that the environment variable `PALLAS_KERNELS_REFERENCE` names. If the
+    first kernel of a platform is refused and it has a second one, that is tried next, with a logged
+    line.
 
     Args:
       op: name of the operation, for messages.
@@ -75,7 +76,7 @@ def implementation(
       kernels: the kernels that the operation has.
       supports: returns None, or why the given kernel does not accept these shapes and dtypes.
       check: runs the given kernel on small inputs and raises if it differs from the reference;
-        called once per operation, kernel and kind of device, for a GPU in a process of its own.
+        called once per operation, kernel and kind of device, on a GPU in a separate process.
 
     Raises:
       ValueError: `pallas` where no kernel exists for the platform, or an unknown backend.
@@ -154,7 +155,7 @@ def _refusal(
 
 
 def interpreted() -> bool:
-    """Whether kernels traced now will run in Pallas's interpreter."""
+    """Whether kernels that are traced now will run in Pallas's interpreter."""
     return _simulation.value is not None and _simulation.value.interpreted
 
 
@@ -206,7 +207,7 @@ def checked_anew() -> Iterator[None]:
 
 @contextlib.contextmanager
 def default_backend(backend: Backend) -> Iterator[None]:
-    """Redirects `auto`: to `reference`, or to `pallas`, whose kernels then run where they can.
+    """Makes `auto` mean `reference`, or `pallas` for inputs that a kernel accepts.
 
     Inputs that a kernel does not accept still use the reference, with a logged line; they are an
     error only if the caller passes `backend="pallas"`.
@@ -223,7 +224,7 @@ def _device_lacks(kernel: Kernel) -> str | None:
     if kernel == "tpu_sparse_core":
         return None if _has_sparse_core() else f"a {device.device_kind}, which has no SparseCore"
     capability = getattr(device, "compute_capability", "unknown")
-    # The kernels use wgmma and TMA's swizzled layouts as only sm_90a has them.
+    # The kernels use wgmma and swizzled TMA layouts that only sm_90a has.
     return None if capability == "9.0" else f"compute capability {capability}, only Hopper's 9.0"
 
 
@@ -237,7 +238,7 @@ def _has_sparse_core() -> bool:
 
 
 def _failure(op: str, kernel: Kernel, check: Callable[[Kernel], None]) -> str | None:
-    """None, or why the kernel failed its check on this device; checked once."""
+    """None, or why the kernel failed its check on this device. The check runs once."""
     kind = jax.devices()[0].device_kind
     place = (op, kernel, kind)
     if place not in _checked:
@@ -245,8 +246,8 @@ def _failure(op: str, kernel: Kernel, check: Callable[[Kernel], None]) -> str | 
         def run() -> Verdict:
             if kernel == "gpu" and verdicts.has_name(check):
                 return verdicts.run_apart(check, kernel, kind)
-            # A new thread starts outside every trace. `jax.ensure_compile_time_eval` would
-            # evaluate, too, but kernels cannot be traced inside it: their axes are unbound.
+            # A new thread starts outside every trace. Inside `jax.ensure_compile_time_eval`
+            # kernels cannot be traced, because their axes are unbound there.
             with ThreadPoolExecutor(max_workers=1) as thread:
                 return thread.submit(checked_here, check, kernel).result()
 
@@ -262,14 +263,14 @@ def checked_here(check: Callable[[Kernel], None], kernel: Kernel) -> Verdict:
     try:
         with _under_check(kernel):
             check(kernel)
-    except Exception as error:  # The reference works whatever error the kernel raises.
+    except Exception as error:  # Any error: the reference can be used instead.
         lasting = "RESOURCE_EXHAUSTED" not in str(error)
         return Verdict(f"{type(error).__name__}: {_one_line(error)}", lasting)
     return Verdict(None)
 
 
 def _one_line(error: Exception) -> str:
-    """The first line of an error's message that says something."""
+    """The first line of an error's message that is not empty."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
 
 

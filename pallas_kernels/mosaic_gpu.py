@@ -1,4 +1,4 @@
-"""Launches Mosaic GPU kernels whose programs are one warpgroup each and move whole rows."""
+"""Launches Mosaic GPU kernels in which each program is one warpgroup and moves whole rows."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,10 +24,10 @@ def launch(
     out_type: Sequence[jax.ShapeDtypeStruct] = (),
     name: str,
 ) -> Any:
-    """Runs `body(program, *operands, *outputs)` once per program, refs in GPU memory.
+    """Runs `body(program, *operands, *outputs)` once per program, with refs in GPU memory.
 
-    Operands that are `jax.Ref`s are updated in place. No two threads of a program touch the same
-    element of what it writes, so no barriers are needed between its loads and stores.
+    Operands that are `jax.Ref`s are updated in place. The body must not let two threads access the
+    same written element, because there are no barriers between its loads and stores.
     """
 
     def kernel(*refs):
@@ -45,12 +45,12 @@ def launch(
 
 
 def row(ref: Any, index: Any) -> jax.Array:
-    """One row of a table in GPU memory, by 16-byte loads where its width allows."""
+    """Loads one row of a table from GPU memory, with 16-byte loads if its width allows."""
     return _laid_out(ref[index])
 
 
 def zeros(width: int) -> jax.Array:
-    """A row of float32 zeros, distributed over the threads as `row` does."""
+    """A row of float32 zeros, distributed over the threads as by `row`."""
     return _laid_out(jnp.zeros((width,), jnp.float32))
 
 

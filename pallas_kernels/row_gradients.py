@@ -1,10 +1,11 @@
-"""The row kernels made differentiable: the gradient of each one is made of the other two.
+"""Gradients of the row kernels: each kernel's gradient uses the other two kernels.
 
-- read: the cotangent of the weights is a dot, that of the table an addition to zeros.
-- dot: the cotangent of the vectors is a read, that of the table an addition to zeros.
-- add: the cotangent of the table passes through; the others are a dot and a read of it.
+- read: the cotangent of the weights is a dot; that of the table is an addition to zeros.
+- dot: the cotangent of the vectors is a read; that of the table is an addition to zeros.
+- add: the cotangent of the table passes through; those of coefficients and rows are a dot with it
+  and a read from it.
 
-The cotangent of a table is made only if the gradient by the table is asked for.
+The cotangent of a table is computed only if the caller differentiates with respect to the table.
 """
 
 import importlib
@@ -26,7 +27,7 @@ def _read(
     target: jax.Array | None,
     write_weight: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """`slot_read`, its errors None without targets."""
+    """`slot_read`; errors are None without targets."""
     return _kernels("slot_read", chosen).read(values, slot_ids, weights, target, write_weight)
 
 
@@ -93,7 +94,7 @@ def _add(
     coefficients: jax.Array,
     rows: jax.Array,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """`slot_add`'s table, and the touched rows as they were or None."""
+    """`slot_add`'s table, and the changed rows before the addition or None."""
     return _kernels("slot_add", chosen).add(
         values, groups, coefficients, rows, with_old_rows=with_old_rows
     )
@@ -124,12 +125,15 @@ add.defvjp(_add_forward, _add_backward)
 
 
 def _asked(primal: jax.custom_derivatives.CustomVJPPrimal) -> tuple[()] | None:
-    """Whether someone differentiates by an argument: a residual that the trace keeps, not None."""
+    """() if the caller differentiates with respect to an argument, else None.
+
+    `()` has no leaves, so tracing keeps it as it is; a bool would become an array.
+    """
     return () if primal.perturbed else None
 
 
 def _instantiated(cotangent: Any) -> jax.Array:
-    """The cotangent as an array, also where nothing depends on the output."""
+    """The cotangent as an array; zeros if the loss does not depend on the output."""
     if isinstance(cotangent, jax.Array):
         return cotangent
     return jnp.zeros(cotangent.shape, cotangent.dtype)

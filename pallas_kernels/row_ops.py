@@ -1,4 +1,4 @@
-"""The operations on rows that `core.slots.value_scan` uses on a GPU or TPU."""
+"""The operations on table rows that `core.slots.value_scan` uses on a GPU or TPU."""
 
 import functools
 
@@ -14,14 +14,14 @@ from pallas_kernels.slot_read.api import check_dot, check_read, slot_dot, slot_r
 
 
 def row_ops(values: jax.Array, *, backend: Backend = "auto") -> RowOps:
-    """The operations on tables like `values`: either kernels for all, or plain XLA for all.
+    """The operations for tables like `values`: all of them kernels, or all of them plain XLA.
 
     Args:
       values: `[..., value]`.
       backend: "auto", "reference" or "pallas".
 
     Raises:
-      ValueError: no kernel exists for the platform named.
+      ValueError: `backend="pallas"` on a platform without a kernel.
       NotImplementedError: `backend="pallas"` with a width or dtype that the kernels do not take.
     """
     table = values.reshape(-1, values.shape[-1])

@@ -1,9 +1,9 @@
 """Launches kernels on a TPU's SparseCores, and copies rows by index.
 
-A SparseCore has 16 small processors, each with its own memory (0.25 MiB or more), vectors of 8
-or 16 numbers, and an engine that moves the rows of a list of indices with one command. Pallas
-calls the processors subcores. JAX cannot interpret such copies on a CPU: there they are loops over
-the rows, and the subcores take turns.
+A SparseCore has 16 small processors, which Pallas calls subcores. Each has its own memory (0.25 MiB
+or more), vectors of 8 or 16 numbers, and an engine that copies the rows at a list of indices with
+one command. JAX cannot interpret such copies on a CPU. There they are emulated by loops over the
+rows, and the subcores run one after the other.
 """
 
 import functools
@@ -21,11 +21,11 @@ from pallas_kernels import dispatch
 T = TypeVar("T")
 
 IGNORED = -1
-"""An index whose row is not copied."""
+"""An index that means that no row is copied."""
 
 
 class Subcores(NamedTuple):
-    """Number of subcores of a device, and of float32 numbers in a subcore's vector."""
+    """The number of subcores of a device, and of float32 numbers in a subcore's vector."""
 
     number: int
     lanes: int
@@ -40,7 +40,7 @@ class Copy(Protocol):
 
 
 def subcores() -> Subcores:
-    """The sizes of the device to trace for."""
+    """The sizes of the device that is traced for."""
     if dispatch.interpreted():
         return Subcores(number=4, lanes=8)
     info = plsc.get_sparse_core_info()
@@ -65,8 +65,8 @@ def launch(
       scratch: scratch memory of each subcore.
       name: name of the kernel in profiles.
 
-    Under `vmap` the calls of a batch follow each other; with a table, on jax before 0.12, JAX
-    refuses batches of such kernels (`NotImplementedError`).
+    Under `vmap` the calls of a batch run one after the other. With a table, versions of JAX before
+    0.12 refuse such batches (`NotImplementedError`).
     """
     prepare = _interpreted if dispatch.interpreted() else _compiled
     tables = [] if table is None else [table]
@@ -88,7 +88,7 @@ def _compiled(body, num_tables, out_type, scratch, name):
         out_type=out_type,
         scratch_types=scratch,
         mesh=mesh,
-        # All vectors have the hardware's size; on jax 0.10 loops that carry vectors require it.
+        # All vectors have the hardware's size. jax 0.10 needs this for loops that carry vectors.
         compiler_params=pltpu.CompilerParams(needs_layout_passes=False),
         name=name,
     )
@@ -141,9 +141,9 @@ def store(source: Any, target: Any, semaphore: Any) -> Copy:
 
 
 def gather(source: Any, indices: Any, target: Any, semaphore: Any) -> Copy:
-    """A copy of a source's rows at `indices` from HBM to the subcore; `IGNORED` ones are skipped.
+    """A copy of the rows at `indices` from HBM to the subcore; `IGNORED` indices are skipped.
 
-    The indices lie in the subcore's memory, at most 128 of them.
+    The indices are in the subcore's memory; there are at most 128.
     """
     if dispatch.interpreted():
         return _RowByRow(lambda row, i: _copy_row(source, i, target, row), indices)
@@ -151,9 +151,9 @@ def gather(source: Any, indices: Any, target: Any, semaphore: Any) -> Copy:
 
 
 def scatter(source: Any, indices: Any, target: Any, semaphore: Any) -> Copy:
-    """A copy of the subcore's rows to `indices` of a target in HBM; `IGNORED` ones are skipped.
+    """A copy of the subcore's rows to the rows at `indices` in HBM; `IGNORED` indices are skipped.
 
-    No index may occur twice. After `wait` the source may change. The target is complete only when
+    Indices must be distinct. After `wait` the source may change. The target is complete only when
     the kernel has ended.
     """
     if dispatch.interpreted():
@@ -162,19 +162,19 @@ def scatter(source: Any, indices: Any, target: Any, semaphore: Any) -> Copy:
 
 
 def take(source: Any, indices: jax.Array) -> jax.Array:
-    """Numbers at a vector of indices of a flat array in the subcore's memory."""
+    """The numbers at `indices` of a flat array in the subcore's memory, as a vector."""
     if dispatch.interpreted():
         return source[...][indices]
     return plsc.load_gather(source, [indices])
 
 
 def for_columns(width: int, lanes: int, body: Callable[[Any], None]) -> None:
-    """Calls `body(columns)` for a row's vectors, in any order, several at a time."""
+    """Calls `body(columns)` for each vector of a row, in any order, possibly several at once."""
     sum_columns(width, lanes, lambda columns, carry: body(columns) or carry, ())
 
 
 def sum_columns(width: int, lanes: int, body: Callable[[Any, T], T], carry: T) -> T:
-    """`carry` after `body(columns, carry)` for a row's vectors in turn."""
+    """Applies `carry = body(columns, carry)` to each vector of a row and returns the last carry."""
     if dispatch.interpreted():
         return jax.lax.fori_loop(
             0, width // lanes, lambda i, carry: body(pl.ds(i * lanes, lanes), carry), carry

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 class Spec:
     """Named sizes of one operation, shared by parity tests, ahead-of-time compiles and benchmarks.
 
-    Each operation's `specs.py` subclasses this with its sizes, lists `SPECS`, and has
-    `sample(spec, dtype) -> dict` that draws the arrays its public function takes.
+    Each operation's `specs.py` has a subclass with its sizes, a list `SPECS`, and a function
+    `sample(spec, dtype) -> dict` that draws the arguments of the public function.
     """
 
     name: str
     small: bool = True
-    """Whether a CPU interprets it in about a second; others are tested on the device."""
+    """Whether a CPU interprets it in about a second; other specs are tested on the device."""
     compiled: bool = False
-    """Whether it is compiled ahead of time for every device; true for the paper's widths."""
+    """Whether tests compile it ahead of time for every device; True for the paper's widths."""

@@ -1,13 +1,13 @@
 """The verdict on a kernel: whether it agrees with its reference on this machine's device.
 
-A kernel that waits for ever would stop the program, and one that reads a wrong address makes the
-GPU useless to the process that launched it. A GPU's kernels are therefore checked by
-`pallas_kernels.check_here` in a process of its own with a time limit. A TPU belongs to one process
-at a time, so its kernels are checked in the program itself.
+A kernel that waits for ever would stop the program. After a kernel reads a wrong address, its
+process cannot use the GPU any more. Therefore `pallas_kernels.check_here` checks a GPU's kernels in
+a separate process with a time limit. A TPU belongs to one process at a time, so its kernels are
+checked in the program itself.
 
 Verdicts are kept in `$XDG_CACHE_HOME/fwpkm_jax/kernel_checks` (`~/.cache` by default), one file for
 each check, kernel, kind of device, version of jax and jaxlib, and content of this package. A later
-start reads the file and checks nothing.
+start reads the file instead of running the check.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ from typing import NamedTuple
 import jax
 
 LIMIT_S = 180.0
-"""Seconds after which a check that runs in its own process is ended."""
+"""Seconds after which a check in a separate process is ended."""
 _PROGRAM = "pallas_kernels.check_here"
 
 
 class Verdict(NamedTuple):
-    """What a check found.
+    """The result of a check.
 
     Attributes:
       failure: None if the kernel agrees with the reference, else what went wrong.
-      lasting: whether the same check would end alike; False where the device had no memory left or
-        the process could not use it. Only lasting verdicts are kept.
+      lasting: whether the same check would give the same result again; False if the device had no
+        memory left or the process could not use it. Only lasting verdicts are kept.
     """
 
     failure: str | None
@@ -46,9 +46,9 @@ class Verdict(NamedTuple):
 def verdict(
     check: Callable[..., None], kernel: str, device_kind: str, run: Callable[[], Verdict]
 ) -> Verdict:
-    """The verdict that an earlier process kept, or that of `run()`, which is then kept.
+    """The verdict that an earlier process stored, or the verdict of `run()`, which is then stored.
 
-    A check without a name of its own, such as a function defined in a test, is always run.
+    A check that cannot be imported by name, such as a function inside a test, always runs.
     """
     if not has_name(check):
         return run()
@@ -66,12 +66,12 @@ def verdict(
 def run_apart(
     check: Callable[..., None], kernel: str, device_kind: str, *, limit_s: float | None = None
 ) -> Verdict:
-    """Runs a check in a process of its own, which is ended after `limit_s` or `LIMIT_S`."""
+    """Runs a check in a separate process and ends it after `limit_s`, by default `LIMIT_S`."""
     command = [sys.executable, "-m", _PROGRAM, *name_of(check).split(":"), kernel, device_kind]
     variables = {
-        # The child imports what this process would import.
+        # The child finds the same modules as this process.
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-        # This process has most of the device's memory already.
+        # This process already holds most of the device's memory.
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     }
     if jax.default_backend() != "cpu":
@@ -101,7 +101,7 @@ def _answer(command: Sequence[str], variables: Mapping[str, str], limit_s: float
         printed, errors = process.communicate(timeout=limit_s)
     except BaseException as error:
         os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # A driver may not let it die.
+        with contextlib.suppress(subprocess.TimeoutExpired):  # A driver may block its end.
             process.communicate(timeout=10)
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
@@ -138,7 +138,7 @@ def _content() -> str:
 
 
 def _keep(file: Path, facts: dict[str, str], found: Verdict) -> None:
-    """Writes the file whole; a folder that cannot be written costs the next start a check."""
+    """Writes the file atomically. If it cannot be written, the next start runs the check again."""
     partial = file.with_suffix(f".{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

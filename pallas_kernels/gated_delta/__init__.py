@@ -1,3 +1,3 @@
-"""Chunkwise gated delta rule, forward and backward."""
+"""The gated delta rule in chunks, forward and backward."""
 
 from pallas_kernels.gated_delta.api import chunk_gated_delta_rule as chunk_gated_delta_rule

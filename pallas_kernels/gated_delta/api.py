@@ -1,4 +1,4 @@
-"""The chunkwise gated delta rule over kernels, with a written-out backward pass."""
+"""The gated delta rule in chunks, computed by kernels with their own backward pass."""
 
 import functools
 import importlib
@@ -39,7 +39,7 @@ def chunk_gated_delta_rule(
     chunk_size: int = 64,
     backend: Backend = "auto",
 ) -> GatedDeltaOutput:
-    """The gated delta rule over whole sequences, by the device's kernels if it has them.
+    """The gated delta rule over whole sequences, with the device's kernels if it has them.
 
     Arguments, results and gradients are those of
     `core.recurrence.gated_delta.chunk_gated_delta_rule`, for any length and any initial state.
@@ -52,19 +52,23 @@ def chunk_gated_delta_rule(
       log_decay: `[batch, length, heads]`, `<= 0`.
       beta: `[batch, length, heads]`.
       initial_state: `[batch, heads, key, value]` or None.
-      starts: `[batch, length]`, tokens that find the memory empty, or None.
-      scale: factor on the queries; None for `key ** -0.5`.
-      chunk_size: tokens per chunk of the reference; kernels have 64. Results depend on it only by
-        rounding.
+      starts: `[batch, length]`, True at tokens before which the memory is emptied, or None.
+      scale: factor on the queries; None: `key ** -0.5`.
+      chunk_size: tokens per chunk of the reference; kernels always use 64. It changes results only
+        by rounding.
       backend: "auto", "reference" or "pallas".
 
+    Returns:
+      Output `[batch, length, heads, value]` and final memory `[batch, heads, key, value]`.
+
     Raises:
-      ValueError: `chunk_size` is not positive, or no kernel exists for the platform named.
+      ValueError: `chunk_size` is not positive, or `backend="pallas"` without a kernel for the
+        platform.
       NotImplementedError: `backend="pallas"` with float64 or wider heads.
     """
     if chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size} is not positive; use 64, or any number >= 1.")
-    if starts is not None:  # A decay of exactly 0, for kernels and reference alike.
+    if starts is not None:  # Makes the decay exactly 0, for kernels and reference.
         log_decay = forgetting(log_decay, starts, dtype=log_decay.dtype)
     arrays = (query, key, value, log_decay, beta)
     arrays += () if initial_state is None else (initial_state,)
@@ -94,7 +98,7 @@ def chunk_gated_delta_rule(
 
 
 def _prepare(query, key, value, log_decay, beta, initial_state) -> Inputs:
-    """Inputs in the kernels' dtypes, with length and widths padded with zeros.
+    """The kernels' inputs in their dtypes; length and widths are padded with zeros.
 
     Tokens with `beta = log_decay = 0` do not change the memory. Zero columns of keys and values
     keep the padded part of the memory at zero.
@@ -159,7 +163,7 @@ def _refusal(key, value, arrays) -> str | None:
 
 def check_rule(kernel: Kernel) -> None:
     """Runs the kernels on this device; raises if they differ from the reference."""
-    del kernel  # The one of this device.
+    del kernel  # It is the one of this device.
     spec = next(spec for spec in SPECS if spec.name == CHECKED)
     for dtype, ratio in CHECK_RATIOS.items():
         arrays = sample(spec, jnp.dtype(dtype))

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import jax
 
 CHUNK = 64
-"""Tokens per chunk of every kernel. Larger chunks need more work for the triangle, and less for
-the memory."""
+"""Tokens per chunk of every kernel. Larger chunks need more work for the triangular matrices and
+less for the memory."""
 WIDTH_STEP = 64
 """Head widths are padded to multiples of this."""
 WIDEST_KEY = 128
@@ -14,7 +14,7 @@ WIDEST_VALUE = 256
 
 
 class Inputs(NamedTuple):
-    """Arguments of the kernels, and in the same shapes and dtypes their cotangents."""
+    """Arguments of the kernels; their cotangents have the same shapes and dtypes."""
 
     query: jax.Array
     """`[batch, length, heads, key]`, float32 or bfloat16; length a multiple of the chunk."""
@@ -36,11 +36,11 @@ class Residuals(NamedTuple):
     states: jax.Array
     """`[batch, chunks, heads, key, value]`: the memory at each chunk's start."""
     inverses: jax.Array
-    """`[batch, chunks, heads, chunk, chunk]`: the inverse of each chunk's triangle."""
+    """`[batch, chunks, heads, chunk, chunk]`: the inverse of each chunk's triangular matrix."""
 
 
 class Vectors(NamedTuple):
-    """Vectors over tokens for the GPU's stages, `[batch, chunks, heads, chunk]` float32."""
+    """One number per token for the GPU's stages, `[batch, chunks, heads, chunk]` float32."""
 
     log_decay: jax.Array
     beta: jax.Array

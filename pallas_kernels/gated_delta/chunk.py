@@ -1,6 +1,6 @@
-"""One chunk of the gated delta rule on one head's tiles: the inside of the kernels.
+"""One chunk of the gated delta rule for one head, on the tiles inside the kernels.
 
-Tiles and vectors are those of `tiles`; the letters are those of docs/explanation/math.md.
+For tiles and vectors see `tiles`; the letters are those of docs/explanation/math.md.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class Decays(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Arrays of a chunk that both passes compute from the memory at its start."""
+    """Arrays that the forward and the backward pass compute from the memory at a chunk's start."""
 
     own_error: jax.Array
     """`[chunk, value]`: value minus what the memory at the chunk's start holds for the key (R)."""
@@ -38,8 +38,8 @@ class Written(NamedTuple):
 def chunk_decays(log_decay: jax.Array) -> Decays:
     """All decays of a chunk from `log_decay [1, chunk]`.
 
-    Each is the exponential of a sum over exactly the tokens it spans, never of a difference of two
-    running sums: after one strong decay such a difference has lost its digits.
+    Each decay is the exponential of a sum over exactly the tokens that it spans. A difference of
+    two running sums would lose its digits after one strong decay.
     """
     size = log_decay.shape[1]
     row, column = positions(size)
@@ -55,22 +55,22 @@ def chunk_decays(log_decay: jax.Array) -> Decays:
 
 
 def write_inverse(overlap: jax.Array, beta: jax.Array, decays: Decays) -> jax.Array:
-    """`(I + tril(beta * overlap * between, -1))^-1`, by products of whole tiles alone.
+    """`(I + tril(beta * overlap * between, -1))^-1`, by products of whole tiles only.
 
-    As `core.recurrence.triangular.unit_lower_inverse`: with X the inverse of the diagonal blocks
-    and C the entries that join two neighbours into a block of twice the size, `X - X C X` is the
-    inverse of the larger blocks. The entries of C are chosen by a mask, so that no tile is cut.
+    Works like `core.recurrence.triangular.unit_lower_inverse`: with X the inverse of the diagonal
+    blocks and C the entries that join two neighbours into a block of twice the size, `X - X C X` is
+    the inverse of the larger blocks. A mask selects the entries of C, so that tiles stay whole.
 
     Args:
       overlap: `[chunk, chunk]`, keys times keys; chunk is a power of two.
       beta: `[chunk, 1]`.
-      decays: of the chunk.
+      decays: the chunk's decays.
     """
     size = overlap.shape[0]
     row, column = positions(size)
     lower = jnp.where(row > column, beta * overlap * decays.between, 0.0)
     inverse = mask(row == column, lower)
-    # Row and column lie in one pair of blocks but not in one block.
+    # `joining`: row and column are in the same pair of blocks but in different blocks.
     apart = row ^ column
     for block in (2**power for power in range((size - 1).bit_length())):
         joining = jnp.where((apart >= block) & (apart < 2 * block), lower, 0.0)
@@ -129,12 +129,12 @@ def chunk_forward(
       value: `[chunk, value]`.
       log_decay: `[1, chunk]` float32.
       beta: `[1, chunk]` float32.
-      state: `[key, value]` float32, the memory before.
+      state: `[key, value]` float32, the memory before the chunk.
       scale: factor on the queries.
 
     Returns:
-      Output `[chunk, value]`, the memory after, and the inverse `[chunk, chunk]`, which the
-      backward pass would otherwise compute again.
+      Output `[chunk, value]`, the memory after the chunk, and the inverse `[chunk, chunk]`, which
+      is kept for the backward pass.
     """
     decays, beta = chunk_decays(log_decay), as_column(beta)
     inverse = write_inverse(product(key, key, contract=(1, 1)), beta, decays)

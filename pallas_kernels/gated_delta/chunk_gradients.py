@@ -44,10 +44,10 @@ def chunk_backward(
     *,
     scale: float,
 ) -> ChunkGradients:
-    """Cotangents of one chunk's inputs, given those of its output and of the memory after it.
+    """Cotangents of one chunk's inputs, from those of its output and of the memory after it.
 
-    Args: as `chunk_forward`, then `inverse [chunk, chunk]` as it returned it, `d_output
-      [chunk, value]` and `d_state [key, value]`, both float32.
+    Args: as for `chunk_forward`; then its result `inverse [chunk, chunk]`, and the cotangents
+      `d_output [chunk, value]` and `d_state [key, value]`, both float32.
     """
     decays, beta = chunk_decays(log_decay), as_column(beta)
     overlap = product(key, key, contract=(1, 1))
@@ -86,7 +86,7 @@ def chunk_backward(
     d_key += product(d_recalled, state, contract=(1, 1))
     d_start += product(key, d_recalled, contract=(0, 0))
 
-    # The triangle inside the inverse: beta * overlap * between, below the diagonal.
+    # The triangular matrix that is inverted: beta * overlap * between, below the diagonal.
     d_lower = jnp.where(strict, -product(d_weighted, errors, contract=(1, 1)), 0.0)
     d_lower *= decays.between
     d_beta += row_sum(d_lower * overlap)
@@ -94,8 +94,8 @@ def chunk_backward(
     d_log_between += d_overlap * overlap
     d_key += product(d_overlap, key) + product(d_overlap, key, contract=(0, 0))
 
-    # Each log decay takes part in every product that spans its token: again sums of exactly the
-    # terms concerned, not differences of running sums.
+    # Each log decay is part of every product that spans its token. As in `chunk_decays`, sum
+    # exactly these terms instead of subtracting running sums.
     spanning = product(
         d_log_between, mask(row >= column, d_log_between), contract=(0, 0)
     )  # [s, t]: sum r >= t

@@ -1,11 +1,11 @@
 """GPU (Hopper): parallel stages before and after the walk from chunk to chunk.
 
-A GPU has more processors than a batch has memories, so only the walk (`gpu_walk`) is sequential,
-with two products per chunk. What a chunk needs before (`gpu_prepare`), its output afterwards
-(`gpu_read`) and the cotangents (`gpu_before_walk`, `gpu_after_walk`) depend on no other chunk and
-have a program each for every chunk of every head. The backward pass walks the transposed recurrence
-to find the memory's cotangent after every chunk. All are Mosaic GPU kernels; XLA only computes
-vectors with one number per token.
+A GPU has more processors than a batch has memories. So only the walk (`gpu_walk`), with two
+products per chunk, is sequential. The other stages are parallel, with one program for each chunk of
+each head: the preparation (`gpu_prepare`), the output (`gpu_read`) and the cotangents
+(`gpu_before_walk`, `gpu_after_walk`). The backward pass walks the transposed recurrence to find the
+memory's cotangent after every chunk. All stages are Mosaic GPU kernels; XLA only computes vectors
+with one number per token.
 """
 
 import jax
@@ -25,7 +25,7 @@ HIGHEST = jax.lax.Precision.HIGHEST
 def forward(
     inputs: Inputs, *, scale: float, save: bool
 ) -> tuple[jax.Array, jax.Array, Residuals | None]:
-    """Output `[batch, length, heads, value]`, final memory, and residuals if `save`."""
+    """Output `[batch, length, heads, value]`, final memory, and residuals (None unless `save`)."""
     query, key, value, log_decay, beta, start = inputs
     vectors, whole = _vectors(log_decay, beta)
     prepared = prepare(key, value, *vectors)
@@ -45,7 +45,7 @@ def backward(
     *,
     scale: float,
 ) -> Inputs:
-    """Cotangents of the inputs, in their dtypes, from those of output and final memory."""
+    """Cotangents of the inputs, in the inputs' dtypes, from those of output and final memory."""
     query, key, value, log_decay, beta, _ = inputs
     vectors, whole = _vectors(log_decay, beta)
     before = before_walk(query, key, vectors, residuals.inverses, d_output, scale=scale)
@@ -53,8 +53,8 @@ def backward(
         before.d_errors, before.right, before.left, whole, d_state, before.step, reverse=True
     )
     cotangents = after_walk(query, key, value, vectors, residuals, d_output, d_after, scale=scale)
-    # A token's log decay is part of the decay to each later token, from each earlier one to the
-    # end, and through the whole chunk.
+    # A token's log decay is part of three kinds of decay: from the start to this or a later token,
+    # from an earlier token to the end, and of the whole chunk.
     later = jnp.tril(jnp.ones((CHUNK, CHUNK), jnp.float32))  # [r, t]: r >= t
     d_log_decay = (
         cotangents.log_spans
@@ -66,7 +66,7 @@ def backward(
 
 
 def _vectors(log_decay: jax.Array, beta: jax.Array) -> tuple[Vectors, jax.Array]:
-    """The vectors of every chunk, and the decay through it `[batch, chunks, heads]`."""
+    """The vectors of every chunk, and the decay of the whole chunk `[batch, chunks, heads]`."""
     log_decay, beta = (_tokens_to_chunks(x) for x in (log_decay, beta))
     decays = jax.vmap(jax.vmap(jax.vmap(chunk_decays)))(log_decay[..., None, :])
     vectors = Vectors(log_decay, beta, decays.to_token[..., 0], decays.to_end[..., 0])

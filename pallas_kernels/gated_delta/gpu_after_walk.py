@@ -1,8 +1,8 @@
 """GPU: the backward pass after the transposed walk, one program for each chunk of each head.
 
-The letters are those of docs/explanation/math.md. Values are taken 64 columns at a time, then keys;
-what is summed over the values stays in registers, and the errors W and the cotangents dH, which the
-keys' part reads again, pass through GPU memory.
+The letters are those of docs/explanation/math.md. The kernel processes values 64 columns at a time,
+then keys. Sums over the values stay in registers. The errors W and the cotangents dH, which the
+part for keys reads again, go through GPU memory.
 """
 
 import functools
@@ -42,18 +42,18 @@ from pallas_kernels.gated_delta.gpu_tiles import (
 
 
 class ChunkCotangents(NamedTuple):
-    """Of tokens `[batch, length, heads, width]`; of vectors `[batch, chunks, heads, chunk]`."""
+    """Cotangents of tokens `[batch, length, heads, width]`, of vectors as `arguments.Vectors`."""
 
     query: jax.Array
     key: jax.Array
     value: jax.Array
     beta: jax.Array
     log_spans: jax.Array
-    """Of the log decays, by the decays between two tokens."""
+    """The part of the log decays' cotangent that comes from decays between two tokens."""
     log_to_token: jax.Array
-    """Of the logarithm of each token's `to_token`."""
+    """Cotangent of the logarithm of each token's `to_token`."""
     log_to_end: jax.Array
-    """Of the logarithm of each token's `to_end`."""
+    """Cotangent of the logarithm of each token's `to_end`."""
 
 
 def after_walk(
@@ -67,9 +67,9 @@ def after_walk(
     *,
     scale: float,
 ) -> ChunkCotangents:
-    """Cotangents of a chunk's inputs, given that of the memory after it.
+    """Cotangents of a chunk's inputs, from the cotangent of the memory after it.
 
-    Args: as `before_walk`, and `value [batch, length, heads, value]`; `saved`, the memories before
+    Args: as for `before_walk`; `value [batch, length, heads, value]`; `saved`, the memories before
       the chunks and the inverses; `d_after [batch, chunks, heads, key, value]` float32.
     """
     place, width = vectors.beta.shape[:3], key.shape[-1]
@@ -119,7 +119,7 @@ def _after_kernel(*refs, scale):
     put(attention, attended * decays_between(load(log_decay.at[place], ROW), a, b))
     put(inverse, fetch_wide(inverses.at[place]))
 
-    # Values: W, dV, dH; dP and dA summed over them.
+    # Values: computes W, dV and dH, and sums dP and dA over the blocks of values.
     d_attention, d_triangle = _zeros(), _zeros()
     of_beta, of_token = _row_sum(_zeros()), _row_sum(_zeros())
     for columns in value_blocks:
@@ -146,9 +146,9 @@ def _after_kernel(*refs, scale):
         of_token += _row_sum(d_weighted * recalled)
         send(b, d_weighted, d_recalled.at(*part))
 
-    # The square tiles; the inverse's and the attention's places take their cotangents.
+    # The square tiles: the cotangents overwrite the inverse and the attention.
     row, column = positions()
-    # Once more: kept in registers over the values, these would not all fit.
+    # Computed again: together with the sums over the values they would not fit in registers.
     between = decays_between(load(log_decay.at[place], ROW), a, b)
     overlap = multiply(keys, keys.transposed)
     d_lower = jnp.where(row > column, -d_triangle, 0.0) * between
@@ -159,7 +159,7 @@ def _after_kernel(*refs, scale):
     d_log_spans.at[place][...] = _spanning(a, b.hi)
     d_overlap, d_scores = put(inverse, d_lower), put(attention, d_attention * between)
 
-    # Keys and queries, a block of their columns at a time.
+    # Keys and queries, one block of columns at a time.
     of_end = _row_sum(_zeros())
     for columns in blocks:
         from_end, from_output, d_keys = _zeros(), _zeros(), _zeros()
@@ -189,7 +189,7 @@ def _after_kernel(*refs, scale):
 
 
 def _spanning(of_spans: Halves, mask: Any) -> jax.Array:
-    """Sums of the cotangents of all spans that contain each token, a column: `s < t <= r`."""
+    """For each token t the sum of the cotangents of all spans `s < t <= r`, as a column."""
     row, column = positions()
     mask[...] = jnp.where(column >= row, 1.0, 0.0).astype(jnp.bfloat16)
     plgpu.commit_smem()

@@ -1,6 +1,6 @@
 """GPU: the backward pass before the transposed walk, one program for each chunk of each head.
 
-The letters are those of docs/explanation/math.md. Values are taken 64 columns at a time.
+The letters are those of docs/explanation/math.md. Values are processed 64 columns at a time.
 """
 
 import functools
@@ -58,12 +58,12 @@ def before_walk(
     *,
     scale: float,
 ) -> BeforeWalk:
-    """Cotangents that reach the errors and the memory through a chunk's own output.
+    """Cotangents of a chunk's errors and of the memory at its start, from the chunk's output only.
 
     Args:
       query: `[batch, length, heads, key]`.
       key: `[batch, length, heads, key]`.
-      vectors: per token.
+      vectors: decays and write strengths per token.
       inverse: `[batch, chunks, heads, chunk, chunk]`.
       d_output: `[batch, length, heads, value]` float32.
       scale: factor on the queries.

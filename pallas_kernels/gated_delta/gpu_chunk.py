@@ -1,4 +1,4 @@
-"""GPU: what programs of one chunk and head share: place, blocks of columns, decays, factors."""
+"""GPU: functions that all stages use for one chunk and head: index, blocks, decays, factors."""
 
 from typing import Any
 
@@ -14,18 +14,18 @@ GRID_NAMES = ("batch", "chunks", "heads")
 
 
 def program_place() -> tuple:
-    """Which batch, chunk and head a program has."""
+    """The batch, chunk and head that a program works on."""
     return tuple(jax.lax.axis_index(name) for name in GRID_NAMES)
 
 
 def chunk_tokens(place: tuple) -> tuple:
-    """Where a program's tokens are in `[batch, length, heads, width]`."""
+    """The index of a program's tokens in `[batch, length, heads, width]`."""
     batch, chunk, head = place
     return batch, pl.ds(chunk * CHUNK, CHUNK), head
 
 
 def column_blocks(x: Any) -> list:
-    """The last axis, 64 at a time."""
+    """Slices of the last axis, 64 columns each."""
     return [pl.ds(start, WIDTH_STEP) for start in range(0, x.shape[-1], WIDTH_STEP)]
 
 
@@ -40,13 +40,14 @@ def positions() -> tuple[jax.Array, jax.Array]:
 def decays_between(log_decay: jax.Array, a: Halves, b: Halves) -> jax.Array:
     """`Decays.between` of a chunk, from its log decays in the row layout.
 
-    Sums of log decays must be float32's, not the halves': their error is the decay's relative
-    error. So each log decay is three bfloat16 numbers, all 24 bits, against a mask that is exact.
+    Sums of log decays need float32 precision, because their error is the decay's relative error.
+    Two bfloat16 halves are not enough. So each log decay is split in three bfloat16 numbers, which
+    hold all 24 bits, and is multiplied by a mask, which is exact.
 
     Args:
       log_decay: `[chunk]` in the layout `ROW`.
-      a: square tiles in shared memory to work in.
-      b: others.
+      a: square tiles in shared memory for intermediate results.
+      b: more such tiles.
     """
     terms, mask = (*a, b.hi), b.lo
     row, column = positions()
@@ -77,16 +78,16 @@ def send_factors(
     left: Halves,
     right: Halves,
 ) -> None:
-    """Writes what the walk multiplies by, for a block of the keys' columns: `-Y` and the keys.
+    """Writes the walk's factors `-Y` and the decayed keys, for a block of the keys' columns.
 
     Args:
-      inverse: of the chunk's triangle, in shared memory.
-      work: a tile in shared memory.
+      inverse: inverse of the chunk's triangular matrix, in shared memory.
+      work: a tile in shared memory for intermediate results.
       keys: `[chunk, 64]` in registers.
       to_start: write strengths times decays from the chunk's start, a column.
       to_end: decays to the chunk's end, a column.
-      left: where `-Y` goes, in GPU memory.
-      right: where the decayed keys go.
+      left: GPU memory for `-Y`.
+      right: GPU memory for the decayed keys.
     """
     put(work, rows_times(to_start, keys))
     send(work, -multiply(inverse, work), left)

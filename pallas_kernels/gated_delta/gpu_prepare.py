@@ -1,7 +1,8 @@
 """GPU: prepares all chunks for the walk in parallel, one program per chunk.
 
-Keys against keys, decays, the inverse of the triangle and the two products with it, without a
-`[chunk, chunk]` array in device memory but the inverse itself, which the backward pass reads.
+Each program computes the products of keys with keys, the decays, the inverse of the triangular
+matrix and the two products with the inverse. Of the `[chunk, chunk]` arrays only the inverse is
+written to GPU memory, because the backward pass reads it.
 """
 
 import functools
@@ -58,7 +59,7 @@ def prepare(
     to_token: jax.Array,
     to_end: jax.Array,
 ) -> Prepared:
-    """The inverse of every chunk's triangle, and the arrays that the walk reads.
+    """The inverse of every chunk's triangular matrix, and the arrays that the walk reads.
 
     Args:
       key: `[batch, length, heads, key]`, float32 or bfloat16; length a multiple of the chunk.
@@ -120,16 +121,16 @@ def _prepare_kernel(key, value, log_decay, beta, to_token, to_end, *refs):
 
 
 def triangle_inverse(lower: jax.Array, a: Halves, b: Halves) -> jax.Array:
-    """`chunk.write_inverse` in registers: `(I + tril(lower, -1))^-1`; `a` and `b` to work in."""
+    """`(I + tril(lower, -1))^-1` in registers, like `chunk.write_inverse`; overwrites `a`, `b`."""
     row, column = positions()
     lower = jnp.where(row > column, lower, 0.0)
     inverse = jnp.where(row == column, 1.0, 0.0)
-    # Row and column lie in one pair of blocks but not in one block.
+    # `joining`: row and column are in the same pair of blocks but in different blocks.
     apart = row ^ column
     for block in (2**power for power in range((CHUNK - 1).bit_length())):
         joining = jnp.where((apart >= block) & (apart < 2 * block), lower, 0.0)
         if block == 1:
-            inverse = inverse - joining  # It is the identity.
+            inverse = inverse - joining  # So far `inverse` is the identity.
             continue
         put(a, inverse)
         put(b, joining)

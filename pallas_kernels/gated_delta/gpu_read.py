@@ -1,4 +1,4 @@
-"""GPU: computes all chunks' reads in parallel from the memories at their starts."""
+"""GPU: computes the outputs of all chunks in parallel from the memories at their starts."""
 
 import functools
 

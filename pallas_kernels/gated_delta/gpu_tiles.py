@@ -1,4 +1,4 @@
-"""Float32 tiles on Hopper's tensor cores: split in two halves, multiplied by wgmma.
+"""Float32 tiles on Hopper's tensor cores: splits them in two halves and multiplies with wgmma.
 
 wgmma has no float32 products and cannot transpose 32-bit operands. Each float32 operand is
 therefore the sum of two bfloat16 halves, `hi + lo`, and a product is `hi hi + hi lo + lo hi` in a
@@ -17,9 +17,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 LAYOUT = plgpu.Layout.WGMMA
 COLUMN = LAYOUT.reduce(1)
-"""Layout of a vector with an entry per row of a tile."""
+"""Layout of a vector with one entry per row of a tile."""
 ROW = LAYOUT.reduce(0)
-"""Layout of a vector with an entry per column of a tile."""
+"""Layout of a vector with one entry per column of a tile."""
 
 
 class Halves(NamedTuple):
@@ -29,18 +29,18 @@ class Halves(NamedTuple):
     lo: Any
 
     def at(self, *index: Any) -> "Halves":
-        """The same part of both."""
+        """The same slice of both halves."""
         return Halves(*(None if x is None else x.at[index] for x in self))
 
     @property
     def transposed(self) -> "Halves":
-        """Both refs with rows and columns exchanged; nothing moves."""
+        """Both refs with rows and columns exchanged, without a copy."""
         return Halves(*(None if x is None else x.transpose((1, 0)) for x in self))
 
 
 def halves_of(x: jax.Array) -> Halves:
     """Splits an array outside a kernel."""
-    # XLA may remove a plain cast to bfloat16 and back, and with it the low half.
+    # XLA may remove a plain cast to bfloat16 and back, which would make the low half zero.
     hi = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
     return Halves(hi.astype(jnp.bfloat16), (x - hi).astype(jnp.bfloat16))
 
@@ -52,7 +52,7 @@ def split(x: jax.Array) -> Halves:
 
 
 def put(tile: Halves, x: jax.Array) -> Halves:
-    """Splits registers into shared memory, ready to be multiplied.
+    """Splits registers into halves in shared memory, ready for `multiply`.
 
     If the tile has no low half, the registers must hold bfloat16 numbers.
     """
@@ -65,7 +65,7 @@ def put(tile: Halves, x: jax.Array) -> Halves:
 
 
 def multiply(a: Halves, b: Halves) -> jax.Array:
-    """`a b` of tiles in shared memory, up to the product of the two low halves."""
+    """The product `a b` of tiles in shared memory, without the product of the two low halves."""
 
     def accumulate(total):
         for left, right in ((a.lo, b.hi), (a.hi, b.lo), (a.hi, b.hi)):
@@ -87,7 +87,7 @@ def load(ref: Any, layout: Any = LAYOUT) -> jax.Array:
 def fetched(source: Any, *, stage: Any, arrived: Any) -> jax.Array:
     """Loads a tile of GPU memory to float32 registers through the shared memory `stage`.
 
-    A bfloat16 tile read straight into wgmma's layout would move half sectors.
+    A direct load of a bfloat16 tile into wgmma's layout would use only half of each memory sector.
     """
     plgpu.commit_smem()  # All warps have read what the stage held.
     plgpu.copy_gmem_to_smem(source, stage, arrived)
@@ -96,13 +96,13 @@ def fetched(source: Any, *, stage: Any, arrived: Any) -> jax.Array:
 
 
 def joined(tile: Halves) -> jax.Array:
-    """A split tile back in float32 registers."""
+    """Adds the halves of a split tile in float32 registers."""
     hi = load(tile.hi).astype(jnp.float32)
     return hi if tile.lo is None else hi + load(tile.lo).astype(jnp.float32)
 
 
 def send_through(stage: Any, x: jax.Array, target: Any) -> None:
-    """Copies registers to GPU memory through `stage`, in its dtype."""
+    """Copies registers to GPU memory through the shared memory `stage`, in its dtype."""
     plgpu.commit_smem()  # All warps have read what the stage held.
     stage[...] = x.astype(stage.dtype)
     plgpu.commit_smem()
@@ -119,16 +119,16 @@ def send(tile: Halves, x: jax.Array, target: Halves) -> None:
 
 
 def rows_times(column: jax.Array, x: jax.Array) -> jax.Array:
-    """Each row of `x` times the vector's entry for it."""
+    """Multiplies each row of `x` by the vector's entry for that row."""
     return jax.lax.broadcast_in_dim(column, x.shape, (0,)) * x
 
 
 def smem(
     rows: int, columns: int, dtype: Any = jnp.bfloat16, *, slots: int = 0, swizzle: int = 128
 ) -> Any:
-    """Shared memory for a tile, or several, tiled and swizzled as wgmma and TMA want it.
+    """Shared memory for one or several tiles, tiled and swizzled as wgmma and TMA need it.
 
-    Both operands of a product need the same swizzle, in bytes; it divides a row's.
+    Both operands of a product need the same swizzle, in bytes; it must divide the bytes of a row.
     """
     transforms = (
         plgpu.TilingTransform((8, swizzle // jnp.dtype(dtype).itemsize)),
@@ -145,5 +145,5 @@ def smem_halves(rows: int, columns: int, *, of: Any = jnp.float32, **options: An
 
 
 def compiler_params() -> plgpu.CompilerParams:
-    """Makes layouts mean the same on all versions of JAX."""
+    """Compiler parameters under which layouts mean the same in all versions of JAX."""
     return plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)

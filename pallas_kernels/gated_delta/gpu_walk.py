@@ -1,12 +1,12 @@
-"""GPU: the walk from chunk to chunk, the only sequential part, forward and backward alike.
+"""GPU: the walk from chunk to chunk, the only sequential part of the forward and backward pass.
 
     w = add + left s          s <- whole s + step + right^T w
 
-is the memory's recurrence with `add = U, left = -Y, right = to_end * K` and no step, and its
-cotangent's, from the last chunk to the first, with left and right exchanged: transposing a walk
-gives a walk. One Mosaic GPU kernel therefore does both.
+With `add = U, left = -Y, right = to_end * K` and without `step` this is the memory's recurrence.
+From the last chunk to the first, with left and right exchanged, it is the recurrence of the
+memory's cotangent. So one Mosaic GPU kernel computes both.
 
-The memory itself stays float32, in registers, from the first chunk to the last; products are those
+The memory stays in registers, in float32, from the first chunk to the last; the products are those
 of `gpu_tiles`.
 """
 
@@ -32,12 +32,12 @@ from pallas_kernels.gated_delta.gpu_tiles import (
 from pallas_kernels.mosaic_gpu import index32
 
 VALUE_BLOCK = 32
-"""Columns of the memory per thread block: columns do not depend on each other, and with 32 the
-paper's 64 memories make 128 blocks, for an H100's 132 processors."""
+"""Columns of the memory per thread block. Columns are independent of each other. With 32 of them
+the paper's 64 memories give 128 blocks for the 132 multiprocessors of an H100."""
 SWIZZLE = 2 * VALUE_BLOCK
-"""Bytes of the narrowest operand's row: both operands of a product have one swizzle."""
+"""Bytes in a row of the narrowest operand; both operands of a product need the same swizzle."""
 SLOTS = 2
-"""Chunks in shared memory: one in use, one arriving."""
+"""Chunks in shared memory: one is in use, one is being loaded."""
 
 
 def walk(
@@ -50,7 +50,7 @@ def walk(
     *,
     reverse: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """The state before each chunk, and after the last; float32 where not said otherwise.
+    """The state before each chunk and after the last one; float32 unless stated otherwise.
 
     Args:
       add: `[batch, chunks, heads, chunk, value]`.
@@ -59,7 +59,7 @@ def walk(
       whole: `[batch, chunks, heads]`.
       start: `[batch, heads, key, value]`, the state before the first chunk walked.
       step: `[batch, chunks, heads, key, value]` or None.
-      reverse: from the last chunk to the first.
+      reverse: True walks from the last chunk to the first.
 
     Returns:
       States `[batch, chunks, heads, key, value]` and the last state `[batch, heads, key, value]`.

@@ -1,8 +1,8 @@
 """Named shapes of the gated delta rule.
 
-Kernels and reference compute the same sums in another order, all in float32 (on the GPU with
-operands split in two bfloat16 halves, 16 bits of mantissa): they agree to about 1e-6 of a tensor's
-norm on a TPU and 1e-5 on a GPU, and the tolerances of the tests are a few times that.
+Kernels and reference compute the same sums in different orders, in float32. On the GPU each operand
+is split in two bfloat16 halves, which gives 16 bits of mantissa. They agree to about 1e-6 of a
+tensor's norm on a TPU and 1e-5 on a GPU; the tolerances of the tests are a few times larger.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class GatedDeltaSpec(Spec):
     decay: float = 0.1
     """Mean of `-log_decay`; its distribution has a long tail."""
     largest_beta: float = 1.0
-    """Write strengths are uniform up to this; at 2 a write reflects what the key held."""
+    """Write strengths are uniform from 0 to this; with 2 a write reflects the value at the key."""
 
 
 SPECS = (
@@ -54,22 +54,22 @@ SPECS = (
     GatedDeltaSpec(name="long", length=32768, heads=8, small=False),
 )
 CHECKED = "five_chunks"
-"""The call on which a device's kernels are compared with the reference before their first use: more
-chunks than their pipelines have slots, so that each slot is filled again."""
+"""Before the first use of a device's kernels, they are compared with the reference on this call. It
+has more chunks than their pipelines have slots, so each slot is filled again."""
 CHECK_RATIOS = {"float32": 2e-4, "bfloat16": 1e-2}
-"""Largest difference allowed in that comparison by dtype of queries, keys and values, relative to a
-tensor's norm. Their cotangents have the same dtype, so in bfloat16 these are rounded to 2^-9."""
+"""Largest difference allowed in that comparison, relative to a tensor's norm, by dtype of queries,
+keys and values. Their cotangents have the same dtype; bfloat16 rounds them to 2^-9."""
 
 
 def sample(spec: GatedDeltaSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
-    """Keys of unit length and the rest as the spec says; `dtype` of queries, keys and values."""
+    """Random arguments, with keys of unit length; queries, keys and values have `dtype`."""
     rngs = iter(jax.random.split(jax.random.key(spec.length), 6))
     tokens = (spec.batch, spec.length, spec.heads)
 
     def normal(*shape: int) -> jax.Array:
         return jax.random.normal(next(rngs), shape, jnp.float32)
 
-    # The cube of an exponential has mean 6: most tokens hardly forget, some forget everything.
+    # The cube of an exponential has mean 6: most tokens decay little, a few decay everything.
     forgetting = jax.random.exponential(next(rngs), tokens, jnp.float32) ** 3
     return {
         "query": normal(*tokens, spec.key).astype(dtype),

@@ -1,6 +1,6 @@
-"""Two-dimensional tiles inside kernels: products, masks, sums along an axis; for all devices.
+"""Operations on two-dimensional tiles inside kernels: products, masks, sums; for all devices.
 
-A vector over a chunk's tokens is a column `[chunk, 1]` or a row `[1, chunk]`.
+A vector with one number per token of a chunk is a column `[chunk, 1]` or a row `[1, chunk]`.
 """
 
 import jax
@@ -10,10 +10,15 @@ from fwpkm_jax.core.precision import compute_dtype
 
 
 def product(a: jax.Array, b: jax.Array, *, contract: tuple[int, int] = (1, 0)) -> jax.Array:
-    """Sums `a` over axis `contract[0]` against `b` over axis `contract[1]`, in at least float32.
+    """The product of two tiles, in float32 or float64.
 
-    Float32 operands are multiplied at the highest precision; bfloat16 operands are exact in one
-    pass, because their products fit float32.
+    Float32 operands are multiplied at the highest precision. Two bfloat16 operands need one pass
+    only, because their products are exact in float32.
+
+    Args:
+      a: a tile.
+      b: another tile.
+      contract: the axes of `a` and `b` to sum over.
     """
     exact = a.dtype == b.dtype == jnp.bfloat16
     return jax.lax.dot_general(
@@ -26,7 +31,7 @@ def product(a: jax.Array, b: jax.Array, *, contract: tuple[int, int] = (1, 0)) -
 
 
 def as_column(row: jax.Array) -> jax.Array:
-    """`[1, n]` as `[n, 1]`, by a masked sum: a transpose of so thin a tile does not lower."""
+    """`[1, n]` as `[n, 1]`, by a masked sum: Pallas cannot transpose such a thin tile."""
     r, c = positions(row.shape[1])
     return row_sum(jnp.where(r == c, row, 0.0))
 
@@ -44,12 +49,12 @@ def positions(size: int) -> tuple[jax.Array, jax.Array]:
 
 
 def mask(where: jax.Array, like: jax.Array) -> jax.Array:
-    """Ones and zeros."""
+    """1 where `where` is True, else 0, in the dtype of `like`."""
     return jnp.where(where, jnp.ones((), like.dtype), jnp.zeros((), like.dtype))
 
 
 def wide(*arrays: jax.Array) -> list[jax.Array]:
-    """The arrays in the dtype to compute in: float32, unless they are float64."""
+    """Converts the arrays to the dtype of computation: float32, or float64 for float64 arrays."""
     return [x.astype(compute_dtype(x.dtype)) for x in arrays]
 
 

@@ -1,10 +1,10 @@
 """TPU: one kernel forward and one backward; each walks over the chunks with the memory in VMEM.
 
-All work of a chunk is fused: decays, the triangle's inverse, the written errors, output and memory.
-Arguments are read once and results are written once. The backward pass also reads the memories at
-the chunks' starts and the inverses, which are as large as the values and keys. Chunks are the last,
-sequential grid axis; the block that holds the memory has the same index at every chunk, so it stays
-in VMEM until the heads change.
+All work of a chunk is fused: decays, the inverse of the triangular matrix, the written errors,
+output and memory. Arguments are read once and results are written once. The backward pass also
+reads the memories at the chunks' starts and the inverses, which are as large as the values and
+keys. Chunks are the last grid axis, which is sequential. The block that holds the memory has the
+same index for every chunk, so it stays in VMEM until the heads change.
 
 Several heads share a block, side by side along the lanes: `[batch, length, heads, width]` needs no
 transposed copy, and the heads' products, which do not depend on each other, fill the gaps in each
@@ -28,7 +28,7 @@ from pallas_kernels.gated_delta.tpu_blocks import Blocks
 def forward(
     inputs: Inputs, *, scale: float, save: bool
 ) -> tuple[jax.Array, jax.Array, Residuals | None]:
-    """Output `[batch, length, heads, value]`, final memory, and residuals if `save`."""
+    """Output `[batch, length, heads, value]`, final memory, and residuals (None unless `save`)."""
     shape = Blocks.of(inputs)
     batch, chunks, heads = shape.batch, shape.chunks, shape.heads
     float32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
@@ -62,7 +62,7 @@ def backward(
     *,
     scale: float,
 ) -> Inputs:
-    """Cotangents of the inputs, in their dtypes, from those of output and final memory."""
+    """Cotangents of the inputs, in the inputs' dtypes, from those of output and final memory."""
     shape = Blocks.of(inputs, reverse=True)
     arranged = shape.arrange(inputs)
     query, key, value, log_decay, beta, _ = arranged

@@ -1,4 +1,4 @@
-"""TPU: how arrays are cut into blocks, several heads side by side along the lanes."""
+"""TPU: how arrays are split into blocks, with several heads side by side along the lanes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,11 +10,11 @@ from pallas_kernels.gated_delta.arguments import CHUNK, Inputs
 
 LANES = 128
 MOST_HEADS = 4
-"""Heads per block: more hide more latency, and take longer to compile and more VMEM."""
+"""Heads per block. More heads hide more latency but need more compile time and VMEM."""
 
 
 class Blocks(NamedTuple):
-    """Sizes, and how arrays are cut into blocks over the grid (batch, blocks of heads, chunks)."""
+    """Sizes and block specs of the arrays over the grid (batch, blocks of heads, chunks)."""
 
     batch: int
     length: int
@@ -31,7 +31,7 @@ class Blocks(NamedTuple):
         batch, length, heads, key = inputs.key.shape
         assert length % CHUNK == 0, length
         value = inputs.value.shape[-1]
-        # Blocks span whole rows of lanes, or all heads.
+        # A block must fill whole rows of lanes, or hold all heads.
         fitting = [
             block
             for block in range(1, MOST_HEADS + 1)
@@ -48,32 +48,32 @@ class Blocks(NamedTuple):
         return self.batch, self.heads // self.block, self.chunks
 
     def lanes(self, width: int, head: int) -> slice:
-        """Where one head lies in a block of several."""
+        """The lanes of one head in a block of several heads."""
         return slice(head * width, (head + 1) * width)
 
     def _chunk(self, step):
         return self.chunks - 1 - step if self.reverse else step
 
     def tokens(self, width: int) -> pl.BlockSpec:
-        """A chunk of `[batch, length, heads * width]`."""
+        """The spec of one chunk of `[batch, length, heads * width]`."""
         return pl.BlockSpec(
             (1, CHUNK, self.block * width), lambda b, h, step: (b, self._chunk(step), h)
         )
 
     def vectors(self) -> pl.BlockSpec:
-        """A chunk of `[batch, blocks, chunks, block, chunk]`."""
+        """The spec of one chunk of `[batch, blocks, chunks, block, chunk]`."""
         return pl.BlockSpec(
             (1, 1, 1, self.block, CHUNK), lambda b, h, step: (b, h, self._chunk(step), 0, 0)
         )
 
     def tiles(self, rows: int, columns: int) -> pl.BlockSpec:
-        """A chunk of `[batch, chunks, heads, rows, columns]`."""
+        """The spec of one chunk of `[batch, chunks, heads, rows, columns]`."""
         return pl.BlockSpec(
             (1, 1, self.block, rows, columns), lambda b, h, step: (b, self._chunk(step), h, 0, 0)
         )
 
     def memory(self) -> pl.BlockSpec:
-        """The heads' memories, the same block at every chunk."""
+        """The spec of the heads' memories: the same block for every chunk."""
         return pl.BlockSpec((1, self.block, self.key, self.value), lambda b, h, step: (b, h, 0, 0))
 
     def input_specs(self) -> list[pl.BlockSpec]:
@@ -81,7 +81,7 @@ class Blocks(NamedTuple):
         return [*tokens, self.vectors(), self.vectors(), self.memory()]
 
     def arrange(self, inputs: Inputs) -> list[jax.Array]:
-        """Arrays as the specs expect them."""
+        """Reshapes arrays to the shapes that the specs expect."""
         tokens = [x.reshape(*x.shape[:2], -1) for x in inputs[:3]]
         vectors = [
             x.reshape(self.batch, self.chunks, CHUNK, -1, self.block).transpose(0, 3, 1, 4, 2)

@@ -22,8 +22,8 @@ from pallas_kernels.product_top_k.specs import CHECK_RATIO, CHECKED, SPECS, TopK
 
 OP = "product_top_k"
 WIDEST_HALF = {"gpu": 320, "tpu": 512}
-"""Widest halves of queries. A GPU's program keeps three bfloat16 terms of 64 of them in its shared
-memory, beside two tiles of keys: 221,184 of 232,448 bytes at 320 columns."""
+"""Largest supported width of half a query. A GPU program keeps three bfloat16 terms of 64 halves
+and two tiles of keys in shared memory: 221,184 of 232,448 bytes at 320 columns."""
 
 
 def select_slots(
@@ -39,21 +39,21 @@ def select_slots(
 ) -> Selection:
     """Each query's best slots and their read weights, without a score matrix in device memory.
 
-    The kernels score a tile of tokens against one codebook after the other, keep the best sub-keys
-    of each, and merge the pairs of ranks i j <= top_k. Scores are accurate to float32, and equal
-    scores go to the lower sub-key, then to the lower slot. Cotangents pass through the chosen
-    scores, and no matrix of scores is kept for them; the operation may be differentiated twice,
-    batched and scanned over.
+    The kernels score a tile of tokens against one codebook after the other and keep the best
+    sub-keys of each. Then they merge the pairs with ranks i and j (from 1) for which i j <= top_k.
+    Scores have float32 accuracy. Among equal scores the lower sub-key wins, then the lower slot.
+    Gradients flow through the chosen scores only, so no score matrix is stored for them. The
+    operation can be differentiated twice, batched and scanned over.
 
     Args:
       queries: `[tokens, heads, key]`; the first half of `key` addresses rows.
       keys: `[heads, 2, subkeys, key // 2]`, rows first.
       top_k: slots per head, at most `subkeys`.
       score: `idw` or `dot`, see `core.slots.addressing.sub_key_scores`.
-      normalization: see `core.slots.addressing.slot_weights`, as are the next two.
-      nonlinearity: from slot scores to weights.
+      normalization: see `core.slots.addressing.slot_weights`, also for the next two arguments.
+      nonlinearity: function from slot scores to weights.
       temperature: divides the slot scores.
-      backend: `auto`, `reference` or `pallas`; kernels take float32 alone.
+      backend: `auto`, `reference` or `pallas`; kernels accept float32 only.
 
     Returns:
       The address of `core.slots.addressing.product_top_k` and the weights `[tokens, heads, top_k]`.
@@ -138,10 +138,10 @@ def check_selection(kernel: dispatch.Kernel) -> None:
 def selection_errors(
     kernel: dispatch.Implementation, spec: TopKSpec, arrays: dict[str, jax.Array]
 ) -> dict[str, float]:
-    """How far an implementation's best scores, and the scores of its ids, are from the reference's.
+    """Differences of an implementation's best scores, and of its ids' scores, from the reference.
 
-    Among thousands of scores some differ by less than rounding, and either order is right: ids are
-    judged by the scores that the reference gives them, and must differ from each other.
+    Among thousands of scores some differ by less than rounding, so either order is correct.
+    Therefore ids are compared by the scores that the reference gives them. Ids must not repeat.
 
     Returns:
       Differences relative to the norm, by name; `repeated_ids` is the share of repeated ids.
@@ -175,6 +175,6 @@ def selection_errors(
 
 
 def _repeated(ids: jax.Array) -> jax.Array:
-    """The share of ids that a query has twice."""
+    """The share of ids that equal another id of the same query."""
     ids = jnp.sort(ids, axis=-1)
     return jnp.mean((ids[..., 1:] == ids[..., :-1]).astype(jnp.float32))

@@ -12,7 +12,7 @@ from pallas_kernels.product_top_k.gpu_select import SUBKEYS, WIDTH, select
 
 
 def address(queries: Queries, keys: SubKeys, *, top_k: int, score: Score) -> Address:
-    """`reference.address` by two Mosaic GPU kernels; float32."""
+    """The result of `reference.address`, computed by two Mosaic GPU kernels in float32."""
     tokens, subkeys = queries.shape[0], keys.shape[2]
     padded = layout.operands(
         queries, keys, token_tile=THREADS, subkey_tile=SUBKEYS, half_tile=WIDTH

@@ -14,7 +14,7 @@ from pallas_kernels.product_top_k import layout
 from pallas_kernels.product_top_k.gpu_registers import NOTHING, load
 
 THREADS = 128
-"""Tokens of a program."""
+"""Tokens per program, one per thread."""
 
 
 def merge(
@@ -66,5 +66,5 @@ def _merge_kernel(sub_key_ids, sub_key_scores, ids, scores, *, subkeys: int, top
 
 
 def _settled(x: jax.Array) -> jax.Array:
-    """Keeps XLA from repeating a long reduction in each consumer when kernels are interpreted."""
+    """When kernels are interpreted, keeps XLA from repeating a long reduction in each consumer."""
     return jax.lax.optimization_barrier(x) if dispatch.interpreted() else x

@@ -1,4 +1,4 @@
-"""Layouts of registers and how to load them, on a Hopper GPU or interpreted."""
+"""Register layouts and loads into them, on a Hopper GPU or in the interpreter."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import dispatch
 
 NOTHING = 2**31 - 1
-"""Larger than every id."""
+"""Marks that no id was found; larger than every id."""
 
 
 def matrix() -> Any:
@@ -28,7 +28,7 @@ def laid_out(x: jax.Array, registers: Any) -> jax.Array:
 
 
 def load(ref: Any, registers: Any) -> jax.Array:
-    """Reads global memory into the registers' layout; tiles are too small for it to coalesce."""
+    """Reads global memory into registers; the tiles are too small for coalesced loads."""
     if dispatch.interpreted():
         return ref[...]
     if jax.__version_info__ < (0, 11):  # TODO: drop once jax>=0.11.

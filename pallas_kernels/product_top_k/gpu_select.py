@@ -1,12 +1,12 @@
-"""GPU: finds each query's best sub-keys; a warpgroup has a tile of 64 tokens and one codebook.
+"""GPU: finds each query's best sub-keys; a warpgroup processes 64 tokens and one codebook.
 
-Tensor cores score 128 sub-keys at a time. The warpgroup then selects the best among these and the
-best so far, all in registers.
+Tensor cores score 128 sub-keys at a time. Then the warpgroup selects the best of these and of the
+best so far, in registers.
 
 wgmma has no float32 products. Each float32 operand is therefore a sum of three bfloat16 terms, and
-a product is the sum of the six largest of their nine products in a float32 accumulator. The others
-are below 2^-24 of the operands, the rounding of float32. With two terms the error would be 2^-16,
-which is some percent of a small distance between large vectors.
+a product is the sum of the six largest of their nine products in a float32 accumulator. The other
+three are below 2^-24 of the operands, which is float32's rounding. With two terms the error would
+be 2^-16 of the operands, which is some percent of a small distance between large vectors.
 """
 
 import functools
@@ -32,7 +32,7 @@ from pallas_kernels.product_top_k.gpu_registers import (
 )
 
 TOKENS, SUBKEYS, WIDTH = 64, 128, 64
-"""A warpgroup's tile of tokens, the sub-keys scored at once, the columns multiplied at once."""
+"""Tokens per warpgroup, sub-keys that are scored at once, columns that are multiplied at once."""
 _SLOTS = 2  # Tiles of keys in shared memory: one in use, one arriving.
 _PRODUCTS = ((2, 0), (1, 1), (0, 2), (1, 0), (0, 1), (0, 0))
 """Terms of query and key to multiply, smallest products first."""
@@ -45,7 +45,7 @@ def select(
     tokens = queries.shape[0]
     codebooks, padded_subkeys, half = keys.shape
     offsets = jnp.sum(keys**2, axis=-1) if score == "idw" else jnp.zeros(keys.shape[:2])
-    # Padded sub-keys get an infinite distance, or an infinitely small product.
+    # Padded sub-keys get an infinite distance, or a product of minus infinity.
     real = jnp.arange(padded_subkeys)[None] < subkeys
     offsets = jnp.where(real, offsets, jnp.inf if score == "idw" else -jnp.inf)
     shape = (codebooks, top_k, tokens)
@@ -139,7 +139,7 @@ def _select_kernel(
             new, (old, old_ids), (taken, taken_ids) = carry
             top = jnp.maximum(jnp.max(new, axis=1), jnp.max(old, axis=1))
             chosen = jnp.minimum(_lowest(new, new_ids, top), _lowest(old, old_ids, top))
-            # NaN equals no score; take sub-key 0 then, so that ids stay within the codebook.
+            # NaN is not equal to any score; then use sub-key 0, so that ids stay in the codebook.
             ids[codebook, rank, tokens] = jnp.where(chosen == NOTHING, 0, chosen)
             scores[codebook, rank, tokens] = top
             new = jnp.where(new_ids == _spread(chosen, SUBKEYS), -jnp.inf, new)
@@ -157,7 +157,7 @@ def _select_kernel(
 
 
 def _lowest(scores: jax.Array, ids: jax.Array, best: jax.Array) -> jax.Array:
-    """The lowest id of those that score `best`, in each row."""
+    """The lowest id whose score equals `best`, for each row."""
     equal = scores == _spread(best, scores.shape[1])
     return jnp.min(jnp.where(equal, ids, NOTHING), axis=1)
 
@@ -170,7 +170,7 @@ def _no_best(top_k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _rounded(top_k: int) -> int:
-    return math.ceil(top_k / 8) * 8  # The accumulator's layout has eight columns at least.
+    return math.ceil(top_k / 8) * 8  # The accumulator's layout has at least eight columns.
 
 
 def _spread(of_row: jax.Array, columns: int) -> jax.Array:
@@ -187,7 +187,7 @@ def _terms(x: jax.Array) -> list[jax.Array]:
     """Three bfloat16 arrays whose sum is the float32 one."""
     terms = []
     for _ in range(3):
-        # XLA may remove a plain cast to bfloat16 and back, and with it the lower terms.
+        # XLA may remove a plain cast to bfloat16 and back, which would make lower terms zero.
         term = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
         terms.append(term.astype(jnp.bfloat16))
         x = x - term
@@ -195,7 +195,7 @@ def _terms(x: jax.Array) -> list[jax.Array]:
 
 
 def _operand(rows: int, columns: int, *, slots: int | None = None) -> Any:
-    """Shared memory for a bfloat16 tile, tiled and swizzled as wgmma and TMA want it."""
+    """Shared memory for a bfloat16 tile, tiled and swizzled as wgmma and TMA need it."""
     shape = (rows, columns) if slots is None else (slots, rows, columns)
     transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
     return plgpu.SMEM(shape, jnp.bfloat16, transforms=transforms)

@@ -1,8 +1,7 @@
-"""Lays arrays out for both kernels, and lists the pairs of ranks that can be among the best.
+"""Arranges arrays for the GPU and TPU kernels, and lists the pairs of ranks that can be best.
 
-Kernels work on whole tiles, so tokens, sub-keys and half widths are padded to multiples; the
-paper's sizes need no padding. Padding with zeros does not change products; kernels mask padded
-sub-keys.
+Kernels work on whole tiles, so tokens, sub-keys and half widths are padded with zeros to multiples;
+the paper's sizes need no padding. Zeros do not change products, and kernels mask padded sub-keys.
 """
 
 from typing import NamedTuple
@@ -19,7 +18,7 @@ class Operands(NamedTuple):
     """Padded queries and keys.
 
     Attributes:
-      queries: columns are the heads' row halves and column halves in turn.
+      queries: columns are the row half and the column half of each head in turn.
       keys: codebooks of all heads in the same order.
     """
 
@@ -47,7 +46,7 @@ def address(
     *,
     tokens: int,
 ) -> Address:
-    """The kernels' results, which have tokens innermost, as an `Address` without padding."""
+    """An `Address` without padding, from the kernels' results, whose last axis is tokens."""
 
     def by_token(x: jax.Array) -> jax.Array:
         return jnp.moveaxis(x[..., :tokens], -1, 0)

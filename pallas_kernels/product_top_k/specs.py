@@ -22,8 +22,8 @@ class TopKSpec(Spec):
     top_k: int
     score: Score = "idw"
     draw: Literal["normal", "integer", "same"] = "normal"
-    """`integer`: small whole numbers, so that sums are exact and many scores tie. `same`: all
-    queries are one query and all keys one key, so that everything ties."""
+    """`integer`: small whole numbers, so that sums are exact and many scores are equal. `same`: all
+    queries are equal and all keys are equal, so that all scores are equal."""
 
 
 SPECS = (
@@ -62,14 +62,14 @@ SPECS = (
     ),
 )  # fmt: skip
 CHECKED = ("steady", "steady_dot")
-"""The calls on which a device's kernel is compared with the reference before its first use: at the
-paper's widths, with many more tiles of keys than the kernel's pipeline has slots."""
+"""Before the first use of a device's kernel, it is compared with the reference on these calls. They
+have the paper's widths, and many more tiles of keys than the kernel's pipeline has slots."""
 CHECK_RATIO = 1e-5
 """Largest difference allowed in that comparison, relative to the norm of all scores."""
 
 
 def sample(spec: TopKSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
-    """Queries and keys of one call."""
+    """Random queries and keys for one call."""
     query_rng, key_rng = jax.random.split(jax.random.key(spec.tokens))
     shapes = {
         "queries": (query_rng, (spec.tokens, spec.heads, spec.key)),

@@ -1,7 +1,7 @@
 """Product-key selection on a TPU: one program scores a tile of tokens and finds its best slots.
 
-Sub-keys lie along sublanes and tokens along lanes, so that a maximum over sub-keys is elementwise
-between registers, and every result row holds one rank of all tokens of the tile.
+Sub-keys are along sublanes and tokens along lanes. So a maximum over sub-keys is elementwise
+between registers, and each result row holds one rank for all tokens of the tile.
 """
 
 import functools
@@ -18,11 +18,11 @@ from pallas_kernels import dispatch
 from pallas_kernels.product_top_k import layout
 
 _LANES, _SUBLANES = 128, 8
-_FULL = jax.lax.Precision.HIGHEST  # A distance is a difference of large numbers.
+_FULL = jax.lax.Precision.HIGHEST  # Distances are differences of large numbers.
 
 
 def address(queries: Queries, keys: SubKeys, *, top_k: int, score: Score) -> Address:
-    """`reference.address` by one Pallas call; float32."""
+    """The result of `reference.address`, computed by one Pallas call in float32."""
     tokens, heads, _ = queries.shape
     subkeys = keys.shape[2]
     token_tile = 256 if tokens > _LANES and subkeys <= 1024 else _LANES
@@ -98,7 +98,7 @@ def _scores(query: jax.Array, key: jax.Array, subkeys: int, score: Score) -> jax
     scores = product(key, query)
     if score == "idw":
         key_norms = jnp.sum(key * key, axis=1, keepdims=True)
-        # A product with ones puts the sums along lanes; a plain sum would put them along sublanes.
+        # A product with ones leaves the sums along lanes; a plain sum leaves them along sublanes.
         ones = jnp.ones((_SUBLANES, query.shape[1]), jnp.float32)
         query_norms = product(ones, query * query)[:1]
         distances = jnp.maximum(query_norms + key_norms - 2.0 * scores, 0.0)
@@ -110,13 +110,13 @@ def _scores(query: jax.Array, key: jax.Array, subkeys: int, score: Score) -> jax
 
 
 def _take_best(scores, ids: jax.Array, best_ids, best_scores, top_k: int) -> None:
-    """Moves the best of each column of `scores` to the results, the lower id first among equals."""
+    """Moves each column's best scores to the results; among equal scores the lower id is first."""
 
     def take(rank: jax.Array, _: None) -> None:
         best = jnp.max(scores[...], axis=0, keepdims=True)
         behind_all = jnp.int32(2**31 - 1)
         chosen = jnp.min(jnp.where(scores[...] == best, ids, behind_all), axis=0, keepdims=True)
-        # NaN equals no score; take slot 0 then, so that ids stay within the table.
+        # NaN is not equal to any score; then use slot 0, so that ids stay in the table.
         best_ids[pl.ds(rank, 1), :] = jnp.where(chosen == behind_all, 0, chosen)
         best_scores[pl.ds(rank, 1), :] = best
         scores[...] = jnp.where(ids == chosen, -jnp.inf, scores[...])

@@ -20,14 +20,14 @@ def cotangents(
     *,
     score: Score,
 ) -> tuple[Queries, SubKeys]:
-    """Cotangents of queries and keys for those of the slots' and the sub-keys' scores.
+    """Cotangents of queries and keys, from the cotangents of slot and sub-key scores.
 
     Args:
       queries: `[tokens, heads, key]`.
       keys: `[heads, 2, subkeys, key // 2]`.
-      address: of the forward pass.
-      slot_cotangents: of the slots' scores.
-      sub_key_cotangents: of the sub-keys' scores.
+      address: the address that the forward pass returned.
+      slot_cotangents: cotangents of the slots' scores.
+      sub_key_cotangents: cotangents of the sub-keys' scores.
       score: `idw` or `dot`.
     """
     subkeys = keys.shape[2]
@@ -36,7 +36,7 @@ def cotangents(
     if score == "idw":
         # d(-log(eps + r^2)) / d(r^2) = -1 / (eps + r^2) = -exp(score), and d(r^2) = 2 (q - k) dq.
         inside = address.sub_key_scores < -jnp.log(jnp.asarray(IDW_EPSILON, chosen.dtype))
-        # At distance 0 the logarithm is clamped, and the slope is 0.
+        # At distance 0 the distance is clamped, so the derivative is 0.
         chosen = jnp.where(inside, -2.0 * chosen * jnp.exp(address.sub_key_scores), 0.0)
 
     to_queries = sum_of_sub_keys(chosen, address.sub_key_ids, keys)
@@ -51,7 +51,7 @@ def cotangents(
 def _of_pairs(
     slot_cotangents: Float[Array, "tokens heads top_k"], address: Address, subkeys: int
 ) -> Float[Array, "tokens heads 2 top_k"]:
-    """A slot's score is the sum of two sub-keys' scores: its cotangent goes to both."""
+    """Passes each slot's cotangent to both sub-keys, because its score is the sum of theirs."""
     row, column = address.slot_ids // subkeys, address.slot_ids % subkeys
     sub_keys = jnp.stack([row, column], axis=2)  # [tokens, heads, 2, top_k]
     same = address.sub_key_ids[..., :, None] == sub_keys[..., None, :]

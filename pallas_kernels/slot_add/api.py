@@ -1,4 +1,4 @@
-"""In-place additions to the rows of a table, one owner per row, over kernels."""
+"""In-place additions to the rows of a table, computed by kernels or in plain JAX."""
 
 import functools
 from typing import Literal, overload
@@ -56,23 +56,23 @@ def slot_add(
 
         values[i] += sum of coefficients[t, p] * rows[t] over the places that read slot i
 
-    Every row has one owner, which sums its references in an order that depends on `groups` alone:
-    two runs agree bit for bit. Under `jit` the table is updated in place if it is donated or
-    carried by a loop. The gradient by `values` is the cotangent itself, not a copy.
+    One program (the owner) sums all references to a row, in an order that depends only on `groups`,
+    so two runs agree bit for bit. Under `jit` the table is updated in place if it is donated or
+    carried by a loop. The gradient with respect to `values` is the cotangent itself, not a copy.
 
     Args:
       values: `[slots, value]` float32; value a multiple of 128.
-      groups: `group_slots` of the slots read.
+      groups: the slots that tokens read, from `group_slots`.
       coefficients: `[tokens, places]` float32.
       rows: `[tokens, value]` float32.
-      with_old_rows: also return the touched rows as they were.
+      with_old_rows: True also returns the changed rows before the addition.
       backend: "auto", "reference" or "pallas".
 
     Returns:
       The table; with `with_old_rows` a `SlotAdd` of table and old rows.
 
     Raises:
-      ValueError: no kernel exists for the platform named.
+      ValueError: `backend="pallas"` on a platform without a kernel.
       NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
     """
     chex.assert_equal_shape([groups.rank, coefficients])
@@ -96,18 +96,18 @@ def _refuse(
     values: jax.Array, of_places: jax.Array, others: tuple[jax.Array, ...], kernel: Kernel
 ) -> str | None:
     if values.dtype == jnp.bfloat16:
-        return "bfloat16 tables"  # An addition would be rounded away; see stochastic rounding.
+        return "bfloat16 tables"  # Rounding would lose small additions.
     return refuse_rows(values, (of_places, *others), kernel, places=of_places.shape[1])
 
 
 def check_add(kernel: Kernel) -> None:
-    del kernel  # The one of this device.
+    del kernel  # It is the one of this device.
     for spec in (spec for spec in SPECS if spec.name in CHECKED):
         assert_results_agree(add_logged, sample(spec, jnp.float32), ratio=CHECK_RATIO)
 
 
 def add_logged(*, groups: SlotGroups, backend: Backend, **arrays: jax.Array) -> SlotAdd:
-    """`slot_add` with the old rows; those behind the last group, which mean nothing, are zero."""
+    """`slot_add` with the old rows; the undefined rows after the last group are set to zero."""
     values, old_rows = slot_add(groups=groups, **arrays, with_old_rows=True, backend=backend)
     specified = jnp.arange(old_rows.shape[0]) < groups.num_groups
     return SlotAdd(values, jnp.where(specified[:, None], old_rows, 0.0))

@@ -1,9 +1,10 @@
 """Mosaic GPU kernels: a warpgroup owns a few rows and adds up their references in order.
 
-Most slots of a chunk are read once or twice, a few very often. The runs of sorted references are
-therefore cut at every `SEGMENT`-th one: first, each segment sums what it holds of longer runs (a
-kernel that ends at once where there are none), then each owner adds either its references or the
-segments' sums to its row. No addition ever meets another in memory.
+A run is all references to one slot, contiguous in sorted order. Most slots of a chunk are read once
+or twice, a few very often. Therefore the sorted references are cut into segments of `SEGMENT`. A
+first kernel sums the parts of long runs in each segment; it ends at once if there are none. A
+second kernel adds to each row either its references or the sums of its segments. Each row has one
+owner, so no two programs write to the same row.
 """
 
 import functools
@@ -18,13 +19,14 @@ from fwpkm_jax.core.slots.grouping import SlotGroups
 from pallas_kernels.mosaic_gpu import IN_FLIGHT, index32, launch, row, zeros
 
 SEGMENT = 64
-"""Longest run that its owner sums alone. A hot row costs its owner one step per `IN_FLIGHT`
-segments and every segment one per `IN_FLIGHT` references, so neither should be much longer."""
+"""Longest run that its owner sums from references. For a longer run the owner takes one step per
+`IN_FLIGHT` segments, and each segment one step per `IN_FLIGHT` references; this size keeps both
+numbers small."""
 OWNED = 4
-"""Rows of one program, loaded together: one would wait for three dependent loads in turn."""
+"""Rows of one program. They are loaded together, because each needs three dependent loads."""
 
 
-# A ref in a device's memory exists only inside a compiled function, and the device's check is none.
+# Compiled, because a ref in GPU memory exists only inside a compiled function.
 @functools.partial(jax.jit, static_argnames="with_old_rows")
 def add(
     values: jax.Array,
@@ -34,7 +36,7 @@ def add(
     *,
     with_old_rows: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """`slot_add` in place, and the touched rows as they were if asked for."""
+    """`slot_add` in place; with `with_old_rows` also the changed rows before the addition."""
     tokens, places = coefficients.shape
     references, width = tokens * places, rows.shape[1]
     coefficients = coefficients.reshape(references)
@@ -89,9 +91,11 @@ def add(
 
 
 def _partial_sums(groups: SlotGroups, coefficients: jax.Array, rows: jax.Array) -> jax.Array:
-    """`[segments, 2, value]`: what a segment holds of the long run that covers its first
-    reference, and of the one that covers its last, if that is another. Of shorter runs nothing
-    is written, and nothing read.
+    """Each segment's partial sums of long runs, `[segments, 2, value]`.
+
+    Entry 0 belongs to the run that contains the segment's first reference, entry 1 to the run that
+    contains its last reference, if that is a different run. Entries of runs up to `SEGMENT` are
+    neither written nor read.
     """
     references, width = coefficients.shape[0], rows.shape[1]
     segments = pl.cdiv(references, SEGMENT)
@@ -126,7 +130,7 @@ def _partial_sums(groups: SlotGroups, coefficients: jax.Array, rows: jax.Array) 
 
 
 def _add_references(total, order, coefficients, rows, *, begin, end):
-    """`total` plus the references at sorted positions begin to end, in order."""
+    """Adds the references at sorted positions `begin` to `end` to `total`, in order."""
     places = coefficients.shape[0] // rows.shape[0]
 
     def step(i, total):
@@ -142,9 +146,9 @@ def _add_references(total, order, coefficients, rows, *, begin, end):
 
 
 def _add_partial_sums(total, sums, begin, end):
-    """`total` plus the segments' sums of the run at sorted positions begin to end."""
+    """Adds the segments' sums of the run at sorted positions `begin` to `end` to `total`."""
     first, last = begin // SEGMENT, (end - 1) // SEGMENT
-    # The run is its first segment's last one, unless it begins with the segment.
+    # The run is the last one of its first segment, unless it begins where the segment begins.
     part_of_first = (begin % SEGMENT != 0).astype(jnp.int32)
     count = jnp.where(end > begin, last - first + 1, 0)
 
@@ -162,5 +166,5 @@ def _add_partial_sums(total, sums, begin, end):
 
 
 def _steps(references: jax.Array) -> jax.Array:
-    """Rounds of `IN_FLIGHT` references, in 32 bits also where doubles are on."""
+    """Number of steps of `IN_FLIGHT` references, as int32 even if 64-bit types are enabled."""
     return jax.lax.div(references + (IN_FLIGHT - 1), np.int32(IN_FLIGHT))

@@ -1,4 +1,4 @@
-"""What the kernels compute, in plain JAX."""
+"""The definition of `slot_add` in plain JAX."""
 
 from typing import NamedTuple
 
@@ -10,12 +10,12 @@ from fwpkm_jax.core.slots.row_ops import add_rows
 
 
 class SlotAdd(NamedTuple):
-    """A table after an addition, and the touched rows before it.
+    """A table after an addition, and the changed rows before it.
 
     Attributes:
       values: `[slots, value]`.
-      old_rows: the row of the r-th distinct slot before the addition, `[references, value]`;
-        behind the last distinct slot its content is not specified.
+      old_rows: `[references, value]`; row r is the r-th distinct slot's row before the addition.
+        Rows after the last distinct slot are undefined.
     """
 
     values: ValueTable

@@ -1,4 +1,4 @@
-"""References in the order of their slots, as the TPU's kernels take them."""
+"""References sorted by slot, in the form that the TPU kernels need."""
 
 from typing import NamedTuple
 
@@ -9,13 +9,15 @@ from fwpkm_jax.core.slots.grouping import SlotGroups
 
 
 class SortedReferences(NamedTuple):
-    """By sorted position; behind the last reference come some that do nothing.
+    """References in sorted order, padded at the end with references that add zero.
+
+    A run is all references to one slot; it is contiguous in sorted order.
 
     Attributes:
       references: token * places + place, `[positions]`.
-      coefficients: of each, `[positions]`.
-      ended_slots: the slot whose run ends here, else -1, `[positions]`.
-      ended_groups: which of the distinct slots that is, else -1, `[positions]`.
+      coefficients: the coefficient of each reference, `[positions]`.
+      ended_slots: the slot whose run ends at this position, else -1, `[positions]`.
+      ended_groups: the index of that slot among the distinct slots, else -1, `[positions]`.
     """
 
     references: jax.Array
@@ -27,7 +29,7 @@ class SortedReferences(NamedTuple):
 def sorted_references(
     groups: SlotGroups, coefficients: jax.Array, *, multiple: int
 ) -> SortedReferences:
-    """The references of `groups`, their number filled up to a multiple of `multiple`."""
+    """The references of `groups` in sorted order, padded to a multiple of `multiple`."""
     references = groups.order.shape[0]
     position = jnp.arange(references, dtype=jnp.int32)
     ended = jnp.where(position < groups.num_groups, groups.starts[1:] - 1, references + position)

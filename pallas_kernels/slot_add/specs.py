@@ -1,4 +1,4 @@
-"""The shapes of `slot_read.specs`, with what an addition takes."""
+"""The shapes of `slot_read.specs`, with the arguments of `slot_add`."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from pallas_kernels.slot_read.specs import RowSpec
 
 
 def sample(spec: RowSpec, dtype: DTypeLike) -> dict[str, Any]:
-    """The arrays of one `slot_add`."""
+    """The arguments of one `slot_add`."""
     arrays = slot_read_specs.sample(spec, dtype)
     return {
         "values": arrays["values"],

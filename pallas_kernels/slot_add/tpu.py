@@ -1,8 +1,9 @@
-"""TensorCore kernel: sorted references taken in turn, rows copied in, summed and copied back.
+"""TensorCore kernel: goes through the sorted references, sums rows and copies the sums back.
 
-References come in the order of their slots. Each one's row is copied in ahead of time and added to
-the running sum of its slot; at the slot's last reference the table's row, copied in by then, gets
-the sum and is copied back. One core does all of it, so a hot slot costs no more than others.
+References are sorted by slot. The token's row of each reference is copied in ahead of time and
+added to the running sum of its slot. At the slot's last reference the sum is added to the table's
+row, which has been copied in, and the row is copied back. One core does all the work, so a slot
+that is read very often costs no more per reference than others.
 """
 
 import jax
@@ -15,10 +16,10 @@ from pallas_kernels import dispatch
 from pallas_kernels.slot_add.sorted_references import sorted_references
 
 TILE = 4096
-"""References of a tile: what its scalars may take of scalar memory."""
+"""References per tile; their scalars must fit in scalar memory."""
 AHEAD = 64
-"""References whose rows are in flight; rows on their way back are as many. Twice as many would need
-more semaphores than a core has. A power of 2, for cheap remainders."""
+"""References whose rows are being copied in; as many rows may be on their way back. Twice as many
+would need more semaphores than a core has. A power of 2 makes remainders cheap."""
 
 
 def add(
@@ -29,7 +30,7 @@ def add(
     *,
     with_old_rows: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """`slot_add` in place, and the touched rows as they were if asked for."""
+    """`slot_add` in place; with `with_old_rows` also the changed rows before the addition."""
     places = coefficients.shape[1]
     references, width = groups.order.shape[0], rows.shape[1]
     tile = min(TILE, references)
@@ -74,13 +75,13 @@ def _scalars(
 
 
 class _Kernel:
-    """The kernel's body for one tile; its steps share the references below."""
+    """The kernel's body for one tile."""
 
     def __init__(self, tile: int, places: int, with_old_rows: bool):
         self.tile, self.places, self.with_old_rows = tile, places, with_old_rows
 
     def __call__(self, order, coefficients, ends, rows, _, table, *refs):
-        # The table comes as an input, too; it is the same memory.
+        # The table is also an input (`_`), in the same memory.
         old_rows, refs = (refs[0], refs[1:]) if self.with_old_rows else (table, refs)
         rows_in, table_in, table_out, carried, ended, rows_sem, in_sem, out_sem = refs
         tile, places = self.tile, self.places
@@ -106,7 +107,7 @@ class _Kernel:
             return pltpu.make_async_copy(table_out.at[buffer], target, out_sem.at[buffer])
 
         def log(j, group):
-            # On the same semaphore: its wait counts the bytes of both.
+            # Uses the semaphore of `copy_out`, which counts the bytes of both copies.
             buffer = j % (2 * AHEAD)
             target = old_rows.at[pl.ds(group, 1)]
             return pltpu.make_async_copy(table_in.at[buffer], target, out_sem.at[buffer])
@@ -144,7 +145,7 @@ class _Kernel:
                     log(j, ended[0]).start()
                 ended[0] += 1
 
-            # The buffers of a reference two rings back are free once they are written out.
+            # The buffers of an earlier reference are free after they have been written out.
             @pl.when(j + AHEAD < tile)
             def _():
                 pl.when(j >= AHEAD)(lambda: wait_out(j - AHEAD))
@@ -154,5 +155,5 @@ class _Kernel:
 
         pl.loop(0, min(AHEAD, tile))(start)
         carried[...] = jax.lax.fori_loop(0, tile, step, carried[...])
-        # Nothing waited for the last two rings' worth of rows.
+        # The loop has not waited for the last `live` rows yet.
         pl.loop(max(0, tile - live), tile)(wait_out)

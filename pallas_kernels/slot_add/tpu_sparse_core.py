@@ -1,9 +1,9 @@
 """SparseCore kernel: each subcore owns the slots of a part of the sorted references.
 
-A part begins where a slot's references begin, so that a row has one owner, which sums its
-references in order: gather the tokens' rows and, where a slot's references end, the table's; add;
-scatter. A subcore works on one block of references while the rows of the next come in and those of
-the last go out.
+A part begins where the references to a slot begin, so each row has one owner, which sums its
+references in order. A subcore gathers the tokens' rows and, at the last reference to a slot, the
+table's row; it adds them up and scatters the sums. While it works on one block of references, it
+receives the rows of the next block and stores those of the previous one.
 """
 
 import functools
@@ -22,9 +22,9 @@ from pallas_kernels.slot_add.sorted_references import SortedReferences, sorted_r
 from pallas_kernels.sparse_core import IGNORED
 
 BLOCK = 32 * 1024
-"""Bytes of a block's rows; six blocks are in a subcore's memory."""
+"""Size of a block's rows in bytes; a subcore's memory holds six blocks."""
 POSITIONS = 8
-"""References added up at once."""
+"""References that are summed in one loop step."""
 
 
 def add(
@@ -35,7 +35,7 @@ def add(
     *,
     with_old_rows: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """`slot_add` in place, and the touched rows as they were if asked for."""
+    """`slot_add` in place; with `with_old_rows` also the changed rows before the addition."""
     references, width = groups.order.shape[0], rows.shape[1]
     block = max(16, min(64, BLOCK // (width * 4) // 16 * 16))
     cores = sparse_core.subcores()
@@ -63,11 +63,11 @@ def add(
 
 
 _HELD = 4
-"""Blocks whose indices are in a subcore's memory: two with rows coming or going on either side."""
+"""Blocks whose indices are in a subcore's memory: two are being loaded, two are being stored."""
 
 
 def _parts(starts: jax.Array, subcores: int, lanes: int) -> jax.Array:
-    """Where each subcore's part begins and ends among the sorted positions, one vector each."""
+    """Begin and end of each subcore's part in the sorted positions, in one vector per subcore."""
     references = starts.shape[0] - 1
     share = jnp.arange(subcores + 1, dtype=jnp.int32) * references // subcores
     bounds = starts[jnp.searchsorted(starts, share, method="compare_all")]
@@ -76,7 +76,7 @@ def _parts(starts: jax.Array, subcores: int, lanes: int) -> jax.Array:
 
 
 def _by_block(in_order: SortedReferences, places: int, block: int) -> jax.Array:
-    """For each block: tokens, ended slots, ended groups."""
+    """Tokens, ended slots and ended groups of each block, in this order."""
     tokens = in_order.references // places
     columns = (tokens, in_order.ended_slots, in_order.ended_groups)
     return jnp.stack([x.reshape(-1, block) for x in columns], axis=1).reshape(-1)
@@ -90,7 +90,7 @@ class _Shape:
 
 
 def _work(shape: _Shape, subcore: Any, parts, indices, coefficients, rows, table, *refs):
-    """One subcore's part."""
+    """The kernel's body: processes one subcore's part."""
     block, lanes = shape.block, shape.lanes
     old_rows, refs = (refs[0], refs[1:]) if shape.with_old_rows else (table, refs)
     part, held, factors, slots, groups, rows_in, table_in, table_out, carried, *sems = refs
@@ -121,7 +121,7 @@ def _work(shape: _Shape, subcore: Any, parts, indices, coefficients, rows, table
             )
 
     def keep_own(i):
-        """Slots and groups of a block's runs that end in this part; the others are ignored."""
+        """Keeps slots and groups of runs that end in this part; sets the others to `IGNORED`."""
         k = i % _HELD
         for offset in range(0, block, lanes):
             position = (first + i) * block + offset + jax.lax.iota(jnp.int32, lanes)
@@ -162,7 +162,7 @@ def _work(shape: _Shape, subcore: Any, parts, indices, coefficients, rows, table
                 total = carried[columns]
                 for p in some:
                     total += factor[p] * rows_in[ring, at + p, columns]
-                    # Where no run ends this is nothing, and written nowhere.
+                    # If no run ends here, this value is not used: `scatter` ignores its row.
                     table_out[ring, at + p, columns] = table_in[ring, at + p, columns] + total
                     total = jnp.where(ended[p], 0.0, total)
                 carried[columns] = total
@@ -185,7 +185,7 @@ def _work(shape: _Shape, subcore: Any, parts, indices, coefficients, rows, table
     def make_ready(i):
         wait(fetches, i)
         keep_own(i)
-        pl.when(i >= 2)(lambda: wait(logs, i - 2))  # Of the rows that the next ones replace.
+        pl.when(i >= 2)(lambda: wait(logs, i - 2))  # They read the buffers that are refilled next.
         start(gathers, i)
         pl.when(i + 1 < count)(lambda: start(fetches, i + 1))
 

@@ -1,4 +1,4 @@
-"""Rows of a table read at the slots of each token: weighted sums, and inner products."""
+"""Reads the rows of a table that each token addresses: weighted sums and inner products."""
 
 from pallas_kernels.slot_read.api import SlotRead as SlotRead
 from pallas_kernels.slot_read.api import slot_dot as slot_dot

@@ -1,4 +1,4 @@
-"""Weighted sums of and inner products with the rows that tokens read, over kernels."""
+"""Weighted sums of rows and inner products with rows, computed by kernels or in plain JAX."""
 
 import functools
 
@@ -36,9 +36,9 @@ def slot_read(
         output[t] = sum_p weights[t, p] * values[slot_ids[t, p]]
         errors[t] = write_weight[t] * (output[t] - target[t])
 
-    A kernel keeps a token's sum in registers while its rows come in: nothing of size
-    `[tokens, places, value]` is made. Places are summed in order, in float32. A gradient of the
-    whole table is made only if the table's gradient is asked for.
+    A kernel keeps a token's sum in registers while its rows arrive, so it does not make an array
+    `[tokens, places, value]`. It sums places in order, in float32. An array of the table's size is
+    made for the gradient only if the caller differentiates with respect to the table.
 
     Args:
       values: `[slots, value]` float32, on a GPU also bfloat16; value a multiple of 128.
@@ -48,8 +48,11 @@ def slot_read(
       write_weight: `[tokens]` float32; given with `target` only.
       backend: "auto", "reference" or "pallas".
 
+    Returns:
+      `output` `[tokens, value]` and `errors` `[tokens, value]`; `errors` is None without targets.
+
     Raises:
-      ValueError: only one of `target` and `write_weight` is given, or no kernel exists here.
+      ValueError: only one of `target` and `write_weight` is given, or the platform has no kernel.
       NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
     """
     if (target is None) != (write_weight is None):
@@ -72,11 +75,11 @@ def slot_read(
 def slot_dot(
     values: ValueTable, slot_ids: SlotIds, vectors: TokenValues, *, backend: Backend = "auto"
 ) -> SlotWeights:
-    """Inner products of each token's vector with the rows it reads.
+    """Inner products `[tokens, places]` of each token's vector with the rows that it reads.
 
         dot[t, p] = <values[slot_ids[t, p]], vectors[t]>
 
-    This is the cotangent of `slot_read`'s weights for the cotangent `vectors` of its output.
+    If `vectors` is the cotangent of `slot_read`'s output, this is the cotangent of its weights.
 
     Args:
       values: `[slots, value]` float32, on a GPU also bfloat16; value a multiple of 128.
@@ -85,7 +88,7 @@ def slot_dot(
       backend: "auto", "reference" or "pallas".
 
     Raises:
-      ValueError: no kernel exists for the platform named.
+      ValueError: `backend="pallas"` on a platform without a kernel.
       NotImplementedError: `backend="pallas"` with a width or dtype that the kernel does not take.
     """
     chex.assert_equal_shape_prefix([slot_ids, vectors], 1)
@@ -102,12 +105,12 @@ def slot_dot(
 
 
 def check_read(kernel: Kernel) -> None:
-    del kernel  # The one of this device.
+    del kernel  # It is the one of this device.
     for spec in (spec for spec in SPECS if spec.name in CHECKED):
         assert_results_agree(slot_read, sample(spec, jnp.float32), ratio=CHECK_RATIO)
 
 
 def check_dot(kernel: Kernel) -> None:
-    del kernel  # The one of this device.
+    del kernel  # It is the one of this device.
     for spec in (spec for spec in SPECS if spec.name in CHECKED):
         assert_results_agree(slot_dot, sample_dot(spec, jnp.float32), ratio=CHECK_RATIO)

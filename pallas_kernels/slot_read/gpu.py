@@ -1,8 +1,8 @@
 """Mosaic GPU kernels: one warpgroup per token, its rows loaded eight at a time.
 
-A token's slot ids and weights are scalars to all threads; a thread holds four columns of every
-row, so that a row is one coalesced load, and the sum never leaves the registers. Many small
-programs per multiprocessor hide the two dependent loads (id, then row) and keep memory busy.
+A token's slot ids and weights are scalars for all threads. Each thread holds four columns of every
+row, so a row is one coalesced load, and the sum stays in registers. The load of a row depends on
+the load of its id; many small programs per multiprocessor hide this latency.
 """
 
 import functools
@@ -21,7 +21,7 @@ def read(
     target: jax.Array | None,
     write_weight: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """`slot_read` of the rows, and the errors if targets are given."""
+    """The output of `slot_read`, and its errors if targets are given."""
     tokens, places = slot_ids.shape
     result = jax.ShapeDtypeStruct((tokens, values.shape[1]), jnp.float32)
 
@@ -71,7 +71,7 @@ def read(
 
 
 def dot(values: jax.Array, slot_ids: jax.Array, vectors: jax.Array) -> jax.Array:
-    """`slot_dot` of the rows: products in registers, summed across the warpgroup."""
+    """The result of `slot_dot`: products in registers, summed across the warpgroup."""
     tokens, places = slot_ids.shape
 
     def body(token, values, slot_ids, vectors, output):

@@ -1,4 +1,4 @@
-"""What the kernels compute, in plain JAX."""
+"""The definition of `slot_read` and `slot_dot` in plain JAX."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from fwpkm_jax.core.slots.row_ops import dot_rows
 
 
 class SlotRead(NamedTuple):
-    """What tokens read, and by how much it misses what they should have read.
+    """What tokens read, and its weighted difference from their targets.
 
     Attributes:
       output: weighted sums of slot values, `[tokens, value]`.

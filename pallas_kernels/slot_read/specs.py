@@ -1,4 +1,4 @@
-"""Named shapes of the operations on rows, and how their slots are drawn."""
+"""Named shapes of the operations on table rows, and how their slots are drawn."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,9 +20,10 @@ class RowSpec(Spec):
     slots: int = 256
     value: int = 128
     drawn: Literal["random", "zipf", "one", "distinct"] = "random"
-    """Uniform; the r-th slot in proportion to 1 / r; all the same; none twice."""
+    """random: uniform. zipf: the r-th slot in proportion to 1 / r. one: all the same. distinct: no
+    slot twice."""
     errors: bool = False
-    """Errors are asked for as well."""
+    """Whether errors are computed as well."""
 
 
 SPECS = (
@@ -61,9 +62,9 @@ SPECS = (
     RowSpec(name="paper_places", tokens=512, places=128, slots=512**2, small=False, compiled=True),
 )
 CHECKED = ("wide_distinct", "wide_zipf", "hottest")
-"""The calls on which a device's kernels are compared with the reference before their first use: at
-the paper's width, with slots read once, a few read often, and one read by every token, which makes
-runs far longer than one owner sums alone."""
+"""Before the first use of a device's kernels, they are compared with the reference on these calls.
+They have the paper's width. Their slots are read once, or a few are read often, or every token
+reads the same slot, which makes a run much longer than a single owner sums."""
 CHECK_RATIO = 1e-5
 """Largest difference allowed in that comparison, relative to a tensor's norm."""
 
@@ -77,13 +78,13 @@ def draw_slots(spec: RowSpec, rng: np.random.Generator) -> np.ndarray:
         return rng.permutation(spec.slots)[: spec.tokens * spec.places].reshape(size).astype("i4")
     if spec.drawn == "random":
         return rng.integers(spec.slots, size=size, dtype=np.int32)
-    # Inverse of the distribution's integral, ln(1 + r) / ln(1 + slots); popular slots lie apart.
+    # Inverts the cumulative distribution ln(1 + r) / ln(1 + slots), then spreads popular slots.
     rank = np.exp(rng.random(size) * np.log(spec.slots + 1.0)).astype(np.int64) - 1
     return (rank * 2654435761 % spec.slots).astype(np.int32)
 
 
 def sample(spec: RowSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
-    """The arrays of one `slot_read`; without `spec.errors` it is called without the last two."""
+    """The arguments of one `slot_read`. If `spec.errors` is False, leave out the last two."""
     rng = np.random.default_rng(spec.tokens)
     slot_ids = jnp.asarray(draw_slots(spec, rng))
     rngs = jax.random.split(jax.random.key(spec.tokens), 4)
@@ -97,7 +98,7 @@ def sample(spec: RowSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
 
 
 def sample_dot(spec: RowSpec, dtype: DTypeLike) -> dict[str, jax.Array]:
-    """The arrays of one `slot_dot`."""
+    """The arguments of one `slot_dot`."""
     arrays = sample(spec, dtype)
     vectors = jax.random.normal(jax.random.key(1), (spec.tokens, spec.value), dtype)
     return {"values": arrays["values"], "slot_ids": arrays["slot_ids"], "vectors": vectors}

@@ -1,8 +1,8 @@
-"""TensorCore kernels: one asynchronous copy per row, many rows in flight, tokens taken in turn.
+"""TensorCore kernels: one asynchronous copy per row, many rows in flight, one token after another.
 
-The table stays in HBM. A ring of VMEM buffers holds the rows of the next few tokens: while one
-token's rows are summed, the copies of those behind it run. Slot ids and weights of a tile of
-tokens lie in scalar memory, where the copies' addresses and the factors are needed.
+The table stays in HBM. A ring of VMEM buffers holds the rows of the next few tokens: while the
+kernel sums one token's rows, the rows of later tokens are copied. Slot ids and weights of a tile of
+tokens are in scalar memory, because they are needed as addresses and scalar factors.
 """
 
 import functools
@@ -15,9 +15,9 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels import dispatch
 
 REFERENCES = 4096
-"""Most references of a tile: what a tile of slot ids and weights may take of scalar memory."""
+"""Largest number of references in a tile; their slot ids and weights must fit in scalar memory."""
 TOKENS = 512
-"""Most tokens of a tile, so that its outputs, targets and errors fit in VMEM."""
+"""Largest number of tokens in a tile; their outputs, targets and errors must fit in VMEM."""
 RING = 256
 """Rows in flight or waiting to be summed; 0.5 MiB at 512 columns."""
 LANES = 128
@@ -30,7 +30,7 @@ def read(
     target: jax.Array | None,
     write_weight: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """`slot_read` of the rows, and the errors if targets are given."""
+    """The output of `slot_read`, and its errors if targets are given."""
     tokens, places = slot_ids.shape
     width = values.shape[1]
     tile = _tile(tokens, places)
@@ -82,10 +82,11 @@ def read(
 
 
 def dot(values: jax.Array, slot_ids: jax.Array, vectors: jax.Array) -> jax.Array:
-    """`slot_dot` of the rows.
+    """The result of `slot_dot`.
 
-    Sums across lanes are slow one by one. So a product's columns are first folded to one vector of
-    128 lanes per reference, and 128 references at a time are transposed and summed down.
+    A separate sum across lanes for each reference is slow. So the columns of each product are first
+    folded to a vector of 128 lanes. Then the vectors of 128 references are transposed together and
+    summed over sublanes.
     """
     tokens, places = slot_ids.shape
     width = values.shape[1]
@@ -95,7 +96,7 @@ def dot(values: jax.Array, slot_ids: jax.Array, vectors: jax.Array) -> jax.Array
     folds = [slice(begin, min(begin + LANES, width)) for begin in range(0, width, LANES)]
 
     def body(slot_ids, vectors, values, output, products, ring, sems):
-        if width < LANES:  # Interpreted only: rows of the devices fill the lanes.
+        if width < LANES:  # Only when interpreted; on devices a row fills all lanes.
             products[...] = jnp.zeros_like(products)
 
         def use(token, rows):
@@ -133,7 +134,7 @@ def dot(values: jax.Array, slot_ids: jax.Array, vectors: jax.Array) -> jax.Array
 
 
 def _stream_rows(slot_ids, values, ring, sems, *, tokens, places, use):
-    """Calls `use(token, rows)` for every token of a tile, its rows copied ahead of time."""
+    """Calls `use(token, rows)` for every token of a tile; its rows are copied ahead of time."""
     depth = ring.shape[0]
 
     def start(token):
@@ -151,7 +152,7 @@ def _stream_rows(slot_ids, values, ring, sems, *, tokens, places, use):
     def _(token):
         buffer = token % depth
         rows = ring.at[buffer]
-        # One wait for all the token's copies: a semaphore counts bytes.
+        # A semaphore counts bytes, so one wait covers all copies of the token.
         pltpu.make_async_copy(rows, rows, sems.at[buffer]).wait()
         use(token, rows)
         pl.when(token + depth < tokens)(lambda: start(token + depth))
@@ -166,13 +167,13 @@ def _ring(values: jax.Array, places: int) -> list:
 
 
 def _tile(tokens: int, places: int) -> int:
-    """Tokens of a tile: as many as the memories take, a multiple of 8 unless they are all."""
+    """Tokens per tile: as many as the memories hold; a multiple of 8, or all tokens."""
     most = max(8, min(TOKENS, REFERENCES // places) // 8 * 8)
     return min(tokens, most)
 
 
 def _tiled(x: jax.Array, tile: int) -> jax.Array:
-    """`[tokens, n]` to `[tiles, 1, tile * n]`; tokens added behind the end are 0."""
+    """`[tokens, n]` to `[tiles, 1, tile * n]`, padded with zeros."""
     tokens, n = x.shape
     x = jnp.pad(x, [(0, -tokens % tile), (0, 0)])
     return x.reshape(-1, 1, tile * n)

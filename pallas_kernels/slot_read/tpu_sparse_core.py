@@ -1,6 +1,7 @@
-"""SparseCore kernels: each subcore takes blocks of tokens and gathers all rows of one at a time.
+"""SparseCore kernels: each subcore processes blocks of tokens and gathers a block's rows at once.
 
-While the rows of a block are summed, those of the next come in and sums of the last go out.
+While a subcore sums the rows of a block, it receives the rows of the next block and stores the sums
+of the previous one.
 """
 
 import functools
@@ -17,9 +18,9 @@ from pallas_kernels import sparse_core
 from pallas_kernels.sparse_core import Copy
 
 BLOCK = 64 * 1024
-"""Most bytes of a block's rows; two blocks are in a subcore's memory."""
+"""Largest size of a block's rows, in bytes; a subcore's memory holds two blocks."""
 ROUND = 32
-"""Most blocks whose slot ids and weights are in a subcore's memory."""
+"""Largest number of blocks whose slot ids and weights are in a subcore's memory at once."""
 PLACES = 8
 """Places summed at once."""
 
@@ -31,7 +32,7 @@ def read(
     target: jax.Array | None,
     write_weight: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """`slot_read` of the rows, and the errors if targets are given."""
+    """The output of `slot_read`, and its errors if targets are given."""
     tokens, places = slot_ids.shape
     width = values.shape[1]
     plan = _Plan.of(tokens, places, width)
@@ -112,10 +113,10 @@ def read(
 
 
 def dot(values: jax.Array, slot_ids: jax.Array, vectors: jax.Array) -> jax.Array:
-    """`slot_dot` of the rows.
+    """The result of `slot_dot`.
 
-    A place's products are summed to one vector; as many of these as a vector is long are
-    transposed, so that their sums make a vector, too.
+    The products of each place are first summed to one vector of `lanes` numbers. Then the vectors
+    of `lanes` places are transposed together, so that the sums of all of them form one vector.
     """
     tokens, places = slot_ids.shape
     width = values.shape[1]
@@ -182,14 +183,14 @@ def dot(values: jax.Array, slot_ids: jax.Array, vectors: jax.Array) -> jax.Array
 
 @dataclass(frozen=True)
 class _Plan:
-    """Which tokens a subcore takes, and in which portions.
+    """Which tokens each subcore processes, and in which blocks.
 
     Attributes:
-      tokens: of the call.
-      places: per token.
-      subcores: that share the tokens.
-      lanes: of a subcore's vectors.
-      block: tokens whose rows are gathered with one command.
+      tokens: number of tokens of the call.
+      places: places per token.
+      subcores: number of subcores that share the tokens.
+      lanes: numbers in a subcore's vector.
+      block: number of tokens whose rows are gathered with one command.
     """
 
     tokens: int
@@ -206,7 +207,7 @@ class _Plan:
         return _Plan(tokens, places, cores.number, cores.lanes, block)
 
     def per_block(self, per_token: int) -> int:
-        """Numbers of a block, with those added so that the next block's are aligned."""
+        """How many numbers a block has, rounded up so that the next block is aligned."""
         return pl.cdiv(self.block * per_token, 8) * 8
 
     @property
@@ -215,7 +216,7 @@ class _Plan:
 
     @property
     def all_tokens(self) -> int:
-        """With those added to fill the last block."""
+        """Number of tokens, padded to fill the last block."""
         return self.blocks * self.block
 
     @property
@@ -232,7 +233,7 @@ class _Plan:
         return jnp.pad(x, [(0, self.all_tokens - self.tokens), (0, 0)])
 
     def by_block(self, x: jax.Array) -> jax.Array:
-        """Numbers of tokens by block, for all rounds of all subcores; those added are 0."""
+        """Arranges an array `[tokens, n]` by block for all rounds of all subcores; pads with 0."""
         blocks = self.padded(x).reshape(self.blocks, -1)
         more = self.subcores * self.rounds * self.round - self.blocks
         more_of_each = self.per_block(x.shape[1]) - blocks.shape[1]
@@ -242,7 +243,7 @@ class _Plan:
         return pl.ds(pl.multiple_of(block * self.block, self.block), self.block)
 
     def gather_rows(self, values: Any, ids: Any, i: Any, target: Any, semaphore: Any) -> Copy:
-        """The rows of a round's i-th block."""
+        """The copy that gathers the rows of the i-th block of a round."""
         rows = self.per_block(self.places)
         indices = ids.at[pl.ds(pl.multiple_of(i * rows, 8), rows)]
         return sparse_core.gather(values, indices, target, semaphore)
@@ -256,15 +257,16 @@ class _Plan:
         stores: Callable[..., Any],
         use: Callable[..., None],
     ) -> None:
-        """Calls `use(i, slot)` for a subcore's blocks in turn, their rows copied ahead of time.
+        """Calls `use(i, slot)` for each block of a subcore; its rows are copied ahead of time.
 
         Args:
           subcore: the subcore's number.
-          held: what is fetched for a round: from where, by block, and to where.
-          semaphore: for these fetches.
-          loads: the copies into buffer `slot` for `(block, i, slot)`, i counted in the round.
-          stores: the copies out of it.
-          use: what happens between them.
+          held: pairs of source and target that are copied at the start of a round.
+          semaphore: semaphore of these copies.
+          loads: `loads(block, i, slot)` gives the copies into buffer `slot` for block number `i` of
+            the round.
+          stores: `stores(block, i, slot)` gives the copies out of it.
+          use: the computation between loads and stores.
         """
 
         @pl.loop(0, self.rounds)

@@ -4,6 +4,7 @@ A memory layer takes its memory as an argument and returns the new one; a token 
 between sequences except in a cache. `fwpkm_jax.layers.mixers` holds every mixer.
 """
 
+from fwpkm_jax.layers.experts import Experts, ExpertsConfig
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer, FastWeightLayerConfig
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig, FastWeightInfo
 from fwpkm_jax.layers.mixers import (
@@ -25,7 +26,7 @@ from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import GatedRMSNorm, RMSNorm
 from fwpkm_jax.layers.partition import MeshConfig, Partition
 from fwpkm_jax.layers.pkm import PKM, PKMConfig, PKMOutput
-from fwpkm_jax.layers.rotary import YarnConfig
+from fwpkm_jax.layers.rotary import Llama3Scaling, YarnConfig
 
 __all__ = [
     "PKM",
@@ -33,6 +34,8 @@ __all__ = [
     "AbstractMixerConfig",
     "Attention",
     "AttentionConfig",
+    "Experts",
+    "ExpertsConfig",
     "FastWeight",
     "FastWeightConfig",
     "FastWeightInfo",
@@ -43,6 +46,7 @@ __all__ = [
     "GatedRMSNorm",
     "LaCT",
     "LaCTConfig",
+    "Llama3Scaling",
     "MatrixMemory",
     "MatrixMemoryConfig",
     "MeshConfig",

@@ -106,7 +106,7 @@ def bases() -> dict[str, Experiment]:
 
 
 def _unused(experiment: Experiment) -> set[str]:
-    """Sections of the model that nothing in the layout reads."""
+    """Sections of the model that no layer of the layout uses."""
     model = experiment.model
     users = {"attention": {"swa"}, "gdn": {"gdn"}, "lact": {"lact"}, "titans": {"titans"}}
     users["matrix"] = set(MATRIX_RULES)
@@ -144,7 +144,7 @@ def _not_none(hint: Any) -> Any:
 
 
 def bad_values(annotation: Any) -> dict[str, Any]:
-    """Values by what is wrong with them, as JSON has them."""
+    """Invalid JSON values by the kind of fault."""
     number = {"nan": math.nan, "infinite": math.inf, "text": "many", "truth": True, "list": [1]}
     if annotation is int:
         return {"negative": -3, "zero": 0, "huge": 2**40, "fraction": 1.5, **number}

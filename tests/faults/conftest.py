@@ -41,7 +41,7 @@ def fault(pytestconfig: pytest.Config) -> Faults:
 
 @pytest.fixture
 def abandoned_reads(monkeypatch):
-    """Collects what Orbax abandons: it starts all reads at once, and one that fails ends them."""
+    """Collects the reads that Orbax abandons: if one of its parallel reads fails, it drops all."""
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
     yield
     gc.collect()

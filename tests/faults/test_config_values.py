@@ -1,4 +1,4 @@
-"""Every field of a configuration, given what it cannot mean, one after the other."""
+"""Sets every field of a configuration to invalid values, one after the other."""
 
 import dataclasses
 import inspect
@@ -56,7 +56,7 @@ ZERO_MEANS_SOMETHING = {
 
 
 def refusal(field: Field, value: object) -> str | None:
-    """What the error says that such a value of the field brings, None if it is taken."""
+    """The message of the error that such a value raises; None if the value is accepted."""
     try:
         from_json(json_with(BASES[field.base].to_json(), field.path, value))
     except ValueError as error:

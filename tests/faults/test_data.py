@@ -35,7 +35,7 @@ def sentence_pieces(path, text, *, vocab_size):
 
 
 def read_an_epoch(iterator):
-    """Meets every row of 2,000 tokens at least once."""
+    """Reads every row of 2,000 tokens at least once."""
     for _ in range(125):
         next(iterator)
 

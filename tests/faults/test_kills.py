@@ -1,4 +1,4 @@
-"""A training run killed without warning, again and again, ends as the run that never was."""
+"""A run that is killed many times gives the same results as an uninterrupted run."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""NaN in a gradient, in slots that may go unread, in a batch: nothing of it is ever saved.
+"""NaN in a gradient, in slots that may stay unread, in a batch: it is never saved.
 
 What a run says of NaN in a parameter and in whole tables is in tests/training/test_diagnosis.py.
 """
@@ -77,7 +77,7 @@ def at_step(monkeypatch, step, damage):
 @pytest.mark.parametrize("slot", range(0, 16, 3))
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_slot_is_named_and_not_saved(fault, unbroken, tmp_path, monkeypatch, slot, value):
-    """Read or not: what the loss does not show, the look before a checkpoint does."""
+    """The check before a checkpoint finds NaN in slots that the loss does not depend on."""
 
     def damage(state, batch):
         memory = state.memory["layer_1"]

@@ -1,4 +1,4 @@
-"""No file makes a reader run what stands in it, and no archive is unpacked."""
+"""No reader executes code from a file, and no archive is unpacked."""
 
 import ast
 import io

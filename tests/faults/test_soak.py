@@ -16,7 +16,7 @@ EVERY = 250
 
 
 class Sample(NamedTuple):
-    """The program, seen from outside."""
+    """Measurements of the running program."""
 
     step: int
     resident_mb: float
@@ -24,7 +24,7 @@ class Sample(NamedTuple):
 
 
 def sample(process, log) -> Sample | None:
-    """Of a running process; None before its first step."""
+    """Measures a running process; None before its first step."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.path.getsize(log) - 4000))

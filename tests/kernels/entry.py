@@ -1,4 +1,4 @@
-"""What an operation tells the shared tests about itself, and where they find it."""
+"""The description of an operation for the shared tests, and a function that finds them all."""
 
 import functools
 import importlib

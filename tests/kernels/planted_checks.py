@@ -1,4 +1,4 @@
-"""Checks of kernels that end in every way a check can; `test_verdicts` runs them apart."""
+"""Checks with every possible outcome, which `test_verdicts` runs in separate processes."""
 
 import os
 import signal

@@ -12,8 +12,8 @@ from pallas_kernels import dispatch, verdicts
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Without earlier checks and log lines, `auto` as users have it whatever --backend says, and
-    checks in this process, as on a TPU."""
+    """Clears earlier checks and log lines, ignores --backend for `auto`, and runs checks in this
+    process, as on a TPU."""
     monkeypatch.setattr(verdicts, "has_name", lambda check: False)
     with dispatch.checked_anew(), dispatch.default_backend("auto"), dispatch._simulation(None):
         yield

@@ -17,7 +17,7 @@ CASES = [
 @pytest.mark.by_default("chunk_gated_delta_rule-tpu", "product_top_k-tpu", "slot_add-gpu")
 @pytest.mark.parametrize(("entry", "kernel"), CASES)
 def test_kernels_are_traced_where_doubles_are_switched_on(entry, kernel):
-    """A Python number then becomes 64 bits wide, which an index of 32 bits does not go with."""
+    """Python numbers then become 64-bit integers, which do not combine with 32-bit indices."""
     spec = next(spec for spec in entry.specs if spec.small)
     arrays = entry.sample(spec, jnp.float32)
     with jax.enable_x64(True), dispatch.interpret_kernels(kernel):

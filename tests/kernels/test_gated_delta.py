@@ -1,4 +1,4 @@
-"""The gated delta rule's kernels where the shared parity test does not look."""
+"""Properties of the gated delta rule's kernels that the shared parity test does not cover."""
 
 import functools
 
@@ -116,7 +116,7 @@ def test_float64_is_refused():
 
 
 def test_one_chunks_backward_pass_is_exact_in_float64():
-    """The written-out derivatives against automatic ones, where rounding hides nothing."""
+    """Compares the manual derivatives with automatic ones in float64, without float32 rounding."""
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
         query, key, value = (rng.normal(size=(16, width)) for width in (4, 4, 6))

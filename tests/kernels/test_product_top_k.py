@@ -1,4 +1,4 @@
-"""What the kernels of product_top_k owe their callers beyond parity on the named shapes."""
+"""Properties of product_top_k's kernels beyond parity on the named shapes."""
 
 import functools
 from typing import Any

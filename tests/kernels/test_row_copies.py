@@ -1,4 +1,4 @@
-"""The TPU row kernels' copies in flight, simulated: none is late, early, or races with another."""
+"""Simulates the asynchronous copies of the TPU row kernels and checks that they do not race."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""What the row kernels owe beyond parity: narrow tables, refusals, and no work nobody asked for."""
+"""The row kernels beyond parity: narrow tables, refusals, no unneeded table gradients."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Checks in a process of their own: how they end, what is kept, and what a program then runs."""
+"""Checks in separate processes: their outcomes, stored verdicts, and the chosen implementation."""
 
 import time
 from typing import Any

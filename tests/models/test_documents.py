@@ -1,4 +1,4 @@
-"""Rows of several documents: each reads as it would in a row of its own."""
+"""Rows of several documents: each document gives the same results as in a separate row."""
 
 import dataclasses
 import functools
@@ -86,7 +86,7 @@ def test_documents_read_as_in_rows_of_their_own():
 
 
 def test_no_token_is_paired_with_a_value_of_another_document():
-    """The memory goes on, but for such pairs and padding, which write nothing."""
+    """The memory continues across documents; pairs across documents and padding do not write."""
 
     def of_tokens(gate, mask, *, chunk_size, lookahead):
         del mask

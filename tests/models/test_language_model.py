@@ -1,4 +1,4 @@
-"""The decoder: streams, causality, groups, padding, precision, layouts that make no sense."""
+"""The decoder: streams, causality, groups, padding, precision, invalid layouts."""
 
 import functools
 from dataclasses import replace

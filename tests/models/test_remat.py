@@ -1,4 +1,4 @@
-"""A backward pass that computes the layers again: the same results, and no memory written twice."""
+"""Rematerialisation: the same results, and no memory is written twice."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def test_loss_gradients_and_memories_are_the_same(arrays):
 
 
 def test_every_layer_is_computed_again_and_no_memory(arrays):
-    """By what goes into the recomputation: a memory would bring its table of before the write."""
+    """Checks the inputs of the recomputation: a memory would add its old table."""
     graphdef, *arrays = arrays
     jaxpr = jax.make_jaxpr(gradients(graphdef, "block"))(*arrays).jaxpr
     again = [equation for equation in jaxpr.eqns if equation.params.get("differentiated")]

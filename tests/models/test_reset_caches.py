@@ -22,7 +22,7 @@ MODEL = replace(
 
 @pytest.mark.parametrize("pending", [False, True])
 def test_a_new_document_does_not_label_the_last_token_of_the_one_before(pending):
-    """Steps on two documents are the steps on each alone, added up: no pair lies between them."""
+    """Steps on two documents equal the sum of the steps on each: no pair spans both documents."""
     model = LanguageModel(MODEL, rngs=nnx.Rngs(0))
     documents = np.random.default_rng(0).integers(0, MODEL.vocab_size, (2, 1, 7)).astype(np.int32)
     start = model.init_stream({}, batch=1, max_length=8)

@@ -1,4 +1,4 @@
-"""One unbroken run that the tests of interrupted ones compare with."""
+"""One uninterrupted run, with which tests of interrupted runs compare."""
 
 import dataclasses
 import io
@@ -54,7 +54,7 @@ def traced_once():
 
 
 class FinishedRun(NamedTuple):
-    """A run of 20 steps that nothing interrupted."""
+    """A run of 20 steps without interruption."""
 
     experiment: Experiment
     directory: Path
@@ -72,7 +72,7 @@ def unbroken(tmp_path_factory, compiled_once, traced_once) -> FinishedRun:
 
 
 def read_records(directory: Path) -> list[dict[str, Any]]:
-    """The records of `metrics.jsonl` without what the clock decides."""
+    """The records of `metrics.jsonl` without values that depend on time."""
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     return [{n: v for n, v in record.items() if n not in _TIMINGS} for record in records]

@@ -88,7 +88,7 @@ def _equal(state: TrainState, expected: TrainState) -> bool:
 
 
 def _numbered(x: jax.Array) -> jax.Array:
-    """Something else in every place, where the optimiser starts with zeros."""
+    """Adds each element's index to it, because the optimiser's arrays start as zeros."""
     return x + jnp.arange(x.size).reshape(x.shape).astype(x.dtype)
 
 

@@ -198,7 +198,7 @@ RUNS = {
 
 
 def train(run: Run) -> dict[str, Any]:
-    """A few steps of a run."""
+    """Trains a few steps of a run."""
     model = run.model()
     partition = make_partition(run.mesh, jax.devices()[: run.mesh.num_devices])
     memory = MemoryConfig(groups=run.groups, lifetime=run.lifetime)

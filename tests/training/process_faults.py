@@ -19,7 +19,7 @@ THIRD = 2
 
 
 class Faulty:
-    """Batches until the third, which is none or damaged."""
+    """Batches of which the third is missing or damaged."""
 
     def __init__(self, batches, kind):
         self._batches, self._kind, self._given = batches, kind, 0

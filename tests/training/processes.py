@@ -53,7 +53,7 @@ def start(run_dir, *arguments, count=2, devices=1, program=("train.py",), enviro
 
 
 def finish(processes, *, seconds=300):
-    """Exit codes, outputs and errors; what has not ended by then is killed."""
+    """Exit codes, outputs and errors; kills processes that have not ended in time."""
     try:
         results = [process.communicate(timeout=seconds) for process in processes]
     finally:

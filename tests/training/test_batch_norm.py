@@ -1,4 +1,4 @@
-"""Norms over batches: training moves their running statistics, evaluation reads by them."""
+"""Batch norms: training updates their running statistics, evaluation uses them."""
 
 from dataclasses import replace
 from functools import partial

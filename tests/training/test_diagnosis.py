@@ -1,4 +1,4 @@
-"""A run that stops being finite says what went first and where to go back to."""
+"""A run with NaN or infinity names where it began and the last good checkpoint."""
 
 import dataclasses
 import io
@@ -149,7 +149,7 @@ def test_a_run_stops_with_steps_cause_and_last_good_checkpoint(
 
 @pytest.mark.thorough
 def test_a_fast_weight_that_nobody_reads_is_not_saved(unbroken, tmp_path, monkeypatch):
-    """Slots that no token of the step reads do not touch the loss; the check before a save does."""
+    """Slots that no token reads do not change the loss; the check before a save finds them."""
     run = tmp_path / "run"
     shutil.copytree(unbroken.directory, run)
     restore_state = parts.restore_state

@@ -1,4 +1,4 @@
-"""`train.py` as a program: killed, stopped, given nonsense."""
+"""`train.py` as a program: killed, stopped by signals, called with wrong arguments."""
 
 import dataclasses
 import io
@@ -61,7 +61,7 @@ def wait_for_step(run, step, process, seconds=120):
 
 
 def test_killed_runs_end_as_the_unbroken_one(unbroken, start_program, tmp_path):
-    """Two kills, one right behind a save so that it is likely under way, then to the end."""
+    """Kills the run twice, once probably during a save, then lets it finish."""
     run = tmp_path / "run"
     # A checkpoint at every step: whenever the kill comes, one is being written.
     arguments = ("--run_dir", run, "--checkpoint.every", 1)

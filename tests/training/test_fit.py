@@ -1,4 +1,4 @@
-"""The generic loop: order of its hooks, one step under way, pauses, ends."""
+"""The generic loop: order of its hooks, the step that runs ahead, pauses, ends."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""A run as a whole: what it writes, and that stopping and going on changes nothing."""
+"""A whole run: the files it writes, and that stopping and resuming does not change results."""
 
 import dataclasses
 import io

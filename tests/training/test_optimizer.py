@@ -1,4 +1,4 @@
-"""The learning rate's course, what weight decay touches, clipping."""
+"""The learning rate's schedule, the parameters that decay, clipping."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A memory put into a run's model: nothing changes at first, and what is frozen stays."""
+"""A memory added to a trained model: outputs are the same at first, frozen weights stay."""
 
 import dataclasses
 import io
@@ -58,7 +58,7 @@ def retrofit(base, *options):
 
 @pytest.fixture(scope="module")
 def trained(base):
-    """Two steps of the memory alone; the run's directory and what it said."""
+    """Two steps that train only the memory; the run's directory and its printed lines."""
     stream = io.StringIO()
     result = train(retrofit(base, "--optimizer.train", ONLY_MEMORY), stream=stream)
     assert result.status == "finished"

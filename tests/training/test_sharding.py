@@ -1,4 +1,4 @@
-"""The same training over any mesh: losses, layouts, and what travels between devices."""
+"""The same training on any mesh: losses, layouts, and communication between devices."""
 
 import dataclasses
 import json
@@ -189,7 +189,7 @@ def test_a_weight_that_does_not_divide_is_named():
 
 
 class Declared(nnx.Module):
-    """Declares one of its parameters rightly, one with another rank, one whole, and one not."""
+    """Declares one parameter correctly, one with a wrong rank, one as whole, and one not at all."""
 
     parameter_axes: ClassVar[ParameterAxes] = {
         "inner/weight|wrong": ("heads", "embed"),

@@ -169,7 +169,7 @@ def test_a_step_that_is_not_finite_leaves_the_parameters():
 
 
 def test_a_gradient_that_is_not_finite_leaves_the_parameters_though_the_loss_is_finite():
-    """Huge logits: the loss still has a float32, the gradient's norm has none."""
+    """Huge logits: the loss is finite in float32, the gradient's norm is not."""
     memory = MemoryConfig(groups=4, lifetime="batch")
     huge = start(memory)
     huge.params.head[...] = 1e21 * huge.params.head[...]
@@ -210,7 +210,7 @@ def test_batches_that_do_not_split_are_refused(batch_size, micro_batches, groups
 
 
 def test_rows_of_documents_train_apart_in_any_micro_batches():
-    """Segment ids reach the model, whole or in micro-batches; a step says its padding."""
+    """Segment ids reach the model with any micro-batches, and a step reports its padding."""
     memory, batch = MemoryConfig(groups=4, lifetime="batch"), sample_batch()
     ids = np.repeat([[1, 2, 0, 4]], 4, axis=0).repeat(4, axis=1).astype(np.int32)
     batch = batch | {"segment_ids": ids, "loss_weight": batch["loss_weight"] * (ids == 4)}

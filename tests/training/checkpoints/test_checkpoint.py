@@ -26,7 +26,7 @@ from fwpkm_jax.training.state import init_state
 
 @pytest.fixture
 def abandoned_reads(monkeypatch):
-    """Collects what Orbax abandons: it starts all reads at once, and one that fails ends them."""
+    """Collects the reads that Orbax abandons: if one of its parallel reads fails, it drops all."""
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
     yield
     gc.collect()
@@ -74,7 +74,7 @@ def test_a_checkpoint_gives_back_what_was_saved(unbroken, abstract):
     ],
 )
 def test_a_damaged_file_is_never_taken_for_a_checkpoint(copied, abstract, unbroken, damage):
-    """Whatever file is hit: what is restored is the newest state itself or the one before it."""
+    """Damages each file in turn; the restored state must be the newest one or the one before it."""
     whole = shutil.copytree(copied / "20", copied.parent / "whole")
     names = sorted(p.relative_to(whole) for p in whole.rglob("*") if p.is_file())
     skipped = 0

@@ -60,7 +60,7 @@ def write(directory, **changes):
 
 @pytest.fixture
 def patience(monkeypatch):
-    """Signs of life come, and are waited for, faster than in a run."""
+    """Shortens the intervals at which a holder touches the lock and others wait for it."""
     monkeypatch.setattr(lock_module, "BEAT", 0.05)
     monkeypatch.setattr(lock_module, "SILENCE", 0.6)
 

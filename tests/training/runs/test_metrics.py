@@ -16,7 +16,7 @@ from tests.training.processes import CONFIG
 
 
 class FakeWandb(types.ModuleType):
-    """What this package uses of wandb, noted."""
+    """Records the calls that this package makes to wandb."""
 
     def __init__(self):
         super().__init__("wandb")

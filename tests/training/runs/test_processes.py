@@ -84,7 +84,7 @@ def run_to_its_end(run, *arguments, **options):
 
 
 def checksums_of(run, step):
-    """Of every array of a checkpoint."""
+    """The checksum of every array of a checkpoint."""
     position = run / "checkpoints" / str(step) / "position" / "metadata"
     return json.loads(position.read_text())["checksums"]
 

@@ -63,7 +63,7 @@ def interrupt_soon():
 
 @pytest.fixture
 def long_compilation(monkeypatch):
-    """A compilation that a signal meets, and that lasts until the test ends."""
+    """A compilation that lasts until the test ends, so that a signal arrives during it."""
     end = threading.Event()
 
     def compile_for_ever(lowered):

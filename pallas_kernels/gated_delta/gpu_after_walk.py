@@ -92,6 +92,7 @@ def after_walk(
         ],
         grid=place,
         grid_names=GRID_NAMES,
+        kernel_name="gated_delta_after_walk",
         compiler_params=compiler_params(),
         interpret=gpu_interpreter(),
     )(query, key, value, *vectors, *saved, d_output, d_after)

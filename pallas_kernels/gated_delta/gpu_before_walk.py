@@ -87,6 +87,7 @@ def before_walk(
         ],
         grid=place,
         grid_names=GRID_NAMES,
+        kernel_name="gated_delta_before_walk",
         compiler_params=compiler_params(),
         interpret=gpu_interpreter(),
     )(query, key, *vectors, inverse, d_output)

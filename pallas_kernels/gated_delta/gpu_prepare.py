@@ -87,6 +87,7 @@ def prepare(
         ],
         grid=place,
         grid_names=GRID_NAMES,
+        kernel_name="gated_delta_prepare",
         compiler_params=compiler_params(),
         interpret=gpu_interpreter(),
     )(key, value, log_decay, beta, to_token, to_end)

@@ -66,6 +66,7 @@ def read(
         ],
         grid=beta.shape[:3],
         grid_names=GRID_NAMES,
+        kernel_name="gated_delta_read",
         compiler_params=compiler_params(),
         interpret=gpu_interpreter(),
     )(query, key, value, log_decay, beta, to_token, *saved)

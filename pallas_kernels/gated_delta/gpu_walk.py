@@ -86,6 +86,7 @@ def walk(
         scratch_types=scratch,
         grid=(batch, heads, value // VALUE_BLOCK),
         grid_names=("batch", "heads", "columns"),
+        kernel_name="gated_delta_walk_back" if reverse else "gated_delta_walk",
         compiler_params=compiler_params(),
         interpret=gpu_interpreter(),
     )(add, *left, *right, whole, start, *steps)

@@ -1,6 +1,7 @@
 """Properties of the gated delta rule's kernels that the shared parity test does not cover."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -157,3 +158,16 @@ def test_a_gpus_kernels_for_bfloat16_agree_with_the_reference(name):
     for path, error in relative_errors(actual, results("reference")).items():
         narrow = any(name in path for name in ("query", "key", "value"))
         assert error < (1e-3 if narrow else 3e-5), path  # Some round to the other bfloat16.
+
+
+def test_a_profile_tells_the_gpus_kernels_apart():
+    arrays = jax.eval_shape(lambda: sample(SPEC, jnp.bfloat16))
+
+    def gradients(arrays):
+        outputs, pull = jax.vjp(lambda x: tuple(chunk_gated_delta_rule(**x)), arrays)
+        return pull(outputs)
+
+    with dispatch.compile_kernels("gpu"):
+        text = str(jax.make_jaxpr(gradients)(arrays))
+    names = ("prepare", "walk", "read", "before_walk", "walk_back", "after_walk")
+    assert {name for name in re.findall(r"gated_delta_(\w+)", text)} >= set(names)

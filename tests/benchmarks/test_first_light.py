@@ -10,13 +10,14 @@ import pytest
 from benchmarks.first_light import cases, correctness, suite
 from benchmarks.first_light.files import read_lines
 from benchmarks.options import parse
+from tests.benchmarks import planted_cases
 from tests.benchmarks.programs import result, run
 
 
 def test_planted_cases_cost_a_line_each_and_the_rest_goes_on(tmp_path, capsys):
     out = tmp_path / "cases.jsonl"
     out.write_text('{"case": "dies", "verd')  # As a session leaves it that is ended while writing.
-    limits = {"hangs": 2.0} | dict.fromkeys(("dies", "raises", "wrong", "no_number", "right"), 60.0)
+    limits = {"hangs": 2.0} | dict.fromkeys(("dies", "raises", "wrong", "right"), 60.0)
     options = correctness.Options(out=out, size="tiny", jobs=3)
     rows = correctness.run_cases(limits, options, module="tests.benchmarks.planted_cases")
     assert [row["case"] for row in rows] == list(limits)
@@ -26,7 +27,6 @@ def test_planted_cases_cost_a_line_each_and_the_rest_goes_on(tmp_path, capsys):
         "dies": "dies: failed, died by SIGSEGV",
         "raises": "raises: failed, exit code 1: ValueError: INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS",
         "wrong": "wrong: differs, error 0.3 of 1e-05 in d_keys, 1.000 ms",
-        "no_number": "no_number: differs, error nan of 1e-05 in d_keys",
         "right": "right: agrees, error 1e-07 of 1e-05 in d_keys",
     }
     for name, beginning in beginnings.items():
@@ -51,6 +51,11 @@ def test_the_cases_reach_the_steady_state_of_every_kernel():
     operations = {name.split("/")[0] for name in found}
     assert operations == {name.split("/")[0] for name in cases.cases("tiny")}
     assert all(case.limit_s <= 60 for name, case in found.items() if not name.startswith("choice"))
+
+
+def test_an_error_that_is_no_number_is_too_large():
+    row = cases.outcome(planted_cases.case_with(float("nan")))
+    assert (row["verdict"], row["worst"]) == ("differs", "d_keys")
 
 
 def test_a_case_reports_error_time_and_what_ran():

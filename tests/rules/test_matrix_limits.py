@@ -24,6 +24,7 @@ from fwpkm_jax.rules.matrix.mamba2 import Mamba2
 from fwpkm_jax.rules.matrix.mesa import Mesa
 from fwpkm_jax.rules.matrix.mlstm import MLSTM
 from fwpkm_jax.rules.matrix.ojanet import OjaNet
+from fwpkm_jax.rules.matrix.omega import Omega
 from fwpkm_jax.rules.matrix.retnet import RetNet
 from fwpkm_jax.rules.matrix.rwkv7 import RWKV7
 from tests.rules.matrix_sampling import cast, sample_tokens
@@ -134,6 +135,23 @@ def test_enough_steps_of_conjugate_gradients_read_the_ridge_regression_of_all_pa
     np.testing.assert_allclose(found.output, expected, rtol=1e-9, atol=1e-11)
 
 
+def test_omega_writes_each_error_of_its_window_anew_and_a_window_of_one_is_a_delta_step():
+    tokens = tokens_of(GatedDeltaNet())
+    kept = tokens._replace(log_decay=jnp.zeros_like(tokens.log_decay))
+    deltanet = DeltaNet().recurrent(tokens._replace(log_decay=None))
+    np.testing.assert_allclose(
+        Omega(window=1).recurrent(kept).final_state.matrix, deltanet.final_state, rtol=1e-11
+    )
+    found = np.asarray(Omega(window=3).recurrent(tokens).output)
+    query, key, value, log_decay, strength = (np.asarray(x[0, :, 0]) for x in tokens)
+    matrix = np.zeros((key.shape[-1], value.shape[-1]))
+    for at in range(len(key)):
+        window = slice(max(at - 2, 0), at + 1)
+        errors = strength[window, None] * (value[window] - key[window] @ matrix)
+        matrix = np.exp(log_decay[at]) * matrix + key[window].T @ errors / 3
+        np.testing.assert_allclose(found[0, at, 0], query[at] @ matrix, rtol=1e-10, atol=1e-12)
+
+
 def test_a_short_key_cannot_make_falcons_step_longer_than_half_the_memory():
     tokens = tokens_of(Falcon())
     tokens = tokens._replace(key=jnp.zeros_like(tokens.key), strength=2 + 0 * tokens.strength)
@@ -151,6 +169,7 @@ def test_a_short_key_cannot_make_falcons_step_longer_than_half_the_memory():
         lambda: Falcon(ridge=0.0),
         lambda: Mesa(ridge=0.0),
         lambda: Mesa(cg_steps=0),
+        lambda: Omega(window=0),
     ],
 )
 def test_settings_that_break_a_rule_are_refused(make):

@@ -20,6 +20,7 @@ from fwpkm_jax.rules.matrix.mamba2 import Mamba2
 from fwpkm_jax.rules.matrix.mesa import Mesa
 from fwpkm_jax.rules.matrix.mlstm import MLSTM
 from fwpkm_jax.rules.matrix.ojanet import OjaNet
+from fwpkm_jax.rules.matrix.omega import Omega
 from fwpkm_jax.rules.matrix.retnet import RetNet
 from fwpkm_jax.rules.matrix.rwkv7 import RWKV7
 from fwpkm_jax.rules.registry import RulesOf, register_rule
@@ -44,6 +45,7 @@ for _name, _rule in {
     "gated_deltanet_channels": GatedDeltaNetChannels,
     "mesa": Mesa,
     "falcon": Falcon,
+    "omega": Omega,
 }.items():
     register_rule(_name, _rule)
 

@@ -44,6 +44,7 @@ def expected_medians():
         "deltaproduct": (of_rate, softplus[1]),
         "kda": (of_rate, softplus[1]),
         "mamba2": (of_rate, softplus[-4]),
+        "omega": (of_rate, softplus[1]),
         "comba": (of_rate, softplus[1]),
         "gated_deltanet_channels": (of_rate, softplus[1]),
         "hgrn2": (alone, sigmoid[0]),

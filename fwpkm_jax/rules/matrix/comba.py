@@ -53,15 +53,16 @@ class Comba(AbstractMatrixRule):
     feature_map: FeatureMap = "l2"
     convolution: bool = True
     feedback: float = 0.73
-    """b, above 0: what is erased, as a share of the write strength. The published start."""
+    """b, at least 0.001: what is erased, as a share of the write strength. The published start."""
     correction: float = 0.02
     """d: how much of a token's own key its query loses."""
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.feedback > 0:
+        if not self.feedback >= 1e-3:
             raise ValueError(
-                f"feedback={self.feedback} must be above 0; without any, use the rule 'mamba2'."
+                f"feedback={self.feedback} must be at least 0.001; without any, use the rule "
+                "'mamba2'."
             )
         if not self.correction >= 0:
             raise ValueError(f"correction={self.correction} must be at least 0; 0 leaves it out.")

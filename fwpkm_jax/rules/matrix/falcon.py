@@ -50,13 +50,13 @@ class Falcon(AbstractMatrixRule):
 
     convolution: bool = True
     ridge: float = 0.01
-    """λ, above 0: how strongly a write draws the memory to 0."""
+    """λ, at least 1e-6: how strongly a write draws the memory to 0."""
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.ridge > 0:
+        if not self.ridge >= 1e-6:
             raise ValueError(
-                f"ridge={self.ridge} must be above 0: a key of zeros would divide by 0."
+                f"ridge={self.ridge} must be at least 1e-6: a key of zeros would divide by 0."
             )
 
     def write(self, state: State, token: Tokens) -> State:

@@ -59,15 +59,16 @@ class Mesa(AbstractMatrixRule):
     cg_steps: int = 8
     """Steps of conjugate gradients per read; as many as the key's width solve exactly."""
     ridge: float = 1.0
-    """Added to the diagonal of H, above 0."""
+    """Added to the diagonal of H, at least 1e-6."""
 
     def __post_init__(self):
         super().__post_init__()
         if self.cg_steps < 1:
             raise ValueError(f"cg_steps={self.cg_steps} must be at least 1.")
-        if not self.ridge > 0:
+        if not self.ridge >= 1e-6:
             raise ValueError(
-                f"ridge={self.ridge} must be above 0: an empty memory could not be solved for."
+                f"ridge={self.ridge} must be at least 1e-6: the memory is empty at first, and the "
+                "ridge alone is solved for."
             )
 
     @classmethod

@@ -191,7 +191,11 @@ def restore_state(
     """
     shapes = jax.eval_shape(setup.init)
     layout = state_layout(setup, shapes)
-    say(checkpoints.describe(shapes))
+    written = shapes
+    if setup.experiment.base is not None:  # The rest is the base's.
+        train = setup.experiment.optimizer.train
+        written = shapes._replace(params=trained_part(shapes.params, train))
+    say(checkpoints.describe(written))
     restored = checkpoints.restore_newest(shapes, layout)
     if restored is None:
         return None

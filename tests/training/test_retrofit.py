@@ -98,6 +98,7 @@ def test_what_is_frozen_stays_and_takes_no_state(base, trained):
     for name, x in after.items():
         size[name in moved] += x.size
     assert f"Trains {size[True]:,} of {sum(size.values()):,} slow weights" in said
+    assert f"params {4 * size[True] / 1e3:.3g} kB, optimizer" in said
     assert describe_trained(state.params, ()) == ""
 
 

@@ -62,7 +62,7 @@ class Options:
 def build(name: str, options: Options) -> nnx.Module:
     """The layer of that name, its heads 64 wide."""
     heads, width = options.heads, options.heads * _HEAD
-    shape = {"num_key_heads": heads, "num_value_heads": heads}
+    shape: dict[str, Any] = {"num_key_heads": heads, "num_value_heads": heads}
     model = ModelConfig(
         vocab_size=8,
         model_dim=width,

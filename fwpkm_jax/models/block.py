@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.core.documents import Documents
@@ -143,10 +143,15 @@ class Block(nnx.Module):
         state: BlockStream,
         *,
         mask: Float[Array, "batch length"] | None = None,
+        starts: Bool[Array, "batch length"] | None = None,
+        numbers: Int[Array, "batch length"] | None = None,
         chunk_size: ChunkSize | None = None,
         write: bool = True,
     ) -> tuple[jax.Array, Memory | None, BlockStream, FastWeightInfo | None]:
         """Processes a piece of a stream, which continues from `state`.
+
+        `starts` says where documents start, for the mixer; `numbers` tells them apart, for the
+        memory.
 
         Returns:
           The residual stream after the layer, the memory, the layer's new state, and what the
@@ -156,10 +161,16 @@ class Block(nnx.Module):
         if self.memory is not None:
             assert pending is not None, "a stream of a memory layer carries its queue"
             y, memory, pending, info = self.memory.stream(
-                x, memory, pending, mask=mask, chunk_size=chunk_size, write=write
+                x,
+                memory,
+                pending,
+                mask=mask,
+                numbers=numbers,
+                chunk_size=chunk_size,
+                write=write,
             )
             x = x + y
-        x, cache = self._mix(self.mixer, x, mask=mask, cache=state.cache)
+        x, cache = self._mix(self.mixer, x, mask=mask, starts=starts, cache=state.cache)
         x, _ = self._feed_forward(x)
         return x, memory, BlockStream(cache, pending), info
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.chunks import Memory
-from fwpkm_jax.core.documents import Documents
+from fwpkm_jax.core.documents import Documents, document_numbers
 from fwpkm_jax.core.streams.queue import ChunkSize
 from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.experts import Experts
@@ -23,7 +23,14 @@ from fwpkm_jax.layers.partition import BATCH, HEADS, LogicalAxes, ParameterAxes,
 from fwpkm_jax.layers.pkm import PKM
 from fwpkm_jax.models.block import Block, Remat
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.models.outputs import Hidden, LMOutput, Stream, StreamOutput, layer_name
+from fwpkm_jax.models.outputs import (
+    Hidden,
+    LMOutput,
+    Stream,
+    StreamDocument,
+    StreamOutput,
+    layer_name,
+)
 from fwpkm_jax.models.sharding import gathered_array, path_name
 
 _HEAD_AXES: LogicalAxes = ("embed", "vocab")
@@ -320,6 +327,7 @@ class LanguageModel(nnx.Module):
         stream: Stream,
         *,
         mask: Float[Array, "batch length"] | None = None,
+        segment_ids: Int[Array, "batch length"] | None = None,
         chunk_size: ChunkSize | None = None,
         write: bool = True,
     ) -> StreamOutput:
@@ -331,6 +339,8 @@ class LanguageModel(nnx.Module):
           tokens: the piece, at least one token.
           stream: from `init_stream` or the last call.
           mask: 1 for real tokens, 0 for padding.
+          segment_ids: document of each token, 0 for padding, as in `__call__`; a document may go on
+            in the next piece. None: the last one goes on.
           chunk_size: tokens per write for this call; None: the config's. "flush": tokens wait in
             the queue, at most `max_chunk_size` in total, until `flush` writes them.
           write: False leaves memories and queues unchanged.
@@ -338,8 +348,19 @@ class LanguageModel(nnx.Module):
         Raises:
           ValueError: the stream's memory does not fit this model, or `chunk_size` its queues.
         """
-        self._check_tokens(tokens, mask)
+        self._check_tokens(tokens, mask, segment_ids)
         self._check_memory(stream.memory)
+        starts, numbers, document = None, None, stream.document
+        if segment_ids is not None:
+            documents = Documents.of(
+                segment_ids, before=None if document is None else document.segment_id
+            )
+            mask, starts = documents.mask(mask), documents.starts
+            begun = jnp.ones_like(segment_ids[:, 0]) if document is None else document.number
+            numbers = begun[:, None] + document_numbers(starts).astype(begun.dtype)
+            document = StreamDocument(segment_ids[:, -1], numbers[:, -1])
+        elif document is not None:
+            numbers = jnp.broadcast_to(document.number[:, None], tokens.shape)
         x = self._embed(tokens)
         memory, layers, info = dict(stream.memory), {}, {}
         for index, block in enumerate(self.blocks):
@@ -349,6 +370,8 @@ class LanguageModel(nnx.Module):
                 memory.get(name),
                 stream.layers[name],
                 mask=mask,
+                starts=starts,
+                numbers=numbers,
                 chunk_size=chunk_size,
                 write=write,
             )
@@ -358,10 +381,11 @@ class LanguageModel(nnx.Module):
         if self.fast_weight_layer is not None:
             assert head is not None, "a stream of this model carries its Fast Weight Layer's state"
             (y, bias), head = self.fast_weight_layer.stream(
-                x, tokens, self.readout(), head, mask=mask, write=write
+                x, tokens, self.readout(), head, mask=mask, starts=starts, write=write
             )
             x = y.astype(x.dtype)
-        return StreamOutput(self.logits(x, bias), Stream(memory, layers, head), info)
+        stream = Stream(memory, layers, head, document)
+        return StreamOutput(self.logits(x, bias), stream, info)
 
     def flush(self, stream: Stream) -> Stream:
         """Writes all complete pairs in the queues to their memories, and returns the new stream."""
@@ -372,7 +396,7 @@ class LanguageModel(nnx.Module):
                 memory[name], layers[name].pending
             )
             layers[name] = layers[name]._replace(pending=pending)
-        return Stream(memory, layers, stream.head)
+        return stream._replace(memory=memory, layers=layers)
 
     def reset_caches(self, stream: Stream, *, pending: bool) -> Stream:
         """A stream that starts again from position 0 with the memories as they are.
@@ -390,7 +414,7 @@ class LanguageModel(nnx.Module):
         head = stream.head
         if head is not None:
             head = head._replace(waits=jnp.zeros_like(head.waits))
-        return Stream(stream.memory, layers, head)
+        return stream._replace(layers=layers, head=head)
 
     def _before_head(
         self,

@@ -52,6 +52,18 @@ class Hidden(NamedTuple):
     router_loads: dict[str, RouterLoad]
 
 
+class StreamDocument(NamedTuple):
+    """Where a stream of several documents stands, `[batch]` each.
+
+    Attributes:
+      segment_id: of the last token.
+      number: of its document, counted from 1.
+    """
+
+    segment_id: Int[Array, " batch"]
+    number: Int[Array, " batch"]
+
+
 class Stream(NamedTuple):
     """The state of a stream between two pieces.
 
@@ -59,11 +71,13 @@ class Stream(NamedTuple):
       memory: fast weights by layer name.
       layers: each layer's state, by layer name.
       head: the Fast Weight Layer's state; None without one.
+      document: of each sequence's last token; None before the first segment ids.
     """
 
     memory: dict[str, Memory]
     layers: dict[str, BlockStream]
     head: FastWeightStream | None = None
+    document: StreamDocument | None = None
 
 
 class StreamOutput(NamedTuple):

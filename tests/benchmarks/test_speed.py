@@ -128,6 +128,15 @@ def test_matrix_memories(tmp_path):
     assert written["temporary_megabytes"]["deltanet"]["64"] > 0
 
 
+def test_rows_of_documents(tmp_path):
+    out = tmp_path / "documents.json"
+    options = ("--mixers", "swa", "--passes", "forward", "--length", 64, "--documents", 3)
+    run("speed.documents", *options, "--heads", 1, "--repeats", 1, "--out", out)
+    (row,) = result(out)["rows"]
+    assert row["mixer"] == "swa"
+    assert row["relative"] > 0
+
+
 @pytest.mark.parametrize("runs", [True, False])
 def test_a_long_text_is_read_or_planned(tmp_path, runs):
     out = tmp_path / "long.json"

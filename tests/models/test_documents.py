@@ -12,6 +12,7 @@ from flax import nnx
 from fwpkm_jax.core.targets import WriteWeights
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
 from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.models.outputs import StreamDocument
 from tests.models.test_language_model import CONFIG
 from tests.models.test_streams import as_doubles
 
@@ -111,3 +112,57 @@ def test_no_token_is_paired_with_a_value_of_another_document():
     ours, expected, before = layer(build()[1])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-13), ours, expected)
     assert np.any(np.asarray(ours[1].values) != np.asarray(before.values))
+
+
+@jax.jit
+def piece(params, tokens, stream, segment_ids):
+    model = nnx.merge(build()[0], params)
+    return model.stream(tokens, stream, segment_ids=segment_ids, write=False)
+
+
+def test_a_stream_of_documents_reads_as_the_row():
+    """In pieces within which documents start and go on, with padding between them."""
+    tokens, weight = drawn()
+    params = build()[1]
+    (_, expected), _ = gradients(params, tokens, weight, segment_ids=jnp.asarray(IDS))
+    memory = jax.tree.map(jnp.asarray, build()[2])
+    model = nnx.merge(build()[0], params)
+    stream, parts = model.init_stream(memory, batch=2, max_length=LENGTH), []
+    ids = jnp.asarray(IDS, jnp.int32)
+    # So that all pieces have one structure.
+    stream = stream._replace(document=StreamDocument(jnp.zeros_like(ids[:, 0]), ids[:, 0] * 0))
+    for first in range(0, LENGTH, 4):
+        at = slice(first, first + 4)
+        out = piece(params, tokens[:, at], stream, ids[:, at])
+        stream = out.stream
+        parts.append(out.logits)
+    logits = np.concatenate(parts, axis=1)
+    np.testing.assert_allclose(logits[IDS != 0], expected[IDS != 0], rtol=1e-11, atol=1e-12)
+    assert stream.document.number.tolist() == [5, 5]
+
+
+def test_tokens_that_wait_are_paired_within_their_document():
+    params, memory = build()[1], jax.tree.map(jnp.asarray, build()[2]["layer_1"])
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(*IDS.shape, MODEL.model_dim)))
+    starts = np.diff(IDS, axis=1, prepend=-1) != 0
+    numbers, mask = jnp.asarray(np.cumsum(starts, axis=1)), jnp.asarray(1.0 * (IDS != 0))
+
+    @jax.jit
+    def written(params, memory, moved):
+        layer = nnx.merge(build()[0], params).blocks[1].memory
+        options = {"max_chunk_size": LENGTH, "dtype": jnp.float64}
+        pending = layer.init_pending(2, 1, **options)
+        options = {"mask": mask, "numbers": numbers, "chunk_size": "flush"}
+        _, memory, pending, _ = layer.stream(x, memory, pending, **options)
+        tokens = pending.tokens
+        value = tokens.value + jnp.pad(moved, ((0, 0), (0, 1)))[None, :, :, None]
+        pending = pending._replace(tokens=tokens._replace(value=value))
+        return layer.flush(memory, pending)[0]
+
+    # A position where both rows have padding takes no place in the queue: here there is none.
+    before = written(params, memory, jnp.zeros(IDS.shape))
+    # The first token of a document is the target of none; any other one is.
+    same = written(params, memory, jnp.asarray(1.0 * starts))
+    jax.tree.map(np.testing.assert_array_equal, same, before)
+    other = written(params, memory, jnp.asarray(1.0 * (~starts & (IDS != 0))))
+    assert np.any(np.asarray(other.values) != np.asarray(before.values))

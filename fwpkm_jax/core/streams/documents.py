@@ -3,7 +3,7 @@
 A unit is a chunk of one document. Documents of more than a unit, and those whose state must be
 kept, are read unit after unit in one scan; a row has few such units, so that the scan is as long as
 that of one document, or at most twice. The others all start from the initial state and leave none
-that is read again: they are read side by side, as many at a time as fill a row.
+that is read again: they are read side by side, a few at a time.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from fwpkm_jax.core.documents import document_numbers, document_positions
 from fwpkm_jax.core.streams.cuts import Within
 
 State = TypeVar("State")
+_BESIDE, _STEPS = 4, 16  # Short documents read side by side, and such steps passed over at once.
 
 
 class Units(NamedTuple):
@@ -110,34 +111,46 @@ def in_documents(
 def _side_by_side(within, fresh, tokens, units: Units, like: Any, *, width: int) -> Any:
     """What tokens of units that all begin with the fresh state read; zeros for all others."""
     groups, most = units.start.shape
-    beside = -(-most // width)  # Units of a row at a time: together as long as the row.
-    steps = -(-most // beside)
+    beside = min(_BESIDE, most)
+    steps = -(-most // (beside * _STEPS))
     repeated = jax.tree.map(lambda x: jnp.repeat(x, beside, axis=0), fresh)
+    zeros = jax.tree.map(jnp.zeros_like, like)
+    output_length = jax.tree.leaves(like)[0].shape[2]
 
     def split(x: jax.Array) -> jax.Array:
-        x = jnp.pad(x, ((0, 0), (0, steps * beside - most)))
-        return jnp.moveaxis(x.reshape(groups, steps, beside), 1, 0)
+        x = jnp.pad(x, ((0, 0), (0, steps * _STEPS * beside - most)))
+        return jnp.moveaxis(x.reshape(groups, steps, _STEPS, beside), 0, 2)
 
     @jax.checkpoint
-    def read(tokens: Any, start: jax.Array, count: jax.Array) -> Any:
+    def read(tokens: Any, start: jax.Array, size: jax.Array) -> Any:
         """Of units `[groups, beside]`, leaves `[groups, members, beside * width, ...]`."""
         pieces = jax.tree.map(lambda x: _windows(x, start, width), tokens)
-        _, out = _if_any(within, repeated, pieces, count.reshape(-1))
+        _, out = _if_any(within, repeated, pieces, size.reshape(-1))
         return jax.tree.map(lambda x: _beside(x, groups, beside), out)
 
-    def step(output: Any, unit: Units) -> tuple[Any, None]:
+    def put(output: Any, unit: Units, tokens: Any) -> Any:
         out = read(tokens, unit.start, unit.size)
         offset = jnp.arange(width, dtype=jnp.int32)[None, None]
         at = unit.start[:, :, None] + offset
         at = jnp.where(offset < unit.size[:, :, None], at, output_length)
         at = at.reshape(groups, -1)
-        put = jax.vmap(lambda old, new, at: old.at[:, at].add(new, mode="drop"))
-        return jax.tree.map(lambda old, new: put(old, new, at), output, out), None
+        add = jax.vmap(lambda old, new, at: old.at[:, at].add(new, mode="drop"))
+        return jax.tree.map(lambda old, new: add(old, new, at), output, out)
 
-    output_length = jax.tree.leaves(like)[0].shape[2]
-    zeros = jax.tree.map(jnp.zeros_like, like)
-    output, _ = jax.lax.scan(step, zeros, jax.tree.map(split, units))
-    return output
+    @jax.checkpoint
+    def some(tokens: Any, some_units: Units) -> Any:
+        """Of units `[steps, groups, beside]`, zeros where there are none."""
+
+        def scan() -> Any:
+            step = lambda output, unit: (put(output, unit, tokens), None)  # noqa: E731
+            return jax.lax.scan(step, zeros, some_units)[0]
+
+        return jax.lax.cond(jnp.any(some_units.size > 0), scan, lambda: zeros)
+
+    def add_some(output: Any, some_units: Units) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, output, some(tokens, some_units)), None
+
+    return jax.lax.scan(add_some, zeros, jax.tree.map(split, units))[0]
 
 
 def _if_any(within, state: Any, piece: Any, count: jax.Array) -> tuple[Any, Any]:

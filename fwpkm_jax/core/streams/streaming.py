@@ -30,7 +30,8 @@ class Signals(NamedTuple):
       query: `[batch, length, heads, key]`.
       value: `[batch, length, value]`, what earlier tokens should have predicted.
       gate: `[batch, length]`, weight of the token's loss.
-      mask: `[batch, length]`, 1 for real tokens, 0 for padding.
+      mask: `[batch, length]`, 0 for padding, 1 for real tokens; in a queue, numbers from 1 that
+        tell the documents of a stream apart.
     """
 
     query: Float[Array, "*batch length heads key"]
@@ -142,10 +143,12 @@ def waiting_chunk(
     def tokens(x: jax.Array) -> jax.Array:
         return x[:, :size].reshape(x.shape[0] * size, *x.shape[2:])
 
-    mask, value = signals.mask, signals.value
+    value, mask = signals.value, (signals.mask != 0).astype(signals.mask.dtype)
+    same = signals.mask == shift_left(signals.mask, lookahead)
     # All targets are known by now; they may stand behind the written tokens.
     known = jnp.ones_like(mask) if written is None else jnp.ones_like(mask) * written
     weights = pair_weights(signals.gate, mask, known=known, lookahead=lookahead)
+    weights = weights._replace(write=weights.write * same.astype(mask.dtype))
     if written is not None:
         weights = weights._replace(counted=mask * written)
     target = shift_left(value, lookahead) if targets is None else targets(value)

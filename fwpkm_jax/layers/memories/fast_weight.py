@@ -34,7 +34,6 @@ from fwpkm_jax.core.streams.queue import ChunkSize, Pending, init_pending
 from fwpkm_jax.core.streams.streaming import Signals
 from fwpkm_jax.core.targets import (
     Pairing,
-    pair_weights,
     shift_left,
     standardize,
     write_weights,
@@ -351,6 +350,7 @@ class FastWeight(nnx.Module):
         pending: Pending,
         *,
         mask: Float[Array, "batch length"] | None = None,
+        numbers: Int[Array, "batch length"] | None = None,
         chunk_size: ChunkSize | None = None,
         write: bool = True,
     ) -> tuple[Float[Array, "batch length model"], Memory, Pending, FastWeightInfo]:
@@ -363,9 +363,15 @@ class FastWeight(nnx.Module):
           mask: 1 for real tokens. A position where all sequences of a group have padding takes no
             place in the group's queue. Where some have a token, the padding of the others is
             queued too, so that the sequences that share a memory stay aligned.
+          numbers: of each token's document, from 1, counted along the stream: no token is paired
+            with a value of another, and the memory goes on. None: all are of document 1.
           chunk_size: tokens per write for this call; None: the config's. "flush": nothing is
             written before `flush` is called, and the queue must have room until then.
           write: False reads with the memory that is passed in; no token is queued or written.
+
+        Raises:
+          ValueError: an argument does not fit the layer, or `numbers` come with
+            `documents="document"`.
         """
         rule = self.config.rule
         chunk_size = self.config.chunk_size if chunk_size is None else chunk_size
@@ -373,9 +379,18 @@ class FastWeight(nnx.Module):
         signals = self.signals(x, mask)
         groups = jax.tree.leaves(memory)[0].shape[0]
         loss_gate = signals.gate if self.config.weight_by_gate else jnp.ones_like(signals.gate)
-        queued = jax.tree.map(
-            lambda leaf: split_groups(leaf, groups), signals._replace(gate=loss_gate)
-        )
+        queued = signals._replace(gate=loss_gate)
+        paired = signals.mask * shift_left(signals.mask, rule.lookahead)
+        if numbers is not None:
+            if self.config.documents == "document":
+                raise ValueError(
+                    "documents='document' takes no documents within a stream; start each with "
+                    "its own stream, or use documents='carry'."
+                )
+            numbers = numbers.astype(signals.mask.dtype)
+            queued = queued._replace(mask=signals.mask * numbers)
+            paired *= (numbers == shift_left(numbers, rule.lookahead)).astype(paired.dtype)
+        queued = jax.tree.map(lambda leaf: split_groups(leaf, groups), queued)
         if write:
             packing = None if mask is None else pack_tokens(jnp.any(queued.mask != 0, axis=1))
             if packing is not None:
@@ -397,11 +412,7 @@ class FastWeight(nnx.Module):
         read, access = jax.tree.map(merge_groups, (read, access))
         target = rule.targets(signals.value)
         # A pair counts in the losses of the call that brings both of its tokens.
-        paired = signals.mask * shift_left(signals.mask, rule.lookahead)
-        weights = pair_weights(
-            loss_gate, signals.mask, known=jnp.ones_like(loss_gate), lookahead=rule.lookahead
-        )
-        losses = weights.write * jnp.mean((read - target) ** 2, axis=-1)
+        losses = loss_gate * paired * jnp.mean((read - target) ** 2, axis=-1)
         facts = _facts(rule, signals, losses, paired, access, None)
         return self.merge(read, signals, dtype=x.dtype), memory, pending, facts
 

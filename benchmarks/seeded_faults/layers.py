@@ -16,8 +16,8 @@ _GENERATION = ("tests/generation",)
 FAULTS = (
     Fault(
         "memory layer: padding counts in the streamed losses",
-        "loss_gate, signals.mask, known=jnp.ones_like(loss_gate)",
-        "loss_gate, jnp.ones_like(loss_gate), known=jnp.ones_like(loss_gate)",
+        "losses = loss_gate * paired * jnp.mean",
+        "losses = loss_gate * jnp.mean",
         _MEMORY,
     ),
     Fault(

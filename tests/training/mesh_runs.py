@@ -37,6 +37,7 @@ from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.models.block import Remat
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.rules.fwpkm import FwPKMInfo
 from fwpkm_jax.run.train import train as run_loop
 from fwpkm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from fwpkm_jax.training.sharding import (
@@ -53,6 +54,8 @@ from fwpkm_jax.training.state import (
 from fwpkm_jax.training.step import make_train_step
 from tests.training import mesh_restores
 from tests.training.tiny_config import get_config
+
+FwPKMInfo.logged = FwPKMInfo._fields  # Also the norm of the write, a sum over devices.
 
 SUBKEYS, STEPS, BATCH, LENGTH = 12, 2, 8, 16
 

@@ -70,6 +70,15 @@ def test_a_mixer_keeps_its_contract(name):
     check_mixer(MIXERS[name], properties=[p for p in MIXER_PROPERTIES if p != PACKED])
 
 
+@pytest.mark.parametrize("name", ["lact", "titans"])
+def test_pieces_and_padding_change_nothing_for_mixers_whose_contract_is_thorough(name):
+    streams = (
+        "stream_cut_anywhere_equals_the_whole",
+        "padding_anywhere_changes_no_token_and_no_cache",
+    )
+    check_mixer(MIXERS[name], properties=streams)
+
+
 @pytest.mark.by_default("window")
 @pytest.mark.parametrize("name", PACKED_MIXERS)
 def test_documents_of_a_row_read_as_in_rows_of_their_own(name):

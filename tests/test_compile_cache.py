@@ -74,6 +74,7 @@ def test_a_folder_that_cannot_be_made_is_one_warning(monkeypatch, tmp_path, capl
     assert jax.config.values["jax_compilation_cache_dir"] is None
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_compiles_nothing_the_second_time(tmp_path):
     """Each program that a process compiles becomes a file; the second process makes none."""
     cache = tmp_path / "cache"

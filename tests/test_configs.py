@@ -109,7 +109,7 @@ def test_every_part_of_a_config_is_trained_in_one():
     assert set().union(*map(parts, CONFIGS)) == set().union(*map(parts, TRAINED))
 
 
-@pytest.mark.by_default("gdn_swa__pkm6_fwpkm2_10")
+@pytest.mark.by_default("matrix_memory")
 @pytest.mark.parametrize(
     "name", [*TRAINED, *(pytest.param(name, marks=pytest.mark.slow) for name in TRAINED_SLOWLY)]
 )

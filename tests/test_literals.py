@@ -12,6 +12,11 @@ import pytest
 
 import fwpkm_jax
 from fwpkm_jax import literals
+from fwpkm_jax.core.slots.key_write import KeyWrite
+from fwpkm_jax.interchange.hf.families import Family
+
+# Made by our code alone, from values that a configuration has checked.
+INTERNAL = (KeyWrite, Family)
 
 
 def choices_by_class():
@@ -25,7 +30,7 @@ def choices_by_class():
             if not (inspect.isclass(cls) and dataclasses.is_dataclass(cls)):
                 continue
             ours = cls.__module__.startswith("fwpkm_jax.") and ".cli" not in cls.__module__
-            if ours and not inspect.isabstract(cls):
+            if ours and not inspect.isabstract(cls) and cls not in INTERNAL:
                 found[cls] = literals._choices(cls)
     return {cls: choices for cls, choices in found.items() if choices}
 

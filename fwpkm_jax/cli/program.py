@@ -13,7 +13,7 @@ COMMANDS = {
     "eval": "Evaluates a run: tables, plots and a report.",
     "generate": "Continues a text with a run's model.",
     "report": "Writes a run's report again from its stored results.",
-    "import": "Starts a run from weights: an export, the authors' release, or transformers.",
+    "import": "Starts a run from exported, released or Hugging Face weights.",
     "export": "Writes a run's weights into a folder for use elsewhere.",
 }
 """Subcommands and what they do; `fwpkm_jax/cli/NAME_command.py` defines the `main` of each."""

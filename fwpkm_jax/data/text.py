@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import grain
 import numpy as np
@@ -18,6 +18,7 @@ from fwpkm_jax.data.needles import Example, NeedleMix
 from fwpkm_jax.data.packing import BestFitRows, PackedRows, Packing, TokenSegment
 from fwpkm_jax.data.token_files import TokenFile, TokenFileEntry
 from fwpkm_jax.data.tokenizers import BYTES, Tokenizer, load_tokenizer
+from fwpkm_jax.literals import check_literals
 
 # Rows of a mixture are shuffled within windows of this many; see `train_rows`.
 _MIXTURE_WINDOW = 1024
@@ -68,8 +69,7 @@ class TextData(AbstractDataConfig):
     """Worker processes that prepare batches; 0 prepares them in a thread of this process."""
 
     def __post_init__(self) -> None:
-        if self.packing not in get_args(Packing):
-            raise ValueError(f"packing={self.packing!r} must be one of {list(get_args(Packing))}.")
+        check_literals(self)
         if not self.train_paths:
             raise ValueError("train_paths=() names no text; give at least one file or folder.")
         if self.length < 1:

@@ -51,6 +51,10 @@ class YarnConfig:
                 f"beta_slow={self.beta_slow} must be positive and below "
                 f"beta_fast={self.beta_fast}; the usual values are 1 and 32."
             )
+        if self.attention_factor is not None and not self.attention_factor > 0:
+            raise ValueError(
+                f"attention_factor={self.attention_factor} must be positive, or None for the usual."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,8 +97,9 @@ class MixerCase:
 
     @functools.cached_property
     def call_documents(self) -> Callable[..., tuple[jax.Array, Any]]:
-        """`mixer(x, mask=, starts=, cache=)`, compiled for each shape."""
-        mixer = self.mixer
+        """`mixer(x, mask=, starts=, cache=)` with float64 parameters, compiled for each shape."""
+        graphdef, params = nnx.split(self.mixer)
+        mixer = nnx.merge(graphdef, cast_floats(params, jnp.float64))
         return jax.jit(
             lambda x, mask, starts, cache: mixer(x, mask=mask, starts=starts, cache=cache)
         )

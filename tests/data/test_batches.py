@@ -44,6 +44,7 @@ def assert_batches_equal(actual, expected):
             np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
+@pytest.mark.by_default("recall-0", "text-0", "text-2")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_restored_iterator_gives_what_the_saved_one_would_have(make_config, num_workers):
     dataset = train(make_config(num_workers=num_workers))
@@ -92,6 +93,7 @@ def test_a_state_that_is_no_position_is_refused(state):
         iter(dataset).set_state(state)
 
 
+@pytest.mark.by_default("recall-0", "text-1")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_parts_of_the_rows_together_are_the_batches(make_config, num_workers):
     whole = take(iter(train(make_config(), batch_size=6)), 4)

@@ -80,7 +80,7 @@ def test_frozen_streaming_equals_plain_segments(model, memory):
         np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.by_default("33", "12")
+@pytest.mark.by_default("33")
 @pytest.mark.parametrize("length", [2 * SEGMENT + 1, 2 * SEGMENT + 12, 12])
 def test_a_document_in_pieces_equals_whole_segments(model, memory, length):
     document = random_document(length)

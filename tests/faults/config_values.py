@@ -17,7 +17,7 @@ from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig, MatrixMixe
 from fwpkm_jax.layers.mixers.titans import TitansConfig
 from fwpkm_jax.layers.mixers.titans_wirings import TitansMixerConfig
 from fwpkm_jax.layers.pkm import PKMConfig
-from fwpkm_jax.layers.rotary import YarnConfig
+from fwpkm_jax.layers.rotary import Llama3Scaling, YarnConfig
 from fwpkm_jax.models.config import Mixer
 from fwpkm_jax.rules import FwMLP
 from fwpkm_jax.rules.matrix import MATRIX_RULES
@@ -52,6 +52,7 @@ def bases() -> dict[str, Experiment]:
         needles=needles,
     )
     yarn = YarnConfig(factor=4.0, original_length=16)
+    llama3 = Llama3Scaling(factor=4.0, original_length=16)
     fast_weight = dataclasses.replace(
         tiny.model.fast_weight, rule=FwMLP(key_dim=8, value_dim=8, hidden_dim=8)
     )
@@ -64,7 +65,11 @@ def bases() -> dict[str, Experiment]:
     }  # fmt: skip
     models: dict[str, dict[str, Any]] = {
         "tiny": {},
-        "text": {"vocab_size": 257, "fast_weight": fast_weight},
+        "text": {
+            "vocab_size": 257,
+            "fast_weight": fast_weight,
+            "attention": dataclasses.replace(tiny.model.attention, llama3=llama3),
+        },
         "matrix": {
             "fast_weight": retentive,
             "mixers": tuple(MATRIX_RULES),

@@ -24,8 +24,12 @@ BY_CLASS = {
 }
 ZERO_MEANS_SOMETHING = {
     "Experiment.seed",
+    "AttentionConfig.rotary_fraction",
+    "ExpertsConfig.balance_weight",
+    "ModelConfig.expert_layers",
     "ModelConfig.memory_layers",
     "ModelConfig.pkm_layers",
+    "ModelConfig.post_norm_layers",
     "ModelConfig.head_init_std",
     "ModelConfig.branch_init_scale",
     "Comba.correction",

@@ -101,6 +101,7 @@ def test_a_stream_with_a_larger_chunk_than_its_queue_is_refused():
         in_pieces([1], sample(), start(), chunk_size=5)
 
 
+@pytest.mark.thorough
 def test_a_flush_writes_the_waiting_pairs_of_every_group():
     memory, x = start(groups=BATCH), sample(3)
     _, memory_before, pending = in_pieces([3], x, memory, np.ones((BATCH, 3)))

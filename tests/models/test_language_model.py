@@ -142,6 +142,7 @@ def test_a_group_of_its_own_is_a_batch_of_its_own():
     assert_close(together.logits[1:], alone.logits)
 
 
+@pytest.mark.thorough
 def test_padding_behind_changes_neither_real_logits_nor_memories():
     _, memory = start()
     params = build()[1]
@@ -181,6 +182,7 @@ def test_every_gradient_is_finite_and_memories_stay_float32(dtype):
     assert all(jax.tree.leaves(same))
 
 
+@pytest.mark.thorough
 def test_a_flush_writes_what_waits_and_a_reset_starts_over():
     model, memory = start()
     params = build()[1]

@@ -79,6 +79,7 @@ def test_padding_does_not_dilute_a_write():
     chex.assert_trees_all_close(*memories, rtol=1e-12)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pieces", [pytest.param((7,), marks=pytest.mark.slow), (2, 1, 4)])
 def test_the_mean_target_averages_two_neighbours_in_passes_and_streams(pieces):
     rule = dataclasses.replace(RULE, target="mean")

@@ -72,6 +72,7 @@ def test_a_batch_is_named(state, batch):
     assert cause(state, batch, state.memory) == "the batch's loss_weight is not finite"
 
 
+@pytest.mark.thorough
 def test_the_layer_whose_output_overflows_is_named(state, batch):
     # Finite weights, finite input, output beyond float32.
     params = state.params

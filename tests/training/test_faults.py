@@ -60,6 +60,7 @@ def wait_for_step(run, step, process, seconds=120):
         time.sleep(0.002)
 
 
+@pytest.mark.thorough
 def test_killed_runs_end_as_the_unbroken_one(unbroken, start_program, tmp_path):
     """Kills the run twice, once probably during a save, then lets it finish."""
     run = tmp_path / "run"

@@ -153,6 +153,7 @@ def test_fewer_steps_than_done_are_refused(unbroken):
         train(fewer, stream=io.StringIO())
 
 
+@pytest.mark.thorough
 def test_more_steps_continue_a_finished_run(unbroken, tmp_path):
     # With the decay's end fixed, ten steps and ten more are twenty.
     optimizer = dataclasses.replace(unbroken.experiment.optimizer, decay_steps=20)

@@ -1,7 +1,9 @@
 """The same training on any mesh: losses, layouts, and communication between devices."""
 
 import dataclasses
+import fcntl
 import json
+import os
 import re
 import subprocess
 import sys
@@ -54,7 +56,16 @@ def run_apart(out, names):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    return run_apart(tmp_path_factory.mktemp("mesh") / "runs.json", (*DEFAULT, "restore"))
+    """The runs, made once for all workers of a test run."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    out = folder / "mesh_runs.json"
+    with (folder / "mesh_runs.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if out.exists():
+            return json.loads(out.read_text())
+        return run_apart(out, (*DEFAULT, "restore"))
 
 
 def assert_same_training(actual, expected):

@@ -65,6 +65,7 @@ def test_a_checkpoint_gives_back_what_was_saved(unbroken, abstract):
     assert restored.metrics == unbroken.result.results["validation"]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("abandoned_reads")
 @pytest.mark.parametrize(
     "damage",

@@ -119,6 +119,7 @@ def test_wandb_that_is_not_installed_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.thorough
 def test_a_profile_traces_steps_after_the_first_ones_and_changes_no_number(unbroken, tmp_path):
     stream = io.StringIO()
     experiment = experiment_of(unbroken, tmp_path / "run", profile=2)

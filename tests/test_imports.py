@@ -6,7 +6,7 @@ import grimp
 import pytest
 
 
-@pytest.mark.parametrize("package", ["fwpkm_jax"])
+@pytest.mark.parametrize("package", ["fwpkm_jax", "pallas_kernels"])
 def test_no_circle_of_imports(package):
     """Imports for type checking and inside functions count too."""
     graph = grimp.build_graph(package, exclude_type_checking_imports=False)

@@ -89,6 +89,7 @@ def make_setup(experiment: Experiment) -> Setup:
             f"{needed} tokens; raise it to {needed}."
         )
     check_chunk_size(experiment)
+    check_documents(experiment)
     check_mesh(
         experiment.mesh,
         model=experiment.model,
@@ -129,6 +130,22 @@ def check_chunk_size(experiment: Experiment) -> None:
             f"data.length={length} tokens, and training.memory.lifetime=batch drops the memory "
             f"after it: no token could read what was written. Choose a chunk_size below {length}, "
             "or training.memory.lifetime=carried."
+        )
+
+
+def check_documents(experiment: Experiment) -> None:
+    """Checks that each document starts from an initial memory where that is asked for.
+
+    Raises:
+      ValueError: the memory is carried from batch to batch.
+    """
+    model, memory = experiment.model, experiment.training.memory
+    each = model.memory_layers and model.fast_weight.documents == "document"
+    if each and memory.lifetime == "carried":
+        raise ValueError(
+            "model.fast_weight.documents=document starts each document from the memory that a "
+            "batch begins with, and training.memory.lifetime=carried begins with what the last "
+            "batch wrote; use training.memory.lifetime=batch."
         )
 
 

@@ -26,7 +26,7 @@ from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.rules import FwMLP, FwPKM
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 from fwpkm_jax.rules.matrix.base import Tokens
-from fwpkm_jax.run.setup import check_chunk_size
+from fwpkm_jax.run.setup import check_chunk_size, check_documents
 from fwpkm_jax.training.runs.lock import RunLock
 from fwpkm_jax.training.state import MemoryConfig
 
@@ -279,6 +279,15 @@ RUNS = [
     ),
     Misuse("A misspelt option", lambda: command("train", "--model.fast_weight.chunk_sise", "8")),
     Misuse("A misspelt config", lambda: command("train", "recal")),
+    Misuse(
+        "A memory for each document that is carried from batch to batch",
+        lambda: check_documents(
+            recall(
+                model={"fast_weight": FastWeightConfig(documents="document")},
+                training={"memory": MemoryConfig(lifetime="carried")},
+            )
+        ),
+    ),
 ]
 
 SECTIONS = {

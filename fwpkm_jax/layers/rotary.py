@@ -1,7 +1,7 @@
 """Rotary position embedding, and the ways to stretch it to longer contexts.
 
 Entry i of the first half of the rotated dimensions pairs with entry i of the second half; the
-pair is turned by `position * frequency_i`, so that scores depend on position differences only.
+pair is rotated by `position * frequency_i`, so that scores depend on position differences only.
 
 References: Su et al. 2021, arXiv:2104.09864; Peng et al. 2023, arXiv:2309.00071 (YaRN);
 Chen et al. 2023, arXiv:2306.15595 (linear scaling); Grattafiori et al. 2024, arXiv:2407.21783
@@ -86,7 +86,7 @@ class Llama3Scaling:
 
 
 class RotaryFrequencies(NamedTuple):
-    """Angle per token of each pair, `[rotary_dim / 2]`, and the factor on cosine and sine."""
+    """Angle per token of each pair in radians, `[rotary_dim / 2]`; factor on cosine and sine."""
 
     frequencies: np.ndarray
     scale: float
@@ -103,11 +103,11 @@ def rotary_frequencies(
     """Frequencies `theta^(-2i / rotary_dim)`, in float64 and known at trace time.
 
     Args:
-      rotary_dim: dimensions that turn; even.
+      rotary_dim: number of rotated dimensions; even.
       theta: base of the frequencies.
-      yarn: how to stretch them; None for not at all.
-      llama3: another way.
-      linear: a third one: all are divided by this.
+      yarn: YaRN's scaling. At most one of this and the next two is not None.
+      llama3: Llama 3's scaling.
+      linear: divides all frequencies.
 
     Raises:
       ValueError: `rotary_dim` is odd or not positive, or there are two ways to stretch.
@@ -159,7 +159,7 @@ def apply_rotary(
     *,
     rotary: RotaryFrequencies,
 ) -> Float[Array, "batch length heads head"]:
-    """The vectors with their first `2 * len(rotary.frequencies)` entries turned by position.
+    """The vectors with their first `2 * len(rotary.frequencies)` entries rotated by position.
 
     Args:
       x: queries or keys `[batch, length, heads, head]`.
@@ -170,7 +170,7 @@ def apply_rotary(
       Same shape and dtype as `x`; angles, cosines and sines are taken in at least float32.
 
     Raises:
-      ValueError: the head is narrower than the dimensions that turn.
+      ValueError: the head is narrower than the rotated dimensions.
     """
     half = len(rotary.frequencies)
     if x.shape[-1] < 2 * half:

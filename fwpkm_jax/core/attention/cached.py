@@ -1,4 +1,4 @@
-"""Softmax attention to a long cache and to the new tokens, and the cache with them, in place.
+"""Softmax attention of new tokens to a long cache and to each other; updates the cache in place.
 
 A cache of 170,000 tokens is neither copied for a piece of the stream nor scored all at once.
 """
@@ -15,7 +15,7 @@ _SCORES = 2**23  # Scores formed at a time.
 
 
 class RingCache(NamedTuple):
-    """Keys and values of the latest tokens: the one at position p stands at p % capacity.
+    """Keys and values of the latest tokens; position p is stored at entry `p % capacity`.
 
     Attributes:
       keys: `[batch, capacity, kv_heads, head]`.
@@ -31,7 +31,7 @@ class RingCache(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """A softmax-weighted mean under way, by query: `[batch, kv_heads, shared, queries]`."""
+    """Partial sums of a softmax-weighted mean, `[batch, kv_heads, shared, queries]`."""
 
     highest: jax.Array
     weight: jax.Array
@@ -56,9 +56,9 @@ def ring_attention(
       value: of the new tokens.
       cache: of the tokens before.
       positions: of the new tokens; -1 for padding, which no token sees.
-      documents: documents that have started in the piece up to each token; 0: the cache's goes on.
-        None: it does for all.
-      max_scores: bounds the scores formed at a time, but for those of one key.
+      documents: number of documents that have started in this piece up to each token; 0: the
+        token belongs to the cache's document. None: all tokens do.
+      max_scores: most scores formed at a time; at least those of one key are.
     """
     batch, queries, heads, head = query.shape
     capacity, kv_heads = cache.keys.shape[1:3]
@@ -100,7 +100,7 @@ def ring_attention(
             return add(sums, keys, values, key_positions, numbers)
 
         def add_block(number: jax.Array, sums: _Sums) -> _Sums:
-            # The last block may start earlier; what the block before had is then hidden.
+            # The last block may start earlier; keys that are already added are then hidden.
             first = number * block
             start = jnp.minimum(first, length - block)
             part = [
@@ -113,7 +113,7 @@ def ring_attention(
         return jax.lax.fori_loop(jnp.int32(0), -(-filled // block), add_block, sums)
 
     filled = jnp.minimum(jnp.max(cache.next_position), capacity)
-    before = jnp.zeros_like(cache.positions)  # All of the document that goes on.
+    before = jnp.zeros_like(cache.positions)  # All cached keys are of document 0.
     sums = add_blocks(sums, cache.keys, cache.values, cache.positions, before, filled)
     own = jnp.zeros_like(positions) if documents is None else documents
     sums = add_blocks(sums, key, value, positions, own, jnp.int32(queries))
@@ -130,15 +130,15 @@ def put_in_ring(
     after: Float[Array, "batch length heads head"],
     documents: Int[Array, "batch length"] | None = None,
 ) -> RingCache:
-    """The cache with the new tokens in place of the oldest; changed in place where it is donated.
+    """The cache with the new tokens in place of the oldest; a donated cache is changed in place.
 
     Args:
       cache: of the tokens before.
       key: of the new tokens, in order.
       value: likewise.
       positions: of the new tokens; -1 for padding, which is not kept.
-      after: what was read from the old cache; the change waits for it, or XLA would copy the cache.
-      documents: as in `ring_attention`; tokens of all but the last document are forgotten.
+      after: the output read from the old cache; the update waits for it, else XLA copies the cache.
+      documents: as in `ring_attention`; only tokens of the last document are kept.
     """
     batch, capacity = cache.positions.shape
     if documents is not None:

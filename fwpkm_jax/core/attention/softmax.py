@@ -50,7 +50,8 @@ def masked_attention(
       query_positions: `[batch, queries]`.
       key_positions: `[batch, keys]`, -1 for keys to hide.
       window: positions seen, the query's own included; None for all up to the query's.
-      num_persistent: first keys, which every query with a position sees, whatever theirs.
+      num_persistent: number of first keys that every query sees, whatever the keys' positions,
+        unless the query's own position is -1.
       query_documents: `[batch, queries]`, number of each query's document; None: one document.
       key_documents: `[batch, keys]`, likewise; both or neither.
 
@@ -181,7 +182,7 @@ def whole_sequence_attention(
     persistent: KeysAndValues | None = None,
     documents: Int[Array, "batch length"] | None = None,
 ) -> Float[Array, "batch length heads head"]:
-    """`masked_attention` within whole sequences, by the fastest way there is.
+    """`masked_attention` within whole sequences, by the fastest available backend.
 
     Args:
       query: as in `cudnn_attention`, of any floating dtype.
@@ -192,8 +193,8 @@ def whole_sequence_attention(
       backend: `cudnn` runs or raises; `xla` is plain JAX; `auto` is cuDNN on a GPU that has it,
         else plain JAX, with a logged line on a GPU.
       persistent: keys and values that every token sees; in plain JAX only.
-      documents: number of each token's document, `[batch, length]`, within which it sees and its
-        position counts; in plain JAX only.
+      documents: number of each token's document, `[batch, length]`; a token sees only its own
+        document, in which positions start at 0. In plain JAX only.
 
     Raises:
       ValueError: see `cudnn_attention`; or cuDNN was asked for with persistent keys or documents.
@@ -243,7 +244,7 @@ def in_front(
     value: Float[Array, "batch keys kv_heads head"],
     key_positions: Int[Array, "batch keys"],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Keys, values and positions with the persistent ones, which have none, before them."""
+    """Keys, values and positions after the persistent keys and values, whose position is -1."""
     if persistent is None:
         return key, value, key_positions
     number = persistent[0].shape[0]

@@ -1,4 +1,4 @@
-"""How much of its memory a head keeps before it has learned what to keep."""
+"""Initial values of learned decays."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 DecayStart = Literal["time_steps", "constant"]
-"""Where learned decays begin: at time steps that differ from head to head, or all at one bias."""
+"""Initial decays. time_steps: drawn, different for each head. constant: one bias for all heads."""
 
 SHORTEST_STEP, LONGEST_STEP = 1e-3, 0.1
 """The range of time steps at the start in published layers, from Mamba (arXiv:2312.00752) on."""
@@ -18,8 +18,8 @@ SHORTEST_STEP, LONGEST_STEP = 1e-3, 0.1
 def draw_time_steps(rng: jax.Array, shape: tuple[int, ...]) -> Float[Array, "..."]:
     """Time steps that are log-uniform between `SHORTEST_STEP` and `LONGEST_STEP`, float32.
 
-    A memory that forgets at rate 1 keeps `exp(-step)` of what it holds at each token, so that
-    heads begin with memories of 10 to 1,000 tokens.
+    At rate 1 a memory keeps the share `exp(-step)` at each token, so that heads initially remember
+    10 to 1,000 tokens.
     """
     low, high = math.log(SHORTEST_STEP), math.log(LONGEST_STEP)
     return jnp.exp(jax.random.uniform(rng, shape, jnp.float32, low, high))
@@ -46,9 +46,9 @@ def bias_initializer(
     """Makes a gate's bias from a random key, a shape and a dtype.
 
     Args:
-      start: where decays begin.
-      constant: the bias of a constant start, and of a gate that decides over no decay.
-      of_step: the bias at which the time step is a given one; None for a gate without.
+      start: how the initial decays are chosen.
+      constant: the bias for start="constant", and for a gate that controls no decay.
+      of_step: the bias that gives a time step; None for a gate that controls no decay.
     """
 
     def initialize(rng: jax.Array, shape: tuple[int, ...], dtype: Any, *_: Any) -> Array:

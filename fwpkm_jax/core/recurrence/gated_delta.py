@@ -51,7 +51,7 @@ def recurrent_gated_delta_rule(
       log_decay: log of the share of the memory kept, `<= 0`, `[batch, length, heads]`.
       beta: write strength, `[batch, length, heads]`. `log_decay = beta = 0` skips a token.
       initial_state: memory before the first token, `[batch, heads, key, value]`; None for empty.
-      starts: `[batch, length]`, tokens that find the memory empty; None: none but the first does.
+      starts: `[batch, length]`, true at tokens before which the memory is set to 0; None: nowhere.
       scale: factor on the queries; None for `key ** -0.5`.
 
     Returns:

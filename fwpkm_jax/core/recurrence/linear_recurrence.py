@@ -8,8 +8,8 @@ channel) and the write strength `beta_t`:
     S <- S + k_t beta_t (v_t - S^T k_t)^T               with beta: a delta step
     o_t = S_t^T q_t      or, with read="value",      o_t = S_t q_t
 
-Several writes per token follow its one decay and come before its one read. Instead of a delta step
-a token may erase along one direction what it finds in another (diagonal plus low rank):
+A token with several writes decays once, then writes, then reads once. Instead of a delta step, a
+token may read along one direction and subtract the result along another (diagonal plus low rank):
 
     S <- Diag(a_t) S_{t-1} - b_t (e_t^T S_{t-1}) + k_t v_t^T
 
@@ -37,11 +37,11 @@ ReadAxis = Literal["key", "value"]
 
 
 class Erasure(NamedTuple):
-    """What a token takes from the memory beside its decay: `at (found^T S)`.
+    """What a token subtracts from the memory in addition to its decay: `at (found^T S)`.
 
     Attributes:
-      found: e, what the memory is asked for before the token's decay.
-      at: b, where the answer is subtracted.
+      found: e, the direction that is read before the token's decay.
+      at: b, the direction along which the result is subtracted.
     """
 
     found: Float[Array, "batch length heads key"]
@@ -106,7 +106,7 @@ def chunk_recurrence(
         O = (g Q) S + P(Q, K) W
         S <- g_C S + (e K)^T W
 
-    With an erasure, `g'` and `P'` the same with decays that end before the reading token:
+    With an erasure, where `g'` and `P'` leave out the reading token's own decay:
 
         (I + tril(P'(E, B), -1)) U = -((g' E) S + P'(E, K) V)
         O = (g Q) S + P(Q, B) U + P(Q, K) V
@@ -122,10 +122,9 @@ def chunk_recurrence(
       log_decay: log of the share kept, `<= 0` (-inf for nothing); None: everything is kept.
       beta: strength of delta steps; None: writes add.
       initial_state: memory before the first token; None: empty.
-      starts: tokens that find the memory empty; None: none but the first does.
-      read: the axis of the memory that queries meet; the other one is read.
-      erasure: what each token takes away; with one write per token, read along the keys, and
-        without `beta`.
+      starts: true at tokens before which the memory is set to 0; None: nowhere.
+      read: the axis of the memory that is summed over with the query; the output has the other.
+      erasure: what each token subtracts; needs one write per token, `read="key"` and no `beta`.
       chunk_size: writes per chunk; changes cost, and results only by rounding.
 
     Raises:
@@ -153,7 +152,7 @@ def chunk_recurrence(
     tokens = {"query": query, "key": key, "value": value, "log_decay": log_decay, "beta": beta}
     if erasure is not None:
         found = erasure.found
-        if starts is not None:  # What was there before a start is asked for by no token.
+        if starts is not None:  # No token reads what was written before a start.
             found = jnp.where(starts[:, :, None, None], 0, found)
         tokens |= {"found": found, "at": erasure.at}
     tokens = {name: x for name, x in tokens.items() if x is not None}
@@ -180,8 +179,7 @@ def chunk_recurrence(
 def forgetting(log_decay: Array | None, starts: Bool[Array, "batch length"], *, dtype) -> Array:
     """The log decays `[batch, length, heads or 1, ...]` with nothing kept where `starts` is true.
 
-    A share of exactly 0: no later token meets anything from before a start, and no gradient
-    passes.
+    The share kept is exactly 0, so that nothing, gradients included, passes a start.
     """
     if log_decay is None:
         log_decay = jnp.zeros((*starts.shape, 1), dtype)
@@ -198,7 +196,7 @@ def _read_and_write(
     """One chunk, leaves `[batch, heads, ...]`: the memory after it, and what was read."""
     query, key, value = chunk["query"], chunk["key"], chunk["value"]
     decay, products = _products(chunk.get("log_decay"), key)
-    last = slice(steps - 1, None, steps)  # The write of each token after which it reads.
+    last = slice(steps - 1, None, steps)  # Each token's last write; it reads after it.
     key_from_start, key_to_end, query_from_start = key, key, query
     if decay is not None:
         key_from_start, key_to_end = decay.from_start * key, decay.to_end * key
@@ -238,9 +236,9 @@ def _erased(
     decay: ChunkDecay | None,
     products: Callable[..., Array],
 ) -> Float[Array, "batch heads chunk value"]:
-    """Minus what each token finds, `-e_t^T S_{t-1}`."""
+    """`-e_t^T S_{t-1}` of each token."""
     found, value = chunk["found"], chunk["value"]
-    # A token asks before its own decay: the row before its own has the decays that it meets.
+    # A token reads before its own decay, so that its decays are those of the row before.
     earlier = jnp.concatenate([found[:, :, 1:], jnp.zeros_like(found[:, :, :1])], axis=2)
 
     def of_own_rows(x: Array) -> Array:

@@ -13,9 +13,8 @@ def unit_lower_inverse(lower: Float[Array, "*dims n n"]) -> Float[Array, "*dims 
 
         [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]
 
-    as stable as substitution, and nothing but batched products. LAPACK's batched solver is not
-    used: in jaxlib 0.10.2 two of its calls at once wait for each other forever on a machine with
-    two cores.
+    This is as stable as substitution and needs only batched products. LAPACK's batched solver is
+    not used: in jaxlib 0.10.2 two of its calls at once deadlock on a machine with two cores.
 
     Args:
       lower: `[..., n, n]`; only the part below the diagonal is read.

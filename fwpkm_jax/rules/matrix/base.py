@@ -1,4 +1,4 @@
-"""The interface of a matrix memory: how a token is written and read, and which loss it lowers."""
+"""The interface of a matrix memory: its write and read for one token, and the loss of the write."""
 
 import abc
 import functools
@@ -52,14 +52,14 @@ class Tokens(NamedTuple):
 
 
 class LocalLoss(NamedTuple):
-    """A loss of the memory's matrix `[key, value]`, and the step size at which it is the rule."""
+    """A loss of the memory's matrix `[key, value]`; one step of `step_size` on it is the write."""
 
     loss: Callable[[Array], Array]
     step_size: Any = 1.0
 
 
 class Form(NamedTuple):
-    """A rule as `W_t = L_t W_{t-1} R_t + C_t`, for the documentation; W is `[value, key]`."""
+    """A rule as `W_t = L_t W_{t-1} R_t + C_t` in LaTeX, for the docs; W is `[value, key]`."""
 
     name: str
     left: str
@@ -78,12 +78,12 @@ class LearnedGates(NamedTuple):
       decay: a projection per head, or per key channel where the rule's `decay` is "key".
       strength: a projection per head and write, or per channel as the rule's `strength` says.
       log_rate: a vector, one number per head.
-      decay_bias: at the start, where that is constant.
-      strength_bias: at the start, where that is constant.
-      decay_of_step: the bias of `decay` at which the memory's time step is a given one, for a
-        start with drawn time steps (`core.recurrence.decay_starts`); None: `decay_bias`.
-      strength_of_step: the same of `strength`, for a rule whose strength is its time step.
-      key_of_step: the same of the keys before their features, for a rule whose keys are the shares
+      decay_bias: initial bias of `decay` where the start is constant.
+      strength_bias: initial bias of `strength` where the start is constant.
+      decay_of_step: gives the bias of `decay` from a time step, for a start with drawn time steps
+        (`core.recurrence.decay_starts`); None: `decay_bias`.
+      strength_of_step: the same for `strength`, in a rule whose strength is its time step.
+      key_of_step: the same for the keys before their features, in a rule whose keys are the shares
         forgotten; a constant start is then 0. None: keys have no bias.
     """
 
@@ -124,16 +124,16 @@ class AbstractMatrixRule(abc.ABC):
     form: ClassVar[Form]
     """The rule as the documentation shows it."""
     decay: ClassVar[Literal["none", "head", "key"]] = "none"
-    """Whether tokens bring a decay, and how many numbers it has."""
+    """Whether tokens have a decay: none, one number per head, or one per key channel."""
     strength: ClassVar[Literal["key", "value"] | bool] = False
-    """Whether tokens bring a write strength; "key" or "value": one number per such channel."""
+    """Whether tokens have a write strength; "key" or "value": one number per such channel."""
     delta: ClassVar[bool] = False
-    """Whether writes correct what the memory held, by the share `strength`; else they add."""
+    """Whether a write corrects the share `strength` of the error; off: writes add."""
     no_strength: ClassVar[float] = 0.0
     """The strength with which a write changes nothing."""
 
     feature_map: FeatureMap = "identity"
-    """Of queries and keys, in a layer."""
+    """Map that a layer applies to queries and keys."""
     convolution: bool = False
     """Whether a layer puts a short convolution and SiLU before queries, keys and values."""
     chunk_size: int = 64
@@ -171,7 +171,7 @@ class AbstractMatrixRule(abc.ABC):
         """The losses whose gradient steps, one after the other, are `write`."""
 
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
-        """`recurrent`, `chunk_size` writes at a time; arguments as `run` passes them on.
+        """`recurrent`, `chunk_size` writes at a time, with the arguments that `run` has checked.
 
         A rule whose own `chunked` has no argument `starts` refuses rows of several documents.
         """
@@ -228,13 +228,13 @@ class AbstractMatrixRule(abc.ABC):
     def recurrent(
         self, tokens: Tokens, initial_state: State | None = None, starts: Starts = None
     ) -> RecurrenceOutput:
-        """Token by token: the definition, and the form for one token.
+        """What each token reads, computed token by token: the definition of the rule.
 
         Args:
           tokens: leaves `[batch, length, heads, ...]`.
           initial_state: from `init` or the last call; None: empty.
-          starts: `[batch, length]`, true at tokens that find the memory as `init` makes it: the
-            first of each document. None: those of a sequence are one document.
+          starts: `[batch, length]`, true at the first token of each document, before which the
+            memory is set to what `init` returns. None: a sequence is one document.
 
         Returns:
           What each token read, `[batch, length, heads, value]`, and the memory after the last one.
@@ -266,7 +266,7 @@ class AbstractMatrixRule(abc.ABC):
     def run(
         self, tokens: Tokens, initial_state: State | None = None, starts: Starts = None
     ) -> RecurrenceOutput:
-        """`recurrent` in chunks: the fast form for whole sequences, differentiable; see there.
+        """The result of `recurrent`, computed in chunks: fast for whole sequences, differentiable.
 
         Raises:
           ValueError: as `recurrent`; or `starts` for a rule whose `chunked` does not take it.

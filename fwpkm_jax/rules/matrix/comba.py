@@ -1,4 +1,4 @@
-"""Comba: a delta step that takes away less than it adds, read against what it wrote."""
+"""Comba: a delta step that erases less than it adds, with a correction of the query."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -53,9 +53,9 @@ class Comba(AbstractMatrixRule):
     feature_map: FeatureMap = "l2"
     convolution: bool = True
     feedback: float = 0.73
-    """b, at least 0.001: what is erased, as a share of the write strength. The published start."""
+    """b, at least 0.001: erased share of the write strength. The default is the published start."""
     correction: float = 0.02
-    """d: how much of a token's own key its query loses."""
+    """d: the share of a token's key that is subtracted from its query."""
 
     def __post_init__(self):
         super().__post_init__()

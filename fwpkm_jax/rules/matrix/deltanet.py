@@ -1,4 +1,4 @@
-"""DeltaNet: each write corrects what the memory held under its key."""
+"""DeltaNet: each write corrects the value that the memory returns for its key."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,7 +23,7 @@ from fwpkm_jax.rules.matrix.features import FeatureMap
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaNet(AbstractMatrixRule):
-    """Moves what the key reads towards the value, by the share `strength` (β) of the error.
+    """Moves the value that the key reads towards the token's value by `strength` (β) of the error.
 
     References: Schlag et al. 2021, arXiv:2102.11174; Yang et al. 2024, arXiv:2406.06484; Grazzi et
     al. 2024, arXiv:2411.12537 (β above 1).
@@ -45,7 +45,7 @@ class DeltaNet(AbstractMatrixRule):
     feature_map: FeatureMap = "l2"
     convolution: bool = True
     negative_eigenvalues: bool = False
-    """Lets β reach 2 instead of 1: along its key a write may then turn the memory around."""
+    """Lets β reach 2 instead of 1; a write may then reverse the memory's sign along its key."""
 
     @classmethod
     def variants(cls) -> "tuple[DeltaNet, ...]":

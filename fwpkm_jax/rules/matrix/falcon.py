@@ -1,4 +1,4 @@
-"""Falcon: a delta step that no size of its keys makes too long."""
+"""Falcon: a delta step normalised by the size of its key, with a ridge."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,10 +26,10 @@ from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
 class Falcon(AbstractMatrixRule):
     """One gradient step on an error and a ridge, normalised: η = β / (|k|^2 + λ), β in (0, 2).
 
-    Along its key a write keeps 1 - β of the memory, elsewhere 1 - ηλ. That must stay positive, so
-    that η is at most 1 / (2λ), which only keys shorter than sqrt(3λ) meet. The publication writes a
-    token under the features of the token before; in a layer the convolution before the keys can
-    learn that.
+    Along its key a write keeps 1 - β of the memory, in other directions 1 - ηλ. So that 1 - ηλ
+    stays positive, η is at most 1 / (2λ); this bound only affects keys shorter than sqrt(3λ). The
+    publication writes a token under the features of the token before; in a layer the convolution
+    before the keys can learn that.
 
     References: arXiv:2608.27763.
     """
@@ -50,7 +50,7 @@ class Falcon(AbstractMatrixRule):
 
     convolution: bool = True
     ridge: float = 0.01
-    """λ, at least 1e-6: how strongly a write draws the memory to 0."""
+    """λ, at least 1e-6: weight of the memory's squared norm in the loss."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -73,7 +73,7 @@ class Falcon(AbstractMatrixRule):
         return (LocalLoss(loss, self._step(token)),)
 
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
-        # The shared algorithm decays before it measures the error: a longer step, a smaller value.
+        # The shared algorithm decays before it measures the error; step and value are adapted.
         step = self._step(tokens)
         kept = 1 - step * self.ridge
         tokens = tokens._replace(

@@ -43,4 +43,4 @@ FEATURE_MAPS: dict[FeatureMap, Callable[[jax.Array], jax.Array]] = {
     "random": _random,
 }
 POSITIVE: tuple[FeatureMap, ...] = ("elu", "sigmoid", "random")
-"""Those whose products are never negative, as a normalised read needs them."""
+"""Maps whose products are never negative, which a normalised read needs."""

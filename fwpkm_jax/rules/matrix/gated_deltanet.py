@@ -1,4 +1,4 @@
-"""Gated DeltaNet: forget first, then correct."""
+"""Gated DeltaNet: a decay, then a delta step."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Gated DeltaNet that writes each value channel with a strength of its own."""
+"""Gated DeltaNet with one write strength per value channel."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Gated random-feature attention: a running mean of what was written."""
+"""Gated random-feature attention: a running mean of the written values."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Gated linear attention: every key channel forgets at its own rate."""
+"""Gated linear attention: one decay per key channel."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""HGRN2: what a key channel writes replaces what it forgets."""
+"""HGRN2: each key channel writes the share that it forgets."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,7 +23,7 @@ from fwpkm_jax.rules.matrix.features import FEATURE_MAPS, FeatureMap
 
 @dataclass(frozen=True, kw_only=True)
 class HGRN2(AbstractMatrixRule):
-    """Moves what each key channel holds towards the value, by the channel's share `key` in [0, 1].
+    """Moves the content of each key channel towards the value by the share `key` in [0, 1].
 
     GLA whose keys are 1 minus its decays. The published layer bounds the shares from above by a
     learned number per layer, which this one leaves out; its channels start at time steps instead.

@@ -1,4 +1,4 @@
-"""Kimi Delta Attention: every key channel forgets at its own rate, then a delta step."""
+"""Kimi Delta Attention: one decay per key channel, then a delta step."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Lightning attention: linear attention that fades at a constant rate, by SiLU of its inputs."""
+"""Lightning attention: linear attention of SiLU features with a constant decay."""
 
 from dataclasses import dataclass
 from typing import ClassVar

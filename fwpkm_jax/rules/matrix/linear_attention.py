@@ -22,7 +22,7 @@ from fwpkm_jax.rules.matrix.normalizer import divided, with_one
 
 @dataclass(frozen=True, kw_only=True)
 class LinearAttention(AbstractMatrixRule):
-    """Adds every value under its key; with `normalized`, reads the mean that softmax would weigh.
+    """Adds every value under its key; with `normalized`, reads their weighted mean.
 
     References: Schmidhuber 1992; Katharopoulos et al. 2020, arXiv:2006.16236.
     """

@@ -1,4 +1,4 @@
-"""Longhorn: the write that is best after it is made, not before."""
+"""Longhorn: an implicit gradient step."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -67,6 +67,6 @@ class Longhorn(AbstractMatrixRule):
 
 
 def _explicit(tokens: Tokens) -> Array:
-    """The size of the explicit step that the implicit one comes to."""
+    """The size of the explicit step that equals the implicit one."""
     strength = given(tokens.strength)
     return strength / (1 + strength * jnp.sum(jnp.square(tokens.key), axis=-1))

@@ -101,7 +101,7 @@ class MLSTM(AbstractMatrixRule):
         return jax.nn.log_sigmoid(given(inputs.decay)), given(inputs.strength)
 
     def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
-        # The bound 1 of a read is no longer neutral to the keys' scale, so that it is theirs.
+        # A read's divisor is at least 1, so the keys' scale matters; this is the published one.
         query, key, value = super().features(query, key, value)
         width = key.shape[-1] ** 0.5
         return query * width, key / width, value

@@ -10,7 +10,8 @@ def with_one(value: Float[Array, "*dims value"]) -> Float[Array, "*dims wider"]:
 
 
 def divided(read: Float[Array, "*dims wider"]) -> Float[Array, "*dims value"]:
-    """What was read over its last entry; 0 where that is 0, as features that are never negative
-    make it only where nothing was read at all."""
+    """The read divided by its last entry; 0 where that entry is 0.
+
+    With features that are never negative it is 0 only where nothing was read."""
     total = read[..., -1:]
     return read[..., :-1] / jnp.where(total > 0, total, 1)

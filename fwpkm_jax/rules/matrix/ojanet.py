@@ -1,4 +1,4 @@
-"""OjaNet: each write corrects what the memory held under its value."""
+"""OjaNet: Oja's rule, a delta step with keys and values exchanged."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -27,7 +27,7 @@ from fwpkm_jax.rules.matrix.features import FeatureMap
 
 @dataclass(frozen=True, kw_only=True)
 class OjaNet(AbstractMatrixRule):
-    """Oja's rule: a Hebbian write of weight `strength` (β) less what the value already recalls.
+    """Oja's rule: a Hebbian write of weight `strength` (β) minus what the value already recalls.
 
     The delta rule with keys and values exchanged; in a layer values are at unit length for the
     reason that DeltaNet's keys are.

@@ -1,4 +1,4 @@
-"""Omega, Atlas' rule: each token writes the errors of a window of tokens anew."""
+"""Omega, the rule of Atlas: each token writes the errors of the last tokens again."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -26,7 +26,7 @@ from fwpkm_jax.rules.matrix.gated_deltanet import softplus_decay
 
 
 class OmegaState(NamedTuple):
-    """The memory, and the tokens before the next one that it will write again, oldest first."""
+    """The memory, and the last tokens, which the next one writes again, oldest first."""
 
     matrix: Float[Array, "*dims key value"]
     keys: Float[Array, "*dims before key"]

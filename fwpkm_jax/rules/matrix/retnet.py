@@ -1,4 +1,4 @@
-"""RetNet's retention: linear attention that forgets at a constant rate."""
+"""RetNet's retention: linear attention with a constant decay."""
 
 from dataclasses import dataclass
 from typing import ClassVar

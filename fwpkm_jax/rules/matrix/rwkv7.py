@@ -102,6 +102,6 @@ class RWKV7(AbstractMatrixRule):
 
 
 def _directions(tokens: Tokens) -> tuple[Array, Array, Array]:
-    """What the memory is asked for, where the answer is erased, and where the value is added."""
+    """The directions of the read and the erasure, and the key under which the value is added."""
     strength, unit = given(tokens.strength), l2_normalize(tokens.key)
     return unit, strength * unit, strength * tokens.key

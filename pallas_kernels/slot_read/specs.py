@@ -35,7 +35,7 @@ SPECS = (
     RowSpec(name="three_slots", tokens=100, places=2, slots=3),
     RowSpec(name="distinct", tokens=16, places=3, drawn="distinct", value=512),
     RowSpec(name="zipf", tokens=63, places=3, drawn="zipf", errors=True),
-    RowSpec(name="many_places", tokens=3, places=128, slots=50),
+    RowSpec(name="many_places", tokens=3, places=128, slots=50, value=256),
     RowSpec(name="many_tiles", tokens=650, places=8, slots=64, errors=True),
     RowSpec(name="hot", tokens=700, places=8, drawn="zipf", errors=True, small=False),
     RowSpec(name="hottest", tokens=1000, places=8, drawn="one", value=512, small=False),

@@ -6,6 +6,7 @@ between sequences except in a cache. `fwpkm_jax.layers.mixers` holds every mixer
 
 from fwpkm_jax.layers.experts import Experts, ExpertsConfig
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer, FastWeightLayerConfig
+from fwpkm_jax.layers.lora import LoRAConfig
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig, FastWeightInfo
 from fwpkm_jax.layers.mixers import (
     AbstractMixer,
@@ -47,6 +48,7 @@ __all__ = [
     "LaCT",
     "LaCTConfig",
     "Llama3Scaling",
+    "LoRAConfig",
     "MatrixMemory",
     "MatrixMemoryConfig",
     "MeshConfig",

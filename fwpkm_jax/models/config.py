@@ -5,6 +5,7 @@ from typing import Literal
 
 from fwpkm_jax.layers.experts import ExpertsConfig
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
+from fwpkm_jax.layers.lora import LoRAConfig
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.layers.mixers import (
     AbstractMixerConfig,
@@ -80,6 +81,8 @@ class ModelConfig:
     fast_weight_layer: FastWeightLayerConfig | None = None
     """Settings of a Fast Weight Layer before the head, which takes a gradient step on every token
     of its sequence. None: there is no such layer."""
+    lora: LoRAConfig | None = None
+    """Low-rank updates of linear maps. None: there are none."""
     tie_embeddings: bool = True
     """The head shares the embedding's weights."""
     head_bias: bool = False

@@ -16,6 +16,7 @@ from fwpkm_jax.core.streams.queue import ChunkSize
 from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.experts import Experts
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer, HeadInputs
+from fwpkm_jax.layers.lora import add_low_rank
 from fwpkm_jax.layers.memories.fast_weight import FastWeight
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
@@ -137,6 +138,8 @@ class LanguageModel(nnx.Module):
         )
         if config.parameter_dtype != "float32":
             _store_matrices(self, jnp.dtype(config.parameter_dtype))
+        if config.lora is not None:
+            add_low_rank(self, config.lora, rngs=rngs)
 
     def init_memory(self, rng: jax.Array, *, groups: int = 1) -> dict[str, Memory]:
         """Fast weights before the first token, by layer name, leaves `[groups, ...]`.

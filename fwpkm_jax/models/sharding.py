@@ -13,6 +13,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fwpkm_jax.layers.lora import FACTORS
 from fwpkm_jax.layers.partition import HEADS, LogicalAxes, Partition
 
 
@@ -48,6 +49,13 @@ def logical_axes(module: nnx.Module, path: Any, shape: tuple[int, ...]) -> Logic
       ValueError: no module declares the parameter, or the number of axes differs from its rank.
     """
     keys = path_name(path).split("/")
+    if keys[-1] in FACTORS:  # Thin parts of the kernel beside them.
+        inputs, outputs = _declared_axes(module, [*keys[:-1], "kernel"], (0, 0))
+        return (inputs, None) if keys[-1] == FACTORS[0] else (None, outputs)
+    return _declared_axes(module, keys, shape)
+
+
+def _declared_axes(module: nnx.Module, keys: list[str], shape: tuple[int, ...]) -> LogicalAxes:
     inner: Any = module
     holders = [(inner, keys)]
     for at, key in enumerate(keys[:-1], start=1):

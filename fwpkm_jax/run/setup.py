@@ -319,17 +319,18 @@ def _state_from(base: Path, setup: Setup, checkpoints: Checkpoints) -> TrainStat
 
 
 def _check_base(base: Path, stored: Iterable[str], ours: Iterable[str], new: Iterable[str]) -> None:
-    """Raises ValueError if the model lacks weights of its base, or adds other than memories."""
+    """Raises ValueError if the model lacks weights of its base, or adds other kinds."""
     lost = [name for name in stored if name not in ours]
     if lost:
         raise ValueError(
             f"base={base} has {lost[0]}, for which the model has no place; leave its layers as "
             "they are."
         )
-    other = [name for name in new if not re.match(r"blocks/\d+/memory/", name)]
+    other = [name for name in new if not re.match(r"blocks/\d+/memory/|.*/lora_[ab]$", name)]
     if other:
         raise ValueError(
-            f"base={base} has no {other[0]}; only memories (model.memory_layers) can be added."
+            f"base={base} has no {other[0]}; only memories (model.memory_layers) and low-rank "
+            "updates (model.lora) can be added."
         )
 
 

@@ -11,6 +11,7 @@ from fwpkm_jax.config import Experiment
 from fwpkm_jax.core.slots.retention import Retention
 from fwpkm_jax.data import NeedleMix, TextData
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
+from fwpkm_jax.layers.lora import LoRAConfig
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.mixers.lact import LaCTConfig
 from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig, MatrixMixerConfig
@@ -98,6 +99,7 @@ def bases() -> dict[str, Experiment]:
             "pkm_layers": (0,),
             "pkm": PKMConfig(num_subkeys=4, key_dim=8, value_dim=8, num_heads=2, top_k=2),
             "fast_weight_layer": FastWeightLayerConfig(hidden_dim=8, chunk_size=8),
+            "lora": LoRAConfig(),
         },
     }  # fmt: skip
     return {

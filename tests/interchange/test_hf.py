@@ -27,6 +27,7 @@ from fwpkm_jax.interchange.hf import (
     open_folder,
     read_weights,
 )
+from fwpkm_jax.layers.lora import merged
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.run import load_run, setup
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
@@ -277,31 +278,38 @@ def test_an_import_and_an_export_give_the_folder_again(folder, tmp_path, capsys)
 
 @pytest.mark.thorough
 @needs_folders
-def test_a_model_with_memories_leaves_with_them_and_comes_back(tmp_path):
+def test_a_model_leaves_with_memories_and_merged_updates_and_comes_back(tmp_path):
     folder, run, out = SHARED / "qwen3_5", tmp_path / "run", tmp_path / "out"
     import_model(folder, run, say=lambda _: None)
     rule = {"num_subkeys": 4, "key_dim": 8, "value_dim": 8, "top_k": 2, "num_heads": 1}
     options = [x for n, v in rule.items() for x in (f"--model.fast_weight.rule.{n}", str(v))]
     command = ["--base", str(run), "--run_dir", str(tmp_path / "new"), *options]
     command += ["--model.memory_layers", "1", "--optimizer.train", ".*/memory/.*"]
+    command += ["--model.lora.maps", ".*/q_proj", "--model.lora.rank", "2"]
     experiment = parse_command_line(command, default="recall")
     parts = setup.make_setup(experiment)
     claim(tmp_path / "new", experiment.to_json())
     with Checkpoints(tmp_path / "new" / "checkpoints", experiment.checkpoint) as checkpoints:
         state = setup.new_state(parts, checkpoints)
+        moved = Weights(state.params, {})
+        changes = {n: x + 0.1 for n, x in moved.named().items() if n.endswith("lora_b")}
+        state = state._replace(params=moved.replaced(moved.named() | changes).params)
         checkpoints.save(state, data_position=None, config=experiment.to_json())
     export_model(tmp_path / "new", out, most_bytes=20_000)
     assert len(list(out.glob("model-*"))) > 3
     before, after = tensors_of(folder), tensors_of(out)
-    for name, tensor in before.items():
-        np.testing.assert_array_equal(after[name], tensor, err_msg=name)
+    changed = {n for n, tensor in before.items() if not np.array_equal(after[n], tensor)}
+    assert changed
+    assert all(name.endswith("q_proj.weight") for name in changed)
     note = json.loads((out / "config.json").read_text())["fwpkm_jax"]
     assert note["model"]["memory_layers"] == [1]
     source = open_folder(out)
-    assert source.config == experiment.model
+    assert source.config == dataclasses.replace(experiment.model, lora=None)
     read = read_weights(source).named()
     loaded = load_run(tmp_path / "new")
-    for name, array in Weights(loaded.params, loaded.memory).named().items():
+    named = Weights(loaded.params, loaded.memory).named()
+    assert experiment.model.lora is not None
+    for name, array in merged(named, experiment.model.lora).items():
         np.testing.assert_array_equal(read[name], array, err_msg=name)
     other = dataclasses.replace(experiment.model, norm_eps=1e-3)
     changed = dataclasses.replace(experiment, model=other)

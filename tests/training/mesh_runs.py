@@ -29,6 +29,7 @@ from fwpkm_jax.analysis.collectives import collectives
 from fwpkm_jax.core.slots.retention import Retention
 from fwpkm_jax.layers.experts import ExpertsConfig
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
+from fwpkm_jax.layers.lora import LoRAConfig
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
 from fwpkm_jax.layers.mixers.titans import TitansConfig
@@ -72,6 +73,11 @@ def small_model() -> ModelConfig:
         fast_weight=dataclasses.replace(model.fast_weight, rule=rule),
         tie_embeddings=True,
     )
+
+
+def updated_model() -> ModelConfig:
+    """The same with low-rank updates of maps that are split along either axis."""
+    return dataclasses.replace(small_model(), lora=LoRAConfig(maps=(".*/[qo]_proj",), rank=2))
 
 
 def whole_model() -> ModelConfig:
@@ -170,10 +176,10 @@ def _mesh(data: int, fsdp: int, model: int, memory: Any = "independent") -> Mesh
 
 
 RUNS = {
-    "one": Run(_mesh(1, 1, 1), 4),
-    "independent": Run(_mesh(2, 2, 1), 4),
-    "columns": Run(_mesh(2, 2, 2, "columns"), 4),
-    "slots": Run(_mesh(1, 2, 1, "slots"), 4),
+    "one": Run(_mesh(1, 1, 1), 4, updated_model),
+    "independent": Run(_mesh(2, 2, 1), 4, updated_model),
+    "columns": Run(_mesh(2, 2, 2, "columns"), 4, updated_model),
+    "slots": Run(_mesh(1, 2, 1, "slots"), 4, updated_model),
     "whole": Run(_mesh(1, 1, 1), 8, whole_model),
     "whole_data": Run(_mesh(8, 1, 1), 8, whole_model),
     "whole_fsdp": Run(_mesh(1, 8, 1), 8, whole_model),

@@ -1,8 +1,9 @@
-"""A memory added to a trained model: outputs are the same at first, frozen weights stay."""
+"""Memories and low-rank updates put into a trained model: it says the same, frozen parts stay."""
 
 import dataclasses
 import io
 import json
+import re
 import shutil
 
 import jax
@@ -25,6 +26,8 @@ from fwpkm_jax.training.trained import describe_trained
 from tests.training.tiny_config import get_config
 
 ONLY_MEMORY = ".*/memory/.*"
+NEW = (ONLY_MEMORY, ".*/lora_[ab]")
+UPDATES = ("--model.lora.maps", r"blocks/\d+/.*/(q|down)_proj", "--model.lora.rank", "2")
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +61,9 @@ def retrofit(base, *options):
 
 @pytest.fixture(scope="module")
 def trained(base):
-    """Two steps that train only the memory; the run's directory and its printed lines."""
+    """Two steps that train only what is new; the run's directory and its printed lines."""
     stream = io.StringIO()
-    result = train(retrofit(base, "--optimizer.train", ONLY_MEMORY), stream=stream)
+    result = train(retrofit(base, *UPDATES, "--optimizer.train", *NEW), stream=stream)
     assert result.status == "finished"
     return base.parent / "new", stream.getvalue(), result.state
 
@@ -71,7 +74,7 @@ def logits(graphdef, params, memory, tokens, write):
 
 
 def test_before_the_first_step_logits_are_the_bases_bit_for_bit(base, tmp_path):
-    parts = setup.make_setup(retrofit(base, "--optimizer.train", ONLY_MEMORY))
+    parts = setup.make_setup(retrofit(base, *UPDATES, "--optimizer.train", ONLY_MEMORY))
     with Checkpoints(tmp_path, parts.experiment.checkpoint) as checkpoints:
         state = setup.new_state(parts, checkpoints)
     run = load_run(base)
@@ -89,8 +92,14 @@ def test_what_is_frozen_stays_and_takes_no_state(base, trained):
     for name, array in before.items():
         np.testing.assert_array_equal(after[name], array, err_msg=name)
     moved = [name for name in after if name not in before]
-    assert all("/memory/" in name for name in moved)
-    assert np.any(np.asarray(after["blocks/1/memory/out_proj/kernel"]))
+    assert all(any(re.fullmatch(new, name) for new in NEW) for name in moved)
+    updates = {name for name in moved if "lora" in name}
+    assert {name.rsplit("/", 1)[0] for name in updates} == {
+        *("blocks/0/mixer/q_proj", "blocks/1/mixer/q_proj", "blocks/0/feed_forward/down_proj"),
+        "blocks/1/feed_forward/shared/down_proj",
+    }
+    for name in ("blocks/1/memory/out_proj/kernel", *(x for x in updates if x.endswith("_b"))):
+        assert np.any(np.asarray(after[name])), name
     shapes = {np.shape(x) for x in jax.tree.leaves(state.opt_state) if np.ndim(x)}
     assert shapes <= {after[name].shape for name in moved}
     assert len([x for x in jax.tree.leaves(state.opt_state) if np.ndim(x)]) == 2 * len(moved)
@@ -113,7 +122,8 @@ def test_checkpoints_refer_to_the_base_and_are_checked_against_it(trained, base,
     run_dir = trained[0]
     position = run_dir / "checkpoints" / "2" / "position"
     stored = json.loads(next(position.glob("*")).read_text())
-    assert all("/memory/" in name for name in stored["checksums"]["params"])
+    stored_params = stored["checksums"]["params"]
+    assert all(any(re.fullmatch(new, name) for new in NEW) for name in stored_params)
     assert stored["frozen"]["checkpoint"] == str(base / "checkpoints" / "0")
     again = train(dataclasses.replace(load_run(run_dir).experiment), stream=io.StringIO())
     assert again.step == 2

@@ -33,6 +33,7 @@ from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph, name
 from tests.training.tiny_config import get_config
 
 SLOTS, CHUNKS = 144, 2
+FACTORS = ("q_proj/lora_a", "q_proj/lora_b", "o_proj/lora_a", "o_proj/lora_b")
 DEFAULT = ("one", "independent", "columns", "slots")
 SLOW = {
     "whole": ("whole_data", "whole_fsdp", "whole_tensor"),
@@ -110,6 +111,8 @@ def test_each_device_holds_its_part_of_the_memory_and_the_weights(runs):
     assert runs["one"]["parts"][kernel] == [16, 64]
     assert runs["independent"]["parts"][kernel] == [8, 64]
     assert runs["columns"]["parts"][kernel] == [8, 32]
+    of_columns = [runs["columns"]["parts"][f"params/blocks/0/mixer/{n}"] for n in FACTORS]
+    assert of_columns == [[8, 2], [2, 32], [16, 2], [2, 8]]
 
 
 def test_reads_by_columns_need_nothing_inside_the_chunks_loop(runs):

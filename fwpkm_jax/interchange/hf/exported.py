@@ -20,6 +20,7 @@ from fwpkm_jax.interchange.hf.layout import parts
 from fwpkm_jax.interchange.hf.model_folder import HEAD, MEMORIES, NOTE
 from fwpkm_jax.interchange.hf.tensor_files import INDEX, SINGLE
 from fwpkm_jax.interchange.weights import Weights
+from fwpkm_jax.layers.lora import merged
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.run import load_run
@@ -46,7 +47,8 @@ def export_model(
 
     Names, shapes and dtypes are those of the folder that was imported. Memories go into a file of
     their own, which the library does not read, and `config.json` gets a note of them; such a folder
-    is imported with its memories.
+    is imported with its memories. Low-rank updates are added to the matrices that they belong to,
+    which rounds them to the folder's dtype.
 
     Args:
       run_dir: the run, or one that has it as its `base`.
@@ -77,6 +79,8 @@ def export_model(
             shutil.copyfile(file, partial / file.name)
     original = read_json(kept / "tensors.json")
     named = Weights(run.params, run.memory if model.memory_layers else {}).named()
+    if model.lora is not None:
+        named = merged(named, model.lora)
     found = parts(model, FAMILIES[text["model_type"]], found=original)
 
     def tensors() -> Iterator[tuple[str, np.ndarray]]:
@@ -97,7 +101,7 @@ def export_model(
         text[NOTE] = {
             "about": f"This model has fast-weight memories; fwpkm_jax reads them from {MEMORIES}. "
             "Other programs load the model without them.",
-            "model": to_json(model),
+            "model": to_json(dataclasses.replace(model, lora=None)),
         }
         write_json(partial / "config.json", text)
     partial.rename(folder)
@@ -128,6 +132,7 @@ def _check_same(model: ModelConfig, imported: ModelConfig, run_dir: str | Path) 
             config,
             memory_layers=(),
             fast_weight=FastWeightConfig(),
+            lora=None,  # Is merged.
             activation_dtype="float32",
             parameter_dtype="float32",
             attention=dataclasses.replace(config.attention, backend="auto"),

@@ -2,6 +2,6 @@
 
 from fwpkm_jax.generation.generate import generate
 from fwpkm_jax.generation.sampling import Sampling
-from fwpkm_jax.generation.state import GenerationOutput, GenerationState, init_generation
+from fwpkm_jax.generation.state import GenerationOutput, GenerationState, grow, init_generation
 
-__all__ = ["GenerationOutput", "GenerationState", "Sampling", "generate", "init_generation"]
+__all__ = ["GenerationOutput", "GenerationState", "Sampling", "generate", "grow", "init_generation"]

@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.generation.prompts import check_lengths, check_prompts, pad_in_front
+from fwpkm_jax.core.chunks import Memory
+from fwpkm_jax.core.streams.queue import ChunkSize
+from fwpkm_jax.generation.prompts import check_lengths, check_prompts, check_room, pad_in_front
 from fwpkm_jax.generation.sampling import Sampling, choose_tokens
 from fwpkm_jax.generation.state import GenerationOutput, GenerationState
 from fwpkm_jax.models.language_model import LanguageModel, Stream
+from fwpkm_jax.models.outputs import StreamOutput
 
 _NO_TOKEN = -1
 
@@ -27,8 +30,9 @@ def generate(
     rng: jax.Array | None = None,
     stop_ids: Sequence[int] = (),
     write: bool = True,
-    chunk_size: int | None = None,
+    chunk_size: ChunkSize | None = None,
     piece_length: int = 512,
+    keep_state: bool = False,
 ) -> GenerationOutput:
     """Tokens that follow the prompts, generated one by one on the device.
 
@@ -41,26 +45,31 @@ def generate(
       model: the language model.
       prompts: token ids of each sequence, `batch` prompts of any lengths, or None to continue all
         sequences. A sequence with an empty prompt continues; if it was finished, it stays finished.
-      state: from `init_generation` or the previous call; its buffers are reused, so it cannot be
-        used again.
+      state: from `init_generation` or the previous call; unless `keep_state` is True, its buffers
+        are reused, so it cannot be used again.
       max_new_tokens: most tokens generated for each sequence; 0 only reads the prompts.
       sampling: how tokens are chosen; None: the most likely token.
       rng: key of all draws, the same in every call of one conversation; required if
         `sampling.temperature` is above 0.
       stop_ids: tokens that end a sequence, such as the end of a document. They are read too.
       write: False leaves the memories unchanged.
-      chunk_size: tokens per write; None: the config's.
+      chunk_size: tokens per write; None: the config's. "flush": tokens wait, see
+        `LanguageModel.stream`, and the memories stay unchanged, as in drafts that may be thrown
+        away.
       piece_length: tokens of a prompt read per call; limits the device memory needed and does not
         change results.
+      keep_state: True leaves `state` as it is, so that it can be gone back to. Its caches are
+        copied, its memories only if this call may write them; otherwise both states share them,
+        and a later call without `keep_state` uses up both.
 
     Returns:
       Generated tokens, their number and log-probabilities, and the new state; see
       `GenerationOutput`.
 
     Raises:
-      ValueError: the prompts do not fit the batch, the vocabulary or the attention's cache; a
-        sequence has neither a prompt nor tokens read before; a stop id lies outside the vocabulary;
-        or `rng` is missing.
+      ValueError: the prompts do not fit the batch, the vocabulary, the attention's cache or, with
+        `chunk_size="flush"`, the queues; a sequence has neither a prompt nor tokens read before; a
+        stop id lies outside the vocabulary; or `rng` is missing.
 
     Example:
       >>> from flax import nnx
@@ -89,15 +98,23 @@ def generate(
     rows = check_prompts(prompts, batch=batch, vocab_size=vocab_size)
     lengths = np.array([len(row) for row in rows])
     check_lengths(model, state, lengths, max_new_tokens)
+    if chunk_size == "flush" and write:
+        check_room(state, lengths, max_new_tokens)
     graphdef, params = nnx.split(model)
-    options = {"write": write, "chunk_size": chunk_size}
+    options: dict[str, Any] = {"write": write, "chunk_size": chunk_size}
+    if not write or chunk_size == "flush":
+        # Nothing writes the memories: they are neither carried by the loops nor copied.
+        options["memory"] = state.stream.memory
+        state = _with_memory(state, {})
+    if keep_state:
+        state = jax.tree.map(jnp.copy, state)
     if lengths.max():
         tokens, mask = pad_in_front(rows, piece_length=piece_length)
         state = _prefill(graphdef, params, state, tokens, mask, **options)
     # With batch 1 the loop ends when the sequence stops, so no step needs a mask.
     ragged = batch > 1 and (bool(stop_ids) or bool(np.any(state.finished)))
     rng = jax.random.key(0) if rng is None else rng  # The key is not used: greedy.
-    return _decode(
+    out = _decode(
         graphdef,
         params,
         state,
@@ -108,6 +125,26 @@ def generate(
         ragged=ragged,
         **options,
     )
+    memory = options.get("memory")
+    return out if memory is None else out._replace(state=_with_memory(out.state, memory))
+
+
+def _with_memory(state: GenerationState, memory: dict[str, Memory]) -> GenerationState:
+    return state._replace(stream=state.stream._replace(memory=memory))
+
+
+def _read(
+    model: LanguageModel,
+    tokens: jax.Array,
+    stream: Stream,
+    memory: dict[str, Memory] | None,
+    **options: Any,
+) -> StreamOutput:
+    """`LanguageModel.stream` with memories that are not written, if they are given apart."""
+    if memory is None:
+        return model.stream(tokens, stream, **options)
+    out = model.stream(tokens, stream._replace(memory=memory), **options)
+    return out._replace(stream=out.stream._replace(memory={}))
 
 
 @partial(jax.jit, static_argnames=("graphdef", "write", "chunk_size"), donate_argnames="state")
@@ -119,12 +156,14 @@ def _prefill(
     mask: jax.Array | None,
     *,
     write: bool,
-    chunk_size: int | None,
+    chunk_size: ChunkSize | None,
+    memory: dict[str, Memory] | None = None,
 ) -> GenerationState:
     model = nnx.merge(graphdef, params)
 
     def read(carry: tuple[Stream, jax.Array], piece: tuple[jax.Array, jax.Array | None]):
-        out = model.stream(piece[0], carry[0], mask=piece[1], write=write, chunk_size=chunk_size)
+        options = {"mask": piece[1], "write": write, "chunk_size": chunk_size}
+        out = _read(model, piece[0], carry[0], memory, **options)
         # Prompts end with the last piece, so its last position is real in every prompt.
         return (out.stream, out.logits[:, -1]), None
 
@@ -162,7 +201,8 @@ def _decode(
     stop_ids: tuple[int, ...],
     ragged: bool,
     write: bool,
-    chunk_size: int | None,
+    chunk_size: ChunkSize | None,
+    memory: dict[str, Memory] | None = None,
 ) -> GenerationOutput:
     model = nnx.merge(graphdef, params)
     batch = state.finished.shape[0]
@@ -182,9 +222,11 @@ def _decode(
         score = jnp.take_along_axis(
             jax.nn.log_softmax(state.logits, axis=-1), chosen[:, None], axis=-1
         )[:, 0]
-        read = model.stream(
+        read = _read(
+            model,
             chosen[:, None],
             state.stream,
+            memory,
             mask=active[:, None].astype(jnp.float32) if ragged else None,
             write=write,
             chunk_size=chunk_size,

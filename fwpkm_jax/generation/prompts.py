@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from fwpkm_jax.generation.state import GenerationState
@@ -60,6 +61,31 @@ def check_lengths(
             raise ValueError(
                 f"Full attention keeps max_length={kept} tokens, and a sequence may reach "
                 f"{longest}; start with init_generation(..., max_length={longest}) or more."
+            )
+
+
+def check_room(state: GenerationState, lengths: np.ndarray, max_new_tokens: int) -> None:
+    """Checks that all tokens of a call find room in the queues, where nothing is written.
+
+    Args:
+      state: the state before the prompts are read.
+      lengths: lengths of the prompts, `[batch]`.
+      max_new_tokens: most tokens generated for each sequence.
+
+    Raises:
+      ValueError: they may not.
+    """
+    new = int(lengths.max()) + max_new_tokens
+    for name, layer in state.stream.layers.items():
+        if layer.pending is None:
+            continue
+        waiting = int(np.max(np.asarray(layer.pending.num_waiting)))
+        room = jax.tree.leaves(layer.pending.tokens)[0].shape[2] - waiting
+        if new > room:
+            raise ValueError(
+                f"chunk_size='flush' writes nothing, and {name} has room for {room} more waiting "
+                f"tokens, not {new}; start with init_generation(..., max_chunk_size="
+                f"{waiting + new}) or more."
             )
 
 

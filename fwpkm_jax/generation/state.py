@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.models.language_model import LanguageModel, Stream
+from fwpkm_jax.models.outputs import layer_name
 
 
 class GenerationState(NamedTuple):
@@ -87,3 +88,36 @@ def init_generation(
         num_read=counts,
         num_drawn=jnp.copy(counts),  # Donated buffers must not be the same.
     )
+
+
+def grow(model: LanguageModel, state: GenerationState, *, max_length: int) -> GenerationState:
+    """The state with room for `max_length` tokens, prompts and answers together.
+
+    Caches that are as large already, or do not depend on it, stay as they are.
+
+    Args:
+      model: the language model.
+      state: from `init_generation` or `generate`.
+      max_length: most tokens that full attention keeps from now on.
+
+    Raises:
+      ValueError: a mixer's cache cannot grow.
+
+    Example:
+      >>> from flax import nnx
+      >>> from fwpkm_jax import LanguageModel, ModelConfig, init_generation
+      >>> from fwpkm_jax.generation import grow
+      >>> config = ModelConfig(vocab_size=32, model_dim=8, mlp_dim=8, mixers=("attention",))
+      >>> model = LanguageModel(config, rngs=nnx.Rngs(0))
+      >>> state = grow(model, init_generation(model, {}, batch=1, max_length=4), max_length=8)
+      >>> state.stream.layers["layer_0"].cache.keys.shape[1]
+      8
+    """
+    layers = dict(state.stream.layers)
+    for index, block in enumerate(model.blocks):
+        name = layer_name(index)
+        kept = block.mixer.capacity(layers[name].cache)
+        if kept is not None and kept < max_length:
+            cache = block.mixer.grow_cache(layers[name].cache, max_length)
+            layers[name] = layers[name]._replace(cache=cache)
+    return state._replace(stream=state.stream._replace(layers=layers))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from fwpkm_jax import memories
 from fwpkm_jax.generation import Sampling, generate, init_generation
 from fwpkm_jax.generation.generate import _decode
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
@@ -16,6 +17,7 @@ from fwpkm_jax.layers.mixers.lact import LaCTConfig
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.rules import FwMLP, FwPKM
+from tests.memories.models import EVERY, make_model
 from tests.models.test_language_model import CONFIG
 
 CHUNK = CONFIG.fast_weight.chunk_size
@@ -84,7 +86,7 @@ def assert_close(actual, expected, tolerance=2e-5):
         ("fwmlp", False),
     ],
 )
-def test_generation_equals_the_whole_pass_token_by_token(name, write):
+def test_generation_equals_the_whole_pass_token_by_token(name, write, tmp_path):
     model, memory, state = start(MODELS[name], batch=2, groups=1)
     prompt = np.stack(prompts(7, 7))
     out = generate(model, prompt, state, max_new_tokens=5, write=write)
@@ -105,6 +107,48 @@ def test_generation_equals_the_whole_pass_token_by_token(name, write):
     assert any(jax.tree.leaves(changed)) == (write and bool(memory))
     np.testing.assert_array_equal(out.lengths, [5, 5])
     np.testing.assert_array_equal(out.state.num_read, [12, 12])
+    assert_goes_on_from_kept_and_saved_states(model, prompt, out.state, tmp_path, write=write)
+
+
+def assert_goes_on_from_kept_and_saved_states(model, prompt, state, folder, *, write):
+    """Bit for bit as the unbroken conversation, with the programs that began it."""
+    memories.save(folder, "alice", state, model=model)
+    go_on = functools.partial(generate, model, prompt, max_new_tokens=5, write=write)
+    once = go_on(state, keep_state=True)
+    unwritten = jax.tree.map(lambda a, b: a is b, once.state.stream.memory, state.stream.memory)
+    assert all(jax.tree.leaves(unwritten)) or write, "what is not written is not copied"
+    unbroken = go_on(state)
+    restored = go_on(memories.load(folder, "alice", model))
+    for other in (once, restored):
+        jax.tree.map(np.testing.assert_array_equal, other, unbroken)
+    np.testing.assert_array_equal(restored.state.num_read, [24, 24])
+
+
+@pytest.mark.slow
+def test_every_registered_mixer_goes_on_from_kept_and_saved_states(tmp_path):
+    """Seen by default for the mixers of `MODELS`; the others are linear recurrences like gdn."""
+    model = make_model(EVERY)
+    memory = model.init_memory(jax.random.key(1))
+    state = init_generation(model, memory, batch=2, max_length=32)
+    prompt = np.stack(prompts(7, 7))
+    state = generate(model, prompt, state, max_new_tokens=5).state
+    assert_goes_on_from_kept_and_saved_states(model, prompt, state, tmp_path, write=True)
+
+
+def test_a_draft_is_thrown_away_and_no_table_is_copied():
+    model, memory, _ = start(MODELS["fwmlp"], batch=1, groups=1)
+    state = init_generation(model, memory, batch=1, max_length=32, max_chunk_size=CHUNK + 1)
+    state = state._replace(num_read=state.num_read + 1)  # As if a token had been read.
+    draft = generate(model, None, state, max_new_tokens=3, chunk_size="flush", keep_state=True)
+    tables = jax.tree.map(lambda a, b: a is b, draft.state.stream.memory, state.stream.memory)
+    assert all(jax.tree.leaves(tables))
+    assert draft.state.stream.layers["layer_0"].pending.num_waiting.tolist() == [3]
+    with pytest.raises(ValueError, match=r"layer_0 has room for 2 more waiting tokens, not 3"):
+        generate(model, None, draft.state, max_new_tokens=3, chunk_size="flush")
+    draft = jax.device_get(draft)  # It shares the tables, which the next call takes over.
+    out = generate(model, None, state, max_new_tokens=3)  # Its chunk is not complete yet.
+    np.testing.assert_array_equal(out.tokens, draft.tokens)
+    assert_close(out.state, draft.state, 1e-6)
 
 
 @functools.partial(jax.jit, static_argnames="write")

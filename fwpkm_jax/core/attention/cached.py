@@ -30,6 +30,21 @@ class RingCache(NamedTuple):
     next_position: Int[Array, " batch"]
 
 
+def larger_ring(cache: RingCache, capacity: int) -> RingCache:
+    """The cache with room for `capacity` tokens, which is at least what it has."""
+    batch = cache.positions.shape[0]
+    places = jnp.where(cache.positions >= 0, cache.positions % capacity, capacity)
+    rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
+
+    def put(x: jax.Array, empty: int) -> jax.Array:
+        larger = jnp.full((batch, capacity, *x.shape[2:]), empty, x.dtype)
+        return larger.at[rows, places].set(x, mode="drop")
+
+    return RingCache(
+        put(cache.keys, 0), put(cache.values, 0), put(cache.positions, -1), cache.next_position
+    )
+
+
 class _Sums(NamedTuple):
     """Partial sums of a softmax-weighted mean, `[batch, kv_heads, shared, queries]`."""
 

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.attention.cached import RingCache, put_in_ring, ring_attention
+from fwpkm_jax.core.attention.cached import RingCache, larger_ring, put_in_ring, ring_attention
 from fwpkm_jax.core.attention.softmax import (
     AttentionBackend,
     KeysAndValues,
@@ -220,6 +220,9 @@ class Attention(AbstractMixer):
 
     def capacity(self, cache: Cache) -> int | None:
         return cache.keys.shape[1] if self.config.window is None else None
+
+    def grow_cache(self, cache: Cache, max_length: int) -> Cache:
+        return larger_ring(cache, max_length) if isinstance(cache, RingCache) else cache
 
     @property
     def output_map(self) -> nnx.Linear:

@@ -241,6 +241,15 @@ class AbstractMixer(nnx.Module):
         del cache
         return None
 
+    def grow_cache(self, cache: Any, max_length: int) -> Any:
+        """The cache with room for `max_length` tokens, at least its `capacity`."""
+        if self.capacity(cache) is None:
+            return cache
+        raise ValueError(
+            f"The cache of {type(self).__name__} keeps {self.capacity(cache)} tokens and cannot "
+            f"grow to {max_length}; start with a larger max_length, or define grow_cache."
+        )
+
     def reset_cache(self, cache: Any) -> Any:
         """The cache before the first token, of the same size and dtypes as `cache`."""
         leaves = jax.tree.leaves(cache)

@@ -40,6 +40,9 @@ class PersistentTokens(AbstractMixer):
         capacity = self.mixer.capacity(cache)
         return None if capacity is None else capacity - self.tokens.shape[0]
 
+    def grow_cache(self, cache: Any, max_length: int) -> Any:
+        return self.mixer.grow_cache(cache, max_length + self.tokens.shape[0])
+
     @property
     def output_map(self) -> nnx.Linear | None:
         return self.mixer.output_map

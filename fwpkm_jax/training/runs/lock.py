@@ -35,14 +35,18 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class RunInUseError(ValueError):
-    """Another session writes to this run directory."""
+    """Another session writes to this run directory, or holds the thing that is locked."""
 
 
 class RunLock:
-    """The lock of a run directory. The constructor takes it; `release` gives it back.
+    """The lock of a run directory, or of a thing in a directory. The constructor takes it;
+    `release` gives it back.
 
     Args:
-      directory: the run directory, which exists.
+      directory: the run directory, or another one that exists.
+      name: of the lock's file in it.
+      thing: what errors call the thing that is locked; "": the directory.
+      otherwise: what the user may do instead of waiting.
       say: prints a line, for example that an abandoned lock was taken over.
 
     Raises:
@@ -50,12 +54,20 @@ class RunLock:
       OSError: the file cannot be written.
     """
 
-    def __init__(self, directory: Path, *, say: Callable[[str], None] = lambda line: None) -> None:
-        self.path = directory / "lock"
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        name: str = "lock",
+        thing: str = "",
+        otherwise: str = "choose another --run_dir",
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.path = directory / name
         self._say = say
         self._file, granted = _open(self.path)
         try:
-            self._take(directory, granted)
+            self._take(thing or str(directory), otherwise, granted)
         except BaseException:
             os.close(self._file)
             raise
@@ -63,15 +75,14 @@ class RunLock:
         self._heart = threading.Thread(target=self._beat, name="run lock", daemon=True)
         self._heart.start()
 
-    def _take(self, directory: Path, granted: bool) -> None:
+    def _take(self, thing: str, otherwise: str, granted: bool) -> None:
         holder = _read(self._file)
         if not granted or (holder and self._alive(holder)):
             raise RunInUseError(
-                f"{directory} is in use by {_name(holder)}; wait until it ends, or choose another "
-                "--run_dir."
+                f"{thing} is in use by {_name(holder)}; wait until it ends, or {otherwise}."
             )
         if holder:
-            self._say(f"Took over {directory} from {_name(holder)}, which is gone.")
+            self._say(f"Took over {thing} from {_name(holder)}, which is gone.")
         record = json.dumps({**_here(), "started": time.strftime("%Y-%m-%d %H:%M:%S %z")})
         try:
             os.ftruncate(self._file, 0)

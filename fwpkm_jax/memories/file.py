@@ -1,0 +1,141 @@
+"""One file of named arrays: whole or absent on disk, with a checksum of everything in it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+FORMAT = "fwpkm_jax memory 1"
+SUFFIX = ".safetensors"
+
+
+def write(
+    path: Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], *, temporary: Path
+) -> str:
+    """Writes a file under its name once it is complete on disk.
+
+    Args:
+      path: of the file, which is replaced if it is there.
+      arrays: by name.
+      facts: JSON values.
+      temporary: where the file is written before it gets its name.
+
+    Returns:
+      The file's checksum, 64 hex digits.
+
+    Raises:
+      OSError: it cannot be written; what was there before stays.
+    """
+    text = json.dumps(facts, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    total = checksum(arrays, text)
+    metadata = {"format": FORMAT, "checksum": total, "facts": text}
+    try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # As the umask asks; save_file would make it private.
+        contiguous = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
+        save_file(contiguous, temporary, metadata=metadata)
+        temporary.chmod(mode)
+        _to_disk(temporary)  # Or the name may reach the disk before the contents.
+        temporary.replace(path)
+        _to_disk(path.parent)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        known = isinstance(error, OSError)
+        reason = (error.strerror if known else None) or str(error)
+        raise OSError(
+            (error.errno if known else None) or errno.EIO,
+            f"The memory cannot be written ({reason}); what was saved before is unchanged",
+            str(path),
+        ) from error
+    return total
+
+
+def read_facts(path: Path) -> tuple[dict[str, Any], str]:
+    """A file's facts and the checksum that it states; the arrays are not read.
+
+    Raises:
+      ValueError: it is damaged, or no memory.
+    """
+    with _opened(path) as file:
+        metadata = file.metadata() or {}
+        return _facts(path, metadata), metadata["checksum"]
+
+
+def read(path: Path, *, expected: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A file's facts and arrays, after a check of its checksum.
+
+    Args:
+      path: of the file.
+      expected: the checksum that it must have; None: the one that it states.
+
+    Raises:
+      ValueError: it is damaged, or no memory, or another file than expected.
+    """
+    with _opened(path) as file:
+        metadata = file.metadata() or {}
+        facts = _facts(path, metadata)
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    found = checksum(arrays, metadata["facts"])
+    if found != metadata["checksum"]:
+        raise ValueError(f"{path} is damaged: its contents are not what was saved.")
+    if expected is not None and found != expected:
+        raise ValueError(f"{path} is another memory than the one that was saved under this name.")
+    return facts, arrays
+
+
+def checksum(arrays: Mapping[str, np.ndarray], text: str = "") -> str:
+    """sha256 over names, dtypes, shapes and bytes of arrays and a text, as 64 hex digits."""
+    total = hashlib.sha256(text.encode())
+    for name in sorted(arrays):
+        x = np.ascontiguousarray(arrays[name])
+        total.update(f"\n{name} {x.dtype} {arrays[name].shape}\n".encode())
+        total.update(x.reshape(-1).view(np.uint8).data)
+    return total.hexdigest()
+
+
+@contextlib.contextmanager
+def _opened(path: Path):
+    try:
+        with safe_open(path, framework="numpy") as file:
+            yield file
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, UnicodeDecodeError, OSError) as error:
+        reason = " ".join(str(error).split())[:150]
+        raise ValueError(f"{path} is damaged, or no memory: {reason}.") from error
+
+
+def _facts(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    found = metadata.get("format")
+    if found != FORMAT:
+        raise ValueError(
+            f"{path} has the format {found!r}, not {FORMAT!r}: it is no memory that this version "
+            "saved."
+        )
+    try:
+        facts = json.loads(metadata["facts"])
+        if not isinstance(facts, dict) or not metadata["checksum"].isalnum():
+            raise TypeError("its header is not one that was saved")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error}.") from error
+    return facts
+
+
+def _to_disk(path: Path) -> None:
+    """Returns once a file, or the names in a directory, are on disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

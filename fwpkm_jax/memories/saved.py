@@ -1,0 +1,275 @@
+"""A generation's state as a saved memory, and back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from fwpkm_jax.config_json import to_json
+from fwpkm_jax.generation.state import GenerationState, grow, init_generation
+from fwpkm_jax.memories import file, rows, store
+from fwpkm_jax.memories.store import Description
+from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.models.outputs import StreamDocument
+from fwpkm_jax.training.runs.run_directory import differences
+from fwpkm_jax.training.state import named_leaves
+from fwpkm_jax.whole_files import unfinished
+
+Keep = Literal["all", "memory"]
+"""What is saved. all: everything, so that a conversation goes on as if it had never stopped.
+memory: fast weights and the tokens that wait to be written; the next conversation starts at
+position 0, with empty caches."""
+
+
+def save(
+    folder: str | Path,
+    name: str,
+    state: GenerationState,
+    *,
+    model: LanguageModel,
+    keep: Keep = "all",
+    origin: str = "",
+) -> None:
+    """Saves a conversation's memory under a name; `state` can go on being used.
+
+    A memory that is there is replaced. A fork stores what differs from its base.
+
+    Args:
+      folder: of the memories; it is made.
+      name: of the memory: letters, digits and . _ @ + -.
+      state: from `generate` or `init_generation`; on one process.
+      model: whose slow weights wrote it.
+      keep: see `Keep`.
+      origin: a text that errors quote, such as the run and its step.
+
+    Raises:
+      ValueError: the name cannot be one, a number in the memory is not finite, or the memory of
+        this name belongs to other weights.
+      RunInUseError: another process holds the memory.
+      OSError: it cannot be written; what was saved before is unchanged.
+
+    Example:
+      >>> from flax import nnx
+      >>> from fwpkm_jax import LanguageModel, ModelConfig, init_generation, memories
+      >>> config = ModelConfig(vocab_size=32, model_dim=8, mlp_dim=8, mixers=("retnet",))
+      >>> model = LanguageModel(config, rngs=nnx.Rngs(0))
+      >>> state = init_generation(model, {}, batch=1, max_length=16)
+      >>> memories.save("memories", "alice", state, model=model)
+      >>> memories.names("memories")
+      ('alice',)
+      >>> memories.load("memories", "alice", model).num_read.shape
+      (1,)
+    """
+    if keep not in get_args(Keep):
+        raise ValueError(f"keep={keep!r} is none of {list(get_args(Keep))}.")
+    path = store.path_of(folder, name)
+    model_json, weights = to_json(model.config), fingerprint(model)
+    num_read = np.asarray(state.num_read).tolist()
+    arrays = _arrays(state if keep == "all" else _without_caches(state))
+    _check_finite(name, arrays)
+    with store.hold(folder, name), store.bases_locked(folder):
+        base, shared = None, {}
+        if path.exists():
+            old, _ = file.read_facts(path)
+            _check_belongs(path, old, model_json, weights)
+            base = store.base_of(old)
+            try:
+                shared = {} if base is None else store.read_base(folder, base, path)
+            except ValueError:
+                base = None  # It is damaged; this memory is stored whole.
+        stored = {key: rows.stored(key, x, shared.get(key)) for key, x in arrays.items()}
+        facts = {
+            "origin": origin,
+            "saved": store.now(),
+            "keep": keep,
+            "num_read": num_read,
+            "documents": state.stream.document is not None,
+            "model": model_json,
+            "weights": weights,
+            "base": base,
+            "parts": {key: part.part for key, part in stored.items()},
+            "rows": {
+                key: [part.rows, rows.num_rows(arrays[key].shape)] for key, part in stored.items()
+            },
+        }
+        own = {key: x for part in stored.values() for key, x in part.arrays.items()}
+        file.write(path, own, facts, temporary=unfinished(path))
+
+
+def load(
+    folder: str | Path,
+    name: str,
+    model: LanguageModel,
+    *,
+    max_length: int | None = None,
+) -> GenerationState:
+    """The state that was saved under a name, bit for bit, on the first device.
+
+    Args:
+      folder: of the memories.
+      name: of the memory.
+      model: with the slow weights that it was saved with.
+      max_length: most tokens that full attention keeps, if that is more than it was; a memory
+        without caches needs it.
+
+    Raises:
+      FileNotFoundError: there is no such memory; the error lists those that are.
+      ValueError: it is damaged, or belongs to another model or other weights.
+
+    Example:
+      >>> from fwpkm_jax import load_run, memories
+      >>> run = load_run("runs/books_tiny")  # doctest: +SKIP
+      >>> state = memories.load("memories", "alice", run.model)  # doctest: +SKIP
+    """
+    path = store.existing(folder, name)
+    # The bases stay while they are read, even if the memory is saved again meanwhile.
+    with store.bases_locked(folder):
+        facts, arrays = store.read_arrays(folder, path)
+    _check_belongs(path, facts, to_json(model.config), fingerprint(model))
+    if facts["keep"] == "memory":
+        if max_length is None:
+            raise ValueError(
+                f"{path} was saved without caches (keep='memory'); pass max_length, the most "
+                "tokens that full attention keeps."
+            )
+        return _with_empty_caches(model, path, facts, arrays, max_length)
+    state = _filled(_template(model, facts, arrays), path, arrays)
+    return state if max_length is None else grow(model, state, max_length=max_length)
+
+
+def describe(folder: str | Path, name: str) -> Description:
+    """What is known of a memory without reading its arrays.
+
+    Raises:
+      FileNotFoundError: there is no such memory; the error lists those that are.
+      ValueError: it is damaged.
+
+    Example:
+      >>> from fwpkm_jax import memories
+      >>> memories.describe("memories", "alice").base  # doctest: +SKIP
+      'start'
+    """
+    path = store.existing(folder, name)
+    facts, _ = file.read_facts(path)
+    base = store.base_of(facts)
+    return Description(
+        name=name,
+        saved=facts["saved"],
+        origin=facts["origin"],
+        keep=facts["keep"],
+        num_read=tuple(facts["num_read"]),
+        base=None if base is None else base["name"],
+        forks=store.forks_of(folder, name),
+        num_bytes=path.stat().st_size,
+        rows={key: (own, total) for key, (own, total) in facts["rows"].items()},
+    )
+
+
+def fingerprint(model: LanguageModel) -> str:
+    """sha256 over the paths and bytes of a model's slow weights, as 64 hex digits."""
+    total = hashlib.sha256()
+    for name, x in named_leaves(nnx.state(model)).items():
+        total.update(file.checksum({name: np.asarray(x)}).encode())
+    return total.hexdigest()
+
+
+def _arrays(tree: Any) -> dict[str, np.ndarray]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {_name(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _without_caches(state: GenerationState) -> Any:
+    """The parts of a state that outlast its positions."""
+    layers = {name: layer._replace(cache=None) for name, layer in state.stream.layers.items()}
+    return {"stream": state.stream._replace(layers=layers), "num_drawn": state.num_drawn}
+
+
+def _template(model: LanguageModel, facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> Any:
+    """A state of the same structure and dtypes; its sizes may differ."""
+    batch = len(arrays["num_drawn"])
+
+    def start() -> GenerationState:
+        state = init_generation(
+            model, model.init_memory(jax.random.key(0)), batch=batch, max_length=1
+        )
+        if not facts["documents"]:
+            return state
+        number = jnp.zeros((batch,), jnp.int32)
+        return state._replace(stream=state.stream._replace(document=StreamDocument(number, number)))
+
+    return jax.eval_shape(start)
+
+
+def _filled(template: Any, path: Path, arrays: Mapping[str, np.ndarray]) -> Any:
+    """The template with a file's arrays; each gets memory of its own, so that it can be donated."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(template)
+    expected = {_name(key): leaf for key, leaf in leaves}
+    lost = [name for name in expected if name not in arrays]
+    other = [name for name in arrays if name not in expected]
+    if lost or other:
+        raise ValueError(
+            f"{path} was saved by a version with another layout: it has "
+            + (f"no {lost[0]}." if lost else f"{other[0]}, which this version has not.")
+        )
+    for name, leaf in expected.items():
+        found = arrays[name]
+        if (found.dtype, found.ndim) != (leaf.dtype, leaf.ndim):
+            raise ValueError(
+                f"{path}: {name} is {found.dtype}{list(found.shape)}, and this version's is "
+                f"{leaf.dtype} with {leaf.ndim} axes."
+            )
+    return jax.tree.unflatten(structure, [jnp.array(arrays[name]) for name in expected])
+
+
+def _with_empty_caches(
+    model: LanguageModel,
+    path: Path,
+    facts: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    max_length: int,
+) -> GenerationState:
+    """A state at position 0 with a file's memories and waiting tokens."""
+    saved = _filled(_without_caches(_template(model, facts, arrays)), path, arrays)
+    stream, batch = saved["stream"], len(arrays["num_drawn"])
+    fresh = init_generation(model, stream.memory, batch=batch, max_length=max_length)
+    layers = {
+        name: layer._replace(cache=fresh.stream.layers[name].cache)
+        for name, layer in stream.layers.items()
+    }
+    stream = model.reset_caches(stream._replace(layers=layers), pending=False)
+    return fresh._replace(stream=stream, num_drawn=saved["num_drawn"])
+
+
+def _check_finite(name: str, arrays: Mapping[str, np.ndarray]) -> None:
+    for key, x in arrays.items():
+        # Caches may hold infinities on purpose.
+        if not key.startswith("stream/memory/") or not jnp.issubdtype(x.dtype, np.inexact):
+            continue
+        if not np.all(np.isfinite(x)):
+            raise ValueError(
+                f"The memory {name!r} is not saved, because {key} holds NaN or infinity; go back "
+                "to one that was saved before."
+            )
+
+
+def _check_belongs(path: Path, facts: Mapping[str, Any], model: Any, weights: str) -> None:
+    """Raises ValueError unless a file's memory belongs to this model and these weights."""
+    origin = f", of {facts['origin']}" if facts["origin"] else ""
+    changed = differences(facts["model"], model)
+    if changed:
+        raise ValueError(
+            f"{path} belongs to another model{origin}: {changed[0]}; use that one, or another name."
+        )
+    if facts["weights"] != weights:
+        raise ValueError(f"{path} belongs to other weights{origin}; use those, or another name.")

@@ -1,0 +1,338 @@
+"""A folder of memories by name, and what they share.
+
+`NAME.safetensors` is a memory. A fork stores the checksum of its base and what differs from it; the
+base is kept as `bases/CHECKSUM.safetensors`, a second name of the file that was forked. Bases never
+change. One that no memory needs any more goes when a memory is deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fwpkm_jax.memories import file, rows
+from fwpkm_jax.training.runs.lock import RunLock
+from fwpkm_jax.whole_files import unfinished
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
+_MOST_BASES = 1000
+
+_held: dict[Path, int] = {}
+"""Locks of this process, and the thread that holds each."""
+
+
+class Description(NamedTuple):
+    """What is known of a saved memory without reading its arrays.
+
+    Attributes:
+      name: of the memory.
+      saved: when, as `2026-11-22T15:04:05+0000`.
+      origin: what whoever saved it said about where it comes from.
+      keep: "all", or "memory" for one without caches.
+      num_read: tokens that each sequence has read.
+      base: name of the memory that it was forked from; None if it stands alone.
+      forks: names of the memories that were forked from it.
+      num_bytes: of its file.
+      rows: rows of each array that the file holds itself, and all rows of the array.
+    """
+
+    name: str
+    saved: str
+    origin: str
+    keep: str
+    num_read: tuple[int, ...]
+    base: str | None
+    forks: tuple[str, ...]
+    num_bytes: int
+    rows: dict[str, tuple[int, int]]
+
+
+def names(folder: str | Path) -> tuple[str, ...]:
+    """Names of the memories in a folder, sorted; none if there is no folder.
+
+    Example:
+      >>> from fwpkm_jax import memories
+      >>> memories.names("memories")
+      ()
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        return ()
+    ending = file.SUFFIX
+    found = (path.name.removesuffix(ending) for path in folder.glob(f"*{ending}"))
+    return tuple(sorted(name for name in found if _NAME.fullmatch(name)))
+
+
+def path_of(folder: str | Path, name: str) -> Path:
+    """The file of a memory.
+
+    Raises:
+      ValueError: this cannot be the name of one.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"name={name!r} must be 1 to 100 letters, digits and . _ @ + -, and begin with a "
+            "letter or digit."
+        )
+    return Path(folder) / f"{name}{file.SUFFIX}"
+
+
+def existing(folder: str | Path, name: str) -> Path:
+    """The file of a memory that is there.
+
+    Raises:
+      FileNotFoundError: it is not; the error lists those that are.
+    """
+    path = path_of(folder, name)
+    if not path.is_file():
+        there = ", ".join(names(folder)) or "no memory"
+        raise FileNotFoundError(f"There is no memory {name!r} in {folder}, but {there}.")
+    return path
+
+
+@contextlib.contextmanager
+def hold(folder: str | Path, name: str) -> Iterator[None]:
+    """While the context lasts, no other process or thread can change a memory.
+
+    Hold it from loading to saving, so that of two conversations with one memory none is lost.
+    `save`, `restore` and `delete` hold it themselves.
+
+    Raises:
+      RunInUseError: another one holds it; the message names its process.
+
+    Example:
+      >>> from fwpkm_jax import memories
+      >>> with memories.hold("memories", "alice"):
+      ...     pass  # load, read, save
+    """
+    path = path_of(folder, name).absolute()
+    if _held.get(path) == threading.get_ident():
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(
+        path.parent,
+        name=f"{name}.lock",
+        thing=f"The memory {name!r} in {folder}",
+        otherwise="choose another name",
+    )
+    _held[path] = threading.get_ident()
+    try:
+        yield
+    finally:
+        del _held[path]
+        lock.release()
+
+
+def fork(folder: str | Path, name: str, new: str) -> None:
+    """Makes `new` a memory with the contents of `name`, which it shares on disk.
+
+    It takes a few kilobytes, whatever the size of the tables. Both can be written from then on.
+
+    Args:
+      folder: of the memories.
+      name: of the memory to fork, as it was last saved.
+      new: name of the fork.
+
+    Raises:
+      FileNotFoundError: there is no memory `name`.
+      ValueError: `new` is there already, or `name` cannot be read.
+
+    Example:
+      >>> from fwpkm_jax import memories
+      >>> memories.fork("memories", "alice", "bob")  # doctest: +SKIP
+    """
+    with hold(folder, new):
+        if path_of(folder, new).exists():
+            raise ValueError(
+                f"The memory {new!r} exists in {folder}; delete it first, or choose another name."
+            )
+        _fork(folder, name, new)
+
+
+def restore(folder: str | Path, name: str, point: str) -> None:
+    """Makes the memory `name` again what `point`, a fork of it, is.
+
+    What was written to `name` since is lost. `point` stays.
+
+    Raises:
+      FileNotFoundError: there is no memory `point`.
+      ValueError: `point` cannot be read, or both names are one.
+
+    Example:
+      >>> from fwpkm_jax import memories
+      >>> memories.restore("memories", "alice", "alice@monday")  # doctest: +SKIP
+    """
+    if name == point:
+        raise ValueError(f"point={point!r} is the memory itself; name a fork of it.")
+    with hold(folder, name):
+        _fork(folder, point, name)
+
+
+def delete(folder: str | Path, name: str, *, keep_forks: bool = False) -> None:
+    """Deletes a memory, and bases that no memory needs any more.
+
+    Args:
+      folder: of the memories.
+      name: of the memory.
+      keep_forks: delete it although it has forks. What they share with it stays on disk as long as
+        they do.
+
+    Raises:
+      FileNotFoundError: there is no such memory.
+      ValueError: it has forks; the message names them.
+
+    Example:
+      >>> from fwpkm_jax import memories
+      >>> memories.delete("memories", "alice")  # doctest: +SKIP
+    """
+    path = existing(folder, name)
+    with hold(folder, name), bases_locked(folder, exclusive=True):
+        forks = forks_of(folder, name)
+        if forks and not keep_forks:
+            raise ValueError(
+                f"The memory {name!r} is the base of {', '.join(forks)}, which share its contents; "
+                "delete those first, or pass keep_forks=True, which keeps on disk what they share."
+            )
+        path.unlink()
+        _remove_unused(Path(folder))
+
+
+def forks_of(folder: str | Path, name: str) -> tuple[str, ...]:
+    """Names of the memories that were forked from one."""
+    found = []
+    for other in names(folder):
+        with contextlib.suppress(ValueError, FileNotFoundError):
+            base = base_of(file.read_facts(path_of(folder, other))[0])
+            if other != name and base is not None and base["name"] == name:
+                found.append(other)
+    return tuple(found)
+
+
+def base_of(facts: dict[str, Any]) -> dict[str, str] | None:
+    """Name and checksum of a memory's base."""
+    return facts.get("base")
+
+
+def read_arrays(folder: str | Path, path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Facts and arrays of a memory's file, with what its bases hold.
+
+    Raises:
+      ValueError: the file or a base is damaged or missing.
+    """
+    facts, own = file.read(path)
+    base = base_of(facts)
+    shared = {} if base is None else read_base(folder, base, path)
+    try:
+        return facts, {
+            name: rows.put_together(name, part, own, shared.get(name))
+            for name, part in facts["parts"].items()
+        }
+    except (AssertionError, KeyError, IndexError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: its arrays do not fit those of its base.") from error
+
+
+def read_base(folder: str | Path, base: dict[str, str], path: Path) -> dict[str, np.ndarray]:
+    """All arrays of a base that the memory at `path` needs.
+
+    Raises:
+      ValueError: it is damaged or missing.
+    """
+    chain = []
+    at: dict[str, str] | None = base
+    while at is not None:
+        link = base_path(folder, at["checksum"])
+        if not link.is_file() or len(chain) > _MOST_BASES:
+            raise ValueError(
+                f"{path} needs its base, a former {at['name']!r}, which is missing: {link}."
+            )
+        facts, own = file.read(link, expected=at["checksum"])
+        chain.append((facts, own))
+        at = base_of(facts)
+    arrays: dict[str, np.ndarray] = {}
+    for facts, own in reversed(chain):
+        arrays = {
+            name: rows.put_together(name, part, own, arrays.get(name))
+            for name, part in facts["parts"].items()
+        }
+    return arrays
+
+
+def base_path(folder: str | Path, checksum: str) -> Path:
+    """The file of a base."""
+    return Path(folder) / "bases" / f"{checksum}{file.SUFFIX}"
+
+
+@contextlib.contextmanager
+def bases_locked(folder: str | Path, *, exclusive: bool = False) -> Iterator[None]:
+    """While the context lasts, no base is removed; `exclusive`: nor does any get a new fork.
+
+    It waits for other processes, which need it for moments. The system ends the lock with its
+    process. On a file system without locks it does nothing.
+    """
+    bases = Path(folder) / "bases"
+    bases.mkdir(parents=True, exist_ok=True)
+    number = os.open(bases / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(number, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(number)
+
+
+def _fork(folder: str | Path, name: str, new: str) -> None:
+    """Writes the memory `new` with the contents of `name`; it is held."""
+    source, target = existing(folder, name), path_of(folder, new)
+    with bases_locked(folder):
+        # Linked first, so that it is one file even if `name` is saved again meanwhile.
+        link = base_path(folder, f"{os.getpid()}-{threading.get_ident()}.tmp")
+        link.unlink(missing_ok=True)
+        os.link(source, link)
+        try:
+            facts, checksum = file.read_facts(link)
+            if all(part == "same" for part in facts["parts"].values()):
+                base = base_of(facts) and {**facts["base"], "name": name}
+            else:
+                base = {"name": name, "checksum": checksum}
+                link.replace(base_path(folder, checksum))
+            facts |= {"base": base, "saved": now(), "parts": dict.fromkeys(facts["parts"], "same")}
+            facts |= {"rows": {key: [0, total] for key, (_, total) in facts["rows"].items()}}
+            file.write(target, {}, facts, temporary=unfinished(target))
+        finally:
+            link.unlink(missing_ok=True)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Removes bases that no memory needs, and what a killed process left; the bases are locked."""
+    needed = set()
+    for name in names(folder):
+        path = path_of(folder, name)
+        while True:
+            try:
+                base = base_of(file.read_facts(path)[0])
+            except FileNotFoundError:
+                break
+            except ValueError:
+                return  # What a damaged memory needs is not known.
+            if base is None or base["checksum"] in needed:
+                break
+            needed.add(base["checksum"])
+            path = base_path(folder, base["checksum"])
+    for path in (folder / "bases").glob(f"*{file.SUFFIX}"):
+        if path.name.removesuffix(file.SUFFIX) not in needed:
+            path.unlink()
+
+
+def now() -> str:
+    """The time of saving."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -29,10 +29,10 @@ from jax.sharding import SingleDeviceSharding
 from benchmarks.compiled.absent_devices import absent_device, kernels_for
 from benchmarks.machine import settings, write_result
 from benchmarks.options import parse
-from benchmarks.speed.models import Size, model_of, remat_of
+from benchmarks.speed.models import Size, model_of, remat_of, train_of
 from benchmarks.speed.train_step import make_step
 from fwpkm_jax.training.losses import readout_loss
-from fwpkm_jax.training.state import model_graph
+from fwpkm_jax.training.state import model_graph, trained_part, with_trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Options:
     device: Literal["cpu", "h100", "v5e", "v5p", "v6e"] = "cpu"
     """Device to compile for."""
     models: tuple[str, ...] = ("gdn_swa__fwpkm2_6_10", "gdn_swa__fwpkm2_6_10__remat")
-    """The paper's models by name; `__remat` at the end asks for `training.remat=block`."""
+    """The paper's models by name, with endings as in `benchmarks.speed.train_step`."""
     layers: int = 4
     """Number of layers, from the first on, with the memories that they have."""
     batch: int = 8
@@ -100,15 +100,15 @@ def measure(options: Options, name: str) -> dict[str, Any]:
 def kept_bytes(options: Options, name: str, state: Any, batch: Any) -> int:
     """Bytes of the arrays that go from the forward pass of the loss to its backward pass."""
     graphdef = model_graph(model_of(name, options.size, layers=options.layers))
-    remat = remat_of(name)
+    remat, train = remat_of(name), train_of(name)
 
     def backward(params, memory, tokens, weights):
-        def loss(params):
-            model = nnx.merge(graphdef, params)
+        def loss(trained):
+            model = nnx.merge(graphdef, with_trained(params, trained, train))
             hidden = model.hidden(tokens[:, :-1], memory, remat=remat)
             return readout_loss(model, hidden.x, tokens[:, 1:], weights, block=options.loss_block)
 
-        return jax.vjp(loss, params)[1]  # A pytree of what it keeps.
+        return jax.vjp(loss, trained_part(params, train))[1]  # A pytree of what it keeps.
 
     jaxpr = jax.make_jaxpr(backward)(
         state.params, state.memory, batch["tokens"], batch["loss_weight"]

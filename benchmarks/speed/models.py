@@ -12,7 +12,8 @@ from fwpkm_jax.models.paper import paper_model
 from fwpkm_jax.rules import FwPKM
 
 Size = Literal["tiny", "paper"]
-REMAT = "__remat"
+REMAT, FROZEN = "__remat", "__frozen"
+"""Endings of a name: `training.remat=block`, and a backbone that does not train."""
 TINY_LAYERS = 4
 
 
@@ -20,7 +21,7 @@ def model_of(name: str, size: Size, *, layers: int | None = None) -> ModelConfig
     """The model `name`, a row of the paper's Table 1.
 
     Args:
-      name: as in `fwpkm_jax.models.paper`; a trailing `__remat` is ignored here.
+      name: as in `fwpkm_jax.models.paper`; trailing `__remat` and `__frozen` are ignored here.
       size: paper: 12 layers, 768 wide, 512**2 slots; tiny: the first 4 layers, 64 wide, 64**2
         slots.
       layers: only the first so many layers.
@@ -28,7 +29,7 @@ def model_of(name: str, size: Size, *, layers: int | None = None) -> ModelConfig
     Raises:
       ValueError: the paper has no such model.
     """
-    model = paper_model(name.removesuffix(REMAT))
+    model = paper_model(name.removesuffix(REMAT).removesuffix(FROZEN))
     if size == "tiny":
         model = first_layers(replace(model, **_tiny()), TINY_LAYERS)
     return model if layers is None else first_layers(model, layers)
@@ -46,6 +47,11 @@ def first_layers(model: ModelConfig, number: int) -> ModelConfig:
 def remat_of(name: str) -> Literal["block"] | None:
     """The `training.remat` that a name asks for by `__remat` at its end."""
     return "block" if name.endswith(REMAT) else None
+
+
+def train_of(name: str) -> tuple[str, ...]:
+    """The `optimizer.train` that a name asks for by `__frozen` at its end, before any `__remat`."""
+    return (".*/memory/.*",) if name.removesuffix(REMAT).endswith(FROZEN) else ()
 
 
 def baseline_of(name: str) -> str:

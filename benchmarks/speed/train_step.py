@@ -38,7 +38,7 @@ from benchmarks.machine import (
 )
 from benchmarks.options import from_json, parse, to_json
 from benchmarks.speed.longest_kernels import longest_kernels
-from benchmarks.speed.models import Size, baseline_of, model_of, remat_of
+from benchmarks.speed.models import Size, baseline_of, model_of, remat_of, train_of
 from fwpkm_jax.core.chunks import split_chunks
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
@@ -54,7 +54,8 @@ class Options:
     size: Size = "tiny"
     """tiny: 4 narrow layers for a CPU; paper: 12 layers, 768 wide, 512**2 slots."""
     models: tuple[str, ...] = ("gdn", "gdn__fwpkm2_6_10", "gdn__pkm2_6_10")
-    """The paper's models by name; `__remat` at the end asks for `training.remat=block`."""
+    """The paper's models by name; `__remat` at the end asks for `training.remat=block`, `__frozen`
+    before it trains the memories alone."""
     batch: int = 8
     """Sequences per step, which share one carried memory."""
     length: int | None = None
@@ -93,10 +94,15 @@ def make_step(
         schedule=schedule,
         micro_batches=1,
         memory=memory,
+        train=train_of(name),
         loss_block=loss_block,
         remat=remat_of(name),
     )
-    return step, lambda: init_state(model, memory=memory, optimizer=optimizer, seed=0)
+
+    def make_state() -> TrainState:
+        return init_state(model, memory=memory, optimizer=optimizer, seed=0, train=train_of(name))
+
+    return step, make_state
 
 
 def measure(options: Options, name: str) -> dict[str, Any]:
@@ -128,6 +134,7 @@ def measure(options: Options, name: str) -> dict[str, Any]:
         "tokens": batch["loss_weight"].size,
         "gigabytes_accessed": cost.get("bytes accessed", 0.0) / 1e9,
         "gigaflop": cost.get("flops", 0.0) / 1e9,
+        "argument_megabytes": compiled.memory_analysis().argument_size_in_bytes / 1e6,
         "temporary_megabytes": compiled.memory_analysis().temp_size_in_bytes / 1e6,
         "peak_device_megabytes": peak_device_megabytes(),
         "peak_megabytes": peak_host_megabytes(),

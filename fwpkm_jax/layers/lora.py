@@ -31,7 +31,7 @@ class LoRAConfig:
     References: Hu et al. 2021, arXiv:2106.09685.
     """
 
-    maps: tuple[str, ...] = (r"blocks/\d+/(mixer|feed_forward)/.*_proj",)
+    maps: tuple[str, ...] = (r"blocks/\d+/(mixer|feed_forward)/.*",)
     """Patterns (`re.fullmatch`) of the paths of linear maps. The default has those of the token
     mixers and MLPs."""
     rank: int = 8

@@ -33,6 +33,12 @@ def test_what_a_step_keeps_needs_no_compiler_of_the_device(tmp_path, monkeypatch
     run("compiled.step_memory", "--device", "v5e", *options, "--no-compile", "--out", out)
     plain, remat = result(out)["rows"]
     assert remat["kept_megabytes"] < plain["kept_megabytes"]
+    monkeypatch.setattr(models, "TINY_LAYERS", 3)
+    names = ("fa__fwpkm2_6_10", "fa__fwpkm2_6_10__frozen")
+    options = ("--models", *names, "--size", "tiny", "--layers", 3, "--length", 64)
+    run("compiled.step_memory", "--device", "v5e", *options, "--no-compile", "--out", out)
+    full, frozen = result(out)["rows"]
+    assert frozen["kept_megabytes"] < 0.9 * full["kept_megabytes"]
 
 
 def test_a_step_over_devices(tmp_path):

@@ -150,12 +150,14 @@ def test_training_steps_are_timed_and_record_slots(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "TINY_LAYERS", 3)
     out, slots = tmp_path / "steps.json", tmp_path / "new" / "slots.npz"
     options = (
-        *("--size", "tiny", "--models", "fa__fwpkm2_6_10__remat", "--batch", 1, "--length", 64),
+        *("--models", "fa__fwpkm2_6_10__frozen__remat", "fa__fwpkm2_6_10"),
+        *("--size", "tiny", "--batch", 1, "--length", 64),
         *("--repeats", 1, "--loss-block", 64, "--record", slots, "--profile", 3, "--out", out),
     )
     assert run("speed.train_step", *options) == 0
-    (row,) = result(out)["rows"]
+    row, full = result(out)["rows"]
     assert len(row["seconds"]) == 1
+    assert row["argument_megabytes"] < 0.6 * full["argument_megabytes"]  # No moments.
     assert {one["implementation"] for one in row["implementations"]} == {"reference"}
     longest = row["longest_kernels"]
     assert len(longest) == 3

@@ -1,0 +1,190 @@
+"""Puts a memory into a frozen model of books, trains it alone on needles, and asks for them.
+
+    python -m benchmarks.study.retrofit --out benchmarks/results/retrofit_cpu.json
+    python -m benchmarks.study.retrofit --runs fwpkm:0 --out benchmarks/results/retrofit_cpu.json
+
+The page of results is docs/measurements/study.md. The backbone is that of the study, trained on
+books without needles. `fwpkm` adds an FwPKM, `lora` low-rank updates with as many parameters; both
+train alone, on the study's needles in books. Finished runs and evaluations are skipped, and an
+interrupted training run continues. `--out` gets one JSON object per line and run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.options import parse
+from fwpkm_jax.evaluation import NeedleConfig, PerplexityConfig, run_suite
+from fwpkm_jax.run import load_run
+from fwpkm_jax.run.evaluate import subject_of
+from fwpkm_jax.training.state import is_trained, named_leaves
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "backbone": (),
+    "fwpkm": (
+        *("--model.memory_layers", "2", "--optimizer.train", ".*/memory/.*"),
+        *("--model.fast_weight.gate_output", "True"),
+        *("--model.fast_weight.weight_by_gate", "True"),
+    ),
+    "lora": ("--model.lora.rank", "3", "--optimizer.train", ".*/lora_[ab]"),
+}
+"""What each kind of run puts into the backbone and trains."""
+RETROFITTED = ("--data.needles.share", "0.75", "--data.needles.answer_weight", "16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Trains and evaluates a backbone and what is put into it."""
+
+    runs: tuple[str, ...] = (
+        *("backbone:0", "fwpkm:0", "lora:0"),
+        *("fwpkm:1", "lora:1", "fwpkm:2", "lora:2"),
+    )
+    """As KIND:SEED, in this order. The others are put into the backbone of seed 0."""
+    config: str = "study/gdn_swa"
+    """Name or file of the backbone's configuration."""
+    extra: tuple[str, ...] = ()
+    """More options of `fwpkm train` for every run, as NAME=VALUES without dashes."""
+    backbone_steps: int = 500
+    """Steps of the backbone."""
+    steps: int = 400
+    """Steps of the others."""
+    learning_rate: float = 4e-3
+    """Of the others; the backbone has that of its configuration."""
+    words: tuple[int, ...] = (56, 700)
+    """Words of the haystacks, each with five needles."""
+    samples: int = 50
+    """Haystacks of each length."""
+    text: int = 100_000
+    """Bytes of unseen books that the perplexity is taken of."""
+    data: Path = Path("../shared/data/books")
+    """Folder of train.jsonl and valid.jsonl."""
+    runs_dir: Path = Path("runs/study/retrofit")
+    """Folder of the runs."""
+    out: Path = Path("benchmarks/results/retrofit_cpu.json")
+    """File of the results, which are added to."""
+
+
+def directory_of(options: Options, kind: str, seed: int) -> Path:
+    return options.runs_dir / f"{kind}_seed{seed}"
+
+
+def train(options: Options, kind: str, seed: int) -> None:
+    """Trains a run, or what is left of it."""
+    directory = directory_of(options, kind, seed)
+    if (directory / "results.json").exists():
+        return
+    if kind == "backbone":
+        command = [options.config, "--data.needles", "None"]
+        command += ["--training.steps", str(options.backbone_steps)]
+    else:
+        command = ["--base", str(directory_of(options, "backbone", 0)), *RETROFITTED, *KINDS[kind]]
+        command += ["--training.steps", str(options.steps)]
+        command += ["--optimizer.learning_rate", str(options.learning_rate)]
+    command += ["--seed", str(seed), "--run_dir", str(directory)]
+    for split in ("train", "valid"):
+        command += [f"--data.{split}_paths", str(options.data / f"{split}.jsonl")]
+    for extra in options.extra:
+        name, value = extra.split("=", 1)
+        command += [f"--{name}", *value.split()]
+    subprocess.run([sys.executable, "-m", "fwpkm_jax", "train", *command], check=True)
+
+
+def evaluate(options: Options, kind: str, seed: int) -> dict[str, Any]:
+    """The line of a trained run."""
+    directory = directory_of(options, kind, seed)
+    run = load_run(directory)
+    subject = subject_of(run, name=str(directory))
+    writes = bool(run.memory)
+    chosen: dict[str, tuple[str, Any]] = {
+        "ppl": ("ppl", PerplexityConfig(max_tokens=options.text, write="both" if writes else "on")),
+        "needle": (
+            "needle",
+            NeedleConfig(
+                haystack_words=options.words,
+                samples=options.samples,
+                readings=(1, 2, 4) if writes else (1,),
+            ),
+        ),
+    }
+    if writes:
+        frozen = NeedleConfig(
+            haystack_words=options.words, samples=options.samples, readings=(1,), write=False
+        )
+        chosen["needle_frozen"] = ("needle", frozen)
+    found = {}
+    for label, (evaluation, settings) in chosen.items():
+        folder = directory / "study" / label
+        path = folder / f"{evaluation}.json"
+        if not path.exists():
+            run_suite(subject, (evaluation,), directory=folder, configs={evaluation: settings})
+        found[label] = json.loads(path.read_text())["results"]
+    train = run.experiment.optimizer.train
+    sizes = {name: x.size for name, x in named_leaves(run.params).items()}
+    line: dict[str, Any] = {
+        "run": f"{kind}:{seed}",
+        "steps": run.experiment.training.steps,
+        "trained": sum(size for name, size in sizes.items() if is_trained(name, train)),
+        "slow_weights": sum(sizes.values()),
+        "perplexity": found["ppl"]["writing"]["all"]["perplexity"],
+    }
+    if writes:
+        line["perplexity_frozen"] = found["ppl"]["frozen"]["all"]["perplexity"]
+    for label, prefix in (("needle", "readings"), ("needle_frozen", "frozen")):
+        for one in found.get(label, {"runs": ()})["runs"]:
+            line[f"words_{one['words']}_{prefix}_{one['readings']}"] = [
+                one["exact"]["accuracy"],
+                *one["exact"]["interval"],
+                one["digits"],
+            ]
+    return line
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """The lines as a table; perplexities relative to the backbone's as well."""
+    base = next((x["perplexity"] for x in lines if x["run"] == "backbone:0"), None)
+    needles = list(dict.fromkeys(name for line in lines for name in line if name[:5] == "words"))
+    head = ["run", "trained", "perplexity", "against the backbone", *needles]
+    rows = [head, ["---"] * len(head)]
+    for line in lines:
+        change = "" if base is None else f"{line['perplexity'] / base - 1:+.2%}"
+        row = [line["run"], f"{line['trained']:,}", f"{line['perplexity']:.3f}", change]
+        for name in needles:
+            share, low, high, _ = line.get(name, (None,) * 4)
+            row.append("" if share is None else f"{share:.2f} [{low:.2f}, {high:.2f}]")
+        rows.append(row)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(Options, argv, description=__doc__)
+    asked = [(*run.split(":"), "") for run in options.runs]
+    unknown = [run for run, (kind, seed, *_) in zip(options.runs, asked, strict=True)
+               if kind not in KINDS or not seed.isdigit()]  # fmt: skip
+    if unknown:
+        raise SystemExit(f"--runs: {unknown} are no KIND:SEED; kinds are {tuple(KINDS)}.")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
+    lines: dict[str, dict[str, Any]] = {}
+    if options.out.exists():
+        lines = {x["run"]: x for x in map(json.loads, options.out.read_text().splitlines())}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    for run, (kind, seed, *_) in zip(options.runs, asked, strict=True):
+        if run in lines:
+            continue
+        train(options, kind, int(seed))
+        lines[run] = evaluate(options, kind, int(seed))
+        with options.out.open("a") as file:
+            file.write(json.dumps(lines[run]) + "\n")
+    print(table(list(lines.values())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,6 +12,7 @@ COMMANDS = {
     "train": "Trains a model: a shipped config's name or your own config file.",
     "eval": "Evaluates a run: tables, plots and a report.",
     "generate": "Continues a text with a run's model.",
+    "chat": "Talks with a run's model, whose memory lasts.",
     "report": "Writes a run's report again from its stored results.",
     "import": "Starts a run from exported, released or Hugging Face weights.",
     "export": "Writes a run's weights into a folder for use elsewhere.",

@@ -92,6 +92,13 @@ class JSONTokenizer:
             )
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `encode_chat` can be called."""
+        return self._path.with_name("chat_template.jinja").is_file() or bool(
+            self._config.get("chat_template")
+        )
+
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> np.ndarray:
         """Token ids of a conversation up to where the answer begins, int32 `[tokens]`.
 
@@ -152,6 +159,11 @@ class JSONTokenizer:
         if template is None:
             raise ValueError(f"{self._path.parent} has no chat template; leave out --chat.")
         return template
+
+
+def has_chat_template(tokenizer: object) -> bool:
+    """Whether a tokenizer brings messages into the form that its model was trained on."""
+    return isinstance(tokenizer, JSONTokenizer) and tokenizer.has_chat_template
 
 
 def encode_message(tokenizer: object, message: str) -> np.ndarray:

@@ -111,6 +111,8 @@ def generate(
     if lengths.max():
         tokens, mask = pad_in_front(rows, piece_length=piece_length)
         state = _prefill(graphdef, params, state, tokens, mask, **options)
+    if not max_new_tokens:
+        return _nothing_new(state, options.get("memory"))
     # With batch 1 the loop ends when the sequence stops, so no step needs a mask.
     ragged = batch > 1 and (bool(stop_ids) or bool(np.any(state.finished)))
     rng = jax.random.key(0) if rng is None else rng  # The key is not used: greedy.
@@ -127,6 +129,17 @@ def generate(
     )
     memory = options.get("memory")
     return out if memory is None else out._replace(state=_with_memory(out.state, memory))
+
+
+def _nothing_new(state: GenerationState, memory: dict[str, Memory] | None) -> GenerationOutput:
+    """The result of a call that only read."""
+    batch = state.finished.shape[0]
+    return GenerationOutput(
+        tokens=jnp.zeros((batch, 0), jnp.int32),
+        lengths=jnp.zeros((batch,), jnp.int32),
+        log_probs=jnp.zeros((batch, 0), state.logits.dtype),
+        state=state if memory is None else _with_memory(state, memory),
+    )
 
 
 def _with_memory(state: GenerationState, memory: dict[str, Memory]) -> GenerationState:

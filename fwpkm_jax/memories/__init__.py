@@ -5,7 +5,7 @@ weights, tokens that wait to be written, caches, the next token's logits. It bel
 weights that wrote it; a file of others, or a damaged one, is refused.
 """
 
-from fwpkm_jax.memories.saved import describe, load, save
+from fwpkm_jax.memories.saved import describe, load, save, written_rows
 from fwpkm_jax.memories.store import Description, delete, fork, hold, names, restore
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "names",
     "restore",
     "save",
+    "written_rows",
 ]

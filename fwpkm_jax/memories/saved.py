@@ -172,6 +172,42 @@ def describe(folder: str | Path, name: str) -> Description:
     )
 
 
+def written_rows(
+    folder: str | Path, name: str, state: GenerationState
+) -> dict[str, tuple[int, int]]:
+    """How many rows of each fast weight are not as in a saved memory, and how many there are.
+
+    Args:
+      folder: of the memories.
+      name: of the memory to compare with.
+      state: what to compare; of the same model and number of sequences.
+
+    Returns:
+      For each array, as `layer_1/values`: rows that differ, all rows. A slot is a row of `values`.
+
+    Raises:
+      FileNotFoundError: there is no such memory; the error lists those that are.
+      ValueError: it is damaged, or has arrays of other shapes.
+
+    Example:
+      >>> from fwpkm_jax import memories
+      >>> memories.written_rows("memories", "alice", state)["layer_1/values"]  # doctest: +SKIP
+      (37, 262144)
+    """
+    path = store.existing(folder, name)
+    with store.bases_locked(folder):
+        _, saved = store.read_arrays(folder, path)
+    found = {}
+    for key, x in _arrays(state.stream.memory).items():
+        old = saved.get(f"stream/memory/{key}")
+        if old is None or (old.shape, old.dtype) != (x.shape, x.dtype):
+            raise ValueError(
+                f"{path} has no {key} of {x.dtype}{list(x.shape)}; pass its own state."
+            )
+        found[key] = len(rows.changed_rows(x, old)), rows.num_rows(x.shape)
+    return found
+
+
 def fingerprint(model: LanguageModel) -> str:
     """sha256 over the paths and bytes of a model's slow weights, as 64 hex digits."""
     total = hashlib.sha256()

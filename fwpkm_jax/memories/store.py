@@ -118,7 +118,11 @@ def hold(folder: str | Path, name: str) -> Iterator[None]:
     if _held.get(path) == threading.get_ident():
         yield
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"The folder of memories cannot be made ({error.strerror})"
+        raise OSError(error.errno, reason, str(folder)) from error
     lock = RunLock(
         path.parent,
         name=f"{name}.lock",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-import jax
 import numpy as np
 
 from fwpkm_jax.data.tokenizer_json import encode_message
-from fwpkm_jax.generation import Sampling, generate, init_generation
-from fwpkm_jax.run.load import Run, text_tokenizer
+from fwpkm_jax.generation import Sampling
+from fwpkm_jax.run.conversation import Conversation
+from fwpkm_jax.run.load import Run
 
 
 def continue_text(
@@ -43,23 +41,16 @@ def continue_text(
       >>> run = load_run("runs/books_tiny")  # doctest: +SKIP
       >>> print(continue_text(run, "My dear", sampling=Sampling(temperature=0.8)))  # doctest: +SKIP
     """
-    tokenizer = text_tokenizer(run)
+    with Conversation(run, sampling=sampling, seed=seed, write=write) as talk:
+        return answered(talk, prompt, max_new_tokens=max_new_tokens, chat=chat)
+
+
+def answered(
+    talk: Conversation, prompt: str, *, max_new_tokens: int, chat: bool = False, read: str = ""
+) -> str:
+    """`continue_text` of a conversation that goes on, after it has read another text."""
+    tokenizer = talk.tokenizer
     tokens = encode_message(tokenizer, prompt) if chat else tokenizer.encode(prompt)
-    sampling = sampling or Sampling()
-    # The embedding may have more rows than the tokenizer has ids.
-    vocab_size = sampling.vocab_size or min(tokenizer.vocab_size, run.model.config.vocab_size)
-    memory = jax.tree.map(lambda x: x[:1], run.memory)  # The first group, for one sequence.
-    state = init_generation(run.model, memory, batch=1, max_length=len(tokens) + max_new_tokens)
-    out = generate(
-        run.model,
-        [tokens],
-        state,
-        max_new_tokens=max_new_tokens,
-        sampling=dataclasses.replace(sampling, vocab_size=vocab_size),
-        rng=jax.random.key(seed),
-        # A tokenizer may have ids that the model has no row for.
-        stop_ids=[token for token in tokenizer.stop_ids if token < run.model.config.vocab_size],
-        write=write,
-    )
-    new = np.asarray(out.tokens[0, : int(out.lengths[0])])
+    before = [tokenizer.encode(read)] if read else []
+    (new,) = talk.answer(np.concatenate([*before, tokens]), max_new_tokens=max_new_tokens)
     return tokenizer.decode(new if chat else np.concatenate([tokens, new]))

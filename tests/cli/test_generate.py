@@ -1,31 +1,23 @@
+import dataclasses
+
 import pytest
-from flax import nnx
 
 from fwpkm_jax.cli import generate_command
-from fwpkm_jax.config import Experiment
-from fwpkm_jax.data import RecallData, TextData
-from fwpkm_jax.models.language_model import LanguageModel
-from fwpkm_jax.run import Run
-from tests.evaluation.conftest import tiny_model_config
+from fwpkm_jax.data import RecallData
 
-# The table has more rows than bytes have ids.
-MODEL = tiny_model_config(mixers=("swa",), memory_layers=(0,), vocab_size=300)
 RECALL = RecallData(
     length=24, num_facts=2, num_keys=4, num_values=4, num_filler=4, min_distance=8, num_valid=8
 )
 
 
 @pytest.fixture
-def program(monkeypatch, capsys):
+def program(text_run, monkeypatch, capsys):
     """Runs the program on an untrained run on text; returns exit code and output."""
 
     def run(*arguments, data=None):
-        model = LanguageModel(MODEL, rngs=nnx.Rngs(0))
-        graphdef, params = nnx.split(model)
-        data = TextData(train_paths=("text.txt",)) if data is None else data
-        experiment = Experiment(model=MODEL, data=data)
-        memory = model.init_memory(nnx.Rngs(1).params(), groups=2)
-        loaded = Run(experiment, graphdef, params, memory, step=0)
+        experiment = text_run.experiment
+        experiment = experiment if data is None else dataclasses.replace(experiment, data=data)
+        loaded = text_run._replace(experiment=experiment)
         monkeypatch.setattr(generate_command, "load_run", lambda directory, step: loaded)
         try:
             code = generate_command.main(["somewhere", *arguments])

@@ -1,0 +1,237 @@
+"""A conversation with a run's model in text, whose memory may last under a name."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fwpkm_jax import memories
+from fwpkm_jax.data.tokenizer_json import encode_message, has_chat_template
+from fwpkm_jax.generation import GenerationState, Sampling, generate, grow, init_generation
+from fwpkm_jax.memories.saved import Keep
+from fwpkm_jax.run.load import Run, text_tokenizer
+from fwpkm_jax.training.runs.lock import RunInUseError
+
+START = "start"
+"""The memory that all others of a run are forks of: that of the checkpoint, before any text."""
+_LONGEST_WAIT = 60.0  # Seconds that another process may take to save `START`.
+
+
+class Conversation:
+    """Reads texts and answers; a context manager, which holds the memory while it lasts.
+
+    Args:
+      run: from `load_run`; it was trained on text.
+      name: of the memory, which is begun if it is not there; None: nothing is kept.
+      folder: of the memories; needed with a name.
+      origin: what errors call the run and its step.
+      keep: what `save` saves: all, or fast weights and waiting tokens without caches.
+      sampling: how tokens are chosen; None takes the most likely one.
+      seed: seed of the draws.
+      write: whether what is read and answered is written into the memory.
+
+    Raises:
+      ValueError: the run was not trained on text, another process holds the memory, or it belongs
+        to other weights.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        name: str | None = None,
+        folder: str | Path | None = None,
+        origin: str = "",
+        keep: Keep = "all",
+        sampling: Sampling | None = None,
+        seed: int = 0,
+        write: bool = True,
+    ) -> None:
+        if (name is None) != (folder is None):
+            raise ValueError(f"name={name!r} and folder={folder!r} go together; give both or none.")
+        if name == START:
+            raise ValueError(
+                f"name={START!r} is the memory that all others begin with; choose another name."
+            )
+        self.tokenizer = text_tokenizer(run)
+        self.name, self._folder = name, Path() if folder is None else Path(folder)
+        self._model, self._origin = run.model, origin
+        self._keep: Keep = keep
+        ids = self._model.config.vocab_size
+        sampling = sampling or Sampling()
+        # The embedding may have more rows than the tokenizer has ids, or fewer.
+        vocab_size = sampling.vocab_size or min(self.tokenizer.vocab_size, ids)
+        self._sampling = dataclasses.replace(sampling, vocab_size=vocab_size)
+        self._stop_ids = [token for token in self.tokenizer.stop_ids if token < ids]
+        self._rng, self._write = jax.random.key(seed), write
+        memory = jax.tree.map(lambda x: x[:1], run.memory)  # The first group, for one sequence.
+        self.state: GenerationState = init_generation(self._model, memory, batch=1, max_length=1)
+        self._held = contextlib.ExitStack()
+
+    def __enter__(self) -> Conversation:
+        if self.name is None:
+            return self
+        with contextlib.ExitStack() as held:
+            held.enter_context(memories.hold(self._folder, self.name))
+            if self.name not in memories.names(self._folder):
+                self._save_start()
+            self._load(self.name if self.name in memories.names(self._folder) else START)
+            self._held = held.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    @property
+    def tokens_read(self) -> int:
+        """Tokens that the state has read, prompts and answers."""
+        return int(self.state.num_read[0])
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """Names of the saved points of this memory."""
+        known = f"{self.name}@"
+        found = (name for name in memories.names(self._folder) if name.startswith(known))
+        return tuple(name.removeprefix(known) for name in found)
+
+    def message(self, text: str) -> np.ndarray:
+        """Tokens of a message: by the tokenizer's chat template if it has one, else a line."""
+        if has_chat_template(self.tokenizer):
+            return encode_message(self.tokenizer, text)
+        return self.tokenizer.encode(f"{text}\n")
+
+    def read(self, tokens: np.ndarray) -> None:
+        """Reads tokens and answers nothing."""
+        for _ in self.answer(tokens, max_new_tokens=0):
+            pass
+
+    def answer(
+        self, tokens: np.ndarray, *, max_new_tokens: int, at_once: int | None = None
+    ) -> Iterator[np.ndarray]:
+        """Reads tokens and yields the tokens of the answer.
+
+        Args:
+          tokens: what to read first; without any the text goes on.
+          max_new_tokens: most tokens of the answer; it ends at an end of document.
+          at_once: tokens per yield; `state` is up to date after each. None: all.
+        """
+        self._make_room(len(tokens) + max_new_tokens)
+        prompts, left = [tokens], max_new_tokens
+        while True:
+            count = min(left, at_once or left)
+            out = generate(
+                self._model,
+                prompts,
+                self.state,
+                max_new_tokens=count,
+                sampling=self._sampling,
+                rng=self._rng,
+                stop_ids=self._stop_ids,
+                write=self._write,
+            )
+            self.state, prompts, left = out.state, None, left - count
+            if count:
+                yield np.asarray(out.tokens[0, : int(out.lengths[0])])
+            if not left or bool(self.state.finished[0]):
+                return
+
+    def save(self, point: str | None = None) -> None:
+        """Saves the memory, and with `point` also a fork of it to go back to.
+
+        Raises:
+          ValueError: the point is there already.
+          OSError: nothing can be written.
+        """
+        if self.name is None:
+            return
+        if point in self.points:
+            raise ValueError(f"The point {point!r} is saved already; choose another name.")
+        if self.name not in memories.names(self._folder):
+            memories.fork(self._folder, START, self.name)
+        memories.save(
+            *(self._folder, self.name, self.state),
+            model=self._model,
+            keep=self._keep,
+            origin=self._origin,
+        )
+        if point is not None:
+            memories.fork(self._folder, self.name, f"{self.name}@{point}")
+
+    def forget(self, point: str | None = None) -> None:
+        """Goes back to a saved point, or to the memory as it was last saved."""
+        assert self.name is not None, "only a memory with a name is saved"
+        if point is not None:
+            if point not in self.points:
+                there = ", ".join(self.points) or "none"
+                raise ValueError(f"There is no point {point!r}; saved are {there}.")
+            memories.restore(self._folder, self.name, f"{self.name}@{point}")
+        self._load(self.name if self.name in memories.names(self._folder) else START)
+
+    def usage(self) -> list[str]:
+        """Lines about what of the memory is in use."""
+        waiting = {
+            name: int(layer.pending.num_waiting[0])
+            for name, layer in self.state.stream.layers.items()
+            if layer.pending is not None
+        }
+        lines = [f"{self.tokens_read:,} tokens read."]
+        if self.name is None:
+            return lines
+        is_saved = self.name in memories.names(self._folder)
+        since = memories.written_rows(self._folder, self.name if is_saved else START, self.state)
+        for key, (rows, total) in memories.written_rows(self._folder, START, self.state).items():
+            lines.append(
+                f"{key}: {rows:,} of {total:,} rows written ({rows / total:.2%}), "
+                f"{since[key][0]:,} since it was last saved."
+            )
+        lines += [f"{name}: {count} tokens wait to be written." for name, count in waiting.items()]
+        if is_saved:
+            about = memories.describe(self._folder, self.name)
+            lines.append(f"Saved {about.saved}, {about.num_bytes:,} bytes.")
+        if self.points:
+            lines.append(f"Points to go back to: {', '.join(self.points)}.")
+        return lines
+
+    def _load(self, name: str) -> None:
+        self.state = memories.load(self._folder, name, self._model, max_length=1)
+
+    def _save_start(self) -> None:
+        """Saves the checkpoint's memory, which all others share on disk."""
+        deadline = time.monotonic() + _LONGEST_WAIT
+        while START not in memories.names(self._folder):
+            try:
+                memories.save(
+                    *(self._folder, START, self.state),
+                    model=self._model,
+                    keep="memory",
+                    origin=self._origin,
+                )
+            except RunInUseError:  # Another process saves it.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def _make_room(self, new: int) -> None:
+        """Makes room for more tokens in full attention."""
+        length = max(1, self.tokens_read + new)
+        if self.name is not None:
+            # Powers of two, so that few programs are compiled.
+            length = 1 << (length - 1).bit_length()
+        self.state = grow(self._model, self.state, max_length=length)
+
+
+def memory_place(run_dir: Path, name: str | None, folder: Path | None, step: int) -> dict[str, Any]:
+    """The arguments of `Conversation` for a memory of a run, by default in `RUN/memories`."""
+    if name is None:
+        if folder is not None:
+            raise ValueError(f"memories={str(folder)!r} has no effect without --memory NAME.")
+        return {}
+    folder = run_dir / "memories" if folder is None else folder
+    return {"name": name, "folder": folder, "origin": f"{run_dir}, step {step}"}

@@ -1,0 +1,102 @@
+"""A chat through a pipe: what it answers, keeps, forgets and says."""
+
+import io
+import os
+import signal
+
+import pytest
+
+from fwpkm_jax import memories
+from fwpkm_jax.cli import chat_command, generate_command
+from fwpkm_jax.run import chat as chat_module
+
+
+@pytest.fixture
+def programs(text_run, monkeypatch, capsys, tmp_path):
+    """Runs `chat` and `generate` on an untrained run on text."""
+    for command in (chat_command, generate_command):
+        monkeypatch.setattr(command, "load_run", lambda directory, step: text_run)
+
+    def run(command, *arguments, lines=""):
+        monkeypatch.setattr(
+            "sys.stdin", lines if hasattr(lines, "readline") else io.StringIO(lines)
+        )
+        code = command.main([str(tmp_path), "--max_new_tokens=8", "--memory=alice", *arguments])
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return run
+
+
+def test_a_chat_goes_on_where_it_stopped_and_forgets_what_it_is_told_to(programs, tmp_path):
+    (tmp_path / "notes.txt").write_text("Alice has a cat.")
+    code, first, errors = programs(
+        chat_command, lines=f"/read {tmp_path / 'notes.txt'}\nhello\n/save day\n"
+    )
+    assert (code, errors) == (0, "")
+    assert first.startswith("alice: 0 tokens read. /help lists the commands.\nRead 16 tokens.\n")
+    assert first.endswith("\nSaved as day.\nThe memory 'alice' is saved.\n")
+    folder = tmp_path / "memories"
+    assert memories.names(folder) == ("alice", "alice@day", "start")
+
+    lines = (
+        "hello\n/forget day\nhello\n/memory\n/forget night\n/rede x\n/read x\n\n/help\n/quit\nno"
+    )
+    code, second, errors = programs(chat_command, lines=lines)
+    assert code == 0
+    greeting, rest = second.split("\n", 1)
+    assert greeting.startswith("alice: 30 tokens read.")  # 16, "hello\n", 8.
+    answer, last = rest.split("Back at 30 tokens read.\n")
+    assert answer
+    assert last.startswith(answer), "the same question in the same state"
+    assert "44 tokens read.\nlayer_0/" in last
+    assert "tokens wait to be written." in last
+    assert "Points to go back to: day." in last
+    assert all(command in last for command in chat_module.HELP)
+    problems = errors.splitlines()
+    assert problems[0] == "There is no point 'night'; saved are day."
+    assert problems[1].startswith("/rede is none of /read, ")
+    assert problems[1].endswith("the nearest name is /read.")
+    assert "No such file or directory: 'x'" in problems[2]
+    assert len(problems) == 3
+    # What differs from the memory of the run is all that is stored of its tables.
+    rows = memories.describe(folder, "alice").rows["stream/memory/layer_0/values"]
+    assert 0 < rows[0] < rows[1]
+
+    (tmp_path / "short.txt").write_text("A cat eats")
+    read = f"--read={tmp_path / 'short.txt'}"
+    code, text, _ = programs(generate_command, "--prompt=hello ", read)
+    assert (code, text[:6]) == (0, "hello ")
+    assert memories.describe(folder, "alice").num_read == (44 + 10 + 6 + 8,)
+    code, third, _ = programs(chat_command, "--keep=memory", lines="")
+    assert third.startswith("alice: 68 tokens read.")
+    assert programs(chat_command, lines="")[1].startswith("alice: 0 tokens read.")
+
+
+def test_a_signal_ends_a_chat_with_the_memory_saved(programs, tmp_path):
+    class Interrupted(io.StringIO):
+        """Lines of which the second is never typed."""
+
+        def readline(self, *_):
+            line = super().readline()
+            if not line:
+                os.kill(os.getpid(), signal.SIGINT)
+            return line
+
+    before = signal.getsignal(signal.SIGINT)
+    code, shown, _ = programs(chat_command, lines=Interrupted("hello\n"))
+    assert code == 128 + signal.SIGINT
+    assert shown.endswith("The memory 'alice' is saved.\n")
+    assert signal.getsignal(signal.SIGINT) is before
+    assert memories.describe(tmp_path / "memories", "alice").num_read == (14,)
+
+
+def test_what_no_chat_can_begin_with_is_refused(programs):
+    for arguments, message in (
+        (["--memory=start"], "name='start' is the memory that all others begin with"),
+        (["--memory=../x"], "name='../x' must be 1 to 100 letters"),
+    ):
+        code, _, errors = programs(chat_command, *arguments)
+        assert code == 2
+        assert message in errors
+        assert len(errors.splitlines()) == 1

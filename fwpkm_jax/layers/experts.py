@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.layers.mlp import ACTIVATIONS, Activation, SwiGLU
-from fwpkm_jax.layers.partition import BATCH, HEADS, ParameterAxes, Partition
+from fwpkm_jax.layers.partition import HEADS, ParameterAxes, Partition
 
 _LARGEST_BLOCK = 128  # Tokens that one expert takes at a time.
 
@@ -161,7 +161,7 @@ class Experts(nnx.Module):
                 output, chosen = self._run(x, probabilities, gate_up, down, first=first)
                 return jax.lax.psum(output, HEADS), chosen
 
-            of_tokens = P(BATCH)
+            of_tokens = partition.tokens()
             output, chosen = partition.run(
                 of_device,
                 in_specs=(of_tokens, of_tokens, P(HEADS), P(HEADS)),

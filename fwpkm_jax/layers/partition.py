@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fwpkm_jax.core.chunks import merge_groups, split_groups
+from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.slots.split_table import MemoryAxes
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.rules.base import AbstractRule
@@ -24,6 +25,8 @@ BATCH = ("data", "fsdp")
 """Mesh axes over which sequences are split."""
 HEADS = "model"
 """Mesh axis over which heads and hidden units are split."""
+SEQUENCE = "sequence"
+"""Mesh axis over which the tokens of each sequence are split; a mesh need not have it."""
 
 LogicalAxes = tuple[str | None, ...]
 """What a parameter's dimensions are: "vocab", "embed" (the model's width), "heads" (all heads' or
@@ -47,6 +50,8 @@ class MeshConfig:
     """Parts of each of these; they share one copy of the slow weights and the optimiser's state."""
     model: int = 1
     """Parts of the heads, of the MLPs' hidden units and of the value tables' columns."""
+    sequence: int = 1
+    """Parts of each sequence, for contexts that do not fit one device."""
     memory: MemoryLayout = "independent"
     """Where a fast-weight memory is stored. independent: with one part of the batch. columns,
     slots: on all devices of a part along `data`, each of which holds some columns, or some slots,
@@ -54,18 +59,18 @@ class MeshConfig:
 
     def __post_init__(self):
         check_literals(self)
-        for name in ("data", "fsdp", "model"):
+        for name in ("data", "fsdp", "model", "sequence"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
 
     @property
     def num_devices(self) -> int:
-        return self.data * self.fsdp * self.model
+        return self.data * self.fsdp * self.model * self.sequence
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A mesh with the axes `data`, `fsdp` and `model`, and where memories lie in it."""
+    """A mesh with the axes `data`, `fsdp`, `model`, perhaps `sequence`, and where memories lie."""
 
     mesh: Mesh | AbstractMesh
     memory: MemoryLayout = "independent"
@@ -81,9 +86,25 @@ class Partition:
         """`x` with its dimensions split along these mesh axes; further dimensions are not split."""
         return jax.lax.with_sharding_constraint(x, self.sharding(*axes))
 
+    @property
+    def sequence(self) -> SequenceAxis | None:
+        """The axis over which sequences are split; None: devices have whole sequences."""
+        size = self.size(SEQUENCE)
+        return SequenceAxis(SEQUENCE, size) if size > 1 else None
+
+    def tokens(self, *axes: Any, also: tuple[str, ...] = ()) -> P:
+        """The spec of an array `[batch, length, ...]`.
+
+        Args:
+          axes: mesh axes of the dimensions after the length.
+          also: mesh axes that split the tokens beside `sequence`.
+        """
+        along = (*self._used(SEQUENCE), *also)
+        return P(BATCH, along or None, *axes)
+
     def by_sequence(self, x: jax.Array) -> jax.Array:
-        """`x [batch, ...]`, split so that each device has whole sequences."""
-        return self.constrain(x, BATCH)
+        """`x [batch, length, ...]`, split by sequences, and by tokens along the axis `sequence`."""
+        return self.constrain(x, *self.tokens())
 
     def deal(self, x: jax.Array, groups: int) -> jax.Array:
         """`x [batch, ...]` in the order in which `split_groups` takes sequences.
@@ -91,7 +112,7 @@ class Partition:
         Devices that share several memories get an equal part of each one's sequences.
         """
         x = _swap(x, *self._grid(groups))
-        return self.by_sequence(x)
+        return self.constrain(x, BATCH)
 
     def split_groups(self, x: jax.Array, groups: int) -> jax.Array:
         """`[batch, ...]` from `deal` to `[groups, batch // groups, ...]`, without communication."""
@@ -120,7 +141,7 @@ class Partition:
         """Devices along these axes together."""
         size = 1
         for axis in axes:
-            size *= self.mesh.shape[axis]
+            size *= self.mesh.shape.get(axis, 1)
         return size
 
     def check_divides(self, name: str, number: int, *axes: str) -> None:
@@ -130,6 +151,14 @@ class Partition:
             raise ValueError(
                 f"{name}={number} does not divide into {sizes} parts; make it a multiple, or the "
                 "mesh smaller there."
+            )
+
+    def check_whole_sequences(self, what: str) -> None:
+        """Raises ValueError if devices hold parts of sequences, which `what` does not take."""
+        if self.size(SEQUENCE) > 1:
+            raise ValueError(
+                f"mesh.sequence={self.size(SEQUENCE)}: {what} takes no parts of sequences; set "
+                "mesh.sequence=1, or use other layers."
             )
 
     @property
@@ -195,7 +224,7 @@ class Partition:
         return rule.memory_specs(memory, group_axes=self.group_axes, axes=axes)
 
     def _used(self, *axes: str) -> tuple[str, ...]:
-        return tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
+        return tuple(axis for axis in axes if self.size(axis) > 1)
 
 
 def _swap(x: jax.Array, parts: int, outer: int, inner: int) -> jax.Array:

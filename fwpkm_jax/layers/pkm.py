@@ -17,7 +17,7 @@ from fwpkm_jax.core.slots.split_table import (
     own_slots,
     own_tokens,
 )
-from fwpkm_jax.layers.partition import BATCH, ParameterAxes, Partition
+from fwpkm_jax.layers.partition import ParameterAxes, Partition
 from fwpkm_jax.literals import check_literals
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.product_top_k import select_slots
@@ -189,11 +189,11 @@ class PKM(nnx.Module):
             read, slot_ids = self._look_up(query, self.keys[...], self.values[...], MemoryAxes())
         else:
             axes = partition.memory_axes(learned=True)
-            by_token = P(BATCH)
+            by_token = partition.tokens()
             read, slot_ids = partition.run(
                 lambda query, keys, values: self._look_up(query, keys, values, axes),
                 in_specs=(by_token, P(), P(*partition.table_spec(learned=True))),
-                out_specs=(P(BATCH, None, axes.target_columns), by_token),
+                out_specs=(partition.tokens(axes.target_columns), by_token),
             )(query, self.keys[...], self.values[...])
             read = partition.by_sequence(read)
         read = read.astype(x.dtype)

@@ -437,6 +437,7 @@ class LanguageModel(nnx.Module):
                 x, tokens, self.readout(), mask=mask, starts=starts, write=write
             )
             return HeadInputs(y.astype(x.dtype), bias)
+        partition.check_whole_sequences("A Fast Weight Layer")
         if self.fast_weight_layer.config.steps == "output_bias":
             raise ValueError(
                 "fast_weight_layer.steps='output_bias' keeps every token's logits and runs on one "
@@ -464,7 +465,8 @@ class LanguageModel(nnx.Module):
         def look_up_own(embedding, tokens):
             return look_up(jax.lax.all_gather(embedding, "fsdp", axis=1, tiled=True), tokens)
 
-        own = P(BATCH, HEADS)  # Along `model` each device looks up a part of each sequence.
+        # Along `model` each device looks up a part of each sequence.
+        own = partition.tokens(also=(HEADS,))
         rows = partition.run(look_up_own, in_specs=(P(None, "fsdp"), own), out_specs=own)
         return partition.by_sequence(rows(self.embedding[...], tokens))
 

@@ -119,7 +119,11 @@ def a_write_is_the_gradient_steps_of_its_losses(rule: AbstractMatrixRule) -> Non
 
 
 def two_pieces_equal_the_whole(rule: AbstractMatrixRule) -> None:
-    """Checks that a pass over the first piece, then token by token, equals one pass over all."""
+    """Checks that a pass over the first piece, then token by token, equals one pass over all.
+
+    So do the pieces' transitions, if the rule has any (`part`): devices that share a sequence
+    compose them.
+    """
     rule, tokens, state = _with_chunks(rule)
 
     @jax.jit
@@ -130,10 +134,19 @@ def two_pieces_equal_the_whole(rule: AbstractMatrixRule) -> None:
         first, second = (jax.tree.unflatten(jax.tree.structure(tokens), x) for x in parts)
         early = rule.run(first, state)
         late = rule.recurrent(second, early.final_state)
-        return whole, (jnp.concatenate([early.output, late.output], axis=1), late.final_state)
+        pieces = jnp.concatenate([early.output, late.output], axis=1), late.final_state
+        part = rule.part(first)
+        if part is None:
+            return whole, pieces, None
+        composed = part.then(rule.part(second)).after(state)
+        return whole, pieces, (part.after(state), composed, early.final_state)
 
-    whole, pieces = run(*cast_floats((tokens, state), jnp.float64))
+    whole, pieces, parts = run(*cast_floats((tokens, state), jnp.float64))
     require_close(pieces, tuple(whole), "two pieces")
+    if parts is not None:
+        after, composed, early = parts
+        require_close(after, early, "the memory after the first piece, by its transition")
+        require_close(composed, whole.final_state, "the memory by both pieces' transitions")
 
 
 def documents_start_from_the_empty_memory(rule: AbstractMatrixRule) -> None:

@@ -37,8 +37,8 @@ def readout_loss(
     """`weighted_loss` of the logits of hidden states, in nats, computed `block` tokens at a time.
 
     With several devices each computes the loss of its own tokens, `block` at a time; the devices
-    along the mesh axis `model` split each sequence. `token_bias` is as large as all logits, so with
-    it all logits are computed at once.
+    along the mesh axes `sequence` and `model` split each sequence. `token_bias` is as large as all
+    logits, so with it all logits are computed at once.
 
     Args:
       model: gives the map to logits.
@@ -65,10 +65,12 @@ def readout_loss(
         head = jax.lax.all_gather(head, "fsdp", axis=0, tiled=True)
         return of_tokens(x, head, *rest)[None]
 
-    tokens = P(BATCH, HEADS)
+    tokens = partition.tokens(also=(HEADS,))
+    axis = partition.sequence
+    parts = (*BATCH, HEADS) if axis is None else (*BATCH, axis.name, HEADS)
     losses = partition.run(
         of_device,
         in_specs=(tokens, P("fsdp"), P(), tokens, tokens),
-        out_specs=P((*BATCH, HEADS)),
+        out_specs=P(parts),
     )
     return jnp.sum(losses(x, head, bias, labels, weights))

@@ -72,10 +72,11 @@ def check_mesh(
             f"{mesh.data} x mesh.fsdp={mesh.fsdp} parts; make batch_size / micro_batches a "
             f"multiple of {parts}."
         )
-    if length % mesh.model:
+    if length % (mesh.model * mesh.sequence):
+        sequence = f" x mesh.sequence={mesh.sequence}" if mesh.sequence > 1 else ""
         raise ValueError(
-            f"data.length={length} does not divide into mesh.model={mesh.model} parts, which each "
-            "form some tokens' logits; make it a multiple."
+            f"data.length={length} does not divide into mesh.model={mesh.model}{sequence} parts, "
+            "which each form some tokens' logits; make it a multiple."
         )
     partition = Partition(AbstractMesh(*_shape(mesh)), mesh.memory)
     if model.memory_layers:
@@ -95,8 +96,10 @@ def _shape(config: MeshConfig) -> tuple[tuple[int, ...], tuple[str, ...], tuple[
     With axes of type Auto the compiler chooses the layout of arrays that have no constraint.
     Explicit axes would need a layout for every gather.
     """
-    names = ("data", "fsdp", "model")
-    return (config.data, config.fsdp, config.model), names, (AxisType.Auto,) * len(names)
+    sizes = {"data": config.data, "fsdp": config.fsdp, "model": config.model}
+    if config.sequence > 1:
+        sizes["sequence"] = config.sequence
+    return tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes)
 
 
 def state_shardings(

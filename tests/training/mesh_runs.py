@@ -150,6 +150,20 @@ def imported_model() -> ModelConfig:
     )
 
 
+def parts_model() -> ModelConfig:
+    """Layers that take parts of sequences: attention, a window, matrix memories, PKM, experts."""
+    return dataclasses.replace(
+        documents_model(),
+        mixers=("attention", "swa", "gdn", "mlstm"),
+        window=5,
+        memory_layers=(),
+        fast_weight_layer=None,
+        pkm=whole_model().pkm,
+        expert_layers=(2,),
+        experts=ExpertsConfig(num_experts=4, top_k=2, hidden_dim=8, shared_dim=8),
+    )
+
+
 def many_slots() -> ModelConfig:
     """16.8 million narrow slots."""
     rule = FwPKM(num_subkeys=4096, key_dim=8, value_dim=4, top_k=4)
@@ -171,8 +185,10 @@ class Run(NamedTuple):
     documents: bool = False
 
 
-def _mesh(data: int, fsdp: int, model: int, memory: Any = "independent") -> MeshConfig:
-    return MeshConfig(data=data, fsdp=fsdp, model=model, memory=memory)
+def _mesh(
+    data: int, fsdp: int, model: int, memory: Any = "independent", sequence: int = 1
+) -> MeshConfig:
+    return MeshConfig(data=data, fsdp=fsdp, model=model, memory=memory, sequence=sequence)
 
 
 RUNS = {
@@ -201,6 +217,10 @@ RUNS = {
     "imported": Run(_mesh(1, 1, 1), 8, imported_model),
     "imported_fsdp": Run(_mesh(1, 8, 1), 8, imported_model),
     "imported_tensor": Run(_mesh(2, 2, 2), 8, imported_model),
+    "parts": Run(_mesh(1, 1, 1), 8, parts_model, documents=True),
+    "parts_eight": Run(_mesh(1, 1, 1, sequence=8), 8, parts_model, documents=True),
+    "parts_data": Run(_mesh(2, 1, 1, sequence=4), 8, parts_model, documents=True),
+    "parts_tensor": Run(_mesh(1, 2, 2, sequence=2), 8, parts_model, documents=True, remat="block"),
     "many": Run(_mesh(1, 1, 1), 1, many_slots),
     "many_slots": Run(_mesh(1, 8, 1, "slots"), 1, many_slots),
 }

@@ -142,7 +142,7 @@ def put_in_ring(
     value: Float[Array, "batch length kv_heads head"],
     *,
     positions: Int[Array, "batch length"],
-    after: Float[Array, "batch length heads head"],
+    after: Float[Array, "batch read heads head"],
     documents: Int[Array, "batch length"] | None = None,
 ) -> RingCache:
     """The cache with the new tokens in place of the oldest; a donated cache is changed in place.

@@ -271,6 +271,8 @@ class FastWeight(nnx.Module):
         config, rule = self.config, self.config.rule
         self._check(x, mask, memory)
         check_arrays(x=(x, "float batch length model"), starts=(starts, "mask batch length"))
+        if partition is not None:
+            partition.check_whole_sequences("A fast-weight memory layer")
         signals = self.signals(x, mask)
         loss_gate = signals.gate if config.weight_by_gate else jnp.ones_like(signals.gate)
         if starts is not None and config.documents == "document" and write:

@@ -22,6 +22,9 @@ from fwpkm_jax.core.attention.softmax import (
 )
 from fwpkm_jax.core.documents import document_numbers, document_positions, pack_starts
 from fwpkm_jax.core.padding import Packing, last_rows, pack, pack_tokens, unpack
+from fwpkm_jax.core.sequence.axis import Places, SequenceAxis, places_of_part
+from fwpkm_jax.core.sequence.edges import tokens_before
+from fwpkm_jax.core.sequence.ring import Keys, attention_around
 from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, Starts
 from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.norms import RMSNorm
@@ -285,6 +288,129 @@ class Attention(AbstractMixer):
         query, key, value, gate = self.project(x, positions)
         return self.gated(self.attend(query, key, value, positions, documents, partition), gate)
 
+    def mix_sequence(
+        self,
+        x: Float[Array, "batch length model"],
+        partition: Partition,
+        *,
+        starts: Starts = None,
+        cache: Cache | None = None,
+    ) -> tuple[Float[Array, "batch length model"], Cache | None]:
+        """`mix`, each device with its own part of each sequence and its own heads.
+
+        Keys and values of full attention travel around the devices; of a window, only the last
+        ones of each part are sent, to the next.
+        """
+        axis = partition.sequence
+        assert axis is not None
+        self._check_heads(partition)
+        first = None if cache is None else cache.next_position
+        part = (x.shape[0] // partition.size(*BATCH), x.shape[1] // axis.size)
+        tokens, by_head = partition.tokens(), partition.tokens(HEADS)
+        at = partition.run(
+            lambda starts, first: places_of_part(starts, axis=axis, shape=part, first=first),
+            in_specs=(tokens, P(BATCH)),
+            out_specs=tokens,
+        )(starts, first)
+        query, key, value, gate = self.project(x, at.positions)
+
+        def attend(query, key, value, at, cache):
+            return self.attend_part(query, key, value, at, axis=axis, cache=cache)
+
+        in_cache: Any = None
+        if cache is not None:
+            heads: Any = P(BATCH, None, HEADS)
+            of_rows: Any = P(BATCH)
+            in_cache = type(cache)(heads, heads, of_rows, of_rows)
+        output, cache = partition.run(
+            attend,
+            in_specs=(by_head, by_head, by_head, tokens, in_cache),
+            out_specs=(by_head, in_cache),
+        )(query, key, value, at, cache)
+        return self.gated(output, gate), cache
+
+    def attend_part(
+        self,
+        query: Float[Array, "batch length heads head"],
+        key: Float[Array, "batch length kv_heads head"],
+        value: Float[Array, "batch length kv_heads head"],
+        at: Places,
+        *,
+        axis: SequenceAxis,
+        cache: Cache | None = None,
+    ) -> tuple[Float[Array, "batch length heads head"], Cache | None]:
+        """Attention of this device's part of each sequence, inside `jax.shard_map`.
+
+        Args:
+          query: of this device's tokens.
+          key: likewise.
+          value: likewise.
+          at: where these tokens stand in the sequence.
+          axis: over which the sequence lies.
+          cache: of the tokens before the whole sequence, equal on all devices.
+
+        Returns:
+          The heads' output before the gate, and on every device the cache after the last part,
+          None if none was given.
+        """
+        if self.config.window is not None:
+            return self._attend_window_part(query, key, value, at, axis, cache)
+        own, first = Keys(key, value, *at), None
+        if isinstance(cache, RingCache):
+            before = None if at.numbers is None else jnp.zeros_like(cache.positions)
+            kept = (cache.keys.astype(key.dtype), cache.values.astype(value.dtype))
+            first = Keys(*kept, cache.positions, before)
+        capacity = None if cache is None else cache.keys.shape[1]
+        output = attention_around(query, own, axis=axis, window=capacity, first=first)
+        if isinstance(cache, RingCache):
+            # The cache holds the keys of all tokens, so that every device needs them all.
+            key, value, positions, documents = jax.tree.map(
+                lambda x: jax.lax.all_gather(x, axis.name, axis=1, tiled=True), own
+            )
+            new = {"positions": positions, "documents": documents}
+            cache = put_in_ring(cache, key, value, after=output[:, :1], **new)
+        return output, cache
+
+    def _attend_window_part(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, at: Places, axis, cache: Any
+    ) -> tuple[jax.Array, AttentionCache | None]:
+        """`attend_part` over a window: the tokens before the part, as a cache of theirs."""
+        start = cache
+        if start is None:
+            width = self.config.window
+            kept = jnp.zeros((key.shape[0], width, *key.shape[2:]), key.dtype)
+            positions = jnp.full((key.shape[0], width), -1, jnp.int32)
+            nowhere = jnp.zeros_like(positions[:, 0])
+            start = AttentionCache(kept, kept.astype(value.dtype), positions, nowhere)
+        numbers = jnp.zeros_like(at.positions) if at.numbers is None else at.numbers
+        keys, values, positions, before_numbers = tokens_before(
+            (key, value, at.positions, numbers),
+            (start.keys, start.values, start.positions, jnp.zeros_like(start.positions)),
+            axis=axis,
+        )
+        # Of the tokens before the part only those of its first document are seen.
+        last = before_numbers[:, -1:]
+        positions = jnp.where(before_numbers == last, positions, -1)
+        documents = None if at.numbers is None else numbers - last
+        following = jnp.where(axis.index > 0, positions[:, -1] + 1, start.next_position)
+        output, end = self.attend_cached(
+            query,
+            key,
+            value,
+            at.positions,
+            AttentionCache(keys, values, positions, following),
+            counts=None,
+            documents=documents,
+        )
+        if cache is None:
+            return output, None
+        end = jax.tree.map(lambda x, like: x.astype(like.dtype), end, cache)
+        return output, axis.from_last(end)
+
+    def _check_heads(self, partition: Partition) -> None:
+        for name, number in self.config.split_numbers.items():
+            partition.check_divides(name, number, HEADS)
+
     def _persistent(self, tokens: jax.Array) -> KeysAndValues:
         if self.config.window is None:
             raise ValueError(
@@ -350,8 +476,7 @@ class Attention(AbstractMixer):
 
         if partition is None:
             return attend(query, key, value, positions, documents)
-        for name, number in self.config.split_numbers.items():
-            partition.check_divides(name, number, HEADS)
+        self._check_heads(partition)
         by_head = P(BATCH, None, HEADS)
         return partition.run(
             attend, in_specs=(by_head, by_head, by_head, P(BATCH), P(BATCH)), out_specs=by_head

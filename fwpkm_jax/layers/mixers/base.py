@@ -18,6 +18,7 @@ the mixer creates parameters itself, `parameter_axes`. Everything else has a def
 | `AbstractMixerConfig.extra_products` | one multiplication per parameter and token |
 | `AbstractMixer.output_map` | no linear map of its own into the residual stream |
 | `AbstractMixer.mix_partitioned` | each device takes whole sequences |
+| `AbstractMixer.mix_part` | devices with parts of a sequence pass the cache on, in turn |
 | `AbstractMixer.capacity` | the cache's size does not depend on the stream's length |
 | `starts`, an argument of `mix` | rows that hold several documents are refused |
 """
@@ -35,7 +36,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.checks import check_arrays
-from fwpkm_jax.layers.partition import BATCH, ParameterAxes, Partition
+from fwpkm_jax.core.sequence.axis import SequenceAxis
+from fwpkm_jax.core.sequence.in_turn import state_in_turn
+from fwpkm_jax.layers.partition import BATCH, SEQUENCE, ParameterAxes, Partition
 
 Mask = Bool[Array, "batch length"] | Float[Array, "batch length"] | None
 """1 for real tokens, 0 for padding; None: all are real."""
@@ -136,6 +139,8 @@ class AbstractMixer(nnx.Module):
 
     parameter_axes: ClassVar[ParameterAxes] = {}
     """What the dimensions of the parameters are; see `layers.partition.ParameterAxes`."""
+    takes_parts: ClassVar[bool] = True
+    """Whether several devices may hold a part of each sequence (`mesh.sequence`)."""
 
     def __call__(
         self,
@@ -159,14 +164,16 @@ class AbstractMixer(nnx.Module):
             cache, the tokens before the first start go on with the cache's document.
           cache: of the tokens before, from `init_cache` or the last call; None for a whole
             sequence. A sequence in pieces of any size gives the same outputs.
-          partition: of a whole sequence's work over devices; without mask and cache.
+          partition: of a whole sequence's work over devices; without mask, and without cache
+            unless it splits sequences.
 
         Returns:
           The output, `[batch, length, model]`, and the new cache, None if none was given.
 
         Raises:
           ValueError: `x`, `mask` or `starts` has another shape or dtype, `partition` comes with a
-            mask or a cache, or `starts` is given to a mixer that does not take it.
+            mask or a cache, `starts` is given to a mixer that does not take it, or the mixer takes
+            no parts of sequences.
         """
         output = self.output_map
         check_arrays(
@@ -178,6 +185,9 @@ class AbstractMixer(nnx.Module):
         documents = {} if starts is None else {"starts": self._checked_starts(starts)}
         if partition is None:
             return self.mix(x, mask=mask, cache=cache, **documents)
+        if partition.sequence is not None and mask is None:
+            self._check_parts(x, partition)
+            return self.mix_sequence(x, partition, cache=cache, **documents)
         if mask is not None or cache is not None:
             raise ValueError(
                 "partition goes with whole sequences of real tokens; leave out mask and cache, or "
@@ -189,6 +199,11 @@ class AbstractMixer(nnx.Module):
     def takes_documents(self) -> bool:
         """Whether rows may hold several documents; by default, if `mix` takes `starts`."""
         return "starts" in inspect.signature(self.mix).parameters
+
+    def _check_parts(self, x: jax.Array, partition: Partition) -> None:
+        if not self.takes_parts:
+            partition.check_whole_sequences(type(self).__name__)
+        partition.check_divides("The length of a sequence", x.shape[1], SEQUENCE)
 
     def _checked_starts(self, starts: jax.Array) -> jax.Array:
         if not self.takes_documents:
@@ -230,6 +245,71 @@ class AbstractMixer(nnx.Module):
             in_specs=(P(), P(BATCH), P(BATCH)),
             out_specs=P(BATCH),
         )(self, x, documents)
+
+    def mix_sequence(
+        self,
+        x: Float[Array, "batch length model"],
+        partition: Partition,
+        *,
+        starts: Starts = None,
+        cache: Any = None,
+    ) -> tuple[Float[Array, "batch length model"], Any]:
+        """`mix` of sequences of which each device has a part; here by `mix_part`.
+
+        Args:
+          x: `[batch, length, model]`, laid out by `Partition.by_sequence`.
+          partition: the devices, with an axis `sequence`.
+          starts: first tokens of documents.
+          cache: of the tokens before.
+        """
+        axis = partition.sequence
+        assert axis is not None
+        documents = {} if starts is None else {"starts": starts}
+        tokens = partition.tokens()
+        return partition.run(
+            lambda mixer, x, cache, documents: mixer.mix_part(
+                x, axis=axis, cache=cache, **documents
+            ),
+            in_specs=(P(), tokens, P(BATCH), tokens),
+            out_specs=(tokens, P(BATCH)),
+        )(self, x, cache, documents)
+
+    def mix_part(
+        self,
+        x: Float[Array, "batch length model"],
+        *,
+        axis: SequenceAxis,
+        starts: Starts = None,
+        cache: Any = None,
+    ) -> tuple[Float[Array, "batch length model"], Any]:
+        """`mix` of this device's part of each sequence, inside `jax.shard_map`.
+
+        Here each device waits for the cache of the device before, see
+        `core.sequence.in_turn.state_in_turn`. That is right for every mixer whose streams equal
+        whole sequences; a mixer that can compute its parts at the same time defines its own.
+
+        Args:
+          x: this device's tokens, as many as the others'.
+          axis: over which the sequence lies.
+          starts: first tokens of documents, of this part.
+          cache: of the tokens before the whole sequence, equal on all devices.
+
+        Returns:
+          This part's output, and on every device the cache after the last part, None if none was
+          given.
+        """
+        before = cache
+        if before is None:
+            length = axis.size * x.shape[1]
+            before = self.init_cache(x.shape[0], max_length=length, dtype=x.dtype)
+        inputs = {"x": x} if starts is None else {"x": x, "starts": starts}
+
+        def mix(cache: Any, inputs: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
+            return self.mix(**inputs, cache=cache)
+
+        before = state_in_turn(lambda *x: mix(*x)[1], before, inputs, axis=axis)
+        output, end = mix(before, inputs)
+        return output, None if cache is None else axis.from_last(end)
 
     @property
     def output_map(self) -> nnx.Linear | None:

@@ -18,11 +18,14 @@ from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.recurrence.decay_starts import draw_time_steps, softplus_bias
 from fwpkm_jax.core.recurrence.gated_delta import recurrent_gated_delta_rule
+from fwpkm_jax.core.recurrence.transition import before_part, delta_transition
+from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, Starts
 from fwpkm_jax.layers.mixers.memory_heads import (
     MemoryHeads,
     causal_convolution,
     convolution_inputs,
+    inputs_before,
 )
 from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.mlp import ACTIVATIONS, Activation
@@ -223,6 +226,17 @@ class GatedDeltaNet(AbstractMixer):
         self, x: Float[Array, "batch length model"], partition: Partition, starts: Starts = None
     ) -> Float[Array, "batch length model"]:
         """`mix`, each device with its own sequences and heads."""
+        return self.mix_sequence(x, partition, starts=starts)[0]
+
+    def mix_sequence(
+        self,
+        x: Float[Array, "batch length model"],
+        partition: Partition,
+        *,
+        starts: Starts = None,
+        cache: GatedDeltaNetCache | None = None,
+    ) -> tuple[Float[Array, "batch length model"], GatedDeltaNetCache | None]:
+        """`mix`, each device with its own sequences, its own part of each, and its own heads."""
         config, devices = self.config, partition.size(HEADS)
         for name, number in config.split_numbers.items():
             partition.check_divides(name, number, HEADS)
@@ -232,29 +246,49 @@ class GatedDeltaNet(AbstractMixer):
             num_value_heads=config.num_value_heads // devices,
         )
 
-        def mix(qkvz, ba, conv_parts, A_log, dt_bias, norm, starts):
+        keys = config.num_key_heads * config.key_head_dim
+
+        def by_kind(channels: jax.Array, sizes: tuple[int, int] = (keys, 2 * keys)):
+            """Queries', keys' and values' channels apart, each of which is split by heads."""
+            return jnp.split(channels, sizes, axis=-1)
+
+        def mix(qkvz, ba, conv_parts, A_log, dt_bias, norm, starts, before):
             weights = HeadWeights(jnp.concatenate(conv_parts, axis=1), A_log, dt_bias)
             projections = split_projections(own, qkvz, ba, weights)
-            cache = empty_cache(own, qkvz.shape[0], projections.conv_inputs.dtype)
-            return mix_heads(own, weights, norm, projections, cache, None, starts)[0]
+            start = empty_cache(own, qkvz.shape[0], projections.conv_inputs.dtype)
+            if before is not None:
+                start = GatedDeltaNetCache(jnp.concatenate(before[0], axis=-1), before[1])
+            output, end = mix_heads(
+                own, weights, norm, projections, start, None, starts, axis=partition.sequence
+            )
+            if before is None:
+                return output, None
+            sizes = own.num_key_heads * own.key_head_dim
+            return output, (by_kind(end.conv_inputs, (sizes, 2 * sizes)), end.memory)
 
         weights = self.head_weights()
-        keys = config.num_key_heads * config.key_head_dim
-        by_head, of_head = P(BATCH, None, HEADS), P(HEADS)
-        output = partition.run(
+        by_head, of_head = partition.tokens(HEADS), P(HEADS)
+        kept = None if cache is None else (P(BATCH, None, HEADS), P(BATCH, HEADS))
+        output, end = partition.run(
             mix,
-            in_specs=(by_head, by_head, P(None, HEADS), of_head, of_head, P(), P(BATCH)),
-            out_specs=by_head,
+            in_specs=(
+                *(by_head, by_head, P(None, HEADS), of_head, of_head, P()),
+                *(partition.tokens(), kept),
+            ),
+            out_specs=(by_head, kept),
         )(
             self.in_proj_qkvz(x),
             self.in_proj_ba(x),
-            jnp.split(weights.conv_weight, (keys, 2 * keys), axis=1),
+            by_kind(weights.conv_weight),
             weights.A_log,
             weights.dt_bias,
             self.norm,
             starts,
+            None if cache is None else (by_kind(cache.conv_inputs), cache.memory),
         )
-        return self.out_proj(output.reshape(*x.shape[:2], -1))
+        if end is not None:
+            end = GatedDeltaNetCache(jnp.concatenate(end[0], axis=-1), end[1])
+        return self.out_proj(output.reshape(*x.shape[:2], -1)), end
 
 
 def empty_cache(config: GatedDeltaNetConfig, batch: int, dtype: DTypeLike) -> GatedDeltaNetCache:
@@ -298,16 +332,21 @@ def mix_heads(
     cache: GatedDeltaNetCache,
     counts: Int[Array, " batch"] | None,
     starts: Starts = None,
+    axis: SequenceAxis | None = None,
 ) -> tuple[Float[Array, "batch length heads value"], GatedDeltaNetCache]:
     """The gated norm's output, and the new cache, of the heads that `config` counts.
 
     `counts` says how many tokens of each sequence are real (they come first), None for all;
-    `starts`, at which documents start.
+    `starts`, at which documents start. With an `axis` the tokens are this device's part of each
+    sequence, and the caches are those before and after the whole sequence.
     """
     conv_inputs, gate, log_decay, beta = projections
     tokens, length = conv_inputs.shape[:2], conv_inputs.shape[1]
     documents = None if starts is None else document_numbers(starts)
-    mixed = causal_convolution(conv_inputs, cache.conv_inputs, weights.conv_weight, documents)
+    before = cache.conv_inputs
+    if axis is not None:
+        before = inputs_before(conv_inputs, before, starts, axis=axis)
+    mixed = causal_convolution(conv_inputs, before, weights.conv_weight, documents)
     keys = config.num_key_heads * config.key_head_dim
     query, key, value = jnp.split(ACTIVATIONS[config.activation](mixed), (keys, 2 * keys), axis=-1)
 
@@ -328,14 +367,13 @@ def mix_heads(
         rule = functools.partial(
             chunk_gated_delta_rule, chunk_size=config.chunk_size, backend=config.backend
         )
-    output, memory = rule(
-        query,
-        key,
-        value.reshape(*tokens, -1, config.value_head_dim),
-        log_decay=log_decay,
-        beta=beta,
-        initial_state=cache.memory,
-        starts=starts,
-    )
-    kept = convolution_inputs(cache.conv_inputs, conv_inputs, counts, documents)
-    return norm(output, gate), GatedDeltaNetCache(conv_inputs=kept, memory=memory)
+    value = value.reshape(*tokens, -1, config.value_head_dim)
+    memory = cache.memory
+    gates = {"log_decay": log_decay, "beta": beta, "starts": starts}
+    if axis is not None:
+        part = delta_transition(key, value, **gates, chunk_size=config.chunk_size)
+        memory = before_part(part, memory, axis=axis)
+    output, memory = rule(query, key, value, **gates, initial_state=memory)
+    kept = convolution_inputs(before, conv_inputs, counts, documents)
+    end = GatedDeltaNetCache(conv_inputs=kept, memory=memory)
+    return norm(output, gate), end if axis is None else axis.from_last(end)

@@ -14,11 +14,13 @@ from fwpkm_jax.core.documents import document_numbers, pack_starts
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.recurrence.decay_starts import bias_initializer
+from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, Starts
 from fwpkm_jax.layers.mixers.memory_heads import (
     MemoryHeads,
     causal_convolution,
     convolution_inputs,
+    inputs_before,
 )
 from fwpkm_jax.layers.norms import GatedRMSNorm
 from fwpkm_jax.layers.partition import ParameterAxes
@@ -218,6 +220,30 @@ class MatrixMemory(AbstractMixer):
         counts = None if packing is None else packing.counts
         kept = convolution_inputs(cache.conv_inputs, conv_inputs, counts, documents)
         return y, MatrixMemoryCache(kept, memory)
+
+    def mix_part(
+        self,
+        x: Float[Array, "batch length model"],
+        *,
+        axis: SequenceAxis,
+        starts: Starts = None,
+        cache: MatrixMemoryCache | None = None,
+    ) -> tuple[Float[Array, "batch length model"], MatrixMemoryCache | None]:
+        """`mix` of this device's part: the edge of the convolution, and the rule's transitions."""
+        conv_inputs, gate = jnp.split(self.in_proj(x), [sum(self.widths)], axis=-1)
+        start = cache
+        if start is None:
+            start = self.init_cache(x.shape[0], max_length=1, dtype=conv_inputs.dtype)
+        documents = None if starts is None else document_numbers(starts)
+        before = inputs_before(conv_inputs, start.conv_inputs, starts, axis=axis)
+        tokens = self.tokens(x, self._convolve(conv_inputs, before, documents))
+        output, memory = self.rule.run_part(tokens, start.memory, starts, axis=axis)
+        output = self.norm(output, gate.reshape(output.shape))
+        y = self.out_proj(output.reshape(*x.shape[:2], -1))
+        if cache is None:
+            return y, None
+        kept = convolution_inputs(before, conv_inputs, None, documents)
+        return y, MatrixMemoryCache(axis.from_last(kept), memory)
 
     def tokens(
         self,

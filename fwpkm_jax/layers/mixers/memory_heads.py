@@ -3,12 +3,14 @@
 from dataclasses import dataclass, field
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.added_fields import meant_before
 from fwpkm_jax.core.padding import last_rows
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.recurrence.decay_starts import DecayStart
+from fwpkm_jax.core.sequence.axis import SequenceAxis, places_of_part
+from fwpkm_jax.core.sequence.edges import tokens_before
 from fwpkm_jax.literals import check_literals
 
 
@@ -97,6 +99,30 @@ def convolution_inputs(
         last = jnp.max(documents, axis=1)[:, None]
         inputs = jnp.where((_numbers(documents, reach) == last)[:, :, None], inputs, 0)
     return last_rows(inputs, size=reach, end=None if counts is None else reach + counts)
+
+
+def inputs_before(
+    x: Float[Array, "batch length channels"],
+    first: Float[Array, "batch reach channels"],
+    starts: Bool[Array, "batch length"] | None,
+    *,
+    axis: SequenceAxis,
+) -> Float[Array, "batch reach channels"]:
+    """The inputs right before a device's part of each sequence, zeros for earlier documents'.
+
+    Args:
+      x: the part's inputs.
+      first: those kept from before the whole sequence.
+      starts: first tokens of documents, of this part; None: a sequence is one document.
+      axis: over which the sequence lies.
+    """
+    if starts is None:
+        return tokens_before(x, first, axis=axis)
+    numbers = places_of_part(starts, axis=axis, shape=starts.shape).numbers
+    assert numbers is not None, "starts give numbers"
+    kept = jnp.zeros(first.shape[:2], numbers.dtype)
+    inputs, numbers = tokens_before((x, numbers), (first, kept), axis=axis)
+    return jnp.where((numbers == numbers[:, -1:])[:, :, None], inputs, 0)
 
 
 def _numbers(documents: Int[Array, "batch length"], before: int) -> Int[Array, "batch inputs"]:

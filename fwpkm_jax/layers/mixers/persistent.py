@@ -20,6 +20,8 @@ class PersistentTokens(AbstractMixer):
     References: Behrouz et al. 2025, arXiv:2501.00663, section 3.3.
     """
 
+    takes_parts: ClassVar[bool] = False
+
     parameter_axes: ClassVar[ParameterAxes] = {"tokens": (None, "embed")}
 
     def __init__(self, mixer: AbstractMixer, number: int, model_dim: int, *, rngs: nnx.Rngs):

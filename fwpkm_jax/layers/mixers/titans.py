@@ -53,6 +53,8 @@ class Titans(AbstractMixer):
     """
 
     # Every device computes all heads of its sequences.
+    takes_parts: ClassVar[bool] = False
+
     parameter_axes: ClassVar[ParameterAxes] = {
         "(query|key|value|pool|gate|rate|momentum|forget|combine|tensor_rate)_proj/kernel": (
             "embed",

@@ -152,6 +152,8 @@ class _Gate(nnx.Module):
 class TitansMAL(AbstractMixer):
     """Memory as a layer: windowed attention over the outputs of the memory."""
 
+    takes_parts: ClassVar[bool] = False
+
     def __init__(
         self, config: TitansConfig, attention: AttentionConfig, model_dim: int, **shared: Any
     ):
@@ -190,6 +192,8 @@ class TitansMAG(AbstractMixer):
 
     Both read the persistent tokens before the sequence; attention sees them from every token.
     """
+
+    takes_parts: ClassVar[bool] = False
 
     def __init__(
         self, config: TitansConfig, attention: AttentionConfig, model_dim: int, **shared: Any
@@ -263,6 +267,8 @@ class TitansMAC(AbstractMixer):
     and their gate comes from a memory that has seen the whole segment. A decoder must be causal, so
     here both are.
     """
+
+    takes_parts: ClassVar[bool] = False
 
     parameter_axes: ClassVar[ParameterAxes] = {"tokens": (None, "embed")}
 

@@ -19,11 +19,28 @@ from fwpkm_jax.core.recurrence.linear_recurrence import (
     chunk_recurrence,
     scan_tokens,
 )
+from fwpkm_jax.core.recurrence.transition import (
+    Fading,
+    Mixing,
+    MixingValues,
+    before_part,
+    beside_identity,
+    log_kept,
+)
+from fwpkm_jax.core.sequence.axis import SequenceAxis
+from fwpkm_jax.core.sequence.in_turn import state_in_turn
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.rules.matrix.features import FEATURE_MAPS, FeatureMap
 
 Starts = Bool[Array, "batch length"] | None
 State = Any  # A matrix `[key, value]` per sequence and head, or a pytree around one.
+
+
+TransitionForm = Literal["fades", "mixes_keys", "mixes_values", "other"]
+"""What the tokens of a part of a sequence do to the memory before them: "fades": each key channel
+keeps the share of `log_decays`; "mixes_keys": a matrix `[key, key]` acts on it, the same for every
+value channel; "mixes_values": a matrix `[value, value]`, the same for every key channel; "other":
+anything else, so that devices compute their parts of a sequence one after the other."""
 
 
 class Tokens(NamedTuple):
@@ -131,6 +148,10 @@ class AbstractMatrixRule(abc.ABC):
     """Whether a write corrects the share `strength` of the error; off: writes add."""
     no_strength: ClassVar[float] = 0.0
     """The strength with which a write changes nothing."""
+    transition: ClassVar[TransitionForm | None] = None
+    """How tokens change what the memory held before them, see `TransitionForm`. None: for a rule
+    that keeps the `chunked` of this class, "mixes_keys" if `delta`, else "fades"; for others
+    "other"."""
 
     feature_map: FeatureMap = "identity"
     """Map that a layer applies to queries and keys."""
@@ -280,6 +301,76 @@ class AbstractMatrixRule(abc.ABC):
                 "no argument starts; put one document into each row, or choose another rule."
             )
         return self.chunked(tokens, state, starts)
+
+    def run_part(
+        self,
+        tokens: Tokens,
+        initial_state: State | None = None,
+        starts: Starts = None,
+        *,
+        axis: SequenceAxis,
+    ) -> RecurrenceOutput:
+        """`run` of a sequence of which each device has a part, inside `jax.shard_map`.
+
+        What devices send does not grow with the length: the parts' transitions, or, for a rule
+        that has no `part`, the memory from device to device in turn.
+
+        Args:
+          tokens: of this device's part.
+          initial_state: before the whole sequence, equal on all devices; None: empty.
+          starts: of this device's part, true at the first token of each document.
+          axis: over which the sequence lies.
+
+        Returns:
+          What this device's tokens read, and on every device the memory after the last part.
+        """
+        tokens, start = self._prepare(tokens, initial_state)
+        part = self.part(tokens, starts)
+        if part is not None:
+            start = before_part(part, start, axis=axis)
+        else:
+
+            def step(state: State, inputs: tuple[Tokens, Starts]) -> State:
+                return self.run(inputs[0], state, inputs[1]).final_state
+
+            start = state_in_turn(step, start, (tokens, starts), axis=axis)
+        output, end = self.run(tokens, start, starts)
+        return RecurrenceOutput(output, axis.from_last(end))
+
+    def part(self, tokens: Tokens, starts: Starts = None) -> Any:
+        """What these tokens do to any memory, a `core.recurrence.transition.Transition`.
+
+        By default as `transition` says; None for "other". A rule with a state of its own kind may
+        return a transition of its own.
+
+        Args:
+          tokens: as `chunked` takes them.
+          starts: first tokens of documents.
+        """
+        batch, _, heads, width = tokens.key.shape
+        values, dtype = tokens.value.shape[-1], tokens.key.dtype
+        form = self.transition
+        if form is None:
+            is_base = type(self).chunked is AbstractMatrixRule.chunked
+            form = ("mixes_keys" if self.delta else "fades") if is_base else "other"
+        if form == "other":
+            return None
+        if form == "mixes_keys":
+            start, value = beside_identity(tokens.value, width)
+            end = self.run(tokens._replace(value=value), start, starts).final_state
+            return Mixing(end[..., :width], end[..., width:])
+        empty = self.init(batch, heads, width, values, dtype=dtype)
+        end = self.run(tokens, empty, starts).final_state
+        if form == "fades":
+            return Fading(log_kept(self.log_decays(tokens), starts, like=tokens.key), end)
+        identity = jnp.broadcast_to(jnp.eye(values, dtype=dtype), (batch, heads, values, values))
+        nothing = jnp.zeros((*tokens.key.shape[:3], values), dtype)
+        unwritten = tokens._replace(query=nothing, key=nothing)
+        return MixingValues(self.run(unwritten, identity, starts).final_state, end)
+
+    def log_decays(self, tokens: Tokens) -> Array | None:
+        """The log of the share that each token keeps, for a rule whose transition "fades"."""
+        return tokens.log_decay
 
     def _split_steps(self, x: Array) -> Array:
         """`[batch, length * steps, heads, ...]` to `[batch, length, heads, steps, ...]`."""

@@ -49,6 +49,7 @@ class Comba(AbstractMatrixRule):
     decay: ClassVar = "head"
     strength: ClassVar = True
     delta: ClassVar = True
+    transition: ClassVar = "mixes_keys"
 
     feature_map: FeatureMap = "l2"
     convolution: bool = True

@@ -47,6 +47,7 @@ class Falcon(AbstractMatrixRule):
     )
     strength: ClassVar = True
     delta: ClassVar = True
+    transition: ClassVar = "mixes_keys"
 
     convolution: bool = True
     ridge: float = 0.01

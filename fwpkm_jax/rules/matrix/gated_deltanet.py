@@ -48,6 +48,7 @@ class GatedDeltaNet(AbstractMatrixRule):
     )
     decay: ClassVar = "head"
     strength: ClassVar = True
+    transition: ClassVar = "mixes_keys"
 
     feature_map: FeatureMap = "l2"
     convolution: bool = True

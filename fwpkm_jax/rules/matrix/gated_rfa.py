@@ -45,6 +45,7 @@ class GatedRFA(AbstractMatrixRule):
         source="arXiv:2103.02143",
     )
     decay: ClassVar = "head"
+    transition: ClassVar = "fades"
 
     feature_map: FeatureMap = "random"
 

@@ -41,6 +41,7 @@ class HGRN2(AbstractMatrixRule):
         step_size="$1$",
         source="arXiv:2404.07904",
     )
+    transition: ClassVar = "fades"
 
     feature_map: FeatureMap = "sigmoid"
     chunk_size: int = 16  # As GLA's.
@@ -62,10 +63,12 @@ class HGRN2(AbstractMatrixRule):
         return (LocalLoss(lambda matrix: squared(root * (token.value[None] - matrix))),)
 
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
+        return super().chunked(tokens._replace(log_decay=self.log_decays(tokens)), state, starts)
+
+    def log_decays(self, tokens: Tokens) -> Array:
         # A share that rounds to 1 would have an infinite logarithm; its gradient would be NaN.
         most = 1 - jnp.finfo(tokens.key.dtype).eps / 2
-        log_decay = jnp.log1p(-jnp.minimum(tokens.key, most))
-        return super().chunked(tokens._replace(log_decay=log_decay), state, starts)
+        return jnp.log1p(-jnp.minimum(tokens.key, most))
 
     @property
     def learned_gates(self) -> LearnedGates:

@@ -37,6 +37,7 @@ class LinearAttention(AbstractMatrixRule):
         step_size="$1$",
         source="arXiv:2006.16236",
     )
+    transition: ClassVar = "fades"
     normalized: bool = False
     """Divides what is read by the sum of its weights; needs features that are never negative."""
 

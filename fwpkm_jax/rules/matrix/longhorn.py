@@ -45,6 +45,7 @@ class Longhorn(AbstractMatrixRule):
     )
     strength: ClassVar = True
     delta: ClassVar = True
+    transition: ClassVar = "mixes_keys"
 
     convolution: bool = True
 

@@ -45,6 +45,7 @@ class Mamba2(AbstractMatrixRule):
     )
     decay: ClassVar = "head"
     strength: ClassVar = True
+    transition: ClassVar = "fades"
 
     convolution: bool = True
 

@@ -53,6 +53,7 @@ class Mesa(AbstractMatrixRule):
     )
     decay: ClassVar = "head"
     strength: ClassVar = True
+    transition: ClassVar = "fades"
 
     feature_map: FeatureMap = "l2"
     convolution: bool = True

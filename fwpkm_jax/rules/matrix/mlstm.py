@@ -8,8 +8,10 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from fwpkm_jax.core.recurrence.chunk_decay import LOWEST_LOG_DECAY
 from fwpkm_jax.core.recurrence.decay_starts import sigmoid_bias
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
+from fwpkm_jax.core.recurrence.transition import log_kept
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -30,6 +32,28 @@ class MLSTMState(NamedTuple):
 
     matrix: Float[Array, "*dims key wider"]
     log_scale: Float[Array, "*dims"]
+
+
+class MLSTMTransition(NamedTuple):
+    """What tokens do to a memory, a `core.recurrence.transition.Transition`.
+
+    Attributes:
+      log_kept: log of the share of the memory kept, before any scale.
+      end: the memory of these tokens alone; its scale is the largest weight among them.
+    """
+
+    log_kept: Float[Array, "*dims"]
+    end: MLSTMState
+
+    def then(self, later: "MLSTMTransition") -> "MLSTMTransition":
+        return MLSTMTransition(self.log_kept + later.log_kept, later.after(self.end))
+
+    def after(self, state: MLSTMState) -> MLSTMState:
+        kept = self.log_kept + state.log_scale
+        log_scale = jnp.maximum(kept, self.end.log_scale)
+        old, new = (jnp.exp(x - log_scale) for x in (kept, self.end.log_scale))
+        matrix = old[..., None, None] * state.matrix + new[..., None, None] * self.end.matrix
+        return MLSTMState(matrix, log_scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +80,7 @@ class MLSTM(AbstractMatrixRule):
     decay: ClassVar = "head"
     strength: ClassVar = True
     no_strength: ClassVar = -jnp.inf
+    transition: ClassVar = "other"  # `part` has its own.
 
     convolution: bool = True
 
@@ -92,6 +117,16 @@ class MLSTM(AbstractMatrixRule):
         out = super().chunked(tokens, state.matrix, starts)
         end = MLSTMState(out.final_state, scales[:, -1])
         return RecurrenceOutput(_bounded(out.output, after), end)
+
+    def part(self, tokens: Tokens, starts: Starts = None) -> "MLSTMTransition":
+        batch, _, heads, width = tokens.key.shape
+        dtype = tokens.key.dtype
+        empty = self.init(batch, heads, width, tokens.value.shape[-1], dtype=dtype)
+        # So low that the scale at the end is that of the tokens' own writes.
+        empty = empty._replace(log_scale=jnp.full_like(empty.log_scale, LOWEST_LOG_DECAY))
+        end = self.run(tokens, empty, starts).final_state
+        kept = log_kept(tokens.log_decay, starts, like=tokens.key)
+        return MLSTMTransition(kept[..., 0], end)
 
     @property
     def learned_gates(self) -> LearnedGates:

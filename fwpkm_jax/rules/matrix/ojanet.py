@@ -46,6 +46,7 @@ class OjaNet(AbstractMatrixRule):
         source="arXiv:2210.06184",
     )
     strength: ClassVar = True
+    transition: ClassVar = "mixes_values"
 
     feature_map: FeatureMap = "l2"
     convolution: bool = True

@@ -56,6 +56,7 @@ class RWKV7(AbstractMatrixRule):
     )
     decay: ClassVar = "key"
     strength: ClassVar = "key"
+    transition: ClassVar = "mixes_keys"
 
     chunk_size: int = 16  # As GLA's.
 

@@ -1,0 +1,89 @@
+"""The mesh axis along which each device holds a part of every sequence."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from fwpkm_jax.core.documents import document_numbers
+
+
+@dataclass(frozen=True)
+class SequenceAxis:
+    """A mesh axis, to be used inside `jax.shard_map`; part i of each sequence is on its device i.
+
+    The parts have equal lengths and follow each other in the order of the devices.
+    """
+
+    name: str
+    size: int
+
+    @property
+    def index(self) -> Int[Array, ""]:
+        """Which part this device holds."""
+        return jax.lax.axis_index(self.name)
+
+    def shift(self, tree: Any, *, by: int = 1) -> Any:
+        """What the device `by` parts before holds; zeros on the first `by` devices."""
+        pairs = [(source, source + by) for source in range(self.size - by)]
+        return jax.tree.map(lambda x: jax.lax.ppermute(x, self.name, pairs), tree)
+
+    def rotate(self, tree: Any) -> Any:
+        """What the device before holds; on the first device, what the last one holds."""
+        pairs = [(source, (source + 1) % self.size) for source in range(self.size)]
+        return jax.tree.map(lambda x: jax.lax.ppermute(x, self.name, pairs), tree)
+
+    def from_last(self, tree: Any) -> Any:
+        """What the last device holds, on every device."""
+        is_last = self.index == self.size - 1
+
+        def send(x: jax.Array) -> jax.Array:
+            return jax.lax.psum(jnp.where(is_last, x, jnp.zeros_like(x)), self.name)
+
+        return jax.tree.map(send, tree)
+
+
+class Places(NamedTuple):
+    """Where the tokens of a part stand in their sequence.
+
+    Attributes:
+      positions: of each token in its document.
+      numbers: how many documents of the row have started up to each token; None: a row is one.
+    """
+
+    positions: Int[Array, "batch length"]
+    numbers: Int[Array, "batch length"] | None
+
+
+def places_of_part(
+    starts: Bool[Array, "batch length"] | None,
+    *,
+    axis: SequenceAxis,
+    shape: tuple[int, ...],
+    first: Int[Array, " batch"] | None = None,
+) -> Places:
+    """Positions and document numbers of this device's tokens, counted over the whole sequence.
+
+    Devices exchange two numbers per sequence.
+
+    Args:
+      starts: true at the first token of each document; None: a row is one document.
+      axis: over which the sequence lies.
+      shape: sequences and tokens of the part.
+      first: position of the sequence's first token if it starts no document; None: 0.
+    """
+    length = shape[1]
+    place = axis.index * length + jnp.arange(length, dtype=jnp.int32)[None]
+    place = jnp.broadcast_to(place.astype(jnp.int32), shape)
+    going_on = place if first is None else place + first[:, None]
+    if starts is None:
+        return Places(going_on, None)
+    numbers = document_numbers(starts)
+    latest = jax.lax.cummax(jnp.where(starts, place, -1), axis=1)
+    every = jax.lax.all_gather((numbers[:, -1], latest[:, -1]), axis.name)  # [parts, batch]
+    is_before = jnp.arange(axis.size)[:, None] < axis.index
+    numbers = numbers + jnp.sum(jnp.where(is_before, every[0], 0), axis=0)[:, None]
+    latest = jnp.maximum(latest, jnp.max(jnp.where(is_before, every[1], -1), axis=0)[:, None])
+    return Places(jnp.where(latest >= 0, place - latest, going_on), numbers)

@@ -1,0 +1,34 @@
+"""Composition of the parts of a sequence: each device's summary after those before it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fwpkm_jax.core.sequence.axis import SequenceAxis
+
+
+def parts_before(part: Any, join: Callable[[Any, Any], Any], *, axis: SequenceAxis) -> Any:
+    """The summary of all parts before this device's; on the first device it has no meaning.
+
+    Takes `ceil(log2(devices))` rounds, in each of which a device sends one summary.
+
+    Args:
+      part: this device's summary, a pytree of arrays.
+      join: associative; the summary of two neighbours, the earlier one first.
+      axis: over which the sequence lies.
+    """
+    part = axis.shift(part)  # Now device i has what part i - 1 does.
+    reach = 1
+    while reach < axis.size - 1:
+        earlier = axis.shift(part, by=reach)
+        joined = join(earlier, part)
+        # Devices up to `reach` already have all parts before them.
+        part = _choose(axis.index > reach, joined, part)
+        reach *= 2
+    return part
+
+
+def _choose(condition: jax.Array, tree: Any, other: Any) -> Any:
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), tree, other)

@@ -1,0 +1,94 @@
+"""Sequences that lie over several devices: the same results, and what devices send for them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from jax.sharding import AbstractMesh, AxisType
+
+from fwpkm_jax.layers.mixers import AttentionConfig, LaCTConfig
+from fwpkm_jax.layers.partition import Partition
+from fwpkm_jax.rules.matrix import MATRIX_RULES
+
+MIXERS = ("attention", "window", "gdn", "own", *MATRIX_RULES)
+BATCH, KEYS, MODEL = 2, 2 * 4, 8  # Of `part_runs`: sequences, a token's keys, width.
+
+
+def run_apart(out, *cases):
+    """Cases of `part_runs`, in one process with eight simulated devices."""
+    command = [sys.executable, "-m", "tests.layers.mixers.part_runs", str(out), *cases]
+    root = Path(__file__).parents[3]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(out.read_text())
+
+
+def assert_equal(results):
+    for case, differences in results.items():
+        # Output, cache, gradients of the parameters, of the tokens and of the cache.
+        assert len(differences) > 4 or case.endswith("whole"), case
+        for name, difference in differences.items():
+            assert difference < 1e-11, f"{case} {name}: {difference}"
+
+
+def assert_sent(results):
+    """Bytes by the formulas of docs/howto/devices.md."""
+    for case, by_length in results.items():
+        name, devices = case.split("/")[0], int(case.split("/")[1])
+        short, long = by_length["32"], by_length["64"]
+        if name != "attention":
+            assert short == long, case
+            assert 0 < short["forward"] < short["with_gradient"], case
+            continue
+        for length, sent in ((32, short), (64, long)):
+            tokens = BATCH * length // devices
+            keys, positions = tokens * 2 * KEYS * 4, tokens * 4
+            forward = (devices - 1) * (keys + positions)
+            assert sent == {"forward": forward, "with_gradient": 2 * forward + devices * keys}
+
+
+def test_parts_of_sequences_give_the_same_as_whole_ones(tmp_path):
+    cases = ("attention/4", "window/4", "gdn/4", "own/2", "gdn/4/sent")
+    results = run_apart(tmp_path / "out.json", *cases)
+    assert_sent({case: results.pop(case) for case in ("gdn/4/sent",)})
+    assert_equal(results)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_every_mixer_takes_parts(tmp_path, devices):
+    kinds = ("documents", "whole") if devices == 4 else ("documents",)
+    cases = [f"{name}/{devices}/{kind}" for name in MIXERS for kind in kinds]
+    assert_equal(run_apart(tmp_path / "out.json", *cases))
+
+
+@pytest.mark.thorough
+def test_only_attention_sends_more_for_longer_sequences(tmp_path):
+    cases = [f"{name}/8/sent" for name in MIXERS]
+    assert_sent(run_apart(tmp_path / "out.json", *cases))
+
+
+def partition_of(**sizes):
+    mesh = AbstractMesh(
+        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
+    )
+    return Partition(mesh)
+
+
+def test_a_mixer_without_parts_and_a_length_that_does_not_divide_are_named():
+    partition = partition_of(data=1, fsdp=1, model=1, sequence=4)
+    lact, attention = (
+        config.build(MODEL, rngs=nnx.Rngs(0))
+        for config in (
+            LaCTConfig(num_heads=2),
+            AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=8),
+        )
+    )
+    with pytest.raises(ValueError, match=r"mesh\.sequence=4: LaCT takes no parts of sequences"):
+        lact(jnp.zeros((1, 8, MODEL)), partition=partition)
+    with pytest.raises(ValueError, match=r"length of a sequence=6 .* mesh\.sequence=4"):
+        attention(jnp.zeros((1, 6, MODEL)), partition=partition)

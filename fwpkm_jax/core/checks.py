@@ -52,14 +52,16 @@ def check_tree(name: str, tree: Any, expected: Any, *, leading: tuple[str, ...] 
 
     Args:
       name: what messages call it.
-      tree: the argument.
+      tree: the argument. What has a shape and a dtype counts as an array, whatever it consists of.
       expected: arrays or `jax.ShapeDtypeStruct`.
       leading: names of the axes before those of `expected`; the first leaf gives their sizes.
 
     Raises:
       ValueError: a leaf is missing or unexpected, or has another shape or no floating dtype.
     """
-    found, structure = jax.tree_util.tree_flatten_with_path(tree)
+    found, structure = jax.tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda x: hasattr(x, "dtype")
+    )
     wanted, wanted_structure = jax.tree_util.tree_flatten_with_path(expected)
     if structure != wanted_structure:
         raise ValueError(

@@ -18,6 +18,36 @@ AnyChunk: TypeAlias = PyTree[Array]
 T = TypeVar("T")
 
 
+class Shared(NamedTuple):
+    """An array in a memory that all groups share: without their axis, and no write changes it."""
+
+    array: Array
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _TakenOut:
+    """Stands for a `Shared` array where every other array has an axis of groups."""
+
+
+def map_own(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """`jax.tree.map` that leaves what groups share as it stands in the last tree."""
+    return jax.tree.map(
+        lambda *x: x[-1] if isinstance(x[-1], Shared) else function(*x),
+        *(tree, *others),
+        is_leaf=_is_shared,
+    )
+
+
+def shares(memory: Any) -> bool:
+    """Whether the groups of a memory share a part of it."""
+    return any(map(_is_shared, jax.tree.leaves(memory, is_leaf=_is_shared)))
+
+
+def _is_shared(x: Any) -> bool:
+    return isinstance(x, Shared)
+
+
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Cut:
@@ -173,14 +203,26 @@ def map_groups(function: Callable[..., Any], memory: Memory, *args: Any) -> Any:
 
     Args:
       function: takes one group's memory and arrays, without the leading axis.
-      memory: leaves `[groups, ...]`.
+      memory: leaves `[groups, ...]`, but for what is `Shared`.
       *args: pytrees of arrays, leaves `[groups, ...]`.
     """
     if jax.tree.leaves(memory)[0].shape[0] == 1:
         # A single memory needs no vmap; XLA then keeps the scatter in place.
-        squeezed = jax.tree.map(lambda x: x[0], (memory, *args))
-        return jax.tree.map(lambda x: x[None], function(*squeezed))
-    return jax.vmap(function)(memory, *args)
+        squeezed = map_own(lambda x: x[0], (memory, *args))
+        return map_own(lambda x: x[None], function(*squeezed))
+    shared = [x for x in jax.tree.leaves(memory, is_leaf=_is_shared) if _is_shared(x)]
+    taken_out = _TakenOut()
+
+    def own_part(*args: Any) -> Any:
+        out = function(*args)
+        return jax.tree.map(lambda x: taken_out if _is_shared(x) else x, out, is_leaf=_is_shared)
+
+    axes = jax.tree.map(lambda x: None if _is_shared(x) else 0, (memory, *args), is_leaf=_is_shared)
+    out = jax.vmap(own_part, in_axes=axes)(memory, *args)
+    back = iter(shared)
+    return jax.tree.map(
+        lambda x: next(back) if x is taken_out else x, out, is_leaf=lambda x: x is taken_out
+    )
 
 
 def split_groups(x: jax.Array, groups: int) -> jax.Array:

@@ -16,6 +16,7 @@ from fwpkm_jax.generation.sampling import Sampling, choose_tokens
 from fwpkm_jax.generation.state import GenerationOutput, GenerationState
 from fwpkm_jax.models.language_model import LanguageModel, Stream
 from fwpkm_jax.models.outputs import StreamOutput
+from fwpkm_jax.overlays import refuse_lost
 
 _NO_TOKEN = -1
 
@@ -69,7 +70,8 @@ def generate(
     Raises:
       ValueError: the prompts do not fit the batch, the vocabulary, the attention's cache or, with
         `chunk_size="flush"`, the queues; a sequence has neither a prompt nor tokens read before; a
-        stop id lies outside the vocabulary; or `rng` is missing.
+        stop id lies outside the vocabulary; `rng` is missing; or a memory is an overlay and has
+        lost rows (`fwpkm_jax.overlays`).
 
     Example:
       >>> from flax import nnx
@@ -128,7 +130,10 @@ def generate(
         **options,
     )
     memory = options.get("memory")
-    return out if memory is None else out._replace(state=_with_memory(out.state, memory))
+    if memory is not None:
+        out = out._replace(state=_with_memory(out.state, memory))
+    refuse_lost(out.state.stream.memory)
+    return out
 
 
 def _nothing_new(state: GenerationState, memory: dict[str, Memory] | None) -> GenerationOutput:

@@ -18,6 +18,7 @@ from fwpkm_jax.memories import file, rows, store
 from fwpkm_jax.memories.store import Description
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.outputs import StreamDocument
+from fwpkm_jax.overlays import to_private
 from fwpkm_jax.training.runs.run_directory import differences
 from fwpkm_jax.training.state import named_leaves
 from fwpkm_jax.whole_files import unfinished
@@ -44,7 +45,8 @@ def save(
     Args:
       folder: of the memories; it is made.
       name: of the memory: letters, digits and . _ @ + -.
-      state: from `generate` or `init_generation`; on one process.
+      state: from `generate` or `init_generation`; on one process. Overlays are saved as private
+        memories, whose rows that differ from the base's are stored if it is a fork.
       model: whose slow weights wrote it.
       keep: see `Keep`.
       origin: a text that errors quote, such as the run and its step.
@@ -72,6 +74,7 @@ def save(
     path = store.path_of(folder, name)
     model_json, weights = to_json(model.config), fingerprint(model)
     num_read = np.asarray(state.num_read).tolist()
+    state = to_private(state)
     arrays = _arrays(state if keep == "all" else _without_caches(state))
     _check_finite(name, arrays)
     with store.hold(folder, name), store.bases_locked(folder):

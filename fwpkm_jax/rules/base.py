@@ -22,6 +22,7 @@ With defaults that a rule may override:
   num_slots, address(memory, query): for a memory of slots. Its `access` has the fields `slot_ids`
     and `slot_weights`.
   write(memory, chunk), write_blocks(memory, blocks): writes without reads, for streams.
+  overlay(memory, base): memories that share a base, for a rule that writes few of its numbers.
   idle_size: fast weights that one token does not use, for counts of active parameters.
   long_writes: whether a write may take a whole text as its chunk.
 
@@ -228,3 +229,19 @@ class AbstractChunkRule(AbstractRule):
         memory.
         """
         return write_whole(self.write, memory, blocks)
+
+    def overlay(self, memory: Memory, base: Memory, *, capacity: int) -> Memory:
+        """Memories that share with `base` all that they hold in common (`core.slots.overlay`).
+
+        Args:
+          memory: leaves `[groups, ...]`.
+          base: one memory, leaves `[1, ...]`.
+          capacity: slots of each group that may differ from the base.
+
+        Raises:
+          ValueError: a rule whose writes change the whole memory, as by default.
+        """
+        raise ValueError(
+            f"{self} has no overlay: a write changes all of its memory; use a private memory for "
+            "each user."
+        )

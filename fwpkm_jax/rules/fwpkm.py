@@ -16,7 +16,7 @@ from fwpkm_jax.core.array_types import (
     TokenValues,
     ValueTable,
 )
-from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast
+from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast, map_own
 from fwpkm_jax.core.slots.addressing import (
     Address,
     Nonlinearity,
@@ -26,6 +26,13 @@ from fwpkm_jax.core.slots.addressing import (
 from fwpkm_jax.core.slots.block_write import ChunkBlocks
 from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk, SlotWriteWeights
 from fwpkm_jax.core.slots.key_write import KeyWrite
+from fwpkm_jax.core.slots.overlay import (
+    AnyTable,
+    OverlayTable,
+    overlays_of,
+    rows_to_read,
+    table_rows,
+)
 from fwpkm_jax.core.slots.retention import (
     Retention,
     SlotHistory,
@@ -52,12 +59,12 @@ class FwPKMMemory(NamedTuple):
 
     Attributes:
       keys: `[heads, 2, subkeys, key // 2]`, rows first.
-      values: `[slots, value]`, slot = row * subkeys + column.
+      values: `[slots, value]`, slot = row * subkeys + column; an array or an overlay.
       history: of the slots, for a rule with `retention`, or None.
     """
 
     keys: SubKeys
-    values: ValueTable
+    values: AnyTable
     history: SlotHistory | None = None
 
 
@@ -203,8 +210,8 @@ class FwPKM(AbstractChunkRule):
         if not self.two_phase:
             return super().run(memory, sequence, chunk_size=chunk_size)
         check_run(self, memory, sequence)
-        one = jax.tree.map(lambda x: x[None], (memory, sequence))
-        return jax.tree.map(lambda x: x[0], self.run_groups(*one, chunk_size=chunk_size))
+        one = map_own(lambda x: x[None], (memory, sequence))
+        return map_own(lambda x: x[0], self.run_groups(*one, chunk_size=chunk_size))
 
     @property
     def splits(self) -> bool:
@@ -244,6 +251,17 @@ class FwPKM(AbstractChunkRule):
         sequence = jax.tree.map(lambda x: x[None], chunk._replace(cut=None))
         return self.run(memory, sequence, chunk_size=chunk.write_weight.shape[0]).memory
 
+    def overlay(self, memory: FwPKMMemory, base: FwPKMMemory, *, capacity: int) -> FwPKMMemory:
+        if not self.two_phase:
+            raise ValueError(
+                f"{self} has no overlay: its writes reach more than the rows that they read; use "
+                "key_loss='addressing' and no write_clip, weight_decay or retention, or a "
+                "private memory for each user."
+            )
+        check_memory(self, memory, groups=True)
+        check_memory(self, base, groups=True)
+        return FwPKMMemory(memory.keys, overlays_of(memory.values, base.values, capacity=capacity))
+
     def write_blocks(self, memory: FwPKMMemory, blocks: ChunkBlocks) -> FwPKMMemory:
         if not self.two_phase:
             return super().write_blocks(memory, blocks)
@@ -251,14 +269,15 @@ class FwPKM(AbstractChunkRule):
         return FwPKMMemory(*executor.write_blocks(memory.keys, memory.values, blocks))
 
     def step(self, memory: FwPKMMemory, chunk: SlotChunk) -> StepOutput:
-        chunk = cast(chunk, memory.values.dtype)
+        table = self._whole_table(memory)
+        chunk = cast(chunk, table.dtype)
         address, access = self._select(memory.keys, chunk.query, "reference")
-        output = slot_read(memory.values, *access)
+        output = slot_read(table, *access)
         values, history = self._write_values(memory, chunk, access, output - chunk.target)
         keys = self._key_write.step(memory.keys, self.key_gradient(memory, chunk, address))
         loss = addressing_loss(address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed)
         info = FwPKMInfo(
-            addressing_loss=loss, update_norm=update_norm(memory.values, values, access.slot_ids)
+            addressing_loss=loss, update_norm=update_norm(table, values, access.slot_ids)
         )
         memory = FwPKMMemory(keys, values, history)
         return StepOutput(memory, output, access, jax.lax.stop_gradient(info))
@@ -270,7 +289,7 @@ class FwPKM(AbstractChunkRule):
         errors = chunk.error_weight[:, None] * gap
         if self.retention is None:
             values = slot_write(
-                memory.values,
+                self._whole_table(memory),
                 *access,
                 errors,
                 counted=chunk.counted,
@@ -289,7 +308,7 @@ class FwPKM(AbstractChunkRule):
                 "with `init` of this rule, or give it one from `core.slots.retention.init_history`."
             )
         return retentive_write(
-            memory.values,
+            self._whole_table(memory),
             memory.history,
             *access,
             errors,
@@ -297,6 +316,15 @@ class FwPKM(AbstractChunkRule):
             step_size=self.learning_rate * self._value_step,
             retention=self.retention,
         )
+
+    def _whole_table(self, memory: FwPKMMemory) -> ValueTable:
+        """One memory's table as an array, for what an overlay does not do."""
+        if isinstance(memory.values, OverlayTable):
+            raise ValueError(
+                "memory.values is an overlay, which only whole sequences and streams of "
+                f"{self} with documents='carry' write; make it private (overlays.to_private)."
+            )
+        return memory.values
 
     @property
     def _value_step(self) -> float:
@@ -314,17 +342,18 @@ class FwPKM(AbstractChunkRule):
             weight_decay=self.weight_decay,
         )
 
-    def _two_phase(self, values: jax.Array) -> TwoPhase:
+    def _two_phase(self, values: AnyTable) -> TwoPhase:
         return TwoPhase(
             select=lambda keys, query: self._select(keys, query, self.backend),
             read=self._read,
             key_write=self._key_write,
             step_size=self.learning_rate * self._value_step,
-            ops=row_ops(values, backend=self.backend),
+            ops=row_ops(table_rows(values), backend=self.backend),
         )
 
-    def _read(self, values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
-        return read_kernels.slot_read(values, slot_ids, weights, backend=self.backend).output
+    def _read(self, values: AnyTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
+        rows, slot_ids = rows_to_read(values, slot_ids)
+        return read_kernels.slot_read(rows, slot_ids, weights, backend=self.backend).output
 
     def _select(
         self, keys: SubKeys, query: Queries, backend: Backend
@@ -355,6 +384,6 @@ class FwPKM(AbstractChunkRule):
     ) -> Float[Array, ""]:
         """Half the mean squared error over pairs and features, as a function of the keys."""
         _, access = self._select(keys, chunk.query, "reference")
-        output = slot_read(memory.values, *access)
+        output = slot_read(self._whole_table(memory), *access)
         losses = chunk.write_weight * jnp.mean((output - chunk.target) ** 2, axis=-1)
         return 0.5 * jnp.sum(losses) / jnp.maximum(jnp.sum(chunk.paired), 1.0)

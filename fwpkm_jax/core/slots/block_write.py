@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from fwpkm_jax.core.array_types import Queries, SubKeys, TokenValues, ValueTable
+from fwpkm_jax.core.array_types import Queries, SubKeys, TokenValues
 from fwpkm_jax.core.chunks import AnyChunk, Memory
 from fwpkm_jax.core.slots.addressing import (
     Address,
@@ -22,6 +22,7 @@ from fwpkm_jax.core.slots.addressing import (
 from fwpkm_jax.core.slots.chunk import SlotAccess
 from fwpkm_jax.core.slots.grouping import group_slots
 from fwpkm_jax.core.slots.key_write import KeyWrite
+from fwpkm_jax.core.slots.overlay import AnyTable, close_rows, open_rows
 from fwpkm_jax.core.slots.row_ops import RowOps
 from fwpkm_jax.core.slots.table import write_steps
 
@@ -74,20 +75,20 @@ class _Addressed(NamedTuple):
 
 def write_in_blocks(
     keys: SubKeys,
-    values: ValueTable,
+    values: AnyTable,
     blocks: ChunkBlocks,
     *,
     select: Callable[[SubKeys, Queries], tuple[Address, SlotAccess]],
-    read: Callable[[ValueTable, jax.Array, jax.Array], TokenValues],
+    read: Callable[[AnyTable, jax.Array, jax.Array], TokenValues],
     key_write: KeyWrite,
     step_size: float,
     ops: RowOps,
-) -> tuple[SubKeys, ValueTable]:
+) -> tuple[SubKeys, AnyTable]:
     """Keys and values after one write of a chunk: its plain write, up to the order of sums.
 
     Args:
       keys: before the write.
-      values: before the write.
+      values: before the write, `[slots, value]`.
       blocks: the chunk, in the dtype of keys and values.
       select: from keys and queries to addresses and the slots read.
       read: from values, slots and weights `[tokens, places]` to what is read.
@@ -116,7 +117,7 @@ def write_in_blocks(
 
     addressed = blocks.fold(address_block, _none_addressed(keys, values, blocks, select))
 
-    def write(number: jax.Array, carry: tuple[SubKeys, ValueTable]) -> tuple[SubKeys, ValueTable]:
+    def write(number: jax.Array, carry: tuple[SubKeys, AnyTable]) -> tuple[SubKeys, AnyTable]:
         gradient, values = carry
         chunk = blocks.block(number)
         address, weights, errors = jax.tree.map(
@@ -126,8 +127,10 @@ def write_in_blocks(
         slot_ids = address.slot_ids.reshape(weights.shape)
         counts = addressed.counts.at[slot_ids].get(mode="promise_in_bounds")
         steps = write_steps(weights, counts, step_size=step_size)
-        groups = group_slots(slot_ids, num_slots=values.shape[0])
-        return gradient, ops.add(values, groups, steps, errors)
+        opened = open_rows(values, slot_ids, chunk.counted)
+        groups = group_slots(opened.slot_ids, num_slots=opened.rows.shape[0])
+        rows = ops.add(opened.rows, groups, steps, errors)
+        return gradient, close_rows(opened.values, rows)
 
     gradient, values = blocks.fold(write, (jnp.zeros_like(keys), values))
     return key_write.step(keys, gradient), values

@@ -23,12 +23,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fwpkm_jax.core.array_types import Queries, SlotIds, SlotWeights, SubKeys, ValueTable
+from fwpkm_jax.core.array_types import Queries, SlotIds, SlotWeights, SubKeys
 from fwpkm_jax.core.chunks import StepOutput, cast, map_groups, scan_chunks
 from fwpkm_jax.core.slots.addressing import Address, addressing_loss, sub_key_usage
 from fwpkm_jax.core.slots.block_write import ChunkBlocks, write_in_blocks
 from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk
 from fwpkm_jax.core.slots.key_write import KeyWrite
+from fwpkm_jax.core.slots.overlay import AnyTable, close_rows, open_groups
 from fwpkm_jax.core.slots.row_ops import RowOps
 from fwpkm_jax.core.slots.split_table import MemoryAxes, split_value_run
 from fwpkm_jax.core.slots.value_run import value_run
@@ -47,7 +48,7 @@ class TwoPhaseOutput(NamedTuple):
     """
 
     keys: Float[Array, "groups heads 2 subkeys half"]
-    values: Float[Array, "groups slots value"]
+    values: AnyTable
     output: Float[Array, "groups batch length value"]
     access: SlotAccess
     addressing_loss: Float[Array, "groups chunks"]
@@ -67,7 +68,7 @@ class TwoPhase:
     """
 
     select: Callable[[SubKeys, Queries], tuple[Address, SlotAccess]]
-    read: Callable[[ValueTable, SlotIds, SlotWeights], jax.Array]
+    read: Callable[[AnyTable, SlotIds, SlotWeights], jax.Array]
     key_write: KeyWrite
     step_size: float
     ops: RowOps
@@ -75,7 +76,7 @@ class TwoPhase:
     def run_groups(
         self,
         keys: Float[Array, "groups heads 2 subkeys half"],
-        values: Float[Array, "groups slots value"],
+        values: AnyTable,
         sequence: SlotChunk,
         *,
         chunk_size: int,
@@ -88,7 +89,7 @@ class TwoPhase:
 
         Args:
           keys: before the first chunk.
-          values: likewise; this device's part.
+          values: likewise, `[groups, slots, value]`; this device's part.
           sequence: leaves `[groups, batch, length, ...]`; this device's part.
           chunk_size: tokens of a sequence between two writes.
           axes: inside `jax.shard_map`, how devices share each memory; None: they do not.
@@ -99,19 +100,21 @@ class TwoPhase:
             lambda keys, part: scan_chunks(move, keys, part, chunk_size=chunk_size), keys, sequence
         )
         run = value_run if axes is None else functools.partial(split_value_run, axes=axes)
+        opened = open_groups(values, access.slot_ids, sequence.counted)
         out = run(
-            *(values, access.slot_ids, access.slot_weights, sequence.target),
+            *(opened.rows, opened.slot_ids, access.slot_weights, sequence.target),
             error_weights=sequence.error_weight,
             counted=sequence.counted,
             step_size=self.step_size,
             chunk_size=chunk_size,
             ops=self.ops,
         )
-        return TwoPhaseOutput(keys, out.values, out.output, access, losses, out.update_norm)
+        values = close_rows(opened.values, out.values)
+        return TwoPhaseOutput(keys, values, out.output, access, losses, out.update_norm)
 
     def write_blocks(
-        self, keys: SubKeys, values: ValueTable, blocks: ChunkBlocks
-    ) -> tuple[SubKeys, ValueTable]:
+        self, keys: SubKeys, values: AnyTable, blocks: ChunkBlocks
+    ) -> tuple[SubKeys, AnyTable]:
         """Keys and values of one memory after one write of a chunk given as blocks."""
         block = blocks.block
         return write_in_blocks(

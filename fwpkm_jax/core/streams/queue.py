@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from fwpkm_jax.core.chunks import Memory, map_groups
+from fwpkm_jax.core.chunks import Memory, map_groups, map_own
 from fwpkm_jax.core.streams.cuts import in_chunks
 
 ChunkSize = int | Literal["flush"]
@@ -115,7 +115,7 @@ def push(
             after = write(memory, chunk), drop(pending, chunk_size, _length(pending.tokens))
             if len(pending.num_waiting) == 1:
                 return after
-            return jax.tree.map(
+            return map_own(
                 lambda new, old: jnp.where(_like(complete(state), old), new, old), after, state
             )
 

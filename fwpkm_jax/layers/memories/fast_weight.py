@@ -23,6 +23,7 @@ from fwpkm_jax.core.chunks import (
     Memory,
     RunOutput,
     merge_groups,
+    shares,
     split_groups,
 )
 from fwpkm_jax.core.normalize import l2_normalize
@@ -318,6 +319,11 @@ class FastWeight(nnx.Module):
     ) -> RunOutput:
         """`run_groups` with each device's sequences and its part of the memories."""
         rule, chunk_size = self.config.rule, self.config.chunk_size
+        if shares(memory):
+            raise ValueError(
+                "memory is an overlay, which runs on one device; set all sizes of the mesh to 1, "
+                "or make it private (overlays.to_private)."
+            )
         axes = partition.axes_of(rule)
         memory_specs = partition.memory_specs(rule, memory)
         groups, members = grouped.write_weight.shape[:2]
@@ -433,6 +439,11 @@ class FastWeight(nnx.Module):
         )
 
     def _check_own_memory(self, memory: Memory, batch: int, partition: Partition | None) -> None:
+        if shares(memory):
+            raise ValueError(
+                "memory is an overlay, which takes no documents='document'; use "
+                "documents='carry', or make it private (overlays.to_private)."
+            )
         groups = jax.tree.leaves(memory)[0].shape[0]
         if groups != batch:
             raise ValueError(

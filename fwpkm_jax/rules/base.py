@@ -242,6 +242,6 @@ class AbstractChunkRule(AbstractRule):
           ValueError: a rule whose writes change the whole memory, as by default.
         """
         raise ValueError(
-            f"{self} has no overlay: a write changes all of its memory; use a private memory for "
-            "each user."
+            f"{type(self).__name__} has no overlay: a write changes all of its memory; use a "
+            "private memory for each user."
         )

@@ -254,9 +254,10 @@ class FwPKM(AbstractChunkRule):
     def overlay(self, memory: FwPKMMemory, base: FwPKMMemory, *, capacity: int) -> FwPKMMemory:
         if not self.two_phase:
             raise ValueError(
-                f"{self} has no overlay: its writes reach more than the rows that they read; use "
-                "key_loss='addressing' and no write_clip, weight_decay or retention, or a "
-                "private memory for each user."
+                f"key_loss={self.key_loss!r}, write_clip={self.write_clip}, "
+                f"weight_decay={self.weight_decay} and retention={self.retention} have no overlay: "
+                "writes must reach the rows that they read and no others; use "
+                "key_loss='addressing' and none of the others, or a private memory for each user."
             )
         check_memory(self, memory, groups=True)
         check_memory(self, base, groups=True)
@@ -321,8 +322,8 @@ class FwPKM(AbstractChunkRule):
         """One memory's table as an array, for what an overlay does not do."""
         if isinstance(memory.values, OverlayTable):
             raise ValueError(
-                "memory.values is an overlay, which only whole sequences and streams of "
-                f"{self} with documents='carry' write; make it private (overlays.to_private)."
+                "memory.values is an overlay, which run and write of the rule that made it change, "
+                "not step; use these, or make it private (overlays.to_private)."
             )
         return memory.values
 

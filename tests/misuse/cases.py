@@ -20,6 +20,7 @@ from fwpkm_jax.core.slots.addressing import product_top_k
 from fwpkm_jax.core.slots.table import slot_read
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
 from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.layers.pkm import PKM, PKMConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
@@ -65,6 +66,11 @@ def sequence(rule: Any = RULE, **changes: Any) -> Any:
 def memory(rule: Any = RULE, groups: int | None = None) -> Any:
     one = rule.init(jax.random.key(0))
     return one if groups is None else jax.tree.map(lambda x: jnp.stack([x] * groups), one)
+
+
+def overlay(rule: Any = RULE, capacity: int = 4) -> Any:
+    base = memory(rule, groups=1)
+    return rule.overlay(base, base, capacity=capacity)
 
 
 def layer() -> FastWeight:
@@ -203,6 +209,16 @@ RULES = [
         lambda: gated_deltanet(value=zeros(2, 7, 1, 3)),
     ),
     Misuse("A matrix rule without a gate", lambda: gated_deltanet(strength=None)),
+    Misuse(
+        "An overlay of a memory that is written everywhere",
+        lambda: overlay(FwMLP(key_dim=6, value_dim=5, hidden_dim=3)),
+    ),
+    Misuse(
+        "An overlay of a rule with `weight_decay`",
+        lambda: overlay(dataclasses.replace(RULE, weight_decay=0.1)),
+    ),
+    Misuse("An overlay of more rows than slots", lambda: overlay(capacity=17)),
+    Misuse("`step` of an overlay", lambda: RULE.step(overlay(), sequence())),
 ]
 LAYERS = [
     Misuse("A memory layer on integers", lambda: call_layer(X.astype(jnp.int32))),
@@ -218,6 +234,18 @@ LAYERS = [
         lambda: layer().flush(
             memory(), layer().init_pending(BATCH, 1, max_chunk_size=4, dtype=jnp.float32)
         ),
+    ),
+    Misuse(
+        "An overlay over a mesh",
+        lambda: call_layer(
+            X, overlay(), partition=Partition(jax.make_mesh((1, 1, 1), ("data", "fsdp", "model")))
+        ),
+    ),
+    Misuse(
+        "An overlay with `documents='document'`",
+        lambda: FastWeight(
+            dataclasses.replace(CONFIG, documents="document"), MODEL, rngs=nnx.Rngs(0)
+        )(X, overlay(), starts=jnp.zeros((BATCH, LENGTH), bool)),
     ),
     Misuse("A mixer on one sequence", lambda: attention(X[0])),
     Misuse("A mixer of another width", lambda: attention(zeros(2, 8, 5))),

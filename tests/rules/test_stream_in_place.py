@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from fwpkm_jax.core.chunks import map_own
 from fwpkm_jax.core.streams import streaming
 from fwpkm_jax.core.streams.queue import init_pending
 from fwpkm_jax.core.streams.streaming import Signals
@@ -14,7 +15,8 @@ RULE = FwPKM(num_subkeys=64, key_dim=16, value_dim=32, top_k=4)
 CHUNK = 24
 
 
-def compiled_push(length):
+def compiled_push(length, *, groups=1, capacity=None):
+    """Of memories whose tables are arrays, or overlays with a capacity."""
     memory = RULE.init(jax.random.key(0))
     one = Signals(
         jnp.zeros((1, 1, 1, RULE.key_dim)),
@@ -23,6 +25,9 @@ def compiled_push(length):
         jnp.zeros((1, 1)),
     )
     memory, one = jax.tree.map(lambda x: x[None], (memory, one))
+    if capacity is not None:
+        memory = RULE.overlay(memory, memory, capacity=capacity)
+    memory, one = map_own(lambda x: jnp.repeat(x, groups, axis=0), (memory, one))
     pending = init_pending(one, CHUNK + RULE.lookahead)
     piece = jax.tree.map(lambda x: jnp.repeat(x, length, axis=2), one)
 
@@ -71,3 +76,12 @@ def test_a_read_of_the_old_table_after_the_write_is_seen_as_a_copy():
     lowered = jax.jit(write_and_read_the_old, donate_argnums=0).lower(memory, chunk, query)
     text = lowered.compile().as_text()
     assert copies(text, RULE.num_slots, RULE.value_dim)
+
+
+@pytest.mark.compiled_text
+@pytest.mark.parametrize("groups", [1, 3])
+def test_a_token_of_overlays_copies_no_base(groups):
+    text = compiled_push(1, groups=groups, capacity=40)
+    assert copies(text, RULE.num_slots, RULE.value_dim) == []
+    if groups == 1:
+        assert copies(text, 41, RULE.value_dim) == []  # Its own rows.

@@ -63,10 +63,9 @@ def fork_memory(
       >>> model = LanguageModel(config, rngs=nnx.Rngs(0))
       >>> base = model.init_memory(jax.random.key(1))
       >>> memory = fork_memory(model, base, users=3, capacity=16)
-      >>> memory = model(jax.numpy.ones((3, 8), "int32"), memory).memory  # A row for each user.
       >>> use = overlay_use(memory)["layer_0"]
-      >>> use.rows.shape, use.capacity
-      ((3,), 16)
+      >>> use.rows.tolist(), use.capacity
+      ([0, 0, 0], 16)
     """
     if users < 1:
         raise ValueError(f"users={users} must be at least 1.")

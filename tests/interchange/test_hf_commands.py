@@ -1,7 +1,12 @@
 """The commands from an open model's folder to a memory in it, on a random tiny model."""
 
+import io
 import json
 import math
+import re
+import shlex
+import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +15,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
-from fwpkm_jax.cli import export_command, generate_command, import_command, train_command
+from fwpkm_jax.cli import program
 from fwpkm_jax.data.tokenizers import load_tokenizer
 from fwpkm_jax.generation import generate, init_generation
 from fwpkm_jax.interchange.hf import model_config, open_folder, read_weights
@@ -83,10 +88,35 @@ def test_counts_are_those_of_the_published_models():
     assert round(eighty.active / 1e9, 1) == 3.9
 
 
-@pytest.mark.thorough
-def test_the_commands_go_from_a_folder_to_a_memory_and_back(folder, tmp_path, capsys):
-    pytest.importorskip("tokenizers")
-    pytest.importorskip("jinja2")
+PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "open_model.md"
+SMALLER = {
+    "--model.memory_layers": "1", "--model.fast_weight.rule.num_subkeys": "8",
+    "--model.fast_weight.chunk_size": "8", "--data.length": "16", "--training.batch_size": "2",
+    "--training.steps": "1", "--ppl.max_tokens": "20", "--max_new_tokens": "3",
+}  # fmt: skip
+"""Values of the page's options for the model above."""
+
+
+def page_commands() -> list[list[str]]:
+    """The commands of the tutorial, with values of options for a model of two layers."""
+    blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    commands, used = [], set()
+    for line in "".join(blocks).splitlines():
+        words, skip = [], False
+        for word in shlex.split(line):
+            if word.startswith("--"):
+                skip = word in SMALLER
+                words += [word, SMALLER[word]] if skip else [word]
+                used |= {word} & SMALLER.keys()
+            elif not skip:
+                words.append(word)
+        commands.append(words)
+    assert used == SMALLER.keys()
+    return commands
+
+
+def save_tokenizer(folder):
+    """A tokenizer of bytes with an end of text, and a template that puts it after each message."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -98,24 +128,35 @@ def test_the_commands_go_from_a_folder_to_a_memory_and_back(folder, tmp_path, ca
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
     template = "{% for m in messages %}{{ m.content }}<end>{% endfor %}"
     (folder / "chat_template.jinja").write_text(template)
-    run, new, out = (str(tmp_path / name) for name in ("run", "new", "out"))
-    assert import_command.main(["hf", str(folder), run]) == 0
-    small = ["--data.length", "16", "--training.steps", "1", "--training.batch_size", "2"]
-    small += ["--training.validation_batches", "0", "--log"]
-    rule = {"num_subkeys": 4, "key_dim": 8, "value_dim": 8, "top_k": 2, "num_heads": 1}
-    memory = [x for n, v in rule.items() for x in (f"--model.fast_weight.rule.{n}", str(v))]
-    memory += ["--model.fast_weight.chunk_size", "8", "--model.memory_layers", "1"]
-    train = ["--base", run, "--run_dir", new, "--optimizer.train", ".*/memory/.*"]
-    assert train_command.main([*train, *small, *memory]) == 0
-    assert "slow weights" in capsys.readouterr().out
-    chat = ["--chat", "True", "--max_new_tokens", "3"]
-    assert generate_command.main([new, "--prompt", "Ann", *chat]) == 0
-    answer = capsys.readouterr().out.removesuffix("\n")
-    assert not answer.startswith("Ann")
-    data = load_run(new).experiment.data
+
+
+@pytest.mark.thorough
+def test_the_tutorials_commands_go_from_a_folder_to_a_memory_and_back(
+    folder, tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2")
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder, "Qwen3-0.6B")
+    save_tokenizer(Path("Qwen3-0.6B"))
+    Path("texts").mkdir()
+    Path("texts", "a.txt").write_text("Alice has a cat. It sleeps on the stairs. " * 20)
+    Path("notes.txt").write_text("My cat is called Tom.")
+    monkeypatch.setattr("sys.stdin", io.StringIO("Where is it?\n/memory\n/quit\n"))
+    said = {}
+    for command in page_commands():
+        assert command[0] == "fwpkm"
+        assert program.main(command[1:]) == 0, capsys.readouterr().err
+        said[" ".join(command[1:3])] = capsys.readouterr().out
+    assert "slow weights" in said["train --base"]
+    assert "memories" in said["chat runs/qwen_memory"] or said["chat runs/qwen_memory"]
+    assert list(Path("runs/qwen_memory/memories").iterdir())
+    data = load_run("runs/qwen_memory").experiment.data
     assert load_tokenizer(data.tokenizer).eos_id == 256
-    assert export_command.main(["hf", new, out]) == 0
-    again = str(tmp_path / "again")
-    assert import_command.main(["hf", out, again]) == 0
-    assert generate_command.main([again, "--prompt", "Ann", *chat]) == 0
-    assert capsys.readouterr().out.removesuffix("\n").endswith(answer)
+    answer = ["--prompt", "Ann", "--chat", "True", "--max_new_tokens", "3"]
+    assert program.main(["generate", "runs/qwen_memory", *answer]) == 0
+    answered = capsys.readouterr().out.removesuffix("\n")
+    assert not answered.startswith("Ann")
+    assert program.main(["import", "hf", "exported", "runs/again"]) == 0
+    assert program.main(["generate", "runs/again", *answer]) == 0
+    assert capsys.readouterr().out.removesuffix("\n").endswith(answered)

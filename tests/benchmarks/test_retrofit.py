@@ -50,8 +50,6 @@ def test_the_retrofit_trains_what_is_missing_and_adds_a_line_for_each_run(tmp_pa
         assert line["trained"] == line["slow_weights"] - backbone["slow_weights"]
     assert fwpkm["perplexity_frozen"] > 1
     readings = {name for name in fwpkm if name.startswith("words")}
-    assert readings == {
-        f"words_8_{kind}" for kind in ("readings_1", "readings_4", "frozen_1")
-    }
+    assert readings == {f"words_8_{kind}" for kind in ("readings_1", "readings_4", "frozen_1")}
     assert "words_8_readings_1" in backbone
     assert f"| backbone:0 | {backbone['trained']:,} |" in capsys.readouterr().out

@@ -124,7 +124,7 @@ def assert_goes_on_from_kept_and_saved_states(model, prompt, state, folder, *, w
     np.testing.assert_array_equal(restored.state.num_read, [24, 24])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_registered_mixer_goes_on_from_kept_and_saved_states(tmp_path):
     """Seen by default for the mixers of `MODELS`; the others are linear recurrences like gdn."""
     model = make_model(EVERY)

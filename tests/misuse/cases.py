@@ -12,12 +12,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fwpkm_jax import memories
 from fwpkm_jax.cli import main
 from fwpkm_jax.config import load_config
 from fwpkm_jax.core.cross_entropy import linear_cross_entropy
 from fwpkm_jax.core.recurrence.gated_delta import chunk_gated_delta_rule
 from fwpkm_jax.core.slots.addressing import product_top_k
 from fwpkm_jax.core.slots.table import slot_read
+from fwpkm_jax.generation import generate, init_generation
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
 from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
 from fwpkm_jax.layers.partition import Partition
@@ -27,9 +29,11 @@ from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.rules import FwMLP, FwPKM
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 from fwpkm_jax.rules.matrix.base import Tokens
+from fwpkm_jax.run.conversation import Conversation
 from fwpkm_jax.run.setup import check_chunk_size, check_documents
 from fwpkm_jax.training.runs.lock import RunLock
 from fwpkm_jax.training.state import MemoryConfig
+from tests.memories.models import ONE, make_model, make_state
 
 BATCH, LENGTH, MODEL = 2, 8, 6
 RULE = FwPKM(num_subkeys=4, key_dim=6, value_dim=5, top_k=2)
@@ -318,6 +322,49 @@ RUNS = [
     ),
 ]
 
+
+def alice() -> str:
+    """A folder with a memory `alice` and a fork of it, `bob`."""
+    folder, model = tempfile.mkdtemp(), make_model(ONE)
+    memories.save(folder, "alice", make_state(model), model=model, origin="runs/a, step 7")
+    memories.fork(folder, "alice", "bob")
+    return folder
+
+
+def damaged_memory() -> None:
+    folder = alice()
+    (Path(folder) / "alice.safetensors").write_text("mine")
+    memories.load(folder, "alice", make_model(ONE))
+
+
+def long_draft() -> None:
+    model = make_model(ONE)
+    state = init_generation(model, model.init_memory(jax.random.key(0)), batch=1, max_length=16)
+    generate(model, [[1]], state, max_new_tokens=7, chunk_size="flush")
+
+
+MEMORIES = [
+    Misuse(
+        "A memory of other weights",
+        lambda: memories.load(alice(), "alice", make_model(ONE, seed=1)),
+    ),
+    Misuse(
+        "A memory of another model",
+        lambda: memories.load(
+            alice(), "alice", make_model(dataclasses.replace(ONE, norm_eps=1e-3))
+        ),
+    ),
+    Misuse("A file that is no memory", damaged_memory),
+    Misuse("A path as a name", lambda: memories.fork(alice(), "alice", "../carol")),
+    Misuse("A fork with the name of another", lambda: memories.fork(alice(), "alice", "bob")),
+    Misuse("A memory that others share is deleted", lambda: memories.delete(alice(), "alice")),
+    Misuse(
+        "A name of a memory that all begin with",
+        lambda: Conversation(None, name="start", folder="memories"),  # pyright: ignore
+    ),
+    Misuse("A draft longer than the queue", long_draft),
+]
+
 SECTIONS = {
     "Names": NAMES,
     "Chunks": CHUNKS,
@@ -326,4 +373,5 @@ SECTIONS = {
     "Decoders": MODELS,
     "Functions": CORE,
     "Runs and commands": RUNS,
+    "Memories": MEMORIES,
 }

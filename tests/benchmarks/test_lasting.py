@@ -1,4 +1,4 @@
-"""The program that asks for facts after other conversations, on a tiny run."""
+"""The programs about saved memories, at tiny sizes."""
 
 import numpy as np
 import pytest
@@ -45,3 +45,13 @@ def test_the_curve_has_a_point_for_each_conversation(tmp_path, monkeypatch, caps
     assert all(0 <= row["recall"] <= 1 for row in rows)
     assert all(row["kilobytes_per_person"] > 0 for row in rows)
     assert "| conversations since | 0 | 1 | 2 |" in capsys.readouterr().out
+
+
+def test_a_fork_takes_less_than_the_slots_it_wrote(tmp_path):
+    out = tmp_path / "saved.json"
+    sizes = ("--subkeys", 24, "--width", 16, "--written", 5)
+    run("speed.saved_memory", *sizes, "--out", out)
+    whole, fork, written, again, loaded = [row["bytes"] for row in result(out)["rows"]]
+    assert again == loaded
+    assert abs(fork - again) < 100
+    assert fork + 5 * 16 * 4 < written < whole - 500 * 16 * 4

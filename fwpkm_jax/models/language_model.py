@@ -220,8 +220,8 @@ class LanguageModel(nnx.Module):
           remat: which activations the backward pass recomputes, see `models.block.Remat`; changes
             time and memory, and results only by rounding.
           partition: of the work over devices, by sequences and heads; None: one device. With it,
-            mark padding by `segment_ids` of 0 instead of `mask`, leave `write` True, and pass
-            sequences in the order of `Partition.deal`.
+            leave `write` True and pass sequences in the order of `Partition.deal`. Padding at the
+            end of rows costs less as `segment_ids` of 0 than in `mask`.
           batch_statistics: True: batch norms use the statistics of this batch, as in training, and
             return them. False: they use the running statistics.
 
@@ -231,10 +231,10 @@ class LanguageModel(nnx.Module):
         self._check_tokens(tokens, mask, segment_ids)
         self._check_memory(memory)
         documents = None if segment_ids is None else Documents.of(segment_ids)
-        if partition is not None and (mask is not None or not write):
+        if partition is not None and not write:
             raise ValueError(
-                "A pass over several devices takes no mask and always writes; mark padding by "
-                "segment_ids=0, or pass partition=None."
+                "write=False with a partition: a pass over several devices always writes; leave "
+                "write True, or pass partition=None."
             )
         x = self._embed(tokens, partition)
         written, info, pkm_slot_ids = dict(memory), {}, {}
@@ -444,11 +444,13 @@ class LanguageModel(nnx.Module):
                 "device only; set all sizes of the mesh to 1."
             )
         of_sequences = partition.run(
-            lambda layer, x, tokens, readout, starts: layer(x, tokens, readout, starts=starts).x,
-            in_specs=(P(), P(BATCH), P(BATCH), P(), P(BATCH)),
+            lambda layer, x, tokens, readout, mask, starts: (
+                layer(x, tokens, readout, mask=mask, starts=starts).x
+            ),
+            in_specs=(P(), P(BATCH), P(BATCH), P(), P(BATCH), P(BATCH)),
             out_specs=P(BATCH),
         )
-        y = of_sequences(self.fast_weight_layer, x, tokens, self.readout(), starts)
+        y = of_sequences(self.fast_weight_layer, x, tokens, self.readout(), mask, starts)
         return HeadInputs(y.astype(x.dtype), None)
 
     def _embed(

@@ -2,7 +2,7 @@
 
     python -m tests.training.mesh_runs OUT.json NAME [NAME ...]
     python -m tests.training.mesh_runs OUT.json loop
-    python -m tests.training.mesh_runs OUT.json [NAME ...] restore restore_all
+    python -m tests.training.mesh_runs OUT.json [NAME ...] restore restore_all padding
 
 The number of devices is fixed before JAX starts. Writes each run's losses, the sum of every array
 of its last state, and what its compiled step sends.
@@ -16,6 +16,7 @@ from tests.training import mesh_flags
 os.environ.update(mesh_flags.environment(8))
 
 import dataclasses
+import functools
 import io
 import json
 import math
@@ -23,7 +24,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from fwpkm_jax.analysis.collectives import collectives
 from fwpkm_jax.core.slots.retention import Retention
@@ -37,6 +40,7 @@ from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.models.block import Remat
 from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.rules.fwpkm import FwPKMInfo
 from fwpkm_jax.run.train import train as run_loop
@@ -309,8 +313,55 @@ def through_the_loop(out: Path) -> dict[str, Any]:
     return records
 
 
+def padding() -> dict[str, float]:
+    """How far padding and memories of single documents move outputs over devices from those of one.
+
+    In `norms` of the outputs, of the memories and of the gradients.
+    """
+    small = small_model()
+    model = dataclasses.replace(
+        small,
+        mixers=("swa", "gdn"),
+        gdn=whole_model().gdn,
+        fast_weight=dataclasses.replace(small.fast_weight, documents="document"),
+        fast_weight_layer=FastWeightLayerConfig(hidden_dim=8, chunk_size=8),
+    )
+    graphdef, params = nnx.split(LanguageModel(model, rngs=nnx.Rngs(0)))
+    memory = nnx.merge(graphdef, params).init_memory(jax.random.key(0), groups=BATCH)
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, 12, (BATCH, LENGTH), dtype=np.int32)
+    mask = (random.uniform(size=tokens.shape) < 0.8).astype(np.float32)
+    ids = 1 + np.cumsum(random.uniform(size=tokens.shape) < 0.2, axis=1, dtype=np.int32)
+
+    def run(partition, params, memory, segment_ids):
+        def loss(params):
+            model = nnx.merge(graphdef, params)
+            out = model.hidden(
+                tokens, memory, mask=mask, segment_ids=segment_ids, partition=partition
+            )
+            x = out.x.astype(jnp.float32) * mask[..., None]
+            return jnp.sum(jnp.sin(x)), (x, out.memory)
+
+        gradient, out = jax.grad(loss, has_aux=True)(params)
+        return gradient, *out
+
+    partition = make_partition(_mesh(2, 2, 1), jax.devices()[:4])
+    one, several = (jax.jit(functools.partial(run, p)) for p in (None, partition))
+    moved = {}
+    for name, segment_ids in (("mask", None), ("documents", ids)):
+        found = [f(params, memory, segment_ids) for f in (one, several)]
+        for part, ours, theirs in zip(("gradients", "x", "memory"), *found, strict=True):
+            size = math.sqrt(sum(_norm(x) ** 2 for x in jax.tree.leaves(theirs)))
+            apart = jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), ours, theirs)
+            apart = math.sqrt(sum(_norm(x) ** 2 for x in jax.tree.leaves(apart)))
+            moved[f"{name}/{part}"] = apart / size
+    return moved
+
+
 def result_of(name: str, directory: Path) -> Any:
     """A run's result, or that of saving and restoring over other meshes."""
+    if name == "padding":
+        return padding()
     if name == "restore":
         return mesh_restores.restores(small_model(), directory, mesh_restores.SOME)
     if name == "restore_all":

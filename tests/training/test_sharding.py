@@ -137,6 +137,13 @@ def test_a_checkpoint_is_read_bit_for_bit_over_another_mesh(runs):
     assert all(found == {"equal": True, "laid_out": True} for found in runs["restore"].values())
 
 
+@pytest.mark.slow
+def test_padding_and_documents_with_memories_of_their_own_read_as_on_one_device(tmp_path):
+    moved = run_apart(tmp_path / "out.json", ["padding"])["padding"]
+    assert len(moved) == 6
+    assert max(moved.values()) < 1e-6, moved
+
+
 def test_one_device_is_no_mesh():
     assert make_partition(MeshConfig()) is None
     assert make_partition(MeshConfig(memory="columns")) is None

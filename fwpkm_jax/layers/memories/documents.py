@@ -47,8 +47,8 @@ def run_documents(
     memory: Memory,
     signals: Signals,
     starts: Bool[Array, "batch length"],
-    *,
     mask: Float[Array, "batch length"] | None,
+    *,
     chunk_size: int,
     pairing: Pairing,
 ) -> DocumentRun:

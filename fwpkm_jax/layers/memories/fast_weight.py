@@ -267,7 +267,7 @@ class FastWeight(nnx.Module):
 
         Raises:
           ValueError: an argument does not fit the layer; or `documents="document"` with a memory
-            of several sequences, or over several devices.
+            of several sequences, or of several devices.
         """
         config, rule = self.config, self.config.rule
         self._check(x, mask, memory)
@@ -278,13 +278,14 @@ class FastWeight(nnx.Module):
         loss_gate = signals.gate if config.weight_by_gate else jnp.ones_like(signals.gate)
         if starts is not None and config.documents == "document" and write:
             self._check_own_memory(memory, len(x), partition)
-            out = run_documents(
-                *(rule, memory, signals._replace(gate=loss_gate), starts.astype(bool)),
-                mask=mask,
-                chunk_size=config.chunk_size,
-                pairing=pairing,
+            run = functools.partial(
+                run_documents, rule, chunk_size=config.chunk_size, pairing=pairing
             )
-            facts = _facts(rule, signals, out.losses, out.paired, out.access, None)
+            if partition is not None:  # Each device has its sequences' memories.
+                run = partition.run(run, in_specs=P(BATCH), out_specs=P(BATCH))
+            weighed = signals._replace(gate=loss_gate)
+            out = run(memory, weighed, starts.astype(bool), mask)
+            facts = _facts(rule, signals, out.losses, out.paired, out.access, None, partition)
             return self.merge(out.read, signals, dtype=x.dtype), out.memory, facts
         sequence = rule.sequence(
             signals.query,
@@ -451,11 +452,15 @@ class FastWeight(nnx.Module):
                 "one sequence would end another's memory; give each sequence its own "
                 "(memory.groups), or use documents='carry'."
             )
-        if partition is not None:
+        if partition is None:
+            return
+        axes = partition.axes_of(self.config.rule)
+        if axes is not None and (axes.tokens or axes.columns or axes.slots):
             raise ValueError(
-                "documents='document' runs on one device; set all sizes of the mesh to 1, or use "
-                "documents='carry'."
+                "documents='document' needs each memory whole on one device; set mesh.model=1 and "
+                "mesh.memory=independent, or use documents='carry'."
             )
+        partition.check_groups(groups, 1)
 
     def _check(self, x: Any, mask: Any, memory: Memory, pending: Pending | None = None) -> None:
         """Raises a ValueError that names the argument which does not fit the layer."""

@@ -36,6 +36,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.checks import check_arrays
+from fwpkm_jax.core.documents import pack_starts
+from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.sequence.in_turn import state_in_turn
 from fwpkm_jax.layers.partition import BATCH, SEQUENCE, ParameterAxes, Partition
@@ -164,16 +166,16 @@ class AbstractMixer(nnx.Module):
             cache, the tokens before the first start go on with the cache's document.
           cache: of the tokens before, from `init_cache` or the last call; None for a whole
             sequence. A sequence in pieces of any size gives the same outputs.
-          partition: of a whole sequence's work over devices; without mask, and without cache
-            unless it splits sequences.
+          partition: of a whole sequence's work over devices, without cache; where it splits
+            sequences, with or without cache, but without mask.
 
         Returns:
           The output, `[batch, length, model]`, and the new cache, None if none was given.
 
         Raises:
           ValueError: `x`, `mask` or `starts` has another shape or dtype, `partition` comes with a
-            mask or a cache, `starts` is given to a mixer that does not take it, or the mixer takes
-            no parts of sequences.
+            cache, or, with split sequences, a mask, `starts` is given to a mixer that does not take
+            it, or the mixer takes no parts of sequences.
         """
         output = self.output_map
         check_arrays(
@@ -185,15 +187,36 @@ class AbstractMixer(nnx.Module):
         documents = {} if starts is None else {"starts": self._checked_starts(starts)}
         if partition is None:
             return self.mix(x, mask=mask, cache=cache, **documents)
-        if partition.sequence is not None and mask is None:
+        if partition.sequence is not None:
+            if mask is not None:
+                raise ValueError(
+                    f"mask with mesh.{SEQUENCE}={partition.size(SEQUENCE)}: parts of sequences "
+                    "take no mask; mark padding by segment_ids of 0 (starts), or set "
+                    f"mesh.{SEQUENCE}=1."
+                )
             self._check_parts(x, partition)
             return self.mix_sequence(x, partition, cache=cache, **documents)
-        if mask is not None or cache is not None:
+        if cache is not None:
             raise ValueError(
-                "partition goes with whole sequences of real tokens; leave out mask and cache, or "
-                "pass partition=None."
+                "partition goes with whole sequences; leave out the cache, or pass partition=None."
             )
-        return self.mix_partitioned(x, partition, **documents), None
+        if mask is None:
+            return self.mix_partitioned(x, partition, **documents), None
+        return self._mix_masked(x, mask, partition, **documents), None
+
+    def _mix_masked(
+        self, x: jax.Array, mask: jax.Array, partition: Partition, starts: Starts = None
+    ) -> jax.Array:
+        """`mix_partitioned` with the padding behind all real tokens, none of which can see it."""
+        # Each device moves tokens of its own sequences.
+        rows = {"in_specs": P(BATCH), "out_specs": P(BATCH)}
+        packing = partition.run(pack_tokens, **rows)(mask)
+        x = partition.run(pack, **rows)(x, packing)
+        documents = {}
+        if starts is not None:
+            documents["starts"] = partition.run(pack_starts, **rows)(starts, packing)
+        y = self.mix_partitioned(x, partition, **documents)
+        return partition.run(unpack, **rows)(partition.by_sequence(y), packing)
 
     @property
     def takes_documents(self) -> bool:

@@ -1,9 +1,9 @@
 """Rows of several documents, for memories whose chunks count from each document's first token.
 
-A unit is a chunk of one document. Documents of more than a unit, and those whose state must be
-kept, are read unit after unit in one scan; a row has few such units, so that the scan is as long as
-that of one document, or at most twice. The others all start from the initial state and leave none
-that is read again: they are read side by side, a few at a time.
+A unit is a chunk of one document. Units are read one after the other in one scan, which is at most
+about twice as long as that of one document. If a row has more units, its documents of one unit are
+read side by side, a few at a time: each starts from the initial state, and no other token reads the
+state after it.
 """
 
 from collections.abc import Callable
@@ -45,6 +45,7 @@ def in_documents(
     chunk: int,
     position: Int[Array, " groups"] | None = None,
     alone: Callable[[Any], Any] | None = None,
+    narrow: int | None = None,
 ) -> tuple[State, PyTree[Array]]:
     """`core.streams.cuts.in_chunks` of rows that hold several documents; differentiable.
 
@@ -62,6 +63,9 @@ def in_documents(
         None: the first token starts a document.
       alone: from tokens of documents that `within` would read in one call from `fresh` to their
         outputs; it sees all tokens of the rows. None: `within` reads them.
+      narrow: units of at most so many tokens are given to `within` as pieces of this length, for a
+        `within` whose cost grows with the length of the piece; it is compiled once more. None: all
+        pieces are as long as a chunk.
 
     Returns:
       The state after each group's last token, and the outputs, leaves
@@ -81,24 +85,38 @@ def in_documents(
 
     # A document of more than a unit has fewer than twice as many units as it fills.
     most = min(2 * (length // chunk) + 4, length)
+    if alone is None:
+        goes_on |= jnp.sum(first, axis=1, keepdims=True) <= most
     units = _units(first & goes_on, size, starts, most)
 
-    @jax.checkpoint
-    def read(state: State, unit: Units) -> tuple[State, Any]:
-        state = _where(unit.fresh, fresh, state)
-        piece = _rows(tokens, unit.start, min(chunk, length))
-        return _if_any(within, state, piece, unit.size)
+    width = min(chunk, length)
 
+    @jax.checkpoint
+    def read(state: State, part: tuple[Units, Any]) -> tuple[State, Any]:
+        unit, piece = part
+        state = _where(unit.fresh, fresh, state)
+        return _if_any(within, state, piece, unit.size, narrow=narrow)
+
+    # All units' tokens at once, so that no step of the backward pass adds to whole rows.
+    pieces = jax.tree.map(lambda x: _pieces(x, units.start, width), tokens)
     in_turn = jax.tree.map(lambda x: x.swapaxes(0, 1), units)
-    state, out = jax.lax.scan(read, state, in_turn)
+    state, out = jax.lax.scan(read, state, (in_turn, pieces))
     rank = jnp.cumsum(first & goes_on, axis=1, dtype=jnp.int32) - 1
     begin = jax.lax.cummax(jnp.where(first, at, 0), axis=1)
-    width = min(chunk, length)
     where = jnp.maximum(rank, 0) * width + jnp.minimum(at - begin, width - 1)
     output = jax.tree.map(lambda x: _take(_joined(x), where), out)
     if alone is None:
         short = _units(first & ~goes_on, size, starts, length)
-        others = _side_by_side(within, fresh, tokens, short, output, width=width)
+
+        @jax.checkpoint
+        def read_short(tokens: Any) -> Any:
+            return jax.lax.cond(
+                jnp.any(short.size > 0),
+                lambda: _side_by_side(within, fresh, tokens, short, output, width=width),
+                lambda: jax.tree.map(jnp.zeros_like, output),
+            )
+
+        others = read_short(tokens)
     else:
         others = alone(tokens)
     kept = jax.tree.map(
@@ -153,14 +171,31 @@ def _side_by_side(within, fresh, tokens, units: Units, like: Any, *, width: int)
     return jax.lax.scan(add_some, zeros, jax.tree.map(split, units))[0]
 
 
-def _if_any(within, state: Any, piece: Any, count: jax.Array) -> tuple[Any, Any]:
+def _if_any(
+    within, state: Any, piece: Any, count: jax.Array, *, narrow: int | None = None
+) -> tuple[Any, Any]:
     """`within`, or if no group has a token, the state as it is and zeros."""
+    width, longest = jax.tree.leaves(piece)[0].shape[2], jnp.max(count)
 
     def skip() -> tuple[Any, Any]:
         _, out = jax.eval_shape(within, state, piece, count)
         return state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), out)
 
-    return jax.lax.cond(jnp.any(count > 0), lambda: within(state, piece, count), skip)
+    def whole() -> tuple[Any, Any]:
+        return within(state, piece, count)
+
+    if narrow is None or narrow >= width:
+        return jax.lax.cond(longest > 0, whole, skip)
+
+    def part() -> tuple[Any, Any]:
+        after, out = within(state, jax.tree.map(lambda x: x[:, :, :narrow], piece), count)
+        behind = (0, width - narrow)
+        return after, jax.tree.map(
+            lambda x: jnp.pad(x, [(0, 0), (0, 0), behind, *[(0, 0)] * (x.ndim - 3)]), out
+        )
+
+    which = (longest > 0).astype(jnp.int32) + (longest > narrow).astype(jnp.int32)
+    return jax.lax.switch(which, (skip, part, whole))
 
 
 def _units(first: jax.Array, size: jax.Array, starts: jax.Array, most: int) -> Units:
@@ -184,10 +219,10 @@ def _next(starts: Bool[Array, "groups length"]) -> Int[Array, "groups length"]:
     return jax.lax.cummin(later, axis=1, reverse=True)
 
 
-def _rows(tokens: Any, start: Int[Array, " groups"], width: int) -> Any:
-    """`width` tokens of each group from `start` on; the last token again behind the end."""
-    at = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
-    return jax.tree.map(lambda x: _take(x, at), tokens)
+def _pieces(x: jax.Array, start: Int[Array, "groups units"], width: int) -> jax.Array:
+    """`[units, groups, members, width, ...]`: tokens from each start on; the last one repeated."""
+    x = _windows(x, start, width)
+    return x.reshape(*start.shape, *x.shape[1:]).swapaxes(0, 1)
 
 
 def _windows(x: jax.Array, start: Int[Array, "groups beside"], width: int) -> jax.Array:

@@ -23,6 +23,15 @@ from fwpkm_jax.layers.partition import ParameterAxes
 from fwpkm_jax.rules.titans import TitansMemory, TitansNetwork, TitansWrites
 
 _PIECE = 64  # Tokens of a stream read at once where no chunk ends.
+_NARROWED = 32  # Shorter chunks are read at their whole width wherever a document ends in them.
+
+
+def narrow_width(chunk: int) -> int | None:
+    """Width at which a chunk is read if a document ends in its first half; None: the whole chunk.
+
+    The cost of a chunk's writes grows with the square of its width.
+    """
+    return chunk // 2 if chunk >= _NARROWED else None
 
 
 class TitansCache(NamedTuple):
@@ -183,6 +192,7 @@ class Titans(AbstractMixer):
                 starts=starts,
                 chunk=chunk,
                 position=None if cache is None else cache.position,
+                narrow=narrow_width(chunk),
             )
             y, cache = y[:, 0], None if cache is None else after
         elif cache is None:

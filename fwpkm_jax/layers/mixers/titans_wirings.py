@@ -21,7 +21,7 @@ from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
 from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, Starts
 from fwpkm_jax.layers.mixers.persistent import PersistentTokens
 from fwpkm_jax.layers.mixers.registry import register_mixer
-from fwpkm_jax.layers.mixers.titans import Titans, TitansCache
+from fwpkm_jax.layers.mixers.titans import Titans, TitansCache, narrow_width
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 from fwpkm_jax.layers.norms import GatedRMSNorm, RMSNorm
 from fwpkm_jax.layers.partition import ParameterAxes
@@ -322,6 +322,7 @@ class TitansMAC(AbstractMixer):
             position = None if cache is None else cache.memory.position
             start = fresh if cache is None else cache
             options |= {"starts": starts, "position": position}
+            options["narrow"] = narrow_width(self.segment)
             after, y = in_documents(self._advance, start, fresh, x[:, None], **options)
             cache = None if cache is None else after
         elif cache is None:

@@ -32,8 +32,8 @@ def by_document(tokens, state=START):
     return np.concatenate(out), state
 
 
-@functools.partial(jax.jit, static_argnames="alone")
-def run(tokens, starts, count, cotangent, alone=False):
+@functools.partial(jax.jit, static_argnames=("alone", "narrow"))
+def run(tokens, starts, count, cotangent, alone=False, narrow=None):
     fresh = jnp.full((2,), START)
     read = (lambda tokens: START * tokens) if alone else None
 
@@ -44,14 +44,18 @@ def run(tokens, starts, count, cotangent, alone=False):
             starts=starts,
             chunk=CHUNK,
             alone=read,
+            narrow=narrow,
         )
         return jnp.sum(out[:, 0] * cotangent), (state, out[:, 0])
 
     return jax.value_and_grad(loss, has_aux=True)(tokens)
 
 
-@pytest.mark.parametrize("alone", [False, True])
-def test_each_document_reads_as_it_would_alone(alone):
+@pytest.mark.parametrize(
+    "options", [{}, {"alone": True}, {"narrow": 2}], ids=["whole", "alone", "narrow"]
+)
+def test_each_document_reads_as_it_would_alone(options):
+    """With units in turn or, where a row has too many, side by side."""
     rng = np.random.default_rng(0)
     for trial in range(12):
         tokens, cotangent = rng.normal(size=(2, 2, LENGTH))
@@ -60,7 +64,7 @@ def test_each_document_reads_as_it_would_alone(alone):
         count = np.array([LENGTH, rng.integers(1, LENGTH + 1)], np.int32)
         real = np.arange(LENGTH) < count[:, None]
         arrays = (jnp.asarray(x) for x in (tokens, starts, count, cotangent * real))
-        (_, (state, out)), gradient = run(*arrays, alone=alone)
+        (_, (state, out)), gradient = run(*arrays, **options)
         for row in range(2):
             inner = np.flatnonzero(starts[row, 1 : count[row]]) + 1
             documents = np.split(tokens[row, : count[row]], inner)

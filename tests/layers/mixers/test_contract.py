@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import Mesh
 
 from fwpkm_jax.layers.mixers import (
     AttentionConfig,
@@ -15,6 +16,7 @@ from fwpkm_jax.layers.mixers import (
     TitansMixerConfig,
     mixer_config,
 )
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.testing import MIXER_PROPERTIES, check_mixer
 
@@ -83,6 +85,35 @@ def test_pieces_and_padding_change_nothing_for_mixers_whose_contract_is_thorough
 @pytest.mark.parametrize("name", PACKED_MIXERS)
 def test_documents_of_a_row_read_as_in_rows_of_their_own(name):
     check_mixer(PACKED_MIXERS[name], properties=[PACKED])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["titans", "titans_mac"])
+def test_documents_that_end_in_the_first_half_of_a_chunk_are_read_at_half_its_width(
+    name, monkeypatch
+):
+    monkeypatch.setattr("fwpkm_jax.layers.mixers.titans._NARROWED", 4)
+    check_mixer(MIXERS[name], properties=[PACKED])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_padding_of_a_pass_over_a_mesh_is_skipped(packed):
+    """As without a mesh; here it has one device, `tests/training/test_sharding.py` has several."""
+    mixer = MIXERS["window"].build(6, norm_eps=1e-5, init_std=0.5, dtype=None, rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(2, 9, 6)), jnp.float32)
+    mask = jnp.asarray(rng.uniform(size=(2, 9)) < 0.6)
+    starts = jnp.asarray(rng.uniform(size=(2, 9)) < 0.4) if packed else None
+    partition = Partition(Mesh(np.reshape(jax.devices()[0], (1, 1, 1)), ("data", "fsdp", "model")))
+
+    @jax.jit
+    def both(x):
+        options = {"mask": mask, "starts": starts}
+        return mixer(x, **options)[0], mixer(x, **options, partition=partition)[0]
+
+    expected, found = both(x)
+    assert np.any(np.asarray(expected) != 0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_test_time_training_has_titans_heads_and_its_own_writes():

@@ -213,3 +213,12 @@ def test_the_models_are_the_papers():
     assert train_step.model_of("gdn__pkm2_6_10", "tiny").pkm_layers == (2,)
     with pytest.raises(ValueError, match="none of the paper's models"):
         run("speed.train_step", "--models", "gdn_pkm")
+
+
+def test_reading_of_long_texts(tmp_path):
+    out = tmp_path / "reading.json"
+    options = ("--size", "tiny", "--model", "gdn_swa", "--tokens", 40, "--piece", 8)
+    run("speed.reading", *options, "--sections", 2, "--out", out)
+    found = json.loads(out.read_text())
+    assert [row["tokens"] for row in found["rows"]] == [24, 40]
+    assert all(row["finite"] for row in found["rows"])

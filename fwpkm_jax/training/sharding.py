@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fwpkm_jax.layers.partition import BATCH, HEADS, MeshConfig, Partition
+from fwpkm_jax.layers.partition import BATCH, HEADS, SEQUENCE, MeshConfig, Partition
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.sharding import parameter_shardings
@@ -96,9 +96,10 @@ def _shape(config: MeshConfig) -> tuple[tuple[int, ...], tuple[str, ...], tuple[
     With axes of type Auto the compiler chooses the layout of arrays that have no constraint.
     Explicit axes would need a layout for every gather.
     """
-    sizes = {"data": config.data, "fsdp": config.fsdp, "model": config.model}
+    sizes = {"data": config.data, "fsdp": config.fsdp}
     if config.sequence > 1:
-        sizes["sequence"] = config.sequence
+        sizes[SEQUENCE] = config.sequence
+    sizes[HEADS] = config.model  # Exchanges most, so that its devices are next to each other.
     return tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes)
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import AbstractMesh, AxisType
 
 from fwpkm_jax import memories
 from fwpkm_jax.cli import main
@@ -224,6 +225,9 @@ RULES = [
     Misuse("An overlay of more rows than slots", lambda: overlay(capacity=17)),
     Misuse("`step` of an overlay", lambda: RULE.step(overlay(), sequence())),
 ]
+PARTS = AbstractMesh(
+    (1, 1, 4, 1), ("data", "fsdp", "sequence", "model"), axis_types=(AxisType.Auto,) * 4
+)
 LAYERS = [
     Misuse("A memory layer on integers", lambda: call_layer(X.astype(jnp.int32))),
     Misuse("A memory layer on one sequence", lambda: call_layer(X[0])),
@@ -254,6 +258,10 @@ LAYERS = [
     Misuse("A mixer on one sequence", lambda: attention(X[0])),
     Misuse("A mixer of another width", lambda: attention(zeros(2, 8, 5))),
     Misuse("A mixer's mask of another length", lambda: attention(X, mask=zeros(2, 7))),
+    Misuse(
+        "A sequence that does not divide over `mesh.sequence`",
+        lambda: attention(zeros(1, 6, MODEL), partition=Partition(PARTS)),
+    ),
     Misuse("A product-key memory of another width", lambda: pkm(zeros(2, 8, 5))),
 ]
 MODELS = [

@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, Int
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 
-_BLOCK = 512  # Keys whose scores are formed at a time.
+_LEAST_BLOCK, _MOST_BLOCK = 64, 512  # Keys whose scores are formed at a time.
+_SCORES = 2**26  # Scores formed at a time, if that takes no smaller block than the least.
 
 
 class Keys(NamedTuple):
@@ -206,7 +207,7 @@ def _add(sums: _Sums, queries: _Queries, keys: Keys) -> _Sums:
         weight = kept * sums.weight + jnp.sum(weights, axis=-1)
         return _Sums(highest, weight, kept[..., None] * sums.value + new), None
 
-    return jax.lax.scan(add, sums, _blocks(keys))[0]
+    return jax.lax.scan(add, sums, _blocks(keys, sums.weight.size))[0]
 
 
 def _gradients(query_gradient: jax.Array, queries: _Queries, keys: Keys, back: _Back):
@@ -225,7 +226,7 @@ def _gradients(query_gradient: jax.Array, queries: _Queries, keys: Keys, back: _
         key_gradient = jnp.einsum("bhrqk,bqhrd->bkhd", slope, queries.query.astype(dtype))
         return query_gradient, (key_gradient, value_gradient)
 
-    query_gradient, found = jax.lax.scan(add, query_gradient, _blocks(keys))
+    query_gradient, found = jax.lax.scan(add, query_gradient, _blocks(keys, back.met.size))
 
     def whole(x: jax.Array) -> jax.Array:
         x = jnp.moveaxis(x, 0, 1)
@@ -234,10 +235,15 @@ def _gradients(query_gradient: jax.Array, queries: _Queries, keys: Keys, back: _
     return query_gradient, jax.tree.map(whole, found)
 
 
-def _blocks(keys: Keys) -> Keys:
-    """`[batch, keys, ...]` to `[blocks, batch, block, ...]`; added keys are seen by no query."""
-    number = keys.key.shape[1]
-    block = min(_BLOCK, number)
+def _blocks(keys: Keys, queries: int) -> Keys:
+    """`[batch, keys, ...]` to `[blocks, batch, block, ...]`; added keys are seen by no query.
+
+    Each block is for scores with `queries` numbers per key.
+    """
+    number, block = keys.key.shape[1], _MOST_BLOCK
+    while block > _LEAST_BLOCK and block * queries > _SCORES:
+        block //= 2
+    block = min(block, number)
 
     def cut(x: jax.Array, fill: int = 0) -> jax.Array:
         widths = [(0, 0), (0, -number % block)] + [(0, 0)] * (x.ndim - 2)

@@ -87,7 +87,7 @@ FAULTS = (
         "jnp.where(packing.is_real, positions, -1), documents",
         "jnp.where(packing.is_real, positions, positions), documents",
         _ATTENTION,
-        under="fwpkm_jax/layers/mixers/attention.py",
+        under="fwpkm_jax/layers/mixers/window_cache.py",
     ),
     Fault(
         "attention: a document sees the one before",

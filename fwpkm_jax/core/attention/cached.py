@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from fwpkm_jax.core.attention.running_softmax import Sums, add_keys, no_keys
 from fwpkm_jax.core.precision import compute_dtype
 
 _SCORES = 2**23  # Scores formed at a time.
@@ -45,14 +46,6 @@ def larger_ring(cache: RingCache, capacity: int) -> RingCache:
     )
 
 
-class _Sums(NamedTuple):
-    """Partial sums of a softmax-weighted mean, `[batch, kv_heads, shared, queries]`."""
-
-    highest: jax.Array
-    weight: jax.Array
-    value: jax.Array  # [..., head]
-
-
 def ring_attention(
     query: Float[Array, "batch queries heads head"],
     key: Float[Array, "batch queries kv_heads head"],
@@ -80,12 +73,9 @@ def ring_attention(
     dtype = compute_dtype(query.dtype, key.dtype)
     shape = (batch, kv_heads, heads // kv_heads, queries)
     query = query.reshape(batch, queries, kv_heads, heads // kv_heads, head)
-    lowest = 0.5 * jnp.finfo(dtype).min  # Finite, so that a query that sees no key has no NaN.
-    sums = _Sums(
-        jnp.full(shape, lowest, dtype), jnp.zeros(shape, dtype), jnp.zeros((*shape, head), dtype)
-    )
+    sums = no_keys(shape, head=head, dtype=dtype)
 
-    def add(sums: _Sums, keys: jax.Array, values: jax.Array, key_positions, numbers) -> _Sums:
+    def add(sums: Sums, keys: jax.Array, values: jax.Array, key_positions, numbers) -> Sums:
         scores = jnp.einsum(
             "bqhrd,bkhd->bhrqk", query, keys.astype(key.dtype), preferred_element_type=dtype
         )
@@ -94,27 +84,16 @@ def ring_attention(
         if documents is not None:
             seen &= documents[:, :, None] == numbers[:, None, :]
         seen = seen[:, None, None]
-        scores = jnp.where(seen, scores * head**-0.5, lowest)
-        highest = jnp.maximum(sums.highest, jnp.max(scores, axis=-1))
-        kept = jnp.exp(sums.highest - highest)
-        weights = jnp.where(seen, jnp.exp(scores - highest[..., None]), 0)
-        new = jnp.einsum(
-            "bhrqk,bkhd->bhrqd",
-            weights.astype(value.dtype),
-            values.astype(value.dtype),
-            preferred_element_type=dtype,
-        )
-        weight = kept * sums.weight + jnp.sum(weights, axis=-1)
-        return _Sums(highest, weight, kept[..., None] * sums.value + new)
+        return add_keys(sums, scores * head**-0.5, seen, values.astype(value.dtype))
 
-    def add_blocks(sums: _Sums, keys, values, key_positions, numbers, filled) -> _Sums:
+    def add_blocks(sums: Sums, keys, values, key_positions, numbers, filled) -> Sums:
         """Adds the first `filled` keys, a block at a time."""
         length = keys.shape[1]
         block = min(length, max(1, max_scores // (batch * heads * queries)))
         if block == length:
             return add(sums, keys, values, key_positions, numbers)
 
-        def add_block(number: jax.Array, sums: _Sums) -> _Sums:
+        def add_block(number: jax.Array, sums: Sums) -> Sums:
             # The last block may start earlier; keys that are already added are then hidden.
             first = number * block
             start = jnp.minimum(first, length - block)
@@ -132,8 +111,7 @@ def ring_attention(
     sums = add_blocks(sums, cache.keys, cache.values, cache.positions, before, filled)
     own = jnp.zeros_like(positions) if documents is None else documents
     sums = add_blocks(sums, key, value, positions, own, jnp.int32(queries))
-    output = sums.value / jnp.where(sums.weight > 0, sums.weight, 1)[..., None]
-    return jnp.moveaxis(output, 3, 1).reshape(batch, queries, heads, head).astype(value.dtype)
+    return jnp.moveaxis(sums.mean, 3, 1).reshape(batch, queries, heads, head).astype(value.dtype)
 
 
 def put_in_ring(

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from fwpkm_jax.core.attention.running_softmax import Sums, add_keys, no_keys
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 
@@ -59,14 +60,6 @@ def attention_around(
     return _attention(axis, window, query, (own.key, own.value), kept, ids, kept_ids)
 
 
-class _Sums(NamedTuple):
-    """A softmax-weighted mean under way, `[batch, kv_heads, shared, queries]`."""
-
-    highest: jax.Array
-    weight: jax.Array
-    value: jax.Array  # [..., head]
-
-
 class _Queries(NamedTuple):
     """Queries `[batch, queries, kv_heads, shared, head]`, what decides which keys they see."""
 
@@ -97,13 +90,11 @@ def _forward(axis, window, query, own, first, ids, first_ids):
     dtype = compute_dtype(query.dtype, keys.key.dtype)
     batch, length, kv_heads, shared, head = queries.query.shape
     shape = (batch, kv_heads, shared, length)
-    # Finite, so that a query that sees no key has no NaN.
-    lowest = jnp.full(shape, 0.5 * jnp.finfo(dtype).min, dtype)
-    sums = _Sums(lowest, jnp.zeros(shape, dtype), jnp.zeros((*shape, head), dtype))
+    sums = no_keys(shape, head=head, dtype=dtype)
     if first is not None:
         sums = _add(sums, queries, Keys(*first, *first_ids))
 
-    def visit(carry: tuple[_Sums, Keys], hop: jax.Array) -> tuple[tuple[_Sums, Keys], None]:
+    def visit(carry: tuple[Sums, Keys], hop: jax.Array) -> tuple[tuple[Sums, Keys], None]:
         sums, keys = carry
         coming = axis.rotate(keys)  # Before the scores, so that both can happen at once.
         return (_add_if_earlier(sums, queries, keys, hop, axis), coming), None
@@ -111,10 +102,9 @@ def _forward(axis, window, query, own, first, ids, first_ids):
     hops = jnp.arange(axis.size - 1, dtype=jnp.int32)
     (sums, keys), _ = jax.lax.scan(visit, (sums, keys), hops)
     sums = _add_if_earlier(sums, queries, keys, axis.size - 1, axis)
-    weight = jnp.where(sums.weight > 0, sums.weight, 1)
-    mean = sums.value / weight[..., None]
+    mean = sums.mean
     output = jnp.moveaxis(mean, 3, 1).reshape(query.shape).astype(own[1].dtype)
-    return output, (query, own, first, ids, first_ids, mean, sums.highest + jnp.log(weight))
+    return output, (query, own, first, ids, first_ids, mean, sums.highest + jnp.log(sums.total))
 
 
 def _backward(axis, window, residuals, cotangent):
@@ -174,7 +164,7 @@ def _queries(query, own, ids, window) -> _Queries:
     return _Queries(query.reshape(shape), ids[0], ids[1], window)
 
 
-def _add_if_earlier(sums: _Sums, queries: _Queries, keys: Keys, hop: Any, axis) -> _Sums:
+def _add_if_earlier(sums: Sums, queries: _Queries, keys: Keys, hop: Any, axis) -> Sums:
     """The sums with the keys that have travelled `hop` devices, unless they are later tokens'."""
     return jax.lax.cond(
         axis.index >= hop, lambda sums: _add(sums, queries, keys), lambda sums: sums, sums
@@ -189,23 +179,12 @@ def _gradients_if_earlier(query_gradient, gradients, queries, keys, back, hop, a
     return jax.lax.cond(axis.index >= hop, add, lambda *same: same, query_gradient, gradients)
 
 
-def _add(sums: _Sums, queries: _Queries, keys: Keys) -> _Sums:
+def _add(sums: Sums, queries: _Queries, keys: Keys) -> Sums:
     dtype = sums.value.dtype
 
-    def add(sums: _Sums, keys: Keys) -> tuple[_Sums, None]:
+    def add(sums: Sums, keys: Keys) -> tuple[Sums, None]:
         scores, seen = queries.scores(keys, dtype)
-        scores = jnp.where(seen, scores, 0.5 * jnp.finfo(dtype).min)
-        highest = jnp.maximum(sums.highest, jnp.max(scores, axis=-1))
-        kept = jnp.exp(sums.highest - highest)
-        weights = jnp.where(seen, jnp.exp(scores - highest[..., None]), 0)
-        new = jnp.einsum(
-            "bhrqk,bkhd->bhrqd",
-            weights.astype(keys.value.dtype),
-            keys.value,
-            preferred_element_type=dtype,
-        )
-        weight = kept * sums.weight + jnp.sum(weights, axis=-1)
-        return _Sums(highest, weight, kept[..., None] * sums.value + new), None
+        return add_keys(sums, scores, seen, keys.value), None
 
     return jax.lax.scan(add, sums, _blocks(keys, sums.weight.size))[0]
 

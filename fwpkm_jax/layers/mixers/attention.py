@@ -15,18 +15,19 @@ from fwpkm_jax.core.attention.cached import RingCache, larger_ring, put_in_ring,
 from fwpkm_jax.core.attention.softmax import (
     AttentionBackend,
     KeysAndValues,
-    blockwise_attention,
-    in_front,
-    masked_attention,
     whole_sequence_attention,
 )
-from fwpkm_jax.core.documents import document_numbers, document_positions, pack_starts
-from fwpkm_jax.core.padding import Packing, last_rows, pack, pack_tokens, unpack
+from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.sequence.axis import Places, SequenceAxis, places_of_part
-from fwpkm_jax.core.sequence.edges import tokens_before
 from fwpkm_jax.core.sequence.ring import Keys, attention_around
 from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, Starts
 from fwpkm_jax.layers.mixers.registry import register_mixer
+from fwpkm_jax.layers.mixers.window_cache import (
+    AttentionCache,
+    attend_window,
+    cache_before_part,
+    places,
+)
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import BATCH, HEADS, ParameterAxes, Partition
 from fwpkm_jax.layers.rotary import (
@@ -129,15 +130,6 @@ class AttentionConfig(AbstractMixerConfig):
 
 register_mixer("attention", lambda model: replace(model.attention, window=None))
 register_mixer("swa", lambda model: replace(model.attention, window=model.window))
-
-
-class AttentionCache(NamedTuple):
-    """The latest tokens' keys and values, oldest first; position -1 marks an empty entry."""
-
-    keys: Float[Array, "batch capacity kv_heads head"]
-    values: Float[Array, "batch capacity kv_heads head"]
-    positions: Int[Array, "batch capacity"]
-    next_position: Int[Array, " batch"]
 
 
 Cache = AttentionCache | RingCache
@@ -267,7 +259,7 @@ class Attention(AbstractMixer):
             cache = put_in_ring(cache, key, value, after=output, **new)
         else:
             counts = None if packing is None else packing.counts
-            output, cache = self.attend_cached(
+            output, cache = attend_window(
                 query, key, value, positions, cache, counts, before, documents
             )
         return unpack(self.gated(output, gate), packing), cache
@@ -382,25 +374,9 @@ class Attention(AbstractMixer):
             positions = jnp.full((key.shape[0], width), -1, jnp.int32)
             nowhere = jnp.zeros_like(positions[:, 0])
             start = AttentionCache(kept, kept.astype(value.dtype), positions, nowhere)
-        numbers = jnp.zeros_like(at.positions) if at.numbers is None else at.numbers
-        keys, values, positions, before_numbers = tokens_before(
-            (key, value, at.positions, numbers),
-            (start.keys, start.values, start.positions, jnp.zeros_like(start.positions)),
-            axis=axis,
-        )
-        # Of the tokens before the part only those of its first document are seen.
-        last = before_numbers[:, -1:]
-        positions = jnp.where(before_numbers == last, positions, -1)
-        documents = None if at.numbers is None else numbers - last
-        following = jnp.where(axis.index > 0, positions[:, -1] + 1, start.next_position)
-        output, end = self.attend_cached(
-            query,
-            key,
-            value,
-            at.positions,
-            AttentionCache(keys, values, positions, following),
-            counts=None,
-            documents=documents,
+        before, documents = cache_before_part(key, value, at, axis=axis, cache=start)
+        output, end = attend_window(
+            query, key, value, at.positions, before, None, documents=documents
         )
         if cache is None:
             return output, None
@@ -481,93 +457,3 @@ class Attention(AbstractMixer):
         return partition.run(
             attend, in_specs=(by_head, by_head, by_head, P(BATCH), P(BATCH)), out_specs=by_head
         )(query, key, value, positions, documents)
-
-    def attend_cached(
-        self,
-        query: Float[Array, "batch length heads head"],
-        key: Float[Array, "batch length kv_heads head"],
-        value: Float[Array, "batch length kv_heads head"],
-        positions: Int[Array, "batch length"],
-        cache: AttentionCache,
-        counts: Int[Array, " batch"] | None,
-        persistent: KeysAndValues | None = None,
-        documents: Int[Array, "batch length"] | None = None,
-    ) -> tuple[Float[Array, "batch length heads head"], AttentionCache]:
-        """Windowed attention to the cached tokens and the new ones, before the gate; the new cache.
-
-        `counts` says how many tokens of each sequence are real, None for all; `documents`, how many
-        documents have started up to each token.
-        """
-        length, capacity = query.shape[1], cache.keys.shape[1]
-        keys = jnp.concatenate([cache.keys, key.astype(cache.keys.dtype)], axis=1)
-        values = jnp.concatenate([cache.values, value.astype(cache.values.dtype)], axis=1)
-        key_positions = jnp.concatenate([cache.positions, positions], axis=1)
-        implementation = blockwise_attention if length > 2 * capacity else masked_attention
-        *seen, seen_positions = in_front(
-            persistent, keys.astype(key.dtype), values.astype(value.dtype), key_positions
-        )
-        num_persistent = 0 if persistent is None else persistent[0].shape[0]
-        key_documents = None
-        if documents is not None:
-            key_documents = jnp.pad(documents, ((0, 0), (num_persistent + capacity, 0)))
-        output = implementation(
-            query,
-            *seen,
-            query_positions=positions,
-            key_positions=seen_positions,
-            window=capacity,
-            num_persistent=num_persistent,
-            query_documents=documents,
-            key_documents=key_documents,
-        )
-        following = cache.next_position + (length if counts is None else counts)
-        if documents is not None:
-            key_positions, following = of_last_document(key_positions, documents, following)
-        # Packed tokens come first, so the latest real token ends at capacity + count.
-        end = None if counts is None else capacity + counts
-        return output, AttentionCache(
-            keys=last_rows(keys, size=capacity, end=end),
-            values=last_rows(values, size=capacity, end=end),
-            positions=last_rows(key_positions, size=capacity, end=end),
-            next_position=following,
-        )
-
-
-def places(
-    starts: Starts, packing: Packing | None, *, shape: tuple[int, ...], first: jax.Array | None
-) -> tuple[Int[Array, "batch length"], Int[Array, "batch length"] | None]:
-    """Each packed token's position in its document, -1 for padding, and that document's number.
-
-    Args:
-      starts: first tokens of documents, before packing.
-      packing: of the padding, or None.
-      shape: batch and length.
-      first: position of the first token if it starts no document; None: 0.
-    """
-    documents = None
-    if starts is None:
-        positions = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
-        positions = positions if first is None else positions + first[:, None]
-    else:
-        starts = pack_starts(starts, packing)
-        positions, documents = document_positions(starts, first=first), document_numbers(starts)
-    return positions if packing is None else jnp.where(packing.is_real, positions, -1), documents
-
-
-def of_last_document(
-    key_positions: Int[Array, "batch keys"],
-    documents: Int[Array, "batch length"],
-    following: Int[Array, " batch"],
-) -> tuple[Int[Array, "batch keys"], Int[Array, " batch"]]:
-    """Positions of cached and new keys, -1 outside the last document, and the next one.
-
-    Args:
-      key_positions: of the cached keys, then of the new ones.
-      documents: documents that have started up to each new token.
-      following: the next position if none has started.
-    """
-    last = jnp.max(documents, axis=1)
-    cached = key_positions.shape[1] - documents.shape[1]
-    numbers = jnp.pad(documents, ((0, 0), (cached, 0)))
-    kept = jnp.where(numbers == last[:, None], key_positions, -1)
-    return kept, jnp.where(last == 0, following, jnp.max(kept, axis=1) + 1)

@@ -14,10 +14,10 @@ from fwpkm_jax.core.attention.softmax import blockwise_attention, masked_attenti
 from fwpkm_jax.core.documents import pack_starts
 from fwpkm_jax.core.padding import Packing, last_rows, pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
-from fwpkm_jax.layers.mixers.attention import AttentionCache, of_last_document, places
 from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, OwnMemory, Starts
 from fwpkm_jax.layers.mixers.lact_stream import FastStream, FastTokens, read_documents, read_whole
 from fwpkm_jax.layers.mixers.registry import register_mixer
+from fwpkm_jax.layers.mixers.window_cache import AttentionCache, of_last_document, places
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import ParameterAxes
 from fwpkm_jax.layers.rotary import YarnConfig, apply_rotary, rotary_frequencies

@@ -1,0 +1,155 @@
+"""What windowed attention keeps of the tokens before, in streams and from device to device."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fwpkm_jax.core.attention.softmax import (
+    KeysAndValues,
+    blockwise_attention,
+    in_front,
+    masked_attention,
+)
+from fwpkm_jax.core.documents import document_numbers, document_positions, pack_starts
+from fwpkm_jax.core.padding import Packing, last_rows
+from fwpkm_jax.core.sequence.axis import Places, SequenceAxis
+from fwpkm_jax.core.sequence.edges import tokens_before
+from fwpkm_jax.layers.mixers.base import Starts
+
+
+class AttentionCache(NamedTuple):
+    """The latest tokens' keys and values, oldest first; position -1 marks an empty entry."""
+
+    keys: Float[Array, "batch capacity kv_heads head"]
+    values: Float[Array, "batch capacity kv_heads head"]
+    positions: Int[Array, "batch capacity"]
+    next_position: Int[Array, " batch"]
+
+
+def attend_window(
+    query: Float[Array, "batch length heads head"],
+    key: Float[Array, "batch length kv_heads head"],
+    value: Float[Array, "batch length kv_heads head"],
+    positions: Int[Array, "batch length"],
+    cache: AttentionCache,
+    counts: Int[Array, " batch"] | None,
+    persistent: KeysAndValues | None = None,
+    documents: Int[Array, "batch length"] | None = None,
+) -> tuple[Float[Array, "batch length heads head"], AttentionCache]:
+    """Windowed attention to the cached tokens and the new ones, before the gate; the new cache.
+
+    `counts` says how many tokens of each sequence are real, None for all; `documents`, how many
+    documents have started up to each token.
+    """
+    length, capacity = query.shape[1], cache.keys.shape[1]
+    keys = jnp.concatenate([cache.keys, key.astype(cache.keys.dtype)], axis=1)
+    values = jnp.concatenate([cache.values, value.astype(cache.values.dtype)], axis=1)
+    key_positions = jnp.concatenate([cache.positions, positions], axis=1)
+    implementation = blockwise_attention if length > 2 * capacity else masked_attention
+    *seen, seen_positions = in_front(
+        persistent, keys.astype(key.dtype), values.astype(value.dtype), key_positions
+    )
+    num_persistent = 0 if persistent is None else persistent[0].shape[0]
+    key_documents = None
+    if documents is not None:
+        key_documents = jnp.pad(documents, ((0, 0), (num_persistent + capacity, 0)))
+    output = implementation(
+        query,
+        *seen,
+        query_positions=positions,
+        key_positions=seen_positions,
+        window=capacity,
+        num_persistent=num_persistent,
+        query_documents=documents,
+        key_documents=key_documents,
+    )
+    following = cache.next_position + (length if counts is None else counts)
+    if documents is not None:
+        key_positions, following = of_last_document(key_positions, documents, following)
+    # Packed tokens come first, so the latest real token ends at capacity + count.
+    end = None if counts is None else capacity + counts
+    return output, AttentionCache(
+        keys=last_rows(keys, size=capacity, end=end),
+        values=last_rows(values, size=capacity, end=end),
+        positions=last_rows(key_positions, size=capacity, end=end),
+        next_position=following,
+    )
+
+
+def cache_before_part(
+    key: Float[Array, "batch length kv_heads head"],
+    value: Float[Array, "batch length kv_heads head"],
+    at: Places,
+    *,
+    axis: SequenceAxis,
+    cache: AttentionCache,
+) -> tuple[AttentionCache, Int[Array, "batch length"] | None]:
+    """The cache that a device's part of each sequence starts from, inside `jax.shard_map`.
+
+    Each device sends the keys and values of its last tokens, as many as the cache holds.
+
+    Args:
+      key: of this device's tokens.
+      value: likewise.
+      at: where these tokens stand in the sequence.
+      axis: over which the sequence lies.
+      cache: of the tokens before the whole sequence, equal on all devices.
+
+    Returns:
+      The cache, and how many documents have started in the part up to each token, 0 for the one
+      that goes on; None if rows are one document.
+    """
+    numbers = jnp.zeros_like(at.positions) if at.numbers is None else at.numbers
+    keys, values, positions, before_numbers = tokens_before(
+        (key, value, at.positions, numbers),
+        (cache.keys, cache.values, cache.positions, jnp.zeros_like(cache.positions)),
+        axis=axis,
+    )
+    # Of the tokens before the part only those of its first document are seen.
+    last = before_numbers[:, -1:]
+    positions = jnp.where(before_numbers == last, positions, -1)
+    documents = None if at.numbers is None else numbers - last
+    following = jnp.where(axis.index > 0, positions[:, -1] + 1, cache.next_position)
+    return AttentionCache(keys, values, positions, following), documents
+
+
+def places(
+    starts: Starts, packing: Packing | None, *, shape: tuple[int, ...], first: jax.Array | None
+) -> tuple[Int[Array, "batch length"], Int[Array, "batch length"] | None]:
+    """Each packed token's position in its document, -1 for padding, and that document's number.
+
+    Args:
+      starts: first tokens of documents, before packing.
+      packing: of the padding, or None.
+      shape: batch and length.
+      first: position of the first token if it starts no document; None: 0.
+    """
+    documents = None
+    if starts is None:
+        positions = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
+        positions = positions if first is None else positions + first[:, None]
+    else:
+        starts = pack_starts(starts, packing)
+        positions, documents = document_positions(starts, first=first), document_numbers(starts)
+    return positions if packing is None else jnp.where(packing.is_real, positions, -1), documents
+
+
+def of_last_document(
+    key_positions: Int[Array, "batch keys"],
+    documents: Int[Array, "batch length"],
+    following: Int[Array, " batch"],
+) -> tuple[Int[Array, "batch keys"], Int[Array, " batch"]]:
+    """Positions of cached and new keys, -1 outside the last document, and the next one.
+
+    Args:
+      key_positions: of the cached keys, then of the new ones.
+      documents: documents that have started up to each new token.
+      following: the next position if none has started.
+    """
+    last = jnp.max(documents, axis=1)
+    cached = key_positions.shape[1] - documents.shape[1]
+    numbers = jnp.pad(documents, ((0, 0), (cached, 0)))
+    kept = jnp.where(numbers == last[:, None], key_positions, -1)
+    return kept, jnp.where(last == 0, following, jnp.max(kept, axis=1) + 1)

@@ -6,7 +6,8 @@
 Each person tells a model some facts, which it writes into a memory of this person's own. After
 every conversation the memories are saved without caches (`fwpkm_jax.memories`, a fork of the
 untouched memory) and loaded again, and the facts of the first conversation are asked for. The later
-conversations are filler, or state as many facts about other keys.
+conversations are filler, or state as many facts about other keys. As controls, the facts are asked
+for before they are told, and conversations state other values of the same keys.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from fwpkm_jax.data import RecallData
 from fwpkm_jax.generation import GenerationState, generate, init_generation
 from fwpkm_jax.run import load_run
 
-KINDS = ("filler", "other facts")
+KINDS = ("filler", "other facts", "the same keys")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +71,11 @@ class Facts:
         """A text of the same length without these facts."""
         if kind == "filler":
             return self._text(self._keys[:, :0], self._values[:, :0])
-        keys = self._rng.permuted(self._others, axis=1)[:, : self._data.num_facts]
-        return self._text(keys, self._rng.integers(self._data.num_values, size=keys.shape))
+        values = self._rng.integers(self._data.num_values, size=self._keys.shape)
+        if kind == "the same keys":
+            return self._text(self._keys, values)
+        others = self._rng.permuted(self._others, axis=1)
+        return self._text(others[:, : self._data.num_facts], values)
 
     def questions(self) -> tuple[np.ndarray, np.ndarray]:
         """Each key and its value in turn, and where the value is to be said: after its key."""
@@ -101,7 +105,10 @@ def _logits(graphdef: Any, params: Any, state: GenerationState, tokens: jax.Arra
 
 
 def curve(run: Any, kind: str, options: Options, folder: Path) -> list[dict[str, Any]]:
-    """The share of facts that are answered, after each conversation; and what saving took."""
+    """The share of facts that are answered, after each conversation; and what saving took.
+
+    The first row is of the memories before the facts are told.
+    """
     model, data = run.model, run.experiment.data
     texts = Facts(data, options.people, options.seed)
     questions, asked = texts.questions()
@@ -110,10 +117,11 @@ def curve(run: Any, kind: str, options: Options, folder: Path) -> list[dict[str,
     memories.save(folder, "untouched", start(memory), model=model, keep="memory")
     memories.fork(folder, "untouched", "people")
     rows = []
-    for number in range(options.conversations + 1):
+    for number in range(-1, options.conversations + 1):
         state = memories.load(folder, "people", model, max_length=data.length)
-        text = texts.other(kind) if number else texts.told()
-        state = generate(model, text, state, max_new_tokens=0).state
+        if number >= 0:
+            text = texts.other(kind) if number else texts.told()
+            state = generate(model, text, state, max_new_tokens=0).state
         began = time.perf_counter()
         memories.save(folder, "people", state, model=model, keep="memory")
         state = memories.load(folder, "people", model, max_length=data.length)
@@ -137,9 +145,10 @@ def curve(run: Any, kind: str, options: Options, folder: Path) -> list[dict[str,
 def table(rows: list[dict[str, Any]]) -> str:
     """Recall by the number of conversations since."""
     numbers = sorted({row["conversations"] for row in rows})
-    shown = [n for n in numbers if n in (0, 1, 2, 3, 5, 10, 15, 20, 25) or n == numbers[-1]]
+    shown = [n for n in numbers if n in (-1, 0, 1, 2, 5, 10, 20) or n == numbers[-1]]
+    names = ["before" if number < 0 else str(number) for number in shown]
     lines = [
-        f"| conversations since | {' | '.join(map(str, shown))} |",
+        f"| conversations since | {' | '.join(names)} |",
         "|---" * (len(shown) + 1) + "|",
     ]
     for kind in KINDS:

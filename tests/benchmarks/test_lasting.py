@@ -22,11 +22,12 @@ def test_other_texts_state_other_facts_only():
         at = np.flatnonzero(np.isin(told[row], list(pairs)))
         assert {told[row, i]: told[row, i + 1] for i in at} == pairs
         assert at.max() < told.shape[1] // 2
-        filler, other = (facts.other(kind)[row] for kind in lasting.KINDS)
+        filler, other, same = (facts.other(kind)[row] for kind in lasting.KINDS)
         assert filler.max() < data.first_key
         keys = other[(other >= data.first_key) & (other < data.first_value)]
         assert len(set(keys)) == 4
         assert not set(keys) & set(pairs)
+        assert set(same[(same >= data.first_key) & (same < data.first_value)]) == set(pairs)
 
 
 @pytest.mark.thorough
@@ -40,11 +41,11 @@ def test_the_curve_has_a_point_for_each_conversation(tmp_path, monkeypatch, caps
     run("study.lasting", "--run", "runs/made_up", *options)
     rows = result(out)["rows"]
     assert [(row["text"], row["conversations"]) for row in rows] == [
-        (kind, number) for kind in lasting.KINDS for number in range(3)
+        (kind, number) for kind in lasting.KINDS for number in (-1, 0, 1, 2)
     ]
     assert all(0 <= row["recall"] <= 1 for row in rows)
     assert all(row["kilobytes_per_person"] > 0 for row in rows)
-    assert "| conversations since | 0 | 1 | 2 |" in capsys.readouterr().out
+    assert "| conversations since | before | 0 | 1 | 2 |" in capsys.readouterr().out
 
 
 def test_a_fork_takes_less_than_the_slots_it_wrote(tmp_path):

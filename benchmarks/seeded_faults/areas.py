@@ -7,12 +7,15 @@ from benchmarks.seeded_faults import (
     interchange,
     kernels,
     layers,
+    memories,
     rules,
     training,
 )
 
 AREAS = {
     module.__name__.rpartition(".")[2]: module.FAULTS
-    for module in (core, rules, kernels, layers, training, data, evaluation, interchange)
+    for module in (
+        *(core, rules, kernels, layers, training, data, evaluation, interchange, memories),
+    )
 }
 """The faults of each area, named after the part of the library that they lie in."""

@@ -361,6 +361,9 @@ def reset_cache_gives_the_first_one(case: MixerCase) -> None:
         mixer.capacity(start) in (None, _LENGTH),
         f"capacity is {mixer.capacity(start)} for max_length={_LENGTH}",
     )
+    if type(mixer).grow_cache is not AbstractMixer.grow_cache:
+        longer = mixer.init_cache(_BATCH, max_length=_LENGTH + 3, dtype=jnp.float64)
+        require_equal(mixer.grow_cache(start, _LENGTH + 3), longer, "grow_cache of an empty cache")
     for leaf in jax.tree.leaves(start):
         require(leaf.shape[:1] == (_BATCH,), f"a leaf of the cache {leaf.shape} has no batch axis")
 

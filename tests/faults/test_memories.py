@@ -94,7 +94,12 @@ def test_a_damaged_memory_or_base_is_refused_by_name(fault, tmp_path):
                     memories.load(tmp_path, name, model)
         path.write_bytes(whole)
         assert_same(memories.load(tmp_path, "bob", model), state)
-    with fault("a fork's base that is removed"):
+    with fault("a fork's base that is replaced or removed", 2):
+        memories.save(tmp_path, "carol", make_state(model, seed=7), model=model)
+        base.unlink()
+        base.write_bytes((tmp_path / "carol.safetensors").read_bytes())
+        with pytest.raises(ValueError, match=r"[0-9a-z]+\.safetensors is another memory than"):
+            memories.load(tmp_path, "bob", model)
         base.unlink()
         lost = r"bob.safetensors needs its base, a former 'alice', which is missing"
         with pytest.raises(ValueError, match=lost):

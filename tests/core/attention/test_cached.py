@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core.attention.cached import RingCache, put_in_ring, ring_attention
+from fwpkm_jax.core.attention.cached import RingCache, larger_ring, put_in_ring, ring_attention
 from fwpkm_jax.core.attention.softmax import masked_attention
 
 BATCH, LENGTH, CAPACITY, HEADS, KV_HEADS, HEAD = 2, 13, 5, 4, 2, 3
@@ -49,6 +49,27 @@ def test_any_cut_sees_the_latest_tokens(lengths):
     assert sorted(cache.positions[0].tolist()) == [8, 9, 10, 11, 12]
     np.testing.assert_array_equal(cache.keys[:, 12 % CAPACITY], key[:, 12])
     assert cache.next_position.tolist() == [13, 13]
+
+
+def test_a_cache_that_grows_keeps_its_tokens_and_has_room_for_more():
+    query, key, value = sample()
+    positions = jnp.broadcast_to(jnp.arange(LENGTH), (BATCH, LENGTH))
+    expected = masked_attention(
+        query, key, value, query_positions=positions, key_positions=positions, window=LENGTH
+    )
+    cache = empty()
+    for part in (slice(0, 4), slice(4, LENGTH)):
+        cache = larger_ring(cache, LENGTH) if part.start else cache
+        output, cache = call(
+            cache, query[:, part], key[:, part], value[:, part], positions[:, part]
+        )
+        np.testing.assert_allclose(output, expected[:, part], rtol=1e-5, atol=1e-6)
+    full = RingCache(key[:, 8:], value[:, 8:], positions[:, 8:], jnp.full((BATCH,), LENGTH))
+    order = np.arange(8, 13)[np.argsort(np.arange(8, 13) % CAPACITY)] - 8  # As it wraps.
+    wrapped = jax.tree.map(lambda x: x[:, order] if x.ndim > 1 else x, full)
+    grown = larger_ring(wrapped, 11)
+    assert grown.positions[0].tolist() == [11, 12, *[-1] * 6, 8, 9, 10]
+    np.testing.assert_array_equal(grown.keys[:, 12 % 11], key[:, 12])
 
 
 def test_padding_is_neither_seen_nor_kept_and_sequences_keep_their_own_count():

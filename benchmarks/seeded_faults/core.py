@@ -222,6 +222,7 @@ FAULTS = (
         "weight = kept * sums.weight + jnp.sum(weights, axis=-1)",
         "weight = sums.weight + jnp.sum(weights, axis=-1)",
         _ATTENTION,
+        under="fwpkm_jax/core/attention",
     ),
     Fault(
         "cross-entropy: logits in bfloat16",

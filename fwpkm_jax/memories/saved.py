@@ -157,7 +157,7 @@ def describe(folder: str | Path, name: str) -> Description:
     Example:
       >>> from fwpkm_jax import memories
       >>> memories.describe("memories", "alice").base  # doctest: +SKIP
-      'start'
+      'start-600'
     """
     path = store.existing(folder, name)
     facts, _ = file.read_facts(path)

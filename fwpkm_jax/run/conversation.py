@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +20,9 @@ from fwpkm_jax.memories.saved import Keep
 from fwpkm_jax.run.load import Run, text_tokenizer
 from fwpkm_jax.training.runs.lock import RunInUseError
 
-START = "start"
-"""The memory that all others of a run are forks of: that of the checkpoint, before any text."""
-_LONGEST_WAIT = 60.0  # Seconds that another process may take to save `START`.
+_START = "start-"
+"""With a step: the memory that all others of a checkpoint are forks of, before any text."""
+_LONGEST_WAIT = 60.0  # Seconds that another process may take to save it.
 
 
 class Conversation:
@@ -56,13 +57,13 @@ class Conversation:
     ) -> None:
         if (name is None) != (folder is None):
             raise ValueError(f"name={name!r} and folder={folder!r} go together; give both or none.")
-        if name == START:
+        if name is not None and re.fullmatch(rf"{_START}\d+", name):
             raise ValueError(
-                f"name={START!r} is the memory that all others begin with; choose another name."
+                f"name={name!r} is the memory that others begin with; choose another name."
             )
         self.tokenizer = text_tokenizer(run)
         self.name, self._folder = name, Path() if folder is None else Path(folder)
-        self._model, self._origin = run.model, origin
+        self._model, self._origin, self._start = run.model, origin, f"{_START}{run.step}"
         self._keep: Keep = keep
         ids = self._model.config.vocab_size
         sampling = sampling or Sampling()
@@ -82,7 +83,7 @@ class Conversation:
             held.enter_context(memories.hold(self._folder, self.name))
             if self.name not in memories.names(self._folder):
                 self._save_start()
-            self._load(self.name if self.name in memories.names(self._folder) else START)
+            self._load(self.name if self.name in memories.names(self._folder) else self._start)
             self._held = held.pop_all()
         return self
 
@@ -154,7 +155,7 @@ class Conversation:
         if point in self.points:
             raise ValueError(f"The point {point!r} is saved already; choose another name.")
         if self.name not in memories.names(self._folder):
-            memories.fork(self._folder, START, self.name)
+            memories.fork(self._folder, self._start, self.name)
         memories.save(
             *(self._folder, self.name, self.state),
             model=self._model,
@@ -172,7 +173,7 @@ class Conversation:
                 there = ", ".join(self.points) or "none"
                 raise ValueError(f"There is no point {point!r}; saved are {there}.")
             memories.restore(self._folder, self.name, f"{self.name}@{point}")
-        self._load(self.name if self.name in memories.names(self._folder) else START)
+        self._load(self.name if self.name in memories.names(self._folder) else self._start)
 
     def usage(self) -> list[str]:
         """Lines about what of the memory is in use."""
@@ -185,8 +186,12 @@ class Conversation:
         if self.name is None:
             return lines
         is_saved = self.name in memories.names(self._folder)
-        since = memories.written_rows(self._folder, self.name if is_saved else START, self.state)
-        for key, (rows, total) in memories.written_rows(self._folder, START, self.state).items():
+        since = memories.written_rows(
+            self._folder, self.name if is_saved else self._start, self.state
+        )
+        for key, (rows, total) in memories.written_rows(
+            self._folder, self._start, self.state
+        ).items():
             lines.append(
                 f"{key}: {rows:,} of {total:,} rows written ({rows / total:.2%}), "
                 f"{since[key][0]:,} since it was last saved."
@@ -205,10 +210,10 @@ class Conversation:
     def _save_start(self) -> None:
         """Saves the checkpoint's memory, which all others share on disk."""
         deadline = time.monotonic() + _LONGEST_WAIT
-        while START not in memories.names(self._folder):
+        while self._start not in memories.names(self._folder):
             try:
                 memories.save(
-                    *(self._folder, START, self.state),
+                    *(self._folder, self._start, self.state),
                     model=self._model,
                     keep="memory",
                     origin=self._origin,

@@ -4,6 +4,7 @@ import io
 import os
 import signal
 
+import jax
 import pytest
 
 from fwpkm_jax import memories
@@ -14,10 +15,9 @@ from fwpkm_jax.run import chat as chat_module
 @pytest.fixture
 def programs(text_run, monkeypatch, capsys, tmp_path):
     """Runs `chat` and `generate` on an untrained run on text."""
-    for command in (chat_command, generate_command):
-        monkeypatch.setattr(command, "load_run", lambda directory, step: text_run)
 
-    def run(command, *arguments, lines=""):
+    def run(command, *arguments, lines="", run=text_run):
+        monkeypatch.setattr(command, "load_run", lambda directory, step: run)
         monkeypatch.setattr(
             "sys.stdin", lines if hasattr(lines, "readline") else io.StringIO(lines)
         )
@@ -37,7 +37,7 @@ def test_a_chat_goes_on_where_it_stopped_and_forgets_what_it_is_told_to(programs
     assert first.startswith("alice: 0 tokens read. /help lists the commands.\nRead 16 tokens.\n")
     assert first.endswith("\nSaved as day.\nThe memory 'alice' is saved.\n")
     folder = tmp_path / "memories"
-    assert memories.names(folder) == ("alice", "alice@day", "start")
+    assert memories.names(folder) == ("alice", "alice@day", "start-0")
 
     lines = (
         "hello\n/forget day\nhello\n/memory\n/forget night\n/rede x\n/read x\n\n/help\n/quit\nno"
@@ -91,9 +91,22 @@ def test_a_signal_ends_a_chat_with_the_memory_saved(programs, tmp_path):
     assert memories.describe(tmp_path / "memories", "alice").num_read == (14,)
 
 
+def test_a_memory_stays_with_the_step_it_belongs_to(programs, text_run, tmp_path):
+    assert programs(chat_command)[0] == 0
+    later = text_run._replace(params=jax.tree.map(lambda x: x + 1, text_run.params), step=7)
+    code, _, errors = programs(chat_command, run=later)
+    assert code == 2
+    assert errors.endswith(
+        f"belongs to other weights, of {tmp_path}, step 0; use those, or another name.\n"
+    )
+    assert programs(chat_command, "--memory=bob", run=later)[0] == 0
+    names = memories.names(tmp_path / "memories")
+    assert names == ("alice", "bob", "start-0", "start-7")
+
+
 def test_what_no_chat_can_begin_with_is_refused(programs):
     for arguments, message in (
-        (["--memory=start"], "name='start' is the memory that all others begin with"),
+        (["--memory=start-0"], "name='start-0' is the memory that others begin with"),
         (["--memory=../x"], "name='../x' must be 1 to 100 letters"),
     ):
         code, _, errors = programs(chat_command, *arguments)

@@ -367,8 +367,8 @@ MEMORIES = [
     Misuse("A fork with the name of another", lambda: memories.fork(alice(), "alice", "bob")),
     Misuse("A memory that others share is deleted", lambda: memories.delete(alice(), "alice")),
     Misuse(
-        "A name of a memory that all begin with",
-        lambda: Conversation(None, name="start", folder="memories"),  # pyright: ignore
+        "The name of a memory that others begin with",
+        lambda: Conversation(None, name="start-600", folder="memories"),  # pyright: ignore
     ),
     Misuse("A draft longer than the queue", long_draft),
 ]

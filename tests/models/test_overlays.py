@@ -17,6 +17,7 @@ from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.rules import FwPKM
 
+pytestmark = pytest.mark.two_phase
 RULE = FwPKM(num_subkeys=6, key_dim=8, value_dim=5, num_heads=2, top_k=2)
 CONFIG = ModelConfig(
     vocab_size=11,

@@ -78,6 +78,7 @@ def test_a_read_of_the_old_table_after_the_write_is_seen_as_a_copy():
     assert copies(text, RULE.num_slots, RULE.value_dim)
 
 
+@pytest.mark.two_phase
 @pytest.mark.compiled_text
 @pytest.mark.parametrize("groups", [1, 3])
 def test_a_token_of_overlays_copies_no_base(groups):

@@ -30,9 +30,9 @@ from fwpkm_jax.rules import FwPKM
 class Options:
     """Times decoding with a memory layer, one memory per user."""
 
-    users: tuple[int, ...] = (1, 8, 32)
+    users: tuple[int, ...] = (1, 2, 8, 32)
     """Users who decode in one batch."""
-    rows: tuple[int, ...] = (0, 512, 2048, 8192)
+    rows: tuple[int, ...] = (0, 1024, 4096, 16384)
     """Slots that each user of an overlay has written before."""
     subkeys: int = 128
     """Sub-keys per codebook; a table has their square as slots."""

@@ -35,7 +35,8 @@ class ExportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportHF(ExportOptions):
-    """Writes a run that began with `fwpkm import hf` as a folder of the transformers library."""
+    """Writes a run as a folder of the transformers library, if one of its families computes what
+    the run's model does."""
 
 
 def main(arguments: Sequence[str], program: str = "fwpkm export") -> int:

@@ -1,5 +1,6 @@
 """The commands from an open model's folder to a memory in it, on a random tiny model."""
 
+import dataclasses
 import io
 import json
 import math
@@ -15,15 +16,29 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
+from fwpkm_jax import load_config
 from fwpkm_jax.cli import program
 from fwpkm_jax.data.tokenizers import load_tokenizer
 from fwpkm_jax.generation import generate, init_generation
+from fwpkm_jax.interchange import start_run
 from fwpkm_jax.interchange.hf import model_config, open_folder, read_weights
+from fwpkm_jax.interchange.hf.described import changes, config_text
 from fwpkm_jax.interchange.hf.families import FAMILIES
 from fwpkm_jax.interchange.hf.layout import parts
+from fwpkm_jax.interchange.weights import abstract_weights
+from fwpkm_jax.layers import (
+    AttentionConfig,
+    ExpertsConfig,
+    FastWeightLayerConfig,
+    GatedDeltaNetConfig,
+    Llama3Scaling,
+    YarnConfig,
+)
+from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.parameters import count_parameters
 from fwpkm_jax.run import load_run
+from fwpkm_jax.whole_files import write_json
 
 NEXT = {
     "model_type": "qwen3_next", "vocab_size": 300, "hidden_size": 16, "intermediate_size": 24,
@@ -86,6 +101,86 @@ def test_counts_are_those_of_the_published_models():
     eighty = count_parameters(model_config({"model_type": "qwen3_next"}))
     assert round(eighty.total / 1e9, 1) == 79.7
     assert round(eighty.active / 1e9, 1) == 3.9
+
+
+OURS = ModelConfig(
+    vocab_size=257, model_dim=16, mlp_dim=24, mixers=("gdn", "attention"), tie_embeddings=False,
+    attention=AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=8),
+    gdn=GatedDeltaNetConfig(
+        num_key_heads=2, num_value_heads=4, key_head_dim=4, value_head_dim=4, conv_width=4
+    ),
+)  # fmt: skip
+"""A model that began here."""
+
+
+def changed(**fields):
+    return dataclasses.replace(OURS, **fields)
+
+
+def attending(**fields):
+    return dataclasses.replace(OURS.attention, gated=False, **fields)
+
+
+OTHERS = {
+    "qwen3_next": changed(
+        expert_layers=(1,), experts=ExpertsConfig(num_experts=4, top_k=2, shared_dim=8)
+    ),
+    "qwen3": changed(
+        mixers=("swa", "attention"), window=9, norm_offset=False, mlp_activation="gelu_tanh",
+        attention=attending(rotary_fraction=1.0, norm_offset=False, yarn=YarnConfig(factor=2.0)),
+    ),
+    "olmo_hybrid": changed(
+        post_norm_layers=(1,), norm_offset=False,
+        attention=attending(qk_norm="all", rotary_fraction=0.0, norm_offset=False),
+        gdn=dataclasses.replace(OURS.gdn, max_strength=2.0, norm_eps=1e-5),
+    ),
+    "llama": changed(
+        mixers=("attention",), norm_offset=False, mlp_bias=True, tie_embeddings=True,
+        attention=attending(
+            qk_norm="none", norm_offset=False, bias=True, rotary_fraction=1.0,
+            llama3=Llama3Scaling(factor=4.0, original_length=64),
+        ),
+    ),
+}  # fmt: skip
+
+
+def test_a_model_that_began_here_is_described_as_a_family_that_computes_the_same():
+    for model_type, model in {"qwen3_5_text": OURS, **OTHERS}.items():
+        text = config_text(model, context=64)
+        assert text["model_type"] == model_type
+        assert changes(model_config(text), model) == []
+    paper = {name: load_config(name).model for name in ("gdn_fa", "fa__fwpkm2_6_10", "gdn")}
+    for model in paper.values():
+        assert config_text(model, context=64)["model_type"] == "qwen3_5_text"
+    for model, reason in (
+        (changed(mixers=("gdn", "swa")), "layer_types holds 'sliding_attention'"),
+        (changed(mixers=("titans",)), "layer_types holds 'titans'"),
+        (changed(pkm_layers=(0,)), r"qwen3_5_text, the closest: model\.pkm_layers"),
+        (changed(head_bias=True), r"model\.head_bias"),
+        (changed(fast_weight_layer=FastWeightLayerConfig()), r"model\.fast_weight_layer"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            config_text(model, context=64)
+
+
+def test_a_run_that_began_here_leaves_as_a_folder_and_is_imported_again(tmp_path, capsys):
+    experiment = load_config("study/gdn_swa")
+    run = tmp_path / "run"
+    experiment = dataclasses.replace(experiment, model=OURS, run_dir=str(run))
+    like = abstract_weights(OURS)
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.normal(0, 0.3, x.shape).astype(x.dtype) for n, x in like.named().items()}
+    start_run(experiment, like.replaced(arrays))
+    out = str(tmp_path / "out")
+    assert program.main(["export", "hf", str(run), out]) == 0
+    source = open_folder(out)
+    assert changes(source.config, OURS) == []
+    for name, array in read_weights(source).named().items():
+        np.testing.assert_array_equal(array, arrays[name], err_msg=name)
+    refused = dataclasses.replace(experiment, model=changed(head_bias=True))
+    write_json(run / "config.json", refused.to_json())
+    assert program.main(["export", "hf", str(run), f"{out}2"]) == 2
+    assert "model.head_bias" in capsys.readouterr().err
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "open_model.md"

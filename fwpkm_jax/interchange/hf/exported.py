@@ -12,19 +12,19 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from fwpkm_jax.config import read_experiment
+from fwpkm_jax.config import Experiment, read_experiment
 from fwpkm_jax.config_json import to_json
+from fwpkm_jax.data.tokenizers import BYTES
+from fwpkm_jax.interchange.hf.described import changes, config_text
 from fwpkm_jax.interchange.hf.families import FAMILIES, model_config
-from fwpkm_jax.interchange.hf.imported import KEPT
+from fwpkm_jax.interchange.hf.imported import KEPT, TENSORS
 from fwpkm_jax.interchange.hf.layout import parts
 from fwpkm_jax.interchange.hf.model_folder import HEAD, MEMORIES, NOTE
 from fwpkm_jax.interchange.hf.tensor_files import INDEX, SINGLE
 from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.layers.lora import merged
-from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.run import load_run
-from fwpkm_jax.training.runs.run_directory import differences
 from fwpkm_jax.whole_files import read_json, write_json
 
 _MOST_BYTES = 5 * 10**9  # Of one file, as the library cuts them.
@@ -43,12 +43,13 @@ def export_model(
     step: int | Literal["best"] | None = None,
     most_bytes: int = _MOST_BYTES,
 ) -> Path:
-    """Writes a checkpoint of a run that began as an imported model, with the same tensors.
+    """Writes a checkpoint of a run as a folder that the transformers library loads.
 
-    Names, shapes and dtypes are those of the folder that was imported. Memories go into a file of
-    their own, which the library does not read, and `config.json` gets a note of them; such a folder
-    is imported with its memories. Low-rank updates are added to the matrices that they belong to,
-    which rounds them to the folder's dtype.
+    Of a run that began as an imported model, names, shapes and dtypes are those of the folder that
+    was imported. Another run gets the configuration of a family that computes the same. Memories
+    go into a file of their own, which the library does not read, and `config.json` gets a note of
+    them; such a folder is imported with its memories. Low-rank updates are added to the matrices
+    that they belong to, which rounds them to the folder's dtype.
 
     Args:
       run_dir: the run, or one that has it as its `base`.
@@ -61,23 +62,27 @@ def export_model(
 
     Raises:
       FileExistsError: the folder exists.
-      ValueError: the run was not imported by `fwpkm import hf`, or its model is another now.
+      ValueError: the run's model is another than was imported, or no family computes the same.
     """
     folder = Path(folder)
     if folder.exists():
         raise FileExistsError(f"{folder} exists; choose a folder that does not.")
     kept = _kept_files(Path(run_dir))
-    text = read_json(kept / "config.json")
+    experiment = read_experiment(Path(run_dir))
+    model = experiment.model
+    original: dict[str, Any] = {}
+    if kept is None:
+        text, files = _described(experiment, run_dir)
+    else:
+        text, original = (read_json(kept / name) for name in ("config.json", TENSORS))
+        files = [file for file in kept.iterdir() if file.name not in ("config.json", TENSORS)]
+        _check_same(model, model_config(text), run_dir)
     run = load_run(run_dir, step)
-    model = run.experiment.model
-    _check_same(model, model_config(text), run_dir)
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    for file in kept.iterdir():
-        if file.name != "tensors.json":
-            shutil.copyfile(file, partial / file.name)
-    original = read_json(kept / "tensors.json")
+    for file in map(Path, files):
+        shutil.copyfile(file, partial / file.name)
     named = Weights(run.params, run.memory if model.memory_layers else {}).named()
     if model.lora is not None:
         named = merged(named, model.lora)
@@ -85,11 +90,12 @@ def export_model(
 
     def tensors() -> Iterator[tuple[str, np.ndarray]]:
         for name, part in found.items():
-            shapes = [tuple(original[x]["shape"]) for x in part.names]
+            shapes = [tuple(original[x]["shape"]) for x in part.names] if original else part.shapes
             for x, array in zip(
                 part.names, part.unpack(np.asarray(named[name]), shapes), strict=True
             ):
-                yield x, np.ascontiguousarray(array, _DTYPES[original[x]["dtype"]])
+                dtype = _DTYPES[original[x]["dtype"]] if original else array.dtype
+                yield x, np.ascontiguousarray(array, dtype)
         if HEAD in original and model.tie_embeddings:
             embedding = np.asarray(named["params/embedding"])
             yield HEAD, np.ascontiguousarray(embedding, _DTYPES[original[HEAD]["dtype"]])
@@ -103,45 +109,38 @@ def export_model(
             "Other programs load the model without them.",
             "model": to_json(dataclasses.replace(model, lora=None)),
         }
-        write_json(partial / "config.json", text)
+    write_json(partial / "config.json", text)
     partial.rename(folder)
     return folder
 
 
-def _kept_files(run_dir: Path) -> Path:
-    """What the import kept, of the run or of the one it is based on."""
+def _kept_files(run_dir: Path) -> Path | None:
+    """What the import kept, of the run or of the one it is based on; None if nobody imported it."""
     directory = run_dir
     while not (directory / KEPT).is_dir():
         base = read_experiment(directory).base
         if base is None:
-            raise ValueError(
-                f"{run_dir} was not started by `fwpkm import hf`, so no configuration of the "
-                "transformers library is known for it; `fwpkm export RUN FOLDER` writes its "
-                "weights."
-            )
+            return None
         directory = Path(base)
     return directory / KEPT
+
+
+def _described(experiment: Experiment, run_dir: str | Path) -> tuple[dict[str, Any], list[str]]:
+    """`config.json` of a run that nobody imported, and the files that go with it."""
+    try:
+        text = config_text(experiment.model, context=experiment.data.length)
+    except ValueError as error:
+        raise ValueError(
+            f"{run_dir}: {error} `fwpkm export RUN FOLDER` writes its weights for this package."
+        ) from error
+    tokenizer = getattr(experiment.data, "tokenizer", BYTES)
+    return text, [] if tokenizer == BYTES else [tokenizer]
 
 
 def _check_same(model: ModelConfig, imported: ModelConfig, run_dir: str | Path) -> None:
     """Raises ValueError where the run's model computes something else than the imported one."""
 
-    def comparable(config: ModelConfig) -> dict[str, Any]:
-        # What changes no weight of the model, or nothing but speed and rounding.
-        config = dataclasses.replace(
-            config,
-            memory_layers=(),
-            fast_weight=FastWeightConfig(),
-            lora=None,  # Is merged.
-            activation_dtype="float32",
-            parameter_dtype="float32",
-            attention=dataclasses.replace(config.attention, backend="auto"),
-            gdn=dataclasses.replace(config.gdn, backend="auto", chunk_size=64),
-            experts=dataclasses.replace(config.experts, balance_weight=0.0),
-        )
-        return to_json(config)
-
-    changed = differences(comparable(imported), comparable(model), "model")
+    changed = changes(imported, model)
     if changed:
         raise ValueError(
             f"{run_dir} has another model than was imported ({changed[0]}), which its config.json "

@@ -23,7 +23,7 @@ from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.training.sharding import make_partition
 from fwpkm_jax.whole_files import write_json
 
-KEPT = "hf"
+KEPT, TENSORS = "hf", "tensors.json"
 """Folder in the run with what an export needs again: configuration, tokenizer, tensors' dtypes."""
 TOKENIZER = "tokenizer.json"
 _FILES = (
@@ -113,4 +113,4 @@ def _keep_files(folder: Path, kept: Path, source: ModelFolder) -> None:
     for name, x in source.files.items():
         if plain_name(name) == HEAD:  # A tied one too.
             tensors[HEAD] = {"dtype": x.dtype, "shape": list(x.shape)}
-    write_json(kept / "tensors.json", tensors)
+    write_json(kept / TENSORS, tensors)

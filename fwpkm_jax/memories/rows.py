@@ -63,13 +63,20 @@ def stored(name: str, x: np.ndarray, base: np.ndarray | None) -> Stored:
 def put_together(
     name: str, part: Part, arrays: Mapping[str, np.ndarray], base: np.ndarray | None
 ) -> np.ndarray:
-    """The array that `stored` took apart; `base` is that of its base, None for a whole one."""
+    """The array that `stored` took apart.
+
+    Args:
+      name: of the array.
+      part: what is stored of it.
+      arrays: what is stored, by name.
+      base: the array of its base, which is changed in place if it can be; None for a whole one.
+    """
     if part == "whole":
         return arrays[name]
     assert base is not None, "only a whole array has no base"
     if part == "same":
         return base
-    x = base.copy()
+    x = base if base.flags.writeable else base.copy()
     _rows(x)[arrays[f"{name}//rows"]] = arrays[f"{name}//values"]
     return x
 

@@ -238,9 +238,11 @@ def test_rows_are_put_together_to_the_bit():
     stored = rows.stored("x", new, base)
     assert stored.part == "rows"
     assert stored.rows == 2
+    base.flags.writeable = False
     back = rows.put_together("x", "rows", stored.arrays, base)
     assert back.tobytes() == new.tobytes()
     assert base[1, 7, 3] != new[1, 7, 3]
+    assert rows.put_together("x", "rows", stored.arrays, base.copy()).tobytes() == new.tobytes()
     assert rows.stored("x", base, base).part == "same"
     assert rows.stored("x", new, base[:1]).part == rows.stored("x", new, None).part == "whole"
     for empty in (np.zeros((0, 3)), np.zeros(())):

@@ -1,6 +1,6 @@
 """Sequences cut into chunks, and a memory carried over the chunks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -27,7 +27,25 @@ class Shared(NamedTuple):
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _TakenOut:
-    """Stands for a `Shared` array where every other array has an axis of groups."""
+    """Stands for a `Shared` array that goes its own way, see `take_shared`."""
+
+
+def take_shared(tree: Any) -> tuple[Any, list[Shared]]:
+    """The tree without what groups share, and that; `put_shared` puts it back."""
+    shared = [x for x in jax.tree.leaves(tree, is_leaf=_is_shared) if _is_shared(x)]
+    taken_out = _TakenOut()
+    own = jax.tree.map(lambda x: taken_out if _is_shared(x) else x, tree, is_leaf=_is_shared)
+    return own, shared
+
+
+def put_shared(tree: Any, shared: Sequence[Shared]) -> Any:
+    """The tree with what `take_shared` took out of one like it."""
+    back = iter(shared)
+
+    def is_taken_out(x: Any) -> bool:
+        return isinstance(x, _TakenOut)
+
+    return jax.tree.map(lambda x: next(back) if is_taken_out(x) else x, tree, is_leaf=is_taken_out)
 
 
 def map_own(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
@@ -210,19 +228,13 @@ def map_groups(function: Callable[..., Any], memory: Memory, *args: Any) -> Any:
         # A single memory needs no vmap; XLA then keeps the scatter in place.
         squeezed = map_own(lambda x: x[0], (memory, *args))
         return map_own(lambda x: x[None], function(*squeezed))
-    shared = [x for x in jax.tree.leaves(memory, is_leaf=_is_shared) if _is_shared(x)]
-    taken_out = _TakenOut()
+    _, shared = take_shared(memory)
 
     def own_part(*args: Any) -> Any:
-        out = function(*args)
-        return jax.tree.map(lambda x: taken_out if _is_shared(x) else x, out, is_leaf=_is_shared)
+        return take_shared(function(*args))[0]
 
     axes = jax.tree.map(lambda x: None if _is_shared(x) else 0, (memory, *args), is_leaf=_is_shared)
-    out = jax.vmap(own_part, in_axes=axes)(memory, *args)
-    back = iter(shared)
-    return jax.tree.map(
-        lambda x: next(back) if x is taken_out else x, out, is_leaf=lambda x: x is taken_out
-    )
+    return put_shared(jax.vmap(own_part, in_axes=axes)(memory, *args), shared)
 
 
 def split_groups(x: jax.Array, groups: int) -> jax.Array:

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.core.chunks import Memory
+from fwpkm_jax.core.chunks import Memory, Shared, put_shared, take_shared
 from fwpkm_jax.core.streams.queue import ChunkSize
 from fwpkm_jax.generation.prompts import check_lengths, check_prompts, check_room, pad_in_front
 from fwpkm_jax.generation.sampling import Sampling, choose_tokens
@@ -60,8 +60,9 @@ def generate(
       piece_length: tokens of a prompt read per call; limits the device memory needed and does not
         change results.
       keep_state: True leaves `state` as it is, so that it can be gone back to. Its caches are
-        copied, its memories only if this call may write them; otherwise both states share them,
-        and a later call without `keep_state` uses up both.
+        copied, its memories only if this call may write them, and of overlays
+        (`fwpkm_jax.overlays`) only each user's rows. What is not copied both states share, and a
+        later call without `keep_state` that writes it uses up both.
 
     Returns:
       Generated tokens, their number and log-probabilities, and the new state; see
@@ -103,47 +104,72 @@ def generate(
     if chunk_size == "flush" and write:
         check_room(state, lengths, max_new_tokens)
     graphdef, params = nnx.split(model)
-    options: dict[str, Any] = {"write": write, "chunk_size": chunk_size}
-    if not write or chunk_size == "flush":
-        # Nothing writes the memories: they are neither carried by the loops nor copied.
-        options["memory"] = state.stream.memory
-        state = _with_memory(state, {})
+    aside = _Aside.of(state.stream.memory, written=write and chunk_size != "flush")
+    options: dict[str, Any] = {"write": write, "chunk_size": chunk_size, "aside": aside}
+    state = _with_memory(state, aside.carried(state.stream.memory))
     if keep_state:
         state = jax.tree.map(jnp.copy, state)
     if lengths.max():
         tokens, mask = pad_in_front(rows, piece_length=piece_length)
         state = _prefill(graphdef, params, state, tokens, mask, **options)
-    if not max_new_tokens:
-        return _nothing_new(state, options.get("memory"))
     # With batch 1 the loop ends when the sequence stops, so no step needs a mask.
     ragged = batch > 1 and (bool(stop_ids) or bool(np.any(state.finished)))
     rng = jax.random.key(0) if rng is None else rng  # The key is not used: greedy.
-    out = _decode(
-        graphdef,
-        params,
-        state,
-        rng,
-        max_new_tokens=max_new_tokens,
-        sampling=sampling,
-        stop_ids=tuple(int(token) for token in stop_ids),
-        ragged=ragged,
-        **options,
-    )
-    memory = options.get("memory")
-    if memory is not None:
-        out = out._replace(state=_with_memory(out.state, memory))
-    refuse_lost(out.state.stream.memory)
-    return out
+    if max_new_tokens:
+        out = _decode(
+            graphdef,
+            params,
+            state,
+            rng,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            stop_ids=tuple(int(token) for token in stop_ids),
+            ragged=ragged,
+            **options,
+        )
+    else:
+        out = _nothing_new(state)
+    memory = aside.whole(out.state.stream.memory)
+    refuse_lost(memory)
+    return out._replace(state=_with_memory(out.state, memory))
 
 
-def _nothing_new(state: GenerationState, memory: dict[str, Memory] | None) -> GenerationOutput:
+class _Aside(NamedTuple):
+    """Parts of the memories that a call does not write: its loops do not carry or copy them.
+
+    Attributes:
+      memory: all of the memories; None if the call may write them.
+      shared: what groups share of memories that are written, the bases of overlays.
+    """
+
+    memory: dict[str, Memory] | None = None
+    shared: Sequence[Shared] = ()
+
+    @classmethod
+    def of(cls, memory: dict[str, Memory], *, written: bool) -> "_Aside":
+        """What goes aside of these memories."""
+        return cls(None, tuple(take_shared(memory)[1])) if written else cls(memory)
+
+    def carried(self, memory: dict[str, Memory]) -> dict[str, Memory]:
+        """The rest of the memories."""
+        return take_shared(memory)[0] if self.memory is None else {}
+
+    def whole(self, carried: dict[str, Memory]) -> dict[str, Memory]:
+        """The memories, of which `carried` is the rest."""
+        return put_shared(carried, self.shared) if self.memory is None else self.memory
+
+
+_NOTHING = _Aside()
+
+
+def _nothing_new(state: GenerationState) -> GenerationOutput:
     """The result of a call that only read."""
     batch = state.finished.shape[0]
     return GenerationOutput(
         tokens=jnp.zeros((batch, 0), jnp.int32),
         lengths=jnp.zeros((batch,), jnp.int32),
         log_probs=jnp.zeros((batch, 0), state.logits.dtype),
-        state=state if memory is None else _with_memory(state, memory),
+        state=state,
     )
 
 
@@ -152,17 +178,12 @@ def _with_memory(state: GenerationState, memory: dict[str, Memory]) -> Generatio
 
 
 def _read(
-    model: LanguageModel,
-    tokens: jax.Array,
-    stream: Stream,
-    memory: dict[str, Memory] | None,
-    **options: Any,
+    model: LanguageModel, tokens: jax.Array, stream: Stream, aside: _Aside, **options: Any
 ) -> StreamOutput:
-    """`LanguageModel.stream` with memories that are not written, if they are given apart."""
-    if memory is None:
-        return model.stream(tokens, stream, **options)
-    out = model.stream(tokens, stream._replace(memory=memory), **options)
-    return out._replace(stream=out.stream._replace(memory={}))
+    """`LanguageModel.stream` with the memories that `aside` and the stream hold together."""
+    stream = stream._replace(memory=aside.whole(stream.memory))
+    out = model.stream(tokens, stream, **options)
+    return out._replace(stream=out.stream._replace(memory=aside.carried(out.stream.memory)))
 
 
 @partial(jax.jit, static_argnames=("graphdef", "write", "chunk_size"), donate_argnames="state")
@@ -175,13 +196,13 @@ def _prefill(
     *,
     write: bool,
     chunk_size: ChunkSize | None,
-    memory: dict[str, Memory] | None = None,
+    aside: _Aside = _NOTHING,
 ) -> GenerationState:
     model = nnx.merge(graphdef, params)
 
     def read(carry: tuple[Stream, jax.Array], piece: tuple[jax.Array, jax.Array | None]):
         options = {"mask": piece[1], "write": write, "chunk_size": chunk_size}
-        out = _read(model, piece[0], carry[0], memory, **options)
+        out = _read(model, piece[0], carry[0], aside, **options)
         # Prompts end with the last piece, so its last position is real in every prompt.
         return (out.stream, out.logits[:, -1]), None
 
@@ -220,7 +241,7 @@ def _decode(
     ragged: bool,
     write: bool,
     chunk_size: ChunkSize | None,
-    memory: dict[str, Memory] | None = None,
+    aside: _Aside = _NOTHING,
 ) -> GenerationOutput:
     model = nnx.merge(graphdef, params)
     batch = state.finished.shape[0]
@@ -244,7 +265,7 @@ def _decode(
             model,
             chosen[:, None],
             state.stream,
-            memory,
+            aside,
             mask=active[:, None].astype(jnp.float32) if ragged else None,
             write=write,
             chunk_size=chunk_size,

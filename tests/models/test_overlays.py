@@ -158,3 +158,16 @@ def test_generation_refuses_a_user_who_lost_rows():
     state = state._replace(num_read=state.num_read + 1)
     with pytest.raises(ValueError, match="user 0 lost 2"):
         generate(model, None, state, max_new_tokens=1)
+
+
+def test_a_kept_state_shares_its_base_with_the_states_after_it():
+    model, base = model_and_base()
+    memory = overlays.fork_memory(model, base, users=1, capacity=1)
+    state = init_generation(model, memory, batch=1, max_length=LENGTH)
+    state = state._replace(num_read=state.num_read + 1)
+    once = generate(model, None, state, max_new_tokens=1, keep_state=True)
+    again = generate(model, None, state, max_new_tokens=1)
+    chex.assert_trees_all_equal(once, again)
+    tables = [x.stream.memory[NAME].values for x in (state, once.state, again.state)]
+    assert len({id(table.base.array) for table in tables}) == 1
+    assert tables[0].rows.is_deleted()

@@ -11,6 +11,7 @@ _STREAMS = (
 )
 _RECURRENCE = ("tests/core/recurrence", "tests/rules/test_contract.py")
 _ATTENTION = ("tests/core/attention", "tests/layers/mixers/test_attention.py")
+_PARTS = ("tests/layers/mixers/test_parts.py",)
 
 FAULTS = (
     Fault(
@@ -235,5 +236,41 @@ FAULTS = (
         "return *scaled[:3], None, scaled[3]",
         "return *scaled[:3], None, losses",
         ("tests/core/test_cross_entropy.py",),
+    ),
+    Fault(
+        "parts of a sequence: the first part's keys are not scored by the last",
+        "axis.index >= hop, lambda sums",
+        "axis.index > hop, lambda sums",
+        _PARTS,
+    ),
+    Fault(
+        "parts of a sequence: the second device starts from the empty memory",
+        "jnp.where(axis.index > 0, new, old), found, state",
+        "jnp.where(axis.index > 1, new, old), found, state",
+        _PARTS,
+    ),
+    Fault(
+        "parts of a sequence: transitions are composed with the later one first",
+        "joined = join(earlier, part)",
+        "joined = join(part, earlier)",
+        _PARTS,
+    ),
+    Fault(
+        "parts of a sequence: a document's number does not count the parts before",
+        "numbers = numbers + jnp.sum(jnp.where(is_before, every[0], 0), axis=0)[:, None]",
+        "numbers = numbers + 0 * jnp.sum(jnp.where(is_before, every[0], 0), axis=0)[:, None]",
+        _PARTS,
+    ),
+    Fault(
+        "parts of a sequence: a state in turn is that of the wrong group of sequences",
+        "place = jnp.clip(number + 1, 0, groups - 1)",
+        "place = jnp.clip(number, 0, groups - 1)",
+        _PARTS,
+    ),
+    Fault(
+        "parts of a sequence: the edge has what came before the sequence",
+        "is_sent = jnp.arange(width) >= width - known",
+        "is_sent = jnp.arange(width) > width - known",
+        _PARTS,
     ),
 )

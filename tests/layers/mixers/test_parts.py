@@ -1,6 +1,7 @@
 """Sequences that lie over several devices: the same results, and what devices send for them."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 
 MIXERS = ("attention", "window", "gdn", "own", *MATRIX_RULES)
+KINDS = ("attention", "window", "gdn", "own", "gla", "ojanet", "mlstm", "omega")
+"""A mixer for each way to take parts."""
 BATCH, KEYS, MODEL = 2, 2 * 4, 8  # Of `part_runs`: sequences, a token's keys, width.
 
 
@@ -43,6 +46,12 @@ def assert_sent(results):
         if name != "attention":
             assert short == long, case
             assert 0 < short["forward"] < short["with_gradient"], case
+            if name == "gdn":  # Of 2 heads with keys of 4 and values of 3, and a width of 4.
+                transitions = (1 + math.ceil(math.log2(devices - 1))) * 2 * (4 * 4 + 4 * 3)
+                edge = 3 * 2 * (4 + 4 + 3)
+                assert short["forward"] == BATCH * 4 * (transitions + edge)
+            elif name == "window":  # Of 5 tokens.
+                assert short["forward"] == BATCH * 4 * 5 * (2 * KEYS + 2)
             continue
         for length, sent in ((32, short), (64, long)):
             tokens = BATCH * length // devices
@@ -73,7 +82,7 @@ def test_every_mixer_takes_parts_over_fewer_devices(tmp_path, devices):
 
 @pytest.mark.thorough
 def test_only_attention_sends_more_for_longer_sequences(tmp_path):
-    cases = [f"{name}/8/sent" for name in MIXERS]
+    cases = [f"{name}/8/sent" for name in KINDS]
     assert_sent(run_apart(tmp_path / "out.json", *cases))
 
 

@@ -4,6 +4,7 @@ from benchmarks.seeded_faults.fault import Fault
 
 _SLOTS = ("tests/core/slots",)
 _VALUES = ("tests/core/slots/test_value_scan.py", "tests/rules/test_two_phase.py")
+_OVERLAYS = ("tests/models/test_overlays.py",)
 _STREAMS = (
     "tests/core/streams",
     "tests/rules/test_contract.py",
@@ -121,6 +122,30 @@ FAULTS = (
         'latest = latest.at[slots].set(start + position, mode="drop", unique_indices=True)',
         'latest = latest.at[slots].set(nowhere + 0 * position, mode="drop", unique_indices=True)',
         _VALUES,
+    ),
+    Fault(
+        "overlay: a new row starts from zero, not from the base",
+        'copied = base.at[slots].get(mode="clip").astype(values.dtype)',
+        'copied = 0 * base.at[slots].get(mode="clip").astype(values.dtype)',
+        _OVERLAYS,
+    ),
+    Fault(
+        "overlay: slots between the old ones are inserted in the wrong place",
+        "old = jnp.arange(capacity, dtype=jnp.int32) - jnp.cumsum(inserted, dtype=jnp.int32)",
+        "old = jnp.arange(capacity, dtype=jnp.int32)",
+        _OVERLAYS,
+    ),
+    Fault(
+        "overlay: lost rows are read as the base's",
+        "rows = jnp.where(values.lost > 0, jnp.nan, rows)",
+        "rows = jnp.where(values.lost > rows.shape[0], jnp.nan, rows)",
+        _OVERLAYS,
+    ),
+    Fault(
+        "overlay: padding takes rows",
+        "slots = jnp.where(counted[:, None] > 0, slot_ids.astype(jnp.int32), padding)",
+        "slots = jnp.where(counted[:, None] >= 0, slot_ids.astype(jnp.int32), padding)",
+        _OVERLAYS,
     ),
     Fault(
         "retention: surprise squared",

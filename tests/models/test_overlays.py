@@ -71,7 +71,8 @@ def read_all():
         stream = model.init_stream(memory, batch=USERS, max_length=LENGTH)
         stream, logits = jax.lax.scan(read, stream, pieces)
         logits = jnp.concatenate([*logits], axis=1)
-        return (whole.logits, logits), (whole.memory, stream.memory, model.flush(stream).memory)
+        memories = whole.memory, stream.memory, model.flush(stream).memory
+        return (whole.logits, logits), memories, whole.info[NAME].access.slot_ids
 
     return jax.jit(run)
 
@@ -91,7 +92,7 @@ def assert_equal_logits(actual, expected, users):
 
 
 def test_overlays_equal_private_memories_bit_for_bit():
-    (logits, memories), (own_logits, own_memories) = both(None)
+    (logits, memories, slot_ids), (own_logits, own_memories, _) = both(None)
     assert_equal_logits(own_logits, logits, slice(None))
     for own, private in zip(own_memories, memories, strict=True):
         chex.assert_trees_all_equal(overlays.to_private(own), private)
@@ -104,10 +105,15 @@ def test_overlays_equal_private_memories_bit_for_bit():
         np.testing.assert_array_equal(use.bytes, use.rows * (5 * 4 + 8))
         start = private_start(model_and_base()[1], full=None)[NAME]
         assert (private[NAME].values != start.values).any(axis=(1, 2)).all()
+    rows = overlays.overlay_use(own_memories[0])[NAME].rows
+    before = [(), SLOTS[:3], SLOTS[:3]]
+    for user, held in enumerate(before):
+        read = np.asarray(slot_ids[user])[MASK[user] > 0]  # Padding takes no rows.
+        assert rows[user] == len({*read.ravel(), *held})
 
 
 def test_lost_rows_are_counted_and_never_read():
-    (logits, _), (own_logits, own_memories) = both(CAPACITY)
+    (logits, *_), (own_logits, own_memories, _) = both(CAPACITY)
     fine, full = slice(0, 2), 2
     assert_equal_logits(own_logits, logits, fine)
     whole, streamed = own_logits
@@ -121,6 +127,12 @@ def test_lost_rows_are_counted_and_never_read():
             with pytest.raises(ValueError, match=r"layer_0.*capacity=33.*user 2 lost"):
                 refuses(own)
         assert overlays.to_private(overlays.take_users(own, [1, 0]))
+    model, base = model_and_base()
+    early = overlays.to_overlay(model, private_start(base, full=None), base, capacity=CAPACITY)
+    values = early[NAME].values
+    lost = values.lost.at[1].set(1)
+    _, streamed = read_all()({NAME: early[NAME]._replace(values=values._replace(lost=lost))})[0]
+    np.testing.assert_array_equal(np.isnan(streamed).all(axis=(1, 2)), [False, True, False])
 
 
 def test_overlays_are_joined_resized_and_moved_to_another_base():

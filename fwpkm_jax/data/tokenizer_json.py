@@ -161,9 +161,15 @@ class JSONTokenizer:
         return template
 
 
-def has_chat_template(tokenizer: object) -> bool:
-    """Whether a tokenizer brings messages into the form that its model was trained on."""
-    return isinstance(tokenizer, JSONTokenizer) and tokenizer.has_chat_template
+def encode_line(tokenizer: Any, line: str) -> np.ndarray:
+    """Token ids of a line of a chat: a message by the chat template if there is one, else text.
+
+    Raises:
+      ValueError: see `JSONTokenizer.encode_chat`.
+    """
+    if isinstance(tokenizer, JSONTokenizer) and tokenizer.has_chat_template:
+        return encode_message(tokenizer, line)
+    return tokenizer.encode(f"{line}\n")
 
 
 def encode_message(tokenizer: object, message: str) -> np.ndarray:

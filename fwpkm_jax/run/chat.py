@@ -13,6 +13,7 @@ from typing import TextIO
 
 import numpy as np
 
+from fwpkm_jax.data.tokenizer_json import encode_line
 from fwpkm_jax.literals import nearest
 from fwpkm_jax.run.conversation import Conversation
 
@@ -88,7 +89,7 @@ class Chat:
         talk, shown = self._talk, ""
         new = np.zeros(0, np.int32)
         for tokens in talk.answer(
-            talk.message(line), max_new_tokens=self._max_new_tokens, at_once=_AT_ONCE
+            encode_line(talk.tokenizer, line), max_new_tokens=self._max_new_tokens, at_once=_AT_ONCE
         ):
             new = np.concatenate([new, tokens])
             text = talk.tokenizer.decode(new)
@@ -158,10 +159,11 @@ def read_text(path: Path) -> str:
     """A file's text.
 
     Raises:
-      ValueError: it is not UTF-8.
-      OSError: it cannot be read.
+      ValueError: it cannot be read, or is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error}); convert it first.") from error

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from fwpkm_jax import memories
-from fwpkm_jax.data.tokenizer_json import encode_message, has_chat_template
 from fwpkm_jax.generation import GenerationState, Sampling, generate, grow, init_generation
 from fwpkm_jax.memories.saved import Keep
 from fwpkm_jax.run.load import Run, text_tokenizer
@@ -101,12 +100,6 @@ class Conversation:
         known = f"{self.name}@"
         found = (name for name in memories.names(self._folder) if name.startswith(known))
         return tuple(name.removeprefix(known) for name in found)
-
-    def message(self, text: str) -> np.ndarray:
-        """Tokens of a message: by the tokenizer's chat template if it has one, else a line."""
-        if has_chat_template(self.tokenizer):
-            return encode_message(self.tokenizer, text)
-        return self.tokenizer.encode(f"{text}\n")
 
     def read(self, tokens: np.ndarray) -> None:
         """Reads tokens and answers nothing."""

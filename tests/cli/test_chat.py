@@ -57,7 +57,7 @@ def test_a_chat_goes_on_where_it_stopped_and_forgets_what_it_is_told_to(programs
     assert problems[0] == "There is no point 'night'; saved are day."
     assert problems[1].startswith("/rede is none of /read, ")
     assert problems[1].endswith("the nearest name is /read.")
-    assert "No such file or directory: 'x'" in problems[2]
+    assert problems[2] == "x cannot be read: No such file or directory."
     assert len(problems) == 3
     # What differs from the memory of the run is all that is stored of its tables.
     rows = memories.describe(folder, "alice").rows["stream/memory/layer_0/values"]
@@ -100,6 +100,8 @@ def test_a_memory_stays_with_the_step_it_belongs_to(programs, text_run, tmp_path
         f"belongs to other weights, of {tmp_path}, step 0; use those, or another name.\n"
     )
     assert programs(chat_command, "--memory=bob", run=later)[0] == 0
+    assert programs(chat_command, f"--memories={tmp_path / 'other'}", run=later)[0] == 0
+    assert memories.names(tmp_path / "other") == ("alice", "start-7")
     names = memories.names(tmp_path / "memories")
     assert names == ("alice", "bob", "start-0", "start-7")
 
@@ -113,3 +115,5 @@ def test_what_no_chat_can_begin_with_is_refused(programs):
         assert code == 2
         assert message in errors
         assert len(errors.splitlines()) == 1
+    with pytest.raises(SystemExit):  # It has no effect at temperature 0.
+        programs(chat_command, "--sampling.top_k=3", "--seed=1", "--step=best")

@@ -44,6 +44,8 @@ def test_a_prompt_is_continued_as_the_seed_says(program):
     [
         (("--prompt", ""), "Sequence 0 has no token to continue from"),
         (("--sampling.top_k", "3"), "no effect at temperature=0"),
+        (("--memories", "x"), "memories='x' has no effect without --memory NAME"),
+        (("--read", "nowhere.txt"), "nowhere.txt cannot be read: No such file"),
         (("--promt", "A"), "the nearest name is --prompt"),
     ],
 )

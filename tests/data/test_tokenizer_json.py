@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from fwpkm_jax.data.tokenizer_json import encode_message
+from fwpkm_jax.data.tokenizer_json import encode_line, encode_message
 from fwpkm_jax.data.tokenizers import ByteTokenizer, load_tokenizer
 
 pytest.importorskip("tokenizers")
@@ -64,6 +64,11 @@ def test_a_template_puts_a_message_into_its_form(path):
         encode_message(tokenizer, "a<|end|>b")
     with pytest.raises(ValueError, match="A ByteTokenizer has no chat template"):
         encode_message(ByteTokenizer(), "a")
+    np.testing.assert_array_equal(encode_line(tokenizer, "the cat"), ids)
+    assert encode_line(ByteTokenizer(), "a").tolist() == list(b"a\n")
+    path.with_name("tokenizer_config.json").write_text('{"eos_token": "<|text|>"}')
+    plain = load_tokenizer(str(path))
+    assert plain.decode(encode_line(plain, "the cat")) == "the cat\n"
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ import os
 import threading
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fwpkm_jax import memories
 from fwpkm_jax.memories import file, rows
+from fwpkm_jax.overlays import to_overlay
 from fwpkm_jax.rules import RULES, AbstractChunkRule
 from fwpkm_jax.training.runs.lock import RunInUseError
 from tests.memories.models import EVERY, ONE, make_model, make_state, with_rule
@@ -89,6 +91,20 @@ def test_a_fork_costs_what_differs(model, state, tmp_path):
     # A save whose table changed everywhere stores it whole.
     memories.save(tmp_path, "carol", change(state, *range(144)), model=model)
     assert memories.describe(tmp_path, "carol").rows["stream/memory/layer_0/values"] == (144, 144)
+
+
+def test_an_overlay_is_saved_as_a_fork_of_its_base(model, state, tmp_path):
+    memories.save(tmp_path, "base", state, model=model)
+    memories.fork(tmp_path, "base", "alice")
+    written = change(state, 3, 70)
+    base, private = jax.tree.map(jnp.asarray, (state.stream.memory, written.stream.memory))
+    overlay = to_overlay(model, private, base, capacity=4)
+    over = written._replace(stream=written.stream._replace(memory=overlay))
+    memories.save(tmp_path, "alice", over, model=model)
+    assert memories.describe(tmp_path, "alice").rows["stream/memory/layer_0/values"] == (2, 144)
+    loaded = memories.load(tmp_path, "alice", model)
+    assert_same(loaded, written)
+    assert_same(to_overlay(model, loaded.stream.memory, base, capacity=4), overlay)
 
 
 def test_a_memory_goes_back_to_a_saved_point_and_a_needed_base_stays(model, state, tmp_path):

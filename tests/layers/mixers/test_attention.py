@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
+from fwpkm_jax.layers.mixers.persistent import PersistentTokens
 from fwpkm_jax.layers.rotary import YarnConfig
 
 SMALL = AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=4, rotary_fraction=0.5)
@@ -108,3 +109,11 @@ def test_yarn_changes_at_evaluation_without_touching_parameters():
 def test_impossible_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         AttentionConfig(**options)
+
+
+def test_a_cache_behind_persistent_tokens_grows_by_as_many_tokens():
+    mixer = PersistentTokens(make(SMALL), 2, 6, rngs=nnx.Rngs(1))
+    short, long = (mixer.init_cache(1, max_length=n, dtype=jnp.float32) for n in (3, 5))
+    grown = mixer.grow_cache(short, 5)
+    assert [mixer.capacity(cache) for cache in (short, grown)] == [3, 5]
+    jax.tree.map(np.testing.assert_array_equal, grown, long)

@@ -102,6 +102,11 @@ class Partition:
         along = (*self._used(SEQUENCE), *also)
         return P(BATCH, along or None, *axes)
 
+    @property
+    def token_axes(self) -> tuple[str, ...]:
+        """Mesh axes that split the tokens of a batch."""
+        return (*BATCH, *self._used(SEQUENCE))
+
     def by_sequence(self, x: jax.Array) -> jax.Array:
         """`x [batch, length, ...]`, split by sequences, and by tokens along the axis `sequence`."""
         return self.constrain(x, *self.tokens())
@@ -120,8 +125,8 @@ class Partition:
         return split_groups(_swap(x, parts, devices, memories), groups)
 
     def merge_groups(self, x: jax.Array) -> jax.Array:
-        """The inverse of `split_groups`, also without communication."""
-        return self.deal(merge_groups(x), x.shape[0])
+        """The inverse of `split_groups` of tokens `[..., length, ...]`, without communication."""
+        return self.by_sequence(_swap(merge_groups(x), *self._grid(x.shape[0])))
 
     def _grid(self, groups: int) -> tuple[int, int, int]:
         """Parts of the batch, memories of each, devices that share them."""
@@ -174,6 +179,8 @@ class Partition:
         """
         layout = "columns" if learned and self.memory == "independent" else self.memory
         tokens = () if layout == "independent" else self._used("fsdp")
+        if not learned:  # Devices with parts of the same sequences write the same memory.
+            tokens = (*tokens, *self._used(SEQUENCE))
         parts = (*self._used(HEADS), *tokens)
         if layout == "slots":
             return MemoryAxes(tokens=tokens, slots=parts)

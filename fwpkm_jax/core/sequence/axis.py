@@ -35,6 +35,34 @@ class SequenceAxis:
         pairs = [(source, (source + 1) % self.size) for source in range(self.size)]
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.name, pairs), tree)
 
+    def deal_chunks(self, x: jax.Array, chunk_size: int, *, dim: int) -> jax.Array:
+        """An equal share of each chunk of the whole sequence, in place of whole chunks.
+
+        A device sends all of its tokens but the share that it keeps.
+
+        Args:
+          x: this device's part, which holds whole chunks.
+          chunk_size: tokens of a chunk, a multiple of `size`.
+          dim: which dimension the tokens are.
+
+        Returns:
+          As many tokens as before, in chunks of `chunk_size // size`.
+        """
+        chunks = x.reshape(*x.shape[:dim], -1, chunk_size, *x.shape[dim + 1 :])
+        dealt = jax.lax.all_to_all(
+            chunks, self.name, split_axis=dim + 1, concat_axis=dim, tiled=True
+        )
+        return dealt.reshape(x.shape)
+
+    def collect_chunks(self, x: jax.Array, chunk_size: int, *, dim: int) -> jax.Array:
+        """The inverse of `deal_chunks`."""
+        share = chunk_size // self.size
+        shares = x.reshape(*x.shape[:dim], -1, share, *x.shape[dim + 1 :])
+        whole = jax.lax.all_to_all(
+            shares, self.name, split_axis=dim, concat_axis=dim + 1, tiled=True
+        )
+        return whole.reshape(x.shape)
+
     def from_last(self, tree: Any) -> Any:
         """What the last device holds, on every device."""
         is_last = self.index == self.size - 1

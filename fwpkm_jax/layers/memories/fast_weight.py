@@ -28,6 +28,7 @@ from fwpkm_jax.core.chunks import (
 )
 from fwpkm_jax.core.normalize import l2_normalize
 from fwpkm_jax.core.padding import pack_tokens
+from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.slots.measures import AccessMeasures, access_counts, measures_of_counts
 from fwpkm_jax.core.streams import streaming
 from fwpkm_jax.core.streams.flush import flush
@@ -40,6 +41,7 @@ from fwpkm_jax.core.targets import (
     write_weights,
 )
 from fwpkm_jax.layers.memories.documents import run_documents, within_documents
+from fwpkm_jax.layers.memories.parts import run_parts
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import BATCH, ParameterAxes, Partition
 from fwpkm_jax.literals import check_literals
@@ -272,8 +274,6 @@ class FastWeight(nnx.Module):
         config, rule = self.config, self.config.rule
         self._check(x, mask, memory)
         check_arrays(x=(x, "float batch length model"), starts=(starts, "mask batch length"))
-        if partition is not None:
-            partition.check_whole_sequences("A fast-weight memory layer")
         signals = self.signals(x, mask)
         loss_gate = signals.gate if config.weight_by_gate else jnp.ones_like(signals.gate)
         if starts is not None and config.documents == "document" and write:
@@ -325,20 +325,38 @@ class FastWeight(nnx.Module):
                 "memory is an overlay, which runs on one device; set all sizes of the mesh to 1, "
                 "or make it private (overlays.to_private)."
             )
-        axes = partition.axes_of(rule)
+        axes, sequence = partition.axes_of(rule), partition.sequence
         memory_specs = partition.memory_specs(rule, memory)
-        groups, members = grouped.write_weight.shape[:2]
+        groups, members, length = grouped.write_weight.shape[:3]
         partition.check_groups(groups, members)
-        token_axes = () if axes is None else axes.tokens
-        tokens = P(partition.group_axes, token_axes)
+        if sequence is not None:
+            self._check_parts(length, sequence)
+        along = None if sequence is None else sequence.name
+        among = () if axes is None else tuple(axis for axis in axes.tokens if axis != along)
+        tokens = P(partition.group_axes, among, along)
         columns = () if axes is None else axes.target_columns
-        values: Any = P(partition.group_axes, token_axes, None, columns)
+        values: Any = P(partition.group_axes, among, along, columns)
         sequence_specs = jax.tree.map(lambda _: tokens, grouped)._replace(target=values)
+        chunks = P(partition.group_axes, along if axes is None else None)
+        run = functools.partial(run_parts, rule, chunk_size=chunk_size, axes=axes, along=sequence)
         return partition.run(
-            lambda memory, part: rule.run_groups(memory, part, chunk_size=chunk_size, axes=axes),
+            run,
             in_specs=(memory_specs, sequence_specs),
-            out_specs=RunOutput(memory_specs, values, tokens, P(partition.group_axes)),
+            out_specs=RunOutput(memory_specs, values, tokens, chunks),
         )(memory, grouped)
+
+    def _check_parts(self, length: int, sequence: SequenceAxis) -> None:
+        size, splits = self.config.chunk_size, self.config.rule.splits
+        if length % (size * sequence.size):
+            raise ValueError(
+                f"chunk_size={size} with mesh.sequence={sequence.size}: parts of {length} tokens "
+                "must be whole chunks; choose a divisor of length / mesh.sequence."
+            )
+        if splits and size % sequence.size:
+            raise ValueError(
+                f"chunk_size={size} does not divide into mesh.sequence={sequence.size} parts, of "
+                "which each device reads one; make it a multiple."
+            )
 
     def init_pending(self, batch: int, groups: int, *, max_chunk_size: int, dtype: Any) -> Pending:
         """An empty queue for `stream`, leaves `[groups, batch // groups, capacity, ...]`."""
@@ -454,6 +472,7 @@ class FastWeight(nnx.Module):
             )
         if partition is None:
             return
+        partition.check_whole_sequences("a memory with documents='document'")
         axes = partition.axes_of(self.config.rule)
         if axes is not None and (axes.tokens or axes.columns or axes.slots):
             raise ValueError(
@@ -499,8 +518,8 @@ def _measures(
         counts = access_counts(slot_ids, num_slots)
     else:
         counts = partition.run(
-            lambda ids: jax.lax.psum(access_counts(ids, num_slots), BATCH),
-            in_specs=P(BATCH),
+            lambda ids: jax.lax.psum(access_counts(ids, num_slots), partition.token_axes),
+            in_specs=partition.tokens(),
             out_specs=P(),
         )(slot_ids)
     return measures_of_counts(counts, slot_ids.size)

@@ -111,6 +111,7 @@ def test_impossible_settings_are_refused(options, message):
         AttentionConfig(**options)
 
 
+@pytest.mark.thorough
 def test_a_cache_behind_persistent_tokens_grows_by_as_many_tokens():
     mixer = PersistentTokens(make(SMALL), 2, 6, rngs=nnx.Rngs(1))
     short, long = (mixer.init_cache(1, max_length=n, dtype=jnp.float32) for n in (3, 5))

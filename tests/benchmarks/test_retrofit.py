@@ -38,7 +38,7 @@ def test_the_retrofit_trains_what_is_missing_and_adds_a_line_for_each_run(tmp_pa
     options = (
         *("--config", "study/gdn_swa", "--backbone-steps", 1, "--steps", 1, "--samples", 1),
         *("--extra", *(f"{name}={value}" for name, value in small.items())),
-        *("--learning-rate", 1e-2, "--words", 8, "--text", 100, "--data", tmp_path),
+        *("--words", 8, "--text", 100, "--data", tmp_path),
         *("--runs-dir", tmp_path / "runs", "--out", out),
     )
     assert run("study.retrofit", "--runs", "backbone:0", "fwpkm:0", *options) == 0

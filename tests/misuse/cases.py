@@ -21,6 +21,7 @@ from fwpkm_jax.core.recurrence.gated_delta import chunk_gated_delta_rule
 from fwpkm_jax.core.slots.addressing import product_top_k
 from fwpkm_jax.core.slots.table import slot_read
 from fwpkm_jax.generation import generate, init_generation
+from fwpkm_jax.layers.lora import LoRAConfig
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
 from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
 from fwpkm_jax.layers.partition import Partition
@@ -172,6 +173,12 @@ NAMES = [
     Misuse("`ModelConfig(activation_dtype='bf16')`", lambda: ModelConfig(activation_dtype="bf16")),
     Misuse("`FastWeightConfig(rule='fwpmk')`", lambda: FastWeightConfig(rule="fwpmk")),
     Misuse("`ModelConfig(mixers=('gnd',))`", lambda: ModelConfig(mixers=("gnd",))),
+    Misuse(
+        "low-rank updates of a map that the model lacks",
+        lambda: LanguageModel(
+            dataclasses.replace(DECODER, lora=LoRAConfig(maps=("query_proj",))), rngs=nnx.Rngs(0)
+        ),
+    ),
 ]
 CHUNKS = [
     Misuse(

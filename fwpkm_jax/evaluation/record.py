@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fwpkm_jax.core.chunks import map_own
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.whole_files import write_json
 
@@ -42,7 +43,7 @@ class Result(NamedTuple):
 
 def first_group(memory: Memory) -> Memory:
     """The memory of a checkpoint's first group, leaves `[1, ...]`."""
-    return jax.tree.map(lambda x: x[:1], memory)
+    return map_own(lambda x: x[:1], memory)
 
 
 def describe_resets(

@@ -10,6 +10,9 @@ import pytest
 from flax import nnx
 
 from fwpkm_jax import overlays
+from fwpkm_jax.evaluation.readers.fast_weight_dtype import as_stored
+from fwpkm_jax.evaluation.recall import _share_out
+from fwpkm_jax.evaluation.record import first_group
 from fwpkm_jax.generation import generate, init_generation
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.layers.mixers.attention import AttentionConfig
@@ -159,6 +162,16 @@ def test_overlays_are_joined_resized_and_moved_to_another_base():
     ):
         with pytest.raises(ValueError, match=r"capacity=2.*3 "):
             refuses()
+
+
+def test_evaluations_take_overlays():
+    model, base = model_and_base()
+    fork = overlays.to_overlay(model, private_start(base, full=None), base, capacity=4)
+    chex.assert_trees_all_equal(first_group(fork), overlays.take_users(fork, [0]))
+    shared_out = _share_out(overlays.take_users(fork, [1]), 2)
+    chex.assert_trees_all_equal(shared_out, overlays.take_users(fork, [1, 1]))
+    rounded = overlays.to_private(as_stored(fork, "bfloat16"))
+    chex.assert_trees_all_equal(rounded, as_stored(overlays.to_private(fork), "bfloat16"))
 
 
 def test_generation_refuses_a_user_who_lost_rows():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 
 from fwpkm_jax.models.language_model import Memory
 
@@ -20,4 +21,7 @@ def as_stored(memory: Memory, dtype: FastWeightDtype) -> Memory:
     if dtype == "float32":
         return memory
     # XLA may remove a pair of casts; it keeps reduce_precision.
-    return jax.tree.map(lambda x: jax.lax.reduce_precision(x, 8, 7), memory)
+    return jax.tree.map(
+        lambda x: jax.lax.reduce_precision(x, 8, 7) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+        memory,
+    )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fwpkm_jax.core.chunks import Memory
+from fwpkm_jax.core.chunks import Memory, map_own
 from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader
 from fwpkm_jax.evaluation.slot_trace.slot_log import Entry, SlotLog
 from fwpkm_jax.rules import AbstractChunkRule
@@ -114,5 +114,5 @@ def _address(
     size = min(_BLOCK, queries.shape[0])
     first = jax.numpy.minimum(start, queries.shape[0] - size)
     block = jax.lax.dynamic_slice_in_dim(queries, first, size)
-    ids, scores = rule.address(jax.tree.map(lambda x: x[0], memory), block)
+    ids, scores = rule.address(map_own(lambda x: x[0], memory), block)
     return ids, scores, first

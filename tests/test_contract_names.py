@@ -14,6 +14,7 @@ PACKAGE = Path(fwpkm_jax.__file__).parent
 
 ALLOWED = {
     ("layers/mixers/titans_wirings.py", "PersistentTokens"): "the wiring has put it there itself",
+    ("interchange/hf/described.py", "linear_attention"): "what the library calls a kind of layer",
     ("interchange/hf/families.py", "linear_attention"): "what the library calls a kind of layer",
     ("interchange/release_names.py", "FwPKM"): "which memories one published format has names for",
     ("models/paper.py", "lact"): "the paper's own table of models, by their published names",
@@ -39,12 +40,11 @@ NAMES = {*mixer_names(), "fwpkm", "fwmlp"}
 
 
 def words_of(node):
-    """Names and strings in an expression, `Cls` of `module.Cls` too."""
+    """Classes and strings in an expression, `Cls` of `module.Cls` too; a variable is neither."""
     for part in ast.walk(node):
-        if isinstance(part, ast.Name):
-            yield part.id
-        elif isinstance(part, ast.Attribute):
-            yield part.attr
+        name = part.id if isinstance(part, ast.Name) else getattr(part, "attr", None)
+        if name in CLASSES:
+            yield name
         elif isinstance(part, ast.Constant) and isinstance(part.value, str):
             yield part.value
 

@@ -84,7 +84,7 @@ def changes(one: ModelConfig, other: ModelConfig) -> list[str]:
 
 def _computed(config: ModelConfig) -> dict[str, Any]:
     """Its fields, without those that change nothing but the first weights, speed and rounding."""
-    used = {_name(mixer) for mixer in config.mixers}
+    kinds = {_LAYER_TYPES.get(name) for name in map(_name, config.mixers)}
     attention, gdn, experts = config.attention, config.gdn, config.experts
     plain = dataclasses.replace(
         config,
@@ -96,12 +96,12 @@ def _computed(config: ModelConfig) -> dict[str, Any]:
         branch_init_scale=1.0,
         activation_dtype="float32",
         parameter_dtype="float32",
-        window=config.window if "swa" in used else 512,
+        window=config.window if "sliding_attention" in kinds else 512,
         attention=dataclasses.replace(attention, backend="auto")
-        if used & {"attention", "swa"}
+        if kinds & {"full_attention", "sliding_attention"}
         else AttentionConfig(),
         gdn=dataclasses.replace(gdn, backend="auto", chunk_size=64, decay_start="constant")
-        if "gdn" in used
+        if "linear_attention" in kinds
         else GatedDeltaNetConfig(),
         experts=dataclasses.replace(experts, balance_weight=0.0)
         if config.expert_layers
@@ -109,7 +109,7 @@ def _computed(config: ModelConfig) -> dict[str, Any]:
         pkm=config.pkm if config.pkm_layers else PKMConfig(),
     )
     sections = {"lact": LaCTConfig(), "titans": TitansConfig(), "matrix": MatrixMemoryConfig()}
-    known = used <= _LAYER_TYPES.keys()
+    known = None not in kinds
     return to_json(dataclasses.replace(plain, **sections) if known else plain)
 
 

@@ -151,8 +151,8 @@ def crossovers(options: Options, rows: list[dict[str, Any]]) -> dict[str, Any]:
     faster = {}
     for users in options.users:
         own = [row for row in rows if row["users"] == users]
-        private = own[0]["microseconds_per_token"]
-        slower = [row["rows_before"] for row in own[1:] if row["microseconds_per_token"] > private]
+        private = own[0]["microseconds_median"]
+        slower = [row["rows_before"] for row in own[1:] if row["microseconds_median"] > private]
         faster[str(users)] = min(slower, default=None)
     row = 4 * options.dim
     return {

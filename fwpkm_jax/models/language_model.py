@@ -20,7 +20,7 @@ from fwpkm_jax.layers.lora import add_low_rank
 from fwpkm_jax.layers.memories.fast_weight import FastWeight
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.partition import BATCH, HEADS, LogicalAxes, ParameterAxes, Partition
+from fwpkm_jax.layers.partition import HEADS, LogicalAxes, ParameterAxes, Partition
 from fwpkm_jax.layers.pkm import PKM
 from fwpkm_jax.models.block import Block, Remat
 from fwpkm_jax.models.config import ModelConfig
@@ -437,20 +437,27 @@ class LanguageModel(nnx.Module):
                 x, tokens, self.readout(), mask=mask, starts=starts, write=write
             )
             return HeadInputs(y.astype(x.dtype), bias)
-        partition.check_whole_sequences("A Fast Weight Layer")
         if self.fast_weight_layer.config.steps == "output_bias":
             raise ValueError(
                 "fast_weight_layer.steps='output_bias' keeps every token's logits and runs on one "
                 "device only; set all sizes of the mesh to 1."
             )
-        of_sequences = partition.run(
-            lambda layer, x, tokens, readout, mask, starts: (
-                layer(x, tokens, readout, mask=mask, starts=starts).x
-            ),
-            in_specs=(P(), P(BATCH), P(BATCH), P(), P(BATCH), P(BATCH)),
-            out_specs=P(BATCH),
-        )
-        y = of_sequences(self.fast_weight_layer, x, tokens, self.readout(), mask, starts)
+        axis = partition.sequence
+        if axis is not None and mask is not None:
+            raise ValueError(
+                f"mask with mesh.sequence={axis.size}: parts of sequences take no mask; mark "
+                "padding by segment_ids of 0, or set mesh.sequence=1."
+            )
+
+        def of_sequences(layer, x, tokens, readout, mask, starts):
+            if axis is not None:
+                return layer.of_part(x, tokens, readout, axis=axis, starts=starts).x
+            return layer(x, tokens, readout, mask=mask, starts=starts).x
+
+        rows = partition.tokens()
+        y = partition.run(
+            of_sequences, in_specs=(P(), rows, rows, P(), rows, rows), out_specs=rows
+        )(self.fast_weight_layer, x, tokens, self.readout(), mask, starts)
         return HeadInputs(y.astype(x.dtype), None)
 
     def _embed(

@@ -168,6 +168,19 @@ def parts_model() -> ModelConfig:
     )
 
 
+def turns_model() -> ModelConfig:
+    """Layers whose memory goes from device to device, and a table that devices share."""
+    family = family_model()
+    return dataclasses.replace(
+        family,
+        mixers=("titans_mal", "lact", "swa"),
+        lact=whole_model().lact,
+        titans=dataclasses.replace(family.titans, num_persistent=0),
+        memory_layers=(1,),
+        fast_weight=small_model().fast_weight,
+    )
+
+
 def many_slots() -> ModelConfig:
     """16.8 million narrow slots."""
     rule = FwPKM(num_subkeys=4096, key_dim=8, value_dim=4, top_k=4)
@@ -225,6 +238,9 @@ RUNS = {
     "parts_eight": Run(_mesh(1, 1, 1, sequence=8), 8, parts_model, documents=True),
     "parts_data": Run(_mesh(2, 1, 1, sequence=4), 8, parts_model, documents=True),
     "parts_tensor": Run(_mesh(1, 2, 2, sequence=2), 8, parts_model, documents=True, remat="block"),
+    "one_columns": Run(_mesh(1, 2, 2, "columns", sequence=2), 4, updated_model),
+    "turns": Run(_mesh(1, 1, 1), 8, turns_model, documents=True),
+    "turns_two": Run(_mesh(2, 2, 1, sequence=2), 8, turns_model, documents=True, remat="block"),
     "many": Run(_mesh(1, 1, 1), 1, many_slots),
     "many_slots": Run(_mesh(1, 8, 1, "slots"), 1, many_slots),
 }

@@ -36,6 +36,8 @@ SLOTS, CHUNKS = 144, 2
 FACTORS = ("q_proj/lora_a", "q_proj/lora_b", "o_proj/lora_a", "o_proj/lora_b")
 DEFAULT = ("one", "independent", "columns", "slots")
 SLOW = {
+    "one": ("one_columns",),
+    "turns": ("turns_two",),
     "whole": ("whole_data", "whole_fsdp", "whole_tensor"),
     "split": ("split_columns", "split_slots"),
     "shared": ("shared_columns", "shared_slots"),

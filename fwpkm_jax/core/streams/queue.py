@@ -66,6 +66,7 @@ def push(
     chunk_size: ChunkSize,
     lookahead: int = 0,
     num_real: Int[Array, " groups"] | None = None,
+    differentiable: bool = False,
 ) -> tuple[Memory, Pending, Any]:
     """Reads a piece of a stream and writes the chunks that it completes.
 
@@ -84,6 +85,8 @@ def push(
       lookahead: tokens behind a chunk that must be there before it is written.
       num_real: tokens of the piece, its first ones; those behind are read and forgotten, as if the
         piece had ended before them. None: all.
+      differentiable: writes in a branch instead of a loop, which has no gradient. All calls must
+        then have this `chunk_size`, and the queue room for no more than a chunk and its lookahead.
 
     Returns:
       Memories, pending, and what the tokens of the piece read.
@@ -119,6 +122,8 @@ def push(
                 lambda new, old: jnp.where(_like(complete(state), old), new, old), after, state
             )
 
+        if differentiable:  # The piece ended where a chunk ends, and none was left before.
+            return jax.lax.cond(jnp.any(complete(state)), write_chunk, lambda x: x, state)
         return jax.lax.while_loop(lambda state: jnp.any(complete(state)), write_chunk, state)
 
     def read_and_queue(
@@ -137,6 +142,8 @@ def push(
         kept = jax.tree.map(lambda x: x[:, :, :capacity], longer.tokens)
         return (memory, Pending(kept, longer.num_waiting)), output
 
+    if differentiable:  # The backward pass computes each chunk again.
+        read_and_queue = jax.checkpoint(read_and_queue)
     state = memory, pending
     if limit < capacity:  # Else no call can have left a complete chunk.
         state = write_complete(state)

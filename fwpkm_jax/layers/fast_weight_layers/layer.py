@@ -1,7 +1,7 @@
 """Fast Weight Layers: a last layer that takes a gradient step on every token it has seen."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,8 @@ from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.documents import document_numbers, document_positions, pack_starts
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.sequence.axis import SequenceAxis
+from fwpkm_jax.core.sequence.in_turn import state_in_turn
 from fwpkm_jax.layers.fast_weight_layers.steps import (
     HeadTensors,
     Segments,
@@ -163,6 +165,29 @@ class FastWeightLayer(nnx.Module):
         start = self.init_stream(x.shape[0], vocab=vocab, dtype=x.dtype)
         out, _ = self.stream(x, tokens, readout, start, mask=mask, starts=starts, write=write)
         return out
+
+    def of_part(
+        self,
+        x: Float[Array, "batch length model"],
+        tokens: Int[Array, "batch length"],
+        readout: Readout,
+        *,
+        axis: SequenceAxis,
+        starts: Bool[Array, "batch length"] | None = None,
+    ) -> HeadInputs:
+        """`__call__` of this device's part of each sequence, inside `jax.shard_map`.
+
+        Each device waits for the steps of the device before (`core.sequence.in_turn`).
+        """
+        start = self.init_stream(x.shape[0], vocab=readout[0].shape[1], dtype=x.dtype)
+
+        def read(stream: FastWeightStream, part: Any) -> tuple[HeadInputs, FastWeightStream]:
+            x, tokens, starts = part
+            return self.stream(x, tokens, readout, stream, starts=starts)
+
+        part = (x, tokens, starts)
+        before = state_in_turn(lambda *one: read(*one)[1], start, part, axis=axis)
+        return read(before, part)[0]
 
     def init_stream(self, batch: int, *, vocab: int, dtype: jnp.dtype) -> FastWeightStream:
         """The start of a stream of a model with `vocab` tokens."""

@@ -118,8 +118,6 @@ class LaCT(AbstractMixer):
     """
 
     # Every device computes all heads of its sequences.
-    takes_parts: ClassVar[bool] = False
-
     parameter_axes: ClassVar[ParameterAxes] = {
         "(qkv|rate|momentum|scale)_proj/kernel": ("embed", None),
         "(rate|momentum|scale)_proj/bias": (None,),

@@ -159,6 +159,7 @@ class FastStream(NamedTuple):
                 *(stream.memory, stream.waiting, piece),
                 chunk_size=chunk_size,
                 num_real=count,
+                differentiable=True,
             )
             return FastStream(memory, waiting), reads
 

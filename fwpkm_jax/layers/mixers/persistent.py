@@ -8,8 +8,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask
-from fwpkm_jax.layers.partition import ParameterAxes
+from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, Starts
+from fwpkm_jax.layers.partition import ParameterAxes, Partition
 
 
 class PersistentTokens(AbstractMixer):
@@ -19,8 +19,6 @@ class PersistentTokens(AbstractMixer):
 
     References: Behrouz et al. 2025, arXiv:2501.00663, section 3.3.
     """
-
-    takes_parts: ClassVar[bool] = False
 
     parameter_axes: ClassVar[ParameterAxes] = {"tokens": (None, "embed")}
 
@@ -61,3 +59,19 @@ class PersistentTokens(AbstractMixer):
             mask = jnp.concatenate([jnp.ones_like(mask, shape=tokens.shape[:2]), mask], axis=1)
         y, _ = self.mixer(jnp.concatenate([tokens, x], axis=1), mask=mask)
         return y[:, tokens.shape[1] :], None
+
+    def mix_sequence(
+        self,
+        x: Float[Array, "batch length model"],
+        partition: Partition,
+        *,
+        starts: Starts = None,
+        cache: Any = None,
+    ) -> tuple[Float[Array, "batch length model"], Any]:
+        """The mixer's own, from the cache after the tokens."""
+        documents = {} if starts is None else {"starts": starts}
+        before = cache
+        if before is None:
+            before = self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
+        y, after = self.mixer.mix_sequence(x, partition, cache=before, **documents)
+        return y, None if cache is None else after

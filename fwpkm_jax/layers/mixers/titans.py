@@ -62,8 +62,6 @@ class Titans(AbstractMixer):
     """
 
     # Every device computes all heads of its sequences.
-    takes_parts: ClassVar[bool] = False
-
     parameter_axes: ClassVar[ParameterAxes] = {
         "(query|key|value|pool|gate|rate|momentum|forget|combine|tensor_rate)_proj/kernel": (
             "embed",
@@ -199,7 +197,7 @@ class Titans(AbstractMixer):
             y, _ = self.whole(x, count)
         else:
             cache, y = in_chunks(
-                *(self.advance, cache, x[:, None]),
+                *(jax.checkpoint(self.advance), cache, x[:, None]),
                 count=count,
                 chunk=chunk,
                 position=cache.position,

@@ -24,7 +24,7 @@ from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.mixers.titans import Titans, TitansCache, narrow_width
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 from fwpkm_jax.layers.norms import GatedRMSNorm, RMSNorm
-from fwpkm_jax.layers.partition import ParameterAxes
+from fwpkm_jax.layers.partition import ParameterAxes, Partition
 from fwpkm_jax.literals import check_literals
 
 Output = Float[Array, "batch length model"]
@@ -152,8 +152,6 @@ class _Gate(nnx.Module):
 class TitansMAL(AbstractMixer):
     """Memory as a layer: windowed attention over the outputs of the memory."""
 
-    takes_parts: ClassVar[bool] = False
-
     def __init__(
         self, config: TitansConfig, attention: AttentionConfig, model_dim: int, **shared: Any
     ):
@@ -186,14 +184,28 @@ class TitansMAL(AbstractMixer):
         )
         return y, None if cache is None else TitansPairCache(attention, memory)
 
+    def mix_sequence(
+        self,
+        x: Output,
+        partition: Partition,
+        *,
+        starts: Starts = None,
+        cache: TitansPairCache | None = None,
+    ) -> tuple[Output, TitansPairCache | None]:
+        """The memory in turn, then the window of each part."""
+        attention, memory = (None, None) if cache is None else cache
+        remembered, memory = self.memory.mix_sequence(x, partition, starts=starts, cache=memory)
+        y, attention = self.attention.mix_sequence(
+            self.norm(remembered), partition, starts=starts, cache=attention
+        )
+        return y, None if cache is None else TitansPairCache(attention, memory)
+
 
 class TitansMAG(AbstractMixer):
     """Memory as a gate: the memory's output gates that of windowed attention.
 
     Both read the persistent tokens before the sequence; attention sees them from every token.
     """
-
-    takes_parts: ClassVar[bool] = False
 
     def __init__(
         self, config: TitansConfig, attention: AttentionConfig, model_dim: int, **shared: Any
@@ -236,6 +248,23 @@ class TitansMAG(AbstractMixer):
         out = self.gate(y, remembered)
         return out, None if cache is None else TitansPairCache(attention, memory)
 
+    def mix_sequence(
+        self,
+        x: Output,
+        partition: Partition,
+        *,
+        starts: Starts = None,
+        cache: TitansPairCache | None = None,
+    ) -> tuple[Output, TitansPairCache | None]:
+        """The window of each part, and the memory in turn; with persistent tokens both in turn."""
+        if isinstance(self.memory, PersistentTokens):
+            return super().mix_sequence(x, partition, starts=starts, cache=cache)
+        attention, memory = (None, None) if cache is None else cache
+        y, attention = self.attention.mix_sequence(x, partition, starts=starts, cache=attention)
+        remembered, memory = self.memory.mix_sequence(x, partition, starts=starts, cache=memory)
+        out = self.gate(y, remembered)
+        return out, None if cache is None else TitansPairCache(attention, memory)
+
 
 class TitansMACCache(NamedTuple):
     """What a stream carries: keys and values of each sequence's segment, and the memory.
@@ -267,8 +296,6 @@ class TitansMAC(AbstractMixer):
     and their gate comes from a memory that has seen the whole segment. A decoder must be causal, so
     here both are.
     """
-
-    takes_parts: ClassVar[bool] = False
 
     parameter_axes: ClassVar[ParameterAxes] = {"tokens": (None, "embed")}
 
@@ -331,7 +358,8 @@ class TitansMAC(AbstractMixer):
             _, y = in_chunks(jax.checkpoint(self._advance), start, x[:, None], **options)
         else:
             position = cache.memory.position
-            cache, y = in_chunks(self._advance, cache, x[:, None], **options, position=position)
+            advance = jax.checkpoint(self._advance)
+            cache, y = in_chunks(advance, cache, x[:, None], **options, position=position)
         return unpack(y[:, 0], packing), cache
 
     def _advance(

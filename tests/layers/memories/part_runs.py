@@ -3,8 +3,8 @@
     python -m tests.layers.memories.part_runs OUT.json CASE [CASE ...]
 
 A case is NAME/DEVICES/LAYOUT, as `fwpkm/4/independent`, where `mesh` as DEVICES is a mesh with more
-axes; or NAME/DEVICES/sent for the bytes that a device sends at two lengths. The number of devices
-is fixed before JAX starts.
+axes; or NAME/DEVICES/sent for the bytes that a device sends at two lengths. `head` is a Fast Weight
+Layer. The number of devices is fixed before JAX starts.
 """
 
 import os
@@ -23,8 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 
 from fwpkm_jax.analysis.collectives import collectives
+from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer, FastWeightLayerConfig
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
 from fwpkm_jax.layers.partition import MeshConfig, Partition
 from fwpkm_jax.rules import FwMLP, FwPKM
@@ -105,6 +107,50 @@ def compare(name: str, devices: str, layout: str) -> dict[str, float]:
     return worst
 
 
+def compare_heads(devices: str) -> dict[str, float]:
+    """`compare` of a Fast Weight Layer, whose documents are cut anywhere."""
+    rng = np.random.default_rng(0)
+    config = FastWeightLayerConfig(hidden_dim=6, chunk_size=4, segment_length=3, initial_rate=0.1)
+    layer = FastWeightLayer(config, MODEL, init_std=0.5, rngs=nnx.Rngs(0))
+    graphdef, params = nnx.split(layer)
+    params = cast_floats(params, jnp.float64)
+    x, readout = (jnp.asarray(rng.normal(size=size)) for size in ((2, 16, MODEL), (MODEL, 11)))
+    tokens = jnp.asarray(rng.integers(11, size=(2, 16)), jnp.int32)
+    starts = jnp.asarray(rng.uniform(size=(2, 16)) < 0.15)
+    partition = partition_of(devices, "independent")
+    axis, rows = partition.sequence, partition.tokens()
+    assert axis is not None
+
+    def whole(params, x, readout):
+        return nnx.merge(graphdef, params)(x, tokens, (readout, None), starts=starts).x
+
+    def parts(params, x, readout):
+        def run(params, x, readout, tokens, starts):
+            layer = nnx.merge(graphdef, params)
+            return layer.of_part(x, tokens, (readout, None), axis=axis, starts=starts).x
+
+        specs = (P(), rows, P(), rows, rows)
+        return partition.run(run, in_specs=specs, out_specs=rows)(
+            params, x, readout, tokens, starts
+        )
+
+    def results(function):
+        def loss(*arguments):
+            y = function(*arguments)
+            return jnp.sum(jnp.sin(y)), y
+
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))
+
+    expected, found = (results(f)(params, x, readout) for f in (whole, parts))
+    worst: dict[str, float] = {}
+    leaves = jax.tree_util.tree_leaves_with_path(expected)
+    for (path, theirs), mine in zip(leaves, jax.tree.leaves(found), strict=True):
+        size = max(float(np.max(np.abs(theirs))), 1e-3)
+        worst[jax.tree_util.keystr(path)] = float(np.max(np.abs(theirs - mine))) / size
+    assert all(np.isfinite(list(worst.values()))), worst
+    return worst
+
+
 def sent(name: str, devices: str, length: int) -> dict[str, float]:
     """Bytes that a device sends in a forward pass, and in a pass with gradients of the tokens."""
     graphdef, params, memory = build(name, jnp.float32)
@@ -139,6 +185,8 @@ def result_of(case: str) -> Any:
     name, devices, layout = case.split("/")
     if layout == "sent":
         return {length: sent(name, devices, length) for length in (64, 128)}
+    if name == "head":
+        return compare_heads(devices)
     return compare(name, devices, layout)
 
 

@@ -30,7 +30,7 @@ def run_apart(out, *cases):
 def assert_equal(results):
     for case, differences in results.items():
         # Output, memory, record, gradients of the parameters, of the tokens and of the memory.
-        assert len(differences) > 20, case
+        assert len(differences) > (10 if case.startswith("head") else 20), case
         assert max(differences.values()) < 1e-12, (case, differences)
 
 
@@ -43,7 +43,7 @@ def test_parts_of_sequences_write_one_memory(tmp_path):
     "cases",
     [
         ("fwpkm/2/independent", "ahead/8/columns", "ahead/mesh/columns", "fwpkm/mesh/slots"),
-        ("fwmlp/2/independent", "fwmlp/4/independent", "clipped/8/independent"),
+        ("fwmlp/2/independent", "fwmlp/4/independent", "clipped/8/independent", "head/4/documents"),
     ],
     ids=["split", "in_turn"],
 )

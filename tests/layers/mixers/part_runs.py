@@ -24,7 +24,13 @@ import numpy as np
 from flax import nnx
 
 from fwpkm_jax.analysis.collectives import collectives
-from fwpkm_jax.layers.mixers import AttentionConfig, GatedDeltaNetConfig
+from fwpkm_jax.layers.mixers import (
+    AttentionConfig,
+    GatedDeltaNetConfig,
+    LaCTConfig,
+    TitansConfig,
+    TitansMixerConfig,
+)
 from fwpkm_jax.layers.mixers.base import AbstractMixerConfig
 from fwpkm_jax.layers.mixers.matrix_memory import MatrixMixerConfig
 from fwpkm_jax.layers.partition import MeshConfig
@@ -48,6 +54,32 @@ ATTENTION: dict[str, Any] = {
 }
 
 
+LACT: dict[str, Any] = {
+    "num_heads": 4,
+    "num_fast_heads": 2,
+    "hidden_dim": 4,
+    "chunk_size": 3,
+    "window": 5,
+    "low_rank": 2,
+    "base_rate": 0.5,
+}
+TITANS: dict[str, Any] = {"num_heads": 1, "head_dim": 8, "depth": 1, "max_rate": 0.5}
+
+
+def titans(name: str) -> TitansMixerConfig:
+    """A wiring, behind persistent tokens if the name ends so; chunks are longer than some parts."""
+    wiring = {"titans": "alone", "titans_mac": "mac", "titans_mag": "mag", "titans_mal": "mal"}
+    memory = TitansConfig(
+        **TITANS,
+        chunk_size=None if name == "titans_mal" else 6,
+        write_size=2,
+        num_persistent=3 if name.endswith("persistent") else 0,
+    )
+    attention = AttentionConfig(**ATTENTION, window=5)
+    wiring = wiring[name.removesuffix("_persistent")]
+    return TitansMixerConfig(wiring=wiring, memory=memory, attention=attention)  # pyright: ignore
+
+
 def config_of(name: str) -> AbstractMixerConfig:
     """A mixer's smallest configuration; its window is longer than a part on eight devices."""
     if name == "attention":
@@ -56,6 +88,10 @@ def config_of(name: str) -> AbstractMixerConfig:
         return AttentionConfig(**ATTENTION, window=5)
     if name == "gdn":
         return GatedDeltaNetConfig(**HEADS, chunk_size=4)
+    if name == "lact":
+        return LaCTConfig(**LACT)
+    if name.startswith("titans"):
+        return titans(name)
     if name == "own":
         return RunningSumConfig()
     return MatrixMixerConfig(rule=MATRIX_RULES[name](chunk_size=4), decay_rank=2, **HEADS)

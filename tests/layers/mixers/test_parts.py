@@ -11,13 +11,15 @@ import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 
-from fwpkm_jax.layers.mixers import AttentionConfig, LaCTConfig
+from fwpkm_jax.layers.mixers import AttentionConfig
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.rules.matrix import MATRIX_RULES
+from tests.layers.mixers.own_mixer import RunningSum
 
 MIXERS = ("attention", "window", "gdn", "own", *MATRIX_RULES)
 KINDS = ("attention", "window", "gdn", "own", "gla", "ojanet", "mlstm", "omega")
 """A mixer for each way to take parts."""
+IN_TURN = ("lact", "titans", "titans_mac", "titans_mag", "titans_mal")
 BATCH, KEYS, MODEL = 2, 2 * 4, 8  # Of `part_runs`: sequences, a token's keys, width.
 
 
@@ -80,10 +82,24 @@ def test_every_mixer_takes_parts_over_fewer_devices(tmp_path, devices):
     assert_equal(run_apart(tmp_path / "out.json", *cases))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_memories_that_go_from_device_to_device_give_the_same(tmp_path, devices):
+    cases = [f"{name}/{devices}" for name in IN_TURN]
+    cases += [f"{name}_persistent/{devices}/whole" for name in IN_TURN[1:]]
+    assert_equal(run_apart(tmp_path / "out.json", *cases))
+
+
 @pytest.mark.thorough
 def test_only_attention_sends_more_for_longer_sequences(tmp_path):
     cases = [f"{name}/8/sent" for name in KINDS]
     assert_sent(run_apart(tmp_path / "out.json", *cases))
+
+
+class Whole(RunningSum):
+    """A mixer whose streams differ from whole sequences, so that it declines parts."""
+
+    takes_parts = False
 
 
 def partition_of(**sizes):
@@ -95,14 +111,9 @@ def partition_of(**sizes):
 
 def test_a_mixer_without_parts_and_a_length_that_does_not_divide_are_named():
     partition = partition_of(data=1, fsdp=1, model=1, sequence=4)
-    lact, attention = (
-        config.build(MODEL, rngs=nnx.Rngs(0))
-        for config in (
-            LaCTConfig(num_heads=2),
-            AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=8),
-        )
-    )
-    with pytest.raises(ValueError, match=r"mesh\.sequence=4: LaCT takes no parts of sequences"):
-        lact(jnp.zeros((1, 8, MODEL)), partition=partition)
+    config = AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=8)
+    attention = config.build(MODEL, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"mesh\.sequence=4: Whole takes no parts of sequences"):
+        Whole()(jnp.zeros((1, 8, MODEL)), partition=partition)
     with pytest.raises(ValueError, match=r"length of a sequence=6 .* mesh\.sequence=4"):
         attention(jnp.zeros((1, 6, MODEL)), partition=partition)

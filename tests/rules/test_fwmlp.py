@@ -62,11 +62,11 @@ def test_the_update_written_out(loss, clip):
     np.testing.assert_allclose(step.info.update_norm, np.sqrt(squares), rtol=1e-11)
 
 
-def test_padding_does_not_dilute_a_write():
+def test_padding_neither_dilutes_a_write_nor_decays_the_weights():
     """Right-padded sequences leave the memory that the same sequences leave without padding."""
     signals = sample_signals(RULE, length=6)
     padded = streaming.Signals(
-        *(np.concatenate([x, np.zeros_like(x[:, :4])], axis=1) for x in signals)
+        *(np.concatenate([x, np.zeros(x[:, :1].shape).repeat(9, 1)], axis=1) for x in signals)
     )
     run = jax.jit(functools.partial(RULE.run, chunk_size=5))
     memories = [
@@ -79,15 +79,24 @@ def test_padding_does_not_dilute_a_write():
     chex.assert_trees_all_close(*memories, rtol=1e-12)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("pieces", [pytest.param((7,), marks=pytest.mark.slow), (2, 1, 4)])
-def test_the_mean_target_averages_two_neighbours_in_passes_and_streams(pieces):
+def mean_of_neighbours(signals):
+    value = np.asarray(signals.value)
+    return (value[:, :-1] + value[:, 1:]) / 2
+
+
+def test_the_mean_target_averages_two_neighbours():
     rule = dataclasses.replace(RULE, target="mean")
     signals = sample_signals(rule, length=7)
-    value = np.asarray(signals.value)
-    averaged = (value[:, :-1] + value[:, 1:]) / 2
     sequence = rule.sequence(*map(jnp.asarray, signals[:2]), chunk_size=3)
-    np.testing.assert_allclose(sequence.target[:, :-1], averaged, rtol=1e-12)
+    np.testing.assert_allclose(sequence.target[:, :-1], mean_of_neighbours(signals), rtol=1e-12)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("pieces", [pytest.param((7,), marks=pytest.mark.slow), (2, 1, 4)])
+def test_a_stream_averages_the_same_neighbours(pieces):
+    rule = dataclasses.replace(RULE, target="mean")
+    signals = sample_signals(rule, length=7)
+    value, averaged = np.asarray(signals.value), mean_of_neighbours(signals)
 
     # What a rule with `later` would be told to have the same targets.
     told = signals._replace(value=np.concatenate([value[:, :1], averaged], axis=1))

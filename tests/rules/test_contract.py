@@ -9,6 +9,7 @@ import pytest
 
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 from fwpkm_jax.testing import check_rule
+from fwpkm_jax.testing.matrix_rules import sample_tokens
 from tests.rules.sampling import (
     INSTANCES,
     init_memory,
@@ -34,6 +35,16 @@ def test_a_rule_keeps_its_contract(rule):
 @pytest.mark.parametrize("rule", MATRIX_VARIANTS.values(), ids=MATRIX_VARIANTS)
 def test_a_matrix_rule_keeps_its_contract(rule):
     check_rule(rule)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("rule", MATRIX_VARIANTS.values(), ids=MATRIX_VARIANTS)
+def test_chunks_read_and_leave_what_the_definition_does(rule):
+    """Of every rule without gradients, which its contract checks besides."""
+    tokens = sample_tokens(rule, batch=1, length=5, heads=1)
+    forms = jax.jit(lambda x: (dataclasses.replace(rule, chunk_size=3).run(x), rule.recurrent(x)))
+    chunked, token_by_token = forms(jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), tokens))
+    chex.assert_trees_all_close(chunked, token_by_token, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.slow

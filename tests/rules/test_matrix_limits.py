@@ -202,6 +202,12 @@ def test_ojanet_is_deltanet_with_keys_and_values_exchanged_but_for_the_read():
     np.testing.assert_allclose(OjaNet().run(tokens).final_state, swapped, rtol=1e-11, atol=1e-12)
 
 
+def test_ojanet_takes_values_at_unit_length():
+    tokens = tokens_of(OjaNet())
+    value = OjaNet().features(tokens.query, tokens.key, 5 * tokens.value)[2]
+    np.testing.assert_allclose(np.linalg.norm(value, axis=-1), 1, rtol=1e-5)
+
+
 def test_without_writes_gated_deltanet_only_decays():
     tokens = tokens_of(GatedDeltaNet(), batch=1, heads=1)
     start = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 4, 3)))

@@ -63,6 +63,15 @@ def test_chunks_of_one_token_are_the_papers_recurrence(depth):
     assert_close(jax.tree.map(lambda x: x[0], out.memory.momentum), surprise)
 
 
+def test_padding_leaves_weights_and_momentum_bit_for_bit():
+    rule = replace(TitansRule.tiny(), momentum_order=1, forget=0.2)
+    memory, sequence = init_memory(rule, jnp.float64), sequence_of(rule)
+    memory = memory._replace(momentum=jax.tree.map(lambda x: x + 0.5, memory.momentum))
+    nothing = np.zeros((1, LENGTH))
+    padding = sequence._replace(write_weight=nothing, counted=nothing)
+    jax.tree.map(np.testing.assert_array_equal, run(rule, memory, padding, LENGTH).memory, memory)
+
+
 def test_a_matrix_without_momentum_takes_the_delta_rules_steps():
     rule = TitansRule(
         key_dim=3, value_dim=4, depth=1, residual_norm=False, momentum_order=0, forget=0.0

@@ -68,9 +68,9 @@ FAULTS = (
         under="pallas_kernels/product_top_k/tpu.py",
     ),
     Fault(
-        "gated delta: a token corrects itself",
+        "gated delta: corrections without their strength",
         "lower = jnp.where(row > column, beta * overlap * decays.between, 0.0)",
-        "lower = jnp.where(row >= column, beta * overlap * decays.between, 0.0)",
+        "lower = jnp.where(row > column, overlap * decays.between, 0.0)",
         _DELTA,
     ),
     Fault(

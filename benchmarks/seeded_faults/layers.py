@@ -118,7 +118,7 @@ FAULTS = (
         "Titans, LaCT: a document starts from the memory of the one before",
         "state = _where(unit.fresh, fresh, state)",
         "state = _where(unit.fresh & False, fresh, state)",
-        ("tests/layers/mixers/test_contract.py",),
+        ("tests/core/streams/test_documents.py", "tests/layers/mixers/test_contract.py"),
     ),
     Fault(
         "Titans: gradients' base moves a token early",

@@ -247,6 +247,17 @@ def test_a_finished_sequence_goes_on_with_a_new_prompt():
     np.testing.assert_array_equal(again.tokens[0], by_hand(whole, 4, stop_id=None, write=True)[0])
 
 
+def test_each_token_has_a_draw_and_a_sequence_without_a_prompt_keeps_its_logits():
+    model, _, state = start(replace(SMALL, mixers=("retnet",), memory_layers=()), batch=2, groups=1)
+    rows, flat = prompts(3, 4), Sampling(temperature=1e4)
+    out = generate(model, rows, state, max_new_tokens=6, sampling=flat, rng=jax.random.key(0))
+    assert all(len(set(row)) > 1 for row in out.tokens.tolist()), "all tokens by one draw"
+    before = np.asarray(out.state.logits)
+    after = generate(model, [[], rows[1]], out.state, max_new_tokens=0).state.logits
+    np.testing.assert_array_equal(after[0], before[0])
+    assert np.any(after[1] != before[1])
+
+
 def test_a_decoding_loop_copies_no_table():
     """The table of 40 x 40 slots stays where it is, from call to call and token to token."""
     rule = FwPKM(num_subkeys=40, key_dim=8, value_dim=6, top_k=3)

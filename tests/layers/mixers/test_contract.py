@@ -81,7 +81,7 @@ def test_pieces_and_padding_change_nothing_for_mixers_whose_contract_is_thorough
     check_mixer(MIXERS[name], properties=streams)
 
 
-@pytest.mark.by_default("window", "gdn")
+@pytest.mark.by_default("window", "gdn", "lact")
 @pytest.mark.parametrize("name", PACKED_MIXERS)
 def test_documents_of_a_row_read_as_in_rows_of_their_own(name):
     check_mixer(PACKED_MIXERS[name], properties=[PACKED])

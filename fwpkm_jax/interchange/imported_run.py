@@ -14,8 +14,6 @@ from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.runs.run_directory import claim
 from fwpkm_jax.training.state import TrainState, init_state
 
-_BUFFER_GB = 1  # The weights may fill the memory.
-
 
 def start_run(experiment: Experiment, weights: Weights) -> Path:
     """Writes a run whose step 0 has these weights; `fwpkm train` continues from there.
@@ -49,8 +47,10 @@ def start_run(experiment: Experiment, weights: Weights) -> Path:
     rest = jax.jit(lambda: init()._replace(params=None, memory={}))()
     state = rest._replace(params=params, memory=memory)
     claim(directory, experiment.to_json(), may_change=())
+    # The weights may fill the memory: no more than the largest is written at a time.
+    largest = max(x.nbytes for x in jax.tree.leaves((params, memory)))
     with Checkpoints(
-        directory / "checkpoints", experiment.checkpoint, buffer_gb=_BUFFER_GB
+        directory / "checkpoints", experiment.checkpoint, buffer_bytes=largest
     ) as checkpoints:
         checkpoints.save(state, data_position=None, config=experiment.to_json())
     return directory

@@ -170,7 +170,7 @@ def _block_names(config: ModelConfig, index: int) -> Names:
             del names[f"feed_forward/{name}"]
     if index in config.memory_layers:
         fast = config.fast_weight
-        gated = fast.gate_output or fast.weight_by_gate
+        gated = fast.gate_in_output or fast.weight_by_gate
         names |= _below(
             "memory/", "", memory_block_names(gated=gated, unused_gate=fast.unused_gate)
         )

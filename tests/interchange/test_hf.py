@@ -38,8 +38,9 @@ SHARED = Path(__file__).parents[2].parent / "shared" / "hf"
 FOLDERS = sorted(path.parent for path in SHARED.glob("*/expected.npz"))
 EXACT = np.load(Path(__file__).parent / "data" / "hf_float64.npz")
 PLACES = [0, 5, 20, 40, 60, 69]
-LIBRARY_FLOAT64 = 2e-6
-"""Of the largest logit: what the library's casts leave of float64."""
+LIBRARY_FLOAT64 = {"llama3": 2e-7, "qwen3": 2e-7, "qwen3_5": 1.2e-6, "olmo_hybrid": 1.2e-6}
+"""Of the largest logit, by folder: what the library's casts leave of float64. Found are 0.9e-7 and
+1.3e-7 where only norms and rotary tables are cast, 0.8e-6 and 1.0e-6 where recurrences are too."""
 
 each_folder = pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 needs_folders = pytest.mark.skipif(not FOLDERS, reason=f"{SHARED} holds no models")
@@ -87,10 +88,11 @@ def test_float64_is_what_the_library_computes_without_its_casts(folder):
         whole, streamed = passes(folder, expected, streamed=True)
     largest = np.max(np.abs(expected["logits"]))
     if "logits_f64" in expected:
-        assert largest_difference(whole, expected["logits_f64"]) < LIBRARY_FLOAT64 * largest
+        allowed = LIBRARY_FLOAT64.get(folder.name, 2e-6)
+        assert largest_difference(whole, expected["logits_f64"]) < allowed * largest
     ids = f"{folder.name}:input_ids"
     if ids in EXACT and np.array_equal(EXACT[ids], expected["input_ids"]):
-        assert largest_difference(whole[:, PLACES], EXACT[folder.name]) < 1e-8
+        assert largest_difference(whole[:, PLACES], EXACT[folder.name]) < 1e-12
     # The stream has the padding of `mask`, so only the other rows are the whole pass's.
     full = expected["mask"].all(axis=1)
     assert full.any()
@@ -257,7 +259,7 @@ def tensors_of(folder):
     return tensors
 
 
-@pytest.mark.by_default("olmo_hybrid", "qwen3_next_moe")
+@pytest.mark.by_default("olmo_hybrid")
 @each_folder
 def test_an_import_and_an_export_give_the_folder_again(folder, tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "out"

@@ -63,6 +63,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.thorough
 def test_generation_of_padded_prompts_is_what_whole_passes_choose(folder):
     source = open_folder(folder)
     graphdef = nnx.split(
@@ -163,6 +164,7 @@ def test_a_model_that_began_here_is_described_as_a_family_that_computes_the_same
             config_text(model, context=64)
 
 
+@pytest.mark.thorough
 def test_a_run_that_began_here_leaves_as_a_folder_and_is_imported_again(tmp_path, capsys):
     experiment = load_config("study/gdn_swa")
     run = tmp_path / "run"

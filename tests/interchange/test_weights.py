@@ -147,6 +147,7 @@ def test_tensors_that_do_not_fit_are_named(weights):
         to_release(weights_of(MODEL, groups=2), MODEL)
 
 
+@pytest.mark.thorough
 def test_weights_leave_a_run_and_come_back(experiment, weights, tmp_path):
     run = start_run(experiment, weights)
     folder = export_run(run, tmp_path / "exported")
@@ -175,6 +176,7 @@ def weights_with_groups(weights: Weights, groups: int) -> Weights:
     return weights._replace(memory=memory)
 
 
+@pytest.mark.thorough
 def test_the_command_imports_and_says_what_is_wrong(weights, tmp_path, capsys):
     config = tmp_path / "config.py"
     config.write_text(

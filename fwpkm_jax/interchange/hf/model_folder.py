@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +12,7 @@ import numpy as np
 from fwpkm_jax.config import from_json
 from fwpkm_jax.interchange.hf.families import FAMILIES, Family, model_config, text_config
 from fwpkm_jax.interchange.hf.layout import Part, Parts, check_shapes, parts, plain_name, skipped
-from fwpkm_jax.interchange.hf.tensor_files import TensorFiles
+from fwpkm_jax.interchange.hf.tensor_files import TensorFiles, aligned, is_aligned
 from fwpkm_jax.interchange.weights import Weights, abstract_weights, checked, refuse_other_names
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import ModelConfig
@@ -145,12 +144,22 @@ def _read(folder: ModelFolder, part: Part) -> np.ndarray:
 
 
 def _put(array: np.ndarray, like: jax.ShapeDtypeStruct, place: Any) -> jax.Array:
-    """An array on its devices; the host's is not kept."""
+    """An array on its devices. CPU devices take over the host's, others copy it."""
     assert array.shape == like.shape, "the shapes of the tensors have been checked"
-    convert: Callable[[Any], np.ndarray] = lambda x: np.ascontiguousarray(x, like.dtype)  # noqa: E731
     if place is None:
-        return jax.device_put(convert(array), may_alias=False)
-    return jax.make_array_from_callback(like.shape, place, lambda index: convert(array[index]))
+        return jax.device_put(_as_stored(array, like.dtype))
+    return jax.make_array_from_callback(
+        like.shape, place, lambda index: _as_stored(array[index], like.dtype)
+    )
+
+
+def _as_stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The numbers as they lie on a device: one after the other, in that dtype."""
+    if array.dtype == dtype and array.flags.c_contiguous and is_aligned(array):
+        return array
+    made = aligned(array.shape, np.dtype(dtype))
+    np.copyto(made, array, casting="unsafe")
+    return made
 
 
 def _check_tied(files: TensorFiles, stored: dict[str, str]) -> None:

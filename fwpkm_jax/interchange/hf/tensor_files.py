@@ -20,6 +20,7 @@ from fwpkm_jax.whole_files import read_json
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _MOST_HEADER_BYTES = 100_000_000
+_ALIGNMENT = 64  # Of bytes that XLA takes over without a copy.
 _DTYPES: Mapping[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -100,11 +101,27 @@ class TensorFiles(Mapping[str, StoredTensor]):
                 f"{file.name}: {name} is stored as {dtype}; weights of {', '.join(_DTYPES)} can be "
                 "read, quantised ones cannot."
             )
-        with file.open("rb") as stream:
+        array = aligned(shape, _DTYPES[dtype])
+        # Whether the file holds so many bytes has been checked.
+        with file.open("rb", buffering=0) as stream:
             stream.seek(start)
-            # As bytes first: a file without room for a whole item is cut, not misread.
-            flat = np.fromfile(stream, np.uint8, math.prod(shape) * _DTYPES[dtype].itemsize)
-        return flat.view(_DTYPES[dtype]).reshape(shape)
+            rest = array.reshape(-1).view(np.uint8).data
+            while rest and (count := stream.readinto(rest)):
+                rest = rest[count:]
+        return array
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array that a CPU device can have as it is, without a copy; its numbers are arbitrary."""
+    size = math.prod(shape) * dtype.itemsize
+    held = np.empty(size + _ALIGNMENT, np.uint8)
+    first = -held.ctypes.data % _ALIGNMENT
+    return held[first : first + size].view(dtype).reshape(shape)
+
+
+def is_aligned(array: np.ndarray) -> bool:
+    """Whether an array begins where one of `aligned` does."""
+    return array.ctypes.data % _ALIGNMENT == 0
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:

@@ -36,6 +36,7 @@ from fwpkm_jax.training.state import TrainState, named_leaves
 logger = logging.getLogger(__name__)
 
 _TEMPORARY = ".orbax-checkpoint-tmp"
+_CHUNK_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,22 +88,23 @@ class Checkpoints:
     """
 
     def __init__(
-        self, directory: str | Path, config: CheckpointConfig, *, buffer_gb: int | None = None
+        self, directory: str | Path, config: CheckpointConfig, *, buffer_bytes: int | None = None
     ) -> None:
         """Opens the directory, and makes it where it is not there.
 
         Args:
           directory: `RUN/checkpoints`.
           config: when to save and what to keep.
-          buffer_gb: most of the host's memory that saving takes, for models that fill it; saving
-            then takes longer. None: as much as the arrays.
+          buffer_bytes: most bytes of arrays that are written at a time, at least those of the
+            largest one, for models that fill the host's memory; saving then takes longer. None:
+            all.
         """
         self.directory = Path(directory).absolute()
         with together():
             self.directory.mkdir(parents=True, exist_ok=True)
             for path in sorted(self.directory.glob(f"*{_TEMPORARY}*")) if is_first() else ():
                 logger.warning("Removing checkpoint %s: it was never completed.", path)
-        self._config, self._buffer_gb = config, buffer_gb
+        self._config, self._buffer_bytes = config, buffer_bytes
         self.reference: Reference | None = None
         """Frozen slow weights that stay in another checkpoint; None: checkpoints hold all."""
         self._manager = self._open()
@@ -126,8 +128,10 @@ class Checkpoints:
             enable_async_checkpointing=True,
         )
         handlers: dict[str, Any] | None = None
-        if self._buffer_gb is not None:
-            arrays = ocp.StandardCheckpointHandler(save_concurrent_gb=self._buffer_gb)
+        if self._buffer_bytes is not None:
+            # A little more, as an array must take less than all.
+            most: Any = (self._buffer_bytes + 1000) / 1e9
+            arrays = ocp.StandardCheckpointHandler(save_concurrent_gb=most)
             json = ocp.JsonCheckpointHandler()
             handlers = {"position": json, "config": json}
             for name in ("params", "optimizer", "memory"):
@@ -196,7 +200,7 @@ class Checkpoints:
         }
         if self.reference is not None:
             position["frozen"] = self.reference._asdict()
-        arguments = {name: ocp.args.StandardSave(nested(tree)) for name, tree in items.items()}
+        arguments = {name: self._array_arguments(nested(tree)) for name, tree in items.items()}
         with self._writing():
             self._manager.save(
                 step,
@@ -207,6 +211,13 @@ class Checkpoints:
                 ),
                 metrics={"loss": metrics["loss"]} if metrics else None,
             )
+
+    def _array_arguments(self, tree: Any) -> ocp.args.StandardSave:
+        if self._buffer_bytes is None:
+            return ocp.args.StandardSave(tree)
+        # What is encoded is a copy: of a chunk, not of a whole array.
+        chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
+        return ocp.args.StandardSave(tree, save_args=chunks)
 
     def _own_params(self, params: Any) -> Any:
         """The slow weights that this run's checkpoints hold themselves."""

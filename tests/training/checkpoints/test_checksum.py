@@ -5,7 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.training.checkpoints.checksum import checksum, checksums, non_finite_leaves
+from fwpkm_jax.training.checkpoints.checksum import (
+    _checksum_of_words,
+    checksum,
+    checksums,
+    non_finite_leaves,
+)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool"])
@@ -15,6 +20,26 @@ def test_checksum_is_the_sum_written_out(dtype):
     words = words.view({1: np.uint8, 2: np.uint16, 4: np.uint32}[words.itemsize])
     expected = sum(int(word) * (2 * place + 1) for place, word in enumerate(words)) % 2**32
     assert int(checksum(values)) == expected
+
+
+@pytest.mark.by_default("bfloat16")
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "float64"])
+def test_a_large_array_is_summed_in_parts_without_a_copy(dtype):
+    size, large = 2**20 + 7, jnp.dtype(dtype).itemsize == 8
+    values = np.random.default_rng(0).integers(0, 256, (size, jnp.dtype(dtype).itemsize), np.uint8)
+    values = values.reshape(-1).view(jnp.dtype(dtype))
+    words = values.view({1: np.uint8, 2: np.uint16}.get(values.itemsize, np.uint32))
+    places = 2 * np.arange(words.size, dtype=np.uint64) + 1
+    expected = int(np.sum(words * places) % 2**32)  # 64-bit sums wrap at a multiple.
+    with jax.enable_x64(large):
+        array = jax.device_put(values.reshape(size, 1))
+        assert checksums({"a": array}) == {"a": expected}
+
+
+def test_a_large_checksum_needs_little_memory():
+    words = jax.ShapeDtypeStruct((2**24,), jnp.uint16)
+    temporary = _checksum_of_words.lower(words).compile().memory_analysis()
+    assert temporary.temp_size_in_bytes < 2**24 * 2 / 4
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.float64])

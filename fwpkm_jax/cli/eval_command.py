@@ -17,9 +17,11 @@ from typing import Any, Literal
 
 import tyro
 
-from fwpkm_jax.command_line import check_options, report, separate_options
+from fwpkm_jax.cli.options import parse_options
+from fwpkm_jax.command_line import report
 from fwpkm_jax.compile_cache import enable_compile_cache
 from fwpkm_jax.evaluation import EVALS
+from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.run.evaluate import evaluate
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 
@@ -37,6 +39,8 @@ class EvalOptions:
     """Checkpoint: a step, the best by validation loss, or None for the newest."""
     limit: int | None = None
     """Score at most this many documents, batches or samples; the unit depends on the evaluation."""
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    """Devices that share the reading: sequence, parts of every piece of text."""
 
 
 def options_type() -> type[EvalOptions]:
@@ -61,16 +65,7 @@ def parse(arguments: Sequence[str], program: str = "fwpkm eval") -> Any:
       SystemExit: 0 after `--help`; 2, with a message, for a wrong type or a refused value.
       ValueError: an option does not exist; the nearest name is given.
     """
-    arguments = separate_options(arguments)
-    options = options_type()
-    check_options(arguments, options(run=Path()))
-    return tyro.cli(
-        options,
-        args=arguments,
-        prog=program,
-        use_underscores=True,
-        config=(tyro.conf.FlagConversionOff,),
-    )
+    return parse_options(arguments, program, options_type()(run=Path()))
 
 
 def main(arguments: Sequence[str], program: str = "fwpkm eval") -> int:
@@ -82,7 +77,12 @@ def main(arguments: Sequence[str], program: str = "fwpkm eval") -> int:
         configs = {name: getattr(options, name) for name in EVALS}
         enable_compile_cache()
         evaluate(
-            options.run, options.suite, step=options.step, configs=configs, limit=options.limit
+            options.run,
+            options.suite,
+            step=options.step,
+            configs=configs,
+            limit=options.limit,
+            mesh=options.mesh,
         )
     except (ValueError, FileNotFoundError) as error:
         return report(program, error)

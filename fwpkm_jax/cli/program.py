@@ -13,6 +13,7 @@ COMMANDS = {
     "eval": "Evaluates a run: tables, plots and a report.",
     "generate": "Continues a text with a run's model.",
     "chat": "Talks with a run's model, whose memory lasts.",
+    "memories": "Lists, describes and deletes a run's memories.",
     "report": "Writes a run's report again from its stored results.",
     "import": "Starts a run from exported, released or Hugging Face weights.",
     "export": "Writes a run's weights into a folder for use elsewhere.",

@@ -159,20 +159,33 @@ def describe(folder: str | Path, name: str) -> Description:
       >>> memories.describe("memories", "alice").base  # doctest: +SKIP
       'start-600'
     """
-    path = store.existing(folder, name)
-    facts, _ = file.read_facts(path)
-    base = store.base_of(facts)
-    return Description(
-        name=name,
-        saved=facts["saved"],
-        origin=facts["origin"],
-        keep=facts["keep"],
-        num_read=tuple(facts["num_read"]),
-        base=None if base is None else base["name"],
-        forks=store.forks_of(folder, name),
-        num_bytes=path.stat().st_size,
-        rows={key: (own, total) for key, (own, total) in facts["rows"].items()},
-    )
+    return _described(folder, name, store.forks_of(folder, name))
+
+
+def describe_all(folder: str | Path) -> dict[str, Description | str]:
+    """What is known of every memory in a folder, by name; of a damaged one what is wrong with it.
+
+    Example:
+      >>> from fwpkm_jax import memories
+      >>> memories.describe_all("memories")
+      {}
+    """
+    found: dict[str, Description | str] = {}
+    for name in store.names(folder):
+        try:
+            found[name] = _described(folder, name, ())
+        except ValueError as error:
+            found[name] = str(error)
+        except FileNotFoundError:
+            continue  # Deleted meanwhile.
+    forks: dict[str | None, list[str]] = {}
+    for name, one in found.items():
+        if isinstance(one, Description) and one.base != name:
+            forks.setdefault(one.base, []).append(name)
+    return {
+        name: one if isinstance(one, str) else one._replace(forks=tuple(forks.get(name, ())))
+        for name, one in found.items()
+    }
 
 
 def written_rows(
@@ -209,6 +222,23 @@ def written_rows(
             )
         found[key] = len(rows.changed_rows(x, old)), rows.num_rows(x.shape)
     return found
+
+
+def _described(folder: str | Path, name: str, forks: tuple[str, ...]) -> Description:
+    path = store.existing(folder, name)
+    facts, _ = file.read_facts(path)
+    base = store.base_of(facts)
+    return Description(
+        name=name,
+        saved=facts["saved"],
+        origin=facts["origin"],
+        keep=facts["keep"],
+        num_read=tuple(facts["num_read"]),
+        base=None if base is None else base["name"],
+        forks=forks,
+        num_bytes=path.stat().st_size,
+        rows={key: (own, total) for key, (own, total) in facts["rows"].items()},
+    )
 
 
 def fingerprint(model: LanguageModel) -> str:

@@ -56,7 +56,7 @@ class Conversation:
     ) -> None:
         if (name is None) != (folder is None):
             raise ValueError(f"name={name!r} and folder={folder!r} go together; give both or none.")
-        if name is not None and re.fullmatch(rf"{_START}\d+", name):
+        if name is not None and is_start(name):
             raise ValueError(
                 f"name={name!r} is the memory that others begin with; choose another name."
             )
@@ -225,11 +225,21 @@ class Conversation:
         self.state = grow(self._model, self.state, max_length=length)
 
 
+def is_start(name: str) -> bool:
+    """Whether a memory of this name is the one that all others of a checkpoint begin with."""
+    return re.fullmatch(rf"{_START}\d+", name) is not None
+
+
+def memory_folder(run_dir: Path, folder: Path | None) -> Path:
+    """Where the memories of a run lie."""
+    return run_dir / "memories" if folder is None else folder
+
+
 def memory_place(run_dir: Path, name: str | None, folder: Path | None, step: int) -> dict[str, Any]:
     """The arguments of `Conversation` for a memory of a run, by default in `RUN/memories`."""
     if name is None:
         if folder is not None:
             raise ValueError(f"memories={str(folder)!r} has no effect without --memory NAME.")
         return {}
-    folder = run_dir / "memories" if folder is None else folder
+    folder = memory_folder(run_dir, folder)
     return {"name": name, "folder": folder, "origin": f"{run_dir}, step {step}"}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from fwpkm_jax.evaluation import Origin, Result, Subject, choose_suite, run_suite
 from fwpkm_jax.evaluation.report import write_report
+from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.run.load import Run, load_run
+from fwpkm_jax.training.sharding import make_partition
 
 
 def evaluate(
@@ -18,6 +21,7 @@ def evaluate(
     step: int | Literal["best"] | None = None,
     configs: Mapping[str, Any] | None = None,
     limit: int | None = None,
+    mesh: MeshConfig | None = None,
 ) -> dict[str, Result]:
     """Results of the evaluations of a run, by name; each table is printed when it is ready.
 
@@ -30,10 +34,13 @@ def evaluate(
       step: the checkpoint, as in `load_run`.
       configs: options of evaluations by name, for instance `{"ppl": PerplexityConfig(...)}`.
       limit: most documents, batches or samples to score; the unit depends on the evaluation.
+      mesh: devices that share the work, whatever the run was trained on; None: one device. Changes
+        results only by rounding.
 
     Raises:
       FileNotFoundError: there is no such run or checkpoint.
-      ValueError: a name is unknown, or an evaluation does not suit the run's data.
+      ValueError: a name is unknown, an evaluation does not suit the run's data, or devices cannot
+        share it as `mesh` says.
 
     Example:
       >>> from fwpkm_jax import evaluate
@@ -41,7 +48,9 @@ def evaluate(
       >>> results["recall"].record["results"]["writing"]["all"]["accuracy"]  # doctest: +SKIP
       0.98
     """
+    partition = None if mesh is None else make_partition(mesh)
     subject = subject_of(load_run(run_dir, step), name=str(run_dir))
+    subject = dataclasses.replace(subject, partition=partition)
     chosen = choose_suite(suite, subject, configs)
     directory = Path(run_dir) / "results"
     results = run_suite(subject, chosen, directory=directory, configs=configs, limit=limit)

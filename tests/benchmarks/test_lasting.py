@@ -1,13 +1,16 @@
 """The programs about saved memories, at tiny sizes."""
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 
-from benchmarks.study import lasting
-from fwpkm_jax.data import RecallData
+from benchmarks.study import lasting, lasting_text
+from fwpkm_jax.data import RecallData, TextData, load_tokenizer
 from fwpkm_jax.run import Run
 from fwpkm_jax.training.state import init_state, model_graph
-from tests.benchmarks.programs import result, run
+from tests.benchmarks.programs import result, run, run_apart
 from tests.training.tiny_config import get_config
 
 
@@ -48,6 +51,64 @@ def test_the_curve_has_a_point_for_each_conversation(tmp_path, monkeypatch, caps
     assert "| conversations since | before | 0 | 1 | 2 |" in capsys.readouterr().out
 
 
+@pytest.fixture
+def books(tmp_path):
+    """An experiment on two books that share no letter."""
+    path = tmp_path / "books.jsonl"
+    texts = ("abcd efg " * 20, "xyz uvw " * 20)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    experiment = get_config()
+    model = dataclasses.replace(experiment.model, vocab_size=257)
+    data = TextData(length=16, train_paths=(str(path),), valid_paths=(str(path),))
+    return dataclasses.replace(experiment, model=model, data=data)
+
+
+def test_later_conversations_are_about_other_books(books):
+    options = lasting_text.Options(people=3, words=8, asked=(0, 2), length=20)
+    tokenizer = load_tokenizer("bytes")
+    texts = lasting_text.texts_for(books.data, tokenizer, options)
+    assert texts.later.shape == (2, 3, 20)
+    assert set(texts.later.ravel()) <= set(b"xyz uvw ")
+    for told, sample in zip(texts.told, texts.samples, strict=True):
+        assert tokenizer.decode(told) == sample.haystack
+        assert all(needle.sentence in sample.haystack for needle in sample.needles)
+    with pytest.raises(ValueError, match="3 haystacks and 160 tokens"):
+        lasting_text.texts_for(books.data, tokenizer, dataclasses.replace(options, length=27))
+
+
+@pytest.mark.thorough
+def test_facts_in_text_are_asked_at_each_number(books, tmp_path, monkeypatch, capsys):
+    state = init_state(books.model, memory=books.training.memory, optimizer=None, seed=0)
+    made_up = Run(books, model_graph(books.model), state.params, state.memory, 0)
+    monkeypatch.setattr(lasting_text, "load_run", lambda _: made_up)
+    out = tmp_path / "text.json"
+    sizes = ("--people", 2, "--words", 8, "--readings", 2, "--asked", 0, 2, "--length", 20)
+    run("study.lasting_text", "--runs", "runs/one", *sizes, "--seed", 1, "--out", out)
+    rows = result(out)["rows"]
+    assert [(row["run"], row["conversations"]) for row in rows] == [
+        ("one", number) for number in (-1, 0, 2)
+    ]
+    assert all(row["questions"] == 10 for row in rows)
+    assert all(row["interval"][0] <= row["exact"] <= row["interval"][1] for row in rows)
+    assert all(0 <= row["digits"] <= 6 for row in rows)
+    stored = [row["kilobytes_per_person"] for row in rows]
+    assert stored[0] < stored[1], "Telling writes rows that the fork then stores."
+    assert "| conversations since | before | 0 | 2 |" in capsys.readouterr().out
+
+
+@pytest.mark.thorough
+def test_a_folder_is_imported_onto_one_and_two_devices(tmp_path):
+    out = tmp_path / "imported.json"
+    sizes = ("--layers", 4, "--width", 64, "--vocab", 300)
+    run_apart("speed.import_folder", *sizes, "--devices", 1, 2, "--out", out)
+    rows = result(out)["rows"]
+    assert [(row["devices"], row["step"]) for row in rows] == [
+        (devices, step) for devices in (1, 2) for step in ("read", "import")
+    ]
+    assert all(0 < row["peak_megabytes"] < 500 and row["seconds"] > 0 for row in rows)
+
+
+@pytest.mark.thorough
 def test_a_fork_takes_less_than_the_slots_it_wrote(tmp_path):
     out = tmp_path / "saved.json"
     sizes = ("--subkeys", 24, "--width", 16, "--written", 5)

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from fwpkm_jax import memories
-from fwpkm_jax.cli import chat_command, generate_command
+from fwpkm_jax.cli import chat_command, conversation_options, generate_command
 from fwpkm_jax.run import chat as chat_module
 
 
@@ -17,7 +17,7 @@ def programs(text_run, monkeypatch, capsys, tmp_path):
     """Runs `chat` and `generate` on an untrained run on text."""
 
     def run(command, *arguments, lines="", run=text_run):
-        monkeypatch.setattr(command, "load_run", lambda directory, step: run)
+        monkeypatch.setattr(conversation_options, "load_run", lambda directory, step: run)
         monkeypatch.setattr(
             "sys.stdin", lines if hasattr(lines, "readline") else io.StringIO(lines)
         )

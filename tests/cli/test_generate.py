@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from fwpkm_jax.cli import generate_command
+from fwpkm_jax.cli import conversation_options, generate_command
 from fwpkm_jax.data import RecallData
 
 RECALL = RecallData(
@@ -18,7 +18,7 @@ def program(text_run, monkeypatch, capsys):
         experiment = text_run.experiment
         experiment = experiment if data is None else dataclasses.replace(experiment, data=data)
         loaded = text_run._replace(experiment=experiment)
-        monkeypatch.setattr(generate_command, "load_run", lambda directory, step: loaded)
+        monkeypatch.setattr(conversation_options, "load_run", lambda directory, step: loaded)
         try:
             code = generate_command.main(["somewhere", *arguments])
         except SystemExit as stop:  # Values that the command line refuses by itself.

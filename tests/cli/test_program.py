@@ -53,6 +53,7 @@ def test_help_and_the_programs_load_no_jax():
     assert done.stdout.endswith("False\n"), done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("program", "arguments", "code", "said"),
     [

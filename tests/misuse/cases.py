@@ -15,11 +15,13 @@ from jax.sharding import AbstractMesh, AxisType
 
 from fwpkm_jax import memories
 from fwpkm_jax.cli import main
+from fwpkm_jax.cli.memories_command import MemoriesOptions, carried_out
 from fwpkm_jax.config import load_config
 from fwpkm_jax.core.cross_entropy import linear_cross_entropy
 from fwpkm_jax.core.recurrence.gated_delta import chunk_gated_delta_rule
 from fwpkm_jax.core.slots.addressing import product_top_k
 from fwpkm_jax.core.slots.table import slot_read
+from fwpkm_jax.evaluation.readers.devices import check_one_stream
 from fwpkm_jax.generation import generate, init_generation
 from fwpkm_jax.layers.lora import LoRAConfig
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
@@ -235,6 +237,7 @@ RULES = [
 PARTS = AbstractMesh(
     (1, 1, 4, 1), ("data", "fsdp", "sequence", "model"), axis_types=(AxisType.Auto,) * 4
 )
+ROWS = AbstractMesh((2, 1, 1), ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
 LAYERS = [
     Misuse("A memory layer on integers", lambda: call_layer(X.astype(jnp.int32))),
     Misuse("A memory layer on one sequence", lambda: call_layer(X[0])),
@@ -262,6 +265,18 @@ LAYERS = [
             dataclasses.replace(CONFIG, documents="document"), MODEL, rngs=nnx.Rngs(0)
         )(X, overlay(), starts=jnp.zeros((BATCH, LENGTH), bool)),
     ),
+    Misuse(
+        "Documents in a stream with `documents='document'`, without what they start from",
+        lambda: FastWeight(
+            dataclasses.replace(CONFIG, documents="document"), MODEL, rngs=nnx.Rngs(0)
+        ).stream(
+            X,
+            memory(groups=BATCH),
+            layer().init_pending(BATCH, BATCH, max_chunk_size=4, dtype=jnp.float32),
+            numbers=jnp.ones((BATCH, LENGTH), jnp.int32),
+            starts=jnp.zeros((BATCH, LENGTH), bool),
+        ),
+    ),
     Misuse("A mixer on one sequence", lambda: attention(X[0])),
     Misuse("A mixer of another width", lambda: attention(zeros(2, 8, 5))),
     Misuse("A mixer's mask of another length", lambda: attention(X, mask=zeros(2, 7))),
@@ -279,6 +294,10 @@ MODELS = [
     Misuse("A decoder whose groups do not divide the batch", lambda: call_decoder(TOKENS, 3)),
     Misuse("A decoder without its memory", lambda: decoder()(TOKENS, {})),
     Misuse("A decoder's stream on one sequence", lambda: stream_decoder(TOKENS[0])),
+    Misuse(
+        "A piece of a stream that does not divide over `mesh.sequence`",
+        lambda: stream_decoder(TOKENS[:, :6], partition=Partition(PARTS)),
+    ),
 ]
 CORE = [
     Misuse(
@@ -335,6 +354,10 @@ RUNS = [
             )
         ),
     ),
+    Misuse(
+        "An evaluation of one stream over `mesh.data`",
+        lambda: check_one_stream(Partition(ROWS), "ppl"),
+    ),
 ]
 
 
@@ -378,6 +401,18 @@ MEMORIES = [
         lambda: Conversation(None, name="start-600", folder="memories"),  # pyright: ignore
     ),
     Misuse("A draft longer than the queue", long_draft),
+    Misuse(
+        "Two commands to `fwpkm memories` at once",
+        lambda: carried_out(MemoriesOptions(run=Path("a"), show="alice", delete="bob")),
+    ),
+    Misuse(
+        "Forks to keep of nothing that is deleted",
+        lambda: carried_out(MemoriesOptions(run=Path("a"), keep_forks=True)),
+    ),
+    Misuse(
+        "The memory that others begin with is deleted",
+        lambda: carried_out(MemoriesOptions(run=Path("a"), delete="start-600", keep_forks=True)),
+    ),
 ]
 
 SECTIONS = {

@@ -1,0 +1,77 @@
+"""Options and errors that `fwpkm generate` and `fwpkm chat` share."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import tyro
+
+from fwpkm_jax.cli.options import parse_options
+from fwpkm_jax.command_line import report
+from fwpkm_jax.compile_cache import enable_compile_cache
+from fwpkm_jax.generation import Sampling
+from fwpkm_jax.run.conversation import Conversation, memory_place
+from fwpkm_jax.run.load import load_run
+from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversationOptions:
+    """Of any conversation with a run's model."""
+
+    run: tyro.conf.Positional[Path]
+    """Run directory, as `fwpkm train` wrote it; the run was trained on text."""
+    memories: Path | None = None
+    """Folder of the memories; None: RUN/memories."""
+    keep: Literal["all", "memory"] = "all"
+    """What is saved. all: the conversation goes on. memory: the next one begins with empty caches
+    and what the fast weights hold."""
+    max_new_tokens: int = 200
+    """Most tokens of an answer; it stops at an end of document."""
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    """Seed of the random draws."""
+    step: int | Literal["best"] | None = None
+    """Checkpoint: a step, the best by validation loss, or None for the newest."""
+
+    def conversation(self, memory: str | None, *, write: bool = True) -> Conversation:
+        """The conversation that these options ask for, to be entered."""
+        enable_compile_cache()
+        run = load_run(self.run, self.step)
+        return Conversation(
+            run,
+            **memory_place(self.run, memory, self.memories, run.step),
+            keep=self.keep,
+            sampling=self.sampling,
+            seed=self.seed,
+            write=write,
+        )
+
+
+Options = TypeVar("Options", bound=ConversationOptions)
+
+
+def converse(
+    arguments: Sequence[str], program: str, empty: Options, carry_out: Callable[[Options], int]
+) -> int:
+    """Carries out a command line; the program's exit code, 2 with a line on what was wrong.
+
+    Args:
+      arguments: the command line.
+      program: what its messages and its help call it.
+      empty: options of the command's class, whose values are not used.
+      carry_out: gets the options of the command line.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
+    try:
+        return carry_out(parse_options(arguments, program, empty))
+    except (ValueError, OSError, ImportError) as error:
+        return report(program, error)
+    except DamagedCheckpointError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,113 @@
+"""`fwpkm memories RUN [--show NAME] [--delete NAME]`: lists, describes and deletes memories.
+
+Exit codes: 0 done; 2 wrong command line, no such run or memory, or a memory that others share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from fwpkm_jax import memories
+from fwpkm_jax.cli.options import parse_options
+from fwpkm_jax.command_line import report
+from fwpkm_jax.config import read_experiment
+from fwpkm_jax.evaluation.display.tables import format_table
+from fwpkm_jax.memories import Description
+from fwpkm_jax.run.conversation import is_start, memory_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoriesOptions:
+    """Lists the memories of a run, describes one, or deletes one."""
+
+    run: tyro.conf.Positional[Path]
+    """Run directory."""
+    memories: Path | None = None
+    """Folder of the memories; None: RUN/memories."""
+    show: str | None = None
+    """Name of a memory to describe."""
+    delete: str | None = None
+    """Name of a memory to delete."""
+    keep_forks: bool = False
+    """With --delete: delete it although points or other memories were forked from it; what they
+    share with it stays on disk."""
+
+
+def main(arguments: Sequence[str], program: str = "fwpkm memories") -> int:
+    """Carries out a command line; returns the program's exit code."""
+    try:
+        print(carried_out(parse_options(arguments, program, MemoriesOptions(run=Path()))))
+    except (ValueError, OSError) as error:
+        return report(program, error)
+    return 0
+
+
+def carried_out(options: MemoriesOptions) -> str:
+    """Does what the options ask for; what is to be printed.
+
+    Raises:
+      ValueError: two things are asked for at once, or the memory cannot be deleted or read.
+      FileNotFoundError: there is no such run or memory.
+    """
+    show, delete = options.show, options.delete
+    if show is not None and delete is not None:
+        raise ValueError(f"show={show!r} and delete={delete!r} are two commands; give one.")
+    if options.keep_forks and delete is None:
+        raise ValueError("keep_forks=True has no effect without --delete NAME.")
+    if options.keep_forks and is_start(delete or ""):
+        raise ValueError(
+            f"delete={delete!r} is the memory that all others of its step begin with, and are "
+            "compared with; delete those first, without keep_forks=True."
+        )
+    read_experiment(options.run)  # A mistyped run has no memories, which is another matter.
+    folder = memory_folder(options.run, options.memories)
+    if delete is not None:
+        memories.delete(folder, delete, keep_forks=options.keep_forks)
+        return f"Deleted {delete!r}."
+    if show is not None:
+        return "\n".join(_facts(memories.describe(folder, show)))
+    return _list(folder)
+
+
+def _list(folder: Path) -> str:
+    found = memories.describe_all(folder)
+    if not found:
+        return f"There are no memories in {folder}."
+    described = {name: one for name, one in found.items() if not isinstance(one, str)}
+    rows = [
+        [name, one.saved, _tokens(one), one.keep, f"{one.num_bytes:,}", one.base or "-"]
+        for name, one in described.items()
+    ]
+    lines = [one for one in found.values() if isinstance(one, str)]
+    if rows:
+        header = ["name", "saved", "tokens read", "kept", "bytes", "forked from"]
+        lines.insert(0, format_table(header, rows))
+    # A base and the memory that it once was may be one file under two names.
+    files = [path.stat() for path in folder.rglob("*.safetensors")]
+    size = sum({stat.st_ino: stat.st_size for stat in files}.values())
+    lines.append(f"{len(found)} in {folder}, {size:,} bytes with what forks share.")
+    return "\n".join(lines)
+
+
+def _facts(one: Description) -> list[str]:
+    kept = {"all": "caches, too", "memory": "without caches"}[one.keep]
+    lines = [
+        f"{one.name}: {_tokens(one)} tokens read, saved {one.saved} ({kept}), "
+        f"{one.num_bytes:,} bytes.",
+        f"Of {one.origin}." if one.origin else "",
+        f"Forked from {one.base}." if one.base else "",
+        f"Forks: {', '.join(one.forks)}." if one.forks else "",
+    ]
+    for name, (own, total) in one.rows.items():
+        if own and name.startswith("stream/memory/"):
+            name = name.removeprefix("stream/memory/")
+            lines.append(f"{name}: {own:,} of {total:,} rows in its own file ({own / total:.2%}).")
+    return [line for line in lines if line]
+
+
+def _tokens(one: Description) -> str:
+    return " ".join(f"{count:,}" for count in one.num_read)

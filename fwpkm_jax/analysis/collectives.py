@@ -18,6 +18,11 @@ _MESH_GROUPS = re.compile(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\]T\(([\d,]+)\)\))? \{([^}(]*)\}"
 )
 _CHAIN = re.compile(r'frontend_attributes=\{[^}]*\bchain_id="(\d+)"')
+_CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
+_BOUND = re.compile(r"ROOT .* compare\((.*)\), direction=LT")
+_CONSTANT = re.compile(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
+_SOURCE = re.compile(r'\bop_name="([^"]*)"')
+_LAYER = re.compile(r"\blayer_\d+\b")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
@@ -42,12 +47,15 @@ class Collective(NamedTuple):
       results: the arrays that each device receives.
       group: positions in the mesh of the devices of its first group; empty: all devices.
       times: how often one run of the program executes it.
+      source: the names of the traced functions and scopes that it comes from; "" if the compiler
+        does not say.
     """
 
     kind: str
     results: tuple[Shape, ...]
     group: tuple[int, ...]
     times: int
+    source: str = ""
 
     @property
     def result_bytes(self) -> int:
@@ -67,8 +75,9 @@ class Collective(NamedTuple):
 def collectives(text: str) -> list[Collective]:
     """Every collective in a compiled program's text.
 
-    A collective in a loop counts once per iteration, or once if the compiler does not know the
-    number of iterations. Those in all branches of a conditional are counted.
+    A collective in a loop counts once per iteration. The number is the compiler's, or else the
+    constant that the loop's counter stays below, as of `scan`; where there is neither, it counts
+    once. Those in all branches of a conditional are counted.
     """
     bodies, entry = _computations(text)
     runs: Counter[str] = Counter()
@@ -76,8 +85,7 @@ def collectives(text: str) -> list[Collective]:
     def visit(name: str, times: int) -> None:
         runs[name] += times
         for line in bodies.get(name, ()):
-            trips = _TRIPS.search(line)
-            inside = times * int(trips[1]) if trips and " while(" in line else times
+            inside = times * (_iterations(line, bodies) if " while(" in line else 1)
             for called in _called(line):
                 visit(called, inside)
 
@@ -116,6 +124,29 @@ def sent_by_axes(
     return {axes: dict(kinds) for axes, kinds in sent.items()}
 
 
+def sent_by_layers(found: Iterable[Collective], mesh: Mapping[str, int]) -> dict[str, float]:
+    """Bytes that a device sends in one run of the program, by layer of a `LanguageModel`.
+
+    What lies outside of the layers, and what the compiler merged over several of them without
+    saying so, is under `others`.
+
+    Args:
+      found: from `collectives`.
+      mesh: sizes of the mesh axes.
+
+    Returns:
+      `{"layer_0": 1e6, "layer_1": ..., "others": ...}`, in this order.
+    """
+    sent: dict[str, float] = defaultdict(float)
+    total = math.prod(mesh.values())
+    for one in found:
+        layer = _LAYER.search(one.source)
+        sent[layer[0] if layer else "others"] += one.times * one.sent_bytes(total)
+    last = math.inf
+    order = sorted(sent, key=lambda x: last if x == "others" else int(x.removeprefix("layer_")))
+    return {name: sent[name] for name in order if sent[name]}
+
+
 def axes_of_group(group: tuple[int, ...], mesh: Mapping[str, int]) -> tuple[str, ...]:
     """Names of the mesh axes along which the devices of a group differ; all if it is empty."""
     if not group:
@@ -142,6 +173,20 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
     return bodies, entry
 
 
+def _iterations(line: str, bodies: Mapping[str, list[str]]) -> int:
+    """How often a loop's body runs, 1 if the text does not say."""
+    if trips := _TRIPS.search(line):
+        return int(trips[1])
+    condition = _CONDITION.search(line)
+    lines = bodies.get(condition[1], []) if condition else []
+    found = filter(None, map(_CONSTANT.search, lines))
+    constants = {one[1]: one[2] for one in found}
+    for bound in filter(None, map(_BOUND.search, lines)):
+        limit = bound[1].split()[-1].lstrip("%")
+        return int(constants.get(limit, 1))
+    return 1
+
+
 def _called(line: str) -> Iterator[str]:
     if re.search(r" (all-reduce|reduce-scatter|reduce|scatter|sort|reduce-window)[\w\-]*\(", line):
         return
@@ -160,7 +205,8 @@ def _collective(match: re.Match[str], line: str, times: int) -> Collective:
         # all-reduce lists its results alone.
         shapes = [shape for shape in shapes if not (shape.dtype == "u32" and not shape.dims)]
         shapes = shapes[len(shapes) // 2 :]
-    return Collective(kind, tuple(shapes), _first_group(line), times)
+    source = _SOURCE.search(line)
+    return Collective(kind, tuple(shapes), _first_group(line), times, source[1] if source else "")
 
 
 def _first_group(line: str) -> tuple[int, ...]:

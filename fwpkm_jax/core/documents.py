@@ -104,6 +104,21 @@ def pack_starts(
     return (numbers != before) & packing.is_real
 
 
+def starts_at_real(
+    starts: Bool[Array, "batch length"],
+    mask: Bool[Array, "batch length"] | Float[Array, "batch length"],
+) -> Bool[Array, "batch length"]:
+    """The starts with those at padding moved to the next real token, if there is one.
+
+    Args:
+      starts: first tokens of documents.
+      mask: 0 at padding.
+    """
+    real, numbers = mask.astype(bool), document_numbers(starts)
+    latest = jax.lax.cummax(jnp.where(real, numbers, 0), axis=1)
+    return real & (numbers > jnp.pad(latest[:, :-1], ((0, 0), (1, 0))))
+
+
 def segment_ids_from_cu_seqlens(
     cu_seqlens: Int[Array, " ends"], *, length: int
 ) -> Int[Array, "one length"]:

@@ -5,9 +5,10 @@ Padding is then never between two tokens, within a convolution or a window, or i
 effect, whether it was on the left, on the right or in between.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -54,6 +55,21 @@ def unpack(
         return x
     x = jnp.where(packing.is_real[:, :, None], x, 0)
     return jnp.take_along_axis(x, packing.places[:, :, None], axis=1)
+
+
+def pack_all(tree: Any, packing: Packing | None) -> Any:
+    """Leaves `[batch, length, ...]` of any dtype in packed order; what is at padding stays there.
+
+    Without packing, the tree.
+    """
+    if packing is None:
+        return tree
+
+    def take(x: jax.Array) -> jax.Array:
+        order = jnp.expand_dims(packing.order, tuple(range(2, x.ndim)))
+        return jnp.take_along_axis(x, order, axis=1)
+
+    return jax.tree.map(take, tree)
 
 
 def last_rows(

@@ -55,7 +55,10 @@ class NeedleMix:
     sliding windows reaches layers * (window - 1) bytes back; stay beyond that, and beyond the
     memory's chunk."""
     answer_weight: float = 1.0
-    """Weight in the training loss of a digit that is an answer; other labels have 1."""
+    """Weight in the training loss of a digit that is an answer; the text around has 1."""
+    sentence_weight: float = 1.0
+    """Weight of all other bytes of the sentences. 0: a model learns to answer, but not to expect
+    such sentences in text; for a memory in a trained model."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -65,6 +68,8 @@ class NeedleMix:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
         if not self.answer_weight > 0:
             raise ValueError(f"answer_weight={self.answer_weight} must be above 0.")
+        if not self.sentence_weight >= 0:
+            raise ValueError(f"sentence_weight={self.sentence_weight} must be at least 0.")
         # 16**8 exceeds any number of needles, and the power of a huge length would take too long.
         if self.num_needles > 16 ** min(self.key_characters, 8):
             raise ValueError(
@@ -86,7 +91,8 @@ class NeedleMix:
           rng: of this row.
 
         Returns:
-          The same arrays with needles; `loss_weight` is `answer_weight` at the answers.
+          The same arrays with needles; `loss_weight` is `answer_weight` at the answers and
+          `sentence_weight` at the sentences' other bytes.
         """
         if rng.random() >= self.share:
             return example
@@ -109,7 +115,7 @@ class NeedleMix:
         for number, (place, needle) in enumerate(zip(places, order, strict=True)):
             key, value = needles[needle]
             sentence = np.frombuffer(f"{needle_sentence(key, value)} ".encode(), np.uint8)
-            weight = np.ones(len(sentence), np.float32)
+            weight = np.full(len(sentence), self.sentence_weight, np.float32)
             if number >= self.num_needles:
                 weight[-2 - self.value_digits : -2] = self.answer_weight
             tokens += [text[at:place], sentence]

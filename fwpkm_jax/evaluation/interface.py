@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from fwpkm_jax.data import AbstractDataConfig, TextData, Tokenizer
 from fwpkm_jax.evaluation.record import Origin, Result
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
@@ -34,6 +35,8 @@ class Subject:
     """The run's seed."""
     origin: Origin = field(default_factory=Origin)
     """Where model and memory come from."""
+    partition: Partition | None = None
+    """The devices that share the work; None: one device."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -68,6 +71,9 @@ class Evaluation:
     """The option that bounds how much is scored."""
     in_default_suite: bool = True
     """Whether it runs when the command line names no evaluation."""
+    one_stream: bool = True
+    """Whether it reads one sequence at a time, of which devices share the tokens; False: batches of
+    rows, which they share, too."""
     run: Callable[[Subject, Any], Result]
     """Evaluates a subject with the given options."""
     table: Callable[[Mapping[str, Any]], str]

@@ -23,6 +23,7 @@ from fwpkm_jax.evaluation.readers.segments import Segmentation
 from fwpkm_jax.evaluation.readers.token_losses import TokenLosses, curves, differences, scores
 from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.evaluation.sources import Source, capped, missing_text, num_labels, text_sources
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
@@ -84,6 +85,7 @@ def streaming_perplexity(
     segment_length: int | None = None,
     seed: int = 0,
     origin: Origin | None = None,
+    partition: Partition | None = None,
 ) -> Result:
     """Token-weighted perplexity of texts read as one stream, and the effect of writing on it.
 
@@ -98,6 +100,7 @@ def streaming_perplexity(
       segment_length: inputs of a segment, used if `config.segment_length` is None.
       seed: the run's seed, for the record.
       origin: provenance of weights and texts, for the record.
+      partition: devices that each read a part of every piece of text (`mesh.sequence`); None: one.
 
     Returns:
       `results` holds `writing` and `frozen` (loss in nats and perplexity by data set and over
@@ -129,6 +132,7 @@ def streaming_perplexity(
             queue=config.queue,
             memory_reset=config.memory_reset,
             fast_weight_dtype=config.fast_weight_dtype,
+            partition=partition,
         )
         num_slots = model.config.fast_weight.rule.num_slots or 0  # 0: no reads, no windows.
         name = "writing" if write else "frozen"
@@ -235,6 +239,7 @@ def _run(subject: Subject, config: PerplexityConfig) -> Result:
         origin=subject.origin_of(
             (source.files for source in sources), load_tokenizer(subject.text.tokenizer)
         ),
+        partition=subject.partition,
     )
 
 

@@ -21,7 +21,13 @@ from fwpkm_jax.evaluation.display import findings, plots, tables
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.intervals import wilson
+from fwpkm_jax.evaluation.readers.devices import (
+    memory_on_devices,
+    model_on_devices,
+    rows_on_devices,
+)
 from fwpkm_jax.evaluation.record import Origin, Result, make_result
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
@@ -76,6 +82,7 @@ def recall_accuracy(
     seed: int = 0,
     origin: Origin | None = None,
     forecast: Forecast | None = None,
+    partition: Partition | None = None,
 ) -> Result:
     """Share of questions answered correctly, overall and by distance from the stated fact.
 
@@ -94,6 +101,7 @@ def recall_accuracy(
       seed: seed of the data, for the record.
       origin: provenance of weights and data, for the record.
       forecast: is told of each batch that was scored.
+      partition: devices that share the sequences and the tokens of each; None: one.
 
     Returns:
       `results` holds `writing` and `frozen`, each with accuracies (`accuracy`, `interval` of 95 %,
@@ -103,7 +111,9 @@ def recall_accuracy(
     Raises:
       ValueError: the batches ask no question, or a batch cannot be shared out among the groups.
     """
-    graphdef, params = nnx.split(model)
+    graphdef, params = nnx.split(model_on_devices(partition, model))
+    memory = memory_on_devices(partition, memory)
+    answer = partial(_answer, graphdef, params, partition=partition)
     distances, right = [], {"writing": [], "frozen": []}
     start = _share_out(memory, groups)
     carried = start
@@ -119,9 +129,9 @@ def recall_accuracy(
         length = max(length, distance.shape[1])
         distances.append(distance[asked])
         begin = carried if lifetime == "carried" else start
-        correct, written = _answer(graphdef, params, begin, tokens, write=True)
+        correct, written = answer(begin, tokens, write=True)
         right["writing"].append(np.asarray(correct)[asked])
-        correct, _ = _answer(graphdef, params, start, tokens, write=False)
+        correct, _ = answer(start, tokens, write=False)
         right["frozen"].append(np.asarray(correct)[asked])
         if lifetime == "carried":
             carried = written
@@ -151,13 +161,22 @@ def recall_accuracy(
     )
 
 
-@partial(jax.jit, static_argnames=("graphdef", "write"))
+@partial(jax.jit, static_argnames=("graphdef", "write", "partition"))
 def _answer(
-    graphdef: Any, params: Any, memory: Memory, tokens: jax.Array, *, write: bool
+    graphdef: Any,
+    params: Any,
+    memory: Memory,
+    tokens: jax.Array,
+    *,
+    write: bool,
+    partition: Partition | None,
 ) -> tuple[jax.Array, Memory]:
     """Whether each label `[batch, length]` is the most likely token; the memory afterwards."""
-    out = nnx.merge(graphdef, params)(tokens[:, :-1], memory, write=write)
-    return jnp.argmax(out.logits, axis=-1) == tokens[:, 1:], out.memory
+    model, inputs = nnx.merge(graphdef, params), tokens[:, :-1]
+    rows = rows_on_devices(partition, model, inputs, memory)
+    out = model(rows.tokens, memory, write=write, **rows.options)
+    likeliest = jnp.argmax(out.logits, axis=-1)
+    return likeliest[:, : inputs.shape[1]] == tokens[:, 1:], out.memory
 
 
 def _share_out(memory: Memory, groups: int) -> Memory:
@@ -239,6 +258,7 @@ def _run(subject: Subject, config: RecallConfig) -> Result:
             seed=subject.seed,
             origin=subject.origin,
             forecast=Forecast("recall", total=min(config.batches or total, total), unit="batches"),
+            partition=subject.partition,
         )
 
 
@@ -246,6 +266,7 @@ RECALL = Evaluation(
     config=RecallConfig,
     data="questions",
     limit="batches",
+    one_stream=False,
     run=_run,
     table=tables.recall_table,
     plot=plots.plot_recall,

@@ -16,6 +16,7 @@ from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.longbench.evaluate import LONGBENCH
 from fwpkm_jax.evaluation.needle import NEEDLE
 from fwpkm_jax.evaluation.perplexity import PERPLEXITY
+from fwpkm_jax.evaluation.readers.devices import check_one_stream
 from fwpkm_jax.evaluation.recall import RECALL
 from fwpkm_jax.evaluation.record import Result, save_result
 from fwpkm_jax.evaluation.slot_trace import TRACE
@@ -51,7 +52,8 @@ def choose_suite(
       configs: options by evaluation name; a missing name means default options.
 
     Raises:
-      ValueError: a name is unknown (the nearest is given), or does not suit the run's data.
+      ValueError: a name is unknown (the nearest is given), does not suit the run's data, or is of
+        an evaluation that the subject's devices cannot share.
     """
     data = subject.data
     suiting = [name for name, one in EVALS.items() if one.suits(data)]
@@ -65,8 +67,13 @@ def choose_suite(
                 f"{type(data).__name__}; choose among {', '.join(suiting)}."
             )
     if "all" in names:
-        return tuple(name for name in suiting if not _lacks(name, subject, configs or {}))
-    return tuple(names) or tuple(name for name in suiting if EVALS[name].in_default_suite)
+        chosen = tuple(name for name in suiting if not _lacks(name, subject, configs or {}))
+    else:
+        chosen = tuple(names) or tuple(n for n in suiting if EVALS[n].in_default_suite)
+    for name in chosen:
+        if EVALS[name].one_stream:
+            check_one_stream(subject.partition, name)
+    return chosen
 
 
 def _lacks(name: str, subject: Subject, configs: Mapping[str, Any]) -> bool:

@@ -145,13 +145,16 @@ class Block(nnx.Module):
         mask: Float[Array, "batch length"] | None = None,
         starts: Bool[Array, "batch length"] | None = None,
         numbers: Int[Array, "batch length"] | None = None,
+        initial: Memory | None = None,
         chunk_size: ChunkSize | None = None,
         write: bool = True,
+        partition: Partition | None = None,
+        name: str = "",
     ) -> tuple[jax.Array, Memory | None, BlockStream, FastWeightInfo | None]:
         """Processes a piece of a stream, which continues from `state`.
 
-        `starts` says where documents start, for the mixer; `numbers` tells them apart, for the
-        memory.
+        `starts` says where documents start; `numbers` tells them apart, for the memory; `initial`
+        is what they start from; `partition` and `name` are as in `__call__`.
 
         Returns:
           The residual stream after the layer, the memory, the layer's new state, and what the
@@ -160,18 +163,25 @@ class Block(nnx.Module):
         info, pending = None, state.pending
         if self.memory is not None:
             assert pending is not None, "a stream of a memory layer carries its queue"
-            y, memory, pending, info = self.memory.stream(
+            y, memory, pending, info = gathered(partition, self.memory, f"{name}/memory").stream(
                 x,
                 memory,
                 pending,
                 mask=mask,
                 numbers=numbers,
+                starts=starts,
+                initial=initial,
                 chunk_size=chunk_size,
                 write=write,
+                partition=partition,
             )
             x = x + y
-        x, cache = self._mix(self.mixer, x, mask=mask, starts=starts, cache=state.cache)
-        x, _ = self._feed_forward(x)
+        mixer = gathered(partition, self.mixer, f"{name}/mixer")
+        x, cache = self._mix(
+            mixer, x, mask=mask, starts=starts, cache=state.cache, partition=partition
+        )
+        x, _ = self._feed_forward(x, partition, name)
+        x = x if partition is None else partition.by_sequence(x)
         return x, memory, BlockStream(cache, pending), info
 
     def init_stream(

@@ -11,16 +11,27 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.chunks import Memory
-from fwpkm_jax.core.documents import Documents, document_numbers
+from fwpkm_jax.core.documents import Documents, document_numbers, starts_at_real
 from fwpkm_jax.core.streams.queue import ChunkSize
 from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.experts import Experts
-from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer, HeadInputs
+from fwpkm_jax.layers.fast_weight_layers.layer import (
+    FastWeightLayer,
+    FastWeightStream,
+    HeadInputs,
+)
 from fwpkm_jax.layers.lora import add_low_rank
 from fwpkm_jax.layers.memories.fast_weight import FastWeight
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.partition import HEADS, LogicalAxes, ParameterAxes, Partition
+from fwpkm_jax.layers.partition import (
+    BATCH,
+    HEADS,
+    SEQUENCE,
+    LogicalAxes,
+    ParameterAxes,
+    Partition,
+)
 from fwpkm_jax.layers.pkm import PKM
 from fwpkm_jax.models.block import Block, Remat
 from fwpkm_jax.models.config import ModelConfig
@@ -220,7 +231,7 @@ class LanguageModel(nnx.Module):
           remat: which activations the backward pass recomputes, see `models.block.Remat`; changes
             time and memory, and results only by rounding.
           partition: of the work over devices, by sequences and heads; None: one device. With it,
-            leave `write` True and pass sequences in the order of `Partition.deal`. Padding at the
+            pass sequences in the order of `Partition.deal`. Padding at the
             end of rows costs less as `segment_ids` of 0 than in `mask`.
           batch_statistics: True: batch norms use the statistics of this batch, as in training, and
             return them. False: they use the running statistics.
@@ -231,28 +242,24 @@ class LanguageModel(nnx.Module):
         self._check_tokens(tokens, mask, segment_ids)
         self._check_memory(memory)
         documents = None if segment_ids is None else Documents.of(segment_ids)
-        if partition is not None and not write:
-            raise ValueError(
-                "write=False with a partition: a pass over several devices always writes; leave "
-                "write True, or pass partition=None."
-            )
         x = self._embed(tokens, partition)
         written, info, pkm_slot_ids = dict(memory), {}, {}
         pkm_statistics, router_loads = {}, {}
         for index, block in enumerate(self.blocks):
             name = layer_name(index)
-            out = block(
-                x,
-                memory.get(name),
-                mask=mask,
-                documents=documents,
-                write=write,
-                pairing=pairing,
-                remat=remat,
-                partition=partition,
-                name=f"blocks/{index}",
-                batch_statistics=batch_statistics,
-            )
+            with jax.named_scope(name):  # Profiles and compiled programs name the layer.
+                out = block(
+                    x,
+                    memory.get(name),
+                    mask=mask,
+                    documents=documents,
+                    write=write,
+                    pairing=pairing,
+                    remat=remat,
+                    partition=partition,
+                    name=f"blocks/{index}",
+                    batch_statistics=batch_statistics,
+                )
             x = out.x
             if out.info is not None:
                 written[name], info[name] = out.memory, out.info
@@ -331,8 +338,10 @@ class LanguageModel(nnx.Module):
         *,
         mask: Float[Array, "batch length"] | None = None,
         segment_ids: Int[Array, "batch length"] | None = None,
+        initial: dict[str, Memory] | None = None,
         chunk_size: ChunkSize | None = None,
         write: bool = True,
+        partition: Partition | None = None,
     ) -> StreamOutput:
         """Processes a piece of a stream; the sizes of the pieces do not change logits or memories.
 
@@ -344,15 +353,24 @@ class LanguageModel(nnx.Module):
           mask: 1 for real tokens, 0 for padding.
           segment_ids: document of each token, 0 for padding, as in `__call__`; a document may go on
             in the next piece. None: the last one goes on.
+          initial: fast weights that each document starts from, which `segment_ids` need with
+            `fast_weight.documents="document"`: those that the stream started with. A donated stream
+            must not hold them.
           chunk_size: tokens per write for this call; None: the config's. "flush": tokens wait in
             the queue, at most `max_chunk_size` in total, until `flush` writes them.
-          write: False leaves memories and queues unchanged.
+          write: False leaves memories and queues unchanged, except where `initial` takes effect.
+          partition: of the piece over devices, of which each reads a part (`mesh.sequence`); None:
+            one device. The stream lies on all of them. A piece whose length does not divide into
+            the parts takes padding in `mask`.
 
         Raises:
-          ValueError: the stream's memory does not fit this model, or `chunk_size` its queues.
+          ValueError: the stream's memory does not fit this model, `chunk_size` its queues, the
+            piece the mesh, or `initial` is missing.
         """
         self._check_tokens(tokens, mask, segment_ids)
         self._check_memory(stream.memory)
+        if partition is not None:
+            _check_piece(tokens, partition)
         starts, numbers, document = None, None, stream.document
         if segment_ids is not None:
             documents = Documents.of(
@@ -364,7 +382,7 @@ class LanguageModel(nnx.Module):
             document = StreamDocument(segment_ids[:, -1], numbers[:, -1])
         elif document is not None:
             numbers = jnp.broadcast_to(document.number[:, None], tokens.shape)
-        x = self._embed(tokens)
+        x = self._embed(tokens, partition)
         memory, layers, info = dict(stream.memory), {}, {}
         for index, block in enumerate(self.blocks):
             name = layer_name(index)
@@ -375,28 +393,40 @@ class LanguageModel(nnx.Module):
                 mask=mask,
                 starts=starts,
                 numbers=numbers,
+                initial=None if initial is None else initial.get(name),
                 chunk_size=chunk_size,
                 write=write,
+                partition=partition,
+                name=f"blocks/{index}",
             )
             if facts is not None:
                 memory[name], info[name] = after, facts
         x, head, bias = self.final_norm(x), stream.head, None
         if self.fast_weight_layer is not None:
             assert head is not None, "a stream of this model carries its Fast Weight Layer's state"
-            (y, bias), head = self.fast_weight_layer.stream(
-                x, tokens, self.readout(), head, mask=mask, starts=starts, write=write
-            )
+            options: dict[str, Any] = {"mask": mask, "starts": starts, "write": write}
+            if partition is None:
+                (y, bias), head = self.fast_weight_layer.stream(
+                    x, tokens, self.readout(), head, **options
+                )
+            else:
+                y, head = self._head_over_devices(x, tokens, head, partition=partition, **options)
             x = y.astype(x.dtype)
         stream = Stream(memory, layers, head, document)
-        return StreamOutput(self.logits(x, bias), stream, info)
+        return StreamOutput(self.logits(x, bias, partition), stream, info)
 
-    def flush(self, stream: Stream) -> Stream:
-        """Writes all complete pairs in the queues to their memories, and returns the new stream."""
+    def flush(self, stream: Stream, *, partition: Partition | None = None) -> Stream:
+        """Writes all complete pairs in the queues to their memories, and returns the new stream.
+
+        Args:
+          stream: from `stream`.
+          partition: as in `stream`.
+        """
         memory, layers = dict(stream.memory), dict(stream.layers)
         for index in self.config.memory_layers:
             name = layer_name(index)
             memory[name], pending = self.blocks[index].memory.flush(
-                memory[name], layers[name].pending
+                memory[name], layers[name].pending, partition=partition
             )
             layers[name] = layers[name]._replace(pending=pending)
         return stream._replace(memory=memory, layers=layers)
@@ -437,28 +467,46 @@ class LanguageModel(nnx.Module):
                 x, tokens, self.readout(), mask=mask, starts=starts, write=write
             )
             return HeadInputs(y.astype(x.dtype), bias)
-        if self.fast_weight_layer.config.steps == "output_bias":
+        y, _ = self._head_over_devices(
+            x, tokens, None, mask=mask, starts=starts, write=write, partition=partition
+        )
+        return HeadInputs(y.astype(x.dtype), None)
+
+    def _head_over_devices(
+        self,
+        x: jax.Array,
+        tokens: jax.Array,
+        stream: FastWeightStream | None,
+        *,
+        mask: jax.Array | None,
+        starts: jax.Array | None,
+        write: bool,
+        partition: Partition,
+    ) -> tuple[jax.Array, FastWeightStream | None]:
+        """What the head reads, from the Fast Weight Layer; with a stream, also the new one."""
+        layer, axis = self.fast_weight_layer, partition.sequence
+        assert layer is not None
+        if layer.config.steps == "output_bias":
             raise ValueError(
                 "fast_weight_layer.steps='output_bias' keeps every token's logits and runs on one "
                 "device only; set all sizes of the mesh to 1."
             )
-        axis = partition.sequence
-        if axis is not None and mask is not None:
-            raise ValueError(
-                f"mask with mesh.sequence={axis.size}: parts of sequences take no mask; mark "
-                "padding by segment_ids of 0, or set mesh.sequence=1."
-            )
+        if axis is not None and mask is not None and starts is not None:
+            starts = starts_at_real(starts, mask)
 
-        def of_sequences(layer, x, tokens, readout, mask, starts):
-            if axis is not None:
-                return layer.of_part(x, tokens, readout, axis=axis, starts=starts).x
-            return layer(x, tokens, readout, mask=mask, starts=starts).x
+        def of_sequences(layer, x, tokens, readout, mask, starts, stream):
+            options = {"mask": mask, "starts": starts, "write": write}
+            if axis is None:
+                return layer(x, tokens, readout, **options).x, None
+            out, end = layer.of_part(x, tokens, readout, axis=axis, stream=stream, **options)
+            return out.x, None if stream is None else end
 
-        rows = partition.tokens()
-        y = partition.run(
-            of_sequences, in_specs=(P(), rows, rows, P(), rows, rows), out_specs=rows
-        )(self.fast_weight_layer, x, tokens, self.readout(), mask, starts)
-        return HeadInputs(y.astype(x.dtype), None)
+        rows, of_rows = partition.tokens(), P(BATCH)
+        return partition.run(
+            of_sequences,
+            in_specs=(P(), rows, rows, P(), rows, rows, of_rows),
+            out_specs=(rows, of_rows),
+        )(layer, x, tokens, self.readout(), mask, starts, stream)
 
     def _embed(
         self, tokens: Int[Array, "batch length"], partition: Partition | None = None
@@ -493,6 +541,17 @@ class LanguageModel(nnx.Module):
                 f"The memory holds {sorted(memory)}, the model's memory layers are "
                 f"{sorted(expected)}; make one with init_memory."
             )
+
+
+def _check_piece(tokens: jax.Array, partition: Partition) -> None:
+    """Raises ValueError unless devices can read parts of a piece of a stream."""
+    if partition.sequence is None:
+        raise ValueError(
+            "partition without an axis sequence: several devices read parts of a stream; set "
+            "mesh.sequence to 2 or more, or pass partition=None."
+        )
+    partition.check_divides("Sequences of a stream", tokens.shape[0], *BATCH)
+    partition.check_divides("The length of a piece", tokens.shape[1], SEQUENCE, HEADS)
 
 
 def _scale_branches(block: Block, scale: float) -> None:

@@ -64,6 +64,43 @@ def require_close(
     _compare(actual, expected, what, rtol, atol)
 
 
+def require_near(actual: Any, expected: Any, *, what: str, tolerance: float) -> None:
+    """Raises AssertionError unless both pytrees differ by at most a share of the expected norm.
+
+    In double precision this holds of each leaf, in single precision of all leaves together: the sum
+    of a single leaf may cancel, so that its rounding is large beside it. A norm below 1e-3 counts
+    as 1e-3. Leaves of integers must be equal.
+    """
+    floats = [x for x in jax.tree.leaves(expected) if is_float(x)]
+    single = any(x.dtype == jnp.float32 for x in floats)
+    everything = float(np.sqrt(sum(np.sum(np.square(np.asarray(x, np.float64))) for x in floats)))
+    for (path, ours), theirs in zip(
+        jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True
+    ):
+        name = f"{what}{_name(path)}"
+        require(
+            ours.shape == theirs.shape, f"{name} has the shape {ours.shape}, not {theirs.shape}"
+        )
+        if not is_float(ours):
+            require(np.array_equal(ours, theirs), f"{name} is {ours}, expected {theirs}")
+            continue
+        ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+        norm = max(everything if single else float(np.linalg.norm(theirs)), 1e-3)
+        apart = float(np.linalg.norm(ours - theirs)) / norm
+        require(apart <= tolerance, f"{name} differs by {apart:.1e} of its norm, {norm:.1e}")
+
+
+def distance(actual: Any, expected: Any) -> float:
+    """The norm of the difference of two pytrees, as a share of the expected norm."""
+    pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
+    arrays = [(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in pairs]
+    apart, norm = (
+        float(np.sqrt(sum(np.sum(np.square(x)) for x in parts)))
+        for parts in ([a - b for a, b in arrays], [b for _, b in arrays])
+    )
+    return apart / max(norm, 1e-3)
+
+
 def require_finite(tree: Any, what: str) -> None:
     """Raises AssertionError if a floating-point leaf holds an infinity or NaN."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):

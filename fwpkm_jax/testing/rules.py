@@ -31,6 +31,7 @@ from fwpkm_jax.testing.rule_case import (
     sample_signals,
     scaled,
 )
+from fwpkm_jax.testing.rule_documents import DOCUMENT_PROPERTIES
 from fwpkm_jax.testing.rule_streams import STREAM_PROPERTIES
 
 _BELOW = 1e-6  # Smaller changes of outputs count as rounding.
@@ -82,7 +83,7 @@ def rule_properties(rule: AbstractRule | AbstractMatrixRule) -> Mapping[str, Pro
     if isinstance(rule, AbstractMatrixRule):
         return MATRIX_PROPERTIES
     if isinstance(rule, AbstractChunkRule):
-        return PASS_PROPERTIES | STREAM_PROPERTIES
+        return PASS_PROPERTIES | STREAM_PROPERTIES | DOCUMENT_PROPERTIES
     if isinstance(rule, AbstractRule):
         return PASS_PROPERTIES
     raise TypeError(

@@ -2,7 +2,12 @@
 
 import pytest
 
-from fwpkm_jax.analysis.collectives import axes_of_group, collectives, sent_by_axes
+from fwpkm_jax.analysis.collectives import (
+    axes_of_group,
+    collectives,
+    sent_by_axes,
+    sent_by_layers,
+)
 
 TEXT = """
 HloModule jit_step, is_scheduled=true
@@ -52,6 +57,27 @@ def test_loops_count_as_often_as_they_run():
     assert len(found) == 5
 
 
+@pytest.mark.parametrize(
+    ("operands", "direction", "times"),
+    [
+        ("%i, %n", "LT", 7),
+        ("s32[] %i, s32[] %n", "LT", 7),
+        ("%i, %m", "LT", 1),
+        ("%i, %n", "GT", 1),
+    ],
+)
+def test_a_loop_without_a_number_runs_up_to_the_constant_of_its_condition(
+    operands, direction, times
+):
+    text = TEXT.replace(', backend_config={"known_trip_count":{"n":"5"}}', "")
+    text = text.replace("while(%s), body", "while(%s), condition=%condition, body")
+    condition = f"""  %n = s32[]{{:T(128)}} constant(7)
+  ROOT %more = pred[] compare({operands}), direction={direction}"""
+    text = text.replace("  ROOT %more = pred[] constant(true)", condition)
+    found = {one.kind: one for one in collectives(text)}
+    assert found["all-reduce"].times == times
+
+
 def test_groups_are_read_in_every_notation():
     found = {one.kind: one.group for one in collectives(TEXT)}
     assert found["all-reduce"] == (0, 1)
@@ -71,6 +97,18 @@ def test_bytes_are_those_of_a_ring_by_mesh_axis():
         "model": {"all-reduce": 5 * 2 * 8 * 16 * 4 / 2, "collective-permute": 2 * 4 * 4},
         "data,model": {"reduce-scatter": 3 * 2 * 4 * 4},
     }
+
+
+def test_bytes_are_told_apart_by_the_layer_that_they_come_from():
+    row = "bf16[8,16]{1,0} all-gather(%w), replica_groups={{0,1},{2,3}}, metadata={op_name="
+    sources = ("layer_10/scan", "transpose(jvp(layer_2))/dot", "layer_2/ppermute", "my_layer_2x")
+    parts = [f'  %g{i} = {row}"jit(f)/{source}"}}' for i, source in enumerate(sources)]
+    text = "\n".join(["ENTRY %main (w: bf16[4,16]) -> bf16[8,16] {", *parts, "}"])
+    one = 8 * 16 * 2 / 2
+    found = sent_by_layers(collectives(text), MESH)
+    assert found == {"layer_2": 2 * one, "layer_10": one, "others": one}
+    assert list(found) == ["layer_2", "layer_10", "others"]
+    assert set(sent_by_layers(collectives(TEXT), MESH)) == {"others"}
 
 
 def test_operands_of_started_collectives_are_not_sent_besides():

@@ -90,6 +90,7 @@ def test_a_document_in_pieces_equals_whole_segments(model, memory, length):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), reader.memory, after)
 
 
+@pytest.mark.thorough
 def test_writing_and_frozen_differ_and_their_difference_is_reported(model, memory):
     result = evaluate(model, memory, source(random_document(50)))
     on, off = (result.arrays[f"loss_{name}"] for name in ("writing", "frozen"))
@@ -119,6 +120,7 @@ def test_fast_weights_may_be_rounded_after_every_segment(model, memory):
         np.testing.assert_array_equal(leaf, leaf.astype(jnp.bfloat16).astype(jnp.float32))
 
 
+@pytest.mark.thorough
 def test_perplexity_weighs_tokens_and_not_documents(model, memory):
     result = evaluate(model, memory, source(random_document(40), random_document(5)))
     losses = result.arrays["loss_writing"]
@@ -131,6 +133,7 @@ def test_perplexity_weighs_tokens_and_not_documents(model, memory):
     np.testing.assert_array_equal(result.arrays["position"][-6:], [5, 6, 0, 1, 2, 3])
 
 
+@pytest.mark.thorough
 def test_memory_is_carried_over_documents_or_reset_in_each(model, memory):
     document = random_document(30)
     twice = source(document, document)
@@ -142,6 +145,7 @@ def test_memory_is_carried_over_documents_or_reset_in_each(model, memory):
     assert np.max(np.abs(carried[29:] - second)) > 1e-3
 
 
+@pytest.mark.thorough
 def test_memory_is_carried_over_data_sets_which_are_scored_apart(model, memory):
     one, two = random_document(30), random_document(20, seed=1)
     apart = evaluate(model, memory, source(one, name="a"), source(two, name="b"))
@@ -151,6 +155,7 @@ def test_memory_is_carried_over_data_sets_which_are_scored_apart(model, memory):
     assert [by_source[name]["tokens"] for name in "ab"] == [29, 19]
 
 
+@pytest.mark.by_default("17-2", "18-2")
 @pytest.mark.parametrize(("length", "writes"), [(17, 2), (16, 1), (18, 2)])
 def test_the_reference_queue_writes_what_the_release_writes(model, memory, length, writes):
     # Chunks of 8: a segment of 16 inputs is written twice (the second time 7 pairs, at its end),
@@ -208,6 +213,7 @@ def test_the_first_of_several_memories_is_read_and_said(model, memory):
     assert many.record["provenance"]["resets"]["memory_group_used"] == 0
 
 
+@pytest.mark.thorough
 def test_without_a_memory_writing_changes_nothing():
     model = LanguageModel(tiny_model_config(memory_layers=(), mixers=("swa",)), rngs=nnx.Rngs(0))
     result = evaluate(model, {}, source(random_document(30)))

@@ -95,13 +95,12 @@ def test_only_what_scrolls_by_itself_can_be_wider_than_the_screen(run):
     assert "pre { font-size: .85rem; overflow-x: auto; }" in page
 
 
-@pytest.mark.parametrize("gate_output", [True, False])
-def test_a_run_with_needles_tells_how_its_losses_differ_and_whether_the_gate_matters(gate_output):
+@pytest.mark.parametrize("gate", ["gate_output", "gate_residual", None])
+def test_a_run_with_needles_tells_how_its_losses_differ_and_whether_the_gate_matters(gate):
     needles = NeedleMix(share=0.75, num_needles=3, answer_weight=16.0)
     data = TextData(train_paths=("book.txt",), length=512, needles=needles)
-    block = FastWeightConfig(
-        rule=FwPKM(num_subkeys=8, key_dim=8, value_dim=8), gate_output=gate_output
-    )
+    gates = {name: name == gate for name in ("gate_output", "gate_residual")}
+    block = FastWeightConfig(rule=FwPKM(num_subkeys=8, key_dim=8, value_dim=8), **gates)
     model = tiny_model_config(vocab_size=257, memory_layers=(0,), fast_weight=block)
     memory = MemoryConfig(groups=4, lifetime="carried")
     training = TrainingConfig(steps=20, batch_size=8, memory=memory)
@@ -110,7 +109,11 @@ def test_a_run_with_needles_tells_how_its_losses_differ_and_whether_the_gate_mat
     assert "75% hold 3 sentences with a number" in task
     assert "weigh 16 times as much" in task
     assert "Every 2 sequences of a batch had a memory of its own, carried" in task
-    assert ("the gate does not limit it" in words.describe_model(config, None)) != gate_output
+    assert ("the gate does not limit it" in words.describe_model(config, None)) == (gate is None)
+    silent = {**config["data"]["needles"], "sentence_weight": 0.0}
+    for mix, said in ((None, False), (config["data"]["needles"], False), (silent, True)):
+        other = words.describe_task({**config, "data": {**config["data"], "needles": mix}})
+        assert ("the rest of these sentences nothing" in other) == said
     plain = {**config, "data": {**config["data"], "needles": None}}
     assert "sentences" not in words.describe_task(plain)
 

@@ -102,6 +102,7 @@ def second_is_right(monkeypatch):
     return samples[1]
 
 
+@pytest.mark.thorough
 def test_the_first_right_answer_is_shown_with_its_hits(model, memory, second_is_right, tmp_path):
     result = trace_slots(
         model, memory, config=CONFIG, texts=lambda: [("book", TEXT)], tokenizer=BYTES
@@ -139,6 +140,7 @@ def test_the_first_right_answer_is_shown_with_its_hits(model, memory, second_is_
     assert "is right" in trace_table(result.record)
 
 
+@pytest.mark.thorough
 def test_without_a_right_answer_the_best_is_shown_or_refused(model, memory, tmp_path):
     (tmp_path / "book.txt").write_text(TEXT)
     data = TextData(train_paths=("none",), valid_paths=(str(tmp_path),))

@@ -100,6 +100,7 @@ def test_every_evaluation_has_defaults_and_a_limit_among_its_options():
         assert evaluation.config() == evaluation.config()
 
 
+@pytest.mark.thorough
 def test_perplexity_writes_everything_with_its_provenance(subject, text, tmp_path, capsys):
     results = run_suite(subject, ("ppl",), directory=tmp_path / "results", limit=1)
     record = json.loads((tmp_path / "results" / "ppl.json").read_text())
@@ -125,6 +126,7 @@ def test_perplexity_writes_everything_with_its_provenance(subject, text, tmp_pat
     assert "layer_1" in shown
 
 
+@pytest.mark.thorough
 def test_needles_are_hidden_in_the_runs_text(subject, tmp_path, capsys):
     options = EVALS["needle"].config(haystack_words=(20,), readings=(1,), piece_length=16)
     run_suite(subject, ("needle",), directory=tmp_path, configs={"needle": options}, limit=1)
@@ -196,7 +198,7 @@ def test_the_program_evaluates_a_run_directory(run_dir, capsys):
     assert (run_dir / "results" / "recall.png").is_file()
 
 
-@pytest.mark.by_default("arguments0-nearest name is recall")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -229,7 +231,7 @@ def test_options_of_every_evaluation_are_explained(capsys):
             assert f"--{name}.{field.name}" in shown
 
 
-@pytest.mark.by_default("recall", "ppl")
+@pytest.mark.by_default("ppl")
 @pytest.mark.parametrize("name", ["ppl", "needle", "recall"])
 def test_an_evaluation_counts_all_of_its_work(name, subject, tmp_path, monkeypatch):
     """The work that was announced is the work that was done."""

@@ -33,6 +33,7 @@ def every_expert(layer, x):
     return y, chosen > 0, probabilities
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("config", "shape"),
     [

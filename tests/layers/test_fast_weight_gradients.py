@@ -24,7 +24,7 @@ from tests.layers.memory_block import (
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-@pytest.mark.by_default("query")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["query", "value", "gate"])
 def test_gradients_reach_each_projection_through_the_writes(name):
     """The block mixes no tokens: only the writes take the first chunk to later outputs."""

@@ -129,6 +129,7 @@ def test_padding_in_front_counts_in_no_reported_loss(write):
     assert alone.memory_loss > 0
 
 
+@pytest.mark.thorough
 def test_a_frozen_memory_is_read_and_left_alone():
     params, memory, x = params_of(), start(), sample()
     y, after, info = whole(params, x, memory, write=False)

@@ -109,6 +109,7 @@ def test_queries_are_normed_over_the_batch_or_by_running_statistics():
                 np.testing.assert_allclose(out.statistics.variance, unbiased, rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_only_the_slots_that_were_read_learn():
     layer, x = build(), sample(np.float32)
     graphdef, params = nnx.split(layer)
@@ -183,6 +184,7 @@ def test_bfloat16_activations_have_finite_float32_gradients():
     assert all(np.any(np.asarray(leaf) != 0) for leaf in leaves)
 
 
+@pytest.mark.thorough
 def test_initial_weights_have_their_stated_sizes():
     layer = PKM(PKMConfig(num_subkeys=32, key_dim=16, value_dim=25), 36, rngs=nnx.Rngs(0))
     assert np.max(np.abs(layer.keys[...])) <= 1 / 4

@@ -87,6 +87,7 @@ def test_documents_read_as_in_rows_of_their_own():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), again, d_params)
 
 
+@pytest.mark.thorough
 def test_no_token_is_paired_with_a_value_of_another_document():
     """The memory continues across documents; pairs across documents and padding do not write."""
 
@@ -121,6 +122,7 @@ def piece(params, tokens, stream, segment_ids):
     return model.stream(tokens, stream, segment_ids=segment_ids, write=False)
 
 
+@pytest.mark.thorough
 def test_a_stream_of_documents_reads_as_the_row():
     """In pieces within which documents start and go on, with padding between them."""
     tokens, weight = drawn()
@@ -142,6 +144,34 @@ def test_a_stream_of_documents_reads_as_the_row():
     assert stream.document.number.tolist() == [5, 5]
 
 
+@pytest.mark.thorough
+def test_documents_of_a_stream_start_from_the_initial_memory():
+    """With `documents="document"` nothing that was read before the row matters."""
+    config = dataclasses.replace(
+        MODEL,
+        mixers=("swa", "swa"),
+        fast_weight=dataclasses.replace(MODEL.fast_weight, documents="document"),
+        fast_weight_layer=None,
+    )
+    graphdef, weights = nnx.split(LanguageModel(config, rngs=nnx.Rngs(0), dtype=None))
+    model = nnx.merge(graphdef, jax.tree.map(jnp.asarray, as_doubles(weights)))
+    tokens = jnp.asarray(drawn()[0])
+    initial = jax.tree.map(jnp.asarray, as_doubles(model.init_memory(jax.random.key(1), groups=2)))
+
+    @jax.jit
+    def stream(memory):
+        first = model.init_stream(memory, batch=2, max_length=LENGTH)
+        ids = jnp.asarray(IDS, jnp.int32)
+        out = model.stream(tokens, first, segment_ids=ids, initial=initial, chunk_size=2)
+        return out.logits, out.stream.memory
+
+    (logits, memory), (same, _) = stream(initial), stream(jax.tree.map(lambda x: x + 1, initial))
+    np.testing.assert_array_equal(logits, same)
+    written = memory["layer_1"].values != initial["layer_1"].values
+    assert np.all(np.any(np.asarray(written), axis=(1, 2)))
+
+
+@pytest.mark.thorough
 def test_tokens_that_wait_are_paired_within_their_document():
     params, memory = build()[1], jax.tree.map(jnp.asarray, build()[2]["layer_1"])
     x = jnp.asarray(np.random.default_rng(1).normal(size=(*IDS.shape, MODEL.model_dim)))

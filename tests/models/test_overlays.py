@@ -94,6 +94,7 @@ def assert_equal_logits(actual, expected, users):
         np.testing.assert_array_equal(own[users][real], private[users][real])
 
 
+@pytest.mark.thorough
 def test_overlays_equal_private_memories_bit_for_bit():
     (logits, memories, slot_ids), (own_logits, own_memories, _) = both(None)
     assert_equal_logits(own_logits, logits, slice(None))
@@ -115,6 +116,7 @@ def test_overlays_equal_private_memories_bit_for_bit():
         assert rows[user] == len({*read.ravel(), *held})
 
 
+@pytest.mark.thorough
 def test_lost_rows_are_counted_and_never_read():
     (logits, *_), (own_logits, own_memories, _) = both(CAPACITY)
     fine, full = slice(0, 2), 2
@@ -138,6 +140,7 @@ def test_lost_rows_are_counted_and_never_read():
     np.testing.assert_array_equal(np.isnan(streamed).all(axis=(1, 2)), [False, True, False])
 
 
+@pytest.mark.thorough
 def test_overlays_are_joined_resized_and_moved_to_another_base():
     model, base = model_and_base()
     fork = overlays.fork_memory(model, base, users=2, capacity=4)
@@ -174,6 +177,7 @@ def test_evaluations_take_overlays():
     chex.assert_trees_all_equal(rounded, as_stored(overlays.to_private(fork), "bfloat16"))
 
 
+@pytest.mark.thorough
 def test_generation_refuses_a_user_who_lost_rows():
     model, base = model_and_base()
     memory = overlays.fork_memory(model, base, users=1, capacity=1)
@@ -185,6 +189,7 @@ def test_generation_refuses_a_user_who_lost_rows():
         generate(model, None, state, max_new_tokens=1)
 
 
+@pytest.mark.thorough
 def test_a_kept_state_shares_its_base_with_the_states_after_it():
     model, base = model_and_base()
     memory = overlays.fork_memory(model, base, users=1, capacity=1)

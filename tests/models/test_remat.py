@@ -43,6 +43,7 @@ def test_loss_gradients_and_memories_are_the_same(arrays):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10), again, kept)
 
 
+@pytest.mark.thorough
 def test_every_layer_is_computed_again_and_no_memory(arrays):
     """Checks the inputs of the recomputation: a memory would add its old table."""
     graphdef, *arrays = arrays

@@ -35,7 +35,7 @@ def blocks_of(chunk: AnyChunk, size: int, most: int) -> ChunkBlocks:
     return ChunkBlocks(block, jnp.int32(-(-length // size)), most)
 
 
-@pytest.mark.by_default("fwpkm_scan", "fwmlp")
+@pytest.mark.thorough
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_blocks_write_what_the_chunk_writes(rule):
@@ -51,6 +51,7 @@ def test_blocks_write_what_the_chunk_writes(rule):
     assert min(jax.tree.leaves(moved)) > 1e-3
 
 
+@pytest.mark.thorough
 @pytest.mark.two_phase
 def test_a_chunk_of_many_blocks_keeps_one_error_per_token_and_copies_no_table():
     rule = FwPKM(num_subkeys=64, key_dim=64, value_dim=64, top_k=8)

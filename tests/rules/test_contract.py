@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 from fwpkm_jax.rules.matrix import MATRIX_RULES
-from fwpkm_jax.testing import check_rule
+from fwpkm_jax.testing import check_rule, rule_properties
 from fwpkm_jax.testing.matrix_rules import sample_tokens
+from fwpkm_jax.testing.rule_documents import DOCUMENT_PROPERTIES
 from tests.rules.sampling import (
     INSTANCES,
     init_memory,
@@ -28,7 +29,16 @@ MATRIX_VARIANTS = {
 @pytest.mark.by_default("fwpkm", "lact")
 @pytest.mark.parametrize("rule", INSTANCES.values(), ids=INSTANCES)
 def test_a_rule_keeps_its_contract(rule):
-    check_rule(rule, sequence=with_all_fields)
+    names = [name for name in rule_properties(rule) if name not in DOCUMENT_PROPERTIES]
+    check_rule(rule, sequence=with_all_fields, properties=names)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", DOCUMENT_PROPERTIES)
+@pytest.mark.parametrize("rule", [name for name in INSTANCES if name.startswith("fw")])
+def test_documents_of_a_row_are_read_and_written_as_alone(rule, name):
+    """By default a rule of the tests and `tests/layers/memories/test_fast_weight.py` show it."""
+    check_rule(INSTANCES[rule], properties=[name])
 
 
 @pytest.mark.by_default("gated_deltanet", "deltaproduct", "mlstm", "linear_attention")

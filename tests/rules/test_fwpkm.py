@@ -55,6 +55,7 @@ def on_device(inputs):
     return oracle.Inputs(*map(jnp.asarray, inputs))
 
 
+@pytest.mark.by_default("idw")
 @pytest.mark.parametrize("case", CASES)
 @settings(max_examples=8)
 @given(seed=st.integers(0, 999), masked=st.booleans())
@@ -71,7 +72,7 @@ def test_a_pass_equals_the_plain_loops(case, seed, masked):
     np.testing.assert_allclose(out.memory.values, expected.values[0], **tolerance)
 
 
-@pytest.mark.by_default("idw-value", "dot-gate")
+@pytest.mark.thorough
 @pytest.mark.parametrize("field", ["query", "value", "gate"])
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_through_the_writes_are_finite_differences_of_the_plain_loops(case, field):
@@ -146,11 +147,9 @@ def automatic_step(rule, memory, chunk):
 
 
 @pytest.mark.by_default(
-    "{'key_loss': 'reconstruction'}",
-    "{'weight_decay': 0.1, 'learning_rate': 0.3}",
-    "{'nonlinearity': 'silu', 'key_loss': 'both'}",
-    "{'score': 'dot'}",
     "{'write_clip': 0.05}",
+    "{'weight_decay': 0.1, 'learning_rate': 0.3}",
+    "{'key_loss': 'reconstruction'}",
 )
 @pytest.mark.parametrize(
     "options",
@@ -192,6 +191,7 @@ def test_a_factor_scales_the_value_step_alone():
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("length", [1, 2])
 def test_a_chunk_without_any_target_moves_the_keys_alone(length):
     rule = dataclasses.replace(FwPKM.tiny(), lookahead=2)

@@ -45,7 +45,7 @@ def _table_copies(text, groups):
     ]
 
 
-@pytest.mark.by_default("gradient-3", "forward-1")
+@pytest.mark.by_default("gradient-3")
 @pytest.mark.compiled_text
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("function", [_run, _gradient], ids=["forward", "gradient"])
@@ -56,6 +56,7 @@ def test_no_table_is_copied_in_the_loop(function, groups):
     assert _table_copies(loops, groups) == []
 
 
+@pytest.mark.by_default("3")
 @pytest.mark.two_phase
 @pytest.mark.compiled_text
 @pytest.mark.parametrize("groups", [1, 3])

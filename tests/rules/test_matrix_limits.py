@@ -216,6 +216,7 @@ def test_without_writes_gated_deltanet_only_decays():
     np.testing.assert_allclose(out.final_state, share * start, rtol=1e-11)
 
 
+@pytest.mark.thorough
 def test_the_stabilised_mlstm_is_the_plain_one():
     tokens = tokens_of(MLSTM(), batch=1, heads=1)
     out = MLSTM().run(tokens)

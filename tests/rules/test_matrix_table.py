@@ -3,6 +3,8 @@
 import doctest
 from pathlib import Path
 
+import pytest
+
 from fwpkm_jax.rules.matrix.table import family_tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "family.md"
@@ -16,6 +18,7 @@ def test_the_page_shows_what_the_rules_declare():
     assert shown == f"\n{family_tables()}\n", f"replace the tables by what `{command}` prints"
 
 
+@pytest.mark.thorough
 def test_the_example_gives_what_it_shows():
     result = doctest.testfile(str(PAGE), module_relative=False)
     assert result.attempted > 5

@@ -49,7 +49,7 @@ def copies(text, *shape):
     ]
 
 
-@pytest.mark.by_default("1")
+@pytest.mark.thorough
 @pytest.mark.compiled_text
 @pytest.mark.parametrize("length", [1, 5])
 def test_a_piece_of_a_stream_copies_no_table(length):
@@ -58,11 +58,13 @@ def test_a_piece_of_a_stream_copies_no_table(length):
     assert copies(text, RULE.num_slots, RULE.value_dim) == []
 
 
+@pytest.mark.thorough
 def test_a_token_is_queued_in_place():
     entry = compiled_push(1).split("ENTRY")[1]
     assert copies(entry, CHUNK + RULE.lookahead, RULE.value_dim) == []
 
 
+@pytest.mark.thorough
 def test_a_read_of_the_old_table_after_the_write_is_seen_as_a_copy():
     """What the tests above look for is there where a program needs it."""
     memory = RULE.init(jax.random.key(0))
@@ -78,6 +80,7 @@ def test_a_read_of_the_old_table_after_the_write_is_seen_as_a_copy():
     assert copies(text, RULE.num_slots, RULE.value_dim)
 
 
+@pytest.mark.thorough
 @pytest.mark.two_phase
 @pytest.mark.compiled_text
 @pytest.mark.parametrize("groups", [1, 3])

@@ -139,6 +139,7 @@ def test_ttt_linear_written_out():
     np.testing.assert_array_equal(out.memory.weights.scale, scale)
 
 
+@pytest.mark.thorough
 def test_several_tokens_of_one_write_are_one_step_of_their_sum():
     rule = replace(TitansRule.tiny(), write_size=4, momentum_order=0, forget=0.0)
     memory, sequence = init_memory(rule, jnp.float64), sequence_of(rule, length=7)

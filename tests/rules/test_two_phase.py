@@ -106,7 +106,7 @@ def test_kernels_agree_with_the_plain_scan(kernel):
     assert_close_by_norm(ours, plain, tolerance=1e-4)
 
 
-@pytest.mark.by_default("{'key_loss': 'both'}")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [

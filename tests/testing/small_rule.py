@@ -47,6 +47,12 @@ class SmallRule(AbstractChunkRule):
             query, value, gate=gate, mask=mask, chunk_size=chunk_size, **options
         )
 
+    def targets(self, value):
+        target = super().targets(value)
+        if self.fault == "targets_of_all_tokens":
+            target = target + 0.1 * jnp.mean(value, axis=1, keepdims=True)
+        return target
+
     def read(self, memory, query):
         query = query[:, 0].astype(memory.dtype)
         if self.fault == "reads_other_tokens":

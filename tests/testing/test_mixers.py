@@ -25,9 +25,20 @@ FAULTS = {
     "reset_keeps_the_sum": "reset_cache_gives_the_first_one",
 }
 
+SINGLE = "packed_documents_equal_separate_rows_in_single_precision"
+
 
 def test_a_small_mixer_passes():
-    check_mixer(SmallMixerConfig())
+    check_mixer(
+        SmallMixerConfig(), properties=[name for name in MIXER_PROPERTIES if name != SINGLE]
+    )
+
+
+@pytest.mark.thorough
+def test_documents_that_leak_are_found_in_single_precision():
+    check_mixer(SmallMixerConfig(), properties=[SINGLE])
+    with pytest.raises(AssertionError, match=f"{SINGLE}: output of documents"):
+        check_mixer(SmallMixerConfig(fault="ignores_documents"), properties=[SINGLE])
 
 
 @pytest.mark.parametrize(("fault", "name"), FAULTS.items(), ids=FAULTS)
@@ -44,7 +55,7 @@ def test_a_configuration_without_a_hash_is_found():
 
 
 def test_every_property_has_its_fault():
-    assert {*FAULTS.values(), "config_is_a_frozen_value"} == set(MIXER_PROPERTIES)
+    assert {*FAULTS.values(), "config_is_a_frozen_value", SINGLE} == set(MIXER_PROPERTIES)
 
 
 def test_unknown_properties_and_other_objects_are_refused():

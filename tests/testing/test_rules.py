@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fwpkm_jax.rules.matrix import DeltaNet
-from fwpkm_jax.testing import check_rule, rule_properties
+from fwpkm_jax.testing import check_rule, rule_documents, rule_properties
+from fwpkm_jax.testing.rule_documents import DOCUMENT_PROPERTIES
 from tests.testing.small_rule import SmallRule, ThawedRule
 
 FAULTS = {
@@ -32,12 +34,41 @@ FAULTS = {
     "reads_other_tokens": "stream_cut_anywhere_follows_its_definition",
     "forgets_the_last_block": "blocks_write_what_the_chunk_writes",
 }
+PACKED = "packed_documents_equal_separate_rows"
 
 
-@pytest.mark.by_default("2")
+@pytest.mark.thorough
 @pytest.mark.parametrize("lookahead", [0, 1, 2])
 def test_a_memory_that_starts_at_zero_passes(lookahead):
-    check_rule(SmallRule(lookahead=lookahead))
+    rule = SmallRule(lookahead=lookahead)
+    check_rule(rule, properties=[p for p in rule_properties(rule) if p not in DOCUMENT_PROPERTIES])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("lookahead", [0, 2])
+@pytest.mark.parametrize("name", DOCUMENT_PROPERTIES)
+def test_documents_start_anew_and_without_resets_the_leak_is_found(name, lookahead, monkeypatch):
+    rule = SmallRule(lookahead=lookahead)
+    check_rule(rule, properties=[name])
+    whole, piece = rule_documents.run_documents, rule_documents.NewDocuments
+
+    def run_as_one(rule, memory, signals, starts, mask, **options):
+        return whole(rule, memory, signals, jnp.zeros_like(starts), mask, **options)
+
+    def none_new(starts, memory):
+        return piece(jnp.zeros_like(starts), memory)
+
+    monkeypatch.setattr(rule_documents, "run_documents", run_as_one)
+    monkeypatch.setattr(rule_documents, "NewDocuments", none_new)
+    with pytest.raises(AssertionError, match=rf"{name}: the .* of documents .* differs by"):
+        check_rule(rule, properties=[name])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [PACKED, f"{PACKED}_in_single_precision"])
+def test_a_rule_whose_targets_mix_documents_is_found(name):
+    with pytest.raises(AssertionError, match=rf"{name}: the output of documents"):
+        check_rule(SmallRule(fault="targets_of_all_tokens"), properties=[name])
 
 
 @pytest.mark.parametrize(("fault", "name"), FAULTS.items(), ids=FAULTS)
@@ -67,6 +98,7 @@ def test_every_property_has_its_fault():
     covered = {*FAULTS.values(), "rule_is_a_frozen_value"}
     covered |= {"reads_leave_no_trace_and_see_no_other_token"}
     covered |= {"flush_writes_the_complete_pairs_once"}
+    covered |= set(DOCUMENT_PROPERTIES)  # With resets off.
     assert covered == set(rule_properties(SmallRule()))
 
 
@@ -101,6 +133,7 @@ MATRIX_FAULTS = {
 }
 
 
+@pytest.mark.by_default("writes_more", "skips_nothing", "takes_anything")
 @pytest.mark.parametrize(("fault", "name"), MATRIX_FAULTS.items(), ids=MATRIX_FAULTS)
 def test_a_fault_of_a_matrix_rule_breaks_its_property(fault, name):
     with pytest.raises(AssertionError, match=f"FaultyDeltaNet breaks its contract:\n  {name}: "):

@@ -332,7 +332,8 @@ def through_the_loop(out: Path) -> dict[str, Any]:
 def padding() -> dict[str, float]:
     """How far padding and memories of single documents move outputs over devices from those of one.
 
-    In `norms` of the outputs, of the memories and of the gradients.
+    In `norms` of the outputs, of the memories and of the gradients. `parts` has padding in
+    sequences of which each device holds a part.
     """
     small = small_model()
     model = dataclasses.replace(
@@ -342,6 +343,10 @@ def padding() -> dict[str, float]:
         fast_weight=dataclasses.replace(small.fast_weight, documents="document"),
         fast_weight_layer=FastWeightLayerConfig(hidden_dim=8, chunk_size=8),
     )
+    carried = dataclasses.replace(model.fast_weight, documents="carry")
+    carrying = nnx.split(
+        LanguageModel(dataclasses.replace(model, fast_weight=carried), rngs=nnx.Rngs(0))
+    )[0]
     graphdef, params = nnx.split(LanguageModel(model, rngs=nnx.Rngs(0)))
     memory = nnx.merge(graphdef, params).init_memory(jax.random.key(0), groups=BATCH)
     random = np.random.default_rng(0)
@@ -349,7 +354,7 @@ def padding() -> dict[str, float]:
     mask = (random.uniform(size=tokens.shape) < 0.8).astype(np.float32)
     ids = 1 + np.cumsum(random.uniform(size=tokens.shape) < 0.2, axis=1, dtype=np.int32)
 
-    def run(partition, params, memory, segment_ids):
+    def run(graphdef, partition, params, memory, segment_ids):
         def loss(params):
             model = nnx.merge(graphdef, params)
             out = model.hidden(
@@ -361,11 +366,16 @@ def padding() -> dict[str, float]:
         gradient, out = jax.grad(loss, has_aux=True)(params)
         return gradient, *out
 
-    partition = make_partition(_mesh(2, 2, 1), jax.devices()[:4])
-    one, several = (jax.jit(functools.partial(run, p)) for p in (None, partition))
+    by_rows = make_partition(_mesh(2, 2, 1), jax.devices()[:4])
+    by_parts = make_partition(_mesh(2, 1, 1, sequence=2), jax.devices()[:4])
     moved = {}
-    for name, segment_ids in (("mask", None), ("documents", ids)):
-        found = [f(params, memory, segment_ids) for f in (one, several)]
+    for name, segment_ids, graph, partition in (
+        ("mask", None, graphdef, by_rows),
+        ("documents", ids, graphdef, by_rows),
+        ("parts", ids, carrying, by_parts),
+    ):
+        runs = (jax.jit(functools.partial(run, graph, p)) for p in (None, partition))
+        found = [f(params, memory, segment_ids) for f in runs]
         for part, ours, theirs in zip(("gradients", "x", "memory"), *found, strict=True):
             size = math.sqrt(sum(_norm(x) ** 2 for x in jax.tree.leaves(theirs)))
             apart = jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), ours, theirs)

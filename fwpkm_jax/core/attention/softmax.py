@@ -9,7 +9,7 @@ their document's number, and a query sees the keys of its own; positions then st
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,23 @@ from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.precision import compute_dtype
 
 AttentionBackend = Literal["auto", "xla", "cudnn"]
-KeysAndValues = tuple[
-    Float[Array, "persistent kv_heads head"], Float[Array, "persistent kv_heads head"]
-]
 _WHOLE_LENGTH = 1024  # Longest sequence whose scores are formed all at once.
 _LOGGER = logging.getLogger(__name__)
+
+
+class Persistent(NamedTuple):
+    """Keys and values of tokens that stand before every document.
+
+    Attributes:
+      key: `[persistent, kv_heads, head]`.
+      value: likewise.
+      positions: None: every query sees all of them. Otherwise a query sees those in its window, if
+        its document has started in the row: the document's own positions follow on these.
+    """
+
+    key: Float[Array, "persistent kv_heads head"]
+    value: Float[Array, "persistent kv_heads head"]
+    positions: Int[Array, " persistent"] | None = None
 
 
 def masked_attention(
@@ -50,8 +62,9 @@ def masked_attention(
       query_positions: `[batch, queries]`.
       key_positions: `[batch, keys]`, -1 for keys to hide.
       window: positions seen, the query's own included; None for all up to the query's.
-      num_persistent: number of first keys that every query sees, whatever the keys' positions,
-        unless the query's own position is -1.
+      num_persistent: number of first keys that stand before every document. Those at position -1
+        are seen by every query whose own position is not -1; those with a position by the queries
+        of documents from 1 on, within the window.
       query_documents: `[batch, queries]`, number of each query's document; None: one document.
       key_documents: `[batch, keys]`, likewise; both or neither.
 
@@ -79,10 +92,13 @@ def masked_attention(
     seen = (key_at >= 0) & (key_at <= at)
     if window is not None:
         seen &= key_at > at - window
+    first = (jnp.arange(keys) < num_persistent)[None, None]
     if query_documents is not None and key_documents is not None:
-        seen &= query_documents[:, :, None] == key_documents[:, None, :]
+        own = query_documents[:, :, None]
+        same = own == key_documents[:, None, :]
+        seen &= jnp.where(first, own > 0, same) if num_persistent else same
     if num_persistent:
-        seen |= (jnp.arange(keys) < num_persistent)[None, None] & (at >= 0)
+        seen |= first & (key_at < 0) & (at >= 0)
     seen = seen[:, None, None]
     # A finite score for hidden keys, so that a row without any seen key has no NaN in it.
     scores = jnp.where(seen, scores * head**-0.5, 0.5 * jnp.finfo(dtype).min)
@@ -179,7 +195,7 @@ def whole_sequence_attention(
     positions: Int[Array, "batch length"],
     window: int | None,
     backend: AttentionBackend = "auto",
-    persistent: KeysAndValues | None = None,
+    persistent: Persistent | None = None,
     documents: Int[Array, "batch length"] | None = None,
 ) -> Float[Array, "batch length heads head"]:
     """`masked_attention` within whole sequences, by the fastest available backend.
@@ -192,7 +208,7 @@ def whole_sequence_attention(
       window: as in `masked_attention`.
       backend: `cudnn` runs or raises; `xla` is plain JAX; `auto` is cuDNN on a GPU that has it,
         else plain JAX, with a logged line on a GPU.
-      persistent: keys and values that every token sees; in plain JAX only.
+      persistent: keys and values of tokens before every document; in plain JAX only.
       documents: number of each token's document, `[batch, length]`; a token sees only its own
         document, in which positions start at 0. In plain JAX only.
 
@@ -222,7 +238,7 @@ def whole_sequence_attention(
     elif length > _WHOLE_LENGTH:
         attend = partial(query_block_attention, block=_WHOLE_LENGTH // 2)
     key, value, key_positions = in_front(persistent, key, value, key_positions)
-    num_persistent = 0 if persistent is None else persistent[0].shape[0]
+    num_persistent = 0 if persistent is None else persistent.key.shape[0]
     if key_documents is not None:
         key_documents = jnp.pad(key_documents, ((0, 0), (num_persistent, 0)))
     return attend(
@@ -239,22 +255,25 @@ def whole_sequence_attention(
 
 
 def in_front(
-    persistent: KeysAndValues | None,
+    persistent: Persistent | None,
     key: Float[Array, "batch keys kv_heads head"],
     value: Float[Array, "batch keys kv_heads head"],
     key_positions: Int[Array, "batch keys"],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Keys, values and positions after the persistent keys and values, whose position is -1."""
+    """Keys, values and positions after the persistent ones; position -1 stands for none."""
     if persistent is None:
         return key, value, key_positions
-    number = persistent[0].shape[0]
+    positions = persistent.positions
+    if positions is None:
+        positions = jnp.full(persistent.key.shape[:1], -1, jnp.int32)
 
     def before(first: jax.Array, x: jax.Array) -> jax.Array:
         first = jnp.broadcast_to(first.astype(x.dtype), (x.shape[0], *first.shape))
         return jnp.concatenate([first, x], axis=1)
 
-    positions = jnp.pad(key_positions, ((0, 0), (number, 0)), constant_values=-1)
-    return before(persistent[0], key), before(persistent[1], value), positions
+    first = persistent.key, persistent.value, positions
+    key, value, positions = map(before, first, (key, value, key_positions))
+    return key, value, positions
 
 
 def blockwise_attention(

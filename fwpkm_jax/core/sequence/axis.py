@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.documents import document_numbers
 
@@ -63,6 +63,13 @@ class SequenceAxis:
         )
         return whole.reshape(x.shape)
 
+    def sum_before(self, x: jax.Array) -> jax.Array:
+        """The sum of the numbers on the devices before this one; 0 on the first."""
+        every = jax.lax.all_gather(x, self.name)
+        is_before = jnp.arange(self.size) < self.index
+        is_before = is_before.reshape(-1, *[1] * x.ndim)
+        return jnp.sum(jnp.where(is_before, every, 0), axis=0, dtype=x.dtype)
+
     def from_last(self, tree: Any) -> Any:
         """What the last device holds, on every device."""
         is_last = self.index == self.size - 1
@@ -77,7 +84,7 @@ class Places(NamedTuple):
     """Where the tokens of a part stand in their sequence.
 
     Attributes:
-      positions: of each token in its document.
+      positions: of each token in its document, -1 for padding.
       numbers: how many documents of the row have started up to each token; None: a row is one.
     """
 
@@ -91,27 +98,38 @@ def places_of_part(
     axis: SequenceAxis,
     shape: tuple[int, ...],
     first: Int[Array, " batch"] | None = None,
+    mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
 ) -> Places:
     """Positions and document numbers of this device's tokens, counted over the whole sequence.
 
-    Devices exchange two numbers per sequence.
+    Devices exchange two numbers per sequence, and one more with a mask.
 
     Args:
       starts: true at the first token of each document; None: a row is one document.
       axis: over which the sequence lies.
       shape: sequences and tokens of the part.
       first: position of the sequence's first token if it starts no document; None: 0.
+      mask: 0 at padding, which takes no position; no document starts there. None: all are real.
     """
     length = shape[1]
-    place = axis.index * length + jnp.arange(length, dtype=jnp.int32)[None]
-    place = jnp.broadcast_to(place.astype(jnp.int32), shape)
+    if mask is None:
+        place = axis.index * length + jnp.arange(length, dtype=jnp.int32)[None]
+        place = jnp.broadcast_to(place.astype(jnp.int32), shape)
+    else:
+        real = (mask != 0).astype(jnp.int32)
+        before = axis.sum_before(jnp.sum(real, axis=1, dtype=jnp.int32))
+        place = before[:, None] + jnp.cumsum(real, axis=1, dtype=jnp.int32) - real
     going_on = place if first is None else place + first[:, None]
+
+    def of(positions: jax.Array, numbers: jax.Array | None) -> Places:
+        return Places(positions if mask is None else jnp.where(mask != 0, positions, -1), numbers)
+
     if starts is None:
-        return Places(going_on, None)
+        return of(going_on, None)
     numbers = document_numbers(starts)
     latest = jax.lax.cummax(jnp.where(starts, place, -1), axis=1)
     every = jax.lax.all_gather((numbers[:, -1], latest[:, -1]), axis.name)  # [parts, batch]
     is_before = jnp.arange(axis.size)[:, None] < axis.index
     numbers = numbers + jnp.sum(jnp.where(is_before, every[0], 0), axis=0)[:, None]
     latest = jnp.maximum(latest, jnp.max(jnp.where(is_before, every[1], -1), axis=0)[:, None])
-    return Places(jnp.where(latest >= 0, place - latest, going_on), numbers)
+    return of(jnp.where(latest >= 0, place - latest, going_on), numbers)

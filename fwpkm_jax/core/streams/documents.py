@@ -46,6 +46,7 @@ def in_documents(
     position: Int[Array, " groups"] | None = None,
     alone: Callable[[Any], Any] | None = None,
     narrow: int | None = None,
+    lead: int = 0,
 ) -> tuple[State, PyTree[Array]]:
     """`core.streams.cuts.in_chunks` of rows that hold several documents; differentiable.
 
@@ -59,13 +60,15 @@ def in_documents(
       count: how many of the tokens each group has, its first ones.
       starts: first tokens of documents.
       chunk: tokens per unit.
-      position: tokens of each group's document before the first token, for a piece of a stream;
-        None: the first token starts a document.
+      position: tokens of each group's document before the first token, less `lead`, for a piece of
+        a stream; None: the first token starts a document.
       alone: from tokens of documents that `within` would read in one call from `fresh` to their
         outputs; it sees all tokens of the rows. None: `within` reads them.
       narrow: units of at most so many tokens are given to `within` as pieces of this length, for a
         `within` whose cost grows with the length of the piece; it is compiled once more. None: all
         pieces are as long as a chunk.
+      lead: by how many tokens a document's first chunk is longer than the others, or below 0
+        shorter, then by less than a chunk.
 
     Returns:
       The state after each group's last token, and the outputs, leaves
@@ -76,20 +79,21 @@ def in_documents(
     if position is None:
         starts, position = starts.at[:, 0].set(True), jnp.zeros((groups,), jnp.int32)
     starts = starts & (at < count[:, None])
-    place, number = document_positions(starts, first=position), document_numbers(starts)
-    first = (place % chunk == 0) | (at == 0)
+    number = document_numbers(starts)
+    place = document_positions(starts, first=position) - jnp.where(number > 0, lead, 0)
+    first = ((place > 0) & (place % chunk == 0)) | starts | (at == 0)
     end = jnp.minimum(_next(starts), count[:, None])  # Of each token's document.
-    size = jnp.minimum(chunk - place % chunk, end - at)
+    size = jnp.minimum(chunk - jnp.where(place < 0, place, place % chunk), end - at)
     goes_on = (number == 0) | (number == number[:, -1:]) | (end - at + place > chunk)
     first &= at < count[:, None]
 
     # A document of more than a unit has fewer than twice as many units as it fills.
-    most = min(2 * (length // chunk) + 4, length)
+    most = min(2 * (length // (chunk + min(lead, 0))) + 4, length)
     if alone is None:
         goes_on |= jnp.sum(first, axis=1, keepdims=True) <= most
     units = _units(first & goes_on, size, starts, most)
 
-    width = min(chunk, length)
+    width = min(chunk + max(lead, 0), length)
 
     @jax.checkpoint
     def read(state: State, part: tuple[Units, Any]) -> tuple[State, Any]:

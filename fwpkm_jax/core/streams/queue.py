@@ -14,10 +14,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from fwpkm_jax.core.chunks import Memory, map_groups, map_own
+from fwpkm_jax.core.documents import document_numbers
 from fwpkm_jax.core.streams.cuts import in_chunks
+from fwpkm_jax.core.streams.documents import in_documents
 
 ChunkSize = int | Literal["flush"]
 """Tokens per write; "flush": tokens wait until `flush` writes all of them."""
@@ -46,6 +48,18 @@ class Pending(NamedTuple):
     num_waiting: Int[Array, " groups"]
 
 
+class NewDocuments(NamedTuple):
+    """Documents that start in a piece, each with a memory and a queue of its own.
+
+    Attributes:
+      starts: first tokens of documents; padding stands behind all tokens.
+      memory: that each document starts from, leaves `[groups, ...]`.
+    """
+
+    starts: Bool[Array, "groups length"]
+    memory: Memory
+
+
 def init_pending(tokens: Tokens, capacity: int) -> Pending:
     """Empty queues of `capacity` tokens for tokens of these shapes and dtypes."""
 
@@ -67,6 +81,7 @@ def push(
     lookahead: int = 0,
     num_real: Int[Array, " groups"] | None = None,
     differentiable: bool = False,
+    documents: NewDocuments | None = None,
 ) -> tuple[Memory, Pending, Any]:
     """Reads a piece of a stream and writes the chunks that it completes.
 
@@ -87,6 +102,8 @@ def push(
         piece had ended before them. None: all.
       differentiable: writes in a branch instead of a loop, which has no gradient. All calls must
         then have this `chunk_size`, and the queue room for no more than a chunk and its lookahead.
+      documents: that start in the piece. What waits when one starts is dropped: no token could read
+        it. None: all tokens go on with the document before.
 
     Returns:
       Memories, pending, and what the tokens of the piece read.
@@ -97,7 +114,13 @@ def push(
     length, capacity = _length(tokens), _length(pending.tokens)
     count = jnp.full_like(pending.num_waiting, length) if num_real is None else num_real
     if chunk_size == "flush":
-        return memory, append(pending, tokens, count, capacity=capacity), read(memory, tokens)
+        if documents is None:
+            return memory, append(pending, tokens, count, capacity=capacity), read(memory, tokens)
+        memory, pending, output, first = without_writes(
+            read, memory, pending, tokens, documents, count=count
+        )
+        own = jax.tree.map(lambda x: _from(x, first), tokens)
+        return memory, append(pending, own, count - first, capacity=capacity), output
     if chunk_size < 1 or chunk_size + lookahead > capacity:
         raise ValueError(
             f"chunk_size={chunk_size} with lookahead={lookahead} does not fit a queue of "
@@ -147,13 +170,48 @@ def push(
     state = memory, pending
     if limit < capacity:  # Else no call can have left a complete chunk.
         state = write_complete(state)
-    (memory, pending), output = in_chunks(
-        *(read_and_queue, state, tokens),
-        count=count,
-        chunk=chunk_size,
-        position=state[1].num_waiting - lookahead,
+    options: dict[str, Any] = {"count": count, "chunk": chunk_size}
+    options["position"] = state[1].num_waiting - lookahead
+    if documents is None:
+        (memory, pending), output = in_chunks(read_and_queue, state, tokens, **options)
+        return memory, pending, output
+    (memory, pending), output = in_documents(
+        *(read_and_queue, state, (documents.memory, _emptied(pending)), tokens),
+        **options,
+        starts=documents.starts,
+        alone=lambda tokens: read(documents.memory, tokens),
+        lead=lookahead,
     )
     return memory, pending, output
+
+
+def without_writes(
+    read: Read,
+    memory: Memory,
+    pending: Pending,
+    tokens: Tokens,
+    documents: NewDocuments,
+    *,
+    count: Int[Array, " groups"],
+) -> tuple[Memory, Pending, Any, Int[Array, " groups"]]:
+    """Reads a piece in which documents start, and leaves what the last of them starts with.
+
+    Returns:
+      Memories and pending before the last document, without tokens of the piece; what the tokens of
+      the piece read; and the first token of that document, 0 where none starts.
+    """
+    at = jnp.arange(documents.starts.shape[1], dtype=jnp.int32)[None]
+    starts = documents.starts & (at < count[:, None])
+    begun, own = jnp.any(starts, axis=1), document_numbers(starts) > 0
+    output = jax.tree.map(
+        lambda new, old: jnp.where(_like(own[:, None], new), new, old),
+        *(read(documents.memory, tokens), read(memory, tokens)),
+    )
+    memory, pending = jax.tree.map(
+        lambda new, old: jnp.where(_like(begun, old), new, old),
+        *((documents.memory, _emptied(pending)), (memory, pending)),
+    )
+    return memory, pending, output, jnp.max(jnp.where(starts, at, 0), axis=1)
 
 
 def append(
@@ -197,6 +255,17 @@ def drop(pending: Pending, number: int | Int[Array, " groups"], capacity: int) -
 def clear(pending: Pending) -> Pending:
     """The queues without their tokens."""
     return pending._replace(num_waiting=jnp.zeros_like(pending.num_waiting))
+
+
+def _emptied(pending: Pending) -> Pending:
+    """The queues without tokens, with zeros in their place."""
+    return jax.tree.map(jnp.zeros_like, pending)
+
+
+def _from(x: jax.Array, first: Int[Array, " groups"]) -> jax.Array:
+    """Each group's tokens from its first on; the last one repeated."""
+    at = first[:, None] + jnp.arange(x.shape[2], dtype=jnp.int32)[None]
+    return jax.vmap(lambda x, at: jnp.take(x, at, axis=1, mode="clip"))(x, at)
 
 
 def computed_after(x: Float[Array, "..."], number: Int[Array, "*n"]) -> Int[Array, "*n"]:

@@ -69,6 +69,7 @@ def push(
     targets: Targets | None = None,
     make_chunk: MakeChunk = plain_chunk,
     num_real: Int[Array, " groups"] | None = None,
+    documents: queue.NewDocuments | None = None,
 ) -> StreamOutput:
     """`queue.push` for a rule: reads a piece and writes the chunks that it completes.
 
@@ -84,6 +85,7 @@ def push(
         tokens on.
       make_chunk: a rule's `chunk`, from queries, targets and weights.
       num_real: tokens of the piece, its first ones; None: all.
+      documents: as in `queue.push`.
 
     Raises:
       ValueError: a chunk and its lookahead do not fit the queue.
@@ -105,6 +107,29 @@ def push(
         chunk_size=chunk_size,
         lookahead=lookahead,
         num_real=num_real,
+        documents=documents,
+    )
+    return StreamOutput(memory, pending, output, access)
+
+
+def read_documents(
+    read: Read,
+    memory: Memory,
+    pending: Pending,
+    signals: Signals,
+    documents: queue.NewDocuments,
+    *,
+    num_real: Int[Array, " groups"] | None = None,
+) -> StreamOutput:
+    """`push` that writes and queues nothing; documents that start still bring memory and queue."""
+    length = signals.query.shape[2]
+    count = jnp.full_like(pending.num_waiting, length) if num_real is None else num_real
+
+    def read_tokens(memory: Memory, signals: Signals) -> tuple[jax.Array, Any]:
+        return read_sequences(read, memory, signals.query)
+
+    memory, pending, (output, access), _ = queue.without_writes(
+        read_tokens, memory, pending, signals, documents, count=count
     )
     return StreamOutput(memory, pending, output, access)
 

@@ -26,10 +26,12 @@ from fwpkm_jax.evaluation.continual.views import (
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.intervals import clustered_mean
+from fwpkm_jax.evaluation.readers.devices import memory_on_devices, model_on_devices
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
 from fwpkm_jax.evaluation.readers.whole_pass import frozen_row_losses, row_batches, write_rows
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
 from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
@@ -73,6 +75,7 @@ def continual_learning(
     domains: Sequence[Domain],
     seed: int = 0,
     origin: Origin | None = None,
+    partition: Partition | None = None,
 ) -> Result:
     """Losses of all domains before and after each domain was read, with fixed slow weights.
 
@@ -87,6 +90,7 @@ def continual_learning(
       domains: in learning order.
       seed: the run's seed, for the record; there are no random draws.
       origin: provenance of weights and texts, for the record.
+      partition: devices that share the rows and the tokens of each; None: one.
 
     Returns:
       `results` holds `domains`; `loss` in nats and `perplexity`, a row for each stage and a column
@@ -101,7 +105,7 @@ def continual_learning(
     model = with_chunk_size(model, config.chunk_size)
     start = first_group(memory)
     forecast = Forecast("continual", total=0, unit="tokens")
-    stages = _Stages(model, start, config, forecast)
+    stages = _Stages(model, start, config, forecast, partition)
     began = time.monotonic()
     for domain in domains:  # Checked first, because reading may take hours.
         for part in (domain.adapt, domain.evaluate):
@@ -172,9 +176,15 @@ class _Stages:
     """The memory of the current stage: `adapt` writes it, `losses` reads it."""
 
     def __init__(
-        self, model: LanguageModel, memory: Memory, config: ContinualConfig, forecast: Forecast
+        self,
+        model: LanguageModel,
+        memory: Memory,
+        config: ContinualConfig,
+        forecast: Forecast,
+        partition: Partition | None,
     ):
-        self._config, self._forecast = config, forecast
+        self._config, self._forecast, self._partition = config, forecast, partition
+        model, memory = model_on_devices(partition, model), memory_on_devices(partition, memory)
         self._graphdef, self._params = nnx.split(model)
         # Copied: the buffers are donated, and the caller's memory is needed again.
         self._memory = as_stored(jax.tree.map(jnp.copy, memory), config.fast_weight_dtype)
@@ -200,6 +210,7 @@ class _Stages:
                 self._memory,
                 batch,
                 fast_weight_dtype=self._config.fast_weight_dtype,
+                partition=self._partition,
             )
         jax.block_until_ready(self._memory)
         self._forecast.add(self.num_tokens(part, evaluate=False))
@@ -207,7 +218,9 @@ class _Stages:
     def losses(self, part: Part) -> np.ndarray:
         """Mean loss of each row of a part in nats, `[rows]`; the memory is not written."""
         found = [
-            frozen_row_losses(self._graphdef, self._params, self._memory, batch)
+            frozen_row_losses(
+                *(self._graphdef, self._params, self._memory, batch), partition=self._partition
+            )
             for batch in self._batches(part, evaluate=True)
         ]
         losses = np.concatenate(jax.device_get(found))
@@ -237,6 +250,7 @@ def _run(subject: Subject, config: ContinualConfig) -> Result:
         origin=subject.origin_of(
             (domain.files for domain in domains), load_tokenizer(data.tokenizer)
         ),
+        partition=subject.partition,
     )
 
 
@@ -245,6 +259,7 @@ CONTINUAL = Evaluation(
     data="text",
     limit="max_batches",
     in_default_suite=False,  # Needs texts of several domains.
+    one_stream=False,
     run=_run,
     table=continual_table,
     plot=plot_continual,

@@ -69,6 +69,7 @@ def dynamic_perplexity(subject: Subject, config: DynamicConfig) -> Result:
             segment_length=length,
             steps=steps,
             forecast=Forecast(f"dynamic, {name}", total=labels, unit="tokens"),
+            partition=subject.partition,
         )
         for name, steps in (("plain", None), ("dynamic", config.steps))
     }

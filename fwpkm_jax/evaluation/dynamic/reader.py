@@ -15,9 +15,16 @@ from flax import nnx
 
 from fwpkm_jax.data import Document
 from fwpkm_jax.evaluation.forecast import Forecast
+from fwpkm_jax.evaluation.readers.devices import (
+    check_one_stream,
+    model_on_devices,
+    padding_mask,
+    parts_of,
+)
 from fwpkm_jax.evaluation.readers.segments import split_into_segments
 from fwpkm_jax.evaluation.readers.stream_calls import label_losses, reset_caches
 from fwpkm_jax.evaluation.readers.token_losses import TokenLosses
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Stream
 
@@ -72,6 +79,7 @@ def read_dynamically(
     steps: GradientSteps | None,
     clock: Callable[[], float] = time.perf_counter,
     forecast: Forecast | None = None,
+    partition: Partition | None = None,
 ) -> DynamicReading:
     """Reads documents in order with batch size 1; caches start empty in each segment.
 
@@ -83,6 +91,7 @@ def read_dynamically(
       steps: the gradient steps; None keeps the weights fixed and reads whole segments.
       clock: returns the time in seconds.
       forecast: is told of the tokens that were read.
+      partition: devices that each read a part of every chunk (`mesh.sequence`); None: one.
 
     Raises:
       ValueError: the model has a fast-weight memory, or there is nothing to predict.
@@ -92,7 +101,7 @@ def read_dynamically(
             f"The model has fast-weight memories in layers {model.config.memory_layers}, whose "
             "writes in a stream have no gradient; choose a model with memory_layers=()."
         )
-    reader = _Reader(model, segment_length, steps, clock)
+    reader = _Reader(model, segment_length, steps, clock, partition)
     columns: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
     document_ids: list[str] = []
     for number, documents in enumerate(sources):
@@ -119,7 +128,9 @@ _COLUMNS = ("source", "document", "segment", "position", "loss")
 class _Reader:
     """One pass: the current weights, and the time that reading took."""
 
-    def __init__(self, model, segment_length, steps, clock):
+    def __init__(self, model, segment_length, steps, clock, partition):
+        check_one_stream(partition, "Dynamic evaluation")
+        model, self._partition = model_on_devices(partition, model), partition
         self._graphdef, self._trained = nnx.split(model)
         self._params = self._trained
         self._start = partial(model.init_stream, {}, batch=1, max_length=segment_length)
@@ -150,13 +161,15 @@ class _Reader:
             yield np.concatenate(losses)
 
     def _read_chunk(self, stream: Stream, tokens: np.ndarray, size: int):
-        length = len(tokens) - 1
+        length, parts = len(tokens) - 1, parts_of(self._partition)
+        size = -(-size // parts) * parts
         padded = np.zeros((1, size + 1), np.int32)
         padded[0, : length + 1] = tokens
-        mask = None if length == size else (np.arange(size)[None] < length).astype(np.float32)
+        mask = padding_mask(size, real=length)
         began = self._clock()
         self._params, stream, losses = _read(
-            *(self._graphdef, self._params, self._trained, stream, padded, mask, self._rates)
+            *(self._graphdef, self._params, self._trained, stream, padded, mask, self._rates),
+            partition=self._partition,
         )
         losses = np.asarray(losses)[:length]
         if (mask is None) in self._compiled:
@@ -166,7 +179,7 @@ class _Reader:
         return stream, losses
 
 
-@partial(jax.jit, static_argnames="graphdef", donate_argnames="stream")
+@partial(jax.jit, static_argnames=("graphdef", "partition"), donate_argnames="stream")
 def _read(
     graphdef: Any,
     params: Any,
@@ -175,6 +188,8 @@ def _read(
     tokens: jax.Array,
     mask: jax.Array | None,
     rates: tuple[float, float] | None,
+    *,
+    partition: Partition | None,
 ) -> tuple[Any, Stream, jax.Array]:
     """New weights, the stream, and losses `[length]` of `tokens [1, length + 1]`.
 
@@ -182,7 +197,8 @@ def _read(
     """
 
     def loss(params: Any) -> tuple[jax.Array, tuple[Stream, jax.Array]]:
-        out = nnx.merge(graphdef, params).stream(tokens[:, :-1], stream, mask=mask)
+        model = nnx.merge(graphdef, params)
+        out = model.stream(tokens[:, :-1], stream, mask=mask, partition=partition)
         losses = label_losses(out.logits, tokens[:, 1:])
         counted = jnp.ones_like(losses) if mask is None else mask
         return jnp.sum(losses * counted) / jnp.sum(counted), (out.stream, losses[0])

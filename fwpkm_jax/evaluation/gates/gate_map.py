@@ -17,6 +17,7 @@ from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.readers.segment_reader import SegmentReader
 from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.evaluation.sources import missing_text, text_sources
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 
@@ -51,6 +52,7 @@ def gate_map(
     tokenizer: Tokenizer,
     seed: int = 0,
     origin: Origin | None = None,
+    partition: Partition | None = None,
 ) -> Result:
     """Each token's gates while the text is read from its start.
 
@@ -63,6 +65,7 @@ def gate_map(
       tokenizer: the model's tokenizer.
       seed: the run's seed, for the record; there are no random draws.
       origin: provenance of weights and text, for the record.
+      partition: devices that each read a part of the text (`mesh.sequence`); None: one.
 
     Returns:
       `results` holds lists with one entry per token: `texts`, `losses` in nats and, by layer,
@@ -83,6 +86,7 @@ def gate_map(
         write=config.write,
         segment_length=len(tokens) - 1,
         chunk_size=config.chunk_size,
+        partition=partition,
     )
     (reading,) = reader.read(tokens)
     losses, gates, _ = reading.fetch()
@@ -99,7 +103,7 @@ def gate_map(
         resets=describe_resets(memory, fast_weights="never", queue="never", caches="never"),
         results={
             "document": document_id,
-            "gate_mixes": model.config.fast_weight.gate_output,
+            "gate_mixes": model.config.fast_weight.gate_in_output,
             "texts": token_texts(tokenizer, tokens[:-1]),
             "losses": [round(float(loss), 4) for loss in losses],
             "gates": {
@@ -126,6 +130,7 @@ def _run(subject: Subject, config: GateMapConfig) -> Result:
         tokenizer=tokenizer,
         seed=subject.seed,
         origin=subject.origin_of((source.files for source in sources), tokenizer),
+        partition=subject.partition,
     )
 
 

@@ -22,11 +22,13 @@ from fwpkm_jax.evaluation.continual.domains import read_rows
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.gates.gates_views import gates_finding, gates_table, plot_gates
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
+from fwpkm_jax.evaluation.readers.devices import memory_on_devices, model_on_devices
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
 from fwpkm_jax.evaluation.readers.whole_pass import row_batches, write_rows
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
 from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.evaluation.sources import missing_text, text_sources
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
@@ -67,6 +69,7 @@ def gate_statistics(
     sources: Mapping[str, PackedRows],
     seed: int = 0,
     origin: Origin | None = None,
+    partition: Partition | None = None,
 ) -> Result:
     """Histograms of every memory layer's gate over the tokens of each data set.
 
@@ -80,6 +83,7 @@ def gate_statistics(
       sources: rows of each data set by name, in reading order.
       seed: the run's seed, for the record; there are no random draws.
       origin: provenance of weights and texts, for the record.
+      partition: devices that share the rows and the tokens of each; None: one.
 
     Returns:
       `results` holds `tokens` by data set; `gates` by data set and layer, with the `share` of
@@ -91,16 +95,16 @@ def gate_statistics(
     """
     if not memory:
         raise ValueError("The model has no memory layer (memory_layers=()), so it has no gates.")
-    model = with_chunk_size(model, config.chunk_size)
+    model = model_on_devices(partition, with_chunk_size(model, config.chunk_size))
     began = time.monotonic()
-    start = first_group(memory)
+    start = memory_on_devices(partition, first_group(memory))
     # Copied: the buffers are donated, and the caller's memory is needed again.
     carried = as_stored(jax.tree.map(jnp.copy, start), config.fast_weight_dtype)
     found: dict[str, dict[str, _Histogram]] = {}
     total = sum(len(_chosen(rows, config)) for rows in sources.values())
     forecast = Forecast("gates", total=total, unit="rows")
     for name, rows in sources.items():
-        carried, found[name] = _read_source(model, carried, rows, config, forecast)
+        carried, found[name] = _read_source(*(model, carried, rows, config, forecast), partition)
     tokens = {name: int(next(iter(by.values())).counts.sum()) for name, by in found.items()}
     fast_weight = model.config.fast_weight
     return make_result(
@@ -121,7 +125,7 @@ def gate_statistics(
                 name: {layer: one.describe() for layer, one in by_layer.items()}
                 for name, by_layer in found.items()
             },
-            "gate_used": fast_weight.gate_output or fast_weight.weight_by_gate,
+            "gate_used": fast_weight.gate_in_output or fast_weight.weight_by_gate,
             "seconds": time.monotonic() - began,
         },
         arrays={"counts": np.array([[one.counts for one in by.values()] for by in found.values()])},
@@ -150,6 +154,7 @@ def _read_source(
     rows: PackedRows,
     config: GatesConfig,
     forecast: Forecast,
+    partition: Partition | None,
 ) -> tuple[Memory, dict[str, _Histogram]]:
     """The memory after reading a data set, and each layer's histogram."""
     graphdef, params = nnx.split(model)
@@ -157,7 +162,9 @@ def _read_source(
     chosen = _chosen(rows, config)
     for batch in row_batches(rows, chosen, batch_size=config.batch_size, keep_last=True):
         memory, gates = write_rows(
-            graphdef, params, memory, batch, fast_weight_dtype=config.fast_weight_dtype
+            *(graphdef, params, memory, batch),
+            fast_weight_dtype=config.fast_weight_dtype,
+            partition=partition,
         )
         for layer, gate in jax.device_get(gates).items():
             histograms[layer].add(gate)
@@ -189,6 +196,7 @@ def _run(subject: Subject, config: GatesConfig) -> Result:
         origin=subject.origin_of(
             (source.files for source in sources), load_tokenizer(data.tokenizer)
         ),
+        partition=subject.partition,
     )
 
 
@@ -197,6 +205,7 @@ GATES = Evaluation(
     data="text",
     limit="max_batches",
     in_default_suite=False,  # Says little about a model whose gate is always open or always shut.
+    one_stream=False,
     run=_run,
     table=gates_table,
     plot=plot_gates,

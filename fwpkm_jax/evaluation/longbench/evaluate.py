@@ -29,6 +29,7 @@ from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader
 from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.evaluation.sources import sha256
 from fwpkm_jax.evaluation.yarn import with_yarn
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.config import ModelConfig, own_memory
 from fwpkm_jax.models.language_model import LanguageModel, Memory
@@ -88,6 +89,7 @@ def longbench_perplexity(
     samples: Mapping[str, Sequence[QuestionTokens]],
     seed: int = 0,
     origin: Origin | None = None,
+    partition: Partition | None = None,
 ) -> Result:
     """Perplexity of all answer tokens of each task, and the effect of writing on it.
 
@@ -104,6 +106,7 @@ def longbench_perplexity(
       samples: samples by task, in reading order.
       seed: the run's seed, for the record; there are no random draws.
       origin: provenance of weights and texts, for the record.
+      partition: devices that each read a part of every piece of text (`mesh.sequence`); None: one.
 
     Returns:
       `results` holds `tasks` (samples, their lengths, answer tokens) and, by task, loss in nats and
@@ -127,7 +130,9 @@ def longbench_perplexity(
     forecast = Forecast("longbench", total=tokens * len(writes), unit="tokens")
     passes = {
         "writing" if write else "frozen": {
-            task: _read_task(model, start, chosen, config, forecast, write=write)
+            task: _read_task(
+                *(model, start, chosen, config, forecast), write=write, partition=partition
+            )
             for task, chosen in samples.items()
         }
         for write in writes
@@ -187,6 +192,7 @@ def read_sample(
     *,
     piece_length: int,
     write: bool,
+    partition: Partition | None = None,
 ) -> tuple[np.ndarray, Memory]:
     """The losses of a sample's answer tokens in nats, `[answer tokens]`, and the memory after it.
 
@@ -196,6 +202,7 @@ def read_sample(
       sample: the tokens.
       piece_length: tokens read per call.
       write: False disables writing.
+      partition: devices that share the reading; None: one.
     """
     tokens = np.concatenate([sample.context, sample.question, sample.answer])
     inputs, labels = tokens[:-1], tokens[1:]
@@ -213,6 +220,7 @@ def read_sample(
         vocab_size=model.config.vocab_size,
         write=write,
         chunk_size=chunk_size if keeps_chunks else "flush",
+        partition=partition,
     )
     num_context = len(sample.context)
     due = () if keeps_chunks else range(num_context + rule.lookahead, len(inputs) + 1, num_context)
@@ -238,13 +246,17 @@ def _read_task(
     forecast: Forecast,
     *,
     write: bool,
+    partition: Partition | None,
 ) -> list[np.ndarray]:
     """Each sample's losses in nats, `[answer tokens]`."""
     memory = start = as_stored(start, config.fast_weight_dtype)
     losses = []
     for sample in samples:
         loss, memory = read_sample(
-            model, memory, sample, piece_length=config.piece_length, write=write
+            *(model, memory, sample),
+            piece_length=config.piece_length,
+            write=write,
+            partition=partition,
         )
         memory = as_stored(memory, config.fast_weight_dtype)
         if config.memory_reset == "sample":
@@ -336,6 +348,7 @@ def _run(subject: Subject, config: LongBenchConfig) -> Result:
         origin=subject.origin_of(
             ({str(file): sha256(file)} for file in _files(path, config.tasks)), tokenizer
         ),
+        partition=subject.partition,
     )
 
 

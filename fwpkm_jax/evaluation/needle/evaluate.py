@@ -21,6 +21,7 @@ from fwpkm_jax.evaluation.needle.scores import score_answers
 from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.evaluation.sources import file_hashes, missing_text, text_sources
 from fwpkm_jax.evaluation.yarn import with_yarn
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import ModelConfig, own_memory
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
@@ -34,6 +35,7 @@ def needle_accuracy(
     tokenizer: Tokenizer,
     seed: int = 0,
     origin: Origin | None = None,
+    partition: Partition | None = None,
 ) -> Result:
     """How often the model answers with a number hidden in a text that it has read n times.
 
@@ -45,6 +47,7 @@ def needle_accuracy(
       tokenizer: the model's tokenizer.
       seed: seed of the samples.
       origin: provenance of weights and texts, for the record.
+      partition: devices that each read a part of every piece of text (`mesh.sequence`); None: one.
 
     Returns:
       `results` holds under `runs` one row per length and number of readings: `words`, `readings`,
@@ -63,7 +66,7 @@ def needle_accuracy(
         factor = config.factor(words)
         stretched = with_yarn(model, factor=factor, original_length=config.yarn_original_length)
         prompts = [encode_prompt(sample, tokenizer) for sample in samples]
-        reader = open_reader(stretched, start, prompts, config, tokenizer)
+        reader = open_reader(stretched, start, prompts, config, tokenizer, partition=partition)
         for readings in config.readings:
             answers = []
             for answer in answer_each(reader, prompts, tokenizer, config, readings=readings):
@@ -157,6 +160,7 @@ def _run(subject: Subject, config: NeedleConfig) -> Result:
         tokenizer=tokenizer,
         seed=subject.seed,
         origin=subject.origin_of(hashes, tokenizer),
+        partition=subject.partition,
     )
 
 

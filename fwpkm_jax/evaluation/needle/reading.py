@@ -12,6 +12,7 @@ from fwpkm_jax.data import Tokenizer
 from fwpkm_jax.evaluation.needle.config import NeedleConfig
 from fwpkm_jax.evaluation.needle.samples import NeedleSample
 from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader, Reader, decode
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 
@@ -42,6 +43,8 @@ def open_reader(
     prompts: Sequence[Prompt],
     config: NeedleConfig,
     tokenizer: Tokenizer,
+    *,
+    partition: Partition | None = None,
 ) -> HaystackReader:
     """A reader with enough capacity for each of the prompts and its answer."""
     longest = max(len(p.haystack) + len(p.question) for p in prompts)
@@ -66,6 +69,7 @@ def open_reader(
         write=config.write,
         chunk_size=chunk_size,
         fast_weight_dtype=config.fast_weight_dtype,
+        partition=partition,
     )
 
 

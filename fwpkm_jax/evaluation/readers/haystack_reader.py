@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -11,9 +12,17 @@ import numpy as np
 from flax import nnx
 
 from fwpkm_jax.core.streams.queue import ChunkSize
+from fwpkm_jax.evaluation.readers.devices import (
+    check_one_stream,
+    memory_on_devices,
+    model_on_devices,
+    padding_mask,
+    parts_of,
+)
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
 from fwpkm_jax.evaluation.readers.segments import cut_into_pieces, piece_sizes
 from fwpkm_jax.evaluation.readers.stream_calls import flush, label_losses, reset_caches
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
 
 
@@ -69,6 +78,7 @@ class HaystackReader:
         write: bool,
         chunk_size: ChunkSize = "flush",
         fast_weight_dtype: FastWeightDtype = "float32",
+        partition: Partition | None = None,
     ):
         """Prepares a stream.
 
@@ -83,11 +93,14 @@ class HaystackReader:
           chunk_size: tokens per write; "flush": only `write` writes.
           fast_weight_dtype: precision that fast weights are rounded to after each call that may
             write.
+          partition: devices that share the reading, see `LanguageModel.stream`; None: one.
         """
-        self._writes = write
-        self._sizes = piece_sizes(piece_length)
+        check_one_stream(partition, "A reader")
+        model, memory = model_on_devices(partition, model), memory_on_devices(partition, memory)
+        self._writes, self._partition = write, partition
+        self._sizes = piece_sizes(piece_length, parts=parts_of(partition))
         self._graphdef, self._params = nnx.split(model)
-        self._options = {"chunk_size": chunk_size, "write": write}
+        self._options = {"chunk_size": chunk_size, "write": write, "partition": partition}
         self._vocab_size = vocab_size
         self._holds = write and chunk_size == "flush"
         self._lookahead = model.config.fast_weight.rule.lookahead
@@ -120,36 +133,34 @@ class HaystackReader:
           ValueError: more tokens would wait for a write than there is room for.
         """
         self._queue(len(tokens))
-        at = 0
-        for size in cut_into_pieces(len(tokens), self._sizes):
-            piece = np.asarray(tokens[None, at : at + size], np.int32)
+        for piece in self._pieces(tokens):
             self._next, self._last_read, self._stream = _read_piece(
-                *(self._graphdef, self._params, self._stream, piece),
+                *(self._graphdef, self._params, self._stream, *piece),
                 vocab_size=self._vocab_size,
                 **self._options,
             )
-            at += size
         if not self._holds:
             self._store()
 
     def score(self, tokens: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Reads `[length]` tokens like `read`; returns each label's loss in nats, `[length]`."""
         self._queue(len(tokens))
-        losses, at = [], 0
-        for size in cut_into_pieces(len(tokens), self._sizes):
-            part = slice(at, at + size)
-            piece, answers = (np.asarray(x[None, part], np.int32) for x in (tokens, labels))
+        losses = []
+        for (piece, mask), (answers, _) in zip(
+            self._pieces(tokens), self._pieces(labels), strict=True
+        ):
             loss, self._stream = _score_piece(
-                self._graphdef, self._params, self._stream, piece, answers, **self._options
+                self._graphdef, self._params, self._stream, piece, answers, mask, **self._options
             )
             losses.append(loss)
-            at += size
-        return np.concatenate(jax.device_get(losses))
+        return np.concatenate(jax.device_get(losses))[: len(tokens)]
 
     def write(self) -> None:
         """Writes all waiting pairs as one chunk."""
         if self._writes:
-            self._stream = flush(self._graphdef, self._params, self._stream)
+            self._stream = flush(
+                self._graphdef, self._params, self._stream, partition=self._partition
+            )
             self._waiting = min(self._waiting, self._lookahead)
             self._store()
 
@@ -160,6 +171,16 @@ class HaystackReader:
     def last_read(self) -> dict[str, LastRead]:
         """What each memory layer did at the last token read, by layer name."""
         return jax.device_get(self._last_read)
+
+    def _pieces(self, tokens: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """The tokens as pieces `[1, size]`, the last one padded, each with its mask."""
+        at = 0
+        for size in cut_into_pieces(len(tokens), self._sizes):
+            part = np.zeros((1, size), np.int32)
+            real = tokens[at : at + size]
+            part[0, : len(real)] = real
+            yield part, padding_mask(size, real=len(real))
+            at += size
 
     def _store(self) -> None:
         memory = as_stored(self._stream.memory, self._dtype)
@@ -184,7 +205,7 @@ class HaystackReader:
 
 @partial(
     jax.jit,
-    static_argnames=("graphdef", "chunk_size", "write", "vocab_size"),
+    static_argnames=("graphdef", "chunk_size", "write", "vocab_size", "partition"),
     donate_argnames="stream",
 )
 def _read_piece(
@@ -192,31 +213,47 @@ def _read_piece(
     params: Any,
     stream: Stream,
     tokens: jax.Array,
+    mask: jax.Array | None,
     *,
     chunk_size: ChunkSize,
     write: bool,
     vocab_size: int,
+    partition: Partition | None,
 ) -> tuple[jax.Array, dict[str, LastRead], Stream]:
-    """The most likely token after `tokens` `[1, length]`, each memory's last read, the stream."""
-    out = nnx.merge(graphdef, params).stream(tokens, stream, chunk_size=chunk_size, write=write)
+    """The most likely token after `tokens` `[1, length]`, each memory's last read, the stream.
+
+    Padding stands behind the last real token.
+    """
+    out = nnx.merge(graphdef, params).stream(
+        tokens, stream, mask=mask, chunk_size=chunk_size, write=write, partition=partition
+    )
+    last = -1 if mask is None else jnp.sum(mask != 0, dtype=jnp.int32) - 1
     last_read = {
-        layer: jax.tree.map(lambda x: x[0, -1], LastRead(facts.gate, facts.access))
+        layer: jax.tree.map(lambda x: x[0, last], LastRead(facts.gate, facts.access))
         for layer, facts in out.info.items()
     }
-    return jnp.argmax(out.logits[0, -1, :vocab_size]), last_read, out.stream
+    return jnp.argmax(out.logits[0, last, :vocab_size]), last_read, out.stream
 
 
-@partial(jax.jit, static_argnames=("graphdef", "chunk_size", "write"), donate_argnames="stream")
+@partial(
+    jax.jit,
+    static_argnames=("graphdef", "chunk_size", "write", "partition"),
+    donate_argnames="stream",
+)
 def _score_piece(
     graphdef: Any,
     params: Any,
     stream: Stream,
     tokens: jax.Array,
     labels: jax.Array,
+    mask: jax.Array | None,
     *,
     chunk_size: ChunkSize,
     write: bool,
+    partition: Partition | None,
 ) -> tuple[jax.Array, Stream]:
     """Losses `[length]` of the labels of `tokens` `[1, length]`, and the stream after them."""
-    out = nnx.merge(graphdef, params).stream(tokens, stream, chunk_size=chunk_size, write=write)
+    out = nnx.merge(graphdef, params).stream(
+        tokens, stream, mask=mask, chunk_size=chunk_size, write=write, partition=partition
+    )
     return label_losses(out.logits, labels)[0], out.stream

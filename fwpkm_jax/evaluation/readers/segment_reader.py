@@ -11,6 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from fwpkm_jax.evaluation.readers.devices import (
+    check_one_stream,
+    memory_on_devices,
+    model_on_devices,
+    padding_mask,
+    parts_of,
+)
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
 from fwpkm_jax.evaluation.readers.segments import (
     Segment,
@@ -27,6 +34,7 @@ from fwpkm_jax.evaluation.readers.stream_calls import (
     reset_caches,
     store_memory,
 )
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
 
 
@@ -61,6 +69,9 @@ class SegmentReader:
     With writing enabled, a short segment is read in pieces of a few sizes, because padding would
     enter the queue of tokens to be written. With writing disabled, it is padded instead: reads are
     causal, so the padding at the end changes no loss.
+
+    Over several devices, each reads a part of every piece. The last piece of a segment takes
+    padding up to a number that divides into the parts; `mask` keeps it out of the queue.
     """
 
     def __init__(
@@ -75,8 +86,15 @@ class SegmentReader:
         queue: Literal["document", "segment"] = "document",
         memory_reset: Literal["never", "document"] = "never",
         fast_weight_dtype: FastWeightDtype = "float32",
+        partition: Partition | None = None,
     ):
-        """Creates a stream from `memory`, leaves `[1, ...]`; for options see PerplexityConfig."""
+        """Creates a stream from `memory`, leaves `[1, ...]`; for options see PerplexityConfig.
+
+        With a `partition`, its devices share the reading, see `LanguageModel.stream`.
+        """
+        check_one_stream(partition, "A reader")
+        model, memory = model_on_devices(partition, model), memory_on_devices(partition, memory)
+        self._partition = partition
         fast_weight = model.config.fast_weight
         self._chunk_size = fast_weight.chunk_size if chunk_size is None else chunk_size
         self._lookahead = fast_weight.rule.lookahead
@@ -84,7 +102,7 @@ class SegmentReader:
         self._segment_length = segment_length
         self._segmentation: Segmentation = segmentation
         self._fast_weight_dtype: FastWeightDtype = fast_weight_dtype
-        self._sizes = piece_sizes(segment_length)
+        self._sizes = piece_sizes(segment_length, parts=parts_of(partition))
         self._graphdef, self._params = nnx.split(model)
         self._start = partial(
             model.init_stream,
@@ -144,8 +162,10 @@ class SegmentReader:
                 self._stream,
                 inputs[:, part],
                 labels[:, part],
+                padding_mask(size, real=segment.length - at) if self._write else None,
                 chunk_size=self._chunk_size,
                 write=self._write,
+                partition=self._partition,
             )
             pieces.append(reading)
             at += size
@@ -155,7 +175,9 @@ class SegmentReader:
         if not self._write:
             return
         if written:
-            self._stream = flush(self._graphdef, self._params, self._stream)
+            self._stream = flush(
+                self._graphdef, self._params, self._stream, partition=self._partition
+            )
         self._stream = reset_caches(self._graphdef, self._params, self._stream, pending=True)
 
     def _store(self) -> None:
@@ -171,7 +193,7 @@ class SegmentReader:
 
 @partial(
     jax.jit,
-    static_argnames=("graphdef", "chunk_size", "write"),
+    static_argnames=("graphdef", "chunk_size", "write", "partition"),
     donate_argnames="stream",
 )
 def _read_piece(
@@ -180,12 +202,16 @@ def _read_piece(
     stream: Stream,
     tokens: jax.Array,
     labels: jax.Array,
+    mask: jax.Array | None,
     *,
     chunk_size: int,
     write: bool,
+    partition: Partition | None,
 ) -> tuple[Stream, PieceReading]:
     model = nnx.merge(graphdef, params)
-    out = model.stream(tokens, stream, chunk_size=chunk_size, write=write)
+    out = model.stream(
+        tokens, stream, mask=mask, chunk_size=chunk_size, write=write, partition=partition
+    )
     gates = {layer: facts.gate[0] for layer, facts in out.info.items()}
     slot_ids = {
         layer: facts.access.slot_ids[0]

@@ -40,32 +40,39 @@ def split_into_segments(
     return segments
 
 
-def piece_sizes(segment_length: int) -> tuple[int, ...]:
+def piece_sizes(segment_length: int, *, parts: int = 1) -> tuple[int, ...]:
     """The lengths of the pieces that segments are read in, longest first.
 
-    These are the segment length and the powers of 4 below it. Any shorter segment then takes at
-    most three pieces of each size, and only these few sizes are compiled.
+    These are the segment length and the powers of 4 below it, each times `parts`, where the segment
+    length is rounded up. Any shorter segment then takes at most three pieces of each size, and only
+    these few sizes are compiled.
+
+    Args:
+      segment_length: tokens of a full segment.
+      parts: into how many equal parts each piece must divide.
     """
+    whole = -(-segment_length // parts)
     powers = []
     size = 1
-    while size < segment_length:
-        powers.append(size)
+    while size < whole:
+        powers.append(size * parts)
         size *= 4
-    return (segment_length, *reversed(powers))
+    return (whole * parts, *reversed(powers))
 
 
 def cut_into_pieces(length: int, sizes: tuple[int, ...]) -> list[int]:
-    """Sizes that add up to `length`, largest first.
+    """Sizes that add up to `length`, or to a little more than it, largest first.
 
     Args:
       length: tokens to cover.
-      sizes: allowed sizes, longest first, ending in 1 (`piece_sizes`).
+      sizes: allowed sizes, longest first (`piece_sizes`); the sum is less than the last size more
+        than `length`.
     """
     pieces = []
     for size in sizes:
         count, length = divmod(length, size)
         pieces += [size] * count
-    return pieces
+    return pieces + [sizes[-1]] * (length > 0)
 
 
 def padded_length(length: int, sizes: tuple[int, ...]) -> int:

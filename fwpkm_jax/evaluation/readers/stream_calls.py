@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import Stream
 
 
@@ -25,10 +26,12 @@ def reset_caches(graphdef: Any, params: Any, stream: Stream, *, pending: bool) -
     return nnx.merge(graphdef, params).reset_caches(stream, pending=pending)
 
 
-@partial(jax.jit, static_argnames="graphdef", donate_argnames="stream")
-def flush(graphdef: Any, params: Any, stream: Stream) -> Stream:
+@partial(jax.jit, static_argnames=("graphdef", "partition"), donate_argnames="stream")
+def flush(
+    graphdef: Any, params: Any, stream: Stream, *, partition: Partition | None = None
+) -> Stream:
     """The stream with all waiting pairs written; reuses the old buffers. See LanguageModel."""
-    return nnx.merge(graphdef, params).flush(stream)
+    return nnx.merge(graphdef, params).flush(stream, partition=partition)
 
 
 def label_losses(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -13,10 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 
 from fwpkm_jax.core.cross_entropy import linear_cross_entropy
 from fwpkm_jax.data.packing import PackedRows
+from fwpkm_jax.evaluation.readers.devices import rows_on_devices
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
+from fwpkm_jax.layers.partition import BATCH, HEADS, SEQUENCE, Partition
 from fwpkm_jax.models.language_model import Memory
 
 _BLOCK = 1024  # Number of tokens whose logits are in memory at the same time.
@@ -35,7 +38,11 @@ def row_batches(
             yield np.stack([rows[index]["tokens"] for index in chosen])
 
 
-@partial(jax.jit, static_argnames=("graphdef", "fast_weight_dtype"), donate_argnames="memory")
+@partial(
+    jax.jit,
+    static_argnames=("graphdef", "fast_weight_dtype", "partition"),
+    donate_argnames="memory",
+)
 def write_rows(
     graphdef: Any,
     params: Any,
@@ -43,6 +50,7 @@ def write_rows(
     tokens: jax.Array,
     *,
     fast_weight_dtype: FastWeightDtype,
+    partition: Partition | None = None,
 ) -> tuple[Memory, dict[str, jax.Array]]:
     """The memory after a batch of rows was read, and gates `[batch, length]` by memory layer.
 
@@ -52,14 +60,27 @@ def write_rows(
       memory: fast weights, leaves `[groups, ...]`; its buffers are reused.
       tokens: `[batch, length + 1]`; the last token of a row is not read.
       fast_weight_dtype: precision that the returned memory is rounded to.
+      partition: devices that share the rows; None: one.
     """
-    hidden = nnx.merge(graphdef, params).hidden(tokens[:, :-1], memory)
-    gates = {layer: facts.gate for layer, facts in hidden.info.items()}
-    return as_stored(hidden.memory, fast_weight_dtype), gates
+    model, inputs = nnx.merge(graphdef, params), tokens[:, :-1]
+    rows = rows_on_devices(partition, model, inputs, memory)
+    hidden = model.hidden(rows.tokens, memory, **rows.options)
+    gates = {layer: facts.gate[:, : inputs.shape[1]] for layer, facts in hidden.info.items()}
+    written = hidden.memory
+    if partition is not None:  # As it came, so that its buffers can be reused.
+        written = jax.lax.with_sharding_constraint(written, partition.sharding())
+    return as_stored(written, fast_weight_dtype), gates
 
 
-@partial(jax.jit, static_argnames="graphdef")
-def frozen_row_losses(graphdef: Any, params: Any, memory: Memory, tokens: jax.Array) -> jax.Array:
+@partial(jax.jit, static_argnames=("graphdef", "partition"))
+def frozen_row_losses(
+    graphdef: Any,
+    params: Any,
+    memory: Memory,
+    tokens: jax.Array,
+    *,
+    partition: Partition | None = None,
+) -> jax.Array:
     """Mean loss of each row in nats, `[batch]`, with writing disabled.
 
     Args:
@@ -67,16 +88,30 @@ def frozen_row_losses(graphdef: Any, params: Any, memory: Memory, tokens: jax.Ar
       params: its slow weights.
       memory: fast weights, leaves `[groups, ...]`.
       tokens: `[batch, length + 1]`; labels are the inputs shifted by one.
+      partition: devices that share the rows; None: one.
     """
-    model = nnx.merge(graphdef, params)
-    x = model.hidden(tokens[:, :-1], memory, write=False).x
-    length = x.shape[1]
+    model, length = nnx.merge(graphdef, params), tokens.shape[1] - 1
+    rows = rows_on_devices(partition, model, tokens[:, :-1], memory)
+    x = model.hidden(rows.tokens, memory, write=False, **rows.options).x
+    padding = ((0, 0), (0, x.shape[1] - length))
+    labels = jnp.pad(tokens[:, 1:], padding)
+    weights = jnp.pad(jnp.ones((len(tokens), length), jnp.float32), padding)
 
-    head, bias = model.readout()
+    def row_losses(readout: Any, *rows: jax.Array) -> jax.Array:
+        head, bias = readout
 
-    def row_loss(row: tuple[jax.Array, jax.Array]) -> jax.Array:
-        weights = jnp.ones(length, jnp.float32)
-        total = linear_cross_entropy(row[0], head, bias, row[1], weights, block=_BLOCK)
-        return total / length
+        def row_loss(row: tuple[jax.Array, ...]) -> jax.Array:
+            x, labels, weights = row
+            return linear_cross_entropy(x, head, bias, labels, weights, block=_BLOCK) / length
 
-    return jax.lax.map(row_loss, (x, tokens[:, 1:]))
+        return jax.lax.map(row_loss, rows)
+
+    if partition is None:
+        return row_losses(model.readout(), x, labels, weights)
+    parts = (SEQUENCE, HEADS) if partition.sequence is not None else (HEADS,)
+    own = partition.tokens(also=(HEADS,))
+    return partition.run(
+        lambda *arguments: jax.lax.psum(row_losses(*arguments), parts),
+        in_specs=(P(), own, own, own),
+        out_specs=P(BATCH),
+    )(model.readout(), x, labels, weights)

@@ -104,13 +104,17 @@ def describe_task(config: Config) -> str:
     return f"{text} Every {each} of a batch had a memory of its own, {kept}: {groups} in all."
 
 
+_SILENT = ", the rest of these sentences nothing"
+
+
 def _describe_needles(needles: Config | None) -> str:
     if not needles:
         return ""
     return (
         f" Of the pieces {needles['share']:.0%} hold {needles['num_needles']} sentences with a "
         "number, each twice; the digits of the second can be known from the first and weigh "
-        f"{needles['answer_weight']:g} times as much in the loss. Held-out text has no such "
+        f"{needles['answer_weight']:g} times as much in the loss"
+        f"{_SILENT if needles.get('sentence_weight') == 0 else ''}. Held-out text has no such "
         "sentences, so its loss is no measure of the training loss."
     )
 
@@ -130,7 +134,7 @@ def _describe_memory(model: Config) -> str:
     elif "hidden_dim" in rule:
         kind += f" that is a small dense network with {rule['hidden_dim']:,} hidden units"
     text = f"In layer {_join(layers)} {kind}, {every} ({rule['class']})."
-    if block["gate_output"]:
+    if block["gate_output"] or block.get("gate_residual", False):
         return text
     return f"{text} Its answer is added in full; the gate does not limit it."
 

@@ -30,6 +30,7 @@ from fwpkm_jax.evaluation.slot_trace.tracing_reader import SlotRead, TracingRead
 from fwpkm_jax.evaluation.slot_trace.views import trace_page, trace_table
 from fwpkm_jax.evaluation.sources import missing_text, text_sources
 from fwpkm_jax.evaluation.yarn import with_yarn
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ def trace_slots(
     tokenizer: Tokenizer,
     seed: int = 0,
     origin: Origin | None = None,
+    partition: Partition | None = None,
 ) -> Result:
     """Answers samples until an answer is correct, and traces the slots read for that answer.
 
@@ -81,6 +83,7 @@ def trace_slots(
       tokenizer: the model's tokenizer.
       seed: seed of the samples.
       origin: provenance of weights and texts, for the record.
+      partition: devices that each read a part of every piece of text (`mesh.sequence`); None: one.
 
     Returns:
       `results` holds the `sample`, how many were `tried`, whether the answer is `exact`, and for
@@ -103,7 +106,9 @@ def trace_slots(
     start = first_group(memory)
     samples = take_samples(texts(), config, words=config.haystack_words[0], seed=seed)
     prompts = [encode_prompt(sample, tokenizer) for sample in samples]
-    reader = TracingReader(open_reader(model, start, prompts, config, tokenizer), rule)
+    reader = TracingReader(
+        open_reader(model, start, prompts, config, tokenizer, partition=partition), rule
+    )
     best: dict[str, Any] = {"right": -1}
     arrays: dict[str, np.ndarray] = {}
     tried = 0
@@ -138,7 +143,7 @@ def trace_slots(
         results={
             "tried": tried,
             "slots": rule.num_slots,
-            "gate_mixes": model.config.fast_weight.gate_output,
+            "gate_mixes": model.config.fast_weight.gate_in_output,
             **best,
         },
         arrays=arrays,
@@ -245,6 +250,7 @@ def _run(subject: Subject, config: TraceConfig) -> Result:
         tokenizer=tokenizer,
         seed=subject.seed,
         origin=subject.origin_of((source.files for source in sources), tokenizer),
+        partition=subject.partition,
     )
 
 

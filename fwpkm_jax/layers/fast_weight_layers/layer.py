@@ -173,21 +173,42 @@ class FastWeightLayer(nnx.Module):
         readout: Readout,
         *,
         axis: SequenceAxis,
+        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
         starts: Bool[Array, "batch length"] | None = None,
-    ) -> HeadInputs:
-        """`__call__` of this device's part of each sequence, inside `jax.shard_map`.
+        stream: FastWeightStream | None = None,
+        write: bool = True,
+    ) -> tuple[HeadInputs, FastWeightStream]:
+        """`stream` of this device's part of each sequence, inside `jax.shard_map`.
 
         Each device waits for the steps of the device before (`core.sequence.in_turn`).
+
+        Args:
+          x: of this device's tokens, like the next argument.
+          tokens: of which `x` was made.
+          readout: of the model.
+          axis: over which the sequence lies.
+          mask: of this device's tokens, 1 for real ones.
+          starts: likewise, true at the first token of each document, never at padding.
+          stream: of the tokens before the whole sequence; None: there are none.
+          write: as in `stream`.
+
+        Returns:
+          What the head reads of this part, and on every device the stream after the last part.
         """
-        start = self.init_stream(x.shape[0], vocab=readout[0].shape[1], dtype=x.dtype)
+        start = stream
+        if start is None:
+            start = self.init_stream(x.shape[0], vocab=readout[0].shape[1], dtype=x.dtype)
 
         def read(stream: FastWeightStream, part: Any) -> tuple[HeadInputs, FastWeightStream]:
-            x, tokens, starts = part
-            return self.stream(x, tokens, readout, stream, starts=starts)
+            x, tokens, mask, starts = part
+            return self.stream(x, tokens, readout, stream, mask=mask, starts=starts, write=write)
 
-        part = (x, tokens, starts)
+        part = (x, tokens, mask, starts)
+        if not write:
+            return read(start, part)[0], start
         before = state_in_turn(lambda *one: read(*one)[1], start, part, axis=axis)
-        return read(before, part)[0]
+        out, end = read(before, part)
+        return out, axis.from_last(end)
 
     def init_stream(self, batch: int, *, vocab: int, dtype: jnp.dtype) -> FastWeightStream:
         """The start of a stream of a model with `vocab` tokens."""

@@ -6,8 +6,7 @@ does.
 """
 
 import functools
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,23 +15,20 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from fwpkm_jax.added_fields import meant_before
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.chunks import (
     AnyChunk,
     Memory,
     RunOutput,
     merge_groups,
-    shares,
     split_groups,
 )
+from fwpkm_jax.core.documents import pack_starts
 from fwpkm_jax.core.normalize import l2_normalize
 from fwpkm_jax.core.padding import pack_tokens
-from fwpkm_jax.core.sequence.axis import SequenceAxis
-from fwpkm_jax.core.slots.measures import AccessMeasures, access_counts, measures_of_counts
 from fwpkm_jax.core.streams import streaming
 from fwpkm_jax.core.streams.flush import flush
-from fwpkm_jax.core.streams.queue import ChunkSize, Pending, init_pending
+from fwpkm_jax.core.streams.queue import ChunkSize, NewDocuments, Pending, init_pending
 from fwpkm_jax.core.streams.streaming import Signals
 from fwpkm_jax.core.targets import (
     Pairing,
@@ -40,97 +36,24 @@ from fwpkm_jax.core.targets import (
     standardize,
     write_weights,
 )
+from fwpkm_jax.layers.memories.checks import (
+    check_initial,
+    check_no_overlay,
+    check_own_memory,
+    check_parts,
+    check_pending,
+    check_stream,
+)
+from fwpkm_jax.layers.memories.config import FastWeightConfig
 from fwpkm_jax.layers.memories.documents import run_documents, within_documents
 from fwpkm_jax.layers.memories.parts import run_parts
+from fwpkm_jax.layers.memories.record import FastWeightInfo, call_info
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import BATCH, ParameterAxes, Partition
-from fwpkm_jax.literals import check_literals
-from fwpkm_jax.rules import DEFAULT_RULE, AbstractChunkRule, make_rule
 from fwpkm_jax.rules.arguments import check_memory
-
-Normalizer = Literal["none", "standardize", "l2"]
-DocumentMemory = Literal["carry", "document"]
-"""What a memory makes of rows of several documents, see `FastWeightConfig.documents`."""
 
 _NORMALIZERS = {"none": lambda x: x, "standardize": standardize, "l2": l2_normalize}
 _GATE_WIDTH = 8  # The gate is the sigmoid of a mean over this many projections.
-
-
-@dataclass(frozen=True, kw_only=True)
-class FastWeightConfig:
-    """A memory block before the token mixer.
-
-    Example:
-      >>> from fwpkm_jax import FastWeightConfig, FwMLP
-      >>> config = FastWeightConfig(rule=FwMLP(), chunk_size=64)
-      >>> config.rule.learning_rate, config.chunk_size
-      (0.1, 64)
-    """
-
-    rule: AbstractChunkRule = field(default_factory=functools.partial(make_rule, DEFAULT_RULE))
-    """The memory and how it is written. The name of a registered rule stands for its defaults."""
-    chunk_size: int = 512
-    """Tokens of a sequence between two writes."""
-    query_norm: Normalizer = "none"
-    """Normalisation of each half of the projected query."""
-    value_norm: Normalizer = "standardize"
-    """Normalisation of the projected value over its features."""
-    weight_by_gate: bool = True
-    """Weights each token's memory loss by its gate."""
-    gate_output: bool = True
-    """Mixes read and value by the gate; off: adds them."""
-    documents: DocumentMemory = "carry"
-    """Of rows that hold several documents. carry: the memory goes on from one to the next, and only
-    pairs end with a document. document: each document starts from the memory that is passed in and
-    counts chunks from its first token; for a memory per sequence."""
-    unused_gate: bool = field(default=False, metadata=meant_before(True))
-    """Keeps the gate's projection if neither option above uses it, as older runs have it. Off: a
-    layer without a use for the gate has no projection, and its gate is 1."""
-
-    @property
-    def has_gate(self) -> bool:
-        """Whether a layer projects a gate."""
-        return self.weight_by_gate or self.gate_output or self.unused_gate
-
-    def __post_init__(self):
-        check_literals(self)
-        if isinstance(self.rule, str):
-            object.__setattr__(self, "rule", make_rule(self.rule))
-        if not isinstance(self.rule, AbstractChunkRule):
-            raise ValueError(
-                f"rule={self.rule!r} is no AbstractChunkRule; a memory layer reads before it "
-                "writes."
-            )
-        if self.chunk_size <= self.rule.lookahead:
-            raise ValueError(
-                f"chunk_size={self.chunk_size} must exceed rule.lookahead={self.rule.lookahead}, "
-                "or nothing is ever written."
-            )
-
-
-class FastWeightInfo(NamedTuple):
-    """What a memory layer did in one call.
-
-    Attributes:
-      memory_loss: mean over the paired tokens of gate-weighted mean squared error, before each
-        chunk's write.
-      token_loss: gate-weighted mean squared error of each token's read, 0 where it has no target.
-      gate: share of the read in the output, 0 to 1.
-      write: what the rule reports of its writes, its own NamedTuple, each field the mean over
-        groups and chunks; None for a call that wrote by no chunk of the config's size: a frozen
-        memory or a piece of a stream.
-      access: what the rule reports of each token's read, leaves `[batch, length, ...]`, or None. A
-        memory of slots has the fields `slot_ids` and `slot_weights`, `[batch, length, places]`.
-      measures: how evenly this call used the slots; None for a memory without slots. O(slots) to
-        compute, free when unused in jit.
-    """
-
-    memory_loss: Float[Array, ""]
-    token_loss: Float[Array, "batch length"]
-    gate: Float[Array, "batch length"]
-    write: Any
-    access: Any
-    measures: AccessMeasures | None
 
 
 class FastWeight(nnx.Module):
@@ -235,7 +158,10 @@ class FastWeight(nnx.Module):
             mixed = gate * read + (1.0 - gate) * signals.value
         else:
             mixed = read + signals.value
-        return self.out_proj(self.out_norm(mixed).astype(dtype)).astype(dtype)
+        output = self.out_proj(self.out_norm(mixed).astype(dtype))
+        if self.config.gate_residual:
+            output = gate * output
+        return output.astype(dtype)
 
     def __call__(
         self,
@@ -260,7 +186,8 @@ class FastWeight(nnx.Module):
             sequence is one.
           write: False reads with the memory that is passed in and writes nothing.
           pairing: makes the write weights from gate and mask.
-          partition: of the work and the memories over devices; what is partitioned is written.
+          partition: of the work and the memories over devices. A memory that is only read lies
+            whole on each of them.
 
         Returns:
           What the block adds to the residual stream, the memory after the last write, and what
@@ -277,7 +204,7 @@ class FastWeight(nnx.Module):
         signals = self.signals(x, mask)
         loss_gate = signals.gate if config.weight_by_gate else jnp.ones_like(signals.gate)
         if starts is not None and config.documents == "document" and write:
-            self._check_own_memory(memory, len(x), partition)
+            check_own_memory(self.config.rule, memory, len(x), partition)
             run = functools.partial(
                 run_documents, rule, chunk_size=config.chunk_size, pairing=pairing
             )
@@ -285,7 +212,7 @@ class FastWeight(nnx.Module):
                 run = partition.run(run, in_specs=P(BATCH), out_specs=P(BATCH))
             weighed = signals._replace(gate=loss_gate)
             out = run(memory, weighed, starts.astype(bool), mask)
-            facts = _facts(rule, signals, out.losses, out.paired, out.access, None, partition)
+            facts = call_info(rule, signals, out.losses, out.paired, out.access, None, partition)
             return self.merge(out.read, signals, dtype=x.dtype), out.memory, facts
         sequence = rule.sequence(
             signals.query,
@@ -301,18 +228,18 @@ class FastWeight(nnx.Module):
         split = split_groups if partition is None else partition.split_groups
         merge = merge_groups if partition is None else partition.merge_groups
         grouped = jax.tree.map(lambda leaf: split(leaf, groups), sequence)
-        if partition is not None:
+        if not write:
+            read, access = self._read(memory, grouped.query, partition)
+            info = None
+        elif partition is not None:
             memory, read, access, info = self._run_partitioned(memory, grouped, partition)
-        elif write:
+        else:
             memory, read, access, info = rule.run_groups(
                 memory, grouped, chunk_size=config.chunk_size
             )
-        else:
-            read, access = streaming.read_sequences(rule.read, memory, grouped.query)
-            info = None
         read, access = jax.tree.map(merge, (read, access))
         losses = sequence.write_weight * jnp.mean((read - sequence.target) ** 2, axis=-1)
-        facts = _facts(rule, signals, losses, sequence.paired, access, info, partition)
+        facts = call_info(rule, signals, losses, sequence.paired, access, info, partition)
         return self.merge(read, signals, dtype=x.dtype), memory, facts
 
     def _run_partitioned(
@@ -320,17 +247,13 @@ class FastWeight(nnx.Module):
     ) -> RunOutput:
         """`run_groups` with each device's sequences and its part of the memories."""
         rule, chunk_size = self.config.rule, self.config.chunk_size
-        if shares(memory):
-            raise ValueError(
-                "memory is an overlay, which runs on one device; set all sizes of the mesh to 1, "
-                "or make it private (overlays.to_private)."
-            )
+        check_no_overlay(memory)
         axes, sequence = partition.axes_of(rule), partition.sequence
         memory_specs = partition.memory_specs(rule, memory)
         groups, members, length = grouped.write_weight.shape[:3]
         partition.check_groups(groups, members)
         if sequence is not None:
-            self._check_parts(length, sequence)
+            check_parts(self.config, length, sequence)
         along = None if sequence is None else sequence.name
         among = () if axes is None else tuple(axis for axis in axes.tokens if axis != along)
         tokens = P(partition.group_axes, among, along)
@@ -344,19 +267,6 @@ class FastWeight(nnx.Module):
             in_specs=(memory_specs, sequence_specs),
             out_specs=RunOutput(memory_specs, values, tokens, chunks),
         )(memory, grouped)
-
-    def _check_parts(self, length: int, sequence: SequenceAxis) -> None:
-        size, splits = self.config.chunk_size, self.config.rule.splits
-        if length % (size * sequence.size):
-            raise ValueError(
-                f"chunk_size={size} with mesh.sequence={sequence.size}: parts of {length} tokens "
-                "must be whole chunks; choose a divisor of length / mesh.sequence."
-            )
-        if splits and size % sequence.size:
-            raise ValueError(
-                f"chunk_size={size} does not divide into mesh.sequence={sequence.size} parts, of "
-                "which each device reads one; make it a multiple."
-            )
 
     def init_pending(self, batch: int, groups: int, *, max_chunk_size: int, dtype: Any) -> Pending:
         """An empty queue for `stream`, leaves `[groups, batch // groups, capacity, ...]`."""
@@ -378,8 +288,11 @@ class FastWeight(nnx.Module):
         *,
         mask: Float[Array, "batch length"] | None = None,
         numbers: Int[Array, "batch length"] | None = None,
+        starts: Bool[Array, "batch length"] | None = None,
+        initial: Memory | None = None,
         chunk_size: ChunkSize | None = None,
         write: bool = True,
+        partition: Partition | None = None,
     ) -> tuple[Float[Array, "batch length model"], Memory, Pending, FastWeightInfo]:
         """Reads a piece of a stream and writes the chunks that it completes.
 
@@ -391,14 +304,23 @@ class FastWeight(nnx.Module):
             place in the group's queue. Where some have a token, the padding of the others is
             queued too, so that the sequences that share a memory stay aligned.
           numbers: of each token's document, from 1, counted along the stream: no token is paired
-            with a value of another, and the memory goes on. None: all are of document 1.
+            with a value of another. None: all are of document 1.
+          starts: true at the first token of each document, where `numbers` change. They matter with
+            `documents="document"`: the memory then is `initial` again, and tokens of the document
+            before that still wait are dropped, because no token could read their write. With
+            "carry" the memory goes on.
+          initial: fast weights that documents start from, like `memory`.
           chunk_size: tokens per write for this call; None: the config's. "flush": nothing is
             written before `flush` is called, and the queue must have room until then.
-          write: False reads with the memory that is passed in; no token is queued or written.
+          write: False reads with the memory that is passed in; no token is queued or written. A
+            document that starts still brings its own memory and queue.
+          partition: of the tokens over devices, with an axis `sequence`. Every device has the whole
+            memory and writes all tokens of its sequences, so that no table travels.
 
         Raises:
-          ValueError: an argument does not fit the layer, or `numbers` come with
-            `documents="document"`.
+          ValueError: an argument does not fit the layer; with `documents="document"`, `starts` come
+            without `initial` or with a memory of several sequences; or the memories do not lie as
+            `partition` asks.
         """
         rule = self.config.rule
         chunk_size = self.config.chunk_size if chunk_size is None else chunk_size
@@ -409,77 +331,104 @@ class FastWeight(nnx.Module):
         queued = signals._replace(gate=loss_gate)
         paired = signals.mask * shift_left(signals.mask, rule.lookahead)
         if numbers is not None:
-            if self.config.documents == "document":
-                raise ValueError(
-                    "documents='document' takes no documents within a stream; start each with "
-                    "its own stream, or use documents='carry'."
-                )
             numbers = numbers.astype(signals.mask.dtype)
-            queued = queued._replace(mask=signals.mask * numbers)
             paired *= (numbers == shift_left(numbers, rule.lookahead)).astype(paired.dtype)
+            if self.config.documents == "carry":
+                queued = queued._replace(mask=signals.mask * numbers)
         queued = jax.tree.map(lambda leaf: split_groups(leaf, groups), queued)
-        if write:
+        own_memory = starts is not None and self.config.documents == "document"
+        if own_memory:
+            check_initial(self.config.rule, memory, initial, len(x))
+
+        def advance(
+            memory: Memory, pending: Pending, queued: Signals, starts: Any, initial: Any
+        ) -> streaming.StreamOutput:
             packing = None if mask is None else pack_tokens(jnp.any(queued.mask != 0, axis=1))
             if packing is not None:
                 queued = _reorder(queued, packing.order)
+            documents = None
+            if own_memory:
+                documents = NewDocuments(pack_starts(starts.astype(bool), packing), initial)
             num_real = None if packing is None else packing.counts
+            if write:
+                out = streaming.push(
+                    *(rule.read, rule.write, memory, pending, queued),
+                    chunk_size=chunk_size,
+                    lookahead=rule.lookahead,
+                    targets=rule.targets,
+                    make_chunk=rule.chunk,
+                    num_real=num_real,
+                    documents=documents,
+                )
+            else:
+                assert documents is not None
+                out = streaming.read_documents(
+                    rule.read, memory, pending, queued, documents, num_real=num_real
+                )
+            if packing is None:
+                return out
+            output, access = _reorder((out.output, out.access), packing.places)
+            return out._replace(output=output, access=access)
 
-            memory, pending, read, access = streaming.push(
-                *(rule.read, rule.write, memory, pending, queued),
-                chunk_size=chunk_size,
-                lookahead=rule.lookahead,
-                targets=rule.targets,
-                make_chunk=rule.chunk,
-                num_real=num_real,
-            )
-            if packing is not None:
-                read, access = _reorder((read, access), packing.places)
+        if partition is not None:
+            check_stream(memory, partition)
+        if write or own_memory:
+            if partition is not None:
+                advance = partition.run(advance, in_specs=P(BATCH), out_specs=P(BATCH))
+            own = (starts, initial) if own_memory else (None, None)
+            memory, pending, read, access = advance(memory, pending, queued, *own)
         else:
-            read, access = streaming.read_sequences(rule.read, memory, queued.query)
+            read, access = self._read(memory, queued.query, partition)
         read, access = jax.tree.map(merge_groups, (read, access))
+        if partition is not None:
+            read, access = jax.tree.map(partition.by_sequence, (read, access))
         target = rule.targets(signals.value)
         # A pair counts in the losses of the call that brings both of its tokens.
         losses = loss_gate * paired * jnp.mean((read - target) ** 2, axis=-1)
-        facts = _facts(rule, signals, losses, paired, access, None)
+        facts = call_info(rule, signals, losses, paired, access, None, partition)
         return self.merge(read, signals, dtype=x.dtype), memory, pending, facts
 
-    def flush(self, memory: Memory, pending: Pending) -> tuple[Memory, Pending]:
-        """Writes the complete waiting pairs now; see `core.streams.flush.flush`."""
+    def flush(
+        self, memory: Memory, pending: Pending, *, partition: Partition | None = None
+    ) -> tuple[Memory, Pending]:
+        """Writes the complete waiting pairs now; see `core.streams.flush.flush`.
+
+        Args:
+          memory: fast weights.
+          pending: from `stream`.
+          partition: as in `stream`.
+        """
         rule = self.config.rule
         check_memory(rule, memory, groups=True)
-        self._check_pending(pending, memory)
-        return flush(
+        check_pending(pending, memory)
+        run = functools.partial(
+            flush,
             rule.write_blocks,
-            memory,
-            pending,
             lookahead=rule.lookahead,
             targets=rule.targets,
             make_chunk=rule.chunk,
         )
+        if partition is not None:
+            check_stream(memory, partition)
+            run = partition.run(run, in_specs=P(BATCH), out_specs=P(BATCH))
+        return run(memory, pending)
 
-    def _check_own_memory(self, memory: Memory, batch: int, partition: Partition | None) -> None:
-        if shares(memory):
-            raise ValueError(
-                "memory is an overlay, which takes no documents='document'; use "
-                "documents='carry', or make it private (overlays.to_private)."
-            )
-        groups = jax.tree.leaves(memory)[0].shape[0]
-        if groups != batch:
-            raise ValueError(
-                f"documents='document' with {groups} memories for {batch} sequences: documents of "
-                "one sequence would end another's memory; give each sequence its own "
-                "(memory.groups), or use documents='carry'."
-            )
+    def _read(self, memory: Memory, query: jax.Array, partition: Partition | None) -> Any:
+        """What queries `[groups, members, length, ...]` read, each device those of its tokens."""
+        rule = self.config.rule
         if partition is None:
-            return
-        partition.check_whole_sequences("a memory with documents='document'")
-        axes = partition.axes_of(self.config.rule)
-        if axes is not None and (axes.tokens or axes.columns or axes.slots):
-            raise ValueError(
-                "documents='document' needs each memory whole on one device; set mesh.model=1 and "
-                "mesh.memory=independent, or use documents='carry'."
-            )
-        partition.check_groups(groups, 1)
+            return streaming.read_sequences(rule.read, memory, query)
+        check_no_overlay(memory)
+        groups, members = query.shape[:2]
+        partition.check_groups(groups, members)
+        among = () if partition.memory == "independent" else ("fsdp",)
+        axis = partition.sequence
+        tokens = P(partition.group_axes, among, None if axis is None else axis.name)
+        return partition.run(
+            lambda memory, query: streaming.read_sequences(rule.read, memory, query),
+            in_specs=(P(partition.group_axes), tokens),
+            out_specs=tokens,
+        )(memory, query)
 
     def _check(self, x: Any, mask: Any, memory: Memory, pending: Pending | None = None) -> None:
         """Raises a ValueError that names the argument which does not fit the layer."""
@@ -490,15 +439,7 @@ class FastWeight(nnx.Module):
         )
         check_memory(self.config.rule, memory, groups=True)
         if pending is not None:
-            self._check_pending(pending, memory, batch=sizes["batch"])
-
-    def _check_pending(self, pending: Pending, memory: Memory, batch: int | None = None) -> None:
-        groups = jax.tree.leaves(memory)[0].shape[0]
-        sizes = {"groups": groups}
-        if batch is not None and batch % groups == 0:  # Otherwise `split_groups` refuses the batch.
-            sizes["members"] = batch // groups
-        waiting = {"pending.tokens.gate": (pending.tokens.gate, "float groups members capacity")}
-        check_arrays(sizes=sizes, **waiting)
+            check_pending(pending, memory, batch=sizes["batch"])
 
 
 def _reorder(tree: Any, order: Int[Array, "groups length"]) -> Any:
@@ -508,32 +449,3 @@ def _reorder(tree: Any, order: Int[Array, "groups length"]) -> Any:
         return jnp.take_along_axis(x, jnp.expand_dims(order, (1, *range(3, x.ndim))), axis=2)
 
     return jax.tree.map(reorder, tree)
-
-
-def _measures(
-    slot_ids: Int[Array, "batch length places"], num_slots: int, partition: Partition | None
-) -> AccessMeasures:
-    """How evenly all tokens use the slots, each device counting its own sequences' accesses."""
-    if partition is None:
-        counts = access_counts(slot_ids, num_slots)
-    else:
-        counts = partition.run(
-            lambda ids: jax.lax.psum(access_counts(ids, num_slots), partition.token_axes),
-            in_specs=partition.tokens(),
-            out_specs=P(),
-        )(slot_ids)
-    return measures_of_counts(counts, slot_ids.size)
-
-
-def _facts(rule, signals, losses, paired, access, info, partition=None) -> FastWeightInfo:
-    """The record of one call; `info` is the rule's, by group and chunk, or None without writes."""
-    slots = rule.num_slots
-    facts = FastWeightInfo(
-        memory_loss=jnp.sum(losses) / jnp.maximum(jnp.sum(paired), 1.0),
-        token_loss=losses,
-        gate=signals.gate,
-        write=jax.tree.map(jnp.mean, info),
-        access=access,
-        measures=None if slots is None else _measures(access.slot_ids, slots, partition),
-    )
-    return jax.lax.stop_gradient(facts)

@@ -14,13 +14,19 @@ from jaxtyping import Array, Float, Int
 from fwpkm_jax.core.attention.cached import RingCache, larger_ring, put_in_ring, ring_attention
 from fwpkm_jax.core.attention.softmax import (
     AttentionBackend,
-    KeysAndValues,
+    Persistent,
     whole_sequence_attention,
 )
-from fwpkm_jax.core.padding import pack, pack_tokens, unpack
+from fwpkm_jax.core.padding import pack, pack_all, pack_tokens, unpack
 from fwpkm_jax.core.sequence.axis import Places, SequenceAxis, places_of_part
 from fwpkm_jax.core.sequence.ring import Keys, attention_around
-from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, Starts
+from fwpkm_jax.layers.mixers.base import (
+    AbstractMixer,
+    AbstractMixerConfig,
+    Mask,
+    ReadBefore,
+    Starts,
+)
 from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.mixers.window_cache import (
     AttentionCache,
@@ -231,6 +237,7 @@ class Attention(AbstractMixer):
         starts: Starts = None,
         cache: Cache | None = None,
         persistent: Float[Array, "persistent model"] | None = None,
+        before: ReadBefore | None = None,
     ) -> tuple[Float[Array, "batch length model"], Cache | None]:
         """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
 
@@ -241,26 +248,32 @@ class Attention(AbstractMixer):
           cache: of the tokens before.
           persistent: tokens that every token sees beside its window, as if they stood right before
             its document; the same in each call of a stream.
+          before: with `starts`, tokens that stand before each document, in its window.
 
         Raises:
-          ValueError: persistent tokens for full attention.
+          ValueError: persistent tokens, or tokens before each document, for full attention.
         """
         batch, length, _ = x.shape
         packing = None if mask is None else pack_tokens(mask)
         first = None if cache is None else cache.next_position
-        positions, documents = places(starts, packing, shape=(batch, length), first=first)
+        read = 0 if before is None else before.number
+        shape = (batch, length)
+        positions, documents = places(starts, packing, shape=shape, first=first, begin=read)
         query, key, value, gate = self.project(pack(x, packing), positions)
-        before = None if persistent is None else self._persistent(persistent)
+        in_front = None if persistent is None else self._persistent(persistent)
+        if before is not None:
+            in_front = self._in_window(before)
         if cache is None:
-            output = self.attend(query, key, value, positions, documents, persistent=before)
+            output = self.attend(query, key, value, positions, documents, persistent=in_front)
         elif isinstance(cache, RingCache):
             new = {"positions": positions, "documents": documents}
             output = ring_attention(query, key, value, cache, **new)
             cache = put_in_ring(cache, key, value, after=output, **new)
         else:
             counts = None if packing is None else packing.counts
+            fresh = None if before is None else before.cache
             output, cache = attend_window(
-                query, key, value, positions, cache, counts, before, documents
+                query, key, value, positions, cache, counts, in_front, documents, fresh
             )
         return unpack(self.gated(output, gate), packing), cache
 
@@ -285,6 +298,7 @@ class Attention(AbstractMixer):
         x: Float[Array, "batch length model"],
         partition: Partition,
         *,
+        mask: Mask = None,
         starts: Starts = None,
         cache: Cache | None = None,
     ) -> tuple[Float[Array, "batch length model"], Cache | None]:
@@ -300,14 +314,16 @@ class Attention(AbstractMixer):
         part = (x.shape[0] // partition.size(*BATCH), x.shape[1] // axis.size)
         tokens, by_head = partition.tokens(), partition.tokens(HEADS)
         at = partition.run(
-            lambda starts, first: places_of_part(starts, axis=axis, shape=part, first=first),
-            in_specs=(tokens, P(BATCH)),
+            lambda mask, starts, first: places_of_part(
+                starts, axis=axis, shape=part, first=first, mask=mask
+            ),
+            in_specs=(tokens, tokens, P(BATCH)),
             out_specs=tokens,
-        )(starts, first)
+        )(mask, starts, first)
         query, key, value, gate = self.project(x, at.positions)
 
-        def attend(query, key, value, at, cache):
-            return self.attend_part(query, key, value, at, axis=axis, cache=cache)
+        def attend(query, key, value, at, cache, mask):
+            return self.attend_part(query, key, value, at, axis=axis, cache=cache, mask=mask)
 
         in_cache: Any = None
         if cache is not None:
@@ -316,9 +332,9 @@ class Attention(AbstractMixer):
             in_cache = type(cache)(heads, heads, of_rows, of_rows)
         output, cache = partition.run(
             attend,
-            in_specs=(by_head, by_head, by_head, tokens, in_cache),
+            in_specs=(by_head, by_head, by_head, tokens, in_cache, tokens),
             out_specs=(by_head, in_cache),
-        )(query, key, value, at, cache)
+        )(query, key, value, at, cache, mask)
         return self.gated(output, gate), cache
 
     def attend_part(
@@ -330,6 +346,7 @@ class Attention(AbstractMixer):
         *,
         axis: SequenceAxis,
         cache: Cache | None = None,
+        mask: Mask = None,
     ) -> tuple[Float[Array, "batch length heads head"], Cache | None]:
         """Attention of this device's part of each sequence, inside `jax.shard_map`.
 
@@ -340,13 +357,14 @@ class Attention(AbstractMixer):
           at: where these tokens stand in the sequence.
           axis: over which the sequence lies.
           cache: of the tokens before the whole sequence, equal on all devices.
+          mask: of this device's tokens, 0 at padding.
 
         Returns:
           The heads' output before the gate, and on every device the cache after the last part,
           None if none was given.
         """
         if self.config.window is not None:
-            return self._attend_window_part(query, key, value, at, axis, cache)
+            return self._attend_window_part(query, key, value, at, axis, cache, mask)
         own, first = Keys(key, value, *at), None
         if isinstance(cache, RingCache):
             before = None if at.numbers is None else jnp.zeros_like(cache.positions)
@@ -364,20 +382,29 @@ class Attention(AbstractMixer):
         return output, cache
 
     def _attend_window_part(
-        self, query: jax.Array, key: jax.Array, value: jax.Array, at: Places, axis, cache: Any
+        self, query: jax.Array, key: jax.Array, value: jax.Array, at: Places, axis, cache: Any, mask
     ) -> tuple[jax.Array, AttentionCache | None]:
         """`attend_part` over a window: the tokens before the part, as a cache of theirs."""
-        start = cache
+        start, counts, packing = cache, None, None
+        if mask is not None:  # Real tokens first, so that a window is of neighbours.
+            packing = pack_tokens(mask)
+            counts = packing.counts
+            query, key, value, at = pack_all((query, key, value, at), packing)
+            if at.numbers is not None:  # Padding goes with the last document.
+                at = at._replace(numbers=jax.lax.cummax(at.numbers, axis=1))
         if start is None:
             width = self.config.window
             kept = jnp.zeros((key.shape[0], width, *key.shape[2:]), key.dtype)
             positions = jnp.full((key.shape[0], width), -1, jnp.int32)
             nowhere = jnp.zeros_like(positions[:, 0])
             start = AttentionCache(kept, kept.astype(value.dtype), positions, nowhere)
-        before, documents = cache_before_part(key, value, at, axis=axis, cache=start)
+        before, documents = cache_before_part(key, value, at, axis=axis, cache=start, counts=counts)
         output, end = attend_window(
-            query, key, value, at.positions, before, None, documents=documents
+            query, key, value, at.positions, before, counts, documents=documents
         )
+        if packing is not None:
+            places = packing.places[:, :, None, None]
+            output = jnp.take_along_axis(output, places, axis=1)
         if cache is None:
             return output, None
         end = jax.tree.map(lambda x, like: x.astype(like.dtype), end, cache)
@@ -387,14 +414,24 @@ class Attention(AbstractMixer):
         for name, number in self.config.split_numbers.items():
             partition.check_divides(name, number, HEADS)
 
-    def _persistent(self, tokens: jax.Array) -> KeysAndValues:
+    def _persistent(self, tokens: jax.Array) -> Persistent:
+        self._check_window()
+        positions = jnp.arange(-tokens.shape[0], 0, dtype=jnp.int32)[None]
+        projected = self.project(tokens[None], positions)
+        return Persistent(projected.key[0], projected.value[0])
+
+    def _in_window(self, before: ReadBefore) -> Persistent:
+        """The last of the tokens before each document, as many as a window holds."""
+        cache, capacity = before.cache, self._check_window()
+        last = slice(max(0, capacity - before.number), None)
+        return Persistent(*(x[0, last] for x in (cache.keys, cache.values, cache.positions)))
+
+    def _check_window(self) -> int:
         if self.config.window is None:
             raise ValueError(
                 "window=None: persistent tokens go with a window; give the attention one."
             )
-        positions = jnp.arange(-tokens.shape[0], 0, dtype=jnp.int32)[None]
-        projected = self.project(tokens[None], positions)
-        return projected.key[0], projected.value[0]
+        return self.config.window
 
     def project(
         self, x: Float[Array, "batch length model"], positions: Int[Array, "batch length"]
@@ -434,7 +471,7 @@ class Attention(AbstractMixer):
         positions: Int[Array, "batch length"],
         documents: Int[Array, "batch length"] | None = None,
         partition: Partition | None = None,
-        persistent: KeysAndValues | None = None,
+        persistent: Persistent | None = None,
     ) -> Float[Array, "batch length heads head"]:
         """Attention within the documents of whole rows, before the gate."""
 

@@ -30,13 +30,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.checks import check_arrays
-from fwpkm_jax.core.documents import pack_starts
+from fwpkm_jax.core.documents import pack_starts, starts_at_real
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.sequence.in_turn import state_in_turn
@@ -47,6 +48,18 @@ Mask = Bool[Array, "batch length"] | Float[Array, "batch length"] | None
 
 Starts = Bool[Array, "batch length"] | None
 """True at the first token of each document; None: a sequence is one document."""
+
+
+class ReadBefore(NamedTuple):
+    """Tokens that a mixer has read before the first token of every document.
+
+    Attributes:
+      cache: the mixer's own after these tokens, leaves `[batch, ...]`.
+      number: of these tokens.
+    """
+
+    cache: Any
+    number: int
 
 
 class OwnMemory(NamedTuple):
@@ -167,15 +180,15 @@ class AbstractMixer(nnx.Module):
           cache: of the tokens before, from `init_cache` or the last call; None for a whole
             sequence. A sequence in pieces of any size gives the same outputs.
           partition: of a whole sequence's work over devices, without cache; where it splits
-            sequences, with or without cache, but without mask.
+            sequences, with or without cache.
 
         Returns:
           The output, `[batch, length, model]`, and the new cache, None if none was given.
 
         Raises:
           ValueError: `x`, `mask` or `starts` has another shape or dtype, `partition` comes with a
-            cache, or, with split sequences, a mask, `starts` is given to a mixer that does not take
-            it, or the mixer takes no parts of sequences.
+            cache and whole sequences, `starts` is given to a mixer that does not take it, or the
+            mixer takes no parts of sequences.
         """
         output = self.output_map
         check_arrays(
@@ -188,14 +201,10 @@ class AbstractMixer(nnx.Module):
         if partition is None:
             return self.mix(x, mask=mask, cache=cache, **documents)
         if partition.sequence is not None:
-            if mask is not None:
-                raise ValueError(
-                    f"mask with mesh.{SEQUENCE}={partition.size(SEQUENCE)}: parts of sequences "
-                    "take no mask; mark padding by segment_ids of 0 (starts), or set "
-                    f"mesh.{SEQUENCE}=1."
-                )
             self._check_parts(x, partition)
-            return self.mix_sequence(x, partition, cache=cache, **documents)
+            if mask is None:
+                return self.mix_sequence(x, partition, cache=cache, **documents)
+            return self._mix_masked_parts(x, mask, partition, cache, **documents)
         if cache is not None:
             raise ValueError(
                 "partition goes with whole sequences; leave out the cache, or pass partition=None."
@@ -217,6 +226,16 @@ class AbstractMixer(nnx.Module):
             documents["starts"] = partition.run(pack_starts, **rows)(starts, packing)
         y = self.mix_partitioned(x, partition, **documents)
         return partition.run(unpack, **rows)(partition.by_sequence(y), packing)
+
+    def _mix_masked_parts(
+        self, x: jax.Array, mask: jax.Array, partition: Partition, cache: Any, starts: Starts = None
+    ) -> tuple[jax.Array, Any]:
+        """`mix_sequence` without an effect of what is at padding."""
+        documents = {} if starts is None else {"starts": starts_at_real(starts, mask)}
+        real = mask.astype(bool)[:, :, None]
+        x = jnp.where(real, x, 0)
+        y, cache = self.mix_sequence(x, partition, mask=mask, cache=cache, **documents)
+        return jnp.where(real, y, 0), cache
 
     @property
     def takes_documents(self) -> bool:
@@ -274,6 +293,7 @@ class AbstractMixer(nnx.Module):
         x: Float[Array, "batch length model"],
         partition: Partition,
         *,
+        mask: Mask = None,
         starts: Starts = None,
         cache: Any = None,
     ) -> tuple[Float[Array, "batch length model"], Any]:
@@ -282,26 +302,27 @@ class AbstractMixer(nnx.Module):
         Args:
           x: `[batch, length, model]`, laid out by `Partition.by_sequence`.
           partition: the devices, with an axis `sequence`.
-          starts: first tokens of documents.
+          mask: 0 at padding, where the output may be anything; passed only if there is padding.
+          starts: first tokens of documents, none of them at padding.
           cache: of the tokens before.
         """
         axis = partition.sequence
         assert axis is not None
-        documents = {} if starts is None else {"starts": starts}
+        given = {"mask": mask, "starts": starts}
+        given = {name: x for name, x in given.items() if x is not None}
         tokens = partition.tokens()
         return partition.run(
-            lambda mixer, x, cache, documents: mixer.mix_part(
-                x, axis=axis, cache=cache, **documents
-            ),
+            lambda mixer, x, cache, given: mixer.mix_part(x, axis=axis, cache=cache, **given),
             in_specs=(P(), tokens, P(BATCH), tokens),
             out_specs=(tokens, P(BATCH)),
-        )(self, x, cache, documents)
+        )(self, x, cache, given)
 
     def mix_part(
         self,
         x: Float[Array, "batch length model"],
         *,
         axis: SequenceAxis,
+        mask: Mask = None,
         starts: Starts = None,
         cache: Any = None,
     ) -> tuple[Float[Array, "batch length model"], Any]:
@@ -314,7 +335,8 @@ class AbstractMixer(nnx.Module):
         Args:
           x: this device's tokens, as many as the others'.
           axis: over which the sequence lies.
-          starts: first tokens of documents, of this part.
+          mask: of this part, as in `mix_sequence`.
+          starts: of this part, likewise.
           cache: of the tokens before the whole sequence, equal on all devices.
 
         Returns:
@@ -325,7 +347,8 @@ class AbstractMixer(nnx.Module):
         if before is None:
             length = axis.size * x.shape[1]
             before = self.init_cache(x.shape[0], max_length=length, dtype=x.dtype)
-        inputs = {"x": x} if starts is None else {"x": x, "starts": starts}
+        inputs = {"x": x, "mask": mask, "starts": starts}
+        inputs = {name: x for name, x in inputs.items() if x is not None}
 
         def mix(cache: Any, inputs: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
             return self.mix(**inputs, cache=cache)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.documents import document_numbers, pack_starts
 from fwpkm_jax.core.normalize import l2_normalize
-from fwpkm_jax.core.padding import pack, pack_tokens, unpack
+from fwpkm_jax.core.padding import Packing, pack, pack_all, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.recurrence.decay_starts import draw_time_steps, softplus_bias
 from fwpkm_jax.core.recurrence.gated_delta import recurrent_gated_delta_rule
@@ -195,13 +195,7 @@ class GatedDeltaNet(AbstractMixer):
         batch, length, _ = x.shape
         packing = None if mask is None else pack_tokens(mask)
         x, starts = pack(x, packing), None if starts is None else pack_starts(starts, packing)
-        projections = self.project(x)
-        if packing is not None:
-            real = packing.is_real[:, :, None]
-            projections = projections._replace(
-                log_decay=jnp.where(real, projections.log_decay, 0),
-                beta=jnp.where(real, projections.beta, 0),
-            )
+        projections = _without_padding(self.project(x), packing)
         counts = None if packing is None else packing.counts
         start = cache
         if start is None:
@@ -233,6 +227,7 @@ class GatedDeltaNet(AbstractMixer):
         x: Float[Array, "batch length model"],
         partition: Partition,
         *,
+        mask: Mask = None,
         starts: Starts = None,
         cache: GatedDeltaNetCache | None = None,
     ) -> tuple[Float[Array, "batch length model"], GatedDeltaNetCache | None]:
@@ -252,15 +247,19 @@ class GatedDeltaNet(AbstractMixer):
             """Queries', keys' and values' channels apart, each of which is split by heads."""
             return jnp.split(channels, sizes, axis=-1)
 
-        def mix(qkvz, ba, conv_parts, A_log, dt_bias, norm, starts, before):
+        def mix(qkvz, ba, conv_parts, A_log, dt_bias, norm, mask, starts, before):
+            packing = None if mask is None else pack_tokens(mask)
+            qkvz, ba, starts = pack_all((qkvz, ba, starts), packing)
             weights = HeadWeights(jnp.concatenate(conv_parts, axis=1), A_log, dt_bias)
-            projections = split_projections(own, qkvz, ba, weights)
+            projections = _without_padding(split_projections(own, qkvz, ba, weights), packing)
+            counts = None if packing is None else packing.counts
             start = empty_cache(own, qkvz.shape[0], projections.conv_inputs.dtype)
             if before is not None:
                 start = GatedDeltaNetCache(jnp.concatenate(before[0], axis=-1), before[1])
             output, end = mix_heads(
-                own, weights, norm, projections, start, None, starts, axis=partition.sequence
+                own, weights, norm, projections, start, counts, starts, axis=partition.sequence
             )
+            output = unpack(output.reshape(*output.shape[:2], -1), packing).reshape(output.shape)
             if before is None:
                 return output, None
             sizes = own.num_key_heads * own.key_head_dim
@@ -273,7 +272,7 @@ class GatedDeltaNet(AbstractMixer):
             mix,
             in_specs=(
                 *(by_head, by_head, P(None, HEADS), of_head, of_head, P()),
-                *(partition.tokens(), kept),
+                *(partition.tokens(), partition.tokens(), kept),
             ),
             out_specs=(by_head, kept),
         )(
@@ -283,6 +282,7 @@ class GatedDeltaNet(AbstractMixer):
             weights.A_log,
             weights.dt_bias,
             self.norm,
+            mask,
             starts,
             None if cache is None else (by_kind(cache.conv_inputs), cache.memory),
         )
@@ -324,6 +324,17 @@ def split_projections(
     )
 
 
+def _without_padding(projections: Projections, packing: Packing | None) -> Projections:
+    """The projections of packed tokens, of which padding neither writes nor decays."""
+    if packing is None:
+        return projections
+    real = packing.is_real[:, :, None]
+    return projections._replace(
+        log_decay=jnp.where(real, projections.log_decay, 0),
+        beta=jnp.where(real, projections.beta, 0),
+    )
+
+
 def mix_heads(
     config: GatedDeltaNetConfig,
     weights: HeadWeights,
@@ -345,7 +356,7 @@ def mix_heads(
     documents = None if starts is None else document_numbers(starts)
     before = cache.conv_inputs
     if axis is not None:
-        before = inputs_before(conv_inputs, before, starts, axis=axis)
+        before = inputs_before(conv_inputs, before, starts, axis=axis, counts=counts)
     mixed = causal_convolution(conv_inputs, before, weights.conv_weight, documents)
     keys = config.num_key_heads * config.key_head_dim
     query, key, value = jnp.split(ACTIVATIONS[config.activation](mixed), (keys, 2 * keys), axis=-1)

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.documents import document_numbers, pack_starts
-from fwpkm_jax.core.padding import pack, pack_tokens, unpack
+from fwpkm_jax.core.padding import pack, pack_all, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.recurrence.decay_starts import bias_initializer
 from fwpkm_jax.core.sequence.axis import SequenceAxis
@@ -226,23 +226,29 @@ class MatrixMemory(AbstractMixer):
         x: Float[Array, "batch length model"],
         *,
         axis: SequenceAxis,
+        mask: Mask = None,
         starts: Starts = None,
         cache: MatrixMemoryCache | None = None,
     ) -> tuple[Float[Array, "batch length model"], MatrixMemoryCache | None]:
         """`mix` of this device's part: the edge of the convolution, and the rule's transitions."""
+        packing = None if mask is None else pack_tokens(mask)
+        counts = None if packing is None else packing.counts
+        x, starts = pack_all((x, starts), packing)
         conv_inputs, gate = jnp.split(self.in_proj(x), [sum(self.widths)], axis=-1)
         start = cache
         if start is None:
             start = self.init_cache(x.shape[0], max_length=1, dtype=conv_inputs.dtype)
         documents = None if starts is None else document_numbers(starts)
-        before = inputs_before(conv_inputs, start.conv_inputs, starts, axis=axis)
+        before = inputs_before(conv_inputs, start.conv_inputs, starts, axis=axis, counts=counts)
         tokens = self.tokens(x, self._convolve(conv_inputs, before, documents))
+        if packing is not None:
+            tokens = self.rule.skip(tokens, packing.is_real)
         output, memory = self.rule.run_part(tokens, start.memory, starts, axis=axis)
         output = self.norm(output, gate.reshape(output.shape))
-        y = self.out_proj(output.reshape(*x.shape[:2], -1))
+        y = unpack(self.out_proj(output.reshape(*x.shape[:2], -1)), packing)
         if cache is None:
             return y, None
-        kept = convolution_inputs(before, conv_inputs, None, documents)
+        kept = convolution_inputs(before, conv_inputs, counts, documents)
         return y, MatrixMemoryCache(axis.from_last(kept), memory)
 
     def tokens(

@@ -107,6 +107,7 @@ def inputs_before(
     starts: Bool[Array, "batch length"] | None,
     *,
     axis: SequenceAxis,
+    counts: Int[Array, " batch"] | None = None,
 ) -> Float[Array, "batch reach channels"]:
     """The inputs right before a device's part of each sequence, zeros for earlier documents'.
 
@@ -115,13 +116,14 @@ def inputs_before(
       first: those kept from before the whole sequence.
       starts: first tokens of documents, of this part; None: a sequence is one document.
       axis: over which the sequence lies.
+      counts: real tokens of the part, which come first; None: all are real.
     """
     if starts is None:
-        return tokens_before(x, first, axis=axis)
+        return tokens_before(x, first, axis=axis, counts=counts)
     numbers = places_of_part(starts, axis=axis, shape=starts.shape).numbers
     assert numbers is not None, "starts give numbers"
     kept = jnp.zeros(first.shape[:2], numbers.dtype)
-    inputs, numbers = tokens_before((x, numbers), (first, kept), axis=axis)
+    inputs, numbers = tokens_before((x, numbers), (first, kept), axis=axis, counts=counts)
     return jnp.where((numbers == numbers[:, -1:])[:, :, None], inputs, 0)
 
 

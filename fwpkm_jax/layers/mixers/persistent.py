@@ -1,5 +1,6 @@
 """Persistent memory: learned tokens that a mixer reads before every sequence."""
 
+import inspect
 from typing import Any, ClassVar
 
 import jax
@@ -8,14 +9,16 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, Starts
+from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, ReadBefore, Starts
 from fwpkm_jax.layers.partition import ParameterAxes, Partition
 
 
 class PersistentTokens(AbstractMixer):
-    """A token mixer that has read the same learned tokens before each sequence's first.
+    """A token mixer that has read the same learned tokens before each document's first.
 
-    Refuses rows of several documents: the tokens would have to come before each document.
+    It takes rows of several documents around a mixer whose `mix` has an argument `before`, a
+    `ReadBefore`: the state in which each document begins. Other mixers would have to read the
+    tokens between the documents, so rows of several documents are refused there.
 
     References: Behrouz et al. 2025, arXiv:2501.00663, section 3.3.
     """
@@ -47,10 +50,27 @@ class PersistentTokens(AbstractMixer):
     def output_map(self) -> nnx.Linear | None:
         return self.mixer.output_map
 
+    @property
+    def takes_documents(self) -> bool:
+        return "before" in inspect.signature(self.mixer.mix).parameters
+
     def mix(
-        self, x: Float[Array, "batch length model"], *, mask: Mask = None, cache: Any = None
+        self,
+        x: Float[Array, "batch length model"],
+        *,
+        mask: Mask = None,
+        starts: Starts = None,
+        cache: Any = None,
     ) -> tuple[Float[Array, "batch length model"], Any]:
         """The mixer's output for `x`, and the cache; see `AbstractMixer.__call__`."""
+        if starts is not None:
+            if cache is None:
+                starts, room = starts.at[:, 0].set(True), 0
+            else:
+                room = self.capacity(cache) or 0
+            fresh = self.init_cache(x.shape[0], max_length=room, dtype=x.dtype)
+            options: Any = {"starts": starts, "before": ReadBefore(fresh, self.tokens.shape[0])}
+            return self.mixer.mix(x, mask=mask, cache=cache, **options)
         if cache is not None:
             return self.mixer(x, mask=mask, cache=cache)
         tokens = self.tokens[...].astype(x.dtype)
@@ -65,13 +85,16 @@ class PersistentTokens(AbstractMixer):
         x: Float[Array, "batch length model"],
         partition: Partition,
         *,
+        mask: Mask = None,
         starts: Starts = None,
         cache: Any = None,
     ) -> tuple[Float[Array, "batch length model"], Any]:
-        """The mixer's own, from the cache after the tokens."""
-        documents = {} if starts is None else {"starts": starts}
+        """The mixer's own, from the cache after the tokens; with documents in turn."""
+        given = {} if mask is None else {"mask": mask}
+        if starts is not None:
+            return super().mix_sequence(x, partition, starts=starts, cache=cache, **given)
         before = cache
         if before is None:
             before = self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
-        y, after = self.mixer.mix_sequence(x, partition, cache=before, **documents)
+        y, after = self.mixer.mix_sequence(x, partition, cache=before, **given)
         return y, None if cache is None else after

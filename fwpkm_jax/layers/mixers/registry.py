@@ -50,7 +50,7 @@ def register_mixer(name: str, config: AbstractMixerConfig | MixerBuilder) -> Non
             "function that makes one from a ModelConfig."
         )
     module = _calling_module()
-    known = _registered().get(name)
+    known = _find(name)
     # A module that is imported again registers its mixers again.
     if known is not None and known.module != module:
         raise ValueError(
@@ -73,7 +73,7 @@ def _calling_module() -> str:
 
 def mixer_names() -> tuple[str, ...]:
     """Every name that `ModelConfig.mixers` may hold now."""
-    return tuple(_registered())
+    return tuple(_MIXERS | dict.fromkeys(MATRIX_RULES))
 
 
 def mixer_config(name: str, model: Any) -> AbstractMixerConfig:
@@ -86,14 +86,14 @@ def mixer_config(name: str, model: Any) -> AbstractMixerConfig:
     Raises:
       ValueError: settings of the model contradict each other.
     """
-    config = _registered()[name].config
+    config = _registered(name).config
     return config if isinstance(config, AbstractMixerConfig) else config(model)
 
 
 def check_mixer_name(name: str, place: str) -> None:
     """Raises ValueError unless a mixer of that name is registered; `place` is where it stands."""
-    names = mixer_names()
-    if name not in names:
+    if _find(name) is None:
+        names = mixer_names()
         raise ValueError(
             f"{place}={name!r} is none of {', '.join(names)}{nearest(str(name), names)}. For a "
             "mixer of your own, call layers.mixers.register_mixer in its module and name the "
@@ -103,12 +103,21 @@ def check_mixer_name(name: str, place: str) -> None:
 
 def mixer_module(name: str) -> str:
     """The module that registered a mixer."""
-    return _registered()[name].module
+    return _registered(name).module
 
 
-def _registered() -> dict[str, _Registered]:
-    """All mixers, those of the matrix rules that are registered by now among them."""
-    return _MIXERS | {name: _of_rule(name, rule.__module__) for name, rule in MATRIX_RULES.items()}
+def _registered(name: str) -> _Registered:
+    """What a name of `mixer_names` stands for."""
+    found = _find(name)
+    if found is None:
+        raise KeyError(name)
+    return found
+
+
+def _find(name: str) -> _Registered | None:
+    """What a name stands for: a matrix rule, if one is registered by now, or a mixer; else None."""
+    rule = MATRIX_RULES.get(name)
+    return _MIXERS.get(name) if rule is None else _of_rule(name, rule.__module__)
 
 
 @functools.cache

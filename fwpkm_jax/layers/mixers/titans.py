@@ -16,7 +16,7 @@ from fwpkm_jax.core.recurrence.decay_starts import bias_initializer, sigmoid_bia
 from fwpkm_jax.core.streams.cuts import in_chunks
 from fwpkm_jax.core.streams.documents import in_documents
 from fwpkm_jax.core.streams.queue import Pending, append, drop, init_pending
-from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, Starts
+from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, ReadBefore, Starts
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import ParameterAxes
@@ -172,10 +172,12 @@ class Titans(AbstractMixer):
         mask: Mask = None,
         starts: Starts = None,
         cache: TitansCache | None = None,
+        before: ReadBefore | None = None,
     ) -> tuple[Float[Array, "batch length model"], TitansCache | None]:
         """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
 
-        Writes and chunks count each sequence's real tokens from its first.
+        Writes and chunks count each sequence's real tokens from its first, or with `starts` and
+        `before` from the first token that was read before each document.
         """
         packing = None if mask is None else pack_tokens(mask)
         x = pack(x, packing)
@@ -184,6 +186,7 @@ class Titans(AbstractMixer):
         if starts is not None:
             starts = pack_starts(starts, packing)
             fresh = self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
+            fresh, read = (fresh, 0) if before is None else before
             after, y = in_documents(
                 *(self.advance, fresh if cache is None else cache, fresh, x[:, None]),
                 count=count,
@@ -191,6 +194,7 @@ class Titans(AbstractMixer):
                 chunk=chunk,
                 position=None if cache is None else cache.position,
                 narrow=narrow_width(chunk),
+                lead=-(read % chunk),
             )
             y, cache = y[:, 0], None if cache is None else after
         elif cache is None:

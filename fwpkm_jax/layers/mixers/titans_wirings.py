@@ -12,13 +12,19 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from fwpkm_jax.core.attention.softmax import in_front, masked_attention
+from fwpkm_jax.core.attention.softmax import Persistent, in_front, masked_attention
 from fwpkm_jax.core.documents import pack_starts
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.streams.cuts import in_chunks
 from fwpkm_jax.core.streams.documents import in_documents
 from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
-from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, Starts
+from fwpkm_jax.layers.mixers.base import (
+    AbstractMixer,
+    AbstractMixerConfig,
+    Mask,
+    ReadBefore,
+    Starts,
+)
 from fwpkm_jax.layers.mixers.persistent import PersistentTokens
 from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.mixers.titans import Titans, TitansCache, narrow_width
@@ -175,12 +181,20 @@ class TitansMAL(AbstractMixer):
         mask: Mask = None,
         starts: Starts = None,
         cache: TitansPairCache | None = None,
+        before: ReadBefore | None = None,
     ) -> tuple[Output, TitansPairCache | None]:
-        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`."""
+        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`.
+
+        Memory and window have both read the tokens `before` each document.
+        """
         attention, memory = (None, None) if cache is None else cache
-        remembered, memory = self.memory(x, mask=mask, starts=starts, cache=memory)
-        y, attention = self.attention(
-            self.norm(remembered), mask=mask, starts=starts, cache=attention
+        of_attention, of_memory = None, None
+        if before is not None:
+            of_attention, of_memory = (ReadBefore(own, before.number) for own in before.cache)
+        options: dict[str, Any] = {"mask": mask, "starts": starts}
+        remembered, memory = self.memory.mix(x, cache=memory, before=of_memory, **options)
+        y, attention = self.attention.mix(
+            self.norm(remembered), cache=attention, before=of_attention, **options
         )
         return y, None if cache is None else TitansPairCache(attention, memory)
 
@@ -189,14 +203,16 @@ class TitansMAL(AbstractMixer):
         x: Output,
         partition: Partition,
         *,
+        mask: Mask = None,
         starts: Starts = None,
         cache: TitansPairCache | None = None,
     ) -> tuple[Output, TitansPairCache | None]:
         """The memory in turn, then the window of each part."""
         attention, memory = (None, None) if cache is None else cache
-        remembered, memory = self.memory.mix_sequence(x, partition, starts=starts, cache=memory)
+        given: dict[str, Any] = {"mask": mask, "starts": starts}
+        remembered, memory = self.memory.mix_sequence(x, partition, cache=memory, **given)
         y, attention = self.attention.mix_sequence(
-            self.norm(remembered), partition, starts=starts, cache=attention
+            self.norm(remembered), partition, cache=attention, **given
         )
         return y, None if cache is None else TitansPairCache(attention, memory)
 
@@ -253,15 +269,17 @@ class TitansMAG(AbstractMixer):
         x: Output,
         partition: Partition,
         *,
+        mask: Mask = None,
         starts: Starts = None,
         cache: TitansPairCache | None = None,
     ) -> tuple[Output, TitansPairCache | None]:
         """The window of each part, and the memory in turn; with persistent tokens both in turn."""
         if isinstance(self.memory, PersistentTokens):
-            return super().mix_sequence(x, partition, starts=starts, cache=cache)
+            return super().mix_sequence(x, partition, mask=mask, starts=starts, cache=cache)
         attention, memory = (None, None) if cache is None else cache
-        y, attention = self.attention.mix_sequence(x, partition, starts=starts, cache=attention)
-        remembered, memory = self.memory.mix_sequence(x, partition, starts=starts, cache=memory)
+        given: dict[str, Any] = {"mask": mask, "starts": starts}
+        y, attention = self.attention.mix_sequence(x, partition, cache=attention, **given)
+        remembered, memory = self.memory.mix_sequence(x, partition, cache=memory, **given)
         out = self.gate(y, remembered)
         return out, None if cache is None else TitansPairCache(attention, memory)
 
@@ -404,13 +422,13 @@ class TitansMAC(AbstractMixer):
         y = self.gate(y, remembered[:, 0])
         return TitansMACCache._make([*kept, memory]), y[:, None]
 
-    def _persistent(self, dtype: DTypeLike) -> tuple[jax.Array, jax.Array] | None:
+    def _persistent(self, dtype: DTypeLike) -> Persistent | None:
         if self.tokens is None:
             return None
         tokens = self.tokens[...].astype(dtype)[None]
         places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         projected = self.attention.project(tokens, places)
-        return projected.key[0], projected.value[0]
+        return Persistent(projected.key[0], projected.value[0])
 
 
 def _pair_cache(

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.attention.softmax import (
-    KeysAndValues,
+    Persistent,
     blockwise_attention,
     in_front,
     masked_attention,
@@ -35,13 +35,14 @@ def attend_window(
     positions: Int[Array, "batch length"],
     cache: AttentionCache,
     counts: Int[Array, " batch"] | None,
-    persistent: KeysAndValues | None = None,
+    persistent: Persistent | None = None,
     documents: Int[Array, "batch length"] | None = None,
+    fresh: AttentionCache | None = None,
 ) -> tuple[Float[Array, "batch length heads head"], AttentionCache]:
     """Windowed attention to the cached tokens and the new ones, before the gate; the new cache.
 
     `counts` says how many tokens of each sequence are real, None for all; `documents`, how many
-    documents have started up to each token.
+    documents have started up to each token; `fresh` is the cache before each document, None: empty.
     """
     length, capacity = query.shape[1], cache.keys.shape[1]
     keys = jnp.concatenate([cache.keys, key.astype(cache.keys.dtype)], axis=1)
@@ -51,7 +52,7 @@ def attend_window(
     *seen, seen_positions = in_front(
         persistent, keys.astype(key.dtype), values.astype(value.dtype), key_positions
     )
-    num_persistent = 0 if persistent is None else persistent[0].shape[0]
+    num_persistent = 0 if persistent is None else persistent.key.shape[0]
     key_documents = None
     if documents is not None:
         key_documents = jnp.pad(documents, ((0, 0), (num_persistent + capacity, 0)))
@@ -70,12 +71,33 @@ def attend_window(
         key_positions, following = of_last_document(key_positions, documents, following)
     # Packed tokens come first, so the latest real token ends at capacity + count.
     end = None if counts is None else capacity + counts
-    return output, AttentionCache(
+    after = AttentionCache(
         keys=last_rows(keys, size=capacity, end=end),
         values=last_rows(values, size=capacity, end=end),
         positions=last_rows(key_positions, size=capacity, end=end),
         next_position=following,
     )
+    if documents is None or fresh is None:
+        return output, after
+    return output, _behind(fresh, after, begun=jnp.max(documents, axis=1) > 0)
+
+
+def _behind(
+    fresh: AttentionCache, after: AttentionCache, *, begun: Bool[Array, " batch"]
+) -> AttentionCache:
+    """The cache of documents that have begun in the piece, with the tokens before them in front."""
+    capacity = after.positions.shape[1]
+    number = (after.next_position - fresh.next_position)[:, None]  # Tokens of the document.
+    at = jnp.arange(capacity, dtype=jnp.int32)[None]
+    in_front = begun[:, None] & (at < capacity - number)
+
+    def join(first: jax.Array, x: jax.Array) -> jax.Array:
+        own = (...,) + (None,) * (x.ndim - 2)
+        moved = jnp.take_along_axis(first, jnp.minimum(at + number, capacity - 1)[own], axis=1)
+        return jnp.where(in_front[own], moved, x)
+
+    keys, values, positions = (join(*x) for x in zip(fresh[:3], after[:3], strict=True))
+    return AttentionCache(keys, values, positions, after.next_position)
 
 
 def cache_before_part(
@@ -85,6 +107,7 @@ def cache_before_part(
     *,
     axis: SequenceAxis,
     cache: AttentionCache,
+    counts: Int[Array, " batch"] | None = None,
 ) -> tuple[AttentionCache, Int[Array, "batch length"] | None]:
     """The cache that a device's part of each sequence starts from, inside `jax.shard_map`.
 
@@ -96,6 +119,7 @@ def cache_before_part(
       at: where these tokens stand in the sequence.
       axis: over which the sequence lies.
       cache: of the tokens before the whole sequence, equal on all devices.
+      counts: real tokens of the part, which come first; None: all are real.
 
     Returns:
       The cache, and how many documents have started in the part up to each token, 0 for the one
@@ -106,6 +130,7 @@ def cache_before_part(
         (key, value, at.positions, numbers),
         (cache.keys, cache.values, cache.positions, jnp.zeros_like(cache.positions)),
         axis=axis,
+        counts=counts,
     )
     # Of the tokens before the part only those of its first document are seen.
     last = before_numbers[:, -1:]
@@ -116,7 +141,12 @@ def cache_before_part(
 
 
 def places(
-    starts: Starts, packing: Packing | None, *, shape: tuple[int, ...], first: jax.Array | None
+    starts: Starts,
+    packing: Packing | None,
+    *,
+    shape: tuple[int, ...],
+    first: jax.Array | None,
+    begin: int = 0,
 ) -> tuple[Int[Array, "batch length"], Int[Array, "batch length"] | None]:
     """Each packed token's position in its document, -1 for padding, and that document's number.
 
@@ -125,6 +155,7 @@ def places(
       packing: of the padding, or None.
       shape: batch and length.
       first: position of the first token if it starts no document; None: 0.
+      begin: position of each document's first token.
     """
     documents = None
     if starts is None:
@@ -133,6 +164,8 @@ def places(
     else:
         starts = pack_starts(starts, packing)
         positions, documents = document_positions(starts, first=first), document_numbers(starts)
+        if begin:
+            positions += jnp.where(documents > 0, begin, 0)
     return positions if packing is None else jnp.where(packing.is_real, positions, -1), documents
 
 

@@ -55,6 +55,7 @@ def test_masked_attention_equals_a_plain_loop(window):
     np.testing.assert_allclose(output, expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.thorough
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     window=st.integers(1, 5),
@@ -95,6 +96,7 @@ def test_blockwise_attention_equals_masked_attention(
         )
 
 
+@pytest.mark.thorough
 def test_a_query_that_sees_nothing_gets_zeros_and_finite_gradients():
     arrays = [jnp.asarray(x, jnp.float32) for x in sample()]
     hidden = jnp.full((2, 6), -1)

@@ -72,6 +72,7 @@ class PlainLoopTest(chex.TestCase):
                 )
 
 
+@pytest.mark.thorough
 @few
 @given(
     length=st.integers(1, 20),
@@ -106,6 +107,7 @@ def test_chunk_form_equals_recurrent_form_and_its_gradients(chunk_size, seed, dt
         chex.assert_trees_all_close(chunk, recurrent, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.thorough
 @few
 @given(length=st.integers(2, 15), data=st.data(), seed=st.integers(0, 99))
 def test_a_sequence_cut_anywhere_continues_from_its_state(length, data, seed):

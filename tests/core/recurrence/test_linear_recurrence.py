@@ -103,6 +103,7 @@ def test_any_decay_keeps_float32_exact_and_gradients_finite():
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradients))
 
 
+@pytest.mark.thorough
 def test_memory_of_training_grows_with_the_length_and_not_faster():
     def temporary_bytes(length):
         shape = jax.ShapeDtypeStruct

@@ -36,6 +36,7 @@ def loops(coefficients, ids, vectors, keys):
     return totals, added, sums, dots
 
 
+@pytest.mark.thorough
 def test_rows_and_products_are_the_loops():
     c, ids, vectors, keys = sample()
     expected = loops(*map(np.asarray, (c, ids, vectors, keys)))
@@ -55,6 +56,7 @@ def test_rows_and_products_are_the_loops():
     chex.assert_trees_all_close(by_products, expected, rtol=1e-12)
 
 
+@pytest.mark.thorough
 def test_first_and_second_derivatives_are_the_automatic_ones():
     c, ids, vectors, keys = sample()
 

@@ -19,6 +19,7 @@ def test_the_best_come_first_and_the_lower_among_equals(choices, k, ties):
     np.testing.assert_array_equal(np.swapaxes(found, 1, 2), expected)
 
 
+@pytest.mark.thorough
 def test_what_is_not_a_number_is_chosen_where_it_stands():
     """So that it shows in the result; a place outside the array would be read without a check."""
     scores = jnp.zeros((128, 1)).at[70].set(jnp.nan)

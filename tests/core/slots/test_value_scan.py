@@ -86,6 +86,7 @@ def test_gradients_of_everything_are_the_automatic_ones(slots, through):
     chex.assert_trees_all_close(actual, gradient(loss)(plain, values, rows), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.thorough
 def test_columns_never_meet():
     values, ids, rows = sample(200)
 
@@ -115,6 +116,7 @@ def test_the_measure_of_change_has_no_gradient():
     jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0), bar)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("slots", [1, SLOTS, 200])
 def test_sums_over_sorted_runs_equal_additions_in_turn(slots):
     """What other devices than a CPU run, where two additions to one row would race."""
@@ -126,7 +128,7 @@ def test_sums_over_sorted_runs_equal_additions_in_turn(slots):
     )
 
 
-@pytest.mark.by_default("64")
+@pytest.mark.thorough
 @pytest.mark.parametrize("tokens", [1, 64, 150])
 def test_blocks_of_tokens_equal_all_at_once(tokens):
     """A CPU takes 64 tokens' rows at a time; the last block may be shorter."""

@@ -14,27 +14,33 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 def within(state, tokens, count):
-    """Every token reads the state times itself; a full unit's sum goes into the state."""
+    """Every token reads the state times itself; a full unit's sum goes into the state.
+
+    The state also counts the tokens that the unit still needs.
+    """
+    state, needed = state
     real = jnp.arange(tokens.shape[2], dtype=jnp.int32)[None] < count[:, None]
     total = jnp.sum(jnp.where(real, tokens[:, 0], 0), axis=1)
-    after = jnp.where(count == CHUNK, 0.5 * state + jnp.sin(total), state)
-    return after, state[:, None, None] * tokens
+    full = (count == needed) & (count > 0)
+    after = jnp.where(full, 0.5 * state + jnp.sin(total), state)
+    return (after, jnp.where(full, CHUNK, needed - count)), state[:, None, None] * tokens
 
 
-def by_document(tokens, state=START):
+def by_document(tokens, state=START, lead=0):
     """The same of one document, token by token of each unit; and the last state."""
-    out = []
-    for first in range(0, len(tokens), CHUNK):
-        unit = tokens[first : first + CHUNK]
+    out, first, size = [], 0, CHUNK + lead
+    while first < len(tokens):
+        unit = tokens[first : first + size]
         out.append(state * unit)
-        if len(unit) == CHUNK:
+        if len(unit) == size:
             state = 0.5 * state + np.sin(unit.sum())
+        first, size = first + size, CHUNK
     return np.concatenate(out), state
 
 
-@functools.partial(jax.jit, static_argnames=("alone", "narrow"))
-def run(tokens, starts, count, cotangent, alone=False, narrow=None):
-    fresh = jnp.full((2,), START)
+@functools.partial(jax.jit, static_argnames=("alone", "narrow", "lead"))
+def run(tokens, starts, count, cotangent, alone=False, narrow=None, lead=0):
+    fresh = jnp.full((2,), START), jnp.full((2,), CHUNK + lead, jnp.int32)
     read = (lambda tokens: START * tokens) if alone else None
 
     def loss(tokens):
@@ -45,14 +51,18 @@ def run(tokens, starts, count, cotangent, alone=False, narrow=None):
             chunk=CHUNK,
             alone=read,
             narrow=narrow,
+            lead=lead,
         )
-        return jnp.sum(out[:, 0] * cotangent), (state, out[:, 0])
+        return jnp.sum(out[:, 0] * cotangent), (state[0], out[:, 0])
 
     return jax.value_and_grad(loss, has_aux=True)(tokens)
 
 
+@pytest.mark.by_default("alone")
 @pytest.mark.parametrize(
-    "options", [{}, {"alone": True}, {"narrow": 2}], ids=["whole", "alone", "narrow"]
+    "options",
+    [{}, {"alone": True}, {"narrow": 2}, {"alone": True, "lead": 2}, {"lead": -1}, {"lead": -2}],
+    ids=["whole", "alone", "narrow", "later", "sooner", "much_sooner"],
 )
 def test_each_document_reads_as_it_would_alone(options):
     """With units in turn or, where a row has too many, side by side."""
@@ -68,7 +78,8 @@ def test_each_document_reads_as_it_would_alone(options):
         for row in range(2):
             inner = np.flatnonzero(starts[row, 1 : count[row]]) + 1
             documents = np.split(tokens[row, : count[row]], inner)
-            expected = [by_document(document) for document in documents]
+            lead = options.get("lead", 0)
+            expected = [by_document(document, lead=lead) for document in documents]
             np.testing.assert_allclose(
                 out[row, : count[row]], np.concatenate([x for x, _ in expected]), atol=1e-13
             )
@@ -80,7 +91,10 @@ def test_each_document_reads_as_it_would_alone(options):
             moved = np.zeros(len(documents[own]))
             moved[at - first] = step
             weight = cotangent[row, first : first + len(moved)]
-            sides = [by_document(documents[own] + sign * moved)[0] @ weight for sign in (1, -1)]
+            sides = [
+                by_document(documents[own] + sign * moved, lead=lead)[0] @ weight
+                for sign in (1, -1)
+            ]
             np.testing.assert_allclose(
                 gradient[row, at], (sides[0] - sides[1]) / (2 * step), rtol=1e-6, atol=1e-8
             )

@@ -85,6 +85,7 @@ def stages(model, memory):
     return losses
 
 
+@pytest.mark.thorough
 def test_every_stage_reads_a_domain_with_one_memory_and_evaluates_all_without_writing(
     result, stages
 ):
@@ -95,6 +96,7 @@ def test_every_stage_reads_a_domain_with_one_memory_and_evaluates_all_without_wr
     assert np.min(np.abs(np.diff(expected, axis=0))) > 1e-4
 
 
+@pytest.mark.thorough
 def test_incomplete_batches_are_left_out(result):
     results = result.record["results"]
     assert results["adapt_tokens"] == [4 * LENGTH, 4 * LENGTH]
@@ -103,6 +105,7 @@ def test_incomplete_batches_are_left_out(result):
     assert result.arrays["loss_math"].shape == (3, 2)
 
 
+@pytest.mark.thorough
 def test_changes_are_told_from_the_initial_memory(result, stages):
     results = result.record["results"]
     means = np.array([[losses.mean() for losses in stage] for stage in stages])
@@ -124,6 +127,7 @@ def test_limits_bound_both_parts(model, memory, result):
     np.testing.assert_array_equal(limited.arrays["loss_law"], result.arrays["loss_law"][:, :2])
 
 
+@pytest.mark.thorough
 def test_fast_weights_may_be_rounded_after_every_batch(model, memory, result):
     rounded = evaluate(model, memory, fast_weight_dtype="bfloat16")
     assert rounded.record["provenance"]["fast_weight_dtype"] == "bfloat16"

@@ -68,6 +68,7 @@ def test_after_every_chunk_all_weights_take_a_step_and_decay_back(reset):
     assert reading.tokens_per_second is not None
 
 
+@pytest.mark.thorough
 def test_without_a_rate_chunks_read_as_the_whole_segment_does():
     model = build(tiny_model_config(mixers=("swa", "gdn"), memory_layers=()))
     documents = [document(2 * SEGMENT + 3, 2)]
@@ -77,6 +78,7 @@ def test_without_a_rate_chunks_read_as_the_whole_segment_does():
     np.testing.assert_array_equal(whole.losses.segment, [0] * SEGMENT + [1] * SEGMENT + [2] * 2)
 
 
+@pytest.mark.thorough
 def test_the_suite_tells_what_steps_bring_and_cost(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("to and fro and " * 4)
     data = TextData(

@@ -44,6 +44,7 @@ def test_gates_are_those_of_the_stream_at_the_evaluations_chunk_size(model, memo
     assert "".join(results["texts"]) == TEXT.encode()[:40].decode()
 
 
+@pytest.mark.thorough
 def test_the_page_shows_every_token_in_the_shade_of_its_gate(record, tmp_path):
     (path,) = gate_map_page(record, tmp_path)
     markup = path.read_text(encoding="utf-8")
@@ -64,6 +65,7 @@ def test_the_page_shows_every_token_in_the_shade_of_its_gate(record, tmp_path):
     assert "layer_1" in gate_map_table(record)
 
 
+@pytest.mark.thorough
 def test_a_text_is_not_shaded_where_the_gate_does_not_change_the_output(record, tmp_path):
     unused = {**record, "results": record["results"] | {"gate_mixes": False}}
     (path,) = gate_map_page(unused, tmp_path)

@@ -146,6 +146,7 @@ def result(model, memory):
     return evaluate(model, memory, SAMPLES)
 
 
+@pytest.mark.thorough
 def test_perplexity_weighs_answer_tokens_and_every_task_starts_anew(model, memory, result):
     first, after = expected(model, memory, SAMPLES["hotpotqa"][0])
     second, _ = expected(model, after, SAMPLES["hotpotqa"][1])
@@ -236,6 +237,7 @@ def test_samples_beyond_the_limits_are_left_out(folder):
     assert len(tokenize_task(limited, "musique", BYTES)) == 1
 
 
+@pytest.mark.thorough
 def test_the_suite_reads_a_folder_and_writes_everything(model, memory, folder, capsys):
     data = TextData(train_paths=("unused.txt",), length=16)
     subject = Subject(

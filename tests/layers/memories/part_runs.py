@@ -3,8 +3,9 @@
     python -m tests.layers.memories.part_runs OUT.json CASE [CASE ...]
 
 A case is NAME/DEVICES/LAYOUT, as `fwpkm/4/independent`, where `mesh` as DEVICES is a mesh with more
-axes; or NAME/DEVICES/sent for the bytes that a device sends at two lengths. `head` is a Fast Weight
-Layer. The number of devices is fixed before JAX starts.
+axes; NAME/DEVICES/sent for the bytes that a device sends at two lengths; or NAME/DEVICES/stream for
+two pieces of a stream. `head` is a Fast Weight Layer. The number of devices is fixed before JAX
+starts.
 """
 
 import os
@@ -15,9 +16,10 @@ from tests.training import mesh_flags
 os.environ.update(mesh_flags.environment(8))
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +36,7 @@ from fwpkm_jax.testing.properties import cast_floats
 from fwpkm_jax.training.sharding import make_partition
 
 BATCH, GROUPS, LENGTH, CHUNK, MODEL, VALUE = 4, 2, 64, 8, 8, 8
+VOCAB = 11
 FWPKM = FwPKM(num_subkeys=4, key_dim=4, value_dim=VALUE, num_heads=2, top_k=2, lookahead=1)
 RULES: dict[str, Any] = {
     "fwpkm": FWPKM,
@@ -107,41 +110,88 @@ def compare(name: str, devices: str, layout: str) -> dict[str, float]:
     return worst
 
 
-def compare_heads(devices: str) -> dict[str, float]:
-    """`compare` of a Fast Weight Layer, whose documents are cut anywhere."""
-    rng = np.random.default_rng(0)
+class Heads(NamedTuple):
+    """A Fast Weight Layer over whole sequences and over parts of them, and its parameters."""
+
+    whole: Any
+    parts: Any
+    params: Any
+
+
+def build_heads(partition: Partition, dtype: Any) -> Heads:
     config = FastWeightLayerConfig(hidden_dim=6, chunk_size=4, segment_length=3, initial_rate=0.1)
     layer = FastWeightLayer(config, MODEL, init_std=0.5, rngs=nnx.Rngs(0))
     graphdef, params = nnx.split(layer)
-    params = cast_floats(params, jnp.float64)
-    x, readout = (jnp.asarray(rng.normal(size=size)) for size in ((2, 16, MODEL), (MODEL, 11)))
-    tokens = jnp.asarray(rng.integers(11, size=(2, 16)), jnp.int32)
-    starts = jnp.asarray(rng.uniform(size=(2, 16)) < 0.15)
-    partition = partition_of(devices, "independent")
     axis, rows = partition.sequence, partition.tokens()
     assert axis is not None
 
-    def whole(params, x, readout):
+    def whole(params, x, readout, tokens, starts):
         return nnx.merge(graphdef, params)(x, tokens, (readout, None), starts=starts).x
 
-    def parts(params, x, readout):
+    def parts(params, x, readout, tokens, starts):
         def run(params, x, readout, tokens, starts):
             layer = nnx.merge(graphdef, params)
-            return layer.of_part(x, tokens, (readout, None), axis=axis, starts=starts).x
+            return layer.of_part(x, tokens, (readout, None), axis=axis, starts=starts)[0].x
 
         specs = (P(), rows, P(), rows, rows)
         return partition.run(run, in_specs=specs, out_specs=rows)(
             params, x, readout, tokens, starts
         )
 
+    return Heads(whole, parts, cast_floats(params, dtype))
+
+
+def compare_streams(name: str, devices: str) -> dict[str, float]:
+    """`compare` of a stream of two pieces with documents, the second with padding."""
+    rng = np.random.default_rng(0)
+    graphdef, params, memory = build(name, jnp.float64)
+    x = rng.normal(size=(2, BATCH, 16, MODEL))
+    mask = rng.uniform(size=(2, BATCH, 16)) < [[[1.0]], [[0.6]]]
+    numbers = 1 + np.cumsum(rng.uniform(size=(BATCH, 32)) < 0.1, axis=1)
+    numbers = numbers.reshape(BATCH, 2, 16).swapaxes(0, 1)
+
+    def run(partition: Any) -> Any:
+        layer = nnx.merge(graphdef, params)
+        waiting = jax.eval_shape(
+            lambda: layer.init_pending(BATCH, GROUPS, max_chunk_size=CHUNK, dtype=jnp.float64)
+        )
+        waiting = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), waiting)
+
+        @jax.jit
+        def read(memory, pending, x, mask, numbers):
+            return layer.stream(x, memory, pending, mask=mask, numbers=numbers, partition=partition)
+
+        y, one, waiting, _ = read(memory, waiting, x[0], mask[0], numbers[0])
+        z, other, waiting, info = read(one, waiting, x[1], mask[1], numbers[1])
+        return y, np.asarray(z) * mask[1][:, :, None], one, other, waiting, info.memory_loss
+
+    expected, found = run(None), run(partition_of(devices, "independent"))
+    worst: dict[str, float] = {}
+    leaves = jax.tree_util.tree_leaves_with_path(expected)
+    for (path, theirs), mine in zip(leaves, jax.tree.leaves(found), strict=True):
+        theirs, mine = np.asarray(theirs), np.asarray(mine)
+        size = max(float(np.max(np.abs(theirs))), 1e-3)
+        worst[jax.tree_util.keystr(path)] = float(np.max(np.abs(theirs - mine))) / size
+    assert all(np.isfinite(list(worst.values()))), worst
+    return worst
+
+
+def compare_heads(devices: str) -> dict[str, float]:
+    """`compare` of a Fast Weight Layer, whose documents are cut anywhere."""
+    rng = np.random.default_rng(0)
+    heads = build_heads(partition_of(devices, "independent"), jnp.float64)
+    x, readout = (jnp.asarray(rng.normal(size=size)) for size in ((2, 16, MODEL), (MODEL, VOCAB)))
+    tokens = jnp.asarray(rng.integers(VOCAB, size=(2, 16)), jnp.int32)
+    starts = jnp.asarray(rng.uniform(size=(2, 16)) < 0.15)
+
     def results(function):
         def loss(*arguments):
-            y = function(*arguments)
+            y = function(*arguments, tokens, starts)
             return jnp.sum(jnp.sin(y)), y
 
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))
 
-    expected, found = (results(f)(params, x, readout) for f in (whole, parts))
+    expected, found = (results(f)(heads.params, x, readout) for f in (heads.whole, heads.parts))
     worst: dict[str, float] = {}
     leaves = jax.tree_util.tree_leaves_with_path(expected)
     for (path, theirs), mine in zip(leaves, jax.tree.leaves(found), strict=True):
@@ -169,22 +219,48 @@ def sent(name: str, devices: str, length: int) -> dict[str, float]:
     def gradient(x: Any, memory: Any, cotangent: Any) -> Any:
         return jax.vjp(lambda x: output(x, memory)[0], x)[1](cotangent)
 
-    def total(function: Any, layout: Any, *arguments: Any) -> float:
-        compiled = jax.jit(function, out_shardings=layout).lower(*arguments).compile()
-        found = collectives(compiled.as_text() or "")
-        return sum(one.times * one.sent_bytes(int(devices)) for one in found)
-
     layout = x.sharding, jax.tree.map(lambda x: x.sharding, memory)
     return {
-        "forward": total(output, layout, x, memory),
-        "with_gradient": total(gradient, x.sharding, x, memory, x),
+        "forward": total_sent(devices, output, layout, x, memory),
+        "with_gradient": total_sent(devices, gradient, x.sharding, x, memory, x),
     }
+
+
+def sent_heads(devices: str, length: int) -> dict[str, float]:
+    """`sent` of a Fast Weight Layer with two sequences, without documents."""
+    partition = partition_of(devices, "independent")
+    heads = build_heads(partition, jnp.float32)
+    by_token = partition.sharding(*partition.tokens())
+    x = jax.ShapeDtypeStruct((2, length, MODEL), jnp.float32, sharding=by_token)
+    tokens = jax.ShapeDtypeStruct(x.shape[:2], jnp.int32, sharding=by_token)
+    readout = jnp.ones((MODEL, VOCAB), jnp.float32)
+
+    def output(x: Any, tokens: Any) -> Any:
+        return heads.parts(heads.params, x, readout, tokens, None)
+
+    def gradient(x: Any, tokens: Any, cotangent: Any) -> Any:
+        return jax.vjp(lambda x: output(x, tokens), x)[1](cotangent)
+
+    return {
+        "forward": total_sent(devices, output, by_token, x, tokens),
+        "with_gradient": total_sent(devices, gradient, by_token, x, tokens, x),
+    }
+
+
+def total_sent(devices: str, function: Any, layout: Any, *arguments: Any) -> float:
+    """Bytes that a device sends in one call of the compiled function."""
+    compiled = jax.jit(function, out_shardings=layout).lower(*arguments).compile()
+    found = collectives(compiled.as_text() or "")
+    return sum(one.times * one.sent_bytes(int(devices)) for one in found)
 
 
 def result_of(case: str) -> Any:
     name, devices, layout = case.split("/")
     if layout == "sent":
-        return {length: sent(name, devices, length) for length in (64, 128)}
+        function = sent_heads if name == "head" else functools.partial(sent, name)
+        return {length: function(devices, length) for length in (64, 128)}
+    if layout == "stream":
+        return compare_streams(name, devices)
     if name == "head":
         return compare_heads(devices)
     return compare(name, devices, layout)

@@ -89,6 +89,7 @@ def test_the_block_follows_its_formulas(query_norm, gate_output):
     np.testing.assert_array_equal(info.access.slot_ids, expected.access.slot_ids)
 
 
+@pytest.mark.thorough
 def test_a_closed_gate_hides_the_memory_and_writes_no_value():
     params, memory, x = with_gate(params_of(), -1e4), start(), sample()
     other = jax.tree.map(lambda x: x + 1, memory)
@@ -99,6 +100,19 @@ def test_a_closed_gate_hides_the_memory_and_writes_no_value():
     assert np.any(whole(opened, x, memory)[0] != whole(opened, x, other)[0])
 
 
+def test_with_a_gated_residual_a_closed_gate_adds_nothing():
+    config = dataclasses.replace(CONFIG, gate_residual=True)
+    params, memory, x = params_of(config), start(), sample()
+    plain, written, info = whole(params, x, memory)
+    gated, same, _ = whole(params, x, memory, config=config)
+    assert_close(gated, info.gate[..., None] * plain)
+    assert_close(same, written)
+    closed = whole(with_gate(params_of(config), -1e4), x, memory, config=config)
+    assert_equal(closed[0], jnp.zeros_like(x))
+    assert FastWeightConfig(gate_output=False, weight_by_gate=False, gate_residual=True).has_gate
+
+
+@pytest.mark.thorough
 def test_an_unweighted_loss_writes_behind_a_closed_gate():
     config = dataclasses.replace(CONFIG, weight_by_gate=False)
     params, memory, x = with_gate(params_of(config), -1e4), start(config=config), sample()
@@ -138,6 +152,7 @@ def test_padding_behind_is_as_good_as_none(lengths):
         assert_close(jax.tree.map(lambda x, row=row: x[row : row + 1], after), memory_alone)
 
 
+@pytest.mark.thorough
 def test_groups_are_independent_and_a_shared_memory_is_not():
     params, x = params_of(), sample()
     changed = x.at[1].multiply(-1)
@@ -165,6 +180,7 @@ def test_later_tokens_and_targets_change_no_earlier_output():
         assert_equal(changed[:, :position], y[:, :position])
 
 
+@pytest.mark.thorough
 def test_the_memory_loss_is_the_mean_over_the_pairs():
     mask = jnp.ones((BATCH, LENGTH)).at[1, 4:].set(0)
     info = whole(params_of(), sample(), start(), mask)[2]
@@ -249,7 +265,7 @@ def test_an_unused_gate_is_kept_only_in_runs_stored_with_it():
     assert arrays[True] - arrays[False] == {"gate_norm", "gate_proj"}
 
 
-@pytest.mark.by_default("fwmlp")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["fwpkm", "fwmlp"])
 def test_each_document_starts_from_the_memory_that_comes_in(name):
     """Reads, gradients and memories as of each document alone, wherever it lies in the row."""
@@ -294,8 +310,78 @@ def test_each_document_starts_from_the_memory_that_comes_in(name):
     assert np.any(np.asarray(jax.tree.leaves(ours[1])[-1]) != jax.tree.leaves(memory)[-1])
 
 
+@pytest.mark.by_default("fwmlp-chunks")
+@pytest.mark.parametrize("way", ["chunks", "flush", "frozen"])
+@pytest.mark.parametrize("name", ["fwpkm", "fwmlp"])
+def test_each_document_of_a_stream_starts_from_the_initial_memory(name, way):
+    """Reads, memory and queue as of each document in a stream of its own, however it is cut."""
+    rule = {} if name == "fwpkm" else {"rule": FwMLP(key_dim=4, value_dim=5, hidden_dim=4)}
+    config = dataclasses.replace(CONFIG, documents="document", **rule)
+    params, initial, length = params_of(config), start(groups=2, config=config), 24
+    x, width = np.asarray(sample(length)), 8
+    # One token, several chunks of 3, ends of chunks; documents that go on in later pieces.
+    first = [[0, 1, 5, 14, 21], [0, 9, 10, 11, 17]]
+    starts = np.zeros((2, length), bool)
+    for row in range(2):
+        starts[row, first[row]] = True
+
+    @jax.jit
+    def piece(params, x, memory, pending, mask, numbers, starts):
+        options = {"chunk_size": "flush" if way == "flush" else CHUNK, "write": way != "frozen"}
+        options |= {"mask": mask, "numbers": numbers, "starts": starts, "initial": initial}
+        out = layer_of(params, config).stream(x, memory, pending, **options)
+        return out[0], out[1], out[2], out[3].token_loss
+
+    def stream(x, starts, real):
+        """Outputs, losses, memory and queue; padding stands within the pieces."""
+        layer = layer_of(params, config)
+        memory = jax.tree.map(lambda m: m + 0.1, initial)  # Of a document before.
+        pending = layer.init_pending(2, 2, max_chunk_size=length, dtype=jnp.float64)
+        numbers, outputs = np.cumsum(starts, axis=1, dtype=np.int32), []
+        for begin in range(0, length, width):
+            at = slice(begin, begin + width)
+            arrays = (x[:, at], memory, pending, 1.0 * real[:, at], numbers[:, at], starts[:, at])
+            y, memory, pending, losses = piece(params, *arrays)
+            outputs.append((np.asarray(y), np.asarray(losses)))
+        joined = (np.concatenate(part, axis=1) for part in zip(*outputs, strict=True))
+        return *joined, memory, pending
+
+    real = np.random.default_rng(4).uniform(size=starts.shape) < 0.8
+    output, losses, memory, pending = stream(x, starts, real)
+    # With resets off: of the documents, or if nothing is written, from the one before the row.
+    leaky, *_ = stream(x, starts & (np.arange(length) == 0) & (way == "chunks"), real)
+    ends = [[*row[1:], length] for row in first]
+    for number in range(5):
+        own, begun, moved = np.zeros_like(x), np.zeros_like(starts), np.zeros_like(real)
+        size = [ends[row][number] - first[row][number] for row in range(2)]
+        for row in range(2):
+            at = slice(first[row][number], ends[row][number])
+            own[row, : size[row]], moved[row, : size[row]] = x[row, at], real[row, at]
+            begun[row, 0] = True
+        expected, _, after, waiting = stream(own, begun, moved)
+        for row in range(2):
+            at, kept = slice(first[row][number], ends[row][number]), moved[row, : size[row]]
+            alone = expected[row, : size[row]][kept]
+            np.testing.assert_allclose(output[row, at][kept], alone, rtol=1e-11, atol=1e-12)
+            if number == 4:
+                assert np.max(np.abs(leaky[row, at][kept] - alone)) > 1e-4
+    assert_close(memory, after)
+    assert_equal(pending.num_waiting, waiting.num_waiting)
+    assert_close(pending.tokens, waiting.tokens)
+    # No token is paired with a value of another document: the last ones have no loss.
+    last = np.roll(starts, -1, axis=1)
+    assert not np.any(losses[last])
+    assert np.all(losses[real & ~last & np.roll(real, -1, axis=1)][:3] > 0)
+
+
 def test_documents_of_their_own_need_a_memory_for_each_sequence():
     config = dataclasses.replace(CONFIG, documents="document")
     layer, memory = layer_of(params_of(config), config), start(config=config)
     with pytest.raises(ValueError, match="documents='document' with 1 memories for 2 sequences"):
         layer(sample(), memory, starts=jnp.zeros((BATCH, LENGTH), bool))
+    pending = layer.init_pending(BATCH, 1, max_chunk_size=CHUNK, dtype=jnp.float64)
+    documents = {"starts": jnp.zeros((BATCH, LENGTH), bool), "initial": memory}
+    with pytest.raises(ValueError, match="documents='document' with 1 memories for 2 sequences"):
+        layer.stream(sample(), memory, pending, **documents)
+    with pytest.raises(ValueError, match="initial=None with documents='document': documents that"):
+        layer.stream(sample(), memory, pending, starts=documents["starts"])

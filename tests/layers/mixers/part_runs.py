@@ -2,9 +2,9 @@
 
     python -m tests.layers.mixers.part_runs OUT.json NAME/DEVICES[/KIND] [NAME/DEVICES ...]
 
-KIND is `documents` (rows of several documents that go on from a cache) or `whole`. The number of
-devices is fixed before JAX starts. Writes the largest differences, relative to the largest number,
-and what each device sends at two lengths.
+KIND is `documents` (rows of several documents that go on from a cache), `padded` (the same with
+padding anywhere) or `whole`. The number of devices is fixed before JAX starts. Writes the largest
+differences, relative to the largest number, and what each device sends at two lengths.
 """
 
 import os
@@ -106,10 +106,10 @@ def build(name: str, dtype: Any) -> Any:
 def loss_and_results(graphdef, partition):
     """A function of parameters, tokens and cache: a weighted sum of all results, and these."""
 
-    def loss(arguments, starts, weights):
+    def loss(arguments, mask, starts, weights):
         params, x, cache = arguments
         mixer = nnx.merge(graphdef, params)
-        results = mixer(x, starts=starts, cache=cache, partition=partition)
+        results = mixer(x, mask=mask, starts=starts, cache=cache, partition=partition)
         pairs = zip(jax.tree.leaves(results), weights, strict=False)
         total = sum(jnp.sum(x * jnp.resize(w, x.shape)) for x, w in pairs if x.dtype.kind == "f")
         return total, results
@@ -122,8 +122,8 @@ def compare(name: str, devices: int, kind: str) -> dict[str, float]:
     rng = np.random.default_rng(0)
     graphdef, params = build(name, jnp.float64)
     x = jnp.asarray(rng.normal(size=(BATCH, BEFORE + LENGTH, MODEL)))
-    starts, cache = None, None
-    if kind == "documents":
+    mask, starts, cache = None, None, None
+    if kind != "whole":
         mixer = nnx.merge(graphdef, params)
         empty = mixer.init_cache(BATCH, max_length=LENGTH + BEFORE, dtype=x.dtype)
         cache = jax.jit(lambda x, cache: mixer(x, cache=cache)[1])(x[:, :BEFORE], empty)
@@ -132,8 +132,13 @@ def compare(name: str, devices: int, kind: str) -> dict[str, float]:
         starts[0, [1, 4, 5, 11]] = True
         starts[1, [0, 7, 8, 9]] = True
         starts = jnp.asarray(starts)
+    if kind == "padded":  # At starts, over a part's end, one token of a part, none of another.
+        mask = np.ones((BATCH, LENGTH), bool)
+        mask[0, [1, 3, 4, 8, 9, 10, 11, 15]] = False
+        mask[1, [0, 4, 6, 7, 8, 12, 13, 14, 15]] = False
+        mask = jnp.asarray(mask)
     weights = [jnp.asarray(rng.normal(size=97)) for _ in range(8)]
-    arguments = ((params, x[:, BEFORE:], cache), starts, weights)
+    arguments = ((params, x[:, BEFORE:], cache), mask, starts, weights)
     expected = loss_and_results(graphdef, None)(*arguments)
     partition = make_partition(MeshConfig(sequence=devices), jax.devices()[:devices])
     found = loss_and_results(graphdef, partition)(*arguments)

@@ -11,6 +11,7 @@ from flax import nnx
 from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
 from fwpkm_jax.layers.mixers.persistent import PersistentTokens
 from fwpkm_jax.layers.rotary import YarnConfig
+from tests.layers.mixers.own_mixer import RunningSum
 
 SMALL = AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=4, rotary_fraction=0.5)
 
@@ -39,6 +40,7 @@ def test_paper_configuration_has_the_published_tensors():
     }
 
 
+@pytest.mark.thorough
 def test_a_single_token_returns_its_gated_value():
     layer, x = make(SMALL), sample(1, 1, 6)
     gates = (x @ layer.q_proj.kernel[...]).reshape(2, 2, 4)[:, 1]  # Per head: query, gate.
@@ -82,6 +84,7 @@ def test_windowed_cache_does_not_grow_with_the_stream():
     assert cache.keys.dtype == cache.values.dtype == jnp.bfloat16
 
 
+@pytest.mark.thorough
 def test_yarn_changes_at_evaluation_without_touching_parameters():
     plain = make(SMALL)
     config = dataclasses.replace(SMALL, yarn=YarnConfig(factor=8.0, original_length=64))
@@ -109,6 +112,44 @@ def test_yarn_changes_at_evaluation_without_touching_parameters():
 def test_impossible_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         AttentionConfig(**options)
+
+
+def test_persistent_tokens_stand_before_each_document_in_its_window():
+    """Of a row, and of a stream cut within a document, with padding; without resets they leak."""
+    mixer = PersistentTokens(make(dataclasses.replace(SMALL, window=4)), 3, 6, rngs=nnx.Rngs(1))
+    x, lengths = sample(1, 12, 6), (1, 6, 5)
+    starts = np.zeros((1, 12), bool)
+    starts[0, [0, 1, 7]] = True
+
+    @jax.jit
+    def outputs(x, starts):
+        alone = [x[:, first : first + size] for first, size in zip((0, 1, 7), lengths, strict=True)]
+        cache, pieces = mixer.init_cache(1, max_length=12, dtype=x.dtype), []
+        padded = jnp.pad(x, ((0, 0), (2, 0), (0, 0)), constant_values=9.0)
+        marks, real = jnp.pad(starts, ((0, 0), (2, 0))), (jnp.arange(14) >= 2)[None]
+        for at in (slice(0, 5), slice(5, 14)):
+            y, cache = mixer(padded[:, at], mask=real[:, at], starts=marks[:, at], cache=cache)
+            pieces.append(y)
+        streamed = jnp.concatenate(pieces, axis=1)[:, 2:]
+        apart = jnp.concatenate([mixer(document)[0] for document in alone], axis=1)
+        return mixer(x, starts=starts)[0], streamed, apart
+
+    packed, streamed, apart = outputs(x, jnp.asarray(starts))
+    np.testing.assert_allclose(packed, apart, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(streamed, apart, rtol=1e-5, atol=1e-6)
+    leaky = outputs(x, jnp.zeros_like(starts))[0]
+    assert np.min(np.max(np.abs(leaky - apart)[0, [1, 7]], axis=-1)) > 1e-2
+
+
+def test_persistent_tokens_refuse_documents_around_a_mixer_that_cannot_begin_with_them():
+    def call(inner):
+        mixer = PersistentTokens(inner, 2, 6, rngs=nnx.Rngs(1))
+        jax.eval_shape(lambda x: mixer(x, starts=jnp.ones((1, 3), bool)), sample(1, 3, 6))
+
+    with pytest.raises(ValueError, match="PersistentTokens takes no rows of several documents"):
+        call(RunningSum())
+    with pytest.raises(ValueError, match="window=None: persistent tokens go with a window"):
+        call(make(SMALL))
 
 
 @pytest.mark.thorough

@@ -1,5 +1,7 @@
 """Each mixer keeps the public contract, `fwpkm_jax.testing.check_mixer`."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,12 +18,15 @@ from fwpkm_jax.layers.mixers import (
     TitansMixerConfig,
     mixer_config,
 )
+from fwpkm_jax.layers.mixers.matrix_memory import MatrixMixerConfig
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.rules.matrix import MATRIX_RULES
 from fwpkm_jax.testing import MIXER_PROPERTIES, check_mixer
 
 ATTENTION = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "rotary_fraction": 0.5}
 GDN = {"num_key_heads": 1, "num_value_heads": 2, "key_head_dim": 4, "value_head_dim": 3}
+MATRIX = {"num_key_heads": 2, "num_value_heads": 2, "key_head_dim": 4, "value_head_dim": 3}
 # A learned step is small; 0.5 makes what is written show.
 LACT = {"num_heads": 3, "num_fast_heads": 2, "hidden_dim": 4, "chunk_size": 3, "window": 2}
 LACT |= {"low_rank": 2, "base_rate": 0.5}
@@ -58,20 +63,25 @@ NAMES = [
 
 
 PACKED = "packed_documents_equal_separate_rows"
+SINGLE = f"{PACKED}_in_single_precision"
 """Seen by default of the kinds in `tests/models/test_documents.py` and of `core.streams`."""
 PACKED_MIXERS = MIXERS | {
+    "titans_persistent": wired("alone", chunk_size=4, write_size=2, num_persistent=3),
+    "titans_mal_persistent": wired("mal", chunk_size=3, num_persistent=5, window=3),
     "titans_mag_alone": wired("mag", chunk_size=3, window=3),
     "titans_mal_alone": wired("mal", chunk_size=4, write_size=2, window=3),
     "titans_mal_without_chunks": wired("mal", chunk_size=None, window=3),
 }
 
 
-@pytest.mark.by_default("gdn", "attention", "window")
+@pytest.mark.by_default("attention", "gdn")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mixer_keeps_its_contract(name):
-    check_mixer(MIXERS[name], properties=[p for p in MIXER_PROPERTIES if p != PACKED])
+    names = [p for p in MIXER_PROPERTIES if not p.startswith(PACKED)]
+    check_mixer(MIXERS[name], properties=names)
 
 
+@pytest.mark.by_default("titans")
 @pytest.mark.parametrize("name", ["lact", "titans"])
 def test_pieces_and_padding_change_nothing_for_mixers_whose_contract_is_thorough(name):
     streams = (
@@ -81,10 +91,28 @@ def test_pieces_and_padding_change_nothing_for_mixers_whose_contract_is_thorough
     check_mixer(MIXERS[name], properties=streams)
 
 
-@pytest.mark.by_default("window", "gdn", "lact")
+@pytest.mark.by_default("gdn", "lact")
 @pytest.mark.parametrize("name", PACKED_MIXERS)
 def test_documents_of_a_row_read_as_in_rows_of_their_own(name):
     check_mixer(PACKED_MIXERS[name], properties=[PACKED])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MATRIX_RULES)
+def test_documents_of_a_matrix_memory_read_as_in_rows_of_their_own(name):
+    rule = MATRIX_RULES[name](chunk_size=4)
+    check_mixer(MatrixMixerConfig(rule=rule, decay_rank=2, **MATRIX), properties=[PACKED, SINGLE])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", PACKED_MIXERS)
+def test_documents_of_a_row_read_alike_in_single_precision(name):
+    """With the default step sizes: those of the other tests amplify rounding."""
+    config = PACKED_MIXERS[name]
+    if isinstance(config, TitansMixerConfig):
+        memory = dataclasses.replace(config.memory, max_rate=TitansConfig.max_rate)
+        config = dataclasses.replace(config, memory=memory)
+    check_mixer(config, properties=[SINGLE])
 
 
 @pytest.mark.thorough

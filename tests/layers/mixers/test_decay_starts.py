@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from fwpkm_jax.config import from_json
@@ -78,6 +79,7 @@ def shares(name, start):
     return jnp.exp(log_decay)
 
 
+@pytest.mark.thorough
 def test_the_median_head_keeps_what_the_option_says():
     expected = expected_medians()
     learned = {

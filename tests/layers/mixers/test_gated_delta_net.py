@@ -47,6 +47,7 @@ def test_paper_configuration_has_the_published_tensors():
     }
 
 
+@pytest.mark.thorough
 def test_fused_projections_are_grouped_by_key_head():
     layer, x = make(SMALL), sample(1, 2, 6)
     projections = layer.project(x)
@@ -62,6 +63,7 @@ def test_fused_projections_are_grouped_by_key_head():
     np.testing.assert_allclose(projections.log_decay, log_decay, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_chunk_size_changes_nothing():
     x = sample(2, 13, 6)
     outputs = [
@@ -72,6 +74,7 @@ def test_chunk_size_changes_nothing():
         np.testing.assert_allclose(output, outputs[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_convolution_of_width_one_needs_no_past():
     layer, x = make(dataclasses.replace(SMALL, conv_width=1)), sample(2, 5, 6)
     cache = layer.init_cache(2, max_length=5, dtype=x.dtype)

@@ -48,6 +48,7 @@ def test_without_steps_the_fast_networks_are_static_swiglus():
     )
 
 
+@pytest.mark.thorough
 def test_without_momentum_and_scale_a_layer_is_one_that_learned_neither():
     """Momentum whose share is 0, and a scale that is 1 for every token, change nothing."""
     plain = build(dataclasses.replace(CONFIG, momentum=False, read_scale=False))

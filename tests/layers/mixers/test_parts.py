@@ -63,7 +63,7 @@ def assert_sent(results):
 
 
 def test_parts_of_sequences_give_the_same_as_whole_ones(tmp_path):
-    cases = ("attention/4", "window/4", "gdn/4", "own/2", "gdn/4/sent")
+    cases = ("attention/4/padded", "window/4/padded", "gdn/4", "own/2", "gdn/4/sent")
     results = run_apart(tmp_path / "out.json", *cases)
     assert_sent({case: results.pop(case) for case in ("gdn/4/sent",)})
     assert_equal(results)
@@ -72,6 +72,12 @@ def test_parts_of_sequences_give_the_same_as_whole_ones(tmp_path):
 @pytest.mark.thorough
 def test_every_mixer_takes_parts(tmp_path):
     assert_equal(run_apart(tmp_path / "out.json", *(f"{name}/8" for name in MIXERS)))
+
+
+@pytest.mark.thorough
+def test_padding_anywhere_in_the_parts_has_no_effect(tmp_path):
+    cases = [f"{name}/4/padded" for name in ("gdn", *MATRIX_RULES)]
+    assert_equal(run_apart(tmp_path / "out.json", *cases))
 
 
 @pytest.mark.slow
@@ -83,10 +89,17 @@ def test_every_mixer_takes_parts_over_fewer_devices(tmp_path, devices):
 
 
 @pytest.mark.slow
+def test_memories_that_go_from_device_to_device_pass_over_padding(tmp_path):
+    cases = [f"{name}/2/padded" for name in IN_TURN]
+    assert_equal(run_apart(tmp_path / "out.json", *cases))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_memories_that_go_from_device_to_device_give_the_same(tmp_path, devices):
     cases = [f"{name}/{devices}" for name in IN_TURN]
-    cases += [f"{name}_persistent/{devices}/whole" for name in IN_TURN[1:]]
+    kinds = ("documents", "whole")
+    cases += [f"{name}_persistent/{devices}/{kind}" for name in IN_TURN[1:] for kind in kinds]
     assert_equal(run_apart(tmp_path / "out.json", *cases))
 
 
@@ -94,6 +107,20 @@ def test_memories_that_go_from_device_to_device_give_the_same(tmp_path, devices)
 def test_only_attention_sends_more_for_longer_sequences(tmp_path):
     cases = [f"{name}/8/sent" for name in KINDS]
     assert_sent(run_apart(tmp_path / "out.json", *cases))
+
+
+@pytest.mark.slow
+def test_memories_that_go_from_device_to_device_send_as_many_caches_for_any_length(tmp_path):
+    results = run_apart(tmp_path / "out.json", *(f"{name}/8/sent" for name in IN_TURN))
+    assert_sent(results)
+    rounds = 8 + math.gcd(BATCH, 8) - 2
+    # Weights, momentum and the start of a map [8, 8] with its scale; two tokens that wait; counts.
+    memory = rounds * 4 * (3 * (MODEL * MODEL + MODEL) + 2 * MODEL + 2)
+    segment = rounds * 4 * 4 * 6 * KEYS  # Its keys and values, and those of what it looked up.
+    window = BATCH * 4 * 5 * (2 * KEYS + 2)  # Beside the memory, as of `window` alone.
+    beside = {"titans": 0, "titans_mac": segment, "titans_mag": window, "titans_mal": window}
+    for name, more in beside.items():
+        assert results[f"{name}/8/sent"]["32"]["forward"] == memory + more, name
 
 
 class Whole(RunningSum):

@@ -1,0 +1,73 @@
+"""The configuration of a memory layer."""
+
+import functools
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fwpkm_jax.added_fields import meant_before
+from fwpkm_jax.literals import check_literals
+from fwpkm_jax.rules import DEFAULT_RULE, AbstractChunkRule, make_rule
+
+Normalizer = Literal["none", "standardize", "l2"]
+DocumentMemory = Literal["carry", "document"]
+"""What a memory makes of rows of several documents, see `FastWeightConfig.documents`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastWeightConfig:
+    """A memory block before the token mixer.
+
+    Example:
+      >>> from fwpkm_jax import FastWeightConfig, FwMLP
+      >>> config = FastWeightConfig(rule=FwMLP(), chunk_size=64)
+      >>> config.rule.learning_rate, config.chunk_size
+      (0.1, 64)
+    """
+
+    rule: AbstractChunkRule = field(default_factory=functools.partial(make_rule, DEFAULT_RULE))
+    """The memory and how it is written. The name of a registered rule stands for its defaults."""
+    chunk_size: int = 512
+    """Tokens of a sequence between two writes."""
+    query_norm: Normalizer = "none"
+    """Normalisation of each half of the projected query."""
+    value_norm: Normalizer = "standardize"
+    """Normalisation of the projected value over its features."""
+    weight_by_gate: bool = True
+    """Weights each token's memory loss by its gate."""
+    gate_output: bool = True
+    """Mixes read and value by the gate; off: adds them."""
+    gate_residual: bool = False
+    """Multiplies the layer's whole output by the gate: where the gate is closed, the model is the
+    one without the memory. For a memory in a trained model; not in the paper."""
+    documents: DocumentMemory = "carry"
+    """Of rows that hold several documents. carry: the memory goes on from one to the next, and only
+    pairs end with a document. document: each document starts from the memory that is passed in and
+    counts chunks from its first token; for a memory per sequence."""
+    unused_gate: bool = field(default=False, metadata=meant_before(True))
+    """Keeps the gate's projection if neither option above uses it, as older runs have it. Off: a
+    layer without a use for the gate has no projection, and its gate is 1."""
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether a layer projects a gate."""
+        return self.weight_by_gate or self.gate_in_output or self.unused_gate
+
+    @property
+    def gate_in_output(self) -> bool:
+        """Whether a layer's output depends on its gate."""
+        return self.gate_output or self.gate_residual
+
+    def __post_init__(self):
+        check_literals(self)
+        if isinstance(self.rule, str):
+            object.__setattr__(self, "rule", make_rule(self.rule))
+        if not isinstance(self.rule, AbstractChunkRule):
+            raise ValueError(
+                f"rule={self.rule!r} is no AbstractChunkRule; a memory layer reads before it "
+                "writes."
+            )
+        if self.chunk_size <= self.rule.lookahead:
+            raise ValueError(
+                f"chunk_size={self.chunk_size} must exceed rule.lookahead={self.rule.lookahead}, "
+                "or nothing is ever written."
+            )

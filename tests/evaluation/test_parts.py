@@ -1,0 +1,66 @@
+"""Evaluations over several devices that each read a part of every text: the same results."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+
+from fwpkm_jax.data import TextData
+from fwpkm_jax.evaluation import Subject
+from fwpkm_jax.evaluation.suite import choose_suite
+from fwpkm_jax.layers.partition import Partition
+
+CASES = (
+    "needle/tiny/1x4x1",
+    "stream/tiny/1x4x1",
+    "rows/tiny/1x2x1",
+    "rows/tiny/2x2x1",
+    "pieces/tiny/2x2x1",
+    "pieces/wide/1x2x1",
+    "pieces/heads/1x2x2",
+    "dynamic/steps/1x2x1",
+)
+
+
+def run_apart(out, *cases):
+    """Cases of `part_runs`, in one process with eight simulated devices."""
+    command = [sys.executable, "-m", "tests.evaluation.part_runs", str(out), *cases]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(out.read_text())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", CASES)
+def test_texts_in_parts_give_the_same_results(tmp_path, case):
+    assert run_apart(tmp_path / "out.json", case)[case] < 1e-12
+
+
+def partition(**sizes):
+    axes = {"data": 1, "fsdp": 1, "model": 1, **sizes}
+    return Partition(AbstractMesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes)))
+
+
+def test_a_mesh_that_one_stream_cannot_use_is_refused_by_name(model, memory):
+    def choose(*names, **sizes):
+        subject = Subject(
+            model=model,
+            memory=memory,
+            data=TextData(train_paths=("text.txt",)),
+            lifetime="carried",
+            groups=1,
+            batch_size=1,
+            partition=partition(**sizes),
+        )
+        return choose_suite(names, subject)
+
+    assert choose("ppl", sequence=2, model=2) == ("ppl",)
+    assert choose("continual", data=2) == ("continual",)
+    with pytest.raises(ValueError, match=r"ppl reads one .* mesh\.data=2 x mesh\.fsdp=1 cannot"):
+        choose("ppl", data=2, sequence=2)
+    with pytest.raises(ValueError, match=r"needle reads one .* set mesh\.sequence to 2 or more"):
+        choose("needle", model=2)

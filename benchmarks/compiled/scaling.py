@@ -1,14 +1,16 @@
-"""Compiles a training step for many absent devices and reports each one's memory and traffic.
+"""Compiles a step for many absent devices and reports each one's memory and traffic.
 
     PYTHONPATH=build/tpu:. python -m benchmarks.compiled.scaling --device v5e --data 64 --fsdp 4
 
 The device's compiler must be installed (docs/howto/compile_ahead.md). Every row is one mesh;
 `--out` keeps rows of other meshes that are already in the file. Programs are compiled but not run,
-so the results say nothing about speed.
+so the results say nothing about speed. `--sequence` gives each device a part of every sequence, and
+`--work read` reads and writes memories and takes the loss, without gradients.
 """
 
 import contextlib
 import dataclasses
+import functools
 import json
 import time
 from collections import Counter
@@ -19,14 +21,16 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from benchmarks.compiled.absent_devices import absent_devices
 from benchmarks.machine import settings, write_result
 from benchmarks.options import parse
 from benchmarks.speed.models import Size, model_of
-from fwpkm_jax.analysis.collectives import collectives, sent_by_axes
-from fwpkm_jax.layers.partition import BATCH, MemoryLayout, MeshConfig
+from fwpkm_jax.analysis.collectives import collectives, sent_by_axes, sent_by_layers
+from fwpkm_jax.layers.partition import BATCH, MemoryLayout, MeshConfig, Partition
 from fwpkm_jax.models.paper import ABLATED
+from fwpkm_jax.training.losses import readout_loss
 from fwpkm_jax.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
 from fwpkm_jax.training.sharding import make_partition, state_shardings
 from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
@@ -37,6 +41,7 @@ TOPOLOGIES = {
     ("v5e", 256): "v5e:16x16",
     ("v5e", 8): "v5e:2x4",
     ("v5p", 256): "v5p:8x8x4",
+    ("v5p", 16): "v5p:2x2x4",
     ("v5p", 8): "v5p:2x2x2",
     ("h100", 256): "h100:32x8x1",
     ("h100", 8): "h100:1x8x1",
@@ -49,8 +54,8 @@ class Options:
     """Compiles the paper's 12-layer model for a mesh of absent devices."""
 
     device: Literal["v5e", "v5p", "h100", "cpu"] = "v5e"
-    """Kind of the devices, of which the mesh takes 8 or 256. cpu: the devices of this process,
-    including simulated ones."""
+    """Kind of the devices, of which the mesh takes 8 or 256, of v5p also 16. cpu: the devices of
+    this process, including simulated ones."""
     name: str = ABLATED
     """The paper's model by name."""
     size: Size = "paper"
@@ -61,12 +66,16 @@ class Options:
     """Devices along the axis over which slow weights are sharded."""
     model: int = 1
     """Devices along the axis over which heads are split."""
+    sequence: int = 1
+    """Devices along the axis over which the tokens of each sequence are split."""
     memory: MemoryLayout = "columns"
     """independent: one memory per device; otherwise one per part along `data`."""
     sequences: int = 4
-    """Sequences per device and step."""
+    """Sequences per step of each part along `data` and `fsdp`."""
     length: int = 4096
     """Tokens per sequence."""
+    work: Literal["train", "read"] = "train"
+    """train: a training step. read: the loss of a forward pass, and what it wrote."""
     layers: int = 12
     """Number of layers, from the first on."""
     num_subkeys: int = 512
@@ -85,7 +94,8 @@ def compile_step(options: Options, devices: list[Any]) -> tuple[Any, dict[str, i
         pkm=dataclasses.replace(model.pkm, num_subkeys=options.num_subkeys),
     )
     mesh = MeshConfig(
-        data=options.data, fsdp=options.fsdp, model=options.model, memory=options.memory
+        **{axis: getattr(options, axis) for axis in ("data", "fsdp", "model", "sequence")},
+        memory=options.memory,
     )
     partition = make_partition(mesh, devices)
     assert partition is not None
@@ -112,26 +122,50 @@ def compile_step(options: Options, devices: list[Any]) -> tuple[Any, dict[str, i
         "tokens": jax.ShapeDtypeStruct((batch, length + 1), jnp.int32, sharding=by_sequence),
         "loss_weight": jax.ShapeDtypeStruct((batch, length), jnp.float32, sharding=by_sequence),
     }
+    traced: tuple[Any, ...] = (state, arrays)
+    if options.work == "read":
+        step = jax.jit(functools.partial(read, model_graph(model), partition))
+        traced = (state.params, state.memory, arrays)
     kernels = contextlib.nullcontext()
     if options.device != "cpu":
         kernels = dispatch.compile_kernels("gpu" if options.device == "h100" else "tpu")
     with kernels:
-        compiled = step.trace(state, arrays).lower().compile()
+        compiled = step.trace(*traced).lower().compile()
     return compiled, dict(partition.mesh.shape)
+
+
+def read(
+    graphdef: Any, partition: Partition, params: Any, memory: Any, batch: dict[str, jax.Array]
+) -> tuple[jax.Array, Any]:
+    """The summed loss of a batch and the memories that it wrote."""
+    model = nnx.merge(graphdef, params)
+    tokens = batch["tokens"]
+    hidden = model.hidden(tokens[:, :-1], memory, partition=partition)
+    losses = readout_loss(
+        model,
+        hidden.x,
+        tokens[:, 1:],
+        batch["loss_weight"],
+        block=2048,
+        token_bias=hidden.token_bias,
+        partition=partition,
+    )
+    return losses, hidden.memory
 
 
 def measure(options: Options) -> dict[str, Any]:
     """The row of one mesh."""
     began = time.perf_counter()
-    count = options.data * options.fsdp * options.model
+    count = options.data * options.fsdp * options.model * options.sequence
     if options.device == "cpu":
         devices = jax.devices()
     elif (options.device, count) in TOPOLOGIES:
         devices = list(absent_devices(TOPOLOGIES[options.device, count]))
     else:
         raise ValueError(
-            f"data={options.data} x fsdp={options.fsdp} x model={options.model} is {count} "
-            "devices; choose them to give 256 or 8."
+            f"data={options.data} x fsdp={options.fsdp} x model={options.model} x "
+            f"sequence={options.sequence} is {count} devices; choose them to give 256 or 8, of v5p "
+            "also 16."
         )
     compiled, mesh = compile_step(options, devices)
     memory = compiled.memory_analysis()
@@ -149,6 +183,9 @@ def measure(options: Options) -> dict[str, Any]:
         "sent_megabytes": {
             axes: {kind: sent / 1e6 for kind, sent in kinds.items()}
             for axes, kinds in sent_by_axes(found, mesh).items()
+        },
+        "sent_megabytes_by_layer": {
+            layer: sent / 1e6 for layer, sent in sent_by_layers(found, mesh).items()
         },
         "collectives": sum(one.times for one in found),
         "implementations": dict(sorted(chosen.items())),

@@ -4,7 +4,7 @@ from benchmarks.seeded_faults.fault import Fault
 
 _SLOTS = ("tests/core/slots",)
 _VALUES = ("tests/core/slots/test_value_scan.py", "tests/rules/test_two_phase.py")
-_OVERLAYS = ("tests/models/test_overlays.py",)
+_OVERLAYS = ("tests/core/slots/test_overlay.py", "tests/models/test_overlays.py")
 _STREAMS = (
     "tests/core/streams",
     "tests/rules/test_contract.py",
@@ -173,9 +173,15 @@ FAULTS = (
     ),
     Fault(
         "streams: the first token after a write reads the old memory",
-        "position=state[1].num_waiting - lookahead,",
-        "position=state[1].num_waiting - lookahead - 1,",
+        'options["position"] = state[1].num_waiting - lookahead',
+        'options["position"] = state[1].num_waiting - lookahead - 1',
         _STREAMS,
+    ),
+    Fault(
+        "streams: a document starts from the memory of the one before",
+        "(read_and_queue, state, (documents.memory, _emptied(pending)), tokens)",
+        "(read_and_queue, state, (memory, _emptied(pending)), tokens)",
+        ("tests/layers/memories/test_fast_weight.py",),
     ),
     Fault(
         "flush: blocks overlap",

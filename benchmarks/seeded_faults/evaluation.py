@@ -63,8 +63,8 @@ FAULTS = (
     ),
     Fault(
         "recall: frozen reads start from the written memory",
-        "correct, _ = _answer(graphdef, params, start, tokens, write=False)",
-        "correct, _ = _answer(graphdef, params, written, tokens, write=False)",
+        "correct, _ = answer(start, tokens, write=False)",
+        "correct, _ = answer(written, tokens, write=False)",
         ("tests/evaluation/test_recall.py",),
     ),
     Fault(

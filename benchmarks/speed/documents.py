@@ -53,6 +53,8 @@ class Options:
     """Heads of 64, of which the model is as wide."""
     window: int = 512
     """Tokens that windowed attention sees."""
+    persistent: int = 0
+    """Persistent tokens of the Titans mixers, before every document."""
     repeats: int = 3
     """Timed turns of each kind of row; medians are reported."""
     out: Path | None = None
@@ -74,7 +76,7 @@ def build(name: str, options: Options) -> nnx.Module:
         gdn=GatedDeltaNetConfig(**shape),
         matrix=MatrixMemoryConfig(**shape),
         lact=LaCTConfig(num_heads=heads, num_fast_heads=1, window=options.window),
-        titans=TitansConfig(num_heads=1, head_dim=width),
+        titans=TitansConfig(num_heads=1, head_dim=width, num_persistent=options.persistent),
     )
     return model.mixer_configs[0].build(
         width, norm_eps=1e-5, init_std=0.02, dtype=None, rngs=nnx.Rngs(0)
@@ -126,7 +128,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     machine = environment()
     rows = [measure(name, which, options) for which in options.passes for name in options.mixers]
     sizes = dataclasses.asdict(dataclasses.replace(options, out=None))
-    sizes = {name: sizes[name] for name in ("length", "documents", "heads", "window", "repeats")}
+    names = ("length", "documents", "heads", "window", "persistent", "repeats")
+    sizes = {name: sizes[name] for name in names}
     write_result({"environment": machine, **sizes, "rows": rows}, options.out)
 
 

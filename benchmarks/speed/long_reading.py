@@ -89,7 +89,9 @@ def plan(options: Options) -> dict[str, dict[str, float]]:
     tokens = jax.ShapeDtypeStruct((1, options.piece_length), jnp.int32)
     settings = {"chunk_size": "flush", "write": True, "vocab_size": config.vocab_size}
     calls = {
-        "read": haystack_reader._read_piece.lower(graphdef, params, stream, tokens, **settings),
+        "read": haystack_reader._read_piece.lower(
+            graphdef, params, stream, tokens, None, partition=None, **settings
+        ),
         "write": flush.lower(graphdef, params, stream),
     }
     planned = {}

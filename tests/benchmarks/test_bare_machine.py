@@ -42,6 +42,7 @@ def python(code: str, *paths: Path) -> str:
     return run.stdout
 
 
+@pytest.mark.thorough
 def test_every_part_can_be_imported_with_the_wheels(wheels, tmp_path):
     programs = ["benchmarks.first_light.cases", *(module for module, *_ in PARTS.values())]
     lines = [f"import {', '.join(programs)}", "import sys, sitecustomize"]

@@ -58,8 +58,26 @@ def test_a_step_over_devices(tmp_path):
     assert row["sent_megabytes"]
 
 
+def test_what_layers_send_for_one_sequence_over_devices(tmp_path):
+    out = tmp_path / "scaling.json"
+    options = (
+        *("--device", "cpu", "--size", "tiny", "--data", 1, "--fsdp", 1, "--sequence", 4),
+        *("--memory", "independent", "--sequences", 1, "--length", 256, "--layers", 3),
+        *("--work", "read", "--name", "gdn_swa__fwpkm2_6_10", "--num-subkeys", 16, "--out", out),
+    )
+    flags = f"{FLAGS} --xla_force_host_platform_device_count=4"
+    run_apart("compiled.scaling", *options, XLA_FLAGS=flags)
+    (row,) = result(out)
+    assert set(row["sent_megabytes"]) == {"sequence"}
+    by_layer = row["sent_megabytes_by_layer"]
+    assert list(by_layer) == ["layer_0", "layer_1", "layer_2", "others"]
+    assert by_layer["layer_0"] == by_layer["layer_1"] < by_layer["layer_2"]
+    assert sum(by_layer.values()) == pytest.approx(sum(row["sent_megabytes"]["sequence"].values()))
+    assert by_layer["others"] < 0.01 * by_layer["layer_0"]
+
+
 def test_other_numbers_of_devices_are_refused():
-    with pytest.raises(ValueError, match="data=3 x fsdp=1 x model=1 is 3 devices"):
+    with pytest.raises(ValueError, match="data=3 x fsdp=1 x model=1 x sequence=1 is 3"):
         run("compiled.scaling", "--device", "v5e", "--data", 3, "--fsdp", 1)
 
 

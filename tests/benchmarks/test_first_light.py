@@ -15,6 +15,7 @@ from tests.benchmarks import planted_cases
 from tests.benchmarks.programs import result, run
 
 
+@pytest.mark.thorough
 def test_planted_cases_cost_a_line_each_and_the_rest_goes_on(tmp_path, capsys):
     out = tmp_path / "cases.jsonl"
     out.write_text('{"case": "dies", "verd')  # As a session leaves it that is ended while writing.
@@ -59,6 +60,7 @@ def test_an_error_that_is_no_number_is_too_large():
     assert (row["verdict"], row["worst"]) == ("differs", "d_keys")
 
 
+@pytest.mark.thorough
 def test_a_case_reports_error_time_and_what_ran(monkeypatch):
     # A case has a process of its own; here other tests ran before it.
     monkeypatch.setattr(dispatch, "decisions", type(dispatch.decisions)())

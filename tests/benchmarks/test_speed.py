@@ -130,7 +130,18 @@ def test_matrix_memories(tmp_path):
 
 def test_rows_of_documents(tmp_path):
     out = tmp_path / "documents.json"
-    options = ("--mixers", "swa", "--passes", "forward", "--length", 64, "--documents", 3)
+    options = (
+        "--mixers",
+        "swa",
+        "--passes",
+        "forward",
+        "--length",
+        64,
+        "--documents",
+        3,
+        "--persistent",
+        1,
+    )
     run("speed.documents", *options, "--heads", 1, "--window", 8, "--repeats", 1, "--out", out)
     (row,) = result(out)["rows"]
     assert row["mixer"] == "swa"

@@ -54,6 +54,7 @@ def test_every_model_can_be_built_and_the_papers_have_its_parameters(name):
         assert cost.flops / 1e12 == pytest.approx(paper.flops, rel=0.02)
 
 
+@pytest.mark.thorough
 def test_no_config_reads_text_outside_the_package_but_the_papers(tmp_path, monkeypatch):
     """docs/howto/data.md prepares the ten billion tokens of the paper into `data/`."""
     monkeypatch.chdir(tmp_path)
@@ -109,7 +110,7 @@ def test_every_part_of_a_config_is_trained_in_one():
     assert set().union(*map(parts, CONFIGS)) == set().union(*map(parts, TRAINED))
 
 
-@pytest.mark.by_default("matrix_memory")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [*TRAINED, *(pytest.param(name, marks=pytest.mark.slow) for name in TRAINED_SLOWLY)]
 )

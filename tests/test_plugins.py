@@ -138,6 +138,7 @@ def test_modules_of_names_and_classes_are_added_unless_listed(another):
         assert from_json(json.loads(json.dumps(experiment.to_json()))) == experiment
 
 
+@pytest.mark.thorough
 def test_a_run_is_read_in_a_process_that_knows_nothing_of_the_plugin(another, package, tmp_path):
     data = another.CountingData(top=20)
     mixers = (another.RunningSumConfig(scale=2.0), "running_sum")
@@ -198,6 +199,7 @@ def test_a_name_belongs_to_one_module():
         register_mixer("new", 3)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.thorough
 def test_a_mixer_of_another_package_reads_streams_and_starts_again(another):
     config = ModelConfig(
         vocab_size=20, model_dim=8, mlp_dim=8, mixers=("running_sum",), init_std=0.3,

@@ -44,7 +44,7 @@ def assert_batches_equal(actual, expected):
             np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
-@pytest.mark.by_default("recall-0", "text-0", "text-2")
+@pytest.mark.by_default("recall-0", "text-0")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_restored_iterator_gives_what_the_saved_one_would_have(make_config, num_workers):
     dataset = train(make_config(num_workers=num_workers))
@@ -63,6 +63,7 @@ def test_a_restored_iterator_gives_what_the_saved_one_would_have(make_config, nu
     second.close()
 
 
+@pytest.mark.thorough
 def test_the_position_survives_another_number_of_workers(make_config):
     unbroken = take(iter(train(make_config())), 6)
     with_worker = iter(train(make_config(num_workers=1)))
@@ -93,7 +94,7 @@ def test_a_state_that_is_no_position_is_refused(state):
         iter(dataset).set_state(state)
 
 
-@pytest.mark.by_default("recall-0", "text-1")
+@pytest.mark.by_default("recall-0")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_parts_of_the_rows_together_are_the_batches(make_config, num_workers):
     whole = take(iter(train(make_config(), batch_size=6)), 4)
@@ -165,6 +166,7 @@ def test_arguments_out_of_range_are_refused(arguments, message):
         train(RecallData(**SMALL), **arguments)
 
 
+@pytest.mark.thorough
 def test_an_error_in_a_worker_reaches_the_caller(tmp_path):
     np.asarray([1, 2, 300, 4], "<u2").tofile(tmp_path / "x.bin")
     (tmp_path / "x.idx").write_text("4 0\n")

@@ -50,6 +50,19 @@ def test_answers_alone_have_the_answer_weight(config):
         assert set(weight.tolist()) == {1.0, 5.0}
 
 
+def test_the_sentences_other_bytes_have_a_weight_of_their_own(config):
+    silent = replace(config, needles=replace(NEEDLES, sentence_weight=0.0))
+    for (tokens, weight), (same, loud) in zip(
+        rows_of(silent, 20), rows_of(config, 20), strict=True
+    ):
+        np.testing.assert_array_equal(tokens, same)
+        text = BYTES.decode(tokens)
+        inside = np.zeros(len(tokens), bool)
+        for found in SENTENCE.finditer(text):
+            inside[found.start() : found.end() + 1] = True  # And the space after it.
+        np.testing.assert_array_equal(weight, np.where(inside[1:] & (loud == 1), 0, loud))
+
+
 def test_without_its_needles_a_row_is_the_text_it_was_made_of(config):
     plain = rows_of(replace(config, needles=None), 20)
     for (tokens, _), (text, _) in zip(rows_of(config, 20), plain, strict=True):
@@ -122,6 +135,7 @@ def test_text_that_cannot_hold_needles_is_refused(config, fields, message):
         ({"share": 0.0}, "share=0.0"),
         ({"num_needles": 0}, "num_needles=0"),
         ({"answer_weight": 0.0}, "answer_weight=0.0"),
+        ({"sentence_weight": -1.0}, "sentence_weight=-1.0"),
         ({"num_needles": 17, "key_characters": 1}, "gives 16 keys"),
     ],
 )

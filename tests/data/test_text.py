@@ -63,6 +63,7 @@ def test_validation_rows_laid_end_to_end_are_the_corpus(books):
     assert list(itertools.chain(*rows)) == CORPUS[: len(CORPUS) // 4 * 4]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_epoch_holds_every_row_once_and_the_next_has_another_order(books, num_workers):
     expected = sorted(map(tuple, np.asarray(CORPUS[:28]).reshape(7, 4).tolist()))
@@ -86,6 +87,7 @@ def test_rows_come_from_each_source_by_weight(tmp_path):
     assert Counter(row[0] for row in rows) == {1: 1024, 2: 512, 3: 512}
 
 
+@pytest.mark.thorough
 def test_without_weights_rows_come_from_each_source_as_it_has_them(tmp_path):
     paths = constant_files(tmp_path, a=(1, 300), b=(2, 100))
     assert Counter(row[0] for row in rows_of(config_of(*paths), 2048)) == {1: 1536, 2: 512}

@@ -41,6 +41,7 @@ ZERO_MEANS_SOMETHING = {
     "FwPKM.lookahead",
     "FwPKM.value_step",
     "FwPKM.weight_decay",
+    "NeedleMix.sentence_weight",
     "OptimizerConfig.betas",
     "OptimizerConfig.final_fraction",
     "OptimizerConfig.warmup_steps",
@@ -131,13 +132,15 @@ ODD = [
     for owner in BY_CLASS.values()
     for field in owner
     for kind, value in bad_values(field.annotation).items()
-    if takes(field, kind) is not False and refusal(field, value) is None
+    if takes(field, kind) is not False
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("field", "value"), ODD)
 def test_an_odd_value_trains_or_says_what_is_wrong(fault, field, value, tmp_path, monkeypatch):
+    if refusal(field, value) is not None:
+        pytest.skip("refused, as another test shows")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("all work and no play makes a dull boy " * 40)
     values = BASES[field.base].to_json()

@@ -76,7 +76,7 @@ def assert_close(actual, expected, tolerance=2e-5):
     )
 
 
-@pytest.mark.by_default("every_mixer_fwpkm_pkm-True", "fwmlp-False")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "write"),
     [
@@ -258,6 +258,7 @@ def test_each_token_has_a_draw_and_a_sequence_without_a_prompt_keeps_its_logits(
     assert np.any(after[1] != before[1])
 
 
+@pytest.mark.thorough
 def test_a_decoding_loop_copies_no_table():
     """The table of 40 x 40 slots stays where it is, from call to call and token to token."""
     rule = FwPKM(num_subkeys=40, key_dim=8, value_dim=6, top_k=3)

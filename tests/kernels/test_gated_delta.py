@@ -70,6 +70,7 @@ def test_bfloat16_inputs_are_computed_with_in_float32():
     assert_close(actual[1], expected[1], 1e-3)  # Some gradients round to the other bfloat16.
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_interpreted")
 def test_no_memory_is_an_empty_memory():
     arrays = sample(SPEC, jnp.float32) | {"initial_state": jnp.zeros((1, 1, 8, 16))}

@@ -69,6 +69,7 @@ def test_groups_are_batched_and_chunks_scanned(kernel):
         np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.thorough
 def test_it_may_be_differentiated_twice():
     queries, keys = sample()
 
@@ -106,7 +107,7 @@ def test_a_query_on_a_sub_key_pulls_nothing_there():
         np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.by_default("tpu")
+@pytest.mark.thorough
 @both_kernels
 def test_slots_of_queries_that_are_no_numbers_lie_in_the_table(kernel):
     queries, keys = sample(tokens=3, heads=1)

@@ -37,6 +37,7 @@ def made_like_the_table(function, *arrays):
     ]
 
 
+@pytest.mark.thorough
 def test_a_bfloat16_table_is_read_in_float32_on_the_gpu_and_refused_on_the_tpu():
     arrays = sample(SMALL, jnp.float32)
     arrays["values"] = arrays["values"].astype(jnp.bfloat16)
@@ -126,6 +127,7 @@ def test_no_gradient_of_the_table_is_made_unless_asked_for(kernel):
     assert asked  # So the search finds what it looks for.
 
 
+@pytest.mark.thorough
 def test_additions_leave_other_rows_and_the_cotangent_of_the_table_alone():
     arrays = sample_add(SMALL, jnp.float32)
     direction = jax.random.normal(jax.random.key(3), arrays["values"].shape)

@@ -50,6 +50,9 @@ def test_runs_longer_than_blocks_have_one_owner(monkeypatch):
     np.testing.assert_array_equal(actual[1][:distinct], expected.old_rows[:distinct])
 
 
+@pytest.mark.by_default(
+    "4-zipf", "4-distinct", "4-random", "64-one", "64-zipf", "64-distinct", "64-random"
+)
 @pytest.mark.parametrize("drawn", ["one", "zipf", "distinct", "random"])
 @pytest.mark.parametrize("subcores", [4, 64])
 def test_parts_of_the_references_begin_where_runs_begin(drawn, subcores):

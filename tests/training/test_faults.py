@@ -83,6 +83,7 @@ def test_killed_runs_end_as_the_unbroken_one(unbroken, start_program, tmp_path):
     assert read_records(run) == read_records(unbroken.directory)
 
 
+@pytest.mark.thorough
 def test_sigterm_saves_and_exits_with_143(start_program, tmp_path):
     run = tmp_path / "run"
     process = start_program("--run_dir", run, "--training.steps", 1_000_000)
@@ -96,6 +97,7 @@ def test_sigterm_saves_and_exits_with_143(start_program, tmp_path):
     assert "Traceback" not in errors
 
 
+@pytest.mark.thorough
 def test_a_typo_ends_with_code_2_and_the_nearest_name(start_program):
     process = start_program("--trainig.steps", 3)
     _, errors = process.communicate(timeout=60)

@@ -36,6 +36,7 @@ def old_run(tmp_path) -> Path:
     return run
 
 
+@pytest.mark.thorough
 def test_an_old_checkpoint_gives_the_logits_that_it_gave():
     run = load_run(DATA / "run_before_registries")
     assert run.step == 6

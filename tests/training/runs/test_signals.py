@@ -30,6 +30,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_program_ends_at_once_and_leaves_no_lock(tmp_path, number):
     run = tmp_path / "run"
@@ -125,6 +126,15 @@ def test_an_error_of_the_compiler_is_raised(monkeypatch):
     assert not abandoned_compilation()
 
 
+@pytest.fixture
+def interruptible():
+    """SIGINT as a program in the foreground gets it; one in the background may ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_signal_with_something_to_save_is_answered_with_a_line_and_a_second_one_acts():
     lines = []
     with StopSignals(say=lines.append) as signals:

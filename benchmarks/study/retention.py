@@ -1,13 +1,13 @@
 """Compares ways to write FwPKM by what a memory keeps of a text while it reads other texts.
 
-    python -m benchmarks.study.study --runs gdn_swa__fwpkm:0 gdn_swa__fwpkm:1 gdn_swa__fwpkm:2
+    python -m benchmarks.study.study --runs gdn_swa__fwpkm__ungated:0   # and :1, :2
     python -m benchmarks.study.retention
 
-The study's FwPKM models (docs/measurements/study.md) were trained with the plain write. They read
-the six domains one after the other, once with each way to write. Steps of half and a quarter of the
-size are controls: a way to retain must keep more than these at the same adaptation. It must not
-reduce recall either, so the table also has the share of needles answered after one reading and
-after four. Runs already in the file are skipped.
+The study's FwPKM models without gates (docs/measurements/study.md) were trained with the plain
+write. They read the six domains one after the other, once with each way to write. Steps of half and
+a quarter of the size are controls: a way to retain must keep more than these at the same
+adaptation. It must not reduce recall either, so the table also has the share of needles answered
+after one reading and after four. Runs already in the file are skipped.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ VARIANTS: dict[str, tuple[float, Retention | None]] = {
 class Options:
     """Reads domains with several ways to write."""
 
-    runs: tuple[Path, ...] = tuple(Path(f"runs/study/gdn_swa__fwpkm_seed{n}") for n in range(3))
+    runs: tuple[Path, ...] = tuple(
+        Path(f"runs/study/gdn_swa__fwpkm__ungated_seed{n}") for n in range(3)
+    )
     """Run directories of trained models; rows have the folder's name."""
     data: Path = DATA / "domains"
     """Folder that holds one folder per domain."""

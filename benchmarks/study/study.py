@@ -6,8 +6,11 @@ The page of results is docs/measurements/study.md.
     python -m benchmarks.study.study --runs gdn_swa__fwpkm:0  some of them, as NAME:SEED
     python -m benchmarks.study.study --tables                 the tables of finished runs
 
+Memories mix their read by the paper's gate. A name that ends with `__ungated` stands for the config
+before the ending, with read and value added and every token written in full.
+
 Finished parts are skipped; an interrupted training run continues. Results go to
-`runs/study/NAME_seedS/study/EVALUATION/`.
+`runs/study/NAME_seedS/study/EVALUATION/`, and one line of JSON for each of them to `--out`.
 """
 
 from __future__ import annotations
@@ -25,9 +28,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.options import parse
+from benchmarks.study import controls
+from benchmarks.study.lines import make_lines
+from benchmarks.study.tables import tables
 from fwpkm_jax.evaluation import NeedleConfig, PerplexityConfig, Subject, run_suite
 from fwpkm_jax.evaluation.continual.evaluate import ContinualConfig
-from fwpkm_jax.evaluation.intervals import clustered_mean, student_t
+from fwpkm_jax.evaluation.intervals import clustered_mean
 from fwpkm_jax.evaluation.reconfigure import reconfigure
 from fwpkm_jax.run import load_run
 from fwpkm_jax.run.evaluate import subject_of
@@ -38,9 +44,16 @@ EXCERPTS = RUNS_DIR / "books_excerpts.jsonl"
 EXCERPT_CHARACTERS = 12_500
 
 MAIN = "gdn_swa__fwpkm"
+UNGATED = "__ungated"
+"""Ending of a name whose memories add read and value, and write every token in full."""
+WITHOUT_GATES = (
+    *("--model.fast_weight.gate_output", "False"),
+    *("--model.fast_weight.weight_by_gate", "False"),
+)
 SEEDS = {
     MAIN: (0, 1, 2),
     "gdn_swa": (0, 1, 2),
+    MAIN + UNGATED: (0, 1, 2),
     "gdn_swa__pkm": (0,),
     "gdn_swa__pkm_fwpkm": (0,),
     "gdn_swa__fwmlp": (0,),
@@ -49,13 +62,19 @@ SEEDS = {
     "fa__fwpkm": (0,),
     "fa__fwpkm__pswa": (0,),
 }
-"""Configs and their seeds, in the order of the runs."""
+"""Configs, some with the ending `UNGATED`, and their seeds, in the order of the runs."""
 
 DOMAINS = ("math", "law", "philosophy", "biomed", "irc", "patents")
 HAYSTACKS = {"needle_1x": 56, "needle_8x": 700, "needle_15x": 1400}
 """Words per haystack by result; 56 words and five needles are about one training row."""
 WINDOWED = "needle_window"
 """Needles at the shortest length for the pSWA model, with attention limited to its window."""
+ABLATED = "ppl_ablated"
+"""Perplexity with a frozen memory whose slots are zero, so that nothing is read."""
+OTHER = "needle_other"
+"""Needles at the shortest length, stated and asked for in words that training never used."""
+GATE_ROWS = 64
+"""Rows with needles whose gates are read."""
 
 
 def evaluations(name: str, *, has_memory: bool) -> dict[str, tuple[str, Any]]:
@@ -70,6 +89,7 @@ def evaluations(name: str, *, has_memory: bool) -> dict[str, tuple[str, Any]]:
             label: ("needle", options)
             for label, options in _needles(name, has_memory=has_memory).items()
         },
+        **(_controls() if name == MAIN else {}),
         "continual": (
             "continual",
             ContinualConfig(domains=domains, max_batches=16, max_eval_batches=4),
@@ -80,7 +100,7 @@ def evaluations(name: str, *, has_memory: bool) -> dict[str, tuple[str, Any]]:
 def _needles(name: str, *, has_memory: bool) -> dict[str, NeedleConfig]:
     """Needle evaluations; the main model answers more needles."""
     short, long, longest = HAYSTACKS.values()
-    if name == MAIN:
+    if name.removesuffix(UNGATED) == MAIN:
         every, ends = (1, 2, 3, 4), (1, 4)
         return {
             "needle_1x": NeedleConfig(haystack_words=(short,), samples=100, readings=every),
@@ -109,6 +129,25 @@ def _frozen_needles(*, samples: int) -> NeedleConfig:
     return NeedleConfig(haystack_words=words, samples=samples, readings=(1,), write=False)
 
 
+def _controls() -> dict[str, tuple[str, Any]]:
+    """More of the main model: its memory reset, its reads taken out, needles in other words."""
+    text, short = (str(EXCERPTS),), HAYSTACKS["needle_1x"]
+    return {
+        "ppl_reset": ("ppl", PerplexityConfig(data=text, write="on", memory_reset="document")),
+        ABLATED: ("ppl", PerplexityConfig(data=text, write="off")),
+        "needle_reset": (
+            "needle",
+            NeedleConfig(
+                haystack_words=(short,),
+                samples=100,
+                readings=(1, 4),
+                reset_memory_between_samples=True,
+            ),
+        ),
+        OTHER: ("needle", NeedleConfig(sample_files=(), samples=100, readings=(1, 4))),
+    }
+
+
 def write_excerpts() -> None:
     """Writes the beginning of each of the eight unseen books, which give an interval over books."""
     books = (DATA / "books" / "valid.jsonl").read_text().splitlines()
@@ -120,26 +159,94 @@ def write_excerpts() -> None:
     EXCERPTS.write_text("\n".join(lines) + "\n")
 
 
-def make_run(name: str, seed: int) -> None:
-    """Trains and evaluates one run, except for parts that are finished."""
+def make_run(name: str, seed: int) -> dict[str, Any]:
+    """Trains and evaluates one run, except for parts that are finished; its line of results."""
     directory = run_directory(name, seed)
     if not (directory / "results.json").exists():
         options = ["--seed", str(seed), "--run_dir", str(directory)]
         for split in ("train", "valid"):
             options += [f"--data.{split}_paths", str(DATA / "books" / f"{split}.jsonl")]
-        command = [sys.executable, "-m", "fwpkm_jax", "train", f"study/{name}", *options]
+        config = name.removesuffix(UNGATED)
+        options += WITHOUT_GATES if config != name else ()
+        command = [sys.executable, "-m", "fwpkm_jax", "train", f"study/{config}", *options]
         subprocess.run(command, check=True)
     run = load_run(directory)
     subject = subject_of(run, name=str(directory))
-    chosen = evaluations(name, has_memory=bool(run.memory))
-    for label, (evaluation, options) in chosen.items():
+    for label, (evaluation, options) in evaluations(name, has_memory=bool(run.memory)).items():
         results = directory / "study" / label
         if (results / f"{evaluation}.json").exists():
             continue
         began = time.monotonic()
-        one = _limited(subject) if label == WINDOWED else subject
+        one, options = _prepared(subject, label, options, results)
         run_suite(one, (evaluation,), directory=results, configs={evaluation: options})
         print(f"{directory} {label}: {time.monotonic() - began:.0f} s", flush=True)
+    line = {"run": f"{name}:{seed}", **results_of(directory)}
+    if name == MAIN:
+        line["gates"] = controls.gates_at_needles(subject, rows=GATE_ROWS)
+    return line
+
+
+def _prepared(subject: Subject, label: str, options: Any, results: Path) -> tuple[Subject, Any]:
+    """What an evaluation reads, if it is not the trained model with the options as they are."""
+    if label == WINDOWED:
+        return _limited(subject), options
+    if label == ABLATED:
+        return controls.without_reads(subject), options
+    if label == OTHER:
+        file, words = results / "samples.jsonl", HAYSTACKS["needle_1x"]
+        controls.write_other_needles(file, subject, words=words, samples=options.samples)
+        return subject, replace(options, sample_files=(str(file),))
+    return subject, options
+
+
+def results_of(directory: Path) -> dict[str, Any]:
+    """The figures of a run's finished evaluations, by their names."""
+    found = {}
+    for path in sorted(directory.glob("study/*/*.json")):
+        label, record = path.parent.name, json.loads(path.read_text())
+        digest = {"ppl": _perplexities, "needle": _needle_shares, "continual": _domain_losses}
+        if path.stem in digest:
+            found[label] = digest[path.stem](record["results"], path)
+    return found
+
+
+def _perplexities(results: dict[str, Any], path: Path) -> dict[str, Any]:
+    found = {
+        way: round(results[way]["all"]["perplexity"], 5)
+        for way in ("writing", "frozen")
+        if way in results
+    }
+    if "difference" in results:
+        over = results["difference"]["all"]
+        found["difference"] = [over["loss"], *over["interval"]]
+        mean, interval = _over_books(path.with_suffix(".npz"))
+        found["difference_over_books"] = [float(mean), *map(float, interval)]
+    return found
+
+
+def _needle_shares(results: dict[str, Any], path: Path) -> list[dict[str, Any]]:
+    del path
+    return [
+        {
+            **{name: run[name] for name in ("words", "readings")},
+            **{name: run["exact"][name] for name in ("answers", "accuracy", "interval")},
+            "digits": run["digits"],
+        }
+        for run in results["runs"]
+    ]
+
+
+def _domain_losses(results: dict[str, Any], path: Path) -> dict[str, Any]:
+    del path
+    return {name: results[name] for name in ("loss", "adaptation", "forgetting", "unseen")}
+
+
+def _over_books(path: Path) -> tuple[float, Any]:
+    """Mean difference of the losses, written minus frozen, with an interval over documents."""
+    with np.load(path) as arrays:
+        difference = arrays["loss_writing"].astype(np.float64) - arrays["loss_frozen"]
+        sums = np.bincount(arrays["document"], difference)
+        return clustered_mean(sums, np.bincount(arrays["document"]))
 
 
 def _limited(subject: Subject) -> Subject:
@@ -159,161 +266,22 @@ class Options:
     """Trains and evaluates the study's runs."""
 
     runs: tuple[str, ...] = tuple(f"{name}:{seed}" for name, of in SEEDS.items() for seed in of)
-    """As NAME:SEED."""
+    """As NAME:SEED; those that `--out` has are passed over."""
     tables: bool = False
-    """Only prints the tables of finished runs."""
+    """Only prints the tables of the lines in `--out`."""
+    out: Path = Path("benchmarks/results/study_cpu.jsonl")
+    """File of the results, which are added to."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(Options, argv, description=__doc__)
-    unknown = set(options.runs) - set(Options.runs)
-    if unknown:
-        raise SystemExit(f"--runs: no such run: {sorted(unknown)}; there are {Options.runs}.")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
-    if not options.tables:
-        if not EXCERPTS.exists():
-            write_excerpts()
-        for one in options.runs:
-            name, seed = one.split(":")
-            make_run(name, int(seed))
-    print("\n\n".join(tables()))
+    if not (options.tables or EXCERPTS.exists()):
+        write_excerpts()
+    runs = () if options.tables else options.runs
+    lines = make_lines(runs, SEEDS, options.out, make_run)
+    print("\n\n".join(tables(lines, domains=DOMAINS, main=MAIN)))
     return 0
-
-
-def tables() -> list[str]:
-    """Markdown tables of the finished runs."""
-    return [_perplexity_table(), _needle_table(), _reference_table(), _continual_table()]
-
-
-def _finished(label: str, evaluation: str) -> list[tuple[str, int, dict[str, Any], Path]]:
-    """Name, seed, record and directory of every run that has a result."""
-    found = []
-    for name, seeds in SEEDS.items():
-        for seed in seeds:
-            directory = run_directory(name, seed) / "study" / label
-            path = directory / f"{evaluation}.json"
-            if path.exists():
-                found.append((name, seed, json.loads(path.read_text()), directory))
-    return found
-
-
-def _perplexity_table() -> str:
-    lines = [
-        "| model | seed | written | frozen | difference, nats | over books |",
-        "|---|---|---|---|---|---|",
-    ]
-    perplexities: dict[str, list[float]] = {}
-    changes: dict[str, list[float]] = {}
-    for name, seed, record, directory in _finished("ppl", "ppl"):
-        results = record["results"]
-        perplexities.setdefault(name, []).append(results["writing"]["all"]["perplexity"])
-        written = f"{perplexities[name][-1]:.3f}"
-        frozen = segments = books = ""
-        if "difference" in results:
-            frozen = f"{results['frozen']['all']['perplexity']:.3f}"
-            difference = results["difference"]["all"]
-            changes.setdefault(name, []).append(difference["loss"])
-            segments = _interval(difference["loss"], difference["interval"])
-            books = _interval(*_over_books(directory / "ppl.npz"))
-        lines.append(f"| {name} | {seed} | {written} | {frozen} | {segments} | {books} |")
-    for name, values in perplexities.items():
-        if len(values) > 1:
-            written = _over_seeds(values, digits=3)
-            over = f"{_over_seeds(changes[name], digits=4)} (over seeds)" if name in changes else ""
-            lines.append(f"| {name} | mean of {len(values)} | {written} | | {over} | |")
-    return "\n".join(lines)
-
-
-def _over_books(path: Path) -> tuple[float, Any]:
-    """Mean difference of the losses, written minus frozen, with an interval over documents."""
-    with np.load(path) as arrays:
-        difference = arrays["loss_writing"].astype(np.float64) - arrays["loss_frozen"]
-        sums = np.bincount(arrays["document"], difference)
-        return clustered_mean(sums, np.bincount(arrays["document"]))
-
-
-def _interval(mean: float, interval: Any, *, digits: int = 4) -> str:
-    low, high = interval
-    return f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
-
-
-def _over_seeds(values: Sequence[float], *, digits: int = 2, most: float = np.inf) -> str:
-    """Mean of a number of seeds and its 95 % interval by Student's t, not above `most`."""
-    mean, count = float(np.mean(values)), len(values)
-    half = student_t(count) * float(np.std(values, ddof=1)) / count**0.5
-    return _interval(mean, (mean - half, min(most, mean + half)), digits=digits)
-
-
-def _needle_table() -> str:
-    lines = [
-        "| model | seed | words | frozen | 1 reading | 2 | 3 | 4 | digits of 6, 1 and 4 readings |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    frozen = {
-        (name, seed, run["words"]): f"{run['exact']['accuracy']:.2f}"
-        for name, seed, record, _ in _finished("needle_frozen", "needle")
-        for run in record["results"]["runs"]
-    }
-    short = HAYSTACKS["needle_1x"]
-    for label, words in {"needle_1x": short, WINDOWED: short, **HAYSTACKS}.items():
-        main: dict[int, list[float]] = {}
-        for name, seed, record, _ in _finished(label, "needle"):
-            runs = {run["readings"]: run for run in record["results"]["runs"]}
-            for count, run in runs.items():
-                if name == MAIN:
-                    main.setdefault(count, []).append(run["exact"]["accuracy"])
-            exact = {n: run["exact"] for n, run in runs.items()}
-            shown = f"{name}, window" if label == WINDOWED else name
-            cells = [shown, str(seed), str(words), frozen.get((shown, seed, words), "")]
-            for n in (1, 2, 3, 4):
-                cells.append(
-                    _interval(exact[n]["accuracy"], exact[n]["interval"], digits=2)
-                    if n in exact
-                    else ""
-                )
-            cells.append(", ".join(f"{runs[n]['digits']:.1f}" for n in (1, 4) if n in runs))
-            lines.append(f"| {' | '.join(cells)} |")
-        if main and len(main[1]) > 1:
-            shares = [_over_seeds(main[n], most=1.0) if n in main else "" for n in (1, 2, 3, 4)]
-            lines.append(
-                f"| {MAIN} | mean of {len(main[1])} | {words} | | {' | '.join(shares)} | |"
-            )
-    return "\n".join(lines)
-
-
-def _reference_table() -> str:
-    """Needles of the main model when it reads the question before the last write."""
-    lines = ["| words | seed | 1 reading | 4 | rise |", "|---|---|---|---|---|"]
-    rises: dict[int, list[float]] = {}
-    for _, seed, record, _ in _finished("needle_reference", "needle"):
-        runs = {(run["words"], run["readings"]): run["exact"] for run in record["results"]["runs"]}
-        for words in sorted({words for words, _ in runs}):
-            ends = [runs[words, readings] for readings in (1, 4)]
-            rises.setdefault(words, []).append(ends[1]["accuracy"] - ends[0]["accuracy"])
-            cells = [_interval(end["accuracy"], end["interval"], digits=2) for end in ends]
-            lines.append(f"| {words} | {seed} | {' | '.join(cells)} | {rises[words][-1]:.2f} |")
-    for words, values in rises.items():
-        if len(values) > 1:
-            lines.append(
-                f"| {words} | mean of {len(values)} | | | {_over_seeds(values, most=1.0)} |"
-            )
-    return "\n".join(lines)
-
-
-def _continual_table() -> str:
-    lines = [
-        f"| model | seed | {' | '.join(DOMAINS)} | adaptation | forgetting | unseen |",
-        "|---" * (len(DOMAINS) + 5) + "|",
-    ]
-    for name, seed, record, _ in _finished("continual", "continual"):
-        results = record["results"]
-        losses = np.asarray(results["loss"])
-        own = [losses[number + 1, number] - losses[0, number] for number in range(len(DOMAINS))]
-        end = losses[-1] - losses[0]
-        cells = [f"{now:.3f}, {later:.3f}" for now, later in zip(own, end, strict=True)]
-        cells += [f"{results[key]:.4f}" for key in ("adaptation", "forgetting", "unseen")]
-        lines.append(f"| {name} | {seed} | {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,22 @@
 """Every option of the programs behind docs/measurements/study.md, on made-up runs and texts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
+from flax import nnx
 
-from benchmarks.study import fast_weight_layers, study
+from benchmarks.study import controls, fast_weight_layers, study
+from fwpkm_jax.config import load_config
+from fwpkm_jax.evaluation import Subject
+from fwpkm_jax.evaluation.needle.files import read_samples
+from fwpkm_jax.rules import FwMLP, FwPKM
+from fwpkm_jax.training.optimizer import make_optimizer
+from fwpkm_jax.training.state import init_state, model_graph
 from tests.benchmarks.programs import result, run
 
 pytestmark = pytest.mark.thorough
@@ -56,28 +65,118 @@ def test_the_study_trains_and_evaluates_what_is_not_done(runs, tmp_path, monkeyp
     def run_suite(subject, names, *, directory, configs):
         evaluated.append(directory.name)
         directory.mkdir(parents=True)
-        (directory / f"{names[0]}.json").write_text("{}")
+        record = {"results": {"loss": [], "adaptation": -1.0, "forgetting": 0.5, "unseen": 0.25}}
+        written = {"writing": {"all": {"perplexity": 5.0}}}
+        records = {"continual": record, "needle": {"results": {"runs": []}}}
+        result = records.get(names[0], {"results": written})
+        (directory / f"{names[0]}.json").write_text(json.dumps(result))
 
     monkeypatch.setattr(study, "run_suite", run_suite)
-    monkeypatch.setattr(study, "tables", lambda: ["table"])
+    monkeypatch.setattr(study, "tables", lambda lines, **names: ["table"])
+    out = tmp_path / "lines.jsonl"
+    names = ("gdn_swa__fwmlp:0", "gdn_swa__fwpkm__ungated:1")
     for _ in range(2):
-        assert run("study.study", "--runs", "gdn_swa__fwmlp:0", "--no-tables") == 0
-    assert evaluated == ["ppl", "needle_1x", "needle_8x", "needle_frozen", "continual"]
-    command = runs[0]
-    assert command[1:5] == ["-m", "fwpkm_jax", "train", "study/gdn_swa__fwmlp"]
-    assert command[command.index("--run_dir") + 1] == str(tmp_path / "gdn_swa__fwmlp_seed0")
-    with pytest.raises(SystemExit, match="no such run"):
-        run("study.study", "--runs", "gdn:7")
+        assert run("study.study", "--runs", *names, "--no-tables", "--out", out) == 0
+    every = ["ppl", "needle_1x", "needle_8x"]
+    ungated = [*every, "needle_15x", "needle_frozen", "needle_reference", "continual"]
+    assert evaluated == [*every, "needle_frozen", "continual", *ungated]
+    first, second = runs
+    assert first[1:5] == ["-m", "fwpkm_jax", "train", "study/gdn_swa__fwmlp"]
+    assert first[first.index("--run_dir") + 1] == str(tmp_path / "gdn_swa__fwmlp_seed0")
+    assert second[4] == "study/gdn_swa__fwpkm"
+    assert second[-4:] == [*study.WITHOUT_GATES]
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["run"] for line in lines] == [*names]
+    assert lines[0]["ppl"] == {"writing": 5.0}
+    with pytest.raises(SystemExit, match="no KIND:SEED"):
+        run("study.study", "--runs", "gdn:7", "--out", out)
 
 
-def test_the_tables_show_finished_runs(runs, tmp_path, capsys):
+def test_the_tables_show_the_lines(runs, tmp_path, capsys):
     losses = [[2.0] * len(study.DOMAINS)] * (len(study.DOMAINS) + 1)
-    record = {"results": {"loss": losses, "adaptation": -1.0, "forgetting": 0.5, "unseen": 0.25}}
-    folder = tmp_path / "gdn_swa_seed0" / "study" / "continual"
-    folder.mkdir(parents=True)
-    (folder / "continual.json").write_text(json.dumps(record))
-    assert run("study.study", "--tables") == 0
+    share = {"answers": 100, "accuracy": 0.25, "interval": [0.2, 0.3], "digits": 3.0}
+    needles = [{"words": 56, "readings": readings, **share} for readings in (1, 4)]
+    ppl = {"writing": 5.0, "frozen": 5.5, "difference": [-0.1, -0.2, 0.0]}
+    gates = {"blocks_2": {"answers": {"mean": 0.7, "bytes": 4, "histogram": [1, 0] * 4 + [2, 0]}}}
+    line = {
+        "run": f"{study.MAIN}:0",
+        "ppl": ppl | {"difference_over_books": [-0.1, -0.3, 0.1]},
+        "ppl_reset": {"writing": 5.1},
+        study.ABLATED: {"frozen": 5.2},
+        "needle_1x": needles,
+        "needle_reset": needles,
+        study.OTHER: needles,
+        "needle_reference": needles,
+        "gates": gates,
+        "continual": {"loss": losses, "adaptation": -1.0, "forgetting": 0.5, "unseen": 0.25},
+    }
+    out = tmp_path / "lines.jsonl"
+    out.write_text("".join(json.dumps(line | {"run": f"{study.MAIN}:{n}"}) + "\n" for n in (0, 1)))
+    assert run("study.study", "--tables", "--out", out) == 0
     assert not runs
+    shown = capsys.readouterr().out
     changes = " | ".join(["0.000, 0.000"] * len(study.DOMAINS))
-    row = f"| gdn_swa | 0 | {changes} | -1.0000 | 0.5000 | 0.2500 |"
-    assert row in capsys.readouterr().out
+    for row in (
+        f"| {study.MAIN} | 0 | {changes} | -1.0000 | 0.5000 | 0.2500 |",
+        f"| {study.MAIN} | mean of 2 | 5.000 [5.000, 5.000] |",
+        "| 0 | 5.000 | 5.100 | 5.500 | 5.200 | 0.25, 0.25 | 0.25, 0.25 | 0.25, 0.25 |",
+        "| 0 | blocks_2 | answers | 4 | 0.70 | 0.75 |",
+    ):
+        assert row in shown
+
+
+@pytest.fixture(scope="module")
+def subject():
+    """A model of the study with small tables, and text in which needles can be hidden."""
+    experiment = load_config("study/gdn_swa__fwpkm")
+    fast = replace(experiment.model.fast_weight, rule=FwPKM(num_subkeys=8, key_dim=16, value_dim=8))
+    experiment = replace(experiment, model=replace(experiment.model, fast_weight=fast))
+    state = init_state(
+        experiment.model,
+        memory=experiment.training.memory,
+        optimizer=make_optimizer(experiment.optimizer, steps=1),
+        seed=0,
+    )
+    model = nnx.merge(model_graph(experiment.model), state.params)
+    memory = jax.tree.map(lambda x: x + 1.0, state.memory)
+    return Subject(
+        model=model, memory=memory, data=experiment.data, lifetime="carried", groups=8, batch_size=8
+    )
+
+
+def test_a_memory_without_reads_has_no_values(subject):
+    ablated = controls.without_reads(subject)
+    (before,), (after,) = subject.memory.values(), ablated.memory.values()
+    assert np.any(before.values)
+    assert not np.any(after.values)
+    np.testing.assert_array_equal(after.keys, before.keys)
+    fast = replace(subject.model.config.fast_weight, rule=FwMLP())
+    other = replace(subject, model=SimpleNamespace(config=SimpleNamespace(fast_weight=fast)))
+    with pytest.raises(ValueError, match="FwMLP"):
+        controls.without_reads(other)
+
+
+def test_needles_in_other_words_keep_keys_and_answers(subject, tmp_path):
+    path = tmp_path / "samples.jsonl"
+    controls.write_other_needles(path, subject, words=56, samples=3)
+    header, samples = read_samples(path)
+    assert header["words"] == 56
+    samples = list(samples)
+    assert len(samples) == 3
+    for sample in samples:
+        assert "secret number" not in sample.haystack + sample.question
+        target = sample.needles[sample.target]
+        question = controls.OTHER_QUESTION.format(key=target.key)
+        assert sample.question == f" {question}"
+        assert f"{question}{sample.answer}." in sample.haystack
+
+
+def test_gates_are_counted_at_the_digits_of_needles(subject):
+    (found,) = controls.gates_at_needles(subject, rows=2).values()
+    mix = subject.text.needles
+    digits = 2 * mix.num_needles * mix.value_digits
+    assert found["stated"]["bytes"] == found["answers"]["bytes"] == digits
+    assert sum(place["bytes"] for place in found.values()) == 2 * subject.text.length
+    for place in found.values():
+        assert sum(place["histogram"]) == place["bytes"]
+        assert 0 < place["mean"] < 1

@@ -68,8 +68,6 @@ def get_config() -> Experiment:
             fast_weight=FastWeightConfig(
                 rule=FwPKM(num_subkeys=128, key_dim=16, value_dim=64),
                 chunk_size=CHUNK_SIZE,
-                weight_by_gate=False,
-                gate_output=False,
             ),
             pkm=PKMConfig(num_subkeys=128, key_dim=16, value_dim=64, num_heads=2, top_k=8),
             tie_embeddings=False,

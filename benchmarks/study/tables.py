@@ -1,0 +1,186 @@
+"""Markdown tables of the study's lines, as docs/measurements/study.md shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fwpkm_jax.evaluation.intervals import student_t
+
+Line = dict[str, Any]
+
+_HAYSTACKS = ("needle_1x", "needle_window", "needle_8x", "needle_15x")
+_CONTROLS = ("needle_1x", "needle_reset", "needle_other")
+
+
+def tables(lines: Sequence[Line], *, domains: Sequence[str], main: str) -> list[str]:
+    """Markdown tables of finished runs.
+
+    Args:
+      lines: of `benchmarks.study.study`, each with its `run` as NAME:SEED.
+      domains: names of the domains, in reading order.
+      main: name of the run with controls.
+    """
+    own = [line for line in lines if _name(line)[0] == main]
+    return [
+        _perplexity_table(lines),
+        _needle_table(lines),
+        _reference_table(lines),
+        _control_table(own),
+        _gate_table(own),
+        _continual_table(lines, domains),
+    ]
+
+
+def _name(line: Line) -> tuple[str, str]:
+    name, _, seed = line["run"].partition(":")
+    return name, seed
+
+
+def _perplexity_table(lines: Sequence[Line]) -> str:
+    rows = [
+        "| model | seed | written | frozen | difference, nats | over books |",
+        "|---|---|---|---|---|---|",
+    ]
+    seeds: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        if "ppl" not in line:
+            continue
+        (name, seed), found = _name(line), line["ppl"]
+        seeds.setdefault(name, []).append(found)
+        cells = [name, seed, f"{found['writing']:.3f}"]
+        cells.append(f"{found['frozen']:.3f}" if "frozen" in found else "")
+        for kind in ("difference", "difference_over_books"):
+            cells.append(_interval(*found[kind]) if kind in found else "")
+        rows.append(_row(cells))
+    for name, each in seeds.items():
+        if len(each) > 1:
+            written = over_seeds([found["writing"] for found in each], digits=3)
+            changes = [found["difference"][0] for found in each if "difference" in found]
+            over = f"{over_seeds(changes, digits=4)} (over seeds)" if changes else ""
+            rows.append(_row([name, f"mean of {len(each)}", written, "", over, ""]))
+    return "\n".join(rows)
+
+
+def _needle_table(lines: Sequence[Line]) -> str:
+    rows = [
+        "| model | seed | words | frozen | 1 reading | 2 | 3 | 4 | digits of 6, 1 and 4 readings |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for label in _HAYSTACKS:
+        seeds: dict[str, list[dict[int, Line]]] = {}
+        for line in lines:
+            if label not in line:
+                continue
+            name, seed = _name(line)
+            runs = {run["readings"]: run for run in line[label]}
+            seeds.setdefault(name, []).append(runs)
+            words = next(iter(runs.values()))["words"]
+            frozen = [x for x in line.get("needle_frozen", ()) if x["words"] == words]
+            shown = f"{name}, window" if label == "needle_window" else name
+            cells = [shown, seed, str(words)]
+            cells.append(f"{frozen[0]['accuracy']:.2f}" if frozen and shown == name else "")
+            cells += [_share(runs[n]) if n in runs else "" for n in (1, 2, 3, 4)]
+            cells.append(", ".join(f"{runs[n]['digits']:.1f}" for n in (1, 4) if n in runs))
+            rows.append(_row(cells))
+        for name, each in seeds.items():
+            if len(each) > 1 and max(runs[1]["accuracy"] for runs in each) > 0:
+                shares = [
+                    over_seeds([runs[n]["accuracy"] for runs in each], most=1.0)
+                    if n in each[0]
+                    else ""
+                    for n in (1, 2, 3, 4)
+                ]
+                words = str(each[0][1]["words"])
+                rows.append(_row([name, f"mean of {len(each)}", words, "", *shares, ""]))
+    return "\n".join(rows)
+
+
+def _reference_table(lines: Sequence[Line]) -> str:
+    """Needles of models that read the question before the last write."""
+    rows = ["| model | words | seed | 1 reading | 4 | rise |", "|---|---|---|---|---|---|"]
+    rises: dict[tuple[str, int], list[float]] = {}
+    for line in lines:
+        (name, seed), found = _name(line), line.get("needle_reference", ())
+        runs = {(run["words"], run["readings"]): run for run in found}
+        for words in sorted({words for words, _ in runs}):
+            ends = [runs[words, readings] for readings in (1, 4)]
+            rise = ends[1]["accuracy"] - ends[0]["accuracy"]
+            rises.setdefault((name, words), []).append(rise)
+            rows.append(_row([name, str(words), seed, *map(_share, ends), f"{rise:.2f}"]))
+    for (name, words), values in rises.items():
+        if len(values) > 1:
+            mean = over_seeds(values, most=1.0)
+            rows.append(_row([name, str(words), f"mean of {len(values)}", "", "", mean]))
+    return "\n".join(rows)
+
+
+def _control_table(lines: Sequence[Line]) -> str:
+    """Controls of the main model: perplexity without reads or with resets, needles likewise."""
+    rows = [
+        "| seed | written | reset per book | frozen | slots at zero |"
+        " needles, 1 and 4 readings | memory reset after each sample | other words |",
+        "|---" * 8 + "|",
+    ]
+    for line in lines:
+        ppl, needles = line["ppl"], [line[label] for label in _CONTROLS]
+        cells = [_name(line)[1], f"{ppl['writing']:.3f}", f"{line['ppl_reset']['writing']:.3f}"]
+        cells += [f"{ppl['frozen']:.3f}", f"{line['ppl_ablated']['frozen']:.3f}"]
+        for runs in needles:
+            of = {run["readings"]: run["accuracy"] for run in runs}
+            cells.append(", ".join(f"{of[n]:.2f}" for n in (1, 4)))
+        rows.append(_row(cells))
+    return "\n".join(rows)
+
+
+def _gate_table(lines: Sequence[Line]) -> str:
+    """Mean gates by place, and the share of bytes with a gate above a half."""
+    rows = ["| seed | layer | place | bytes | mean gate | above 0.5 |", "|---" * 6 + "|"]
+    for line in lines:
+        for layer, places in line["gates"].items():
+            for place, found in places.items():
+                counts = found["histogram"]
+                share = sum(counts[len(counts) // 2 :]) / max(found["bytes"], 1)
+                cells = [_name(line)[1], layer, place, str(found["bytes"])]
+                rows.append(_row([*cells, f"{found['mean']:.2f}", f"{share:.2f}"]))
+    return "\n".join(rows)
+
+
+def _continual_table(lines: Sequence[Line], domains: Sequence[str]) -> str:
+    rows = [
+        f"| model | seed | {' | '.join(domains)} | adaptation | forgetting | unseen |",
+        "|---" * (len(domains) + 5) + "|",
+    ]
+    for line in lines:
+        if "continual" not in line:
+            continue
+        results = line["continual"]
+        losses = np.asarray(results["loss"])
+        own = [losses[number + 1, number] - losses[0, number] for number in range(len(domains))]
+        end = losses[-1] - losses[0]
+        cells = [*_name(line)]
+        cells += [f"{now:.3f}, {later:.3f}" for now, later in zip(own, end, strict=True)]
+        cells += [f"{results[key]:.4f}" for key in ("adaptation", "forgetting", "unseen")]
+        rows.append(_row(cells))
+    return "\n".join(rows)
+
+
+def over_seeds(values: Sequence[float], *, digits: int = 2, most: float = np.inf) -> str:
+    """Mean of a number of seeds and its 95 % interval by Student's t, not above `most`."""
+    mean, count = float(np.mean(values)), len(values)
+    half = student_t(count) * float(np.std(values, ddof=1)) / count**0.5
+    return _interval(mean, mean - half, min(most, mean + half), digits=digits)
+
+
+def _share(run: Line) -> str:
+    return _interval(run["accuracy"], *run["interval"], digits=2)
+
+
+def _interval(mean: float, low: float, high: float, *, digits: int = 4) -> str:
+    return f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

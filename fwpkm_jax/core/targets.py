@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Num
 
 _STD_EPSILON = 1e-6
 
@@ -78,7 +78,7 @@ def write_weights(
     return pair_weights(gate, real, known=known.astype(gate.dtype), lookahead=lookahead)
 
 
-def shift_left(x: Float[Array, "batch length *rest"], lookahead: int) -> Array:
+def shift_left(x: Num[Array, "batch length *rest"], lookahead: int) -> Array:
     """`x[:, t + lookahead]` at t, zeros behind the end."""
     if lookahead == 0:
         return x

@@ -1,28 +1,19 @@
 """A decoder language model, built from a `ModelConfig`: embedding, blocks, head, memories."""
 
-import re
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.chunks import Memory
-from fwpkm_jax.core.documents import Documents, document_numbers, starts_at_real
+from fwpkm_jax.core.documents import Documents
 from fwpkm_jax.core.streams.queue import ChunkSize
 from fwpkm_jax.core.targets import Pairing, write_weights
-from fwpkm_jax.layers.experts import Experts
-from fwpkm_jax.layers.fast_weight_layers.layer import (
-    FastWeightLayer,
-    FastWeightStream,
-    HeadInputs,
-)
+from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer
 from fwpkm_jax.layers.lora import add_low_rank
-from fwpkm_jax.layers.memories.fast_weight import FastWeight
-from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import (
     BATCH,
@@ -32,9 +23,10 @@ from fwpkm_jax.layers.partition import (
     ParameterAxes,
     Partition,
 )
-from fwpkm_jax.layers.pkm import PKM
-from fwpkm_jax.models.block import Block, Remat
+from fwpkm_jax.models.block import Remat
+from fwpkm_jax.models.building import build_blocks, scale_branches, store_matrices
 from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.models.embedding_and_head import embedded, read_head
 from fwpkm_jax.models.outputs import (
     Hidden,
     LMOutput,
@@ -43,7 +35,7 @@ from fwpkm_jax.models.outputs import (
     StreamOutput,
     layer_name,
 )
-from fwpkm_jax.models.sharding import gathered_array, path_name
+from fwpkm_jax.models.sharding import gathered_array
 
 _HEAD_AXES: LogicalAxes = ("embed", "vocab")
 
@@ -87,53 +79,15 @@ class LanguageModel(nnx.Module):
         self.config = config
         dtype = jnp.dtype(config.activation_dtype) if dtype == "config" else dtype
         self.dtype = dtype
-        shared: dict[str, Any] = {"norm_eps": config.norm_eps, "init_std": config.init_std}
-        shared |= {"dtype": dtype, "rngs": rngs}
         dim, init = config.model_dim, nnx.initializers.normal
         self.embedding = nnx.Param(
             init(config.init_std)(rngs.params(), (config.vocab_size, dim), jnp.float32)
         )
-        blocks = []
-        for index, mixer_config in enumerate(config.mixer_configs):
-            mixer = mixer_config.build(dim, **shared)
-            if index in config.pkm_layers:
-                feed_forward = PKM(config.pkm, dim, dtype=dtype, rngs=rngs)
-            elif index in config.expert_layers:
-                feed_forward = Experts(
-                    config.experts,
-                    dim,
-                    init_std=config.init_std,
-                    activation=config.mlp_activation,
-                    dtype=dtype,
-                    rngs=rngs,
-                )
-            else:
-                feed_forward = SwiGLU(
-                    dim,
-                    config.mlp_dim,
-                    init_std=config.init_std,
-                    activation=config.mlp_activation,
-                    bias=config.mlp_bias,
-                    dtype=dtype,
-                    rngs=rngs,
-                )
-            memory = None
-            if index in config.memory_layers:
-                memory = FastWeight(config.fast_weight, dim, **shared)
-            block = Block(
-                mixer,
-                feed_forward,
-                memory,
-                dim,
-                norm_eps=config.norm_eps,
-                norm_offset=config.norm_offset,
-                post_norm=index in config.post_norm_layers,
-            )
-            blocks.append(block)
+        blocks = build_blocks(config, dtype=dtype, rngs=rngs)
         self.blocks = nnx.List(blocks)
         if config.branch_init_scale != 1.0:
             for block in blocks:
-                _scale_branches(block, config.branch_init_scale)
+                scale_branches(block, config.branch_init_scale)
         self.final_norm = RMSNorm(dim, eps=config.norm_eps, offset=config.norm_offset)
         std = config.init_std if config.head_init_std is None else config.head_init_std
         head_shape = (dim, config.vocab_size)
@@ -148,7 +102,7 @@ class LanguageModel(nnx.Module):
             None if fwl is None else FastWeightLayer(fwl, dim, init_std=config.init_std, rngs=rngs)
         )
         if config.parameter_dtype != "float32":
-            _store_matrices(self, jnp.dtype(config.parameter_dtype))
+            store_matrices(self, jnp.dtype(config.parameter_dtype))
         if config.lora is not None:
             add_low_rank(self, config.lora, rngs=rngs)
 
@@ -242,7 +196,7 @@ class LanguageModel(nnx.Module):
         self._check_tokens(tokens, mask, segment_ids)
         self._check_memory(memory)
         documents = None if segment_ids is None else Documents.of(segment_ids)
-        x = self._embed(tokens, partition)
+        x = embedded(self.embedding[...], tokens, dtype=self.dtype, partition=partition)
         written, info, pkm_slot_ids = dict(memory), {}, {}
         pkm_statistics, router_loads = {}, {}
         for index, block in enumerate(self.blocks):
@@ -269,8 +223,16 @@ class LanguageModel(nnx.Module):
                 pkm_statistics[name] = out.pkm_statistics
             if out.router_load is not None:
                 router_loads[name] = out.router_load
-        x = self.final_norm(x)
-        x, bias = self._before_head(x, tokens, mask, documents, write, partition)
+        x, bias = self.final_norm(x), None
+        if self.fast_weight_layer is not None:
+            (y, bias), _ = read_head(
+                *(self.fast_weight_layer, x, tokens, self.readout(), None),
+                mask=mask,
+                starts=None if documents is None else documents.starts,
+                write=write,
+                partition=partition,
+            )
+            x = y.astype(x.dtype)
         return Hidden(x, written, info, pkm_slot_ids, bias, pkm_statistics, router_loads)
 
     def readout(self) -> tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None]:
@@ -373,16 +335,10 @@ class LanguageModel(nnx.Module):
             _check_piece(tokens, partition)
         starts, numbers, document = None, None, stream.document
         if segment_ids is not None:
-            documents = Documents.of(
-                segment_ids, before=None if document is None else document.segment_id
-            )
-            mask, starts = documents.mask(mask), documents.starts
-            begun = jnp.ones_like(segment_ids[:, 0]) if document is None else document.number
-            numbers = begun[:, None] + document_numbers(starts).astype(begun.dtype)
-            document = StreamDocument(segment_ids[:, -1], numbers[:, -1])
+            mask, starts, numbers, document = StreamDocument.of_piece(segment_ids, mask, document)
         elif document is not None:
             numbers = jnp.broadcast_to(document.number[:, None], tokens.shape)
-        x = self._embed(tokens, partition)
+        x = embedded(self.embedding[...], tokens, dtype=self.dtype, partition=partition)
         memory, layers, info = dict(stream.memory), {}, {}
         for index, block in enumerate(self.blocks):
             name = layer_name(index)
@@ -404,13 +360,13 @@ class LanguageModel(nnx.Module):
         x, head, bias = self.final_norm(x), stream.head, None
         if self.fast_weight_layer is not None:
             assert head is not None, "a stream of this model carries its Fast Weight Layer's state"
-            options: dict[str, Any] = {"mask": mask, "starts": starts, "write": write}
-            if partition is None:
-                (y, bias), head = self.fast_weight_layer.stream(
-                    x, tokens, self.readout(), head, **options
-                )
-            else:
-                y, head = self._head_over_devices(x, tokens, head, partition=partition, **options)
+            (y, bias), head = read_head(
+                *(self.fast_weight_layer, x, tokens, self.readout(), head),
+                mask=mask,
+                starts=starts,
+                write=write,
+                partition=partition,
+            )
             x = y.astype(x.dtype)
         stream = Stream(memory, layers, head, document)
         return StreamOutput(self.logits(x, bias, partition), stream, info)
@@ -449,84 +405,6 @@ class LanguageModel(nnx.Module):
             head = head._replace(waits=jnp.zeros_like(head.waits))
         return stream._replace(layers=layers, head=head)
 
-    def _before_head(
-        self,
-        x: jax.Array,
-        tokens: jax.Array,
-        mask: jax.Array | None,
-        documents: Documents | None,
-        write: bool,
-        partition: Partition | None,
-    ) -> HeadInputs:
-        """The head's inputs for whole sequences, with the Fast Weight Layer if there is one."""
-        if self.fast_weight_layer is None:
-            return HeadInputs(x, None)
-        starts = None if documents is None else documents.starts
-        if partition is None:
-            y, bias = self.fast_weight_layer(
-                x, tokens, self.readout(), mask=mask, starts=starts, write=write
-            )
-            return HeadInputs(y.astype(x.dtype), bias)
-        y, _ = self._head_over_devices(
-            x, tokens, None, mask=mask, starts=starts, write=write, partition=partition
-        )
-        return HeadInputs(y.astype(x.dtype), None)
-
-    def _head_over_devices(
-        self,
-        x: jax.Array,
-        tokens: jax.Array,
-        stream: FastWeightStream | None,
-        *,
-        mask: jax.Array | None,
-        starts: jax.Array | None,
-        write: bool,
-        partition: Partition,
-    ) -> tuple[jax.Array, FastWeightStream | None]:
-        """What the head reads, from the Fast Weight Layer; with a stream, also the new one."""
-        layer, axis = self.fast_weight_layer, partition.sequence
-        assert layer is not None
-        if layer.config.steps == "output_bias":
-            raise ValueError(
-                "fast_weight_layer.steps='output_bias' keeps every token's logits and runs on one "
-                "device only; set all sizes of the mesh to 1."
-            )
-        if axis is not None and mask is not None and starts is not None:
-            starts = starts_at_real(starts, mask)
-
-        def of_sequences(layer, x, tokens, readout, mask, starts, stream):
-            options = {"mask": mask, "starts": starts, "write": write}
-            if axis is None:
-                return layer(x, tokens, readout, **options).x, None
-            out, end = layer.of_part(x, tokens, readout, axis=axis, stream=stream, **options)
-            return out.x, None if stream is None else end
-
-        rows, of_rows = partition.tokens(), P(BATCH)
-        return partition.run(
-            of_sequences,
-            in_specs=(P(), rows, rows, P(), rows, rows, of_rows),
-            out_specs=(rows, of_rows),
-        )(layer, x, tokens, self.readout(), mask, starts, stream)
-
-    def _embed(
-        self, tokens: Int[Array, "batch length"], partition: Partition | None = None
-    ) -> Float[Array, "batch length model"]:
-        def look_up(embedding, tokens):
-            # An id outside the vocabulary gives NaN, which training reports, not another row.
-            rows = embedding.at[tokens].get(mode="fill", fill_value=jnp.nan)
-            return rows if self.dtype is None else rows.astype(self.dtype)
-
-        if partition is None:
-            return look_up(self.embedding[...], tokens)
-
-        def look_up_own(embedding, tokens):
-            return look_up(jax.lax.all_gather(embedding, "fsdp", axis=1, tiled=True), tokens)
-
-        # Along `model` each device looks up a part of each sequence.
-        own = partition.tokens(also=(HEADS,))
-        rows = partition.run(look_up_own, in_specs=(P(None, "fsdp"), own), out_specs=own)
-        return partition.by_sequence(rows(self.embedding[...], tokens))
-
     def _check_tokens(self, tokens: Any, mask: Any, segment_ids: Any = None) -> None:
         check_arrays(
             tokens=(tokens, "int batch length"),
@@ -552,29 +430,3 @@ def _check_piece(tokens: jax.Array, partition: Partition) -> None:
         )
     partition.check_divides("Sequences of a stream", tokens.shape[0], *BATCH)
     partition.check_divides("The length of a piece", tokens.shape[1], SEQUENCE, HEADS)
-
-
-def _scale_branches(block: Block, scale: float) -> None:
-    feed_forward = block.feed_forward
-    output = block.mixer.output_map
-    outputs = [] if output is None else [output]
-    if isinstance(feed_forward, Experts):
-        feed_forward.down_kernel[...] = feed_forward.down_kernel[...] * scale
-        feed_forward = feed_forward.shared
-    if feed_forward is not None:
-        is_pkm = isinstance(feed_forward, PKM)
-        outputs.append(feed_forward.out_proj if is_pkm else feed_forward.down_proj)
-    if block.memory is not None:
-        outputs.append(block.memory.out_proj)
-    for linear in outputs:
-        linear.kernel[...] = linear.kernel[...] * scale
-
-
-def _store_matrices(model: LanguageModel, dtype: Any) -> None:
-    """Casts the parameters that `ModelConfig.parameter_dtype` applies to."""
-
-    def cast(path: Any, leaf: jax.Array) -> jax.Array:
-        of_memory = re.fullmatch(r"fast_weight_layer/.*|blocks/\d+/memory/.*", path_name(path))
-        return leaf if leaf.ndim < 2 or of_memory else leaf.astype(dtype)
-
-    nnx.update(model, jax.tree_util.tree_map_with_path(cast, nnx.state(model, nnx.Param)))

@@ -3,9 +3,10 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.chunks import Memory
+from fwpkm_jax.core.documents import Documents, document_numbers
 from fwpkm_jax.layers.experts import RouterLoad
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightStream
 from fwpkm_jax.layers.memories.fast_weight import FastWeightInfo
@@ -62,6 +63,44 @@ class StreamDocument(NamedTuple):
 
     segment_id: Int[Array, " batch"]
     number: Int[Array, " batch"]
+
+    @classmethod
+    def of_piece(
+        cls,
+        segment_ids: Int[Array, "batch length"],
+        mask: Float[Array, "batch length"] | None,
+        before: "StreamDocument | None",
+    ) -> "PieceDocuments":
+        """What a piece with these segment ids says of its documents.
+
+        Args:
+          segment_ids: document of each token, 0 for padding.
+          mask: 1 for real tokens; None: all but the padding of the ids.
+          before: where the stream stands; None: the first token starts a document.
+        """
+        documents = Documents.of(segment_ids, before=None if before is None else before.segment_id)
+        begun = jnp.ones_like(segment_ids[:, 0]) if before is None else before.number
+        numbers = begun[:, None] + document_numbers(documents.starts).astype(begun.dtype)
+        return PieceDocuments(
+            *(documents.mask(mask), documents.starts, numbers),
+            cls(segment_ids[:, -1], numbers[:, -1]),
+        )
+
+
+class PieceDocuments(NamedTuple):
+    """The documents of a piece of a stream.
+
+    Attributes:
+      mask: 1 for real tokens, `[batch, length]`.
+      starts: true at the first token of each document, `[batch, length]`.
+      numbers: of each token's document, counted along the stream, `[batch, length]`.
+      last: where the stream stands behind the piece.
+    """
+
+    mask: Float[Array, "batch length"]
+    starts: Bool[Array, "batch length"]
+    numbers: Int[Array, "batch length"]
+    last: StreamDocument
 
 
 class Stream(NamedTuple):

@@ -332,7 +332,7 @@ def through_the_loop(out: Path) -> dict[str, Any]:
 def padding() -> dict[str, float]:
     """How far padding and memories of single documents move outputs over devices from those of one.
 
-    In `norms` of the outputs, of the memories and of the gradients. `parts` has padding in
+    In `norms` of the outputs, of the memories and of the gradients. Both `parts` have padding in
     sequences of which each device holds a part.
     """
     small = small_model()
@@ -373,6 +373,7 @@ def padding() -> dict[str, float]:
         ("mask", None, graphdef, by_rows),
         ("documents", ids, graphdef, by_rows),
         ("parts", ids, carrying, by_parts),
+        ("own_parts", ids, graphdef, by_parts),
     ):
         runs = (jax.jit(functools.partial(run, graph, p)) for p in (None, partition))
         found = [f(params, memory, segment_ids) for f in runs]

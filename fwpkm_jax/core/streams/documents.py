@@ -72,7 +72,8 @@ def in_documents(
 
     Returns:
       The state after each group's last token, and the outputs, leaves
-      `[groups, members, length, ...]`. Those behind a group's last token have no meaning.
+      `[groups, members, length, ...]`. Those behind a group's last token have no meaning, except
+      that `alone` gives them, too.
     """
     groups, length = starts.shape
     at = jnp.arange(length, dtype=jnp.int32)[None]
@@ -85,7 +86,7 @@ def in_documents(
     end = jnp.minimum(_next(starts), count[:, None])  # Of each token's document.
     size = jnp.minimum(chunk - jnp.where(place < 0, place, place % chunk), end - at)
     goes_on = (number == 0) | (number == number[:, -1:]) | (end - at + place > chunk)
-    first &= at < count[:, None]
+    first, goes_on = first & (at < count[:, None]), goes_on & (at < count[:, None])
 
     # A document of more than a unit has fewer than twice as many units as it fills.
     most = min(2 * (length // (chunk + min(lead, 0))) + 4, length)

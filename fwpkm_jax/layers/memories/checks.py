@@ -59,13 +59,11 @@ def check_initial(
             "documents='carry'."
         )
     check_memory(rule, initial, groups=True)
-    check_own_memory(rule, memory, batch, None)
-    check_own_memory(rule, initial, batch, None)
+    check_own_memory(memory, batch, None)
+    check_own_memory(initial, batch, None)
 
 
-def check_own_memory(
-    rule: AbstractChunkRule, memory: Memory, batch: int, partition: Partition | None
-) -> None:
+def check_own_memory(memory: Memory, batch: int, partition: Partition | None) -> None:
     """Refuses memories that documents of their own cannot have."""
     if shares(memory):
         raise ValueError(
@@ -81,12 +79,10 @@ def check_own_memory(
         )
     if partition is None:
         return
-    partition.check_whole_sequences("a memory with documents='document'")
-    axes = partition.axes_of(rule)
-    if axes is not None and (axes.tokens or axes.columns or axes.slots):
+    if partition.memory != "independent":
         raise ValueError(
-            "documents='document' needs each memory whole on one device; set mesh.model=1 and "
-            "mesh.memory=independent, or use documents='carry'."
+            f"mesh.memory={partition.memory!r} with documents='document', which needs each memory "
+            "whole on one device; set mesh.memory=independent, or use documents='carry'."
         )
     partition.check_groups(groups, 1)
 

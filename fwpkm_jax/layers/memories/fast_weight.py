@@ -5,29 +5,21 @@ returns its output, the memory and a record. It does not add the residual: the b
 does.
 """
 
-import functools
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.chunks import (
-    AnyChunk,
     Memory,
-    RunOutput,
     merge_groups,
     split_groups,
 )
-from fwpkm_jax.core.documents import pack_starts
 from fwpkm_jax.core.normalize import l2_normalize
-from fwpkm_jax.core.padding import pack_tokens
-from fwpkm_jax.core.streams import streaming
-from fwpkm_jax.core.streams.flush import flush
 from fwpkm_jax.core.streams.queue import ChunkSize, NewDocuments, Pending, init_pending
 from fwpkm_jax.core.streams.streaming import Signals
 from fwpkm_jax.core.targets import (
@@ -38,18 +30,17 @@ from fwpkm_jax.core.targets import (
 )
 from fwpkm_jax.layers.memories.checks import (
     check_initial,
-    check_no_overlay,
     check_own_memory,
-    check_parts,
     check_pending,
     check_stream,
 )
 from fwpkm_jax.layers.memories.config import FastWeightConfig
 from fwpkm_jax.layers.memories.documents import run_documents, within_documents
-from fwpkm_jax.layers.memories.parts import run_parts
+from fwpkm_jax.layers.memories.parts import read_partitioned, run_partitioned
 from fwpkm_jax.layers.memories.record import FastWeightInfo, call_info
+from fwpkm_jax.layers.memories.stream import advance, write_waiting
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.partition import BATCH, ParameterAxes, Partition
+from fwpkm_jax.layers.partition import ParameterAxes, Partition
 from fwpkm_jax.rules.arguments import check_memory
 
 _NORMALIZERS = {"none": lambda x: x, "standardize": standardize, "l2": l2_normalize}
@@ -196,7 +187,7 @@ class FastWeight(nnx.Module):
 
         Raises:
           ValueError: an argument does not fit the layer; or `documents="document"` with a memory
-            of several sequences, or of several devices.
+            of several sequences, or one that devices share (`mesh.memory`).
         """
         config, rule = self.config, self.config.rule
         self._check(x, mask, memory)
@@ -204,14 +195,13 @@ class FastWeight(nnx.Module):
         signals = self.signals(x, mask)
         loss_gate = signals.gate if config.weight_by_gate else jnp.ones_like(signals.gate)
         if starts is not None and config.documents == "document" and write:
-            check_own_memory(self.config.rule, memory, len(x), partition)
-            run = functools.partial(
-                run_documents, rule, chunk_size=config.chunk_size, pairing=pairing
+            check_own_memory(memory, len(x), partition)
+            out = run_documents(
+                *(rule, memory, signals._replace(gate=loss_gate), starts.astype(bool), mask),
+                chunk_size=config.chunk_size,
+                pairing=pairing,
+                partition=partition,
             )
-            if partition is not None:  # Each device has its sequences' memories.
-                run = partition.run(run, in_specs=P(BATCH), out_specs=P(BATCH))
-            weighed = signals._replace(gate=loss_gate)
-            out = run(memory, weighed, starts.astype(bool), mask)
             facts = call_info(rule, signals, out.losses, out.paired, out.access, None, partition)
             return self.merge(out.read, signals, dtype=x.dtype), out.memory, facts
         sequence = rule.sequence(
@@ -229,10 +219,10 @@ class FastWeight(nnx.Module):
         merge = merge_groups if partition is None else partition.merge_groups
         grouped = jax.tree.map(lambda leaf: split(leaf, groups), sequence)
         if not write:
-            read, access = self._read(memory, grouped.query, partition)
+            read, access = read_partitioned(rule, memory, grouped.query, partition)
             info = None
         elif partition is not None:
-            memory, read, access, info = self._run_partitioned(memory, grouped, partition)
+            memory, read, access, info = run_partitioned(config, memory, grouped, partition)
         else:
             memory, read, access, info = rule.run_groups(
                 memory, grouped, chunk_size=config.chunk_size
@@ -241,32 +231,6 @@ class FastWeight(nnx.Module):
         losses = sequence.write_weight * jnp.mean((read - sequence.target) ** 2, axis=-1)
         facts = call_info(rule, signals, losses, sequence.paired, access, info, partition)
         return self.merge(read, signals, dtype=x.dtype), memory, facts
-
-    def _run_partitioned(
-        self, memory: Memory, grouped: AnyChunk, partition: Partition
-    ) -> RunOutput:
-        """`run_groups` with each device's sequences and its part of the memories."""
-        rule, chunk_size = self.config.rule, self.config.chunk_size
-        check_no_overlay(memory)
-        axes, sequence = partition.axes_of(rule), partition.sequence
-        memory_specs = partition.memory_specs(rule, memory)
-        groups, members, length = grouped.write_weight.shape[:3]
-        partition.check_groups(groups, members)
-        if sequence is not None:
-            check_parts(self.config, length, sequence)
-        along = None if sequence is None else sequence.name
-        among = () if axes is None else tuple(axis for axis in axes.tokens if axis != along)
-        tokens = P(partition.group_axes, among, along)
-        columns = () if axes is None else axes.target_columns
-        values: Any = P(partition.group_axes, among, along, columns)
-        sequence_specs = jax.tree.map(lambda _: tokens, grouped)._replace(target=values)
-        chunks = P(partition.group_axes, along if axes is None else None)
-        run = functools.partial(run_parts, rule, chunk_size=chunk_size, axes=axes, along=sequence)
-        return partition.run(
-            run,
-            in_specs=(memory_specs, sequence_specs),
-            out_specs=RunOutput(memory_specs, values, tokens, chunks),
-        )(memory, grouped)
 
     def init_pending(self, batch: int, groups: int, *, max_chunk_size: int, dtype: Any) -> Pending:
         """An empty queue for `stream`, leaves `[groups, batch // groups, capacity, ...]`."""
@@ -328,6 +292,10 @@ class FastWeight(nnx.Module):
         signals = self.signals(x, mask)
         groups = jax.tree.leaves(memory)[0].shape[0]
         loss_gate = signals.gate if self.config.weight_by_gate else jnp.ones_like(signals.gate)
+        documents = None
+        if starts is not None and self.config.documents == "document":
+            check_initial(rule, memory, initial, len(x))
+            documents = NewDocuments(starts.astype(bool), initial)
         queued = signals._replace(gate=loss_gate)
         paired = signals.mask * shift_left(signals.mask, rule.lookahead)
         if numbers is not None:
@@ -336,49 +304,19 @@ class FastWeight(nnx.Module):
             if self.config.documents == "carry":
                 queued = queued._replace(mask=signals.mask * numbers)
         queued = jax.tree.map(lambda leaf: split_groups(leaf, groups), queued)
-        own_memory = starts is not None and self.config.documents == "document"
-        if own_memory:
-            check_initial(self.config.rule, memory, initial, len(x))
-
-        def advance(
-            memory: Memory, pending: Pending, queued: Signals, starts: Any, initial: Any
-        ) -> streaming.StreamOutput:
-            packing = None if mask is None else pack_tokens(jnp.any(queued.mask != 0, axis=1))
-            if packing is not None:
-                queued = _reorder(queued, packing.order)
-            documents = None
-            if own_memory:
-                documents = NewDocuments(pack_starts(starts.astype(bool), packing), initial)
-            num_real = None if packing is None else packing.counts
-            if write:
-                out = streaming.push(
-                    *(rule.read, rule.write, memory, pending, queued),
-                    chunk_size=chunk_size,
-                    lookahead=rule.lookahead,
-                    targets=rule.targets,
-                    make_chunk=rule.chunk,
-                    num_real=num_real,
-                    documents=documents,
-                )
-            else:
-                assert documents is not None
-                out = streaming.read_documents(
-                    rule.read, memory, pending, queued, documents, num_real=num_real
-                )
-            if packing is None:
-                return out
-            output, access = _reorder((out.output, out.access), packing.places)
-            return out._replace(output=output, access=access)
-
         if partition is not None:
             check_stream(memory, partition)
-        if write or own_memory:
-            if partition is not None:
-                advance = partition.run(advance, in_specs=P(BATCH), out_specs=P(BATCH))
-            own = (starts, initial) if own_memory else (None, None)
-            memory, pending, read, access = advance(memory, pending, queued, *own)
+        if write or documents is not None:
+            memory, pending, read, access = advance(
+                *(rule, memory, pending, queued),
+                documents=documents,
+                chunk_size=chunk_size,
+                write=write,
+                has_padding=mask is not None,
+                partition=partition,
+            )
         else:
-            read, access = self._read(memory, queued.query, partition)
+            read, access = read_partitioned(rule, memory, queued.query, partition)
         read, access = jax.tree.map(merge_groups, (read, access))
         if partition is not None:
             read, access = jax.tree.map(partition.by_sequence, (read, access))
@@ -398,37 +336,11 @@ class FastWeight(nnx.Module):
           pending: from `stream`.
           partition: as in `stream`.
         """
-        rule = self.config.rule
-        check_memory(rule, memory, groups=True)
+        check_memory(self.config.rule, memory, groups=True)
         check_pending(pending, memory)
-        run = functools.partial(
-            flush,
-            rule.write_blocks,
-            lookahead=rule.lookahead,
-            targets=rule.targets,
-            make_chunk=rule.chunk,
-        )
         if partition is not None:
             check_stream(memory, partition)
-            run = partition.run(run, in_specs=P(BATCH), out_specs=P(BATCH))
-        return run(memory, pending)
-
-    def _read(self, memory: Memory, query: jax.Array, partition: Partition | None) -> Any:
-        """What queries `[groups, members, length, ...]` read, each device those of its tokens."""
-        rule = self.config.rule
-        if partition is None:
-            return streaming.read_sequences(rule.read, memory, query)
-        check_no_overlay(memory)
-        groups, members = query.shape[:2]
-        partition.check_groups(groups, members)
-        among = () if partition.memory == "independent" else ("fsdp",)
-        axis = partition.sequence
-        tokens = P(partition.group_axes, among, None if axis is None else axis.name)
-        return partition.run(
-            lambda memory, query: streaming.read_sequences(rule.read, memory, query),
-            in_specs=(P(partition.group_axes), tokens),
-            out_specs=tokens,
-        )(memory, query)
+        return write_waiting(self.config.rule, memory, pending, partition=partition)
 
     def _check(self, x: Any, mask: Any, memory: Memory, pending: Pending | None = None) -> None:
         """Raises a ValueError that names the argument which does not fit the layer."""
@@ -440,12 +352,3 @@ class FastWeight(nnx.Module):
         check_memory(self.config.rule, memory, groups=True)
         if pending is not None:
             check_pending(pending, memory, batch=sizes["batch"])
-
-
-def _reorder(tree: Any, order: Int[Array, "groups length"]) -> Any:
-    """Leaves `[groups, members, length, ...]` with each group's positions in the given order."""
-
-    def reorder(x: jax.Array) -> jax.Array:
-        return jnp.take_along_axis(x, jnp.expand_dims(order, (1, *range(3, x.ndim))), axis=2)
-
-    return jax.tree.map(reorder, tree)

@@ -1,14 +1,80 @@
-"""How devices that hold parts of the same sequences read and write one memory."""
+"""How the devices of a mesh read and write memories, also with parts of the same sequences."""
 
+import functools
 from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec as P
 
 from fwpkm_jax.core.chunks import AnyChunk, Memory, RunOutput, uncut
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.sequence.in_turn import state_in_turn
 from fwpkm_jax.core.slots.split_table import MemoryAxes
+from fwpkm_jax.core.streams.streaming import read_sequences
+from fwpkm_jax.layers.memories.checks import check_no_overlay, check_parts
+from fwpkm_jax.layers.memories.config import FastWeightConfig
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.rules import AbstractChunkRule
+
+
+def run_partitioned(
+    config: FastWeightConfig, memory: Memory, grouped: AnyChunk, partition: Partition
+) -> RunOutput:
+    """`run_groups` with each device's sequences and its part of the memories.
+
+    Args:
+      config: of the layer.
+      memory: leaves `[groups, ...]`.
+      grouped: the sequences, leaves `[groups, members, length, ...]`.
+      partition: of both over devices.
+
+    Raises:
+      ValueError: memories or sequences do not divide into the parts of the mesh.
+    """
+    rule, chunk_size = config.rule, config.chunk_size
+    check_no_overlay(memory)
+    axes, sequence = partition.axes_of(rule), partition.sequence
+    memory_specs = partition.memory_specs(rule, memory)
+    groups, members, length = grouped.write_weight.shape[:3]
+    partition.check_groups(groups, members)
+    if sequence is not None:
+        check_parts(config, length, sequence)
+    along = None if sequence is None else sequence.name
+    among = () if axes is None else tuple(axis for axis in axes.tokens if axis != along)
+    tokens = P(partition.group_axes, among, along)
+    columns = () if axes is None else axes.target_columns
+    values: Any = P(partition.group_axes, among, along, columns)
+    sequence_specs = jax.tree.map(lambda _: tokens, grouped)._replace(target=values)
+    chunks = P(partition.group_axes, along if axes is None else None)
+    run = functools.partial(run_parts, rule, chunk_size=chunk_size, axes=axes, along=sequence)
+    return partition.run(
+        run,
+        in_specs=(memory_specs, sequence_specs),
+        out_specs=RunOutput(memory_specs, values, tokens, chunks),
+    )(memory, grouped)
+
+
+def read_partitioned(
+    rule: AbstractChunkRule, memory: Memory, query: jax.Array, partition: Partition | None
+) -> Any:
+    """What queries `[groups, members, length, ...]` read, each device those of its tokens.
+
+    Raises:
+      ValueError: memories or sequences do not divide into the parts of the mesh.
+    """
+    if partition is None:
+        return read_sequences(rule.read, memory, query)
+    check_no_overlay(memory)
+    groups, members = query.shape[:2]
+    partition.check_groups(groups, members)
+    among = () if partition.memory == "independent" else ("fsdp",)
+    axis = partition.sequence
+    tokens = P(partition.group_axes, among, None if axis is None else axis.name)
+    return partition.run(
+        lambda memory, query: read_sequences(rule.read, memory, query),
+        in_specs=(P(partition.group_axes), tokens),
+        out_specs=tokens,
+    )(memory, query)
 
 
 def run_parts(

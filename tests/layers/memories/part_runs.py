@@ -4,8 +4,8 @@
 
 A case is NAME/DEVICES/LAYOUT, as `fwpkm/4/independent`, where `mesh` as DEVICES is a mesh with more
 axes; NAME/DEVICES/sent for the bytes that a device sends at two lengths; or NAME/DEVICES/stream for
-two pieces of a stream. `head` is a Fast Weight Layer. The number of devices is fixed before JAX
-starts.
+two pieces of a stream. `head` is a Fast Weight Layer; `fwpkm_each` and others with this end have a
+memory for each document. The number of devices is fixed before JAX starts.
 """
 
 import os
@@ -44,12 +44,16 @@ RULES: dict[str, Any] = {
     "clipped": dataclasses.replace(FWPKM, write_clip=0.5),  # Not split: goes from device to device.
     "fwmlp": FwMLP(key_dim=4, value_dim=VALUE, hidden_dim=6),
 }
+EACH = "_each"
 
 
 def build(name: str, dtype: Any) -> tuple[Any, Any, Any]:
-    config = FastWeightConfig(rule=RULES[name], chunk_size=CHUNK)
+    config, groups = FastWeightConfig(rule=RULES[name.removesuffix(EACH)], chunk_size=CHUNK), GROUPS
+    if name.endswith(EACH):  # Chunks end anywhere; one may lie over three of eight devices.
+        config = dataclasses.replace(config, documents="document", chunk_size=11)
+        groups = BATCH
     layer = FastWeight(config, MODEL, init_std=0.5, rngs=nnx.Rngs(0))
-    memory = layer.init_memory(jax.random.key(1), groups=GROUPS)
+    memory = layer.init_memory(jax.random.key(1), groups=groups)
     graphdef, params = nnx.split(layer)
     return graphdef, cast_floats(params, dtype), cast_floats(memory, dtype)
 
@@ -83,10 +87,14 @@ def compare(name: str, devices: str, layout: str) -> dict[str, float]:
     rng = np.random.default_rng(0)
     graphdef, params, memory = build(name, jnp.float64)
     x = jnp.asarray(rng.normal(size=(BATCH, LENGTH, MODEL)))
-    mask = jnp.asarray(rng.uniform(size=(BATCH, LENGTH)) < 0.9, jnp.float64)
+    mask = rng.uniform(size=(BATCH, LENGTH)) < 0.9
+    mask[2, 37:] = mask[3, 48:] = False  # Rows that end within a part and with one.
+    mask = jnp.asarray(mask, jnp.float64)
     starts = rng.uniform(size=(BATCH, LENGTH)) < 0.1
     starts[:, [0, 32]] = True
-    weights = [jnp.asarray(rng.normal(size=x.shape))]
+    starts[0, 1:32] = False  # A document over several parts.
+    weights = [jnp.asarray(rng.normal(size=x.shape)) * mask[..., None]]
+    real = np.asarray(mask) != 0
     weights += [jnp.asarray(rng.normal(size=97)) for _ in range(8)]
     arguments = ((params, x, memory), mask, jnp.asarray(starts), weights)
     partition = partition_of(devices, layout)
@@ -103,7 +111,7 @@ def compare(name: str, devices: str, layout: str) -> dict[str, float]:
         theirs, mine = np.asarray(theirs), np.asarray(mine)
         assert theirs.shape == mine.shape, path
         if theirs.shape[:2] == (BATCH, LENGTH):
-            mine = mine[back]
+            mine, theirs = mine[back][real], theirs[real]
         size = max(float(np.max(np.abs(theirs), initial=0)), 1e-3)
         worst[jax.tree_util.keystr(path)] = float(np.max(np.abs(theirs - mine), initial=0)) / size
     assert all(np.isfinite(list(worst.values()))), worst
@@ -210,11 +218,13 @@ def sent(name: str, devices: str, length: int) -> dict[str, float]:
     )
     memory = jax.tree.map(
         lambda x, spec: jax.device_put(x, partition.sharding(*spec)),
-        *(memory, partition.memory_specs(RULES[name], memory)),
+        *(memory, partition.memory_specs(RULES[name.removesuffix(EACH)], memory)),
     )
+    starts = jnp.zeros(x.shape[:2], bool) if name.endswith(EACH) else None
 
     def output(x: Any, memory: Any) -> Any:
-        return nnx.merge(graphdef, params)(x, memory, partition=partition)[:2]
+        options = {"starts": starts, "partition": partition}
+        return nnx.merge(graphdef, params)(x, memory, **options)[:2]
 
     def gradient(x: Any, memory: Any, cotangent: Any) -> Any:
         return jax.vjp(lambda x: output(x, memory)[0], x)[1](cotangent)

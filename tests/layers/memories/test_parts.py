@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
-from fwpkm_jax.layers.partition import Partition
+from fwpkm_jax.layers.partition import MemoryLayout, Partition
 from fwpkm_jax.rules import FwPKM
 
 CHUNK, MODEL = 8, 8
@@ -52,8 +52,9 @@ def test_a_stream_that_devices_read_in_parts_writes_the_same_memory(tmp_path):
         ("fwpkm/2/independent", "ahead/8/columns", "ahead/mesh/columns", "fwpkm/mesh/slots"),
         ("fwpkm/2/stream", "ahead/4/stream"),
         ("fwmlp/2/independent", "fwmlp/4/independent", "clipped/8/independent", "head/4/documents"),
+        ("fwmlp_each/2/independent", "fwmlp_each/8/independent", "fwpkm_each/mesh/independent"),
     ],
-    ids=["split", "stream", "in_turn"],
+    ids=["split", "stream", "in_turn", "documents"],
 )
 def test_every_kind_of_memory_takes_parts(tmp_path, cases):
     assert_equal(run_apart(tmp_path / "out.json", *cases))
@@ -62,10 +63,12 @@ def test_every_kind_of_memory_takes_parts(tmp_path, cases):
 @pytest.mark.thorough
 def test_a_memory_that_goes_from_device_to_device_sends_no_tokens(tmp_path):
     """A split table exchanges tokens; the difference between two lengths says what for each."""
-    results = run_apart(tmp_path / "out.json", "fwmlp/4/sent", "fwpkm/4/sent", "head/8/sent")
-    short, long = results["fwmlp/4/sent"].values()
-    assert short == long
-    assert 0 < short["forward"] < short["with_gradient"]
+    cases = ("fwmlp/4/sent", "fwmlp_each/4/sent", "fwpkm/4/sent", "head/8/sent")
+    results = run_apart(tmp_path / "out.json", *cases)
+    for name in ("fwmlp", "fwmlp_each"):
+        short, long = results[f"{name}/4/sent"].values()
+        assert short == long
+        assert 0 < short["forward"] < short["with_gradient"]
     short, long = results["head/8/sent"].values()
     assert short == long
     # A sequence's sums of steps twice, as they fade, and a token that waits for its label. Of two
@@ -80,22 +83,22 @@ def test_a_memory_that_goes_from_device_to_device_sends_no_tokens(tmp_path):
 
 
 @pytest.mark.thorough
-def test_parts_that_are_not_whole_chunks_and_documents_of_their_own_are_named():
+def test_parts_that_are_not_whole_chunks_and_split_memories_of_documents_are_named():
     mesh = AbstractMesh(
         (1, 1, 1, 4), ("data", "fsdp", "model", "sequence"), axis_types=(AxisType.Auto,) * 4
     )
     rule = FwPKM(num_subkeys=4, key_dim=4, value_dim=8, num_heads=1, top_k=2)
-    x, partition = jnp.zeros((1, 32, MODEL)), Partition(mesh)
+    x = jnp.zeros((1, 32, MODEL))
 
-    def called(x, **options):
+    def called(x, layout: MemoryLayout = "independent", **options):
         layer = FastWeight(FastWeightConfig(rule=rule, **options), MODEL, rngs=nnx.Rngs(0))
         memory = layer.init_memory(jax.random.key(0))
         starts = jnp.zeros(x.shape[:2], bool)
-        return layer(x, memory, starts=starts, partition=partition)
+        return layer(x, memory, starts=starts, partition=Partition(mesh, memory=layout))
 
     with pytest.raises(ValueError, match=r"parts of 24 tokens must be whole chunks"):
         called(x[:, :24], chunk_size=CHUNK)
     with pytest.raises(ValueError, match=r"chunk_size=2 does not divide into mesh\.sequence=4"):
         called(x, chunk_size=2)
-    with pytest.raises(ValueError, match=r"mesh\.sequence=4: a memory with documents='document'"):
-        called(x, chunk_size=CHUNK, documents="document")
+    with pytest.raises(ValueError, match=r"mesh\.memory='columns' with documents='document'"):
+        called(x, "columns", chunk_size=CHUNK, documents="document")

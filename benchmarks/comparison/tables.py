@@ -1,4 +1,4 @@
-"""Draws pictures and prints tables of the results of `recall.py` and `state_tracking.py`.
+"""Draws pictures and prints tables of the results of this folder's programs.
 
 The page that shows them is docs/measurements/comparison.md.
 
@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.comparison.mqar_tables import mqar_picture, mqar_table, rows_by_settings, title
 from benchmarks.comparison.small_decoders import Row
 from benchmarks.options import parse
 from fwpkm_jax.evaluation.display.plot_style import GREY, TEXT, save_figure, set_title
@@ -31,6 +32,8 @@ class Options:
     """Results of `recall.py`."""
     state_tracking: Path = Path("benchmarks/results/state_tracking_cpu.json")
     """Results of `state_tracking.py`."""
+    mqar: Path = Path("benchmarks/results/mqar_cpu.jsonl")
+    """Results of `mqar.py`."""
     images: Path = Path("docs/images")
     """Folder for the pictures."""
 
@@ -230,6 +233,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows = json.loads(options.state_tracking.read_text(encoding="utf-8"))["rows"]
         save_figure(state_tracking_picture(rows), options.images / "comparison_states.png")
         print(state_tracking_table(rows))
+    if options.mqar.exists():
+        groups = rows_by_settings(options.mqar)
+        save_figure(mqar_picture(groups), options.images / "comparison_mqar.png")
+        print(*(f"\n{title(group[0])}\n\n{mqar_table(group)}" for group in groups), sep="\n")
 
 
 if __name__ == "__main__":

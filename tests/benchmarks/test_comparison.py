@@ -104,7 +104,7 @@ def test_recall_runs_goes_on_and_is_drawn(tmp_path, capsys):
     with pytest.raises(ValueError, match=r"holds results with .* choose another file"):
         run("comparison.recall", *options, "--steps", 3)
     drawn = ("--recall", out, "--state-tracking", "none", "--images", tmp_path)
-    run("comparison.tables", *drawn)
+    run("comparison.tables", *drawn, "--mqar", "none")
     assert "| `linear_attention` | 256 B | 256 | 256 | " in capsys.readouterr().out
     assert (tmp_path / "comparison_recall.png").stat().st_size > 0
 
@@ -119,7 +119,8 @@ def test_state_tracking_runs_and_is_drawn(tmp_path, capsys):
     run("comparison.state_tracking", *options)
     (row,) = result(out)["rows"]
     assert [(span["above"], span["up_to"]) for span in row["spans"]] == [(0, 4), (4, 8)]
-    run("comparison.tables", "--recall", "none", "--state-tracking", out, "--images", tmp_path)
+    drawn = ("--recall", "none", "--mqar", "none", "--images", tmp_path)
+    run("comparison.tables", "--state-tracking", out, *drawn)
     assert "| `deltanet+` |" in capsys.readouterr().out
     assert (tmp_path / "comparison_states.png").stat().st_size > 0
 

@@ -1,0 +1,93 @@
+"""Tables and pictures of the lines that `mqar.py` wrote."""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks.comparison.mqar import best_rate
+from benchmarks.comparison.small_decoders import Row
+from fwpkm_jax.evaluation.display.plot_style import BLUE, GREY, TEXT, set_title
+
+
+def rows_by_settings(path: Path) -> list[list[Row]]:
+    """The rows of a file; those of equal settings together, in order of appearance."""
+    groups = defaultdict[str, list[Row]](list)
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        groups[json.dumps(row["settings"])].append(row)
+    return list(groups.values())
+
+
+def chosen(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """By memory, the runs at the rate with the best validation of the first seed."""
+    found = dict[str, list[Row]]()
+    for name in dict.fromkeys(row["memory"] for row in rows):
+        own = [row for row in rows if row["memory"] == name]
+        first = [row for row in own if row["seed"] == min(run["seed"] for run in own)]
+        rate = best_rate(first)
+        found[name] = [row for row in own if row["rate"] == rate]
+    return found
+
+
+def title(row: Row) -> str:
+    """The setting in a few words."""
+    about = row["settings"]
+    pairs, length, _ = about["train"][0]
+    kind = f"{pairs} pairs in {length} tokens" if about["setting"] == "cell" else about["setting"]
+    return f"{kind}, width {about['width']}, {about['batch_size']} documents per update"
+
+
+def mqar_table(rows: Sequence[Row]) -> str:
+    """Accuracy on the test's documents by number of pairs, as Markdown, best first.
+
+    The mean over seeds, and in brackets the worst seed. Behind the rate is the number of rates that
+    were tried; updates are those of the first seed.
+    """
+    counts = [f"{x['pairs']} pairs" for x in rows[0]["test"]]
+    header = ["memory", "state, bytes", "read per token", "rate (tried)", "seeds", *counts]
+    header += ["updates", "CPU minutes"]
+    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    groups = chosen(rows)
+
+    def shares(runs: Sequence[Row], index: int) -> list[float]:
+        return [run["test"][index]["accuracy"] for run in runs]
+
+    def mean(name: str) -> float:
+        return float(np.mean([shares(groups[name], i) for i in range(len(counts))]))
+
+    for name in sorted(groups, key=mean, reverse=True):
+        runs = groups[name]
+        tried = {row["rate"] for row in rows if row["memory"] == name}
+        cells = [f"`{name}`", f"{runs[0]['state_bytes']:,}", f"{runs[0]['bytes_touched']:,}"]
+        cells += [f"{runs[0]['rate']:g} ({len(tried)})", str(len(runs))]
+        for index in range(len(counts)):
+            found = shares(runs, index)
+            cells.append(f"{np.mean(found):.3f} ({min(found):.3f})")
+        cells += [str(runs[0]["steps"]), f"{runs[0]['cpu_seconds'] / 60:.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def mqar_picture(groups: Sequence[Sequence[Row]]) -> Figure:
+    """Draws accuracy against bytes of state, a panel per setting, a point per memory."""
+    figure = Figure(figsize=(7.5, 3.6 * len(groups)), layout="constrained")
+    for axes, rows in zip(figure.subplots(len(groups), squeeze=False)[:, 0], groups, strict=True):
+        for name, runs in chosen(rows).items():
+            shares = [np.mean([part["accuracy"] for part in run["test"]]) for run in runs]
+            where = runs[0]["state_bytes"] / 1024, float(np.mean(shares))
+            axes.plot(*where, "o", ms=5, color=BLUE)
+            axes.vlines(where[0], min(shares), max(shares), color=BLUE, lw=1)
+            axes.annotate(
+                name, where, xytext=(4, 4), textcoords="offset points", fontsize=7, color=TEXT
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(-0.03, 1.08)
+        axes.set_xlabel("KiB of state per sequence", fontsize=8, color=TEXT)
+        axes.set_ylabel("answers right", fontsize=8, color=TEXT)
+        axes.tick_params(colors=GREY, labelsize=8)
+        set_title(axes, f"MQAR: {title(rows[0])}", "")
+    return figure

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fwpkm_jax.config import Experiment
+from fwpkm_jax.host_memory import freed_memory_returned
 from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.runs.run_directory import claim
@@ -49,9 +50,12 @@ def start_run(experiment: Experiment, weights: Weights) -> Path:
     claim(directory, experiment.to_json(), may_change=())
     # The weights may fill the memory: no more than the largest is written at a time.
     largest = max(x.nbytes for x in jax.tree.leaves((params, memory)))
-    with Checkpoints(
-        directory / "checkpoints", experiment.checkpoint, buffer_bytes=largest
-    ) as checkpoints:
+    with (
+        freed_memory_returned(),
+        Checkpoints(
+            directory / "checkpoints", experiment.checkpoint, buffer_bytes=largest
+        ) as checkpoints,
+    ):
         checkpoints.save(state, data_position=None, config=experiment.to_json())
     return directory
 

@@ -10,9 +10,10 @@ import jax
 import numpy as np
 
 from fwpkm_jax.config import from_json
+from fwpkm_jax.host_memory import aligned, freed_memory_returned, is_aligned
 from fwpkm_jax.interchange.hf.families import FAMILIES, Family, model_config, text_config
 from fwpkm_jax.interchange.hf.layout import Part, Parts, check_shapes, parts, plain_name, skipped
-from fwpkm_jax.interchange.hf.tensor_files import TensorFiles, aligned, is_aligned
+from fwpkm_jax.interchange.hf.tensor_files import TensorFiles
 from fwpkm_jax.interchange.weights import Weights, abstract_weights, checked, refuse_other_names
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import ModelConfig
@@ -128,14 +129,15 @@ def read_weights(folder: ModelFolder, *, partition: Partition | None = None) -> 
         graphdef = model_graph(folder.config)
         layout = named_leaves(parameter_shardings(partition, like.params, graphdef=graphdef))
     arrays = {}
-    for name, leaf in like.named().items():
-        place = layout.get(name.removeprefix("params/"))
-        if name in folder.parts:
-            array = _read(folder, folder.parts[name])
-        else:
-            assert folder.memories is not None, "other arrays belong to memories"
-            array = checked(name, folder.memories.read(name), leaf.shape)
-        arrays[name] = _put(array, leaf, place)
+    with freed_memory_returned():
+        for name, leaf in like.named().items():
+            place = layout.get(name.removeprefix("params/"))
+            if name in folder.parts:
+                array = _read(folder, folder.parts[name])
+            else:
+                assert folder.memories is not None, "other arrays belong to memories"
+                array = checked(name, folder.memories.read(name), leaf.shape)
+            arrays[name] = _put(array, leaf, place)
     return like.replaced(arrays)
 
 

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
+from fwpkm_jax.host_memory import aligned
 from fwpkm_jax.whole_files import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _MOST_HEADER_BYTES = 100_000_000
-_ALIGNMENT = 64  # Of bytes that XLA takes over without a copy.
 _DTYPES: Mapping[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -109,19 +109,6 @@ class TensorFiles(Mapping[str, StoredTensor]):
             while rest and (count := stream.readinto(rest)):
                 rest = rest[count:]
         return array
-
-
-def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array that a CPU device can have as it is, without a copy; its numbers are arbitrary."""
-    size = math.prod(shape) * dtype.itemsize
-    held = np.empty(size + _ALIGNMENT, np.uint8)
-    first = -held.ctypes.data % _ALIGNMENT
-    return held[first : first + size].view(dtype).reshape(shape)
-
-
-def is_aligned(array: np.ndarray) -> bool:
-    """Whether an array begins where one of `aligned` does."""
-    return array.ctypes.data % _ALIGNMENT == 0
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:

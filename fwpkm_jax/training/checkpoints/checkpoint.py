@@ -36,7 +36,7 @@ from fwpkm_jax.training.state import TrainState, named_leaves
 logger = logging.getLogger(__name__)
 
 _TEMPORARY = ".orbax-checkpoint-tmp"
-_CHUNK_BYTES = 1_000_000
+_CHUNK_BYTES = 2**20  # Orbax warns of less, once per array.
 
 
 @dataclass(frozen=True, kw_only=True)

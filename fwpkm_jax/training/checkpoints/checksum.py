@@ -46,18 +46,7 @@ def _checksums(leaves: dict[str, Any]) -> dict[str, jax.Array]:
     return {name: checksum(leaf) for name, leaf in leaves.items()}
 
 
-@jax.jit
-def _checksum_of_words(words: jax.Array) -> jax.Array:
-    """The checksum of a long vector of words, without a copy of it as 32-bit words."""
-    whole = words.size // _LARGE
-
-    def add(part: Any, total: jax.Array) -> jax.Array:
-        first = part * _LARGE
-        piece = jax.lax.dynamic_slice_in_dim(words, first, _LARGE)
-        return total + checksum(piece, first.astype(jnp.uint32))
-
-    total = jax.lax.fori_loop(0, whole, add, jnp.zeros((), jnp.uint32))
-    return total + checksum(words[whole * _LARGE :], whole * _LARGE)
+_checksum_of_piece = jax.jit(checksum)
 
 
 @jax.jit
@@ -71,15 +60,22 @@ def checksums(tree: Any) -> dict[str, int]:
     # Of a large model one array at a time: each needs up to twice its size again, as words.
     small = {name: x for name, x in leaves.items() if x.size < _LARGE}
     values = jax.device_get(_checksums(small))
-    for name, leaf in leaves.items():
-        if name in small:
-            continue
-        words = _words_here(leaf)
-        if words is not None:
-            values[name] = jax.device_get(_checksum_of_words(words))
-        else:  # Under one name, so that arrays of one shape share a program.
-            values[name] = jax.device_get(_checksums({"": leaf}))[""]
+    values |= {name: _of_large(leaf) for name, leaf in leaves.items() if name not in small}
     return {name: int(values[name]) for name in leaves}
+
+
+def _of_large(leaf: Any) -> int:
+    """The checksum of one array, in pieces of one size: one program for all, and little memory."""
+    words = _words_here(leaf)
+    if words is None:  # One name, so that arrays of one shape share a program.
+        return int(_checksums({"": leaf})[""])
+    total = 0
+    for first in range(0, words.size, _LARGE):
+        here = words[first : first + _LARGE]
+        piece = np.zeros(_LARGE, words.dtype)  # Zeros behind the end add nothing.
+        piece[: here.size] = here  # A copy: XLA may keep what it is called with for a while.
+        total += int(_checksum_of_piece(piece, np.uint32(first % 2**32)))
+    return total % 2**32
 
 
 def _words_here(x: Any) -> np.ndarray | None:
@@ -93,8 +89,7 @@ def _words_here(x: Any) -> np.ndarray | None:
             for shard in x.addressable_shards:
                 whole[shard.index] = np.asarray(shard.data)
             x = whole
-    words = np.asarray(x).reshape(-1).view(_WORD[x.dtype.itemsize])
-    return words if words.size < 2**31 else None  # Larger ones need larger indices.
+    return np.asarray(x).reshape(-1).view(_WORD[x.dtype.itemsize])
 
 
 def non_finite_leaves(tree: Any) -> list[str]:

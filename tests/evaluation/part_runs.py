@@ -3,8 +3,8 @@
     python -m tests.evaluation.part_runs OUT.json CASE [CASE ...]
 
 A case is NAME/MODEL/MESH, as `stream/tiny/1x4x1`; MESH has the sizes of `data`, `sequence` and
-`model`. The number of devices is fixed before JAX starts. Writes the largest differences relative
-to the largest number.
+`model`. NAME may be that of an evaluation, which then reads small files. The number of devices is
+fixed before JAX starts. Writes the largest differences relative to the largest number.
 """
 
 import os
@@ -16,6 +16,7 @@ os.environ.update(mesh_flags.environment(8))
 
 import dataclasses
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.data import Document
-from fwpkm_jax.evaluation import recall
+from fwpkm_jax.data import Document, RecallData, TextData
+from fwpkm_jax.evaluation import EVALS, Subject, recall
 from fwpkm_jax.evaluation.dynamic.reader import GradientSteps, read_dynamically
 from fwpkm_jax.evaluation.readers.devices import memory_on_devices, model_on_devices
 from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader
@@ -134,10 +135,72 @@ def dynamic_results(model: Any, memory: Any, partition: Partition | None, write:
     ).losses.loss
 
 
+def evaluation_results(name: str, model: Any, memory: Any, partition: Partition | None) -> Any:
+    """The numbers and texts of an evaluation's record, and its arrays."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for letter, words in (("a", 60), ("b", 20)):
+            paths.append(f"{folder}/{letter}.txt")
+            Path(paths[-1]).write_text(" ".join(f"{letter}{i % 7}" for i in range(words)))
+        question = {"context": "three " * 7, "input": "Who?", "answers": ["cd"], "length": 3}
+        lines = (json.dumps(question | {"language": "en", "_id": i}) for i in "xy")
+        Path(folder, "musique.jsonl").write_text("\n".join(lines))
+        for domain in ("one", "two"):
+            Path(folder, domain).mkdir()
+            for part in ("train", "valid"):
+                Path(folder, domain, f"{part}.txt").write_text(f"{part} {domain} " * 12)
+        data: Any = TextData(train_paths=tuple(paths), valid_paths=tuple(paths), length=15)
+        if EVALS[name].data == "questions":
+            data = RecallData(
+                length=24,
+                num_facts=2,
+                num_keys=4,
+                num_values=4,
+                num_filler=4,
+                min_distance=8,
+                num_valid=8,
+            )
+        subject = Subject(
+            model=model,
+            memory=memory,
+            data=data,
+            lifetime="carried",
+            groups=1,
+            batch_size=2,
+            partition=partition,
+        )
+        options = json.loads(json.dumps(OPTIONS[name]).replace("FOLDER", folder))
+        options = {key: tuple(x) if isinstance(x, list) else x for key, x in options.items()}
+        result = EVALS[name].run(subject, EVALS[name].config(**options))
+
+    def number(path: Any, x: Any) -> Any:
+        if path[-1] == jax.tree_util.DictKey("seconds"):  # Time that passed.
+            return None
+        return list(x.encode()) if isinstance(x, str) else np.asarray(x, np.float64)
+
+    return jax.tree_util.tree_map_with_path(number, result.record["results"]), result.arrays
+
+
+_NEEDLE = {"haystack_words": (10,), "samples": 2, "readings": (2,), "piece_length": 8}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "ppl": {"segment_length": 18, "max_tokens": 60, "window_segments": 1},
+    "needle": _NEEDLE,
+    "trace": _NEEDLE,
+    "longbench": {
+        **{"data": "FOLDER", "tasks": ("musique",), "max_tokens": 400},
+        **{"yarn_factor": None, "piece_length": 8},
+    },
+    "gate_map": {"tokens": 42, "chunk_size": 8},
+    "gates": {"batch_size": 2, "length": 15, "max_batches": 2},
+    "continual": {"domains": ("FOLDER/one", "FOLDER/two"), "batch_size": 2, "max_batches": 2},
+    "recall": {"batch_size": 2, "batches": 2, "num_bins": 2},
+}
+"""Of evaluations by their names; FOLDER is that of the files."""
+
 RESULTS = {
     "dynamic": dynamic_results,
     "stream": stream_results,
-    "needle": needle_results,
+    "haystack": needle_results,
     "rows": row_results,
     "pieces": piece_results,
 }
@@ -158,8 +221,13 @@ def compare(name: str, kind: str, mesh: str) -> float:
     sizes = MeshConfig(data=data, sequence=sequence, model=heads)
     partition = make_partition(sizes, jax.devices()[: sizes.num_devices])
     worst = 0.0
-    for write in (True, False):
-        expected, found = (RESULTS[name](model, memory, one, write) for one in (None, partition))
+    for write in (True, False) if name in RESULTS else (None,):
+        expected, found = (
+            evaluation_results(name, model, memory, one)
+            if write is None
+            else RESULTS[name](model, memory, one, write)
+            for one in (None, partition)
+        )
         for theirs, mine in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
             theirs, mine = (np.asarray(x, np.float64) for x in (theirs, mine))
             assert theirs.shape == mine.shape

@@ -44,13 +44,13 @@ RULES: dict[str, Any] = {
     "clipped": dataclasses.replace(FWPKM, write_clip=0.5),  # Not split: goes from device to device.
     "fwmlp": FwMLP(key_dim=4, value_dim=VALUE, hidden_dim=6),
 }
-EACH = "_each"
+EACH, EACH_CHUNK = "_each", 11
 
 
 def build(name: str, dtype: Any) -> tuple[Any, Any, Any]:
     config, groups = FastWeightConfig(rule=RULES[name.removesuffix(EACH)], chunk_size=CHUNK), GROUPS
     if name.endswith(EACH):  # Chunks end anywhere; one may lie over three of eight devices.
-        config = dataclasses.replace(config, documents="document", chunk_size=11)
+        config = dataclasses.replace(config, documents="document", chunk_size=EACH_CHUNK)
         groups = BATCH
     layer = FastWeight(config, MODEL, init_std=0.5, rngs=nnx.Rngs(0))
     memory = layer.init_memory(jax.random.key(1), groups=groups)
@@ -155,22 +155,28 @@ def compare_streams(name: str, devices: str) -> dict[str, float]:
     graphdef, params, memory = build(name, jnp.float64)
     x = rng.normal(size=(2, BATCH, 16, MODEL))
     mask = rng.uniform(size=(2, BATCH, 16)) < [[[1.0]], [[0.6]]]
-    numbers = 1 + np.cumsum(rng.uniform(size=(BATCH, 32)) < 0.1, axis=1)
-    numbers = numbers.reshape(BATCH, 2, 16).swapaxes(0, 1)
+    starts = rng.uniform(size=(BATCH, 32)) < 0.1
+    numbers = 1 + np.cumsum(starts, axis=1)
+    numbers, starts = (x.reshape(BATCH, 2, 16).swapaxes(0, 1) for x in (numbers, starts))
+    groups, size = GROUPS, CHUNK
+    if name.endswith(EACH):
+        groups, size = BATCH, EACH_CHUNK
 
     def run(partition: Any) -> Any:
         layer = nnx.merge(graphdef, params)
         waiting = jax.eval_shape(
-            lambda: layer.init_pending(BATCH, GROUPS, max_chunk_size=CHUNK, dtype=jnp.float64)
+            lambda: layer.init_pending(BATCH, groups, max_chunk_size=size, dtype=jnp.float64)
         )
         waiting = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), waiting)
 
         @jax.jit
-        def read(memory, pending, x, mask, numbers):
-            return layer.stream(x, memory, pending, mask=mask, numbers=numbers, partition=partition)
+        def read(now, pending, x, mask, numbers, starts):
+            options = {"starts": starts, "initial": memory} if name.endswith(EACH) else {}
+            options |= {"mask": mask, "numbers": numbers, "partition": partition}
+            return layer.stream(x, now, pending, **options)
 
-        y, one, waiting, _ = read(memory, waiting, x[0], mask[0], numbers[0])
-        z, other, waiting, info = read(one, waiting, x[1], mask[1], numbers[1])
+        y, one, waiting, _ = read(memory, waiting, x[0], mask[0], numbers[0], starts[0])
+        z, other, waiting, info = read(one, waiting, x[1], mask[1], numbers[1], starts[1])
         return y, np.asarray(z) * mask[1][:, :, None], one, other, waiting, info.memory_loss
 
     expected, found = run(None), run(partition_of(devices, "independent"))

@@ -50,7 +50,7 @@ def test_a_stream_that_devices_read_in_parts_writes_the_same_memory(tmp_path):
     "cases",
     [
         ("fwpkm/2/independent", "ahead/8/columns", "ahead/mesh/columns", "fwpkm/mesh/slots"),
-        ("fwpkm/2/stream", "ahead/4/stream"),
+        ("fwpkm/2/stream", "ahead/4/stream", "fwmlp_each/2/stream"),
         ("fwmlp/2/independent", "fwmlp/4/independent", "clipped/8/independent", "head/4/documents"),
         ("fwmlp_each/2/independent", "fwmlp_each/8/independent", "fwpkm_each/mesh/independent"),
     ],

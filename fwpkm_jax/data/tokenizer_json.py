@@ -94,7 +94,7 @@ class JSONTokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `encode_chat` can be called."""
+        """Whether there is a chat template."""
         return self._path.with_name("chat_template.jinja").is_file() or bool(
             self._config.get("chat_template")
         )
@@ -103,7 +103,28 @@ class JSONTokenizer:
         """Token ids of a conversation up to where the answer begins, int32 `[tokens]`.
 
         Args:
+          messages: see `write_chat`.
+
+        Raises:
+          ImportError: the package jinja2 is not installed.
+          ValueError: see `write_chat`.
+        """
+        return self.encode_written(self.write_chat(messages))
+
+    def encode_written(self, text: str) -> np.ndarray:
+        """Token ids of a text that a chat template wrote, control tokens too, int32 `[tokens]`."""
+        self._tokenizer.encode_special_tokens = False
+        try:
+            return self.encode(text)
+        finally:
+            self._tokenizer.encode_special_tokens = True
+
+    def write_chat(self, messages: Sequence[Mapping[str, str]], *, for_answer: bool = True) -> str:
+        """A conversation as the chat template writes it.
+
+        Args:
           messages: each with `role` ("system", "user" or "assistant") and `content`.
+          for_answer: up to where the next answer begins; False: up to the end of the last message.
 
         Raises:
           ImportError: the package jinja2 is not installed.
@@ -122,14 +143,6 @@ class JSONTokenizer:
                     f"The message holds the control token {spelt[0]!r}; leave it out, or send the "
                     "text without a chat template."
                 )
-        text = self._rendered(messages)
-        self._tokenizer.encode_special_tokens = False
-        try:
-            return self.encode(text)
-        finally:
-            self._tokenizer.encode_special_tokens = True
-
-    def _rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
         jinja2 = _package("jinja2", "Chat templates are filled in")
         sandbox = _package("jinja2.sandbox", "Chat templates are filled in")
         # A template is a program from elsewhere: it sees these values and nothing else.
@@ -143,7 +156,7 @@ class JSONTokenizer:
         try:
             return environment.from_string(self._template()).render(
                 messages=[dict(message) for message in messages],
-                add_generation_prompt=True,
+                add_generation_prompt=for_answer,
                 **{name: self.special_text(name) for name in names},
             )
         except jinja2.TemplateError as error:
@@ -159,30 +172,6 @@ class JSONTokenizer:
         if template is None:
             raise ValueError(f"{self._path.parent} has no chat template; leave out --chat.")
         return template
-
-
-def encode_line(tokenizer: Any, line: str) -> np.ndarray:
-    """Token ids of a line of a chat: a message by the chat template if there is one, else text.
-
-    Raises:
-      ValueError: see `JSONTokenizer.encode_chat`.
-    """
-    if isinstance(tokenizer, JSONTokenizer) and tokenizer.has_chat_template:
-        return encode_message(tokenizer, line)
-    return tokenizer.encode(f"{line}\n")
-
-
-def encode_message(tokenizer: object, message: str) -> np.ndarray:
-    """Token ids of a conversation that begins with a message, see `JSONTokenizer.encode_chat`.
-
-    Raises:
-      ValueError: the tokenizer has no chat template.
-    """
-    if not isinstance(tokenizer, JSONTokenizer):
-        raise ValueError(
-            f"A {type(tokenizer).__name__} has no chat template; those of imported models may."
-        )
-    return tokenizer.encode_chat([{"role": "user", "content": message}])
 
 
 def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:

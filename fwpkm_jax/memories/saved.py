@@ -37,6 +37,7 @@ def save(
     model: LanguageModel,
     keep: Keep = "all",
     origin: str = "",
+    note: Any = None,
 ) -> None:
     """Saves a conversation's memory under a name; `state` can go on being used.
 
@@ -50,6 +51,7 @@ def save(
       model: whose slow weights wrote it.
       keep: see `Keep`.
       origin: a text that errors quote, such as the run and its step.
+      note: a JSON value that is kept with it, which `describe` gives back.
 
     Raises:
       ValueError: the name cannot be one, a number in the memory is not finite, or the memory of
@@ -90,6 +92,7 @@ def save(
         stored = {key: rows.stored(key, x, shared.get(key)) for key, x in arrays.items()}
         facts = {
             "origin": origin,
+            "note": note,
             "saved": store.now(),
             "keep": keep,
             "num_read": num_read,
@@ -232,6 +235,7 @@ def _described(folder: str | Path, name: str, forks: tuple[str, ...]) -> Descrip
         name=name,
         saved=facts["saved"],
         origin=facts["origin"],
+        note=facts.get("note"),  # Files of earlier versions have none.
         keep=facts["keep"],
         num_read=tuple(facts["num_read"]),
         base=None if base is None else base["name"],

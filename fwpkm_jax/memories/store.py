@@ -37,6 +37,7 @@ class Description(NamedTuple):
       name: of the memory.
       saved: when, as `2026-11-22T15:04:05+0000`.
       origin: what whoever saved it said about where it comes from.
+      note: a JSON value that was saved with it.
       keep: "all", or "memory" for one without caches.
       num_read: tokens that each sequence has read.
       base: name of the memory that it was forked from; None if it stands alone.
@@ -48,6 +49,7 @@ class Description(NamedTuple):
     name: str
     saved: str
     origin: str
+    note: Any
     keep: str
     num_read: tuple[int, ...]
     base: str | None

@@ -13,7 +13,6 @@ from typing import TextIO
 
 import numpy as np
 
-from fwpkm_jax.data.tokenizer_json import encode_line
 from fwpkm_jax.literals import nearest
 from fwpkm_jax.run.conversation import Conversation
 
@@ -88,9 +87,7 @@ class Chat:
         """Prints an answer as it is made; a character of several tokens when it is complete."""
         talk, shown = self._talk, ""
         new = np.zeros(0, np.int32)
-        for tokens in talk.answer(
-            encode_line(talk.tokenizer, line), max_new_tokens=self._max_new_tokens, at_once=_AT_ONCE
-        ):
+        for tokens in talk.reply(line, max_new_tokens=self._max_new_tokens, at_once=_AT_ONCE):
             new = np.concatenate([new, tokens])
             text = talk.tokenizer.decode(new)
             complete = text.rstrip("\ufffd")

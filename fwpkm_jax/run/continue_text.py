@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from fwpkm_jax.data.tokenizer_json import encode_message
 from fwpkm_jax.generation import Sampling
 from fwpkm_jax.run.conversation import Conversation
 from fwpkm_jax.run.load import Run
@@ -50,7 +49,12 @@ def answered(
 ) -> str:
     """`continue_text` of a conversation that goes on, after it has read another text."""
     tokenizer = talk.tokenizer
-    tokens = encode_message(tokenizer, prompt) if chat else tokenizer.encode(prompt)
     before = [tokenizer.encode(read)] if read else []
+    if chat:
+        if before:
+            talk.read(*before)
+        new = list(talk.reply(prompt, max_new_tokens=max_new_tokens, template=True))
+        return tokenizer.decode(np.concatenate(new)) if new else ""
+    tokens = tokenizer.encode(prompt)
     (new,) = talk.answer(np.concatenate([*before, tokens]), max_new_tokens=max_new_tokens)
-    return tokenizer.decode(new if chat else np.concatenate([tokens, new]))
+    return tokenizer.decode(np.concatenate([tokens, new]))

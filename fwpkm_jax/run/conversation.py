@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from fwpkm_jax import memories
+from fwpkm_jax.data.chat_turns import START, Turn, closing_tokens, has_template, message_tokens
 from fwpkm_jax.generation import GenerationState, Sampling, generate, grow, init_generation
 from fwpkm_jax.memories.saved import Keep
 from fwpkm_jax.run.load import Run, text_tokenizer
@@ -73,6 +74,8 @@ class Conversation:
         self._rng, self._write = jax.random.key(seed), write
         memory = jax.tree.map(lambda x: x[:1], run.memory)  # The first group, for one sequence.
         self.state: GenerationState = init_generation(self._model, memory, batch=1, max_length=1)
+        self.turn = START
+        """How far the conversation by a chat template is; messages without one do not count."""
         self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Conversation:
@@ -109,13 +112,57 @@ class Conversation:
     def answer(
         self, tokens: np.ndarray, *, max_new_tokens: int, at_once: int | None = None
     ) -> Iterator[np.ndarray]:
-        """Reads tokens and yields the tokens of the answer.
+        """Reads tokens, outside any chat template, and yields the tokens of the answer.
 
         Args:
           tokens: what to read first; without any the text goes on.
           max_new_tokens: most tokens of the answer; it ends at an end of document.
           at_once: tokens per yield; `state` is up to date after each. None: all.
         """
+        closing = closing_tokens(self.tokenizer, self.turn)
+        if self.turn.at == "answer":
+            self.turn = Turn("closed")
+        yield from self._go_on(np.concatenate([closing, tokens]), max_new_tokens, at_once)
+
+    def reply(
+        self,
+        message: str,
+        *,
+        max_new_tokens: int,
+        at_once: int | None = None,
+        template: bool | None = None,
+    ) -> Iterator[np.ndarray]:
+        """Reads a message of the user and yields the tokens of the answer.
+
+        By a chat template, all that is read in a conversation is what the template makes of the
+        whole of it. What it puts behind an answer is read before anything else that comes.
+
+        Args:
+          message: of the user.
+          max_new_tokens: see `answer`.
+          at_once: see `answer`.
+          template: whether the tokenizer's chat template is used; None: if there is one. Without
+            it the message and a line break are read as text.
+
+        Raises:
+          ValueError: see `message_tokens`.
+        """
+        if template is None:
+            template = has_template(self.tokenizer)
+        if not template:
+            line = self.tokenizer.encode(f"{message}\n")
+            yield from self.answer(line, max_new_tokens=max_new_tokens, at_once=at_once)
+            return
+        tokens = message_tokens(self.tokenizer, message, self.turn)
+        self.turn = Turn("answer")
+        for new in self._go_on(tokens, max_new_tokens, at_once):
+            if bool(self.state.finished[0]):
+                self.turn = Turn("answer", int(new[-1]))
+            yield new
+
+    def _go_on(
+        self, tokens: np.ndarray, max_new_tokens: int, at_once: int | None
+    ) -> Iterator[np.ndarray]:
         self._make_room(len(tokens) + max_new_tokens)
         prompts, left = [tokens], max_new_tokens
         while True:
@@ -154,6 +201,8 @@ class Conversation:
             model=self._model,
             keep=self._keep,
             origin=self._origin,
+            # Without caches the next conversation begins anew.
+            note={"turn": self.turn} if self._keep == "all" else None,
         )
         if point is not None:
             memories.fork(self._folder, self.name, f"{self.name}@{point}")
@@ -199,6 +248,8 @@ class Conversation:
 
     def _load(self, name: str) -> None:
         self.state = memories.load(self._folder, name, self._model, max_length=1)
+        note = memories.describe(self._folder, name).note
+        self.turn = START if note is None else Turn(*note["turn"])
 
     def _save_start(self) -> None:
         """Saves the checkpoint's memory, which all others share on disk."""

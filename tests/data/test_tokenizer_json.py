@@ -5,38 +5,17 @@ import json
 import numpy as np
 import pytest
 
-from fwpkm_jax.data.tokenizer_json import encode_line, encode_message
+from fwpkm_jax.data.chat_turns import has_template, message_tokens
 from fwpkm_jax.data.tokenizers import ByteTokenizer, load_tokenizer
+from tests.data.chat_tokenizer import save_tokenizer
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-TEMPLATE = (
-    "{%- for m in messages %}{{ '<|start|>' + m.role + '\n' + m.content + '<|end|>' }}{% endfor %}"
-    "{%- if add_generation_prompt %}<|start|>assistant\n{% endif %}"
-)
-
 
 @pytest.fixture
 def path(tmp_path):
-    """A byte-level tokenizer with three control tokens, which end a text in two ways."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=280, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(["the cat and the hat and the bat"] * 4, trainer)
-    names = ("<|text|>", "<|start|>", "<|end|>")
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
-    path = tmp_path / "tokenizer.json"
-    tokenizer.save(str(path))
-    values = {"eos_token": {"content": "<|text|>"}, "chat_template": TEMPLATE}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
-    ids = [tokenizer.token_to_id(name) for name in ("<|end|>", "<|text|>")]
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
-    return path
+    return save_tokenizer(tmp_path)
 
 
 def test_text_comes_back_and_never_ends_its_document(path):
@@ -56,19 +35,18 @@ def test_text_comes_back_and_never_ends_its_document(path):
 
 def test_a_template_puts_a_message_into_its_form(path):
     tokenizer = load_tokenizer(str(path))
-    ids = encode_message(tokenizer, "the cat")
+    ids = message_tokens(tokenizer, "the cat")
     assert tokenizer.decode(ids) == "user\nthe catassistant\n"
     start, end = (tokenizer.vocab_size - n for n in (2, 1))
     assert [i for i in ids.tolist() if i in (start, end)] == [start, end, start]
     with pytest.raises(ValueError, match=r"holds the control token '<\|end\|>'"):
-        encode_message(tokenizer, "a<|end|>b")
+        message_tokens(tokenizer, "a<|end|>b")
     with pytest.raises(ValueError, match="A ByteTokenizer has no chat template"):
-        encode_message(ByteTokenizer(), "a")
-    np.testing.assert_array_equal(encode_line(tokenizer, "the cat"), ids)
-    assert encode_line(ByteTokenizer(), "a").tolist() == list(b"a\n")
+        message_tokens(ByteTokenizer(), "a")
+    assert has_template(tokenizer)
+    assert not has_template(ByteTokenizer())
     path.with_name("tokenizer_config.json").write_text('{"eos_token": "<|text|>"}')
-    plain = load_tokenizer(str(path))
-    assert plain.decode(encode_line(plain, "the cat")) == "the cat\n"
+    assert not has_template(load_tokenizer(str(path)))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +62,7 @@ def test_a_template_sees_nothing_but_the_conversation(path, template, message):
     values = {"eos_token": "<|text|>", "chat_template": template}
     path.with_name("tokenizer_config.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match=message):
-        encode_message(load_tokenizer(str(path)), "a")
+        message_tokens(load_tokenizer(str(path)), "a")
 
 
 def test_a_file_that_is_none_or_has_no_end_is_refused(path):

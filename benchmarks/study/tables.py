@@ -88,7 +88,7 @@ def _needle_table(lines: Sequence[Line]) -> str:
         for name, each in seeds.items():
             if len(each) > 1 and max(runs[1]["accuracy"] for runs in each) > 0:
                 shares = [
-                    over_seeds([runs[n]["accuracy"] for runs in each], most=1.0)
+                    over_seeds([runs[n]["accuracy"] for runs in each], least=0.0, most=1.0)
                     if n in each[0]
                     else ""
                     for n in (1, 2, 3, 4)
@@ -167,11 +167,13 @@ def _continual_table(lines: Sequence[Line], domains: Sequence[str]) -> str:
     return "\n".join(rows)
 
 
-def over_seeds(values: Sequence[float], *, digits: int = 2, most: float = np.inf) -> str:
-    """Mean of a number of seeds and its 95 % interval by Student's t, not above `most`."""
+def over_seeds(
+    values: Sequence[float], *, digits: int = 2, least: float = -np.inf, most: float = np.inf
+) -> str:
+    """Mean of a number of seeds and its 95 % interval by Student's t, from `least` to `most`."""
     mean, count = float(np.mean(values)), len(values)
     half = student_t(count) * float(np.std(values, ddof=1)) / count**0.5
-    return _interval(mean, mean - half, min(most, mean + half), digits=digits)
+    return _interval(mean, max(least, mean - half), min(most, mean + half), digits=digits)
 
 
 def _share(run: Line) -> str:

@@ -1,8 +1,7 @@
 """The contract of a token mixer as properties that `check_mixer` runs."""
 
-import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -11,26 +10,25 @@ import numpy as np
 from flax import nnx
 
 from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig
+from fwpkm_jax.testing.mixer_case import BATCH, LENGTH, MixerCase
+from fwpkm_jax.testing.mixer_documents import (
+    packed_documents_equal_separate_rows,
+    packed_documents_equal_separate_rows_in_single_precision,
+)
 from fwpkm_jax.testing.properties import (
     Property,
-    cast_floats,
-    distance,
     require,
     require_close,
     require_equal,
     require_finite,
-    require_near,
     require_same_types,
     run_properties,
 )
 
-_LENGTH, _BATCH = 15, 2
 _PIECES, _MASKED_PIECES = (1, 7), (1, 3)
 """Lengths of a stream's pieces, without and with a mask: one token, and more than a short window or
 convolution. They are few, so that each is compiled once for all cuts."""
 _CUTS = 6
-_DOCUMENTS, _PIECE = 5, 5
-_EXACT, _SINGLE = 1e-12, 1e-6  # Of the norm: packed documents in double and single precision.
 _LOOSE = {"rtol": 1e-9, "atol": 1e-11}
 
 
@@ -68,55 +66,6 @@ def check_mixer(
         raise TypeError(f"config is {config!r}; check_mixer takes an AbstractMixerConfig.")
     case = MixerCase(config, model_dim, init_std)
     run_properties(type(config).__name__, case, MIXER_PROPERTIES, properties)
-
-
-class MixerCase:
-    """A mixer with sampled tokens; its call is compiled once for each piece length."""
-
-    def __init__(self, config: AbstractMixerConfig, model_dim: int, init_std: float):
-        self.config, self.model_dim, self.init_std = config, model_dim, init_std
-
-    def build(self, dtype: Any = None, *, scale: float = 1.0) -> AbstractMixer:
-        """A new mixer, its weights drawn with `scale` times `init_std`; the same in every call."""
-        std = scale * self.init_std
-        return self.config.build(
-            self.model_dim, norm_eps=1e-5, init_std=std, dtype=dtype, rngs=nnx.Rngs(0)
-        )
-
-    def sample(self, length: int = _LENGTH, *, seed: int = 0, dtype: Any = np.float64) -> jax.Array:
-        """Random tokens `[batch, length, model]`."""
-        rng = np.random.default_rng(seed)
-        return jnp.asarray(rng.normal(size=(_BATCH, length, self.model_dim)), dtype)
-
-    @functools.cached_property
-    def mixer(self) -> AbstractMixer:
-        return self.build()
-
-    @functools.cached_property
-    def call(self) -> Callable[..., tuple[jax.Array, Any]]:
-        """`mixer(x, mask=, cache=)`, compiled for each shape."""
-        mixer = self.mixer
-        return jax.jit(lambda x, mask, cache: mixer(x, mask=mask, cache=cache))
-
-    @functools.cached_property
-    def whole(self) -> np.ndarray:
-        """The output of the sampled tokens."""
-        return np.asarray(self.call(self.sample(), None, None)[0])
-
-    def stream(
-        self, x: Any, lengths: Iterable[int], mask: np.ndarray | None = None
-    ) -> tuple[np.ndarray, list[Any]]:
-        """Concatenated outputs of a stream's pieces, and the caches: initial, then after each."""
-        x = np.asarray(x)  # Cut on the host, which compiles nothing.
-        cache = self.mixer.init_cache(len(x), max_length=_LENGTH, dtype=x.dtype)
-        outputs, caches, start = [], [cache], 0
-        for length in lengths:
-            piece = slice(start, start + length)
-            output, cache = self.call(x[:, piece], None if mask is None else mask[:, piece], cache)
-            outputs.append(np.asarray(output))
-            caches.append(cache)
-            start += length
-        return np.concatenate(outputs, axis=1), caches
 
 
 def config_is_a_frozen_value(case: MixerCase) -> None:
@@ -157,7 +106,7 @@ def stream_cut_anywhere_equals_the_whole(case: MixerCase) -> None:
     x = case.sample()
     none = case.call(x, None, None)[1]
     require(none is None, "a call without a cache returns one")
-    _, by_token = case.stream(x, [1] * _LENGTH)
+    _, by_token = case.stream(x, [1] * LENGTH)
     rng = np.random.default_rng(0)
     for _ in range(_CUTS):
         lengths = _random_cut(rng, _PIECES)
@@ -170,7 +119,7 @@ def padding_anywhere_changes_no_token_and_no_cache(case: MixerCase) -> None:
     """Checks that differently padded sequences give the results of their tokens without padding."""
     rng = np.random.default_rng(1)
     for cut in range(_CUTS):
-        mask = rng.uniform(size=(_BATCH, _LENGTH)) < (0.2, 0.5, 0.8)[cut % 3]
+        mask = rng.uniform(size=(BATCH, LENGTH)) < (0.2, 0.5, 0.8)[cut % 3]
         clean = np.asarray(case.sample(seed=cut))
         x = np.where(mask[:, :, None], clean, 1e3)  # Large values at padding must not matter.
         whole = np.asarray(case.call(x, mask, None)[0])
@@ -179,9 +128,9 @@ def padding_anywhere_changes_no_token_and_no_cache(case: MixerCase) -> None:
         pieces, caches = case.stream(x, lengths, mask.astype(np.float64))
         require_close(pieces, whole, f"the output of padded pieces of {lengths}", **_LOOSE)
         # The tokens of each sequence, moved to its beginning, one by one.
-        alone = np.stack([_to_front(x[row], mask[row]) for row in range(_BATCH)])
+        alone = np.stack([_to_front(x[row], mask[row]) for row in range(BATCH)])
         expected, after = case.stream(alone, [1] * int(mask.sum(axis=1).max(initial=1)))
-        for row in range(_BATCH):
+        for row in range(BATCH):
             number = int(mask[row].sum())
             require_close(
                 whole[row, mask[row]], expected[row, :number], "a token beside padding", **_LOOSE
@@ -190,144 +139,10 @@ def padding_anywhere_changes_no_token_and_no_cache(case: MixerCase) -> None:
             require_close(own, last, "the cache of padded pieces", **_LOOSE)
 
 
-def packed_documents_equal_separate_rows(case: MixerCase) -> None:
-    """Checks that packed documents give the same outputs and gradients as separate rows.
-
-    Boundaries are random; some documents have one token. The same rows are also read as a stream
-    with padding, in pieces that cut documents, so that the carried state is checked too, and a
-    document may be longer than a piece. The difference is at most 1e-12 of the norm, in double
-    precision, parameters included. A mixer that does not support documents must raise a ValueError
-    that names it.
-    """
-    if not case.mixer.takes_documents:
-        _require_documents_refused(case)
-        return
-    _compare_documents(case, np.float64, _EXACT)
-
-
-def packed_documents_equal_separate_rows_in_single_precision(case: MixerCase) -> None:
-    """Checks the same in float32: at most 1e-6 of the norm.
-
-    Where separate rows are further than a quarter of that from their results in double precision,
-    four times their distance is allowed instead: no order of sums could do better. Weights are
-    drawn with a fifth of `init_std`: large ones amplify rounding, in separate rows too.
-    """
-    if case.mixer.takes_documents:
-        _compare_documents(case, np.float32, _SINGLE, scale=0.2)
-
-
-def _compare_documents(
-    case: MixerCase, dtype: Any, tolerance: float, *, scale: float = 1.0
-) -> None:
-    mixer = case.build(scale=scale)
-    graphdef, params = nnx.split(mixer)
-    params = cast_floats(params, dtype)
-    rng = np.random.default_rng(2)
-    cotangents = jnp.asarray(rng.normal(size=(_BATCH, _LENGTH, case.model_dim)), dtype)
-
-    @jax.jit
-    def piece(x: jax.Array, mask: jax.Array, starts: jax.Array, cache: Any) -> Any:
-        return nnx.merge(graphdef, params)(x, mask=mask, starts=starts, cache=cache)
-
-    @jax.jit
-    def gradients(params: Any, x: jax.Array, c: jax.Array, **documents: Any) -> Any:
-        def loss(params: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-            output, _ = nnx.merge(graphdef, params)(x, **documents)
-            return jnp.sum(output * c), output
-
-        return jax.grad(loss, argnums=(0, 1), has_aux=True)(params, x)
-
-    def alone(x: np.ndarray, ends: list[list[int]], real: np.ndarray, dtype: Any = dtype) -> Any:
-        """Outputs and gradients with one document per row, moved back; zeros at padding."""
-        rows, place = _separate_rows(ends, real)
-        used = (rows >= 0)[..., None]
-        apart = [
-            jnp.asarray(np.where(used, np.asarray(a).reshape(-1, a.shape[-1])[rows], 0), dtype)
-            for a in (x, cotangents)
-        ]
-        mask = jnp.asarray(used[..., 0], dtype)
-        (d_params, d_x), output = gradients(cast_floats(params, dtype), *apart, mask=mask)
-        back = [
-            np.asarray(a).reshape(-1, a.shape[-1])[place].reshape(x.shape) for a in (output, d_x)
-        ]
-        return *(np.where(real[..., None], a, 0) for a in back), d_params
-
-    def tolerances(x: np.ndarray, ends: list[list[int]], real: np.ndarray, found: Any) -> list:
-        """Of outputs and gradients: in single precision, never below what rounding takes."""
-        if dtype == np.float64:
-            return [tolerance] * len(found)
-        exact = alone(x, ends, real, np.float64)
-        return [max(tolerance, 4 * distance(*pair)) for pair in zip(found, exact, strict=True)]
-
-    for trial in range(_CUTS):
-        x = np.asarray(case.sample(seed=trial, dtype=dtype))
-        ends = [_random_ends(rng, trial) for _ in range(_BATCH)]
-        starts = np.stack([_starts_of(row) for row in ends])
-        where = f"of documents that end at {ends}"
-        (d_params, d_x), packed = gradients(params, jnp.asarray(x), cotangents, starts=starts)
-        everything = np.ones(starts.shape, bool)
-        expected = alone(x, ends, everything)
-        allowed = tolerances(x, ends, everything, expected)
-        names = ("output", "gradient", "gradients")
-        for index, found in enumerate((packed, d_x, d_params)):
-            what = f"{names[index]} {where}"
-            require_near(found, expected[index], what=what, tolerance=allowed[index])
-        # A stream with padding: a start at padding moves to the document's next token.
-        real = rng.uniform(size=starts.shape) < (1.0, 0.7)[trial % 2]
-        cache = mixer.init_cache(_BATCH, max_length=_LENGTH, dtype=x.dtype)
-        for first in range(0, _LENGTH, _PIECE):
-            at = slice(first, first + _PIECE)
-            tokens = np.where(real[..., None], x, dtype(1e3))[:, at]
-            output, cache = piece(tokens, real[:, at], starts[:, at], cache)
-            if first == 0:
-                expected = alone(x, ends, real)
-                allowed = tolerances(x, ends, real, expected)
-            what = f"stream {where}"
-            require_near(output, expected[0][:, at], what=what, tolerance=allowed[0])
-
-
-def _require_documents_refused(case: MixerCase) -> None:
-    x, name = case.sample(3), type(case.mixer).__name__
-    try:
-        case.mixer(x, starts=jnp.ones((_BATCH, 3), bool))
-    except ValueError as error:
-        require(name in str(error), f"the refusal of documents does not name {name}: {error}")
-        return
-    raise AssertionError("documents are neither taken nor refused")
-
-
-def _random_ends(rng: np.random.Generator, trial: int) -> list[int]:
-    """Ends of at most `_DOCUMENTS` documents that fill a row; some have one token."""
-    number = (1, 2, _DOCUMENTS)[trial % 3]
-    inner = rng.choice(np.arange(1, _LENGTH), size=number - 1, replace=False)
-    if number > 2:
-        inner[1] = inner[0] + 1 if inner[0] + 1 < _LENGTH else inner[0] - 1
-    return sorted({*map(int, inner), _LENGTH})
-
-
-def _starts_of(ends: list[int]) -> np.ndarray:
-    starts = np.zeros(_LENGTH, bool)
-    starts[[0, *ends[:-1]]] = True
-    return starts
-
-
-def _separate_rows(ends: list[list[int]], real: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Flat indices of real tokens, one row per document, then -1; each token's place in them."""
-    rows = np.full((_BATCH * _DOCUMENTS, _LENGTH), -1)
-    place = np.zeros(_BATCH * _LENGTH, int)
-    for row, of_row in enumerate(ends):
-        for number, (first, end) in enumerate(zip([0, *of_row[:-1]], of_row, strict=True)):
-            tokens = first + np.flatnonzero(real[row, first:end])
-            own = row * _DOCUMENTS + number
-            rows[own, : len(tokens)] = row * _LENGTH + tokens
-            place[row * _LENGTH + tokens] = own * _LENGTH + np.arange(len(tokens))
-    return rows, place
-
-
 def padding_alone_gives_zeros_and_keeps_the_cache(case: MixerCase) -> None:
     x = case.sample(3)
     _, caches = case.stream(x, [1, 1, 1])
-    output, same = case.call(x, jnp.zeros((_BATCH, 3)), caches[-1])
+    output, same = case.call(x, jnp.zeros((BATCH, 3)), caches[-1])
     require_equal(np.asarray(output), np.zeros(output.shape), "the output of padding alone")
     require_equal(same, caches[-1], "the cache after padding alone")
 
@@ -351,7 +166,7 @@ def sequences_of_a_batch_are_independent(case: MixerCase) -> None:
 def gradients_of_bfloat16_tokens_are_finite_and_reach_every_parameter(case: MixerCase) -> None:
     graphdef, params = nnx.split(case.build(jnp.bfloat16))
     x = case.sample(9, dtype=jnp.bfloat16)
-    mask = jnp.ones((_BATCH, 9)).at[1].set(0)
+    mask = jnp.ones((BATCH, 9)).at[1].set(0)
 
     @jax.jit
     def gradients(params: Any, x: jax.Array) -> Any:
@@ -375,8 +190,8 @@ def gradients_of_bfloat16_tokens_are_finite_and_reach_every_parameter(case: Mixe
 @jax.enable_x64(False)
 def bfloat16_stream_keeps_the_caches_dtypes(case: MixerCase) -> None:
     mixer = case.build(jnp.bfloat16)
-    cache = mixer.init_cache(_BATCH, max_length=8, dtype=jnp.bfloat16)
-    x = jax.ShapeDtypeStruct((_BATCH, 3, case.model_dim), jnp.bfloat16)
+    cache = mixer.init_cache(BATCH, max_length=8, dtype=jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((BATCH, 3, case.model_dim), jnp.bfloat16)
     output, after = jax.eval_shape(lambda x, cache: mixer(x, cache=cache), x, cache)
     require(output.dtype == jnp.bfloat16, f"bfloat16 tokens come back as {output.dtype}")
     require_same_types(after, cache, "the cache of a bfloat16 stream")
@@ -384,23 +199,23 @@ def bfloat16_stream_keeps_the_caches_dtypes(case: MixerCase) -> None:
 
 def reset_cache_gives_the_first_one(case: MixerCase) -> None:
     mixer = case.mixer
-    start = mixer.init_cache(_BATCH, max_length=_LENGTH, dtype=jnp.float64)
+    start = mixer.init_cache(BATCH, max_length=LENGTH, dtype=jnp.float64)
     _, caches = case.stream(case.sample(), [7])
     require_equal(mixer.reset_cache(caches[-1]), start, "reset_cache")
     require(
-        mixer.capacity(start) in (None, _LENGTH),
-        f"capacity is {mixer.capacity(start)} for max_length={_LENGTH}",
+        mixer.capacity(start) in (None, LENGTH),
+        f"capacity is {mixer.capacity(start)} for max_length={LENGTH}",
     )
     if type(mixer).grow_cache is not AbstractMixer.grow_cache:
-        longer = mixer.init_cache(_BATCH, max_length=_LENGTH + 3, dtype=jnp.float64)
-        require_equal(mixer.grow_cache(start, _LENGTH + 3), longer, "grow_cache of an empty cache")
+        longer = mixer.init_cache(BATCH, max_length=LENGTH + 3, dtype=jnp.float64)
+        require_equal(mixer.grow_cache(start, LENGTH + 3), longer, "grow_cache of an empty cache")
     for leaf in jax.tree.leaves(start):
-        require(leaf.shape[:1] == (_BATCH,), f"a leaf of the cache {leaf.shape} has no batch axis")
+        require(leaf.shape[:1] == (BATCH,), f"a leaf of the cache {leaf.shape} has no batch axis")
 
 
 def _random_cut(rng: np.random.Generator, sizes: tuple[int, ...]) -> list[int]:
     lengths: list[int] = []
-    while (rest := _LENGTH - sum(lengths)) > 0:
+    while (rest := LENGTH - sum(lengths)) > 0:
         lengths.append(int(rng.choice([size for size in sizes if size <= rest])))
     return lengths
 

@@ -17,9 +17,12 @@ from fwpkm_jax.core.attention.softmax import (
     Persistent,
     whole_sequence_attention,
 )
-from fwpkm_jax.core.padding import pack, pack_all, pack_tokens, unpack
-from fwpkm_jax.core.sequence.axis import Places, SequenceAxis, places_of_part
-from fwpkm_jax.core.sequence.ring import Keys, attention_around
+from fwpkm_jax.core.padding import pack, pack_tokens, unpack
+from fwpkm_jax.layers.mixers.attention_over_devices import (
+    Cache,
+    attend_over_devices,
+    places_over_devices,
+)
 from fwpkm_jax.layers.mixers.base import (
     AbstractMixer,
     AbstractMixerConfig,
@@ -31,7 +34,6 @@ from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.mixers.window_cache import (
     AttentionCache,
     attend_window,
-    cache_before_part,
     places,
 )
 from fwpkm_jax.layers.norms import RMSNorm
@@ -136,10 +138,6 @@ class AttentionConfig(AbstractMixerConfig):
 
 register_mixer("attention", lambda model: replace(model.attention, window=None))
 register_mixer("swa", lambda model: replace(model.attention, window=model.window))
-
-
-Cache = AttentionCache | RingCache
-"""Of sliding-window and of full attention."""
 
 
 class AttentionInputs(NamedTuple):
@@ -307,108 +305,13 @@ class Attention(AbstractMixer):
         Keys and values of full attention travel around the devices; of a window, only the last
         ones of each part are sent, to the next.
         """
-        axis = partition.sequence
-        assert axis is not None
         self._check_heads(partition)
         first = None if cache is None else cache.next_position
-        part = (x.shape[0] // partition.size(*BATCH), x.shape[1] // axis.size)
-        tokens, by_head = partition.tokens(), partition.tokens(HEADS)
-        at = partition.run(
-            lambda mask, starts, first: places_of_part(
-                starts, axis=axis, shape=part, first=first, mask=mask
-            ),
-            in_specs=(tokens, tokens, P(BATCH)),
-            out_specs=tokens,
-        )(mask, starts, first)
+        at = places_over_devices(partition, x.shape[:2], mask=mask, starts=starts, first=first)
         query, key, value, gate = self.project(x, at.positions)
-
-        def attend(query, key, value, at, cache, mask):
-            return self.attend_part(query, key, value, at, axis=axis, cache=cache, mask=mask)
-
-        in_cache: Any = None
-        if cache is not None:
-            heads: Any = P(BATCH, None, HEADS)
-            of_rows: Any = P(BATCH)
-            in_cache = type(cache)(heads, heads, of_rows, of_rows)
-        output, cache = partition.run(
-            attend,
-            in_specs=(by_head, by_head, by_head, tokens, in_cache, tokens),
-            out_specs=(by_head, in_cache),
-        )(query, key, value, at, cache, mask)
+        options: dict[str, Any] = {"window": self.config.window, "cache": cache, "mask": mask}
+        output, cache = attend_over_devices(partition, query, key, value, at, **options)
         return self.gated(output, gate), cache
-
-    def attend_part(
-        self,
-        query: Float[Array, "batch length heads head"],
-        key: Float[Array, "batch length kv_heads head"],
-        value: Float[Array, "batch length kv_heads head"],
-        at: Places,
-        *,
-        axis: SequenceAxis,
-        cache: Cache | None = None,
-        mask: Mask = None,
-    ) -> tuple[Float[Array, "batch length heads head"], Cache | None]:
-        """Attention of this device's part of each sequence, inside `jax.shard_map`.
-
-        Args:
-          query: of this device's tokens.
-          key: likewise.
-          value: likewise.
-          at: where these tokens stand in the sequence.
-          axis: over which the sequence lies.
-          cache: of the tokens before the whole sequence, equal on all devices.
-          mask: of this device's tokens, 0 at padding.
-
-        Returns:
-          The heads' output before the gate, and on every device the cache after the last part,
-          None if none was given.
-        """
-        if self.config.window is not None:
-            return self._attend_window_part(query, key, value, at, axis, cache, mask)
-        own, first = Keys(key, value, *at), None
-        if isinstance(cache, RingCache):
-            before = None if at.numbers is None else jnp.zeros_like(cache.positions)
-            kept = (cache.keys.astype(key.dtype), cache.values.astype(value.dtype))
-            first = Keys(*kept, cache.positions, before)
-        capacity = None if cache is None else cache.keys.shape[1]
-        output = attention_around(query, own, axis=axis, window=capacity, first=first)
-        if isinstance(cache, RingCache):
-            # The cache holds the keys of all tokens, so that every device needs them all.
-            key, value, positions, documents = jax.tree.map(
-                lambda x: jax.lax.all_gather(x, axis.name, axis=1, tiled=True), own
-            )
-            new = {"positions": positions, "documents": documents}
-            cache = put_in_ring(cache, key, value, after=output[:, :1], **new)
-        return output, cache
-
-    def _attend_window_part(
-        self, query: jax.Array, key: jax.Array, value: jax.Array, at: Places, axis, cache: Any, mask
-    ) -> tuple[jax.Array, AttentionCache | None]:
-        """`attend_part` over a window: the tokens before the part, as a cache of theirs."""
-        start, counts, packing = cache, None, None
-        if mask is not None:  # Real tokens first, so that a window is of neighbours.
-            packing = pack_tokens(mask)
-            counts = packing.counts
-            query, key, value, at = pack_all((query, key, value, at), packing)
-            if at.numbers is not None:  # Padding goes with the last document.
-                at = at._replace(numbers=jax.lax.cummax(at.numbers, axis=1))
-        if start is None:
-            width = self.config.window
-            kept = jnp.zeros((key.shape[0], width, *key.shape[2:]), key.dtype)
-            positions = jnp.full((key.shape[0], width), -1, jnp.int32)
-            nowhere = jnp.zeros_like(positions[:, 0])
-            start = AttentionCache(kept, kept.astype(value.dtype), positions, nowhere)
-        before, documents = cache_before_part(key, value, at, axis=axis, cache=start, counts=counts)
-        output, end = attend_window(
-            query, key, value, at.positions, before, counts, documents=documents
-        )
-        if packing is not None:
-            places = packing.places[:, :, None, None]
-            output = jnp.take_along_axis(output, places, axis=1)
-        if cache is None:
-            return output, None
-        end = jax.tree.map(lambda x, like: x.astype(like.dtype), end, cache)
-        return output, axis.from_last(end)
 
     def _check_heads(self, partition: Partition) -> None:
         for name, number in self.config.split_numbers.items():

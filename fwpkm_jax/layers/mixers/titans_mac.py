@@ -1,0 +1,175 @@
+"""Titans with the memory as a context of attention.
+
+References: Behrouz et al. 2025, arXiv:2501.00663, section 4.1.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from fwpkm_jax.core.attention.softmax import Persistent, in_front, masked_attention
+from fwpkm_jax.core.documents import pack_starts
+from fwpkm_jax.core.padding import pack, pack_tokens, unpack
+from fwpkm_jax.core.streams.cuts import in_chunks
+from fwpkm_jax.core.streams.documents import in_documents
+from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
+from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, Starts
+from fwpkm_jax.layers.mixers.titans import Titans, TitansCache, narrow_width
+from fwpkm_jax.layers.mixers.titans_config import TitansConfig
+from fwpkm_jax.layers.mixers.titans_gate import TitansGate
+from fwpkm_jax.layers.norms import RMSNorm
+from fwpkm_jax.layers.partition import ParameterAxes
+
+Output = Float[Array, "batch length model"]
+
+
+class TitansMACCache(NamedTuple):
+    """What a stream carries: keys and values of each sequence's segment, and the memory.
+
+    Attributes:
+      keys: of the segment's tokens, `[batch, segment, kv_heads, head]`; entries behind them are of
+        an earlier segment and not used.
+      values: of the same shape.
+      context_keys: of what each token read from the memory, of the same shape.
+      context_values: of the same shape.
+      memory: the cache of the memory, with the position in the stream.
+    """
+
+    keys: Float[Array, "batch segment kv_heads head"]
+    values: Float[Array, "batch segment kv_heads head"]
+    context_keys: Float[Array, "batch segment kv_heads head"]
+    context_values: Float[Array, "batch segment kv_heads head"]
+    memory: TitansCache
+
+
+class TitansMAC(AbstractMixer):
+    """Memory as a context: attention within segments that are chunks of the memory.
+
+    A token attends to the persistent tokens, to the tokens of its segment up to itself, and to what
+    these tokens read from the memory as it was before the segment. The memory learns from the
+    output of attention. What it then reads for the same tokens gates the output.
+
+    In the published formulas the first tokens of a segment see what was read for its last tokens,
+    and their gate comes from a memory that has seen the whole segment. A decoder must be causal, so
+    here both are.
+    """
+
+    parameter_axes: ClassVar[ParameterAxes] = {"tokens": (None, "embed")}
+
+    def __init__(
+        self, config: TitansConfig, attention: AttentionConfig, model_dim: int, **shared: Any
+    ):
+        """Args: `shared` as of `Attention`; the attention's window is not used.
+
+        Raises:
+          ValueError: the memory has no chunks.
+        """
+        if config.chunk_size is None:
+            raise ValueError("chunk_size=None is no segment; give it a number of tokens.")
+        self.segment = config.chunk_size
+        self.memory = Titans(config, model_dim, **shared)
+        self.context_norm = RMSNorm(model_dim, eps=shared.get("norm_eps", 1e-5))
+        attention = dataclasses.replace(attention, window=None)
+        self.attention = Attention(attention, model_dim, **shared)
+        self.gate = TitansGate(model_dim, **shared)
+        shape = (config.num_persistent, model_dim)
+        tokens = nnx.initializers.normal(1.0)(shared["rngs"].params(), shape, jnp.float32)
+        self.tokens = nnx.Param(tokens) if config.num_persistent else None
+
+    def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansMACCache:
+        """An empty cache; segments need no `max_length`."""
+        config = self.attention.config
+        shape = (batch, self.segment, config.num_kv_heads, config.head_dim)
+        memory = self.memory.init_cache(batch, max_length=max_length, dtype=dtype)
+        return TitansMACCache._make([*(jnp.zeros(shape, dtype) for _ in range(4)), memory])
+
+    @property
+    def output_map(self) -> nnx.Linear:
+        return self.gate.out_proj
+
+    def mix(
+        self,
+        x: Output,
+        *,
+        mask: Mask = None,
+        starts: Starts = None,
+        cache: TitansMACCache | None = None,
+    ) -> tuple[Output, TitansMACCache | None]:
+        """The layer's output, and the cache to continue from; see `AbstractMixer.__call__`."""
+        packing = None if mask is None else pack_tokens(mask)
+        x = pack(x, packing)
+        count = jnp.full(x.shape[:1], x.shape[1], jnp.int32) if packing is None else packing.counts
+        options: dict[str, Any] = {"count": count, "chunk": self.segment}
+        if starts is not None:
+            starts = pack_starts(starts, packing)
+            fresh = self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
+            position = None if cache is None else cache.memory.position
+            start = fresh if cache is None else cache
+            options |= {"starts": starts, "position": position}
+            options["narrow"] = narrow_width(self.segment)
+            after, y = in_documents(self._advance, start, fresh, x[:, None], **options)
+            cache = None if cache is None else after
+        elif cache is None:
+            start = self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
+            # A backward pass computes each segment again.
+            _, y = in_chunks(jax.checkpoint(self._advance), start, x[:, None], **options)
+        else:
+            position = cache.memory.position
+            advance = jax.checkpoint(self._advance)
+            cache, y = in_chunks(advance, cache, x[:, None], **options, position=position)
+        return unpack(y[:, 0], packing), cache
+
+    def _advance(
+        self, cache: TitansMACCache, x: Float[Array, "batch 1 length model"], count: jax.Array
+    ) -> tuple[TitansMACCache, Float[Array, "batch 1 length model"]]:
+        """Tokens of one segment, each sequence's first `count` ones real."""
+        x = x[:, 0]
+        batch, length, _ = x.shape
+        real = jnp.arange(length, dtype=jnp.int32)[None] < count[:, None]
+        first = 0 if self.tokens is None else self.tokens.shape[0]
+        place = (cache.memory.position % self.segment)[:, None]
+        place = place + jnp.arange(length, dtype=jnp.int32)[None]
+        # In the order of the paper: persistent tokens, context, segment.
+        context = self.context_norm(self.memory.recall(x, cache.memory.base))
+        context = self.attention.project(context, first + place)
+        own = self.attention.project(x, first + self.segment + place)
+        rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
+        at = jnp.where(real, place, self.segment)
+
+        def put(old: jax.Array, new: jax.Array) -> jax.Array:
+            return old.at[rows, at].set(new.astype(old.dtype), mode="drop")
+
+        fresh = (own.key, own.value, context.key, context.value)
+        kept = [put(old, new) for old, new in zip(cache[:4], fresh, strict=True)]
+        # Keys of an earlier segment have later places than every real token, so no token sees them.
+        places = jnp.arange(self.segment, dtype=jnp.int32)
+        places = jnp.broadcast_to(jnp.concatenate([places, places]), (batch, 2 * self.segment))
+        keys = jnp.concatenate([kept[2], kept[0]], axis=1).astype(own.key.dtype)
+        values = jnp.concatenate([kept[3], kept[1]], axis=1).astype(own.value.dtype)
+        keys, values, places = in_front(self._persistent(x.dtype), keys, values, places)
+        attended = masked_attention(
+            own.query,
+            keys,
+            values,
+            query_positions=jnp.where(real, place, -1),
+            key_positions=places,
+            window=None,
+            num_persistent=first,
+        )
+        y = self.attention.gated(attended, own.gate)
+        memory, remembered = self.memory.advance(cache.memory, y[:, None], count)
+        y = self.gate(y, remembered[:, 0])
+        return TitansMACCache._make([*kept, memory]), y[:, None]
+
+    def _persistent(self, dtype: DTypeLike) -> Persistent | None:
+        if self.tokens is None:
+            return None
+        tokens = self.tokens[...].astype(dtype)[None]
+        places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+        projected = self.attention.project(tokens, places)
+        return Persistent(projected.key[0], projected.value[0])

@@ -18,17 +18,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 
 from benchmarks.comparison.mqar_decoder import NAMES, Layout, state_bytes
 from benchmarks.comparison.mqar_tasks import Cell, Part, Setting, cell_of
 from benchmarks.comparison.mqar_training import Run, Training
-from benchmarks.machine import environment
+from benchmarks.comparison.small_decoders import Lines, Row, machine
 from benchmarks.options import parse
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,26 +95,6 @@ def settings(options: Options) -> Row:
     return about | {"validations": options.validations, "threshold": options.threshold}
 
 
-class Lines:
-    """The rows of a file, one JSON object a line."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        self.rows: list[Row] = [json.loads(line) for line in text.splitlines()]
-
-    def find(self, **names: Any) -> list[Row]:
-        """Rows with these entries."""
-        return [row for row in self.rows if all(row.get(k) == v for k, v in names.items())]
-
-    def add(self, row: Row) -> None:
-        """Appends a row to the file."""
-        self.rows.append(row)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
-
-
 def best_rate(rows: Sequence[Row]) -> float:
     """The rate of the highest validation accuracy; among equals that with the fewest steps."""
     best = max(rows, key=lambda row: (row["valid"], -row["steps"]))
@@ -150,7 +127,7 @@ def measure(name: str, rate: float, seed: int, options: Options, lines: Lines) -
     row = {"memory": name, "rate": rate, "seed": seed, "settings": about}
     row |= {"state_bytes": total, "bytes_touched": touched, "parameters": training.parameters}
     row["rows"] = options.rows
-    lines.add(row | result | {"environment": environment()})
+    lines.add(row | result | {"environment": machine()})
     run.state.unlink()
     shown = " ".join(f"{x['pairs']}x{x['length']}:{x['accuracy']}" for x in result["test"])
     print(f"  {result['steps']} steps, {result['cpu_seconds']:.0f} s: {shown}", flush=True)

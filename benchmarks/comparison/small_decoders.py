@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from benchmarks.machine import environment
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 from fwpkm_jax.training.fit import Hooks, fit
@@ -29,6 +30,9 @@ Row = dict[str, Any]
 NO_DECAY = 6.0
 """A decay's bias, or minus the logarithm of its rate: each token loses less than 1/400."""
 
+CURVE = 20
+"""Points of a stored curve of the loss."""
+
 # Each sequence has its own memory, which starts from the initial one in every batch.
 _MEMORY = MemoryConfig(lifetime="batch")
 
@@ -36,10 +40,14 @@ _MEMORY = MemoryConfig(lifetime="batch")
 class Trainer:
     """Trains one architecture from several seeds with one compiled step."""
 
-    def __init__(self, config: ModelConfig, *, learning_rate: float, steps: int):
+    def __init__(
+        self, config: ModelConfig, *, learning_rate: float, steps: int, weight_decay: float = 0.01
+    ):
         self.config, self.steps = config, steps
         optimizer = OptimizerConfig(
-            learning_rate=learning_rate, warmup_steps=min(50, steps // 4), weight_decay=0.01
+            learning_rate=learning_rate,
+            warmup_steps=min(50, steps // 4),
+            weight_decay=weight_decay,
         )
         self._optimizer = make_optimizer(optimizer, steps=steps)
         graphdef = model_graph(config)
@@ -92,7 +100,9 @@ class Trainer:
         first = (prepare(start.params, self.config), start.opt_state)
         params, _ = fit(step, first, batches, hooks, steps=self.steps).state
         final = float(np.mean(losses[-20:]))
-        return Trained(partial(self._right, params, start.memory), final, _count(params))
+        every = max(1, self.steps // CURVE)
+        curve = [float(np.mean(losses[i : i + every])) for i in range(0, len(losses), every)]
+        return Trained(partial(self._right, params, start.memory), final, curve, _count(params))
 
 
 @dataclass(frozen=True)
@@ -103,6 +113,8 @@ class Trained:
     """Whether each label `[batch, length]` of a batch is its most likely token."""
     loss: float
     """Mean of the last 20 steps, nats per answer."""
+    curve: list[float]
+    """Means of the loss over some `CURVE` equal parts of the training, in order."""
     parameters: int
     """Number of slow weights."""
 
@@ -199,6 +211,37 @@ class Results:
             {name: x for name, x in row.items() if isinstance(x, scalar)}
             for row in self.content["rows"]
         ]
+
+
+class Lines:
+    """Rows of a file with one JSON object a line; a second call continues after the first."""
+
+    def __init__(self, path: Path):
+        """Reads the file if it exists."""
+        self.path = path
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        self.rows: list[Row] = [json.loads(line) for line in text.splitlines()]
+
+    def find(self, **names: Any) -> list[Row]:
+        """Rows with these entries."""
+        return [row for row in self.rows if all(row.get(k) == v for k, v in names.items())]
+
+    def add(self, row: Row) -> None:
+        """Appends a row to the file.
+
+        Raises:
+          ValueError: there is a NaN or an infinity in it.
+        """
+        self.rows.append(row)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+
+
+@cache
+def machine() -> Row:
+    """`environment()`, measured once in a process."""
+    return environment()
 
 
 def cpu_seconds(since: float = 0.0) -> float:

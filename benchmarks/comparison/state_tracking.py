@@ -1,34 +1,38 @@
-"""Measures state tracking of every matrix memory: parity, sums modulo 3, permutations of three.
+"""Measures state tracking of every matrix memory: parity, sums, permutations, arithmetic.
 
     taskset -c 1 python -m benchmarks.comparison.state_tracking
     python -m benchmarks.comparison.tables
 
 Each decoder has one layer with the memory and no convolution; learned decays start close to none.
 Decoders are trained on short documents with a label at every token, and evaluated on longer ones.
-Delta rules run twice, with write strengths up to 1 and up to 2 (`negative_eigenvalues`). Runs
-already in the file are skipped.
+Delta rules run twice, with write strengths up to 1 and up to 2 (`negative_eigenvalues`). Every run
+is a line of `out` with its settings; runs already in the file are skipped. The published sizes are
+options, see docs/measurements/comparison.md.
 """
 
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import jax
 import numpy as np
 
+from benchmarks.comparison.arithmetic import TOKENS, ArithmeticSource
 from benchmarks.comparison.small_decoders import (
     Batch,
-    Results,
+    Lines,
     Row,
     Trained,
     Trainer,
     cpu_seconds,
+    machine,
     state_bytes,
     without_decay,
 )
-from benchmarks.machine import environment, settings
+from benchmarks.machine import settings
 from benchmarks.options import parse
 from fwpkm_jax.data.recall import Split
 from fwpkm_jax.data.state_tracking import Group, StateTrackingData, StateTrackingSource
@@ -36,10 +40,11 @@ from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule
 
-WIDTH = 32
-"""Width of the residual stream."""
-VOCABULARY = max(StateTrackingData(group=group).vocab_size for group in get_args(Group))
-"""Token ids; the same number for all tasks, so that one compiled program trains them all."""
+Task = Group | Literal["arithmetic", "brackets"]
+"""A group whose products are tracked, or modular arithmetic without or with brackets."""
+TASKS: tuple[Task, ...] = (*get_args(Group), "arithmetic", "brackets")
+SMALLEST = 6
+"""Ids that every decoder has at least: those of s3."""
 
 
 def variants() -> dict[str, AbstractMatrixRule]:
@@ -64,12 +69,12 @@ class Options:
 
     rules: tuple[str, ...] = tuple(RULES)
     """Names of the memories; + marks write strengths up to 2."""
-    groups: tuple[Group, ...] = ("parity", "mod3", "s3")
-    """Groups whose products are tracked."""
+    groups: tuple[str, ...] = ("parity", "mod3", "s3")
+    """Groups whose products are tracked, also mod5 and s5; or arithmetic, brackets."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of weights and documents; all memories see the same documents."""
     length: int = 32
-    """Tokens of a training document."""
+    """Tokens of a training document; of arithmetic the most tokens of an expression."""
     ends: tuple[int, ...] = (32, 64, 128, 256)
     """Ends of the ranges of tokens for which accuracy is reported."""
     steps: int = 500
@@ -84,21 +89,32 @@ class Options:
     """Heads, each with its own memory."""
     head_dim: int = 16
     """Width of keys and values."""
-    out: Path = Path("benchmarks/results/state_tracking_cpu.json")
+    layers: int = 1
+    """Layers, each with a memory and an MLP of twice the width."""
+    width: int = 32
+    """Width of the residual stream."""
+    convolution: bool = False
+    """Gives the memories a short convolution."""
+    start_token: bool = False
+    """Puts a token without a label before every document."""
+    weight_decay: float = 0.01
+    """Weight decay of the optimiser."""
+    out: Path = Path("benchmarks/results/state_tracking_cpu.jsonl")
     """File of the results; an existing file is continued."""
 
 
-def decoder(name: str, options: Options) -> ModelConfig:
+def decoder(name: str, options: Options, *, vocabulary: int = SMALLEST) -> ModelConfig:
     """The decoder of one memory."""
     sizes = {"num_key_heads": options.heads, "num_value_heads": options.heads}
     sizes |= dict.fromkeys(("key_head_dim", "value_head_dim"), options.head_dim)
-    sizes["decay_start"] = "constant"  # `without_decay` replaces it.
+    rule = replace(RULES[name], convolution=options.convolution)
     return ModelConfig(
-        vocab_size=VOCABULARY,
-        model_dim=WIDTH,
-        mixers=(name.rstrip("+"),),
-        mlp_dim=2 * WIDTH,
-        matrix=MatrixMemoryConfig(**sizes, rules=(RULES[name],)),
+        vocab_size=vocabulary,
+        model_dim=options.width,
+        mixers=(name.rstrip("+"),) * options.layers,
+        mlp_dim=2 * options.width,
+        # `without_decay` replaces the start of the decays.
+        matrix=MatrixMemoryConfig(**sizes, decay_start="constant", rules=(rule,)),
         tie_embeddings=False,
         head_bias=True,
         head_init_std=0.0,
@@ -107,64 +123,106 @@ def decoder(name: str, options: Options) -> ModelConfig:
     )
 
 
-def batch(source: StateTrackingSource, first: int, count: int) -> Batch:
-    """`count` documents stacked to one batch."""
+def num_ids(task: Task, options: Options) -> int:
+    """Token ids of a task's decoder; the last one is the start token, if there is one."""
+    ids = len(TOKENS)
+    if task in get_args(Group):
+        ids = StateTrackingData(group=task).vocab_size
+    return max(SMALLEST, ids + options.start_token)
+
+
+def batch(
+    source: StateTrackingSource | ArithmeticSource, first: int, count: int, start: int | None = None
+) -> Batch:
+    """`count` documents stacked to one batch; with a `start` token each begins with it."""
     documents = [source[index] for index in range(first, first + count)]
     tokens, labels = (np.stack([one[name] for one in documents]) for name in ("tokens", "labels"))
-    return {"tokens": tokens, "labels": labels, "weights": np.ones(tokens.shape, np.float32)}
+    weights = np.ones(tokens.shape, np.float32)
+    if "loss_weight" in documents[0]:
+        weights = np.stack([one["loss_weight"] for one in documents])
+    if start is not None:
+        tokens, labels, weights = (
+            np.pad(x, ((0, 0), (1, 0)), constant_values=value)
+            for x, value in ((tokens, start), (labels, 0), (weights, 0))
+        )
+    return {"tokens": tokens, "labels": labels, "weights": weights}
 
 
-def source_of(group: Group, split: Split, length: int, seed: int) -> StateTrackingSource:
+def source_of(
+    task: Task, split: Split, length: int, seed: int
+) -> StateTrackingSource | ArithmeticSource:
     """The documents of one split."""
-    return StateTrackingSource(
-        StateTrackingData(group=group, length=length), split=split, seed=seed
-    )
+    if task in get_args(Group):
+        data = StateTrackingData(group=task, length=length)
+        return StateTrackingSource(data, split=split, seed=seed)
+    return ArithmeticSource(brackets=task == "brackets", length=length, split=split, seed=seed)
 
 
-def spans(trained: Trained, group: Group, options: Options, seed: int) -> list[Row]:
-    """Share of right labels in each range of positions, on documents that were not in training."""
-    source = source_of(group, "valid", max(options.ends), seed)
-    right = np.asarray(trained.right(batch(source, 0, options.documents)))
-    return [
-        {"above": start, "up_to": end, "accuracy": round(float(right[:, start:end].mean()), 4)}
-        for start, end in itertools.pairwise((0, *options.ends))
-    ]
+def spans(trained: Trained, task: Task, options: Options, seed: int) -> list[Row]:
+    """Share of right labels in each range of positions, on documents that were not in training.
+
+    The position of arithmetic's only label is the length of its expression. None: no label there.
+    """
+    source = source_of(task, "valid", max(options.ends), seed)
+    start = num_ids(task, options) - 1 if options.start_token else None
+    asked = batch(source, 0, options.documents, start)
+    right, weights = np.asarray(trained.right(asked)), asked["weights"] > 0
+    if start is not None:
+        right, weights = right[:, 1:], weights[:, 1:]
+    if task not in get_args(Group):  # The label comes after the expression.
+        right, weights = right[:, 1:], weights[:, 1:]
+    found = []
+    for above, end in itertools.pairwise((0, *options.ends)):
+        labelled = weights[:, above:end]
+        share = float(right[:, above:end][labelled].mean()) if labelled.any() else None
+        share = None if share is None else round(share, 4)
+        found.append({"above": above, "up_to": end, "accuracy": share})
+    return found
 
 
-def measure(name: str, options: Options, results: Results) -> None:
-    """Trains and evaluates one memory for the runs that the results lack."""
-    runs = [
-        (group, seed)
-        for group, seed in itertools.product(options.groups, options.seeds)
-        if not results.has(rule=name, group=group, seed=seed)
-    ]
-    if not runs:
+def measure(name: str, task: Task, options: Options, lines: Lines) -> None:
+    """Trains and evaluates one memory on one task for the seeds that the file lacks."""
+    about = settings(replace(options, rules=(), groups=(), seeds=()))
+    about = {key: value for key, value in about.items() if key not in ("rules", "groups", "seeds")}
+    about = json.loads(json.dumps(about))
+    key = {"rule": name, "group": task, "settings": about}
+    seeds = [seed for seed in options.seeds if not lines.find(seed=seed, **key)]
+    if not seeds:
         return
-    config = decoder(name, options)
-    trainer = Trainer(config, learning_rate=options.learning_rate, steps=options.steps)
-    for group, seed in runs:
+    ids = num_ids(task, options)
+    config = decoder(name, options, vocabulary=ids)
+    trainer = Trainer(
+        config,
+        learning_rate=options.learning_rate,
+        steps=options.steps,
+        weight_decay=options.weight_decay,
+    )
+    first, size = ids - 1 if options.start_token else None, options.batch_size
+    for seed in seeds:
         start = cpu_seconds()
-        source = source_of(group, "train", options.length, seed)
-        size = options.batch_size
-        batches = (batch(source, size * step, size) for step in range(options.steps))
+        source = source_of(task, "train", options.length, seed)
+        batches = (batch(source, size * step, size, first) for step in range(options.steps))
         trained = trainer.train(batches, seed=seed, prepare=without_decay)
-        row = {"rule": name, "group": group, "seed": seed}
-        row |= {"state_bytes": state_bytes(config, length=options.length)}
+        row = key | {"seed": seed}
+        row |= {"state_bytes": options.layers * state_bytes(config, length=options.length)}
         row |= {"parameters": trained.parameters, "loss": round(trained.loss, 4)}
-        row["spans"] = spans(trained, group, options, seed)
+        row["spans"] = spans(trained, task, options, seed)
+        row["curve"] = [round(loss, 4) for loss in trained.curve]
         row["cpu_seconds"] = cpu_seconds(start)
-        results.add(row)
-        shown = " ".join(f"..{span['up_to']}: {span['accuracy']:.2f}" for span in row["spans"])
-        print(f"{group} {name} seed {seed} {row['cpu_seconds']:.0f} s: {shown}", flush=True)
+        lines.add(row | {"environment": machine()})
+        shown = " ".join(f"..{span['up_to']}: {span['accuracy']}" for span in row["spans"])
+        print(f"{task} {name} seed {seed} {row['cpu_seconds']:.0f} s: {shown}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs what the results lack, one memory after the other."""
     options = parse(Options, argv, description=__doc__)
-    chosen = replace(options, rules=(), groups=(), seeds=())  # These may differ between calls.
-    results = Results(options.out, settings=settings(chosen), machine=environment)
-    for name in options.rules:
-        measure(name, options, results)
+    unknown = [task for task in options.groups if task not in TASKS]
+    if unknown:
+        raise SystemExit(f"--groups: {unknown} are no tasks; choose from {TASKS}.")
+    lines = Lines(options.out)
+    for name, task in itertools.product(options.rules, options.groups):
+        measure(name, task, options, lines)
         jax.clear_caches()
 
 

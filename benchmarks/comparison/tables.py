@@ -5,6 +5,7 @@ The page that shows them is docs/measurements/comparison.md.
 python -m benchmarks.comparison.tables
 """
 
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ class Options:
 
     recall: Path = Path("benchmarks/results/recall_cpu.json")
     """Results of `recall.py`."""
-    state_tracking: Path = Path("benchmarks/results/state_tracking_cpu.json")
+    state_tracking: Path = Path("benchmarks/results/state_tracking_cpu.jsonl")
     """Results of `state_tracking.py`."""
     mqar: Path = Path("benchmarks/results/mqar_cpu.jsonl")
     """Results of `mqar.py`."""
@@ -131,6 +132,8 @@ def state_tracking_picture(rows: Sequence[Row]) -> Figure:
     found = defaultdict[tuple, list[float]](list)
     for row in rows:
         for span in row["spans"]:
+            if span["accuracy"] is None:
+                continue
             found[row["rule"], row["group"], span["above"], span["up_to"]].append(span["accuracy"])
     groups = list(dict.fromkeys(row["group"] for row in rows))
     spans = sorted({key[2:] for key in found})
@@ -204,19 +207,34 @@ def recall_table(rows: Sequence[Row], length: int) -> str:
     return "\n".join(lines)
 
 
+def sizes(row: Row) -> str:
+    """The settings of a run of state tracking in a few words."""
+    about = row["settings"]
+    text = (
+        f"{about['steps']} steps of {about['batch_size']} documents of {about['length']} tokens; "
+        f"width {about['width']}, layers {about['layers']}, {about['heads']} heads of "
+        f"{about['head_dim']}, rate {about['learning_rate']:g}"
+    )
+    return text + ", start token" * about["start_token"] + ", convolution" * about["convolution"]
+
+
 def state_tracking_table(rows: Sequence[Row]) -> str:
-    """Accuracy within the training length and in the last range, by task, as Markdown."""
+    """Accuracy within the training length and in the last range, by task, as Markdown.
+
+    The mean over seeds, in brackets the worst and, behind it, the number of seeds.
+    """
     groups = list(dict.fromkeys(row["group"] for row in rows))
     ends = [(s["above"], s["up_to"]) for s in (rows[0]["spans"][0], rows[0]["spans"][-1])]
     header = [f"{group}, tokens {a + 1}-{b}" for group in groups for a, b in ends]
-    lines = [f"| memory | {' | '.join(header)} |", "|---" * (len(header) + 1) + "|"]
+    lines = [f"| memory | bytes | {' | '.join(header)} |", "|---" * (len(header) + 2) + "|"]
     for name in names_in_order(rows):
-        cells = [f"`{name}`"]
-        for group in groups:
-            runs = [row for row in rows if (row["rule"], row["group"]) == (name, group)]
-            for index in (0, -1):
-                shares = [run["spans"][index]["accuracy"] for run in runs]
-                cells.append(f"{np.mean(shares):.3f} ({min(shares):.3f})" if shares else "")
+        own = [row for row in rows if row["rule"] == name]
+        cells = [f"`{name}`", str(own[0]["state_bytes"])]
+        for group, index in itertools.product(groups, (0, -1)):
+            shares = [row["spans"][index]["accuracy"] for row in own if row["group"] == group]
+            shares = [share for share in shares if share is not None]
+            seeds = f"{min(shares):.3f}, {len(shares)}" if shares else ""
+            cells.append(f"{np.mean(shares):.3f} ({seeds})" if shares else "")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -230,9 +248,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         lengths = sorted({cell["length"] for row in rows for cell in row["cells"]})
         print(*(f"{n} tokens\n\n{recall_table(rows, n)}\n" for n in lengths), sep="\n")
     if options.state_tracking.exists():
-        rows = json.loads(options.state_tracking.read_text(encoding="utf-8"))["rows"]
-        save_figure(state_tracking_picture(rows), options.images / "comparison_states.png")
-        print(state_tracking_table(rows))
+        groups = rows_by_settings(options.state_tracking)
+        save_figure(state_tracking_picture(groups[0]), options.images / "comparison_states.png")
+        print(*(f"\n{sizes(group[0])}\n\n{state_tracking_table(group)}" for group in groups))
     if options.mqar.exists():
         groups = rows_by_settings(options.mqar)
         save_figure(mqar_picture(groups), options.images / "comparison_mqar.png")

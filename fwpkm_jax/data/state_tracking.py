@@ -11,7 +11,7 @@ import numpy as np
 from fwpkm_jax.data.recall import Example, Split
 from fwpkm_jax.literals import check_literals
 
-Group = Literal["parity", "mod3", "mod5", "s3"]
+Group = Literal["parity", "mod3", "mod5", "s3", "s5"]
 
 # Documents of different splits come from different children of the seed.
 _STREAMS: dict[Split, int] = {"train": 0, "valid": 1}
@@ -21,10 +21,11 @@ def multiplication_table(group: Group) -> np.ndarray:
     """`[order, order]` int32: entry (a, b) is the element "first a, then b"; element 0 is neutral.
 
     `parity`, `mod3` and `mod5` are addition modulo 2, 3 and 5. `s3`, the permutations of three
-    things, is the smallest group in which the order matters.
+    things, is the smallest group in which the order matters. `s5`, those of five, is the smallest
+    of its kind that is not solvable: no circuit of constant depth is known to track it.
     """
-    if group == "s3":
-        elements = list(itertools.permutations(range(3)))
+    if group in ("s3", "s5"):
+        elements = list(itertools.permutations(range(int(group[1:]))))
         number = {element: index for index, element in enumerate(elements)}
         rows = [[number[tuple(b[i] for i in a)] for b in elements] for a in elements]
         return np.array(rows, np.int32)

@@ -1,5 +1,6 @@
 """The programs behind docs/measurements/comparison.md, on the smallest tasks."""
 
+import json
 from dataclasses import replace
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 from flax import nnx
 
 from benchmarks.comparison import recall, small_decoders, state_tracking, tables
+from benchmarks.comparison.arithmetic import TOKENS, ArithmeticSource
 from fwpkm_jax.layers.mixers.gated_delta_net import causal_convolution
 from fwpkm_jax.models.language_model import LanguageModel
 from tests.benchmarks.programs import result, run
@@ -109,20 +111,67 @@ def test_recall_runs_goes_on_and_is_drawn(tmp_path, capsys):
     assert (tmp_path / "comparison_recall.png").stat().st_size > 0
 
 
-def test_state_tracking_runs_and_is_drawn(tmp_path, capsys):
-    out = tmp_path / "s.json"
+@pytest.mark.parametrize("task", ["parity", "brackets"])
+def test_state_tracking_runs_and_is_drawn(task, tmp_path, capsys):
+    out = tmp_path / "s.jsonl"
     options = (
-        *("--rules", "deltanet+", "--groups", "parity", "--seeds", 0, "--out", out),
-        *("--length", 4, "--ends", 4, 8, "--steps", 2, "--batch-size", 2, "--documents", 2),
-        *("--learning-rate", 1e-2, "--heads", 1, "--head-dim", 8),
+        *("--rules", "deltanet+", "--groups", task, "--seeds", 0, "--out", out),
+        *("--length", 5, "--ends", 5, 9, "--steps", 2, "--batch-size", 2, "--documents", 2),
+        *("--learning-rate", 1e-2, "--heads", 1, "--head-dim", 8, "--width", 16),
+        *("--layers", 2, "--weight-decay", 0.1),
     )
-    run("comparison.state_tracking", *options)
-    (row,) = result(out)["rows"]
-    assert [(span["above"], span["up_to"]) for span in row["spans"]] == [(0, 4), (4, 8)]
+    run("comparison.state_tracking", *options, "--start-token", "--convolution")
+    run("comparison.state_tracking", *options, "--start-token", "--convolution")
+    (line,) = out.read_text(encoding="utf-8").splitlines()
+    row = json.loads(line)
+    assert [(span["above"], span["up_to"]) for span in row["spans"]] == [(0, 5), (5, 9)]
+    assert row["settings"]["start_token"]
+    assert row["state_bytes"] == 2 * 4 * 8 * 8
+    assert len(row["curve"]) == 2
     drawn = ("--recall", "none", "--mqar", "none", "--images", tmp_path)
     run("comparison.tables", "--state-tracking", out, *drawn)
     assert "| `deltanet+` |" in capsys.readouterr().out
     assert (tmp_path / "comparison_states.png").stat().st_size > 0
+
+
+def test_unknown_tasks_are_refused():
+    with pytest.raises(SystemExit, match=r"\['s4'\] are no tasks; choose from .*'brackets'"):
+        run("comparison.state_tracking", "--groups", "s4")
+
+
+@pytest.mark.parametrize("brackets", [False, True])
+def test_arithmetic_is_labelled_with_its_value_at_the_first_equals_sign(brackets):
+    source = ArithmeticSource(brackets=brackets, length=21, split="train", seed=1)
+    lengths = set()
+    for index in range(200):
+        document = source[index]
+        (end,) = np.flatnonzero(document["loss_weight"])
+        text = [TOKENS[token] for token in document["tokens"]]
+        assert text.index("=") == end
+        assert ("(" in text) == brackets
+        assert document["labels"][end] == eval(" ".join(text[:end])) % 5
+        lengths.add(int(end))
+    assert lengths == set(range(5, 22, 4) if brackets else range(3, 22, 2))
+    with pytest.raises(ValueError, match="length=2 is too short"):
+        ArithmeticSource(brackets=brackets, length=2, split="train", seed=1)
+
+
+def test_a_start_token_has_no_label_and_moves_no_position():
+    options = state_tracking.Options(start_token=True, ends=(3, 6), documents=4)
+    ids = state_tracking.num_ids("mod3", options)
+    source = state_tracking.source_of("mod3", "valid", 6, 0)
+    asked = state_tracking.batch(source, 0, 4, ids - 1)
+    assert (asked["tokens"][:, 0] == ids - 1).all()
+    assert (asked["weights"] == [0, 1, 1, 1, 1, 1, 1]).all()
+    plain = state_tracking.batch(source, 0, 4)
+    np.testing.assert_array_equal(asked["tokens"][:, 1:], plain["tokens"])
+
+    def right(batch):
+        return np.broadcast_to(np.arange(7) < 4, batch["tokens"].shape)  # The start and three more.
+
+    trained = small_decoders.Trained(right, 0.0, [], 0)
+    shares = [span["accuracy"] for span in state_tracking.spans(trained, "mod3", options, 0)]
+    assert shares == [1.0, 0.0]
 
 
 def test_delta_rules_are_tried_with_strengths_up_to_one_and_two():

@@ -15,16 +15,15 @@ GROUPS = get_args(Group)
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_tables_are_groups_and_only_s3_minds_the_order(group):
+def test_tables_are_groups_and_only_permutations_mind_the_order(group):
     table = multiplication_table(group)
     elements = range(len(table))
     np.testing.assert_array_equal(table[0], elements)
     np.testing.assert_array_equal(table[:, 0], elements)
     for row in (*table, *table.T):  # Each equation a x = b has one solution.
         assert sorted(row) == list(elements)
-    for a, b, c in itertools.product(elements, repeat=3):
-        assert table[table[a, b], c] == table[a, table[b, c]]
-    assert (table == table.T).all() == (group != "s3")
+    np.testing.assert_array_equal(table[table], table[:, table])  # (a b) c = a (b c)
+    assert (table == table.T).all() == (group not in ("s3", "s5"))
 
 
 @pytest.mark.parametrize(("group", "order"), [("parity", 2), ("mod3", 3), ("mod5", 5)])

@@ -15,7 +15,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import numpy as np
@@ -40,9 +40,8 @@ from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule
 
-Task = Group | Literal["arithmetic", "brackets"]
+Task = Literal["parity", "mod3", "mod5", "s3", "s5", "arithmetic", "brackets"]
 """A group whose products are tracked, or modular arithmetic without or with brackets."""
-TASKS: tuple[Task, ...] = (*get_args(Group), "arithmetic", "brackets")
 SMALLEST = 6
 """Ids that every decoder has at least: those of s3."""
 
@@ -69,8 +68,8 @@ class Options:
 
     rules: tuple[str, ...] = tuple(RULES)
     """Names of the memories; + marks write strengths up to 2."""
-    groups: tuple[str, ...] = ("parity", "mod3", "s3")
-    """Groups whose products are tracked, also mod5 and s5; or arithmetic, brackets."""
+    groups: tuple[Task, ...] = ("parity", "mod3", "s3")
+    """Groups whose products are tracked, or modular arithmetic without or with brackets."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of weights and documents; all memories see the same documents."""
     length: int = 32
@@ -105,8 +104,6 @@ class Options:
 
 def decoder(name: str, options: Options, *, vocabulary: int = SMALLEST) -> ModelConfig:
     """The decoder of one memory."""
-    sizes = {"num_key_heads": options.heads, "num_value_heads": options.heads}
-    sizes |= dict.fromkeys(("key_head_dim", "value_head_dim"), options.head_dim)
     rule = replace(RULES[name], convolution=options.convolution)
     return ModelConfig(
         vocab_size=vocabulary,
@@ -114,7 +111,14 @@ def decoder(name: str, options: Options, *, vocabulary: int = SMALLEST) -> Model
         mixers=(name.rstrip("+"),) * options.layers,
         mlp_dim=2 * options.width,
         # `without_decay` replaces the start of the decays.
-        matrix=MatrixMemoryConfig(**sizes, decay_start="constant", rules=(rule,)),
+        matrix=MatrixMemoryConfig(
+            num_key_heads=options.heads,
+            num_value_heads=options.heads,
+            key_head_dim=options.head_dim,
+            value_head_dim=options.head_dim,
+            decay_start="constant",
+            rules=(rule,),
+        ),
         tie_embeddings=False,
         head_bias=True,
         head_init_std=0.0,
@@ -123,11 +127,17 @@ def decoder(name: str, options: Options, *, vocabulary: int = SMALLEST) -> Model
     )
 
 
+def group_of(task: Task) -> Group | None:
+    """The group whose products are tracked; None for arithmetic."""
+    if task == "arithmetic" or task == "brackets":
+        return None
+    return task
+
+
 def num_ids(task: Task, options: Options) -> int:
     """Token ids of a task's decoder; the last one is the start token, if there is one."""
-    ids = len(TOKENS)
-    if task in get_args(Group):
-        ids = StateTrackingData(group=task).vocab_size
+    group = group_of(task)
+    ids = len(TOKENS) if group is None else StateTrackingData(group=group).vocab_size
     return max(SMALLEST, ids + options.start_token)
 
 
@@ -152,8 +162,9 @@ def source_of(
     task: Task, split: Split, length: int, seed: int
 ) -> StateTrackingSource | ArithmeticSource:
     """The documents of one split."""
-    if task in get_args(Group):
-        data = StateTrackingData(group=task, length=length)
+    group = group_of(task)
+    if group is not None:
+        data = StateTrackingData(group=group, length=length)
         return StateTrackingSource(data, split=split, seed=seed)
     return ArithmeticSource(brackets=task == "brackets", length=length, split=split, seed=seed)
 
@@ -169,7 +180,7 @@ def spans(trained: Trained, task: Task, options: Options, seed: int) -> list[Row
     right, weights = np.asarray(trained.right(asked)), asked["weights"] > 0
     if start is not None:
         right, weights = right[:, 1:], weights[:, 1:]
-    if task not in get_args(Group):  # The label comes after the expression.
+    if group_of(task) is None:  # The label comes after the expression.
         right, weights = right[:, 1:], weights[:, 1:]
     found = []
     for above, end in itertools.pairwise((0, *options.ends)):
@@ -217,9 +228,6 @@ def measure(name: str, task: Task, options: Options, lines: Lines) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs what the results lack, one memory after the other."""
     options = parse(Options, argv, description=__doc__)
-    unknown = [task for task in options.groups if task not in TASKS]
-    if unknown:
-        raise SystemExit(f"--groups: {unknown} are no tasks; choose from {TASKS}.")
     lines = Lines(options.out)
     for name, task in itertools.product(options.rules, options.groups):
         measure(name, task, options, lines)

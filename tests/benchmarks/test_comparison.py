@@ -134,11 +134,6 @@ def test_state_tracking_runs_and_is_drawn(task, tmp_path, capsys):
     assert (tmp_path / "comparison_states.png").stat().st_size > 0
 
 
-def test_unknown_tasks_are_refused():
-    with pytest.raises(SystemExit, match=r"\['s4'\] are no tasks; choose from .*'brackets'"):
-        run("comparison.state_tracking", "--groups", "s4")
-
-
 @pytest.mark.parametrize("brackets", [False, True])
 def test_arithmetic_is_labelled_with_its_value_at_the_first_equals_sign(brackets):
     source = ArithmeticSource(brackets=brackets, length=21, split="train", seed=1)

@@ -27,7 +27,10 @@ from benchmarks.machine import settings, write_result
 from benchmarks.options import parse
 from fwpkm_jax.rules import FwPKM, FwPKMMemory
 
-_LAUNCHING = ("fusion", "custom-call", "copy", "copy-start", "sort", "dot", "gather", "scatter")
+_LAUNCHING = (
+    *("fusion", "fusion-start", "custom-call", "copy", "copy-start"),
+    *("sort", "dot", "gather", "scatter"),
+)
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$", re.MULTILINE)
 
 

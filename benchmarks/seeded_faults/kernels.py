@@ -49,15 +49,15 @@ FAULTS = (
     ),
     Fault(
         "product keys' cotangents: rows and columns swapped",
-        "row, column = address.slot_ids // subkeys, address.slot_ids % subkeys",
-        "column, row = address.slot_ids // subkeys, address.slot_ids % subkeys",
+        "row, column = slot_ids // num_subkeys, slot_ids % num_subkeys",
+        "column, row = slot_ids // num_subkeys, slot_ids % num_subkeys",
         _TOP_K,
         under="pallas_kernels/product_top_k/vjp.py",
     ),
     Fault(
         "product keys' cotangents: the queries' sign",
-        "jnp.sum(chosen, axis=-1, keepdims=True) * halves - to_queries",
-        "to_queries - jnp.sum(chosen, axis=-1, keepdims=True) * halves",
+        "jnp.sum(pulls, axis=-1, keepdims=True) * halves - to_queries",
+        "to_queries - jnp.sum(pulls, axis=-1, keepdims=True) * halves",
         _TOP_K,
     ),
     Fault(

@@ -150,27 +150,20 @@ def scan_chunks(
       ValueError: `chunk_size` is below 1 or not the one that the sequence was made for, or the
         sequence is empty.
     """
-    sequence = uncut(sequence, chunk_size)
-    batch, length = jax.tree.leaves(sequence)[0].shape[:2]
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size={chunk_size} must be at least 1.")
-    if length < 1:
-        raise ValueError("A sequence needs at least one token, got length 0.")
-    num_full, rest = divmod(length, chunk_size)
+    batch = jax.tree.leaves(sequence)[0].shape[0]
+    whole, rest = cut_chunks(sequence, chunk_size)
     pieces = []
-    if num_full:
-        chunks = jax.tree.map(lambda x: split_chunks(x, chunk_size), sequence)
+    if whole is not None:
 
         def body(memory: Memory, chunk: AnyChunk) -> tuple[Memory, tuple]:
             memory, *rest = step(memory, chunk)
             return memory, tuple(rest)
 
-        memory, (output, access, info) = jax.lax.scan(body, memory, chunks)
+        memory, (output, access, info) = jax.lax.scan(body, memory, whole)
         output, access = jax.tree.map(lambda x: merge_chunks(x, batch), (output, access))
         pieces.append((output, access, info))
-    if rest:
-        last = jax.tree.map(lambda x: _merge_tokens(x[:, num_full * chunk_size :]), sequence)
-        memory, output, access, info = step(memory, last)
+    if rest is not None:
+        memory, output, access, info = step(memory, rest)
         output, access = jax.tree.map(lambda x: merge_chunks(x[None], batch), (output, access))
         pieces.append((output, access, jax.tree.map(lambda x: x[None], info)))
     if len(pieces) == 1:
@@ -180,6 +173,34 @@ def scan_chunks(
         lambda *x: jnp.concatenate(x, axis=1), *zip(outputs, accesses, strict=True)
     )
     return RunOutput(memory, output, access, jax.tree.map(lambda *x: jnp.concatenate(x), *infos))
+
+
+def cut_chunks(sequence: T, chunk_size: int) -> tuple[T | None, T | None]:
+    """The whole chunks of a sequence, leaves `[num_chunks, tokens, ...]`, and the shorter last one.
+
+    Args:
+      sequence: any pytree, leaves `[batch, length, ...]`; a chunk merges batch and time into
+        tokens.
+      chunk_size: tokens of a sequence per chunk.
+
+    Returns:
+      Both parts, None where there is no such chunk; the last one has leaves `[tokens, ...]`.
+
+    Raises:
+      ValueError: `chunk_size` is below 1 or not the one that the sequence was made for, or the
+        sequence is empty.
+    """
+    sequence = uncut(sequence, chunk_size)
+    length = jax.tree.leaves(sequence)[0].shape[1]
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size={chunk_size} must be at least 1.")
+    if length < 1:
+        raise ValueError("A sequence needs at least one token, got length 0.")
+    num_full, rest = divmod(length, chunk_size)
+    whole = jax.tree.map(lambda x: split_chunks(x, chunk_size), sequence) if num_full else None
+    if not rest:
+        return whole, None
+    return whole, jax.tree.map(lambda x: _merge_tokens(x[:, num_full * chunk_size :]), sequence)
 
 
 def uncut(sequence: T, chunk_size: int) -> T:

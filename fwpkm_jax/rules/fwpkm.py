@@ -1,5 +1,6 @@
 """Fast-weight product-key memory: a large table of slots, rewritten where it was read."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +22,9 @@ from fwpkm_jax.core.slots.addressing import (
     Address,
     Nonlinearity,
     Score,
+    SubKeyChoice,
     addressing_loss,
+    slot_weights,
 )
 from fwpkm_jax.core.slots.block_write import ChunkBlocks
 from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk, SlotWriteWeights
@@ -48,7 +51,7 @@ from fwpkm_jax.rules.arguments import check_memory, check_query, check_run
 from fwpkm_jax.rules.base import AbstractChunkRule
 from pallas_kernels import slot_read as read_kernels
 from pallas_kernels.dispatch import Backend
-from pallas_kernels.product_top_k import select_slots
+from pallas_kernels.product_top_k import choose_sub_keys, pair_sub_keys
 from pallas_kernels.row_ops import row_ops
 
 KeyLoss = Literal["addressing", "reconstruction", "both"]
@@ -345,7 +348,10 @@ class FwPKM(AbstractChunkRule):
 
     def _two_phase(self, values: AnyTable) -> TwoPhase:
         return TwoPhase(
-            select=lambda keys, query: self._select(keys, query, self.backend),
+            find=functools.partial(
+                choose_sub_keys, top_k=self.top_k, score=self.score, backend=self.backend
+            ),
+            pair=self._pair,
             read=self._read,
             key_write=self._key_write,
             step_size=self.learning_rate * self._value_step,
@@ -359,23 +365,27 @@ class FwPKM(AbstractChunkRule):
     def _select(
         self, keys: SubKeys, query: Queries, backend: Backend
     ) -> tuple[Address, SlotAccess]:
-        address, weights = select_slots(
-            query.astype(keys.dtype),
-            keys,
-            top_k=self.top_k,
-            score=self.score,
-            nonlinearity=self.nonlinearity,
-            temperature=self.temperature,
-            backend=backend,
+        choice = choose_sub_keys(
+            query.astype(keys.dtype), keys, top_k=self.top_k, score=self.score, backend=backend
         )
-        tokens = query.shape[0]
-        return address, SlotAccess(
-            address.slot_ids.reshape(tokens, -1), weights.reshape(tokens, -1)
+        return self._pair(choice, backend)
+
+    def _pair(
+        self, choice: SubKeyChoice, backend: Backend | None = None
+    ) -> tuple[Address, SlotAccess]:
+        slot_ids, scores = pair_sub_keys(
+            choice, num_subkeys=self.num_subkeys, backend=backend or self.backend
         )
+        weights = slot_weights(scores, nonlinearity=self.nonlinearity, temperature=self.temperature)
+        tokens = slot_ids.shape[0]
+        access = SlotAccess(slot_ids.reshape(tokens, -1), weights.reshape(tokens, -1))
+        return Address(slot_ids, scores, *choice), access
 
     def key_gradient(self, memory: FwPKMMemory, chunk: SlotChunk, address: Address) -> SubKeys:
         """Gradient of the loss that moves the keys (`key_loss`), before clipping and decay."""
-        gradient = self._key_write.gradient(memory.keys, chunk, address)
+        gradient = self._key_write.gradient(
+            *(memory.keys, chunk.query, address), token_weights=chunk.addressed
+        )
         if self.key_loss != "addressing":
             gradient = gradient + jax.grad(self._reconstruction_loss)(memory.keys, memory, chunk)
         return gradient

@@ -1,7 +1,8 @@
 """`select_slots`: chooses an implementation of the operation and defines its derivatives."""
 
 import functools
-from typing import cast
+import importlib
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from fwpkm_jax.core.slots.addressing import (
     Nonlinearity,
     Normalization,
     Score,
+    SubKeyChoice,
     slot_weights,
     sub_key_scores,
 )
@@ -64,22 +66,56 @@ def select_slots(
 
     References: Lample et al. 2019, arXiv:1907.05242; Zhao and Jones 2026, arXiv:2601.00671.
     """
+    choice = choose_sub_keys(queries, keys, top_k=top_k, score=score, backend=backend)
+    slot_ids, slot_scores = pair_sub_keys(choice, num_subkeys=keys.shape[2], backend=backend)
+    weights = slot_weights(
+        slot_scores,
+        normalization=normalization,
+        nonlinearity=nonlinearity,
+        temperature=temperature,
+    )
+    return Selection(Address(slot_ids, slot_scores, *choice), weights)
+
+
+def choose_sub_keys(
+    queries: Queries,
+    keys: SubKeys,
+    *,
+    top_k: int,
+    score: Score = "idw",
+    backend: dispatch.Backend = "auto",
+) -> SubKeyChoice:
+    """The first half of `select_slots`: each codebook's best sub-keys.
+
+    A scan whose keys move chunk by chunk needs no more; see `pair_sub_keys` for the rest.
+    """
     # The reference refuses invalid shapes with its own message.
-    jax.eval_shape(functools.partial(reference.address, top_k=top_k, score=score), queries, keys)
+    jax.eval_shape(
+        functools.partial(reference.choose_sub_keys, top_k=top_k, score=score), queries, keys
+    )
     chosen = dispatch.implementation(
         OP,
         backend,
         supports=lambda kernel: unsupported(kernel, queries, keys, top_k=top_k),
         check=check_selection,
     )
-    address = cast(Address, _address(chosen, top_k, score, queries, keys))
-    weights = slot_weights(
-        address.slot_scores,
-        normalization=normalization,
-        nonlinearity=nonlinearity,
-        temperature=temperature,
+    return _chosen(chosen, top_k, score, queries, keys)
+
+
+def pair_sub_keys(
+    choice: SubKeyChoice, *, num_subkeys: int, backend: dispatch.Backend = "auto"
+) -> tuple[jax.Array, jax.Array]:
+    """The second half of `select_slots`: ids and scores of the best slots, of any number of tokens.
+
+    Differentiable in the scores. Arguments and results as `core.slots.addressing.best_pairs`.
+    """
+    chosen = dispatch.implementation(
+        OP,
+        backend,
+        supports=lambda kernel: unsupported_choice(kernel, choice, num_subkeys=num_subkeys),
+        check=check_selection,
     )
-    return Selection(address, weights)
+    return _paired(chosen, num_subkeys, choice)
 
 
 def unsupported(
@@ -98,33 +134,90 @@ def unsupported(
     return None
 
 
+def unsupported_choice(
+    kernel: dispatch.Kernel, choice: SubKeyChoice, *, num_subkeys: int
+) -> str | None:
+    """None, or why the kernel does not pair these sub-keys."""
+    del kernel  # All of them have the same limits here.
+    tokens, top_k = choice.sub_key_ids.shape[0], choice.sub_key_ids.shape[3]
+    if choice.sub_key_scores.dtype != jnp.float32:
+        return f"scores in {choice.sub_key_scores.dtype}; they must be float32"
+    if tokens == 0:
+        return "0 tokens"
+    if num_subkeys > 1024 or top_k > 32:
+        return f"subkeys={num_subkeys}, top_k={top_k}; at most 1024 and 32"
+    return None
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _choose(
+    chosen: dispatch.Implementation, top_k: int, score: Score, queries: Queries, keys: SubKeys
+) -> tuple[jax.Array, jax.Array]:
+    """Ids and scores of the best sub-keys."""
+    return _module(chosen).choose_sub_keys(queries, keys, top_k=top_k, score=score)
+
+
+def _choose_forward(chosen, top_k, score, queries, keys):
+    # This calls the differentiable function, not the kernel, so that second derivatives exist.
+    choice = _chosen(chosen, top_k, score, queries, keys)
+    return tuple(choice), (queries, keys, choice)
+
+
+def _choose_backward(chosen, top_k, score, residuals, cotangents):
+    del chosen, top_k
+    queries, keys, choice = residuals
+    return vjp.cotangents(queries, keys, choice, cotangents[1], score=score)
+
+
+_choose.defvjp(_choose_forward, _choose_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _pair(
+    chosen: dispatch.Implementation, num_subkeys: int, ids: jax.Array, scores: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Ids and scores of the best slots."""
+    return _module(chosen).pair_sub_keys(SubKeyChoice(ids, scores), num_subkeys=num_subkeys)
+
+
+def _pair_forward(chosen, num_subkeys, ids, scores):
+    slot_ids, slot_scores = _paired(chosen, num_subkeys, SubKeyChoice(ids, scores))
+    return (slot_ids, slot_scores), (slot_ids, ids)
+
+
+def _pair_backward(chosen, num_subkeys, residuals, cotangents):
+    del chosen
+    return None, vjp.of_pairs(cotangents[1], *residuals, num_subkeys=num_subkeys)
+
+
+_pair.defvjp(_pair_forward, _pair_backward)
+
+
+def _module(chosen: dispatch.Implementation) -> Any:
+    """The module of an implementation; kernels are loaded only when chosen."""
+    return importlib.import_module(f"pallas_kernels.product_top_k.{chosen}")
+
+
+def _chosen(
+    chosen: dispatch.Implementation, top_k: int, score: Score, queries: Queries, keys: SubKeys
+) -> SubKeyChoice:
+    """`_choose` with its type."""
+    return SubKeyChoice(*cast(Any, _choose(chosen, top_k, score, queries, keys)))
+
+
+def _paired(
+    chosen: dispatch.Implementation, num_subkeys: int, choice: SubKeyChoice
+) -> tuple[jax.Array, jax.Array]:
+    """`_pair` with its type."""
+    return cast(Any, _pair(chosen, num_subkeys, *choice))
+
+
 def _address(
     chosen: dispatch.Implementation, top_k: int, score: Score, queries: Queries, keys: SubKeys
 ) -> Address:
-    if chosen == "reference":
-        return reference.address(queries, keys, top_k=top_k, score=score)
-    if chosen == "tpu":
-        from pallas_kernels.product_top_k import tpu as implementation
-    else:
-        from pallas_kernels.product_top_k import gpu as implementation
-    return implementation.address(queries, keys, top_k=top_k, score=score)
-
-
-def _forward(chosen, top_k, score, queries, keys):
-    # This calls the differentiable function, not the kernel, so that second derivatives exist.
-    address = _address(chosen, top_k, score, queries, keys)
-    return address, (queries, keys, address)
-
-
-def _backward(chosen, top_k, score, residuals, cotangent: Address):
-    del top_k
-    queries, keys, address = residuals
-    scores = cotangent.slot_scores, cotangent.sub_key_scores
-    return vjp.cotangents(queries, keys, address, *scores, score=score)
-
-
-_address.defvjp(_forward, _backward)
+    """The address by one implementation."""
+    choice = _chosen(chosen, top_k, score, queries, keys)
+    return Address(*_paired(chosen, keys.shape[2], choice), *choice)
 
 
 def check_selection(kernel: dispatch.Kernel) -> None:
@@ -149,7 +242,7 @@ def selection_errors(
 
     @jax.jit
     def errors(queries: jax.Array, keys: jax.Array) -> dict[str, jax.Array]:
-        actual = cast(Address, _address(kernel, spec.top_k, spec.score, queries, keys))
+        actual = _address(kernel, spec.top_k, spec.score, queries, keys)
         expected = reference.address(queries, keys, top_k=spec.top_k, score=spec.score)
         every = sub_key_scores(queries, keys, score=spec.score)
         rows, columns = actual.slot_ids // spec.subkeys, actual.slot_ids % spec.subkeys

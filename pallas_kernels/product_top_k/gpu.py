@@ -4,19 +4,28 @@ The first (`gpu_select`) finds every codebook's best sub-keys, the second (`gpu_
 pairs of them.
 """
 
+import jax
+
 from fwpkm_jax.core.array_types import Queries, SubKeys
-from fwpkm_jax.core.slots.addressing import Address, Score
+from fwpkm_jax.core.slots.addressing import Score, SubKeyChoice
 from pallas_kernels.product_top_k import layout
 from pallas_kernels.product_top_k.gpu_merge import THREADS, merge
 from pallas_kernels.product_top_k.gpu_select import SUBKEYS, WIDTH, select
 
 
-def address(queries: Queries, keys: SubKeys, *, top_k: int, score: Score) -> Address:
-    """The result of `reference.address`, computed by two Mosaic GPU kernels in float32."""
+def choose_sub_keys(queries: Queries, keys: SubKeys, *, top_k: int, score: Score) -> SubKeyChoice:
+    """The result of `reference.choose_sub_keys`, by one kernel in float32."""
     tokens, subkeys = queries.shape[0], keys.shape[2]
     padded = layout.operands(
         queries, keys, token_tile=THREADS, subkey_tile=SUBKEYS, half_tile=WIDTH
     )
-    sub_key_ids, sub_key_scores = select(*padded, subkeys=subkeys, top_k=top_k, score=score)
-    slot_ids, slot_scores = merge(sub_key_ids, sub_key_scores, subkeys=subkeys)
-    return layout.address(slot_ids, slot_scores, sub_key_ids, sub_key_scores, tokens=tokens)
+    found = select(*padded, subkeys=subkeys, top_k=top_k, score=score)
+    return SubKeyChoice(*(layout.by_codebook(x, tokens) for x in found))
+
+
+def pair_sub_keys(choice: SubKeyChoice, *, num_subkeys: int) -> tuple[jax.Array, jax.Array]:
+    """The result of `reference.pair_sub_keys`, by one kernel in float32."""
+    tokens = choice.sub_key_ids.shape[0]
+    padded = (layout.codebooks(x, token_tile=THREADS) for x in choice)
+    ids, scores = merge(*padded, subkeys=num_subkeys)
+    return layout.by_token(ids, tokens), layout.by_token(scores, tokens)

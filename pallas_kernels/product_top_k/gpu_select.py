@@ -45,9 +45,10 @@ def select(
     tokens = queries.shape[0]
     codebooks, padded_subkeys, half = keys.shape
     offsets = jnp.sum(keys**2, axis=-1) if score == "idw" else jnp.zeros(keys.shape[:2])
-    # Padded sub-keys get an infinite distance, or a product of minus infinity.
-    real = jnp.arange(padded_subkeys)[None] < subkeys
-    offsets = jnp.where(real, offsets, jnp.inf if score == "idw" else -jnp.inf)
+    if padded_subkeys > subkeys:
+        # Padded sub-keys get an infinite distance, or a product of minus infinity.
+        real = jnp.arange(padded_subkeys)[None] < subkeys
+        offsets = jnp.where(real, offsets, jnp.inf if score == "idw" else -jnp.inf)
     shape = (codebooks, top_k, tokens)
     ids, scores = plgpu.kernel(
         functools.partial(_select_kernel, top_k=top_k, score=score),
@@ -56,7 +57,7 @@ def select(
         ],
         scratch_types=[
             tuple(_operand(TOKENS, half) for _ in range(3)),
-            tuple(_operand(WIDTH, SUBKEYS, slots=_SLOTS) for _ in range(3)),
+            tuple(_operand(*_key_tile(SUBKEYS, WIDTH), slots=_SLOTS) for _ in range(3)),
             plgpu.Barrier(num_arrivals=3, num_barriers=_SLOTS),
         ],
         grid=(tokens // TOKENS, codebooks),
@@ -64,7 +65,7 @@ def select(
         kernel_name="product_top_k_select",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=dispatch.gpu_interpreter(),
-    )(queries, *_terms(jnp.swapaxes(keys, 1, 2)), offsets)  # fmt: skip
+    )(queries, *_terms(keys.transpose(0, *_key_tile(1, 2))), offsets)  # fmt: skip
     return ids, scores
 
 
@@ -75,16 +76,16 @@ def _select_kernel(
 ):  # fmt: skip
     codebook = jax.lax.axis_index("codebook")
     tokens = pl.ds(jax.lax.axis_index("tile") * TOKENS, TOKENS)
-    half = keys_high.shape[1]
+    padded_subkeys, half = _key_tile(*keys_high.shape[1:])
     widths = half // WIDTH
-    steps = widths * (keys_high.shape[2] // SUBKEYS)
+    steps = widths * (padded_subkeys // SUBKEYS)
 
     def fetch(step: Any) -> None:
         slot = jax.lax.rem(step, np.int32(_SLOTS))
         columns = pl.ds(jax.lax.rem(step, np.int32(widths)) * WIDTH, WIDTH)
         chosen = pl.ds(jax.lax.div(step, np.int32(widths)) * SUBKEYS, SUBKEYS)
         for source, tile in zip((keys_high, keys_middle, keys_low), key_tiles, strict=True):
-            source = source.at[codebook, columns, chosen]
+            source = source.at[(codebook, *_key_tile(chosen, columns))]
             plgpu.copy_gmem_to_smem(source, tile.at[slot], arrived.at[slot])
 
     for step in range(min(_SLOTS, steps)):
@@ -108,7 +109,8 @@ def _select_kernel(
             plgpu.barrier_wait(arrived.at[slot])
             for q, k in _PRODUCTS:
                 query = query_tiles[q].at[:, pl.ds(width * WIDTH, WIDTH)]
-                plgpu.wgmma(total, query, key_tiles[k].at[slot])
+                key = key_tiles[k].at[slot]
+                plgpu.wgmma(total, query, key if _by_columns() else key.transpose((1, 0)))
             plgpu.wgmma_wait(0)
             plgpu.commit_smem()  # All warps have read this slot.
 
@@ -154,6 +156,19 @@ def _select_kernel(
 
     # Each tile of keys overwrites the best so far; the result is that of the last tile.
     jax.lax.fori_loop(0, steps // widths, improve, _no_best(top_k))
+
+
+def _key_tile(subkeys: Any, columns: Any) -> tuple[Any, Any]:
+    """Both in the order of a key tile's axes."""
+    return (columns, subkeys) if _by_columns() else (subkeys, columns)
+
+
+def _by_columns() -> bool:
+    """Whether key tiles arrive as wgmma multiplies them. Else it transposes them, and XLA need not.
+
+    jax 0.10's interpreter does not transpose refs.
+    """
+    return jax.__version_info__ < (0, 11) and dispatch.interpreted()  # TODO: drop once jax>=0.11.
 
 
 def _lowest(scores: jax.Array, ids: jax.Array, best: jax.Array) -> jax.Array:

@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Shaped
 
 from fwpkm_jax.core.array_types import Queries, SubKeys
-from fwpkm_jax.core.slots.addressing import Address
 
 
 class Operands(NamedTuple):
@@ -38,27 +37,27 @@ def operands(
     return Operands(halves.reshape(halves.shape[0], -1), codebooks)
 
 
-def address(
-    slot_ids: Int[Array, "heads top_k padded_tokens"],
-    slot_scores: Float[Array, "heads top_k padded_tokens"],
-    sub_key_ids: Int[Array, "codebooks top_k padded_tokens"],
-    sub_key_scores: Float[Array, "codebooks top_k padded_tokens"],
-    *,
-    tokens: int,
-) -> Address:
-    """An `Address` without padding, from the kernels' results, whose last axis is tokens."""
+def by_token(
+    x: Shaped[Array, "rows top_k padded_tokens"], tokens: int
+) -> Shaped[Array, "tokens rows top_k"]:
+    """A kernel's result, whose last axis is tokens, without padding and with tokens first."""
+    return jnp.moveaxis(x[..., :tokens], -1, 0)
 
-    def by_token(x: jax.Array) -> jax.Array:
-        return jnp.moveaxis(x[..., :tokens], -1, 0)
 
-    def by_codebook(x: jax.Array) -> jax.Array:
-        codebooks, top_k, padded = x.shape
-        return by_token(x.reshape(codebooks // 2, 2, top_k, padded))
+def by_codebook(
+    x: Shaped[Array, "codebooks top_k padded_tokens"], tokens: int
+) -> Shaped[Array, "tokens heads 2 top_k"]:
+    """`by_token`, with an axis for the two codebooks of a head."""
+    x = by_token(x, tokens)
+    return x.reshape(tokens, -1, 2, x.shape[-1])
 
-    return Address(
-        by_token(slot_ids), by_token(slot_scores), by_codebook(sub_key_ids),
-        by_codebook(sub_key_scores),
-    )  # fmt: skip
+
+def codebooks(
+    x: Shaped[Array, "tokens heads 2 top_k"], *, token_tile: int
+) -> Shaped[Array, "codebooks top_k padded_tokens"]:
+    """The way back of `by_codebook`."""
+    x = x.reshape(x.shape[0], -1, x.shape[-1])
+    return _pad(jnp.moveaxis(x, 0, -1), 2, token_tile)
 
 
 def partners(top_k: int) -> list[int]:

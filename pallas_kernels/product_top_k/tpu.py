@@ -1,4 +1,5 @@
-"""Product-key selection on a TPU: one program scores a tile of tokens and finds its best slots.
+"""Product-key selection on a TPU: one program scores a tile of tokens and finds its best sub-keys,
+and a second one the best pairs of them.
 
 Sub-keys are along sublanes and tokens along lanes. So a maximum over sub-keys is elementwise
 between registers, and each result row holds one rank for all tokens of the tile.
@@ -10,10 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.typing import DTypeLike
 
 from fwpkm_jax.core.array_types import Queries, SubKeys
-from fwpkm_jax.core.slots.addressing import IDW_EPSILON, Address, Score
+from fwpkm_jax.core.slots.addressing import IDW_EPSILON, Score, SubKeyChoice
 from pallas_kernels import dispatch
 from pallas_kernels.product_top_k import layout
 
@@ -21,52 +21,76 @@ _LANES, _SUBLANES = 128, 8
 _FULL = jax.lax.Precision.HIGHEST  # Distances are differences of large numbers.
 
 
-def address(queries: Queries, keys: SubKeys, *, top_k: int, score: Score) -> Address:
-    """The result of `reference.address`, computed by one Pallas call in float32."""
+def choose_sub_keys(queries: Queries, keys: SubKeys, *, top_k: int, score: Score) -> SubKeyChoice:
+    """The result of `reference.choose_sub_keys`, computed by one Pallas call in float32."""
     tokens, heads, _ = queries.shape
     subkeys = keys.shape[2]
-    token_tile = 256 if tokens > _LANES and subkeys <= 1024 else _LANES
+    token_tile = _token_tile(tokens, subkeys)
     padded = layout.operands(
         queries, keys, token_tile=token_tile, subkey_tile=_SUBLANES, half_tile=_LANES
     )
     padded_tokens = padded.queries.shape[0]
     _, padded_subkeys, half = padded.keys.shape
+    ranks = pl.BlockSpec((2, top_k, token_tile), lambda head, tile: (head, 0, tile))
+    shape = (heads * 2, top_k, padded_tokens)
+    found = pl.pallas_call(
+        functools.partial(_choose_kernel, subkeys=subkeys, top_k=top_k, score=score),
+        grid=(heads, padded_tokens // token_tile),
+        in_specs=[
+            pl.BlockSpec((token_tile, 2 * half), lambda head, tile: (tile, head)),
+            pl.BlockSpec((2, padded_subkeys, half), lambda head, tile: (head, 0, 0)),
+        ],
+        out_specs=[ranks, ranks],
+        out_shape=[
+            jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)
+        ],
+        scratch_shapes=[pltpu.VMEM((padded_subkeys, token_tile), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+        interpret=dispatch.interpreted(),
+        name="product_top_k_select",
+    )(*padded)  # fmt: skip
+    return SubKeyChoice(*(layout.by_codebook(x, tokens) for x in found))
+
+
+def pair_sub_keys(choice: SubKeyChoice, *, num_subkeys: int) -> tuple[jax.Array, jax.Array]:
+    """The result of `reference.pair_sub_keys`, computed by one Pallas call in float32."""
+    tokens, heads, _, top_k = choice.sub_key_ids.shape
+    token_tile = _token_tile(tokens, num_subkeys)
+    padded = [layout.codebooks(x, token_tile=token_tile) for x in choice]
+    padded_tokens = padded[0].shape[2]
     candidates = sum(layout.partners(top_k))
     candidates += -candidates % _SUBLANES
 
     def ranks(per_head: int) -> pl.BlockSpec:
         return pl.BlockSpec((per_head, top_k, token_tile), lambda head, tile: (head, 0, tile))
 
-    def shape(per_head: int, dtype: DTypeLike) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((heads * per_head, top_k, padded_tokens), dtype)
-
-    outputs = pl.pallas_call(
-        functools.partial(_kernel, subkeys=subkeys, top_k=top_k, score=score),
+    shape = (heads, top_k, padded_tokens)
+    ids, scores = pl.pallas_call(
+        functools.partial(_pair_kernel, subkeys=num_subkeys, top_k=top_k),
         grid=(heads, padded_tokens // token_tile),
-        in_specs=[
-            pl.BlockSpec((token_tile, 2 * half), lambda head, tile: (tile, head)),
-            pl.BlockSpec((2, padded_subkeys, half), lambda head, tile: (head, 0, 0)),
-        ],
-        out_specs=[ranks(1), ranks(1), ranks(2), ranks(2)],
+        in_specs=[ranks(2), ranks(2)],
+        out_specs=[ranks(1), ranks(1)],
         out_shape=[
-            shape(1, jnp.int32), shape(1, jnp.float32), shape(2, jnp.int32), shape(2, jnp.float32)
+            jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)
         ],
         scratch_shapes=[
-            pltpu.VMEM((padded_subkeys, token_tile), jnp.float32),
             pltpu.VMEM((candidates, token_tile), jnp.float32),
             pltpu.VMEM((candidates, token_tile), jnp.int32),
         ],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
         interpret=dispatch.interpreted(),
-        name="product_top_k",
+        name="product_top_k_merge",
     )(*padded)  # fmt: skip
-    return layout.address(*outputs, tokens=tokens)
+    return layout.by_token(ids, tokens), layout.by_token(scores, tokens)
 
 
-def _kernel(
-    queries, keys, slot_ids, slot_scores, sub_key_ids, sub_key_scores, scores, sums, slots,
-    *, subkeys: int, top_k: int, score: Score,
-):  # fmt: skip
+def _token_tile(tokens: int, subkeys: int) -> int:
+    return 256 if tokens > _LANES and subkeys <= 1024 else _LANES
+
+
+def _choose_kernel(
+    queries, keys, sub_key_ids, sub_key_scores, scores, *, subkeys: int, top_k: int, score: Score
+):
     half = keys.shape[2]
     for codebook in range(2):
         scores[...] = _scores(
@@ -75,6 +99,10 @@ def _kernel(
         sub_keys = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
         _take_best(scores, sub_keys, sub_key_ids.at[codebook], sub_key_scores.at[codebook], top_k)
 
+
+def _pair_kernel(
+    sub_key_ids, sub_key_scores, slot_ids, slot_scores, sums, slots, *, subkeys: int, top_k: int
+):
     sums[...] = jnp.full(sums.shape, -jnp.inf)
     slots[...] = jnp.zeros(slots.shape, jnp.int32)
     start = 0

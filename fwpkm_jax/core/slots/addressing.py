@@ -23,6 +23,18 @@ IDW_EPSILON = 1e-3  # Keeps the logarithm finite where a query sits on a sub-key
 _LOG_EPSILON = 1e-8  # Inside the entropy's logarithm.
 
 
+class SubKeyChoice(NamedTuple):
+    """The best sub-keys of each query.
+
+    Attributes:
+      sub_key_ids: best sub-keys of each codebook, best first; index 0 of axis 2 is the rows.
+      sub_key_scores: their scores.
+    """
+
+    sub_key_ids: Int[Array, "tokens heads 2 top_k"]
+    sub_key_scores: Float[Array, "tokens heads 2 top_k"]
+
+
 class Address(NamedTuple):
     """Where each query reads.
 
@@ -83,6 +95,14 @@ def product_top_k(queries: Queries, keys: SubKeys, *, top_k: int, score: Score =
 
     References: Lample et al. 2019, arXiv:1907.05242; Zhao and Jones 2026, arXiv:2601.00671.
     """
+    choice = best_sub_keys(queries, keys, top_k=top_k, score=score)
+    return Address(*best_pairs(choice, num_subkeys=keys.shape[2]), *choice)
+
+
+def best_sub_keys(
+    queries: Queries, keys: SubKeys, *, top_k: int, score: Score = "idw"
+) -> SubKeyChoice:
+    """The first half of `product_top_k`: each codebook's best sub-keys."""
     check_arrays(
         keys=(keys, "float heads codebooks subkeys half"),
         queries=(queries, "float tokens heads key"),
@@ -95,15 +115,21 @@ def product_top_k(queries: Queries, keys: SubKeys, *, top_k: int, score: Score =
     scores = _scores(queries, keys, score)
     sub_key_ids = top_k_ids(scores, top_k)
     best = jnp.moveaxis(jnp.take_along_axis(scores, sub_key_ids, axis=2), 3, 0)
-    sub_key_ids = jnp.moveaxis(sub_key_ids, 3, 0)
+    return SubKeyChoice(jnp.moveaxis(sub_key_ids, 3, 0), best)
 
+
+def best_pairs(
+    choice: SubKeyChoice, *, num_subkeys: int
+) -> tuple[Int[Array, "tokens heads top_k"], Float[Array, "tokens heads top_k"]]:
+    """The second half of `product_top_k`: ids and scores of the best slots."""
+    sub_key_ids, best = choice
+    top_k = best.shape[3]
     row_ranks, column_ranks = _candidate_ranks(top_k)
     sums = best[:, :, 0, row_ranks] + best[:, :, 1, column_ranks]
-    slots = sub_key_ids[:, :, 0, row_ranks] * subkeys + sub_key_ids[:, :, 1, column_ranks]
+    slots = sub_key_ids[:, :, 0, row_ranks] * num_subkeys + sub_key_ids[:, :, 1, column_ranks]
     places = _best_places(jax.lax.stop_gradient(sums), slots, top_k)
     slot_ids = jnp.take_along_axis(slots, places, axis=-1)
-    slot_scores = jnp.take_along_axis(sums, places, axis=-1)
-    return Address(slot_ids, slot_scores, sub_key_ids, best)
+    return slot_ids, jnp.take_along_axis(sums, places, axis=-1)
 
 
 def slot_weights(
@@ -142,17 +168,17 @@ class SubKeyUsage(NamedTuple):
 
 
 def sub_key_usage(
-    address: Address, *, num_subkeys: int, token_weights: TokenWeights
+    address: Address | SubKeyChoice, *, num_subkeys: int, token_weights: TokenWeights
 ) -> SubKeyUsage:
     """The usage by the tokens of one address, each with its weight."""
     access = sub_key_totals(
-        _sub_key_access(address, token_weights), address.sub_key_ids, num_subkeys
+        sub_key_access(address.sub_key_scores, token_weights), address.sub_key_ids, num_subkeys
     )
-    return SubKeyUsage(access.sum(0), address.slot_ids.shape[1] * jnp.sum(token_weights))
+    return SubKeyUsage(access.sum(0), address.sub_key_ids.shape[1] * jnp.sum(token_weights))
 
 
 def addressing_loss(
-    address: Address,
+    address: Address | SubKeyChoice,
     *,
     num_subkeys: int,
     token_weights: TokenWeights,
@@ -171,6 +197,11 @@ def addressing_loss(
     """
     if usage is None:
         usage = sub_key_usage(address, num_subkeys=num_subkeys, token_weights=token_weights)
+    return usage_loss(usage)
+
+
+def usage_loss(usage: SubKeyUsage) -> Float[Array, ""]:
+    """`addressing_loss` of tokens that use the sub-keys like this."""
     marginal = usage.access / _weight(usage)
     return jnp.sum(marginal * jnp.log(marginal + _LOG_EPSILON))
 
@@ -178,7 +209,7 @@ def addressing_loss(
 def addressing_gradient(
     queries: Queries,
     keys: SubKeys,
-    address: Address,
+    address: Address | SubKeyChoice,
     *,
     token_weights: TokenWeights,
     score: Score = "idw",
@@ -202,24 +233,72 @@ def addressing_gradient(
     num_subkeys = keys.shape[2]
     if usage is None:
         usage = sub_key_usage(address, num_subkeys=num_subkeys, token_weights=token_weights)
-    marginal = usage.access / _weight(usage)
-    slope = jnp.log(marginal + _LOG_EPSILON) + marginal / (marginal + _LOG_EPSILON)
-
-    codebook = jnp.arange(2)[:, None]
-    chosen_slope = slope[codebook, address.sub_key_ids]  # [tokens, heads, 2, top_k]
-    probabilities = jax.nn.softmax(address.sub_key_scores, axis=-1)
-    centred = chosen_slope - jnp.sum(probabilities * chosen_slope, axis=-1, keepdims=True)
-    access = _sub_key_access(address, token_weights)
-    coefficients = access / _weight(usage) * centred  # dL / dscore
+    slopes = of_chosen(usage_slopes(usage), address.sub_key_ids)
+    coefficients = addressing_pulls(
+        address.sub_key_scores, slopes, token_weights, usage, score=score
+    )
     halves = split_halves(queries)
-    if score == "idw":
-        # d(-log(eps + r^2)) / dk = 2 (q - k) / (eps + r^2), and 1 / (eps + r^2) = exp(score).
-        coefficients = 2.0 * coefficients * jnp.exp(address.sub_key_scores)
     pulls = add_to_sub_keys(coefficients, address.sub_key_ids, halves, num_subkeys)
     if score == "dot":
         return pulls
     totals = sub_key_totals(coefficients, address.sub_key_ids, num_subkeys)
     return pulls - totals[..., None] * keys
+
+
+def usage_slopes(usage: SubKeyUsage) -> Float[Array, "2 subkeys"]:
+    """Derivative of `addressing_loss` by the average access to each sub-key."""
+    marginal = usage.access / _weight(usage)
+    return jnp.log(marginal + _LOG_EPSILON) + marginal / (marginal + _LOG_EPSILON)
+
+
+def of_chosen(
+    of_sub_keys: Float[Array, "*heads 2 subkeys"], sub_key_ids: Int[Array, "tokens heads 2 top_k"]
+) -> Float[Array, "tokens heads 2 top_k"]:
+    """The number of each chosen sub-key; without an axis of heads these share the numbers."""
+    codebook = jnp.arange(2)[:, None]
+    if of_sub_keys.ndim == 2:
+        return of_sub_keys[codebook, sub_key_ids]
+    head = jnp.arange(of_sub_keys.shape[0])[:, None, None]
+    return of_sub_keys[head, codebook, sub_key_ids]
+
+
+def addressing_pulls(
+    scores: Float[Array, "tokens heads 2 top_k"],
+    slopes: Float[Array, "tokens heads 2 top_k"],
+    token_weights: TokenWeights,
+    usage: SubKeyUsage,
+    *,
+    score: Score,
+) -> Float[Array, "tokens heads 2 top_k"]:
+    """How strongly a step on `addressing_loss` pulls each chosen sub-key to the token's query.
+
+    With `slopes` from `usage_slopes`; the derivative by the score for `dot`, and for `idw` times
+    the derivative of the score by the sub-key, over `query - sub-key`.
+    """
+    probabilities = _softmax(scores)
+    centred = slopes - _sum_of_places(probabilities * slopes)
+    weights = token_weights[:, None, None, None] / _weight(usage)
+    pulls = weights * probabilities * centred  # dL / dscore
+    # d(-log(eps + r^2)) / dk = 2 (q - k) / (eps + r^2), and 1 / (eps + r^2) = exp(score).
+    return 2.0 * pulls * jnp.exp(scores) if score == "idw" else pulls
+
+
+def sub_key_access(
+    scores: Float[Array, "tokens heads 2 top_k"], token_weights: TokenWeights
+) -> Float[Array, "tokens heads 2 top_k"]:
+    """Weighted access to each chosen sub-key: the softmax of its scores."""
+    return _softmax(scores) * token_weights[:, None, None, None]
+
+
+def _softmax(scores: Float[Array, "*queries top_k"]) -> Float[Array, "*queries top_k"]:
+    """The softmax of scores of which the first is the best."""
+    parts = jnp.exp(scores - jax.lax.stop_gradient(scores[..., :1]))
+    return parts / _sum_of_places(parts)
+
+
+def _sum_of_places(x: Float[Array, "*queries top_k"]) -> Float[Array, "*queries 1"]:
+    """Sums one place after the other: a GPU computes this with what follows, and no reduction."""
+    return sum((x[..., place : place + 1] for place in range(1, x.shape[-1])), x[..., :1])
 
 
 def _scores(
@@ -259,12 +338,6 @@ def _candidate_ranks(top_k: int) -> tuple[np.ndarray, np.ndarray]:
     rows, columns = np.divmod(np.arange(top_k * top_k), top_k)
     keep = (rows + 1) * (columns + 1) <= top_k
     return rows[keep], columns[keep]
-
-
-def _sub_key_access(address: Address, token_weights: TokenWeights) -> jax.Array:
-    """Weighted access of each chosen sub-key."""
-    probabilities = jax.nn.softmax(address.sub_key_scores, axis=-1)
-    return probabilities * token_weights[:, None, None, None]
 
 
 def _weight(usage: SubKeyUsage) -> jax.Array:

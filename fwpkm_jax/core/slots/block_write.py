@@ -123,7 +123,9 @@ def write_in_blocks(
         address, weights, errors = jax.tree.map(
             lambda x: x[number], (addressed.address, addressed.weights, addressed.errors)
         )
-        gradient = gradient + key_write.gradient(keys, chunk, address, usage=addressed.usage)
+        gradient = gradient + key_write.gradient(
+            *(keys, chunk.query, address), token_weights=chunk.addressed, usage=addressed.usage
+        )
         slot_ids = address.slot_ids.reshape(weights.shape)
         counts = addressed.counts.at[slot_ids].get(mode="promise_in_bounds")
         steps = write_steps(weights, counts, step_size=step_size)

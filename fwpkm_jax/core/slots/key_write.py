@@ -6,9 +6,14 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from fwpkm_jax.core.array_types import SubKeys
-from fwpkm_jax.core.slots.addressing import Address, Score, SubKeyUsage, addressing_gradient
-from fwpkm_jax.core.slots.chunk import SlotChunk
+from fwpkm_jax.core.array_types import Queries, SubKeys, TokenWeights
+from fwpkm_jax.core.slots.addressing import (
+    Address,
+    Score,
+    SubKeyChoice,
+    SubKeyUsage,
+    addressing_gradient,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +37,21 @@ class KeyWrite:
     weight_decay: float = 0.0
 
     def gradient(
-        self, keys: SubKeys, chunk: SlotChunk, address: Address, *, usage: SubKeyUsage | None = None
+        self,
+        keys: SubKeys,
+        queries: Queries,
+        address: Address | SubKeyChoice,
+        *,
+        token_weights: TokenWeights,
+        usage: SubKeyUsage | None = None,
     ) -> SubKeys:
         """The gradient of a chunk, before clipping and decay.
 
         Args:
           keys: `[heads, 2, subkeys, key // 2]`.
-          chunk: its queries, and which tokens are in the loss.
+          queries: of the chunk.
           address: of the queries.
+          token_weights: which tokens are in the loss.
           usage: by all tokens of the write where the chunk is a part of them; the gradients of the
             parts then add up to that of the write.
         """
@@ -47,7 +59,7 @@ class KeyWrite:
             return jnp.zeros_like(keys)
         # Its backward pass lays the coefficients out again, rather than keep them per chunk.
         spread = jax.checkpoint(functools.partial(addressing_gradient, score=self.score))
-        gradient = spread(chunk.query, keys, address, token_weights=chunk.addressed, usage=usage)
+        gradient = spread(queries, keys, address, token_weights=token_weights, usage=usage)
         return self.loss_weight * gradient
 
     def step(self, keys: SubKeys, gradient: SubKeys) -> SubKeys:

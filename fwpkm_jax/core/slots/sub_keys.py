@@ -48,6 +48,15 @@ def sum_of_sub_keys(
     return _sum(coefficients, sub_key_ids, keys)
 
 
+def dots_of_sub_keys(
+    vectors: Float[Array, "tokens heads 2 half"],
+    sub_key_ids: Int[Array, "tokens heads 2 top_k"],
+    keys: Float[Array, "heads 2 subkeys half"],
+) -> Float[Array, "tokens heads 2 top_k"]:
+    """Inner products of each token's vector with the sub-keys that it chose."""
+    return _dot(vectors, sub_key_ids, keys)
+
+
 def _totals_by_numbers(coefficients, sub_key_ids, num_subkeys):
     heads = coefficients.shape[1]
     totals = jnp.zeros((heads * 2 * num_subkeys,), coefficients.dtype)
@@ -193,6 +202,10 @@ def _laid_out(coefficients: jax.Array, sub_key_ids: jax.Array, num_subkeys: int)
     Built by comparisons, because accelerators scatter single numbers one after the other.
     """
     coefficients, sub_key_ids = (jnp.moveaxis(x, 0, 3) for x in (coefficients, sub_key_ids))
-    sub_keys = jnp.arange(num_subkeys, dtype=jnp.int32).reshape(1, 1, 1, -1, 1)
-    same = sub_key_ids[:, :, :, None] == sub_keys
-    return jnp.sum(jnp.where(same, coefficients[:, :, :, None], 0.0), axis=2)
+    sub_keys = jnp.arange(num_subkeys, dtype=jnp.int32).reshape(1, 1, -1, 1)
+    laid_out = jnp.zeros((), coefficients.dtype)
+    # One place at a time, so that no reduction keeps XLA from fusing this with what follows.
+    for place in range(sub_key_ids.shape[2]):
+        same = sub_key_ids[:, :, place, None] == sub_keys
+        laid_out = laid_out + jnp.where(same, coefficients[:, :, place, None], 0.0)
+    return laid_out

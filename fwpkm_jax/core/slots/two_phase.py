@@ -24,10 +24,25 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, SlotIds, SlotWeights, SubKeys
-from fwpkm_jax.core.chunks import StepOutput, cast, map_groups, scan_chunks
-from fwpkm_jax.core.slots.addressing import Address, addressing_loss, sub_key_usage
+from fwpkm_jax.core.chunks import (
+    StepOutput,
+    cast,
+    cut_chunks,
+    map_groups,
+    merge_chunks,
+    scan_chunks,
+    uncut,
+)
+from fwpkm_jax.core.slots.addressing import (
+    Address,
+    SubKeyChoice,
+    addressing_loss,
+    sub_key_usage,
+    usage_loss,
+)
 from fwpkm_jax.core.slots.block_write import ChunkBlocks, write_in_blocks
 from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk
+from fwpkm_jax.core.slots.key_scan import Find, key_scan
 from fwpkm_jax.core.slots.key_write import KeyWrite
 from fwpkm_jax.core.slots.overlay import AnyTable, close_rows, open_groups
 from fwpkm_jax.core.slots.row_ops import RowOps
@@ -43,7 +58,7 @@ class TwoPhaseOutput(NamedTuple):
       values: likewise.
       output: what each token read.
       access: the slots that it read.
-      addressing_loss: of each chunk, before its write.
+      addressing_loss: of each chunk, before its write; without a gradient.
       update_norm: norm of each chunk's change of the table.
     """
 
@@ -60,14 +75,16 @@ class TwoPhase:
     """Keys first, then values.
 
     Attributes:
-      select: from keys and queries to addresses and the slots read.
+      find: from queries and keys to the best sub-keys of each query.
+      pair: from these to the address and the slots read; of any number of tokens.
       read: from values, slots and weights `[tokens, places]` to what is read.
       key_write: how the keys move.
       step_size: multiplies the mean error of a slot.
       ops: what reads and adds rows.
     """
 
-    select: Callable[[SubKeys, Queries], tuple[Address, SlotAccess]]
+    find: Find
+    pair: Callable[[SubKeyChoice], tuple[Address, SlotAccess]]
     read: Callable[[AnyTable, SlotIds, SlotWeights], jax.Array]
     key_write: KeyWrite
     step_size: float
@@ -95,10 +112,12 @@ class TwoPhase:
           axes: inside `jax.shard_map`, how devices share each memory; None: they do not.
         """
         sequence = cast(sequence, values.dtype)
-        move = functools.partial(self._move_keys, token_axes=() if axes is None else axes.tokens)
-        keys, _, access, losses = map_groups(
-            lambda keys, part: scan_chunks(move, keys, part, chunk_size=chunk_size), keys, sequence
-        )
+        find_slots = functools.partial(self._find_slots, chunk_size=chunk_size)
+        if axes is not None and axes.tokens:
+            find_slots = functools.partial(
+                self._find_shared_slots, chunk_size=chunk_size, token_axes=axes.tokens
+            )
+        keys, access, losses = map_groups(find_slots, keys, sequence)
         run = value_run if axes is None else functools.partial(split_value_run, axes=axes)
         opened = open_groups(values, access.slot_ids, sequence.counted)
         out = run(
@@ -120,12 +139,53 @@ class TwoPhase:
         return write_in_blocks(
             *(keys, values),
             blocks._replace(block=lambda number: cast(block(number), values.dtype)),
-            select=self.select,
+            select=self._select,
             read=self.read,
             key_write=self.key_write,
             step_size=self.step_size,
             ops=self.ops,
         )
+
+    def _select(self, keys: SubKeys, queries: Queries) -> tuple[Address, SlotAccess]:
+        return self.pair(self.find(queries, keys))
+
+    def _find_slots(
+        self, keys: SubKeys, sequence: SlotChunk, *, chunk_size: int
+    ) -> tuple[SubKeys, SlotAccess, Float[Array, " chunks"]]:
+        """The keys after the last chunk, the slots that each token read, and the chunks' losses."""
+        batch = sequence.query.shape[0]
+        uncut(sequence, chunk_size)
+        whole, rest = cut_chunks((sequence.query, sequence.addressed), chunk_size)
+        if rest is not None:
+            rest = jax.tree.map(lambda x: x[None], rest)
+        found = []
+        for chunks in (part for part in (whole, rest) if part is not None):
+            keys, choice = key_scan(keys, *chunks, find=self.find, key_write=self.key_write)
+            loss_of = functools.partial(_loss, num_subkeys=keys.shape[2])
+            losses = jax.lax.stop_gradient(jax.vmap(loss_of)(choice, chunks[1]))
+            found.append((self._slots_of(choice, batch), losses))
+        accesses, losses = zip(*found, strict=True)
+        access = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *accesses)
+        return keys, access, jnp.concatenate(losses)
+
+    def _slots_of(self, choice: SubKeyChoice, batch: int) -> SlotAccess:
+        """The slots of all chunks at once, leaves `[batch, length, places]`: they move no keys."""
+        chunks, tokens = choice.sub_key_ids.shape[:2]
+        _, access = self.pair(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), choice))
+        return jax.tree.map(lambda x: merge_chunks(x.reshape(chunks, tokens, -1), batch), access)
+
+    def _find_shared_slots(
+        self,
+        keys: SubKeys,
+        sequence: SlotChunk,
+        *,
+        chunk_size: int,
+        token_axes: tuple[str, ...],
+    ) -> tuple[SubKeys, SlotAccess, Float[Array, " chunks"]]:
+        """`_find_slots` where other devices hold other tokens of each chunk."""
+        move = functools.partial(self._move_keys, token_axes=token_axes)
+        keys, _, access, losses = scan_chunks(move, keys, sequence, chunk_size=chunk_size)
+        return keys, access, losses
 
     def _move_keys(
         self, keys: SubKeys, chunk: SlotChunk, *, token_axes: tuple[str, ...]
@@ -134,14 +194,16 @@ class TwoPhase:
 
         Devices that hold other tokens of the chunk add up how all of them use and move the keys.
         """
-        address, access = self.select(keys, chunk.query)
+        address, access = self._select(keys, chunk.query)
         options = {"num_subkeys": keys.shape[2], "token_weights": chunk.addressed}
-        usage = None
-        if token_axes:
-            usage = jax.lax.psum(sub_key_usage(address, **options), token_axes)
-        gradient = self.key_write.gradient(keys, chunk, address, usage=usage)
-        if token_axes:
-            gradient = jax.lax.psum(gradient, token_axes)
-        loss = addressing_loss(address, **options, usage=usage)
+        usage = jax.lax.psum(sub_key_usage(address, **options), token_axes)
+        gradient = self.key_write.gradient(
+            keys, chunk.query, address, token_weights=chunk.addressed, usage=usage
+        )
+        keys = self.key_write.step(keys, jax.lax.psum(gradient, token_axes))
         nothing_read = jnp.zeros((chunk.query.shape[0], 0), keys.dtype)
-        return StepOutput(self.key_write.step(keys, gradient), nothing_read, access, loss)
+        return StepOutput(keys, nothing_read, access, usage_loss(usage))
+
+
+def _loss(choice: SubKeyChoice, token_weights: jax.Array, *, num_subkeys: int) -> jax.Array:
+    return addressing_loss(choice, num_subkeys=num_subkeys, token_weights=token_weights)

@@ -1,0 +1,214 @@
+"""The keys of a memory over the chunks of a sequence, with a backward pass of its own.
+
+Keys that never read the values move by themselves: per chunk, each query's best sub-keys are found,
+and a step on the addressing loss moves the keys. So a scan over the chunks holds only what one
+chunk needs of the one before. What any chunk can compute alone is computed for all chunks at once,
+outside: the pairs of sub-keys, their weights, the losses, and in the backward pass the coefficients
+of all steps and the cotangents of the queries.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fwpkm_jax.core.array_types import Queries, SubKeys
+from fwpkm_jax.core.slots.addressing import (
+    Score,
+    SubKeyChoice,
+    SubKeyUsage,
+    addressing_gradient,
+    addressing_pulls,
+    of_chosen,
+    split_halves,
+    sub_key_access,
+    sub_key_usage,
+    usage_slopes,
+)
+from fwpkm_jax.core.slots.choice_gradients import keys_cotangent, queries_cotangent, score_pulls
+from fwpkm_jax.core.slots.key_write import KeyWrite
+from fwpkm_jax.core.slots.sub_keys import dots_of_sub_keys, sub_key_totals, sum_of_sub_keys
+
+Find = Callable[[Queries, SubKeys], SubKeyChoice]
+"""From queries and keys to the best sub-keys of each query."""
+
+
+class KeyScanOutput(NamedTuple):
+    """What a scan of the keys leaves.
+
+    Attributes:
+      keys: after the last chunk.
+      choice: the best sub-keys of every token, leaves `[chunks, tokens, ...]`.
+    """
+
+    keys: SubKeys
+    choice: SubKeyChoice
+
+
+def key_scan(
+    keys: SubKeys,
+    queries: Float[Array, "chunks tokens heads key"],
+    token_weights: Float[Array, "chunks tokens"],
+    *,
+    find: Find,
+    key_write: KeyWrite,
+) -> KeyScanOutput:
+    """Finds the best sub-keys of every chunk, and moves the keys after each.
+
+    Args:
+      keys: before the first chunk, `[heads, 2, subkeys, key // 2]`.
+      queries: of every token.
+      token_weights: weight of each token in the addressing loss's average.
+      find: from queries and keys to the best sub-keys.
+      key_write: how the keys move, without `clip`; its score is that of `find`.
+
+    Raises:
+      ValueError: `key_write` clips, which the backward pass does not know.
+    """
+    if key_write.clip is not None:
+        raise ValueError(f"clip={key_write.clip} of a key write needs a scan of steps; use None.")
+    return _scan(find, key_write, keys, queries, token_weights)
+
+
+def _primal(
+    find: Find, key_write: KeyWrite, keys: SubKeys, queries: jax.Array, token_weights: jax.Array
+) -> KeyScanOutput:
+    return _scan_and_keep(find, key_write, keys, queries, token_weights)[0]
+
+
+_scan = jax.custom_vjp(_primal, nondiff_argnums=(0, 1))
+
+
+def _scan_and_keep(find, key_write, keys, queries, token_weights) -> tuple[Any, jax.Array]:
+    """The scan, and the keys before each chunk."""
+
+    def body(keys, chunk):
+        query, weights = chunk
+        choice = find(query, keys)
+        gradient = key_write.gradient(keys, query, choice, token_weights=weights)
+        return key_write.step(keys, gradient), (choice, keys)
+
+    keys, (choice, before) = jax.lax.scan(body, keys, (queries, token_weights))
+    return KeyScanOutput(keys, choice), before
+
+
+def _scan_forward(find, key_write, keys, queries, token_weights):
+    out, before = _scan_and_keep(find, key_write, keys, queries, token_weights)
+    return out, (before, queries, token_weights, out.choice)
+
+
+class _Chunk(NamedTuple):
+    """What the backward pass knows of a chunk before it begins.
+
+    Attributes:
+      keys, query, weights, choice: of the chunk; keys before it.
+      scores_bar: what later computations send back to the chosen scores.
+    """
+
+    keys: SubKeys
+    query: Queries
+    weights: jax.Array
+    choice: SubKeyChoice
+    scores_bar: jax.Array
+
+
+class _Step(NamedTuple):
+    """How the step of a chunk came about.
+
+    Attributes:
+      pulls: how strongly it pulled each chosen sub-key to the token's query.
+      totals: sums of these, `[heads, 2, subkeys]`.
+      of_pulls: from the cotangent of `pulls` to those of scores and slopes.
+      of_slopes: from the cotangent of the sub-keys' slopes to that of their usage.
+      of_access: from the cotangent of the tokens' access to that of the scores.
+    """
+
+    pulls: jax.Array
+    totals: jax.Array
+    of_pulls: Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+    of_slopes: Callable[[jax.Array], tuple[SubKeyUsage]]
+    of_access: Callable[[jax.Array], tuple[jax.Array]]
+
+
+def _step_of(chunk: _Chunk, *, score: Score) -> _Step:
+    (ids, scores), num_subkeys = chunk.choice, chunk.keys.shape[2]
+    usage = sub_key_usage(chunk.choice, num_subkeys=num_subkeys, token_weights=chunk.weights)
+
+    def pulls_of(scores: jax.Array, slopes: jax.Array) -> jax.Array:
+        return addressing_pulls(scores, slopes, chunk.weights, usage, score=score)
+
+    slopes, of_slopes = jax.vjp(usage_slopes, usage)
+    pulls, of_pulls = jax.vjp(pulls_of, scores, of_chosen(slopes, ids))
+    _, of_access = jax.vjp(lambda scores: sub_key_access(scores, chunk.weights), scores)
+    totals = sub_key_totals(pulls, ids, num_subkeys)
+    return _Step(pulls, totals, of_pulls, of_slopes, of_access)
+
+
+def _scan_backward(find, key_write, residuals, cotangents):
+    """Goes from the last chunk to the first; only what depends on the keys' cotangent is inside."""
+    del find
+    before, queries, token_weights, choice = residuals
+    score = key_write.score
+    chunks = _Chunk(before, queries, token_weights, choice, cotangents.choice.sub_key_scores)
+    steps = jax.vmap(functools.partial(_step_of, score=score))(chunks)
+
+    def body(keys_bar, chunk_and_step):
+        chunk, step = chunk_and_step
+        ids, scores = chunk.choice
+        # The step is linear in keys and gradient, so that its cotangents need neither.
+        _, of_step = jax.vjp(key_write.step, chunk.keys, jnp.zeros_like(chunk.keys))
+        keys_bar, gradient_bar = of_step(keys_bar)
+        gradient_bar = key_write.loss_weight * gradient_bar
+        scores_bar = chunk.scores_bar + _scores_bar(chunk, step, gradient_bar, score=score)
+        pulls = score_pulls(scores, scores_bar, score=score)
+        keys_bar = keys_bar + keys_cotangent(chunk.query, chunk.keys, ids, pulls, score=score)
+        if score == "idw":
+            keys_bar = keys_bar - step.totals[..., None] * gradient_bar
+        return keys_bar, (gradient_bar, pulls)
+
+    keys_bar, (gradient_bar, pulls) = jax.lax.scan(
+        body, cotangents.keys, (chunks, steps), reverse=True
+    )
+    queries_bar, weights_bar = jax.lax.platform_dependent(
+        *(chunks, steps.pulls, gradient_bar, pulls),
+        # On a CPU one chunk at a time fits the cache.
+        cpu=lambda *x: jax.lax.map(lambda one: _token_cotangents(*one, score=score), x),
+        default=jax.vmap(functools.partial(_token_cotangents, score=score)),
+    )
+    return keys_bar, queries_bar, weights_bar
+
+
+_scan.defvjp(_scan_forward, _scan_backward)
+
+
+def _scores_bar(
+    chunk: _Chunk, step: _Step, gradient_bar: SubKeys, *, score: Score
+) -> Float[Array, "tokens heads 2 top_k"]:
+    """The chosen scores' cotangents from that of the gradient that they caused."""
+    ids = chunk.choice.sub_key_ids
+    pulls_bar = dots_of_sub_keys(split_halves(chunk.query), ids, gradient_bar)
+    if score == "idw":
+        pulls_bar = pulls_bar - of_chosen(jnp.sum(gradient_bar * chunk.keys, axis=-1), ids)
+    scores_bar, slopes_bar = step.of_pulls(pulls_bar)
+    slopes_bar = sub_key_totals(slopes_bar, ids, chunk.keys.shape[2]).sum(0)
+    (usage_bar,) = step.of_slopes(slopes_bar)
+    return scores_bar + step.of_access(of_chosen(usage_bar.access, ids))[0]
+
+
+def _token_cotangents(
+    chunk: _Chunk, step_pulls: jax.Array, gradient_bar: SubKeys, pulls: jax.Array, *, score: Score
+) -> tuple[Queries, jax.Array]:
+    """The cotangents of a chunk's queries and weights, once all others are known."""
+    ids = chunk.choice.sub_key_ids
+    query_bar = sum_of_sub_keys(step_pulls, ids, gradient_bar).reshape(chunk.query.shape)
+    query_bar = query_bar + queries_cotangent(chunk.query, chunk.keys, ids, pulls, score=score)
+
+    def gradient(weights: jax.Array) -> SubKeys:
+        return addressing_gradient(
+            *(chunk.query, chunk.keys, chunk.choice), token_weights=weights, score=score
+        )
+
+    return query_bar, jax.vjp(gradient, chunk.weights)[1](gradient_bar)[0]

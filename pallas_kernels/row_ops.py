@@ -5,12 +5,20 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from fwpkm_jax.core.slots.grouping import SlotGroups
-from fwpkm_jax.core.slots.row_ops import Exchange, RowOps
-from pallas_kernels.checks import refuse_rows
-from pallas_kernels.dispatch import Backend, Kernel, implementation
+from fwpkm_jax.core.slots.grouping import SlotGroups, group_slots
+from fwpkm_jax.core.slots.row_ops import (
+    ChunkRows,
+    Exchange,
+    ExchangeBack,
+    RowOps,
+    exchange_back,
+)
+from fwpkm_jax.core.slots.value_scan import value_scan
+from pallas_kernels.checks import refuse_rows, relative_errors
+from pallas_kernels.dispatch import Backend, Implementation, Kernel, implementation
 from pallas_kernels.slot_add.api import check_add, slot_add
 from pallas_kernels.slot_read.api import check_dot, check_read, slot_dot, slot_read
+from pallas_kernels.slot_read.specs import CHECK_RATIO, CHECKED, SPECS, RowSpec, sample
 
 
 def row_ops(values: jax.Array, *, backend: Backend = "auto") -> RowOps:
@@ -28,25 +36,66 @@ def row_ops(values: jax.Array, *, backend: Backend = "auto") -> RowOps:
     chosen = implementation(
         "value_scan", backend, supports=functools.partial(_refuse, table), check=check_rows
     )
-    return RowOps() if chosen == "reference" else _KERNELS
+    return _KERNELS[chosen]
+
+
+def _exchange_on_gpu(
+    values: jax.Array,
+    log: jax.Array,
+    start: jax.Array,
+    slot_ids: jax.Array,
+    groups: SlotGroups,
+    rows: ChunkRows,
+) -> Exchange:
+    from pallas_kernels.slot_add.gpu import add_logged
+
+    output, errors = _read(values, slot_ids, rows)
+    values, log = add_logged(values, log, start, groups, rows.steps, errors)
+    return Exchange(values, log, output, errors)
+
+
+def _exchange_back_on_gpu(
+    kept: jax.Array,
+    start: jax.Array,
+    later: jax.Array,
+    groups: SlotGroups,
+    rows: ChunkRows,
+    output: jax.Array,
+    output_bar: jax.Array,
+) -> ExchangeBack:
+    from pallas_kernels.slot_add.gpu import add_kept
+    from pallas_kernels.slot_read.gpu_back import back
+
+    read_bar, rows_bar = back(kept, start, later, groups.rank, rows, output, output_bar)
+    # The addition needs `read_bar`, so that it waits for the reads of the rows that it replaces.
+    return ExchangeBack(add_kept(kept, later, start, groups, rows.weights, read_bar), rows_bar)
 
 
 def _exchange(
     values: jax.Array,
+    log: jax.Array,
+    start: jax.Array,
     slot_ids: jax.Array,
     groups: SlotGroups,
-    *,
-    weights: jax.Array,
-    steps: jax.Array,
-    targets: jax.Array,
-    error_weights: jax.Array,
+    rows: ChunkRows,
 ) -> Exchange:
+    output, errors = _read(values, slot_ids, rows)
+    added = slot_add(values, groups, rows.steps, errors, with_old_rows=True, backend="pallas")
+    before = added.old_rows[: values.shape[0]]  # A chunk may have more references than slots.
+    log = jax.lax.dynamic_update_slice_in_dim(log, before, start, axis=0)
+    return Exchange(added.values, log, output, errors)
+
+
+def _read(values: jax.Array, slot_ids: jax.Array, rows: ChunkRows) -> tuple[jax.Array, jax.Array]:
+    """What the tokens read, and their errors."""
     read = slot_read(
-        *(values, slot_ids, weights), target=targets, write_weight=error_weights, backend="pallas"
+        *(values, slot_ids, rows.weights),
+        target=rows.targets,
+        write_weight=rows.error_weights,
+        backend="pallas",
     )
     assert read.errors is not None
-    added = slot_add(values, groups, steps, read.errors, with_old_rows=True, backend="pallas")
-    return Exchange(added.values, read.output, read.errors, added.old_rows)
+    return read.output, read.errors
 
 
 def _pull(
@@ -56,12 +105,22 @@ def _pull(
     return read.output, slot_dot(values, slot_ids, vectors, backend="pallas")
 
 
-_KERNELS = RowOps(
+_dot = functools.partial(slot_dot, backend="pallas")
+_add = functools.partial(slot_add, backend="pallas")
+_ON_TPU = RowOps(
     exchange=_exchange,
-    pull=_pull,
-    dot=functools.partial(slot_dot, backend="pallas"),
-    add=functools.partial(slot_add, backend="pallas"),
+    exchange_back=functools.partial(exchange_back, pull=_pull, dot=_dot, add=_add),
+    dot=_dot,
+    add=_add,
 )
+_KERNELS: dict[Implementation, RowOps] = {
+    "reference": RowOps(),
+    "gpu": RowOps(
+        exchange=_exchange_on_gpu, exchange_back=_exchange_back_on_gpu, dot=_dot, add=_add
+    ),
+    "tpu": _ON_TPU,
+    "tpu_sparse_core": _ON_TPU,
+}
 
 
 def _refuse(table: jax.Array, kernel: Kernel) -> str | None:
@@ -71,6 +130,41 @@ def _refuse(table: jax.Array, kernel: Kernel) -> str | None:
 
 
 def check_rows(kernel: Kernel) -> None:
-    """Runs all three kernels on this device; raises if one differs from its reference."""
+    """Runs all kernels on this device; raises if one differs from its reference."""
     for check in (check_read, check_dot, check_add):
         check(kernel)
+    for spec in (spec for spec in SPECS if spec.name in CHECKED):
+        for name, error in exchange_errors(spec, kernel).items():
+            if not error <= CHECK_RATIO:
+                raise AssertionError(f"{name} differs by {error:.2g} of its norm ({spec.name})")
+
+
+def exchange_errors(spec: RowSpec, kernel: Kernel) -> dict[str, float]:
+    """Differences of a kernel's exchange and of its way back from plain XLA, by name.
+
+    Two chunks that read the same slots in another order, so that the second one's cotangents are
+    those from which the first one's begin.
+    """
+    arrays = sample(spec, jnp.float32)
+    slot_ids = jnp.stack([arrays["slot_ids"], arrays["slot_ids"][::-1]])
+    rows = ChunkRows(
+        weights=jnp.stack([arrays["weights"], 2.0 * arrays["weights"]]),
+        steps=-0.1 * jnp.stack([arrays["weights"], arrays["weights"][::-1]]),
+        targets=jnp.stack([arrays["target"], 3.0 * arrays["target"]]),
+        error_weights=jnp.stack([arrays["write_weight"], 0.5 * arrays["write_weight"]]),
+    )
+    groups = jax.vmap(functools.partial(group_slots, num_slots=spec.slots))(slot_ids)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def results(ops: RowOps, values: jax.Array, rows: ChunkRows) -> tuple:
+        def output(rows: ChunkRows) -> tuple[jax.Array, jax.Array]:
+            out = value_scan(values, slot_ids, rows, groups=groups, ops=ops)
+            return out.output, out.values
+
+        (output, values), back = jax.vjp(output, rows)
+        return output, values, back((output, jnp.zeros_like(values)))[0]
+
+    actual, expected = (
+        results(ops, arrays["values"], rows) for ops in (_KERNELS[kernel], RowOps())
+    )
+    return relative_errors(actual, expected)

@@ -152,15 +152,15 @@ def unsupported_choice(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _choose(
     chosen: dispatch.Implementation, top_k: int, score: Score, queries: Queries, keys: SubKeys
-) -> tuple[jax.Array, jax.Array]:
-    """Ids and scores of the best sub-keys."""
+) -> SubKeyChoice:
+    """The best sub-keys."""
     return _module(chosen).choose_sub_keys(queries, keys, top_k=top_k, score=score)
 
 
 def _choose_forward(chosen, top_k, score, queries, keys):
     # This calls the differentiable function, not the kernel, so that second derivatives exist.
     choice = _chosen(chosen, top_k, score, queries, keys)
-    return tuple(choice), (queries, keys, choice)
+    return choice, (queries, keys, choice)
 
 
 def _choose_backward(chosen, top_k, score, residuals, cotangents):
@@ -202,7 +202,7 @@ def _chosen(
     chosen: dispatch.Implementation, top_k: int, score: Score, queries: Queries, keys: SubKeys
 ) -> SubKeyChoice:
     """`_choose` with its type."""
-    return SubKeyChoice(*cast(Any, _choose(chosen, top_k, score, queries, keys)))
+    return cast(SubKeyChoice, _choose(chosen, top_k, score, queries, keys))
 
 
 def _paired(

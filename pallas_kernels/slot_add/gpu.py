@@ -8,6 +8,8 @@ owner, so no two programs write to the same row.
 """
 
 import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,21 +39,125 @@ def add(
     with_old_rows: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
     """`slot_add` in place; with `with_old_rows` also the changed rows before the addition."""
+
+    def store(group, slot, old, new, table, *old_rows):
+        table[slot] = new
+        if with_old_rows:
+            old_rows[0][group] = old
+
+    table = jax.new_ref(values, memory_space=plgpu.GMEM)
+    shape = (groups.order.shape[0], rows.shape[1])
+    logs = _sum_runs(
+        *(groups, coefficients, rows, (table,)),
+        source=lambda group, slots, table, *old_rows: slots[group],
+        store=store,
+        out_type=[jax.ShapeDtypeStruct(shape, values.dtype)] * with_old_rows,
+    )
+    return jax.freeze(table), logs[0] if with_old_rows else None
+
+
+@jax.jit
+def add_logged(
+    values: jax.Array,
+    log: jax.Array,
+    start: jax.Array,
+    groups: SlotGroups,
+    coefficients: jax.Array,
+    rows: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """`slot_add` in place; the changed rows before the addition go to `log` from `start` on.
+
+    Args:
+      values: `[slots, value]`.
+      log: `[logged, value]`, updated in place.
+      start: row of `log` for the first distinct slot.
+      groups: the slots that tokens read.
+      coefficients: `[tokens, places]`.
+      rows: `[tokens, value]`.
+    """
+
+    def store(group, slot, old, new, table, log, start):
+        table[slot] = new
+        log[start[0] + group] = old
+
+    table, log_ref = (jax.new_ref(x, memory_space=plgpu.GMEM) for x in (values, log))
+    _sum_runs(
+        *(groups, coefficients, rows, (table, log_ref, start[None])),
+        source=lambda group, slots, *refs: slots[group],
+        store=store,
+    )
+    return jax.freeze(table), jax.freeze(log_ref)
+
+
+@jax.jit
+def add_kept(
+    kept: jax.Array,
+    later: jax.Array,
+    start: jax.Array,
+    groups: SlotGroups,
+    coefficients: jax.Array,
+    rows: jax.Array,
+) -> jax.Array:
+    """`kept[start + g] = kept[later[g]] + sum of coefficients * rows` of distinct slot g, in place.
+
+    Args:
+      kept: `[logged, value]`, updated in place.
+      later: `[distinct]`; none of the rows that are written.
+      start: row for the first distinct slot.
+      groups: the slots that tokens read.
+      coefficients: `[tokens, places]`.
+      rows: `[tokens, value]`.
+    """
+
+    def store(group, slot, old, new, kept, later, start):
+        kept[start[0] + group] = new
+
+    ref = jax.new_ref(kept, memory_space=plgpu.GMEM)
+    _sum_runs(
+        *(groups, coefficients, rows, (ref, later, start[None])),
+        source=lambda group, slots, kept, later, start: later[group],
+        store=store,
+    )
+    return jax.freeze(ref)
+
+
+def _sum_runs(
+    groups: SlotGroups,
+    coefficients: jax.Array,
+    rows: jax.Array,
+    refs: tuple[Any, ...],
+    *,
+    source: Callable[..., jax.Array],
+    store: Callable[..., None],
+    out_type: Sequence[jax.ShapeDtypeStruct] = (),
+) -> Any:
+    """Sums the references to each distinct slot, and stores the sums.
+
+    Args:
+      groups: the slots that tokens read.
+      coefficients: `[tokens, places]`.
+      rows: `[tokens, value]`.
+      refs: what `source` and `store` need; the first one is the table.
+      source: from a distinct slot's number, the distinct slots, `refs` and outputs to the row of
+        the table that its sum is added to.
+      store: takes the number, that row's index, the row, the row plus the sum, `refs` and outputs.
+      out_type: outputs.
+    """
     tokens, places = coefficients.shape
-    references, width = tokens * places, rows.shape[1]
+    references = tokens * places
     coefficients = coefficients.reshape(references)
     partial_sums = _partial_sums(groups, coefficients, rows)
 
-    def body(program, order, slots, starts, num_groups, coefficients, rows, sums, table, *old_rows):
+    def body(program, order, slots, starts, num_groups, coefficients, rows, sums, *refs):
         first, stop = program * OWNED, num_groups[0]
 
         def own():
             owned = [jnp.minimum(first + i, stop - 1) for i in range(OWNED)]
-            slot = [slots[group] for group in owned]
+            slot = [source(group, slots, *refs) for group in owned]
             begin = [starts[group] for group in owned]
             end = [starts[group + 1] for group in owned]
             is_long = [e - b > SEGMENT for b, e in zip(begin, end, strict=True)]
-            old = [row(table, s) for s in slot]
+            old = [row(refs[0], s) for s in slot]
             reference = [order[b] for b in begin]
             factor = [
                 jnp.where(long, 0.0, coefficients[r])
@@ -72,22 +178,18 @@ def add(
 
                 @pl.when(first + i < stop)
                 def _(i=i):
-                    table[slot[i]] = old[i] + total[i]
-                    if with_old_rows:
-                        old_rows[0][owned[i]] = old[i]
+                    store(owned[i], slot[i], old[i], old[i] + total[i], *refs)
 
         pl.when(first < stop)(own)
 
-    table = jax.new_ref(values, memory_space=plgpu.GMEM)
-    logs = launch(
+    return launch(
         body,
         *(groups.order, groups.slots, groups.starts, groups.num_groups[None]),
-        *(coefficients, rows, partial_sums, table),
+        *(coefficients, rows, partial_sums, *refs),
         programs=pl.cdiv(references, OWNED),
-        out_type=[jax.ShapeDtypeStruct((references, width), values.dtype)] * with_old_rows,
+        out_type=out_type,
         name="slot_add",
     )
-    return jax.freeze(table), logs[0] if with_old_rows else None
 
 
 def _partial_sums(groups: SlotGroups, coefficients: jax.Array, rows: jax.Array) -> jax.Array:

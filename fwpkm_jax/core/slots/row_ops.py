@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import (
     SlotIds,
     SlotWeights,
     TokenValues,
-    TokenWeights,
     ValueTable,
 )
 from fwpkm_jax.core.slots.grouping import SlotGroups
@@ -167,31 +166,47 @@ def complete_already(reads: jax.Array) -> jax.Array:
     return reads
 
 
+class ChunkRows(NamedTuple):
+    """What a chunk reads and writes; of a sequence, leaves `[chunks, ...]`.
+
+    Attributes:
+      weights: read weights w, `[tokens, places]`.
+      steps: the write's coefficients s, minus the step size over the slot's count times w.
+      targets: v, `[tokens, value]`.
+      error_weights: m, `[tokens]`; a token with 0 writes nothing.
+    """
+
+    weights: Float[Array, "*chunks tokens places"]
+    steps: Float[Array, "*chunks tokens places"]
+    targets: Float[Array, "*chunks tokens value"]
+    error_weights: Float[Array, "*chunks tokens"]
+
+
 class Exchange(NamedTuple):
     """What one chunk reads and leaves.
 
     Attributes:
       values: the table after the write, `[slots, value]`.
+      log: given to the exchange, with the touched rows before the write from row `start` on, by
+        their number in `SlotGroups`.
       output: what each token read, `[tokens, value]`.
       errors: each token writes multiples of its error, `[tokens, value]`.
-      log: the touched rows before the write, by their number in `SlotGroups`.
     """
 
     values: ValueTable
+    log: Float[Array, "logged value"]
     output: TokenValues
     errors: TokenValues
-    log: Float[Array, "distinct value"]
 
 
 def exchange_rows(
     values: ValueTable,
+    log: Float[Array, "logged value"],
+    start: Int[Array, ""],
     slot_ids: SlotIds,
     groups: SlotGroups,
+    rows: ChunkRows,
     *,
-    weights: SlotWeights,
-    steps: SlotWeights,
-    targets: TokenValues,
-    error_weights: TokenWeights,
     sum_reads: SumReads = complete_already,
 ) -> Exchange:
     """Reads, compares and writes one chunk; see `core.slots.value_scan` for the formulas.
@@ -201,10 +216,78 @@ def exchange_rows(
     """
     del slot_ids
     distinct = min(groups.slots.shape[0], values.shape[0])
-    log = values.at[groups.slots[:distinct]].get(mode="clip")
-    output = sum_reads(read_rows(log, groups.rank, weights))
-    errors = error_weights[:, None] * (output - targets)
-    return Exchange(add_rows(values, groups, steps, errors), output, errors, log)
+    before = values.at[groups.slots[:distinct]].get(mode="clip")
+    output = sum_reads(read_rows(before, groups.rank, rows.weights))
+    errors = rows.error_weights[:, None] * (output - rows.targets)
+    log = jax.lax.dynamic_update_slice_in_dim(log, before, start, axis=0)
+    return Exchange(add_rows(values, groups, rows.steps, errors), log, output, errors)
+
+
+class ExchangeBack(NamedTuple):
+    """What an exchange sends back.
+
+    Attributes:
+      kept: given, with the cotangents of the touched rows from row `start` on.
+      rows: the cotangents of what the chunk read and wrote.
+    """
+
+    kept: Float[Array, "logged value"]
+    rows: ChunkRows
+
+
+Pull = Callable[..., tuple[TokenValues, SlotWeights]]
+Dot = Callable[[ValueTable, SlotIds, TokenValues], SlotWeights]
+Add = Callable[[ValueTable, SlotGroups, SlotWeights, TokenValues], ValueTable]
+
+
+def exchange_back(
+    kept: Float[Array, "logged value"],
+    start: Int[Array, ""],
+    later: Int[Array, " distinct"],
+    groups: SlotGroups,
+    rows: ChunkRows,
+    output: TokenValues,
+    output_bar: TokenValues,
+    *,
+    pull: Pull = pull_rows,
+    dot: Dot = dot_rows,
+    add: Add = add_rows,
+    sum_reads: SumReads = complete_already,
+) -> ExchangeBack:
+    """The cotangents of one exchange; see docs/explanation/math.md for the formulas.
+
+    Args:
+      kept: the touched rows before the write from row `start` on, and cotangents of rows.
+      start: see there.
+      later: where the cotangent of each touched row after the write is kept.
+      groups: of the chunk.
+      rows: what the chunk read and wrote.
+      output: what its tokens read.
+      output_bar: the cotangent of `output`.
+      pull: weighted sums of rows and inner products with the same rows.
+      dot: inner products with rows.
+      add: adds to rows.
+      sum_reads: sums partial cotangents of reads over devices.
+    """
+    table_bar = kept.at[later].get(mode="promise_in_bounds")
+    gap = output - rows.targets
+    errors = rows.error_weights[:, None] * gap
+    errors_bar, steps_bar = pull(table_bar, groups.rank, rows.steps, errors)
+    targets_bar = -rows.error_weights[:, None] * errors_bar
+    read_bar = sum_reads(output_bar - targets_bar)
+    rows_bar = ChunkRows(
+        weights=dot(kept, start + groups.rank, read_bar),
+        steps=steps_bar,
+        targets=targets_bar,
+        error_weights=jnp.sum(errors_bar * gap, axis=-1),
+    )
+    # Adding zero creates a data dependency: without it XLA copies the log, in case a read comes
+    # after the write.
+    coefficients = rows.weights + 0.0 * (rows_bar.weights + steps_bar)
+    own = groups._replace(slots=jnp.arange(groups.slots.shape[0], dtype=jnp.int32))
+    table_bar = add(table_bar, own, coefficients, read_bar)
+    kept = jax.lax.dynamic_update_slice_in_dim(kept, table_bar, start, axis=0)
+    return ExchangeBack(kept, rows_bar)
 
 
 @dataclass(frozen=True)
@@ -212,7 +295,6 @@ class RowOps:
     """The functions that read and add rows; each has the signature and meaning of its default."""
 
     exchange: Callable[..., Exchange] = exchange_rows
-    pull: Callable[..., tuple[TokenValues, SlotWeights]] = pull_rows
-    dot: Callable[[ValueTable, SlotIds, TokenValues], SlotWeights] = dot_rows
-    add: Callable[[ValueTable, SlotGroups, SlotWeights, TokenValues], ValueTable] = add_rows
-    sum_reads: SumReads = complete_already
+    exchange_back: Callable[..., ExchangeBack] = exchange_back
+    dot: Dot = dot_rows
+    add: Add = add_rows

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fwpkm_jax.core.slots.row_ops import RowOps, exchange_rows
+from fwpkm_jax.core.slots.row_ops import RowOps, exchange_back, exchange_rows
 from fwpkm_jax.core.slots.value_run import ValueRunOutput, value_run
 
 
@@ -84,7 +84,8 @@ def split_value_run(
             gather_tokens(targets, axes),
             counted=jnp.where(own.held, counted[..., None], 0.0),
             ops=RowOps(
-                exchange=functools.partial(exchange_rows, sum_reads=sum_reads), sum_reads=sum_reads
+                exchange=functools.partial(exchange_rows, sum_reads=sum_reads),
+                exchange_back=functools.partial(exchange_back, sum_reads=sum_reads),
             ),
         )
         output = own_tokens(out.output, batch, axes)

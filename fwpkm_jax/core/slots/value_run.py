@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.slots.grouping import group_chunks, reference_counts
-from fwpkm_jax.core.slots.row_ops import RowOps
+from fwpkm_jax.core.slots.row_ops import ChunkRows, RowOps
 from fwpkm_jax.core.slots.table import write_steps
-from fwpkm_jax.core.slots.value_scan import ChunkRows, value_scan
+from fwpkm_jax.core.slots.value_scan import value_scan
 
 
 class ValueRunOutput(NamedTuple):

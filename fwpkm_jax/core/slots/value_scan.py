@@ -20,23 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import ValueTable
 from fwpkm_jax.core.slots.grouping import SlotGroups
-from fwpkm_jax.core.slots.row_ops import RowOps
-
-
-class ChunkRows(NamedTuple):
-    """What the chunks of a sequence read and write.
-
-    Attributes:
-      weights: read weights w, `[chunks, tokens, places]`.
-      steps: the write's coefficients s, minus the step size over the slot's count times w.
-      targets: v, `[chunks, tokens, value]`.
-      error_weights: m, `[chunks, tokens]`; a token with 0 writes nothing.
-    """
-
-    weights: Float[Array, "chunks tokens places"]
-    steps: Float[Array, "chunks tokens places"]
-    targets: Float[Array, "chunks tokens value"]
-    error_weights: Float[Array, "chunks tokens"]
+from fwpkm_jax.core.slots.row_ops import ChunkRows, RowOps
 
 
 class ValueScanOutput(NamedTuple):
@@ -71,7 +55,7 @@ def value_scan(
     Args:
       values: the table before the first chunk.
       slot_ids: which slots each token reads.
-      rows: what is read and written there.
+      rows: what is read and written there, leaves `[chunks, ...]`.
       groups: `group_slots` of each chunk, leaves `[chunks, ...]`.
       ops: what reads and adds rows; None: plain XLA.
     """
@@ -100,10 +84,10 @@ def _scan_and_log(ops, values, slot_ids, rows, groups) -> tuple[ValueScanOutput,
     def body(carry, chunk):
         values, log = carry
         start, slot_ids, rows, groups = chunk
-        values, output, errors, before = ops.exchange(values, slot_ids, groups, **rows._asdict())
+        values, log, output, errors = ops.exchange(values, log, start, slot_ids, groups, rows)
         # |change of a row|^2 = <change, sum of its references' steps * errors>.
-        change = ops.dot(values, slot_ids, errors) - ops.dot(before, groups.rank, errors)
-        log = jax.lax.dynamic_update_slice_in_dim(log, before[:distinct], start, axis=0)
+        before = ops.dot(log, start + groups.rank, errors)
+        change = ops.dot(values, slot_ids, errors) - before
         return (values, log), (output, jnp.sum(rows.steps * change, axis=-1))
 
     log = jnp.zeros((starts.size * distinct + 1, values.shape[1]), values.dtype)
@@ -151,60 +135,34 @@ def _scan_backward(ops, residuals, cotangents):
     this chunk's reads add. `latest` holds the place of that row, so no table is needed.
     """
     log, output, rows, groups, slots, table = residuals
-    after = None if _is_zero(cotangents.values) else cotangents.values
     output_bar = cotangents.output
     if _is_zero(output_bar):
         output_bar = jnp.zeros_like(output)
-    distinct = _distinct(groups, slots.shape[0])
-    nowhere = log.shape[0] - 1
+    distinct, num_slots = _distinct(groups, slots.shape[0]), slots.shape[0]
+    # Behind the log stand the rows that no later chunk touches: one of zeros, or the whole table's
+    # cotangents.
+    beyond = log.shape[0] - 1
+    kept, latest = log, jnp.full((num_slots,), beyond, jnp.int32)
+    if not _is_zero(cotangents.values):
+        kept = jnp.concatenate([log[:beyond], cotangents.values])
+        latest = beyond + jnp.arange(num_slots, dtype=jnp.int32)
     position = jnp.arange(distinct, dtype=jnp.int32)
-
-    def of_slots(kept: jax.Array, latest: jax.Array, slots: jax.Array | None) -> jax.Array:
-        found = kept.at[latest].get(mode="promise_in_bounds")
-        if after is None:
-            return found
-        beyond = after if slots is None else after.at[slots].get(mode="clip")
-        return jnp.where((latest == nowhere)[:, None], beyond, found)
 
     def body(carry, chunk):
         kept, latest = carry
         start, groups, rows, output, output_bar = chunk
         slots = groups.slots[:distinct]
-        table_bar = of_slots(kept, latest.at[slots].get(mode="fill", fill_value=nowhere), slots)
-        gap = output - rows.targets
-        errors = rows.error_weights[:, None] * gap
-        errors_bar, steps_bar = ops.pull(table_bar, groups.rank, rows.steps, errors)
-        targets_bar = -rows.error_weights[:, None] * errors_bar
-        read_bar = ops.sum_reads(output_bar - targets_bar)
-        rows_bar = ChunkRows(
-            weights=ops.dot(kept, start + groups.rank, read_bar),
-            steps=steps_bar,
-            targets=targets_bar,
-            error_weights=jnp.sum(errors_bar * gap, axis=-1),
-        )
-        # Adding zero creates a data dependency: without it XLA copies the log, in case a read comes
-        # after the write.
-        coefficients = rows.weights + 0.0 * (rows_bar.weights + steps_bar)
-        own = groups._replace(slots=jnp.arange(groups.slots.shape[0], dtype=jnp.int32))
-        table_bar = ops.add(table_bar, own, coefficients, read_bar)
-        kept = jax.lax.dynamic_update_slice_in_dim(kept, table_bar, start, axis=0)
+        later = latest.at[slots].get(mode="fill", fill_value=beyond)
+        kept, rows_bar = ops.exchange_back(kept, start, later, groups, rows, output, output_bar)
         latest = latest.at[slots].set(start + position, mode="drop", unique_indices=True)
-        return (kept, latest), _negated(rows_bar)
+        return (kept, latest), rows_bar
 
-    latest = jnp.full(slots.shape[:1], nowhere, jnp.int32)
-    chunks = (_starts(groups, slots.shape[0]), groups, rows, output, output_bar)
-    (kept, latest), rows_bar = jax.lax.scan(body, (log, latest), chunks, reverse=True)
-    values_bar = None if table is None else of_slots(kept, latest, None)
-    return values_bar, None, _negated(rows_bar), None
-
-
-def _negated(rows_bar: ChunkRows) -> ChunkRows:
-    """The negated cotangents of weights and steps, which the loop stores as its outputs.
-
-    XLA lets a GPU's kernel write its result straight into the loop's output. Where the loop needs
-    the result as well, it runs the kernel twice. A change of sign between the two prevents this.
-    """
-    return rows_bar._replace(weights=-rows_bar.weights, steps=-rows_bar.steps)
+    chunks = (_starts(groups, num_slots), groups, rows, output, output_bar)
+    (kept, latest), rows_bar = jax.lax.scan(body, (kept, latest), chunks, reverse=True)
+    values_bar = None
+    if table is not None:
+        values_bar = kept.at[latest].get(mode="promise_in_bounds")
+    return values_bar, None, rows_bar, None
 
 
 _scan.defvjp(_scan_forward, _scan_backward, symbolic_zeros=True)

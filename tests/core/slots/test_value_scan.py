@@ -10,7 +10,8 @@ import pytest
 
 from fwpkm_jax.core.slots import row_ops
 from fwpkm_jax.core.slots.grouping import group_slots
-from fwpkm_jax.core.slots.value_scan import ChunkRows, value_scan
+from fwpkm_jax.core.slots.row_ops import ChunkRows
+from fwpkm_jax.core.slots.value_scan import value_scan
 
 pytestmark = pytest.mark.usefixtures("float64")
 SLOTS, VALUE, CHUNKS, TOKENS, PLACES = 9, 6, 3, 4, 2

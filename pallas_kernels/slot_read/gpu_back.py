@@ -1,0 +1,82 @@
+"""Mosaic GPU kernel: what one exchange sends back to its tokens, one warpgroup per token.
+
+Each row of the kept cotangents is loaded once, for the weighted sum and for the inner product with
+the token's error. What the sum gives is needed for the inner products with the rows before the
+write, so both belong to the same program.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fwpkm_jax.core.slots.row_ops import ChunkRows
+from pallas_kernels.mosaic_gpu import IN_FLIGHT, index32, launch, row, zeros
+
+
+def back(
+    kept: jax.Array,
+    start: jax.Array,
+    later: jax.Array,
+    rank: jax.Array,
+    rows: ChunkRows,
+    output: jax.Array,
+    output_bar: jax.Array,
+) -> tuple[jax.Array, ChunkRows]:
+    """The cotangents of a chunk's reads before the write, and of what it read and wrote.
+
+    Arguments as `core.slots.row_ops.exchange_back`; `rank` is that of its groups.
+    """
+    tokens, places = rank.shape
+    width = output.shape[1]
+
+    def body(token, kept, start, later, rank, steps, targets, weights, output, output_bar, *outs):
+        read_bar, weights_bar, steps_bar, targets_bar, error_weights_bar = outs
+        weight = weights[token]
+        gap = row(output, token) - row(targets, token)
+        error = weight * gap
+
+        def pull(first, count, total):
+            places = [first + p for p in range(count)]
+            rows = [row(kept, later[rank[token, p]]) for p in places]
+            for p, x in zip(places, rows, strict=True):
+                total += steps[token, p] * x
+                steps_bar[token, p] = jnp.sum(x * error)
+            return total
+
+        errors_bar = _by_groups(places, pull, zeros(width))
+        error_weights_bar[token] = jnp.sum(errors_bar * gap)
+        target_bar = -weight * errors_bar
+        targets_bar[token] = target_bar
+        bar = row(output_bar, token) - target_bar
+        read_bar[token] = bar
+
+        def dot(first, count, _):
+            places = [first + p for p in range(count)]
+            rows = [row(kept, start[0] + rank[token, p]) for p in places]
+            for p, x in zip(places, rows, strict=True):
+                weights_bar[token, p] = jnp.sum(x * bar)
+
+        _by_groups(places, dot, None)
+
+    def shape(*sizes: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+    of_values, of_places = shape(tokens, width), shape(tokens, places)
+    read_bar, weights_bar, steps_bar, targets_bar, error_weights_bar = launch(
+        body,
+        *(kept, start[None], later, rank, rows.steps, rows.targets, rows.error_weights),
+        *(output, output_bar),
+        programs=tokens,
+        out_type=[of_values, of_places, of_places, of_values, shape(tokens)],
+        name="slot_back",
+    )
+    return read_bar, ChunkRows(weights_bar, steps_bar, targets_bar, error_weights_bar)
+
+
+def _by_groups(places, step, carry):
+    """`carry = step(first, count, carry)` over groups of places that are loaded together."""
+    full, rest = divmod(places, IN_FLIGHT)
+    if full:
+        carry = jax.lax.fori_loop(
+            0, full, lambda i, carry: step(index32(i) * IN_FLIGHT, IN_FLIGHT, carry), carry
+        )
+    return step(full * IN_FLIGHT, rest, carry) if rest else carry

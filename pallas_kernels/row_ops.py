@@ -16,6 +16,7 @@ from fwpkm_jax.core.slots.row_ops import (
 from fwpkm_jax.core.slots.value_scan import value_scan
 from pallas_kernels.checks import refuse_rows, relative_errors
 from pallas_kernels.dispatch import Backend, Implementation, Kernel, implementation
+from pallas_kernels.mosaic_gpu import launch, zeros
 from pallas_kernels.slot_add.api import check_add, slot_add
 from pallas_kernels.slot_read.api import check_dot, check_read, slot_dot, slot_read
 from pallas_kernels.slot_read.specs import CHECK_RATIO, CHECKED, SPECS, RowSpec, sample
@@ -37,6 +38,16 @@ def row_ops(values: jax.Array, *, backend: Backend = "auto") -> RowOps:
         "value_scan", backend, supports=functools.partial(_refuse, table), check=check_rows
     )
     return _KERNELS[chosen]
+
+
+def _new_log_on_gpu(rows: int, values: jax.Array) -> jax.Array:
+    """XLA would write all of it, which takes as long as to write the rows themselves."""
+
+    def body(program, log):
+        log[rows - 1 + program] = zeros(values.shape[1])
+
+    out_type = [jax.ShapeDtypeStruct((rows, values.shape[1]), values.dtype)]
+    return launch(body, programs=1, out_type=out_type, name="new_log")[0]
 
 
 def _exchange_on_gpu(
@@ -116,7 +127,11 @@ _ON_TPU = RowOps(
 _KERNELS: dict[Implementation, RowOps] = {
     "reference": RowOps(),
     "gpu": RowOps(
-        exchange=_exchange_on_gpu, exchange_back=_exchange_back_on_gpu, dot=_dot, add=_add
+        new_log=_new_log_on_gpu,
+        exchange=_exchange_on_gpu,
+        exchange_back=_exchange_back_on_gpu,
+        dot=_dot,
+        add=_add,
     ),
     "tpu": _ON_TPU,
     "tpu_sparse_core": _ON_TPU,

@@ -118,4 +118,4 @@ def test_a_gpu_runs_no_kernel_twice_and_none_for_the_norm_that_is_not_asked_for(
     kernels = [row["kernels"] for row in launches.loops(launches.compiled_text(options))]
     add = {"slot_add": 1, "slot_add_segments": 1}
     assert {"slot_read_error": 1, **add} in kernels  # Two dots more would give the norm.
-    assert {"slot_read": 1, "slot_dot": 2, **add} in kernels
+    assert {"slot_back": 1, **add} in kernels

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from benchmarks.compiled import launches
+from benchmarks.compiled import launches, traffic
 from benchmarks.speed import models
 from tests.benchmarks.programs import result, run, run_apart
 
@@ -117,3 +117,94 @@ def test_launches_are_counted_by_loop(tmp_path):
     )
     run("compiled.launches", *options)
     assert len(result(out)["rows"]) >= 4  # Keys and values, forward and backward.
+
+
+TRAFFIC = """HloModule sample
+
+%sliced.1 (p0: f32[4,1024], p1: s32[]) -> f32[1024] {
+  %p0 = f32[4,1024]{1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %slice = f32[1,1024]{1,0} dynamic-slice(%p0, %p1, %p1), dynamic_slice_sizes={1,1024}
+  %flat = f32[1024]{0} bitcast(%slice)
+  ROOT %twice = f32[1024]{0} add(%flat, %flat)
+}
+
+%stored.2 (p0: f32[4,1024], p1: f32[1,1024], p2: s32[]) -> f32[4,1024] {
+  %p0.1 = f32[4,1024]{1,0} parameter(0)
+  %p1.1 = f32[1,1024]{1,0} parameter(1)
+  %p2.1 = s32[] parameter(2)
+  ROOT %in_place = f32[4,1024]{1,0} dynamic-update-slice(%p0.1, %p1.1, %p2.1, %p2.1)
+}
+
+%product.3 (p0: f32[32,8], p1: f32[8,16]) -> f32[32,16] {
+  %p0.2 = f32[32,8]{1,0} parameter(0)
+  %p1.2 = f32[8,16]{1,0} parameter(1)
+  ROOT %dot = f32[32,16]{1,0} dot(%p0.2, %p1.2), lhs_contracting_dims={1}, rhs_contracting_dims={0}, algorithm=dot_bf16_bf16_f32_x3
+}
+
+%body.4 (carry: (s32[], f32[4,1024], f32[1,1024], f32[32,8], f32[8,16], f32[99,16], s32[8,2])) -> (s32[]) {
+  %i = s32[] get-tuple-element(%carry), index=0
+  %many = f32[4,1024]{1,0} get-tuple-element(%carry), index=1
+  %one = f32[1,1024]{1,0} get-tuple-element(%carry), index=2
+  %left = f32[32,8]{1,0} get-tuple-element(%carry), index=3
+  %right = f32[8,16]{1,0} get-tuple-element(%carry), index=4
+  %table = f32[99,16]{1,0} get-tuple-element(%carry), index=5
+  %ids = s32[8,2]{1,0} get-tuple-element(%carry), index=6
+  %a = f32[1024]{0} fusion(%many, %i), kind=kLoop, calls=%sliced.1
+  %b = f32[4,1024]{1,0} fusion(%many, %one, %i), kind=kLoop, calls=%stored.2
+  %c = f32[32,16]{1,0} fusion(%left, %right), kind=kCustom, calls=%product.3
+  %d = f32[8,16]{1,0} custom-call(%table, %ids), custom_call_target="mosaic_gpu_v2", metadata={op_name="jit(f)/while/body/slot_read/mpmd_map"}
+  ROOT %next = (s32[]) tuple(%i)
+}
+
+ENTRY %main.5 (x: f32[8]) -> f32[8] {
+  %w = (s32[]) while(%start), condition=%cond, body=%body.4, backend_config={"known_trip_count":{"n":"3"}}
+  ROOT %copied = f32[8]{0} copy(%x)
+}
+"""  # noqa: E501
+
+
+def test_bytes_and_operations_of_each_launch():
+    sizes = traffic.Sizes(tokens=8, places=2, value=16, distinct=0.5)
+    found = traffic.launches(TRAFFIC, sizes)
+    assert found["ENTRY"][0] == 1
+    turns, body = found["body.4"]
+    assert turns == 3
+    product = (32 * 8 + 8 * 16 + 32 * 16) * 4
+    rows = 0.5 * 8 * 2 * 16 * 4  # The distinct rows, once.
+    assert body == [
+        ("a", 4 * 1024 + 4 + 4 * 1024, 0.0),  # The slice, its index, the result.
+        ("b", 2 * 4 * 1024 + 4, 0.0),  # The update read and written, not the whole array.
+        ("c", product, 3 * 2 * 32 * 16 * 8),
+        ("slot_read", 8 * 2 * 4 + 8 * 16 * 4 + rows, 0.0),  # Ids, result, rows; not the table.
+    ]
+
+
+def test_a_step_is_modelled_by_bandwidth_products_and_launches(tmp_path):
+    text, out = tmp_path / "text.txt", tmp_path / "time.json"
+    text.write_text(TRAFFIC)
+    options = (
+        *("--device", "cpu", "--text", text, "--subkeys", 4, "--dim", 16, "--width", 32),
+        *("--batch", 1, "--chunk-size", 8, "--chunks", 3, "--memories", 2, "--distinct", 0.5),
+        *("--bandwidth-tbs", 2, "--bandwidth-share", 0.5, "--tflops", 4, "--tflops-share", 0.25),
+        *("--launch-us", 10, "--backbone-ms", 1.0, "--out", out),
+    )
+    run("compiled.step_time", *options)
+    found = result(out)
+    once, loop = found["rows"]
+    assert once["loop"] == "once per sequence"
+    assert (loop["turns"], loop["launches"]) == (3, 4)
+    # 1 byte takes 1e-6 us, 1 operation likewise; the product has more operations than bytes.
+    moved = (8196 + 8196 + 64 + 512 + 2048) / 1e6  # The rows of 8 places.
+    assert loop["microseconds"] == pytest.approx(40 + moved + 24576 / 1e6, rel=1e-6)
+    projections = 3 * 3 * (10 + 3 * 2 * 8 * 32 * 16 / 1e6)
+    memories = 2 * (once["microseconds"] + 3 * loop["microseconds"] + projections) / 1000
+    assert found["memories_ms"] == pytest.approx(memories)
+    assert found["ratio"]["1.0"] == pytest.approx(1 / (1 + memories))
+
+
+def test_a_step_is_modelled_from_what_is_compiled_here(tmp_path):
+    out = tmp_path / "time.json"
+    options = ("--subkeys", 8, "--dim", 8, "--chunk-size", 8, "--batch", 1, "--chunks", 2)
+    run("compiled.step_time", "--device", "cpu", *options, "--out", out)
+    assert all(row["launches"] > 0 for row in result(out)["rows"])

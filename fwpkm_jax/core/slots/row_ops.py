@@ -182,6 +182,11 @@ class ChunkRows(NamedTuple):
     error_weights: Float[Array, "*chunks tokens"]
 
 
+def new_log(rows: int, values: ValueTable) -> Float[Array, "logged value"]:
+    """A log of as many rows of such a table. The last row is zero, others may hold anything."""
+    return jnp.zeros((rows, values.shape[1]), values.dtype)
+
+
 class Exchange(NamedTuple):
     """What one chunk reads and leaves.
 
@@ -294,6 +299,7 @@ def exchange_back(
 class RowOps:
     """The functions that read and add rows; each has the signature and meaning of its default."""
 
+    new_log: Callable[[int, ValueTable], jax.Array] = new_log
     exchange: Callable[..., Exchange] = exchange_rows
     exchange_back: Callable[..., ExchangeBack] = exchange_back
     dot: Dot = dot_rows

@@ -90,7 +90,7 @@ def _scan_and_log(ops, values, slot_ids, rows, groups) -> tuple[ValueScanOutput,
         change = ops.dot(values, slot_ids, errors) - before
         return (values, log), (output, jnp.sum(rows.steps * change, axis=-1))
 
-    log = jnp.zeros((starts.size * distinct + 1, values.shape[1]), values.dtype)
+    log = ops.new_log(starts.size * distinct + 1, values)
     (values, log), (output, change) = jax.lax.scan(
         body, (values, log), (starts, slot_ids, rows, groups)
     )

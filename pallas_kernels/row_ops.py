@@ -1,11 +1,12 @@
 """The operations on table rows that `core.slots.value_scan` uses on a GPU or TPU."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fwpkm_jax.core.slots.grouping import SlotGroups, group_slots
+from fwpkm_jax.core.slots.grouping import SlotGroups, group_slots, reference_counts
 from fwpkm_jax.core.slots.row_ops import (
     ChunkRows,
     Exchange,
@@ -13,6 +14,7 @@ from fwpkm_jax.core.slots.row_ops import (
     RowOps,
     exchange_back,
 )
+from fwpkm_jax.core.slots.table import write_steps
 from fwpkm_jax.core.slots.value_scan import value_scan
 from pallas_kernels.checks import refuse_rows, relative_errors
 from pallas_kernels.dispatch import Backend, Implementation, Kernel, implementation
@@ -162,22 +164,24 @@ def exchange_errors(spec: RowSpec, kernel: Kernel) -> dict[str, float]:
     """
     arrays = sample(spec, jnp.float32)
     slot_ids = jnp.stack([arrays["slot_ids"], arrays["slot_ids"][::-1]])
+    groups = jax.vmap(functools.partial(group_slots, num_slots=spec.slots))(slot_ids)
+    weights = jnp.stack([arrays["weights"], arrays["weights"]]) / spec.places
+    counts = jax.vmap(reference_counts)(groups, jnp.ones(slot_ids.shape[:2]))
     rows = ChunkRows(
-        weights=jnp.stack([arrays["weights"], 2.0 * arrays["weights"]]),
-        steps=-0.1 * jnp.stack([arrays["weights"], arrays["weights"][::-1]]),
+        weights=weights,
+        steps=write_steps(weights, counts, step_size=float(spec.places)),
         targets=jnp.stack([arrays["target"], 3.0 * arrays["target"]]),
         error_weights=jnp.stack([arrays["write_weight"], 0.5 * arrays["write_weight"]]),
     )
-    groups = jax.vmap(functools.partial(group_slots, num_slots=spec.slots))(slot_ids)
 
     @functools.partial(jax.jit, static_argnums=0)
-    def results(ops: RowOps, values: jax.Array, rows: ChunkRows) -> tuple:
-        def output(rows: ChunkRows) -> tuple[jax.Array, jax.Array]:
+    def results(ops: RowOps, values: jax.Array, rows: ChunkRows) -> tuple[Any, ...]:
+        def scan(rows: ChunkRows) -> tuple[jax.Array, jax.Array]:
             out = value_scan(values, slot_ids, rows, groups=groups, ops=ops)
             return out.output, out.values
 
-        (output, values), back = jax.vjp(output, rows)
-        return output, values, back((output, jnp.zeros_like(values)))[0]
+        (read, written), back = jax.vjp(scan, rows)
+        return read, written, back((read, jnp.zeros_like(written)))[0]
 
     actual, expected = (
         results(ops, arrays["values"], rows) for ops in (_KERNELS[kernel], RowOps())

@@ -53,19 +53,19 @@ FAULTS = (
     ),
     Fault(
         "addressing gradient: half the slope of inverse distances",
-        "coefficients = 2.0 * coefficients * jnp.exp(address.sub_key_scores)",
-        "coefficients = coefficients * jnp.exp(address.sub_key_scores)",
+        'return 2.0 * pulls * jnp.exp(scores) if score == "idw" else pulls',
+        'return pulls * jnp.exp(scores) if score == "idw" else pulls',
         ("tests/core/slots/test_addressing.py",),
     ),
     Fault(
         "addressing gradient: softmax not centred",
-        "centred = chosen_slope - jnp.sum(probabilities * chosen_slope, axis=-1, keepdims=True)",
-        "centred = chosen_slope",
+        "centred = slopes - _sum_of_places(probabilities * slopes)",
+        "centred = slopes",
         ("tests/core/slots/test_addressing.py",),
     ),
     Fault(
         "addressing usage: heads not counted in the average",
-        "address.slot_ids.shape[1] * jnp.sum(token_weights)",
+        "address.sub_key_ids.shape[1] * jnp.sum(token_weights)",
         "jnp.sum(token_weights)",
         ("tests/core/slots/test_addressing.py",),
     ),
@@ -104,6 +104,18 @@ FAULTS = (
         "ids.reshape(chunks, num_groups, -1) + offsets[None, :, None]",
         "ids.reshape(chunks, num_groups, -1) + 0 * offsets[None, :, None]",
         ("tests/rules/test_two_phase.py", "tests/rules/test_contract.py"),
+    ),
+    Fault(
+        "key scan: a step's pull at the keys themselves has no cotangent",
+        "keys_bar = keys_bar - step.totals[..., None] * gradient_bar",
+        "keys_bar = keys_bar - 0.0 * step.totals[..., None] * gradient_bar",
+        ("tests/rules/test_two_phase.py",),
+    ),
+    Fault(
+        "key scan: what the usage sends back to the scores is lost",
+        "return scores_bar + step.of_access(of_chosen(usage_bar.access, ids))[0]",
+        "return scores_bar + 0.0 * step.of_access(of_chosen(usage_bar.access, ids))[0]",
+        ("tests/rules/test_two_phase.py",),
     ),
     Fault(
         "value scan: the target's cotangent ignores the token's weight",

@@ -180,8 +180,8 @@ def exchange_errors(spec: RowSpec, kernel: Kernel) -> dict[str, float]:
             out = value_scan(values, slot_ids, rows, groups=groups, ops=ops)
             return out.output, out.values
 
-        (read, written), back = jax.vjp(scan, rows)
-        return read, written, back((read, jnp.zeros_like(written)))[0]
+        read, back, written = jax.vjp(scan, rows, has_aux=True)
+        return read, written, back(read)[0]
 
     actual, expected = (
         results(ops, arrays["values"], rows) for ops in (_KERNELS[kernel], RowOps())

@@ -23,15 +23,10 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from benchmarks.compiled.absent_devices import absent_device, kernels_for
+from benchmarks.compiled.traffic import COMPUTATION, LAUNCHING
 from benchmarks.machine import settings, write_result
 from benchmarks.options import parse
 from fwpkm_jax.rules import FwPKM, FwPKMMemory
-
-_LAUNCHING = (
-    *("fusion", "fusion-start", "custom-call", "copy", "copy-start"),
-    *("sort", "dot", "gather", "scatter"),
-)
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +91,7 @@ def loops(text: str) -> list[dict[str, Any]]:
 
     Each has `loop`, the body's name, `launches`, `by_kind` and `kernels`.
     """
-    names = list(_COMPUTATION.finditer(text))
+    names = list(COMPUTATION.finditer(text))
     ends = [match.start() for match in names[1:]] + [len(text)]
     bodies = {m.group(1): text[m.end() : end] for m, end in zip(names, ends, strict=True)}
     found = []
@@ -104,7 +99,7 @@ def loops(text: str) -> list[dict[str, Any]]:
         kinds = Counter(
             kind
             for kind in re.findall(r"^\s+(?:ROOT )?%[\w.\-]+ = .*? ([\w\-]+)\(", bodies[name], re.M)
-            if kind in _LAUNCHING
+            if kind in LAUNCHING
         )
         # A kernel that writes into a loop's output stands in a computation of its own.
         called = re.findall(r"calls=%?([\w.\-]+)", bodies[name])

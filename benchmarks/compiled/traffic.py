@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$", re.MULTILINE)
+COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*?)\s([a-z][\w\-]*)\((.*)$")
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+)\[([\d,]*)\]")
-_LAUNCHING = (
+LAUNCHING = (
     *("fusion", "fusion-start", "custom-call", "copy", "copy-start"),
     *("sort", "dot", "gather", "scatter"),
 )
@@ -96,7 +96,7 @@ class _Instruction(NamedTuple):
 
 def program(text: str) -> dict[str, list[_Instruction]]:
     """The instructions of each computation; that of the entry is also called `ENTRY`."""
-    heads = list(_COMPUTATION.finditer(text))
+    heads = list(COMPUTATION.finditer(text))
     ends = [head.start() for head in heads[1:]] + [len(text)]
     found = {}
     for head, end in zip(heads, ends, strict=True):
@@ -130,7 +130,7 @@ def launches(text: str, sizes: Sizes) -> dict[str, tuple[int, list[Launch]]]:
 def _launches_of(computations, name: str, sizes: Sizes) -> Iterator[Launch]:
     types = {one.name: one.type for one in computations[name]}
     for one in computations[name]:
-        if one.kind not in _LAUNCHING:
+        if one.kind not in LAUNCHING:
             continue
         called = re.search(r"calls=%?([\w.\-]+)", one.rest)
         inner = computations.get(called.group(1), []) if called else []

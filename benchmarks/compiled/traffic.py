@@ -34,6 +34,7 @@ KERNELS = {
     "slot_read_error": Rows(1, 0),
     "slot_dot": Rows(1, 0),
     "slot_back": Rows(2, 0),
+    "new_log": Rows(0, 0),
     "slot_add_segments": Rows(0, 0),
     "slot_add": Rows(1, 1),
     "slot_add into a log": Rows(1, 2),
@@ -151,7 +152,7 @@ def _launches_of(computations, name: str, sizes: Sizes) -> Iterator[Launch]:
 def _kernel(one: _Instruction) -> str | None:
     if one.kind != "custom-call" or "mosaic_gpu" not in one.rest:
         return None
-    found = re.search(r'op_name="[^"]*?/(\w+)/mpmd_map"', one.rest)
+    found = re.search(r'op_name="[^"]*?[/(](\w+)\)*/mpmd_map"', one.rest)
     return found.group(1) if found else "kernel"
 
 

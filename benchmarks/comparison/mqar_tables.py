@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.comparison.mqar import best_rate
 from benchmarks.comparison.small_decoders import Row
-from fwpkm_jax.evaluation.display.plot_style import BLUE, GREY, TEXT, set_title
+from fwpkm_jax.evaluation.display.plot_style import BLUE, TEXT, set_title, style_axes
 
 
 def rows_by_settings(path: Path) -> list[list[Row]]:
@@ -85,9 +85,11 @@ def mqar_picture(groups: Sequence[Sequence[Row]]) -> Figure:
                 name, where, xytext=(4, 4), textcoords="offset points", fontsize=7, color=TEXT
             )
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda kib, _: f"{kib:g}")
+        axes.margins(x=0.15)
+        style_axes(axes)
         axes.set_ylim(-0.03, 1.08)
         axes.set_xlabel("KiB of state per sequence", fontsize=8, color=TEXT)
         axes.set_ylabel("answers right", fontsize=8, color=TEXT)
-        axes.tick_params(colors=GREY, labelsize=8)
         set_title(axes, f"MQAR: {title(rows[0])}", "")
     return figure

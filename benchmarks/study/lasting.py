@@ -15,7 +15,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,9 @@ class Options:
     """Run directory of a model that was trained on recall."""
     people: int = 64
     """Conversations side by side, each with a memory of its own."""
+    facts: int | None = None
+    """Facts of each person, in a text of four times as many tokens. None: as in a document of the
+    run's task."""
     conversations: int = 30
     """Saved and reloaded conversations after the first."""
     seed: int = 0
@@ -104,12 +107,28 @@ def _logits(graphdef: Any, params: Any, state: GenerationState, tokens: jax.Arra
     return nnx.merge(graphdef, params).stream(tokens, state.stream, write=False).logits
 
 
+def task(data: RecallData, facts: int | None) -> RecallData:
+    """The task that a model was trained on, with this number of facts in a document.
+
+    Raises:
+      ValueError: there are too few keys for as many facts about other keys.
+    """
+    if facts is None:
+        return data
+    if 2 * facts > data.num_keys:
+        raise ValueError(
+            f"facts={facts} needs {2 * facts} keys, half of them for other facts, and the run has "
+            f"{data.num_keys}; lower --facts, or train with more --data.num_keys."
+        )
+    return replace(data, num_facts=facts, num_questions=None, min_distance=2, length=6 * facts)
+
+
 def curve(run: Any, kind: str, options: Options, folder: Path) -> list[dict[str, Any]]:
     """The share of facts that are answered, after each conversation; and what saving took.
 
     The first row is of the memories before the facts are told.
     """
-    model, data = run.model, run.experiment.data
+    model, data = run.model, task(run.experiment.data, options.facts)
     texts = Facts(data, options.people, options.seed)
     questions, asked = texts.questions()
     memory = jax.tree.map(lambda x: jnp.repeat(x[:1], options.people, axis=0), run.memory)

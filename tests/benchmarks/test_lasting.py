@@ -33,6 +33,19 @@ def test_other_texts_state_other_facts_only():
         assert set(same[(same >= data.first_key) & (same < data.first_value)]) == set(pairs)
 
 
+def test_people_can_be_told_more_facts_than_a_training_document_has():
+    trained = RecallData(length=64, num_facts=4, num_keys=16, num_values=8, min_distance=16)
+    assert lasting.task(trained, None) == trained
+    data = lasting.task(trained, 8)
+    told = lasting.Facts(data, people=2, seed=0).told()
+    assert told.shape == (2, 32)
+    assert data.vocab_size == trained.vocab_size
+    for row in told:
+        assert len(set(row[(row >= data.first_key) & (row < data.first_value)])) == 8
+    with pytest.raises(ValueError, match="facts=9 needs 18 keys"):
+        lasting.task(trained, 9)
+
+
 @pytest.mark.thorough
 def test_the_curve_has_a_point_for_each_conversation(tmp_path, monkeypatch, capsys):
     experiment = get_config()
@@ -40,7 +53,7 @@ def test_the_curve_has_a_point_for_each_conversation(tmp_path, monkeypatch, caps
     made_up = Run(experiment, model_graph(experiment.model), state.params, state.memory, 0)
     monkeypatch.setattr(lasting, "load_run", lambda _: made_up)
     out = tmp_path / "lasting.json"
-    options = ("--people", 2, "--conversations", 2, "--seed", 1, "--out", out)
+    options = ("--people", 2, "--facts", 2, "--conversations", 2, "--seed", 1, "--out", out)
     run("study.lasting", "--run", "runs/made_up", *options)
     rows = result(out)["rows"]
     assert [(row["text"], row["conversations"]) for row in rows] == [

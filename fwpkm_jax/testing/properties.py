@@ -7,6 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+_LEAST_NORM = 1e-2
+"""A smaller norm counts as this: of sums that cancel almost wholly only rounding is left."""
+
 Property = Callable[[Any], None]
 """Checks a case (a subject with its inputs); raises AssertionError if the property is broken."""
 
@@ -68,8 +71,8 @@ def require_near(actual: Any, expected: Any, *, what: str, tolerance: float) -> 
     """Raises AssertionError unless both pytrees differ by at most a share of the expected norm.
 
     In double precision this holds of each leaf, in single precision of all leaves together: the sum
-    of a single leaf may cancel, so that its rounding is large beside it. A norm below 1e-3 counts
-    as 1e-3. Leaves of integers must be equal.
+    of a single leaf may cancel, so that its rounding is large beside it. A norm below 1e-2 counts
+    as 1e-2. Leaves of integers must be equal.
     """
     floats = [x for x in jax.tree.leaves(expected) if is_float(x)]
     single = any(x.dtype == jnp.float32 for x in floats)
@@ -85,7 +88,7 @@ def require_near(actual: Any, expected: Any, *, what: str, tolerance: float) -> 
             require(np.array_equal(ours, theirs), f"{name} is {ours}, expected {theirs}")
             continue
         ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-        norm = max(everything if single else float(np.linalg.norm(theirs)), 1e-3)
+        norm = max(everything if single else float(np.linalg.norm(theirs)), _LEAST_NORM)
         apart = float(np.linalg.norm(ours - theirs)) / norm
         require(apart <= tolerance, f"{name} differs by {apart:.1e} of its norm, {norm:.1e}")
 
@@ -98,7 +101,7 @@ def distance(actual: Any, expected: Any) -> float:
         float(np.sqrt(sum(np.sum(np.square(x)) for x in parts)))
         for parts in ([a - b for a, b in arrays], [b for _, b in arrays])
     )
-    return apart / max(norm, 1e-3)
+    return apart / max(norm, _LEAST_NORM)
 
 
 def require_finite(tree: Any, what: str) -> None:

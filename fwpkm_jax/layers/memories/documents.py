@@ -106,6 +106,7 @@ def run_documents(
     same = units == shift_left(units, rule.lookahead)
     length = starts.shape[1]
     weights = pairing(signals.gate, mask, chunk_size=length, lookahead=rule.lookahead)
+    same = same.astype(weights.write.dtype)
     weights = weights._replace(write=weights.write * same, paired=weights.paired * same)
     target = rule.targets(signals.value)
     real = jnp.ones(starts.shape, bool) if mask is None else mask != 0

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
@@ -40,19 +40,9 @@ _LOOPS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Compiled):
     """Models the time of the memories in a training step."""
 
-    device: Literal["cpu", "h100"] = "h100"
-    """Device to compile for."""
-    subkeys: int = 512
-    """Sub-keys per codebook."""
-    dim: int = 512
-    """Width of keys and values."""
-    chunk_size: int = 512
-    """Tokens between two writes."""
-    batch: int = 8
-    """Sequences, which share one memory."""
     chunks: int = 8
     """Chunks of a sequence."""
     text: Path | None = None
@@ -75,8 +65,6 @@ class Options:
     """What each launch takes besides, in microseconds."""
     backbone_ms: tuple[float, ...] = (147.0, 55.7)
     """Steps without memories: the authors' (54.44 samples per second), and at 40 % of the rate."""
-    out: Path | None = None
-    """File for the JSON; None: print it."""
 
 
 def modelled(options: Options, text: str) -> dict[str, Any]:
@@ -137,11 +125,7 @@ def _cost(found: Sequence[Launch], options: Options) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse(Options, argv, description=__doc__)
-    if options.text is not None:
-        text = options.text.read_text()
-    else:
-        names = ("device", "subkeys", "dim", "chunk_size", "batch", "chunks")
-        text = compiled_text(Compiled(**{name: getattr(options, name) for name in names}))
+    text = compiled_text(options) if options.text is None else options.text.read_text()
     result = {"jax": jax.__version__, "options": settings(options), **modelled(options, text)}
     for row in result["rows"]:
         print(json.dumps(row), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Trains the study's backbone, with FwPKM and without, on books alone, and reads unseen books twice.
+"""Trains the study's backbone, with and without FwPKM, on books; reads unseen books twice.
 
     python -m benchmarks.study.plain_text --rates 1e-3 2e-3 4e-3 --seeds 0 --steps 400
     python -m benchmarks.study.plain_text --steps 2000
@@ -22,7 +22,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 

@@ -13,6 +13,8 @@ from fwpkm_jax.core.slots.row_ops import (
     ExchangeBack,
     RowOps,
     exchange_back,
+    logged_rows,
+    of_chunk,
 )
 from fwpkm_jax.core.slots.table import write_steps
 from fwpkm_jax.core.slots.value_scan import value_scan
@@ -55,21 +57,23 @@ def _new_log_on_gpu(rows: int, values: jax.Array) -> jax.Array:
 def _exchange_on_gpu(
     values: jax.Array,
     log: jax.Array,
-    start: jax.Array,
+    chunk: jax.Array,
     slot_ids: jax.Array,
     groups: SlotGroups,
     rows: ChunkRows,
 ) -> Exchange:
     from pallas_kernels.slot_add.gpu import add_logged
+    from pallas_kernels.slot_read.gpu import read_chunk
 
-    output, errors = _read(values, slot_ids, rows)
-    values, log = add_logged(values, log, start, groups, rows.steps, errors)
+    weights, steps, targets, error_weights = rows
+    output, errors = read_chunk(values, chunk, slot_ids, weights, targets, error_weights)
+    values, log = add_logged(values, log, chunk, groups, steps, errors)
     return Exchange(values, log, output, errors)
 
 
 def _exchange_back_on_gpu(
     kept: jax.Array,
-    start: jax.Array,
+    chunk: jax.Array,
     later: jax.Array,
     groups: SlotGroups,
     rows: ChunkRows,
@@ -79,28 +83,21 @@ def _exchange_back_on_gpu(
     from pallas_kernels.slot_add.gpu import add_kept
     from pallas_kernels.slot_read.gpu_back import back
 
-    read_bar, rows_bar = back(kept, start, later, groups.rank, rows, output, output_bar)
+    read_bar, rows_bar = back(kept, chunk, later, groups.rank, rows, output, output_bar)
     # The addition needs `read_bar`, so that it waits for the reads of the rows that it replaces.
-    return ExchangeBack(add_kept(kept, later, start, groups, rows.weights, read_bar), rows_bar)
+    return ExchangeBack(add_kept(kept, later, chunk, groups, rows.weights, read_bar), rows_bar)
 
 
 def _exchange(
     values: jax.Array,
     log: jax.Array,
-    start: jax.Array,
+    chunk: jax.Array,
     slot_ids: jax.Array,
     groups: SlotGroups,
     rows: ChunkRows,
 ) -> Exchange:
-    output, errors = _read(values, slot_ids, rows)
-    added = slot_add(values, groups, rows.steps, errors, with_old_rows=True, backend="pallas")
-    before = added.old_rows[: values.shape[0]]  # A chunk may have more references than slots.
-    log = jax.lax.dynamic_update_slice_in_dim(log, before, start, axis=0)
-    return Exchange(added.values, log, output, errors)
-
-
-def _read(values: jax.Array, slot_ids: jax.Array, rows: ChunkRows) -> tuple[jax.Array, jax.Array]:
-    """What the tokens read, and their errors."""
+    distinct = logged_rows(values.shape[0], groups)
+    slot_ids, groups, rows = of_chunk(chunk, (slot_ids, groups, rows))
     read = slot_read(
         *(values, slot_ids, rows.weights),
         target=rows.targets,
@@ -108,7 +105,10 @@ def _read(values: jax.Array, slot_ids: jax.Array, rows: ChunkRows) -> tuple[jax.
         backend="pallas",
     )
     assert read.errors is not None
-    return read.output, read.errors
+    added = slot_add(values, groups, rows.steps, read.errors, with_old_rows=True, backend="pallas")
+    before = added.old_rows[:distinct]  # A chunk may have more references than slots.
+    log = jax.lax.dynamic_update_slice_in_dim(log, before, chunk * distinct, axis=0)
+    return Exchange(added.values, log, read.output, read.errors)
 
 
 def _pull(

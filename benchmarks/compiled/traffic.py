@@ -2,7 +2,8 @@
 
 A launch moves its operands and results. Of an array that it only slices, gathers from or updates in
 place, it moves that part. XLA's text does not say which rows a Pallas kernel moves; `KERNELS` does.
-Caches are not modelled: what one launch writes, the next one reads from memory.
+Of an array with a part for each turn of the loop, a Pallas kernel moves one part. Caches are not
+modelled: what one launch writes, the next one reads from memory.
 """
 
 import functools
@@ -114,21 +115,22 @@ def launches(text: str, sizes: Sizes) -> dict[str, tuple[int, list[Launch]]]:
     computations = program(text)
     found = {}
 
-    def visit(name: str, times: int) -> None:
+    def visit(name: str, times: int, turns: int) -> None:
         _, before = found.get(name, (0, []))
-        found[name] = (times, before or list(_launches_of(computations, name, sizes)))
+        found[name] = (times, before or list(_launches_of(computations, name, sizes, turns)))
         for one in computations[name]:
             if one.kind == "while":
                 body = re.search(r"body=%?([\w.\-]+)", one.rest)
-                turns = re.search(r"known_trip_count\D*(\d+)", one.rest)
+                known = re.search(r"known_trip_count\D*(\d+)", one.rest)
                 assert body is not None
-                visit(body.group(1), times * int(turns.group(1) if turns else 1))
+                turns = int(known.group(1) if known else 1)
+                visit(body.group(1), times * turns, turns)
 
-    visit("ENTRY", 1)
+    visit("ENTRY", 1, 1)
     return found
 
 
-def _launches_of(computations, name: str, sizes: Sizes) -> Iterator[Launch]:
+def _launches_of(computations, name: str, sizes: Sizes, turns: int) -> Iterator[Launch]:
     types = {one.name: one.type for one in computations[name]}
     for one in computations[name]:
         if one.kind not in LAUNCHING:
@@ -137,10 +139,10 @@ def _launches_of(computations, name: str, sizes: Sizes) -> Iterator[Launch]:
         inner = computations.get(called.group(1), []) if called else []
         kernel = next((k for k in map(_kernel, [one, *inner]) if k), None)
         if inner:
-            moved = _fusion_bytes(inner, kernel, sizes)
+            moved = _fusion_bytes(inner, kernel, sizes, turns)
         else:
             arrays = [types[x] for x in one.operands if x in types] + [one.type]
-            moved = sum(_array_bytes(x, kernel, sizes) for x in arrays)
+            moved = sum(_array_bytes(x, kernel, sizes, turns) for x in arrays)
         label = kernel or one.name
         if kernel == "slot_add" and _tables([one, *inner], sizes.tokens * sizes.places) > 1:
             label = "slot_add into a log"
@@ -169,11 +171,13 @@ def _shape(array: re.Match[str]) -> tuple[int, ...]:
     return tuple(int(size) for size in array.group(2).split(",") if size)
 
 
-def _array_bytes(type_: str, kernel: str | None, sizes: Sizes) -> float:
+def _array_bytes(type_: str, kernel: str | None, sizes: Sizes, turns: int) -> float:
     """Bytes of all arrays of a type; of a row kernel without tables, logs and partial sums."""
     total = 0.0
     for array in _ARRAY.finditer(type_):
         shape, bits = _shape(array), int(re.sub(r"\D", "", array.group(1)) or 8)
+        if kernel and len(shape) > 1 and shape[0] == turns:
+            shape = shape[1:]
         by_rows = shape and shape[-1] == sizes.value and len(shape) > 1
         tokens = by_rows and math.prod(shape[:-1]) == sizes.tokens
         if kernel in KERNELS and by_rows and not tokens:
@@ -182,7 +186,7 @@ def _array_bytes(type_: str, kernel: str | None, sizes: Sizes) -> float:
     return total
 
 
-def _fusion_bytes(inner: list[_Instruction], kernel: str | None, sizes: Sizes) -> float:
+def _fusion_bytes(inner: list[_Instruction], kernel: str | None, sizes: Sizes, turns: int) -> float:
     by_name = {one.name: one for one in inner}
     users: dict[str, list[_Instruction]] = {one.name: [] for one in inner}
     for one in inner:
@@ -192,13 +196,13 @@ def _fusion_bytes(inner: list[_Instruction], kernel: str | None, sizes: Sizes) -
 
     def read(name: str, type_: str) -> float:
         """Bytes of an operand that its users need."""
-        whole = _array_bytes(type_, kernel, sizes)
+        whole = _array_bytes(type_, kernel, sizes, turns)
         total = 0.0
         for user in users[name]:
             if user.kind in ("dynamic-slice", "slice") or (
                 user.kind == "gather" and user.operands[0] == name
             ):
-                total += _array_bytes(user.type, None, sizes)
+                total += _array_bytes(user.type, None, sizes, turns)
             elif user.kind in ("dynamic-update-slice", "scatter") and user.operands[0] == name:
                 continue  # In place; what is written is counted at the result.
             elif user.kind in _SAME:
@@ -209,16 +213,16 @@ def _fusion_bytes(inner: list[_Instruction], kernel: str | None, sizes: Sizes) -
 
     def written(one: _Instruction) -> float:
         if one.kind == "dynamic-update-slice":
-            return _array_bytes(by_name[one.operands[1]].type, kernel, sizes)
+            return _array_bytes(by_name[one.operands[1]].type, kernel, sizes, turns)
         if one.kind == "scatter":
-            return 2 * _array_bytes(by_name[one.operands[-1]].type, kernel, sizes)
+            return 2 * _array_bytes(by_name[one.operands[-1]].type, kernel, sizes, turns)
         if one.kind == "tuple":
             return sum(written(by_name[x]) for x in one.operands)
         if one.kind in _SAME and one.operands and one.operands[0] in by_name:
             source = by_name[one.operands[0]]
             if source.kind in (*_SAME, "dynamic-update-slice", "scatter"):
                 return written(source)
-        return _array_bytes(one.type, kernel, sizes)
+        return _array_bytes(one.type, kernel, sizes, turns)
 
     moved = sum(read(one.name, one.type) for one in inner if one.kind == "parameter")
     return moved + sum(written(one) for one in inner if one.root)

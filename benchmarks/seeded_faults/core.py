@@ -131,8 +131,8 @@ FAULTS = (
     ),
     Fault(
         "value scan: later writes' cotangents dropped",
-        'latest = latest.at[slots].set(start + position, mode="drop", unique_indices=True)',
-        'latest = latest.at[slots].set(nowhere + 0 * position, mode="drop", unique_indices=True)',
+        'latest = latest.at[slots].set(places, mode="drop", unique_indices=True)',
+        "latest = latest + 0 * places[0]",
         _VALUES,
     ),
     Fault(

@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from fwpkm_jax.core.slots.grouping import SlotGroups
+from fwpkm_jax.core.slots.row_ops import logged_rows
 from pallas_kernels.mosaic_gpu import IN_FLIGHT, index32, launch, row, zeros
 
 SEGMENT = 64
@@ -40,16 +41,17 @@ def add(
 ) -> tuple[jax.Array, jax.Array | None]:
     """`slot_add` in place; with `with_old_rows` also the changed rows before the addition."""
 
-    def store(group, slot, old, new, table, *old_rows):
+    def store(chunk, group, slot, old, new, table, *old_rows):
         table[slot] = new
         if with_old_rows:
             old_rows[0][group] = old
 
     table = jax.new_ref(values, memory_space=plgpu.GMEM)
-    shape = (groups.order.shape[0], rows.shape[1])
+    shape = (groups.order.shape[-1], rows.shape[1])
+    groups, coefficients = jax.tree.map(lambda x: x[None], (groups, coefficients))
     logs = _sum_runs(
-        *(groups, coefficients, rows, (table,)),
-        source=lambda group, slots, table, *old_rows: slots[group],
+        *(jnp.zeros((), jnp.int32), groups, coefficients, rows, (table,)),
+        source=lambda chunk, group, slots, table, *old_rows: slots[chunk, group],
         store=store,
         out_type=[jax.ShapeDtypeStruct(shape, values.dtype)] * with_old_rows,
     )
@@ -60,30 +62,31 @@ def add(
 def add_logged(
     values: jax.Array,
     log: jax.Array,
-    start: jax.Array,
+    chunk: jax.Array,
     groups: SlotGroups,
     coefficients: jax.Array,
     rows: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """`slot_add` in place; the changed rows before the addition go to `log` from `start` on.
+    """`slot_add` in place; the changed rows before the addition go to the chunk's part of `log`.
 
     Args:
       values: `[slots, value]`.
       log: `[logged, value]`, updated in place.
-      start: row of `log` for the first distinct slot.
-      groups: the slots that tokens read.
-      coefficients: `[tokens, places]`.
-      rows: `[tokens, value]`.
+      chunk: which of the chunks.
+      groups: the slots that tokens read, of all chunks.
+      coefficients: `[chunks, tokens, places]`.
+      rows: of this chunk, `[tokens, value]`.
     """
+    distinct = logged_rows(values.shape[0], groups)
 
-    def store(group, slot, old, new, table, log, start):
+    def store(chunk, group, slot, old, new, table, log):
         table[slot] = new
-        log[start[0] + group] = old
+        log[chunk * distinct + group] = old
 
     table, log_ref = (jax.new_ref(x, memory_space=plgpu.GMEM) for x in (values, log))
     _sum_runs(
-        *(groups, coefficients, rows, (table, log_ref, start[None])),
-        source=lambda group, slots, *refs: slots[group],
+        *(chunk, groups, coefficients, rows, (table, log_ref)),
+        source=lambda chunk, group, slots, *refs: slots[chunk, group],
         store=store,
     )
     return jax.freeze(table), jax.freeze(log_ref)
@@ -93,7 +96,7 @@ def add_logged(
 def add_kept(
     kept: jax.Array,
     later: jax.Array,
-    start: jax.Array,
+    chunk: jax.Array,
     groups: SlotGroups,
     coefficients: jax.Array,
     rows: jax.Array,
@@ -101,27 +104,29 @@ def add_kept(
     """`kept[start + g] = kept[later[g]] + sum of coefficients * rows` of distinct slot g, in place.
 
     Args:
-      kept: `[logged, value]`, updated in place.
-      later: `[distinct]`; none of the rows that are written.
-      start: row for the first distinct slot.
-      groups: the slots that tokens read.
-      coefficients: `[tokens, places]`.
-      rows: `[tokens, value]`.
+      kept: `[logged, value]`, updated in place. The chunk's part begins at `start`.
+      later: `[chunks, distinct]`; none of the rows that are written.
+      chunk: which of the chunks.
+      groups: the slots that tokens read, of all chunks.
+      coefficients: `[chunks, tokens, places]`.
+      rows: of this chunk, `[tokens, value]`.
     """
+    distinct = later.shape[1]
 
-    def store(group, slot, old, new, kept, later, start):
-        kept[start[0] + group] = new
+    def store(chunk, group, slot, old, new, kept, later):
+        kept[chunk * distinct + group] = new
 
     ref = jax.new_ref(kept, memory_space=plgpu.GMEM)
     _sum_runs(
-        *(groups, coefficients, rows, (ref, later, start[None])),
-        source=lambda group, slots, kept, later, start: later[group],
+        *(chunk, groups, coefficients, rows, (ref, later)),
+        source=lambda chunk, group, slots, kept, later: later[chunk, group],
         store=store,
     )
     return jax.freeze(ref)
 
 
 def _sum_runs(
+    chunk: jax.Array,
     groups: SlotGroups,
     coefficients: jax.Array,
     rows: jax.Array,
@@ -134,40 +139,45 @@ def _sum_runs(
     """Sums the references to each distinct slot, and stores the sums.
 
     Args:
-      groups: the slots that tokens read.
-      coefficients: `[tokens, places]`.
-      rows: `[tokens, value]`.
+      chunk: which of the chunks.
+      groups: the slots that tokens read, leaves `[chunks, ...]`: a loop passes all of them, because
+        a slice would be a launch.
+      coefficients: `[chunks, tokens, places]`.
+      rows: of this chunk, `[tokens, value]`.
       refs: what `source` and `store` need; the first one is the table.
-      source: from a distinct slot's number, the distinct slots, `refs` and outputs to the row of
-        the table that its sum is added to.
-      store: takes the number, that row's index, the row, the row plus the sum, `refs` and outputs.
+      source: from the chunk, a distinct slot's number, the distinct slots, `refs` and outputs to
+        the row of the table that its sum is added to.
+      store: takes chunk and number, that row's index, the row, the row plus the sum, `refs` and
+        outputs.
       out_type: outputs.
     """
-    tokens, places = coefficients.shape
+    chunks, tokens, places = coefficients.shape
     references = tokens * places
-    coefficients = coefficients.reshape(references)
-    partial_sums = _partial_sums(groups, coefficients, rows)
+    coefficients = coefficients.reshape(chunks, references)
+    chunk = chunk[None]
+    partial_sums = _partial_sums(chunk, groups, coefficients, rows)
 
-    def body(program, order, slots, starts, num_groups, coefficients, rows, sums, *refs):
-        first, stop = program * OWNED, num_groups[0]
+    def body(program, chunk, order, slots, starts, num_groups, coefficients, rows, sums, *refs):
+        chunk = chunk[0]
+        first, stop = program * OWNED, num_groups[chunk]
 
         def own():
             owned = [jnp.minimum(first + i, stop - 1) for i in range(OWNED)]
-            slot = [source(group, slots, *refs) for group in owned]
-            begin = [starts[group] for group in owned]
-            end = [starts[group + 1] for group in owned]
+            slot = [source(chunk, group, slots, *refs) for group in owned]
+            begin = [starts[chunk, group] for group in owned]
+            end = [starts[chunk, group + 1] for group in owned]
             is_long = [e - b > SEGMENT for b, e in zip(begin, end, strict=True)]
             old = [row(refs[0], s) for s in slot]
-            reference = [order[b] for b in begin]
+            reference = [order[chunk, b] for b in begin]
             factor = [
-                jnp.where(long, 0.0, coefficients[r])
+                jnp.where(long, 0.0, coefficients[chunk, r])
                 for long, r in zip(is_long, reference, strict=True)
             ]
             total = [f * row(rows, r // places) for f, r in zip(factor, reference, strict=True)]
             for i in range(OWNED):
                 others = begin[i] + 1
                 total[i] = _add_references(
-                    *(total[i], order, coefficients, rows),
+                    *(total[i], chunk, order, coefficients, rows),
                     begin=others,
                     end=jnp.where(is_long[i], others, end[i]),
                 )
@@ -178,13 +188,13 @@ def _sum_runs(
 
                 @pl.when(first + i < stop)
                 def _(i=i):
-                    store(owned[i], slot[i], old[i], old[i] + total[i], *refs)
+                    store(chunk, owned[i], slot[i], old[i], old[i] + total[i], *refs)
 
         pl.when(first < stop)(own)
 
     return launch(
         body,
-        *(groups.order, groups.slots, groups.starts, groups.num_groups[None]),
+        *(chunk, groups.order, groups.slots, groups.starts, groups.num_groups),
         *(coefficients, rows, partial_sums, *refs),
         programs=pl.cdiv(references, OWNED),
         out_type=out_type,
@@ -192,28 +202,32 @@ def _sum_runs(
     )
 
 
-def _partial_sums(groups: SlotGroups, coefficients: jax.Array, rows: jax.Array) -> jax.Array:
+def _partial_sums(
+    chunk: jax.Array, groups: SlotGroups, coefficients: jax.Array, rows: jax.Array
+) -> jax.Array:
     """Each segment's partial sums of long runs, `[segments, 2, value]`.
 
     Entry 0 belongs to the run that contains the segment's first reference, entry 1 to the run that
     contains its last reference, if that is a different run. Entries of runs up to `SEGMENT` are
     neither written nor read.
     """
-    references, width = coefficients.shape[0], rows.shape[1]
+    references, width = coefficients.shape[1], rows.shape[1]
     segments = pl.cdiv(references, SEGMENT)
 
-    def body(segment, order, rank, starts, coefficients, rows, sums):
+    def body(segment, chunk, order, rank, starts, coefficients, rows, sums):
+        chunk = chunk[0]
         segment_begin = segment * SEGMENT
         segment_end = jnp.minimum(segment_begin + SEGMENT, references)
-        head, tail = rank[order[segment_begin]], rank[order[segment_end - 1]]
+        ends = (order[chunk, segment_begin], order[chunk, segment_end - 1])
+        head, tail = (rank[chunk, reference] for reference in ends)
 
         def sum_part(which, group, exists):
-            begin, end = starts[group], starts[group + 1]
+            begin, end = starts[chunk, group], starts[chunk, group + 1]
 
             @pl.when(exists & (end - begin > SEGMENT))
             def _():
                 sums[segment, which] = _add_references(
-                    *(zeros(width), order, coefficients, rows),
+                    *(zeros(width), chunk, order, coefficients, rows),
                     begin=jnp.maximum(begin, segment_begin),
                     end=jnp.minimum(end, segment_end),
                 )
@@ -223,7 +237,8 @@ def _partial_sums(groups: SlotGroups, coefficients: jax.Array, rows: jax.Array) 
 
     (sums,) = launch(
         body,
-        *(groups.order, groups.rank.reshape(references), groups.starts, coefficients, rows),
+        *(chunk, groups.order, groups.rank.reshape(-1, references), groups.starts),
+        *(coefficients, rows),
         programs=segments,
         out_type=[jax.ShapeDtypeStruct((segments, 2, width), jnp.float32)],
         name="slot_add_segments",
@@ -231,17 +246,17 @@ def _partial_sums(groups: SlotGroups, coefficients: jax.Array, rows: jax.Array) 
     return sums
 
 
-def _add_references(total, order, coefficients, rows, *, begin, end):
+def _add_references(total, chunk, order, coefficients, rows, *, begin, end):
     """Adds the references at sorted positions `begin` to `end` to `total`, in order."""
-    places = coefficients.shape[0] // rows.shape[0]
+    places = coefficients.shape[1] // rows.shape[0]
 
     def step(i, total):
         i = index32(i)
         position = [begin + i * IN_FLIGHT + j for j in range(IN_FLIGHT)]
-        reference = [order[jnp.minimum(p, end - 1)] for p in position]
+        reference = [order[chunk, jnp.minimum(p, end - 1)] for p in position]
         row_of = [row(rows, r // places) for r in reference]
         for p, r, x in zip(position, reference, row_of, strict=True):
-            total += jnp.where(p < end, coefficients[r], 0.0) * x
+            total += jnp.where(p < end, coefficients[chunk, r], 0.0) * x
         return total
 
     return jax.lax.fori_loop(0, _steps(end - begin), step, total)

@@ -22,52 +22,73 @@ def read(
     write_weight: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """The output of `slot_read`, and its errors if targets are given."""
-    tokens, places = slot_ids.shape
+    if target is not None and write_weight is not None:
+        arrays = (x[None] for x in (slot_ids, weights, target, write_weight))
+        return read_chunk(values, jnp.zeros((), jnp.int32), *arrays)
+    tokens = slot_ids.shape[0]
+
+    def body(token, values, slot_ids, weights, output):
+        output[token] = _weighted_sum(values, slot_ids, weights, (token,))
+
+    (output,) = launch(
+        body,
+        *(values, slot_ids, weights),
+        programs=tokens,
+        out_type=[jax.ShapeDtypeStruct((tokens, values.shape[1]), jnp.float32)],
+        name="slot_read",
+    )
+    return output, None
+
+
+def read_chunk(
+    values: jax.Array,
+    chunk: jax.Array,
+    slot_ids: jax.Array,
+    weights: jax.Array,
+    targets: jax.Array,
+    write_weights: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """The output and the errors of one of many chunks, leaves `[chunks, ...]`, read in place."""
+    _, tokens, _ = slot_ids.shape
     result = jax.ShapeDtypeStruct((tokens, values.shape[1]), jnp.float32)
 
-    def weighted(values, slot_ids, weights, token, first, count):
-        rows = [row(values, slot_ids[token, first + p]) for p in range(count)]
-        terms = [weights[token, first + p] * x.astype(jnp.float32) for p, x in enumerate(rows)]
-        return functools.reduce(operator.add, terms)
-
-    def summed(token, values, slot_ids, weights):
-        full, rest = divmod(places, IN_FLIGHT)
-        if not full:
-            return weighted(values, slot_ids, weights, token, 0, rest)
-
-        def step(i, total):
-            first = i * IN_FLIGHT
-            return total + weighted(values, slot_ids, weights, token, first, IN_FLIGHT)
-
-        total = weighted(values, slot_ids, weights, token, 0, IN_FLIGHT)
-        if full > 1:
-            total = jax.lax.fori_loop(1, full, step, total)
-        if rest:
-            total += weighted(values, slot_ids, weights, token, full * IN_FLIGHT, rest)
-        return total
-
-    def read_body(token, values, slot_ids, weights, output):
-        output[token] = summed(token, values, slot_ids, weights)
-
-    def error_body(token, values, slot_ids, weights, target, write_weight, output, errors):
-        total = summed(token, values, slot_ids, weights)
+    def body(token, values, chunk, slot_ids, weights, targets, write_weights, output, errors):
+        place = chunk[0], token
+        total = _weighted_sum(values, slot_ids, weights, place)
         output[token] = total
-        errors[token] = write_weight[token] * (total - row(target, token))
+        errors[token] = write_weights[place] * (total - row(targets, place))
 
-    operands = (values, slot_ids, weights)
-    if target is None:
-        (output,) = launch(
-            read_body, *operands, programs=tokens, out_type=[result], name="slot_read"
-        )
-        return output, None
     output, errors = launch(
-        error_body,
-        *(*operands, target, write_weight),
+        body,
+        *(values, chunk[None], slot_ids, weights, targets, write_weights),
         programs=tokens,
         out_type=[result, result],
         name="slot_read_error",
     )
     return output, errors
+
+
+def _weighted_sum(values, slot_ids, weights, token):
+    """The sum over the places of a token, whose index is a tuple."""
+    full, rest = divmod(slot_ids.shape[-1], IN_FLIGHT)
+
+    def some(first, count):
+        rows = [row(values, slot_ids[*token, first + p]) for p in range(count)]
+        terms = [weights[*token, first + p] * x.astype(jnp.float32) for p, x in enumerate(rows)]
+        return functools.reduce(operator.add, terms)
+
+    if not full:
+        return some(0, rest)
+    total = some(0, IN_FLIGHT)
+    if full > 1:
+
+        def step(i, total):
+            return total + some(i * IN_FLIGHT, IN_FLIGHT)
+
+        total = jax.lax.fori_loop(1, full, step, total)
+    if rest:
+        total += some(full * IN_FLIGHT, rest)
+    return total
 
 
 def dot(values: jax.Array, slot_ids: jax.Array, vectors: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ from pallas_kernels.mosaic_gpu import IN_FLIGHT, index32, launch, row, zeros
 
 def back(
     kept: jax.Array,
-    start: jax.Array,
+    chunk: jax.Array,
     later: jax.Array,
     rank: jax.Array,
     rows: ChunkRows,
@@ -25,20 +25,21 @@ def back(
 
     Arguments as `core.slots.row_ops.exchange_back`; `rank` is that of its groups.
     """
-    tokens, places = rank.shape
-    width = output.shape[1]
+    _, tokens, places = rank.shape
+    width, distinct = output.shape[2], later.shape[1]
 
-    def body(token, kept, start, later, rank, steps, targets, weights, output, output_bar, *outs):
+    def body(token, kept, chunk, later, rank, steps, targets, weights, output, output_bar, *outs):
         read_bar, weights_bar, steps_bar, targets_bar, error_weights_bar = outs
-        weight = weights[token]
-        gap = row(output, token) - row(targets, token)
+        chunk = chunk[0]
+        weight = weights[chunk, token]
+        gap = row(output, (chunk, token)) - row(targets, (chunk, token))
         error = weight * gap
 
         def pull(first, count, total):
             places = [first + p for p in range(count)]
-            rows = [row(kept, later[rank[token, p]]) for p in places]
+            rows = [row(kept, later[chunk, rank[chunk, token, p]]) for p in places]
             for p, x in zip(places, rows, strict=True):
-                total += steps[token, p] * x
+                total += steps[chunk, token, p] * x
                 steps_bar[token, p] = jnp.sum(x * error)
             return total
 
@@ -46,12 +47,12 @@ def back(
         error_weights_bar[token] = jnp.sum(errors_bar * gap)
         target_bar = -weight * errors_bar
         targets_bar[token] = target_bar
-        bar = row(output_bar, token) - target_bar
+        bar = row(output_bar, (chunk, token)) - target_bar
         read_bar[token] = bar
 
         def dot(first, count, _):
             places = [first + p for p in range(count)]
-            rows = [row(kept, start[0] + rank[token, p]) for p in places]
+            rows = [row(kept, chunk * distinct + rank[chunk, token, p]) for p in places]
             for p, x in zip(places, rows, strict=True):
                 weights_bar[token, p] = jnp.sum(x * bar)
 
@@ -63,7 +64,7 @@ def back(
     of_values, of_places = shape(tokens, width), shape(tokens, places)
     read_bar, weights_bar, steps_bar, targets_bar, error_weights_bar = launch(
         body,
-        *(kept, start[None], later, rank, rows.steps, rows.targets, rows.error_weights),
+        *(kept, chunk[None], later, rank, rows.steps, rows.targets, rows.error_weights),
         *(output, output_bar),
         programs=tokens,
         out_type=[of_values, of_places, of_places, of_values, shape(tokens)],

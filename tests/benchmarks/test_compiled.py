@@ -142,7 +142,7 @@ TRAFFIC = """HloModule sample
   ROOT %dot = f32[32,16]{1,0} dot(%p0.2, %p1.2), lhs_contracting_dims={1}, rhs_contracting_dims={0}, algorithm=dot_bf16_bf16_f32_x3
 }
 
-%body.4 (carry: (s32[], f32[4,1024], f32[1,1024], f32[32,8], f32[8,16], f32[99,16], s32[8,2])) -> (s32[]) {
+%body.4 (carry: (s32[], f32[4,1024], f32[1,1024], f32[32,8], f32[8,16], f32[99,16], s32[8,2], f32[3,8,2])) -> (s32[]) {
   %i = s32[] get-tuple-element(%carry), index=0
   %many = f32[4,1024]{1,0} get-tuple-element(%carry), index=1
   %one = f32[1,1024]{1,0} get-tuple-element(%carry), index=2
@@ -150,10 +150,11 @@ TRAFFIC = """HloModule sample
   %right = f32[8,16]{1,0} get-tuple-element(%carry), index=4
   %table = f32[99,16]{1,0} get-tuple-element(%carry), index=5
   %ids = s32[8,2]{1,0} get-tuple-element(%carry), index=6
+  %weights = f32[3,8,2]{2,1,0} get-tuple-element(%carry), index=7
   %a = f32[1024]{0} fusion(%many, %i), kind=kLoop, calls=%sliced.1
   %b = f32[4,1024]{1,0} fusion(%many, %one, %i), kind=kLoop, calls=%stored.2
   %c = f32[32,16]{1,0} fusion(%left, %right), kind=kCustom, calls=%product.3
-  %d = f32[8,16]{1,0} custom-call(%table, %ids), custom_call_target="mosaic_gpu_v2", metadata={op_name="jit(f)/while/body/slot_read/mpmd_map"}
+  %d = f32[8,16]{1,0} custom-call(%table, %ids, %weights), custom_call_target="mosaic_gpu_v2", metadata={op_name="jit(f)/while/body/slot_read/mpmd_map"}
   ROOT %next = (s32[]) tuple(%i)
 }
 
@@ -176,7 +177,8 @@ def test_bytes_and_operations_of_each_launch():
         ("a", 4 * 1024 + 4 + 4 * 1024, 0.0),  # The slice, its index, the result.
         ("b", 2 * 4 * 1024 + 4, 0.0),  # The update read and written, not the whole array.
         ("c", product, 3 * 2 * 32 * 16 * 8),
-        ("slot_read", 8 * 2 * 4 + 8 * 16 * 4 + rows, 0.0),  # Ids, result, rows; not the table.
+        # Ids, this turn's weights, result, rows; not the table.
+        ("slot_read", 8 * 2 * 4 + 8 * 2 * 4 + 8 * 16 * 4 + rows, 0.0),
     ]
 
 
@@ -195,7 +197,7 @@ def test_a_step_is_modelled_by_bandwidth_products_and_launches(tmp_path):
     assert once["loop"] == "once per sequence"
     assert (loop["turns"], loop["launches"]) == (3, 4)
     # 1 byte takes 1e-6 us, 1 operation likewise; the product has more operations than bytes.
-    moved = (8196 + 8196 + 64 + 512 + 2048) / 1e6  # The rows of 8 places.
+    moved = (8196 + 8196 + 64 + 64 + 512 + 2048) / 1e6  # The rows of 8 places.
     assert loop["microseconds"] == pytest.approx(40 + moved + 24576 / 1e6, rel=1e-6)
     projections = 3 * 3 * (10 + 3 * 2 * 8 * 32 * 16 / 1e6)
     memories = 2 * (once["microseconds"] + 3 * loop["microseconds"] + projections) / 1000

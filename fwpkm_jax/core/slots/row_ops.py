@@ -5,7 +5,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,8 @@ from fwpkm_jax.core.slots.grouping import SlotGroups
 
 # Tokens whose rows a CPU forms at once; the rows of a whole chunk would need new pages of memory.
 _BLOCK = 64
+
+_Tree = TypeVar("_Tree")
 
 
 def read_rows(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
@@ -187,12 +189,22 @@ def new_log(rows: int, values: ValueTable) -> Float[Array, "logged value"]:
     return jnp.zeros((rows, values.shape[1]), values.dtype)
 
 
+def of_chunk(chunk: Int[Array, ""], chunks: _Tree) -> _Tree:
+    """One chunk of leaves `[chunks, ...]`."""
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, chunk, keepdims=False), chunks)
+
+
+def logged_rows(num_slots: int, groups: SlotGroups) -> int:
+    """Rows that a chunk may touch, and that the log holds for it; groups of one or all chunks."""
+    return min(groups.slots.shape[-1], num_slots)
+
+
 class Exchange(NamedTuple):
     """What one chunk reads and leaves.
 
     Attributes:
       values: the table after the write, `[slots, value]`.
-      log: given to the exchange, with the touched rows before the write from row `start` on, by
+      log: given to the exchange, with the touched rows before the write in the chunk's part, by
         their number in `SlotGroups`.
       output: what each token read, `[tokens, value]`.
       errors: each token writes multiples of its error, `[tokens, value]`.
@@ -207,8 +219,8 @@ class Exchange(NamedTuple):
 def exchange_rows(
     values: ValueTable,
     log: Float[Array, "logged value"],
-    start: Int[Array, ""],
-    slot_ids: SlotIds,
+    chunk: Int[Array, ""],
+    slot_ids: Int[Array, "chunks tokens places"],
     groups: SlotGroups,
     rows: ChunkRows,
     *,
@@ -218,13 +230,23 @@ def exchange_rows(
 
     The tokens read the logged rows, so each row is fetched from the table once. The write waits for
     every read of the old table; otherwise XLA would copy the table.
+
+    Args:
+      values: the table before the write.
+      log: of all chunks, `[chunks * logged_rows + 1, value]`.
+      chunk: which of the chunks.
+      slot_ids: of all chunks, as the other arguments: a kernel reads its part where it lies.
+      groups: leaves `[chunks, ...]`.
+      rows: likewise.
+      sum_reads: sums partial reads over devices.
     """
     del slot_ids
-    distinct = min(groups.slots.shape[0], values.shape[0])
+    distinct = logged_rows(values.shape[0], groups)
+    groups, rows = of_chunk(chunk, (groups, rows))
     before = values.at[groups.slots[:distinct]].get(mode="clip")
     output = sum_reads(read_rows(before, groups.rank, rows.weights))
     errors = rows.error_weights[:, None] * (output - rows.targets)
-    log = jax.lax.dynamic_update_slice_in_dim(log, before, start, axis=0)
+    log = jax.lax.dynamic_update_slice_in_dim(log, before, chunk * distinct, axis=0)
     return Exchange(add_rows(values, groups, rows.steps, errors), log, output, errors)
 
 
@@ -232,7 +254,7 @@ class ExchangeBack(NamedTuple):
     """What an exchange sends back.
 
     Attributes:
-      kept: given, with the cotangents of the touched rows from row `start` on.
+      kept: given, with the cotangents of the touched rows in the chunk's part.
       rows: the cotangents of what the chunk read and wrote.
     """
 
@@ -247,12 +269,12 @@ Add = Callable[[ValueTable, SlotGroups, SlotWeights, TokenValues], ValueTable]
 
 def exchange_back(
     kept: Float[Array, "logged value"],
-    start: Int[Array, ""],
-    later: Int[Array, " distinct"],
+    chunk: Int[Array, ""],
+    later: Int[Array, "chunks distinct"],
     groups: SlotGroups,
     rows: ChunkRows,
-    output: TokenValues,
-    output_bar: TokenValues,
+    output: Float[Array, "chunks tokens value"],
+    output_bar: Float[Array, "chunks tokens value"],
     *,
     pull: Pull = pull_rows,
     dot: Dot = dot_rows,
@@ -262,18 +284,21 @@ def exchange_back(
     """The cotangents of one exchange; see docs/explanation/math.md for the formulas.
 
     Args:
-      kept: the touched rows before the write from row `start` on, and cotangents of rows.
-      start: see there.
+      kept: the touched rows before the writes of this and earlier chunks, and cotangents of rows.
+      chunk: which of the chunks; what follows is of all of them.
       later: where the cotangent of each touched row after the write is kept.
-      groups: of the chunk.
-      rows: what the chunk read and wrote.
-      output: what its tokens read.
+      groups: leaves `[chunks, ...]`.
+      rows: what the chunks read and wrote.
+      output: what their tokens read.
       output_bar: the cotangent of `output`.
       pull: weighted sums of rows and inner products with the same rows.
       dot: inner products with rows.
       add: adds to rows.
       sum_reads: sums partial cotangents of reads over devices.
     """
+    start = chunk * later.shape[1]
+    everything = (later, groups, rows, output, output_bar)
+    later, groups, rows, output, output_bar = of_chunk(chunk, everything)
     table_bar = kept.at[later].get(mode="promise_in_bounds")
     gap = output - rows.targets
     errors = rows.error_weights[:, None] * gap

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import ValueTable
 from fwpkm_jax.core.slots.grouping import SlotGroups
-from fwpkm_jax.core.slots.row_ops import ChunkRows, RowOps
+from fwpkm_jax.core.slots.row_ops import ChunkRows, RowOps, logged_rows, of_chunk
 
 
 class ValueScanOutput(NamedTuple):
@@ -78,34 +78,24 @@ def _scan_and_log(ops, values, slot_ids, rows, groups) -> tuple[ValueScanOutput,
 
     The last row is zero: it stands for a row that no later chunk touches.
     """
-    starts = _starts(groups, values.shape[0])
-    distinct = _distinct(groups, values.shape[0])
+    distinct = logged_rows(values.shape[0], groups)
 
-    def body(carry, chunk):
-        values, log = carry
-        start, slot_ids, rows, groups = chunk
-        values, log, output, errors = ops.exchange(values, log, start, slot_ids, groups, rows)
+    def body(carry, _):
+        chunk, *table_and_log = carry
+        everything = (slot_ids, groups, rows)
+        values, log, output, errors = ops.exchange(*table_and_log, chunk, *everything)
         # |change of a row|^2 = <change, sum of its references' steps * errors>.
-        before = ops.dot(log, start + groups.rank, errors)
-        change = ops.dot(values, slot_ids, errors) - before
-        return (values, log), (output, jnp.sum(rows.steps * change, axis=-1))
+        ids, rank, steps = of_chunk(chunk, (slot_ids, groups.rank, rows.steps))
+        before = ops.dot(log, chunk * distinct + rank, errors)
+        change = ops.dot(values, ids, errors) - before
+        return (chunk + 1, values, log), (output, jnp.sum(steps * change, axis=-1))
 
-    log = ops.new_log(starts.size * distinct + 1, values)
-    (values, log), (output, change) = jax.lax.scan(
-        body, (values, log), (starts, slot_ids, rows, groups)
-    )
+    chunks = slot_ids.shape[0]
+    log = ops.new_log(chunks * distinct + 1, values)
+    # The number of the chunk is carried: a slice of all numbers would be a launch.
+    start = jnp.zeros((), jnp.int32), values, log
+    (_, values, log), (output, change) = jax.lax.scan(body, start, length=chunks)
     return ValueScanOutput(values, output, change), log
-
-
-def _distinct(groups: SlotGroups, num_slots: int) -> int:
-    """Rows that one chunk may touch."""
-    return min(groups.order.shape[1], num_slots)
-
-
-def _starts(groups: SlotGroups, num_slots: int) -> jax.Array:
-    """Where the rows of each chunk begin in the log."""
-    chunks = groups.order.shape[0]
-    return _distinct(groups, num_slots) * jnp.arange(chunks, dtype=jnp.int32)
 
 
 class _Residuals(NamedTuple):
@@ -132,37 +122,73 @@ def _scan_backward(ops, residuals, cotangents):
     """Goes from the last chunk to the first; each puts the cotangents of its rows into its log.
 
     A row's cotangent is that of the same slot's row in the next chunk that touched it, plus what
-    this chunk's reads add. `latest` holds the place of that row, so no table is needed.
+    this chunk's reads add. `later` holds the place of that row, so no table is needed.
     """
     log, output, rows, groups, slots, table = residuals
     output_bar = cotangents.output
     if _is_zero(output_bar):
         output_bar = jnp.zeros_like(output)
-    distinct, num_slots = _distinct(groups, slots.shape[0]), slots.shape[0]
+    num_slots, chunks = slots.shape[0], output.shape[0]
     # Behind the log stand the rows that no later chunk touches: one of zeros, or the whole table's
     # cotangents.
     beyond = log.shape[0] - 1
-    kept, latest = log, jnp.full((num_slots,), beyond, jnp.int32)
+    kept, untouched = log, jnp.full((num_slots,), beyond, jnp.int32)
     if not _is_zero(cotangents.values):
         kept = jnp.concatenate([log[:beyond], cotangents.values])
-        latest = beyond + jnp.arange(num_slots, dtype=jnp.int32)
-    position = jnp.arange(distinct, dtype=jnp.int32)
+        untouched = beyond + jnp.arange(num_slots, dtype=jnp.int32)
+    touched = groups.slots[:, : logged_rows(num_slots, groups)]
+    later = jax.lax.platform_dependent(
+        touched, untouched, cpu=_later_in_turn, default=_later_by_sort
+    )
 
-    def body(carry, chunk):
-        kept, latest = carry
-        start, groups, rows, output, output_bar = chunk
-        slots = groups.slots[:distinct]
-        later = latest.at[slots].get(mode="fill", fill_value=beyond)
-        kept, rows_bar = ops.exchange_back(kept, start, later, groups, rows, output, output_bar)
-        latest = latest.at[slots].set(start + position, mode="drop", unique_indices=True)
-        return (kept, latest), rows_bar
+    def body(carry, _):
+        chunk, kept = carry
+        everything = (later, groups, rows, output, output_bar)
+        kept, rows_bar = ops.exchange_back(kept, chunk, *everything)
+        return (chunk - 1, kept), rows_bar
 
-    chunks = (_starts(groups, num_slots), groups, rows, output, output_bar)
-    (kept, latest), rows_bar = jax.lax.scan(body, (kept, latest), chunks, reverse=True)
+    start = jnp.full((), chunks - 1, jnp.int32), kept
+    (_, kept), rows_bar = jax.lax.scan(body, start, length=chunks, reverse=True)
     values_bar = None
     if table is not None:
-        values_bar = kept.at[latest].get(mode="promise_in_bounds")
+        places = jnp.arange(touched.size, dtype=jnp.int32)
+        first = untouched.at[touched.reshape(-1)].min(places, mode="drop")
+        values_bar = kept.at[first].get(mode="promise_in_bounds")
     return values_bar, None, rows_bar, None
+
+
+def _later_in_turn(
+    touched: Int[Array, "chunks distinct"], untouched: Int[Array, " slots"]
+) -> Int[Array, "chunks distinct"]:
+    """Where the next chunk that touches the same slot has logged its row, for each logged row.
+
+    Args:
+      touched: the slots whose rows are logged; the same slot at most once in a chunk. Rows of slots
+        outside the table are not used.
+      untouched: the place for a slot that no later chunk touches.
+    """
+    places = jnp.arange(touched.size, dtype=jnp.int32).reshape(touched.shape)
+
+    def body(latest, chunk):
+        slots, places = chunk
+        later = latest.at[slots].get(mode="fill", fill_value=0)
+        latest = latest.at[slots].set(places, mode="drop", unique_indices=True)
+        return latest, later
+
+    return jax.lax.scan(body, untouched, (touched, places), reverse=True)[1]
+
+
+def _later_by_sort(
+    touched: Int[Array, "chunks distinct"], untouched: Int[Array, " slots"]
+) -> Int[Array, "chunks distinct"]:
+    """`_later_in_turn` of all chunks at once: sorted by slot, the next row is the neighbour."""
+    places = jnp.arange(touched.size, dtype=jnp.int32)
+    slots, order = jax.lax.sort((touched.reshape(-1), places), num_keys=1, is_stable=True)
+    again = (slots == jnp.append(slots[1:], -1)) & (slots < untouched.size)
+    alone = untouched.at[slots].get(mode="fill", fill_value=0)
+    following = jnp.where(again, jnp.append(order[1:], 0), alone)
+    later = jnp.zeros_like(places).at[order].set(following, unique_indices=True)
+    return later.reshape(touched.shape)
 
 
 _scan.defvjp(_scan_forward, _scan_backward, symbolic_zeros=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.core.slots import row_ops
+from fwpkm_jax.core.slots import value_scan as value_scan_module
 from fwpkm_jax.core.slots.grouping import group_slots
 from fwpkm_jax.core.slots.row_ops import ChunkRows
 from fwpkm_jax.core.slots.value_scan import value_scan
@@ -115,6 +116,25 @@ def test_the_measure_of_change_has_no_gradient():
     values, ids, rows = sample()
     bar = jax.grad(lambda rows: jnp.sum(scan(values, ids, rows).squared_change))(rows)
     jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0), bar)
+
+
+@pytest.mark.parametrize("slots", [5, 40])
+def test_where_later_rows_are_kept_is_the_same_by_one_sort_and_in_turn(slots):
+    """One sort is what other devices than a CPU run."""
+    rng = np.random.default_rng(slots)
+    # Of each chunk five distinct numbers, some of them behind the table as unused groups have.
+    touched = np.stack([rng.permutation(slots + 5)[:5] for _ in range(9)]).astype(np.int32)
+    untouched = jnp.arange(1000, 1000 + slots, dtype=jnp.int32)
+    expected = np.array(touched)
+    for chunk, place in np.ndindex(*touched.shape):
+        slot = touched[chunk, place]
+        after = np.argwhere(touched[chunk + 1 :] == slot)
+        first = 5 * (chunk + 1 + after[0][0]) + after[0][1] if len(after) else 1000 + slot
+        expected[chunk, place] = first
+    used = touched < slots
+    for later in (value_scan_module._later_by_sort, value_scan_module._later_in_turn):
+        actual = np.asarray(later(jnp.asarray(touched), untouched))
+        np.testing.assert_array_equal(actual[used], expected[used])
 
 
 @pytest.mark.thorough

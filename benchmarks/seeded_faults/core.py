@@ -172,6 +172,24 @@ FAULTS = (
         ("tests/core/slots/test_retention.py", "tests/rules/test_contract.py"),
     ),
     Fault(
+        "retention: two phases leave the steps as they are",
+        "steps = to_chunks(scales) * steps",
+        "steps = jnp.ones_like(to_chunks(scales)) * steps",
+        ("tests/rules/test_two_phase.py",),
+    ),
+    Fault(
+        "retention: relocation changes how much a token learns",
+        "return yielding * whole / jnp.sum(squares * yielding, axis=-1, keepdims=True)",
+        "return yielding * jnp.ones_like(whole)",
+        ("tests/core/slots/test_retention.py",),
+    ),
+    Fault(
+        "retention: the bound of special slots without the chunk's reads",
+        "scores = counts * jnp.log((chunks + 1.0) / (chunks_read + 1.0))",
+        "scores = jnp.log((chunks + 1.0) / (chunks_read + 1.0))",
+        ("tests/core/slots/test_retention.py",),
+    ),
+    Fault(
         "shared table: norms added, not squares",
         "norm = jnp.sqrt(jax.lax.psum(norm**2, axes.slots or axes.columns))",
         "norm = jax.lax.psum(norm, axes.slots or axes.columns)",

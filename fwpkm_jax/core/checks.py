@@ -78,7 +78,7 @@ def check_tree(name: str, tree: Any, expected: Any, *, leading: tuple[str, ...] 
                 f"{part} is {_describe(leaf)}; expected [{', '.join(axes)}]: the axis of "
                 f"{leading[0]} is missing, add it as jax.tree.map(lambda x: x[None], {name})."
             )
-        if not leading and leaf.shape[1:] == like.shape:
+        if not leading and leaf.shape and leaf.shape[1:] == like.shape:
             raise ValueError(
                 f"{part} is {_describe(leaf)}; expected [{', '.join(axes)}]: take one group, as "
                 f"jax.tree.map(lambda x: x[0], {name}), or call run_groups."

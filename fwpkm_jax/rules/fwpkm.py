@@ -15,6 +15,7 @@ from fwpkm_jax.core.array_types import (
     SlotWeights,
     SubKeys,
     TokenValues,
+    TokenWeights,
     ValueTable,
 )
 from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast, map_own
@@ -41,6 +42,7 @@ from fwpkm_jax.core.slots.retention import (
     SlotHistory,
     init_history,
     retentive_write,
+    step_scales,
     surprise_weights,
 )
 from fwpkm_jax.core.slots.split_table import MemoryAxes
@@ -131,7 +133,7 @@ class FwPKM(AbstractChunkRule):
     weight_decay: float = 0.0
     """Decay of keys and values at each write. Costs a pass over the table."""
     retention: Retention | None = None
-    """How writes spare what slots hold; None: they do not. With it, writes run in plain JAX."""
+    """How writes spare what slots hold; None: they do not."""
     backend: Backend = "auto"
     """Kernels (pallas), plain XLA (reference), or kernels where they run (auto)."""
 
@@ -206,7 +208,7 @@ class FwPKM(AbstractChunkRule):
             self.key_loss == "addressing"
             and self.write_clip is None
             and not self.weight_decay
-            and self.retention is None
+            and (self.retention is None or self.retention.foreseen)
         )
 
     def run(self, memory: FwPKMMemory, sequence: SlotChunk, *, chunk_size: int) -> RunOutput:
@@ -218,7 +220,7 @@ class FwPKM(AbstractChunkRule):
 
     @property
     def splits(self) -> bool:
-        return self.two_phase
+        return self.two_phase and self.retention is None
 
     def memory_specs(
         self, memory: Any, *, group_axes: tuple[str, ...], axes: MemoryAxes | None
@@ -245,17 +247,21 @@ class FwPKM(AbstractChunkRule):
         if not self.two_phase:
             return super().run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
         out = self._two_phase(memory.values).run_groups(
-            memory.keys, memory.values, sequence, chunk_size=chunk_size, axes=axes
+            *(memory.keys, memory.values, sequence),
+            chunk_size=chunk_size,
+            history=None if self.retention is None else self._history(memory),
+            axes=axes,
         )
         info = jax.lax.stop_gradient(FwPKMInfo(out.addressing_loss, out.update_norm))
-        return RunOutput(FwPKMMemory(out.keys, out.values), out.output, out.access, info)
+        memory = FwPKMMemory(out.keys, out.values, out.history)
+        return RunOutput(memory, out.output, out.access, info)
 
     def write(self, memory: FwPKMMemory, chunk: SlotChunk) -> FwPKMMemory:
         sequence = jax.tree.map(lambda x: x[None], chunk._replace(cut=None))
         return self.run(memory, sequence, chunk_size=chunk.write_weight.shape[0]).memory
 
     def overlay(self, memory: FwPKMMemory, base: FwPKMMemory, *, capacity: int) -> FwPKMMemory:
-        if not self.two_phase:
+        if not self.splits:
             raise ValueError(
                 f"key_loss={self.key_loss!r}, write_clip={self.write_clip}, "
                 f"weight_decay={self.weight_decay} and retention={self.retention} have no overlay: "
@@ -267,7 +273,7 @@ class FwPKM(AbstractChunkRule):
         return FwPKMMemory(memory.keys, overlays_of(memory.values, base.values, capacity=capacity))
 
     def write_blocks(self, memory: FwPKMMemory, blocks: ChunkBlocks) -> FwPKMMemory:
-        if not self.two_phase:
+        if not self.splits:
             return super().write_blocks(memory, blocks)
         executor = self._two_phase(memory.values)
         return FwPKMMemory(*executor.write_blocks(memory.keys, memory.values, blocks))
@@ -306,20 +312,24 @@ class FwPKM(AbstractChunkRule):
         if self.retention.surprise:
             weights = surprise_weights(gap, chunk.write_weight, power=self.retention.surprise)
             errors = weights[:, None] * errors
+        return retentive_write(
+            self._whole_table(memory),
+            self._history(memory),
+            *access,
+            errors,
+            write_weight=chunk.write_weight,
+            counted=chunk.counted,
+            step_size=self.learning_rate * self._value_step,
+            retention=self.retention,
+        )
+
+    def _history(self, memory: FwPKMMemory) -> SlotHistory:
         if memory.history is None:
             raise ValueError(
                 f"This memory has no history of its slots, which {self.retention} needs; start it "
                 "with `init` of this rule, or give it one from `core.slots.retention.init_history`."
             )
-        return retentive_write(
-            self._whole_table(memory),
-            memory.history,
-            *access,
-            errors,
-            counted=chunk.counted,
-            step_size=self.learning_rate * self._value_step,
-            retention=self.retention,
-        )
+        return memory.history
 
     def _whole_table(self, memory: FwPKMMemory) -> ValueTable:
         """One memory's table as an array, for what an overlay does not do."""
@@ -356,7 +366,20 @@ class FwPKM(AbstractChunkRule):
             key_write=self._key_write,
             step_size=self.learning_rate * self._value_step,
             ops=row_ops(table_rows(values), backend=self.backend),
+            scale=None if self.retention is None else self._scale,
         )
+
+    def _scale(
+        self,
+        history: SlotHistory,
+        slot_ids: SlotIds,
+        weights: SlotWeights,
+        write_weight: TokenWeights,
+        counted: TokenWeights,
+    ) -> tuple[SlotWeights, SlotHistory]:
+        assert self.retention is not None
+        options: Any = {"write_weight": write_weight, "counted": counted}
+        return step_scales(history, slot_ids, weights, **options, retention=self.retention)
 
     def _read(self, values: AnyTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
         rows, slot_ids = rows_to_read(values, slot_ids)

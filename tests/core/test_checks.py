@@ -50,3 +50,11 @@ def test_trees_that_differ_are_refused(tree, leading, message):
 def test_a_tree_with_leading_axes_is_taken():
     several = {name: jnp.stack([x] * 5) for name, x in TREE.items()}
     check_tree("memory", several, TREE, leading=("groups",))
+
+
+def test_a_number_without_axes_is_told_from_one_for_each_group():
+    one = {"count": jnp.zeros(())}
+    check_tree("memory", one, one)
+    check_tree("memory", {"count": jnp.zeros(5)}, one, leading=("groups",))
+    with pytest.raises(ValueError, match="take one group"):
+        check_tree("memory", {"count": jnp.zeros(5)}, one)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.core.chunks import map_groups, scan_chunks
+from fwpkm_jax.core.slots.retention import Retention
 from fwpkm_jax.rules import FwPKM
 from pallas_kernels import dispatch
 from tests.rules.sampling import init_memory, sample_signals, to_sequence
@@ -17,6 +18,10 @@ from tests.rules.sampling import init_memory, sample_signals, to_sequence
 pytestmark = pytest.mark.two_phase
 RULE = FwPKM(num_subkeys=5, key_dim=6, value_dim=4, num_heads=2, top_k=3)
 WIDE = FwPKM(num_subkeys=30, key_dim=6, value_dim=4, top_k=3)  # More slots than references.
+SPARING = dataclasses.replace(
+    RULE,
+    retention=Retention(protection=0.7, strength=1.5, hardening=1.0, relocation=0.5, common=0.3),
+)
 CHUNK = 4
 
 
@@ -50,18 +55,19 @@ def outputs_and_gradients(rule, plain, memory, sequence):
 
 
 # More slots than references, or fewer: a matter of one chunk, so that not all lengths need both.
-@pytest.mark.by_default("few_slots-short")
+@pytest.mark.by_default("few_slots-short", "sparing-groups_and_rest")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("rule", "length", "groups", "masked"),
     [
-        *[(RULE, 3, 1, False), (RULE, 64, 1, True)],
+        *[(RULE, 3, 1, False), (RULE, 64, 1, True), (SPARING, 10, 2, False)],
         # The contract of FwPKM says the same of these, see test_contract.py.
         pytest.param(RULE, 10, 3, True, marks=pytest.mark.slow),
         *[(WIDE, 4, 1, False), pytest.param(WIDE, 10, 3, True, marks=pytest.mark.slow)],
     ],
     ids=[
-        *["few_slots-short", "few_slots-sixteen_chunks", "few_slots-groups_and_rest"],
+        *["few_slots-short", "few_slots-sixteen_chunks", "sparing-groups_and_rest"],
+        "few_slots-groups_and_rest",
         *["many_slots-one_chunk", "many_slots-groups_and_rest"],
     ],
 )
@@ -114,6 +120,7 @@ def test_kernels_agree_with_the_plain_scan(kernel):
         {"key_loss": "both"},
         {"write_clip": 1.0},
         {"weight_decay": 0.1},
+        {"retention": Retention(surprise=1.0)},
     ],
     ids=str,
 )

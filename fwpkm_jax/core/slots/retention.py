@@ -5,7 +5,7 @@ held or how often it was read, so one text overwrites what another has written. 
 changes one factor of that write; `retentive_write` combines them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ from fwpkm_jax.core.array_types import (
     TokenWeights,
     ValueTable,
 )
-from fwpkm_jax.core.slots.grouping import group_slots, reference_counts
+from fwpkm_jax.core.slots.grouping import SlotGroups, group_slots, reference_counts
 from fwpkm_jax.core.slots.table import write_steps
 
 
@@ -35,18 +35,32 @@ class Retention:
     """Power of a token's error over the chunk's, which weighs its write by at most 1."""
     protection: float = 0.0
     """Power of the mean number of reads over a slot's, which scales its steps by at most 1."""
+    strength: float = 0.0
+    """Power of a token's write weight over the largest that wrote the slot before; at most 1."""
+    hardening: float = 0.0
+    """Power of 1 + the write weights that a slot has had, chunk by chunk; divides its steps."""
+    relocation: float = 0.0
+    """As `hardening`, but among a token's slots: what held ones are spared, the others take."""
+    common: float = 0.0
+    """Share of a chunk's slots that it does not write: the least special to it, by TF-IDF."""
 
     def __post_init__(self):
-        for name in ("write_decay", "momentum", "surprise", "protection"):
-            value = getattr(self, name)
+        for field in fields(self):
+            value = getattr(self, field.name)
             if not value >= 0:
-                raise ValueError(f"{name}={value} must be at least 0; 0 is off.")
-        if self.write_decay > 1:
-            raise ValueError(f"write_decay={self.write_decay} is a share and at most 1.")
+                raise ValueError(f"{field.name}={value} must be at least 0; 0 is off.")
+        for name in ("write_decay", "common"):
+            if getattr(self, name) > 1:
+                raise ValueError(f"{name}={getattr(self, name)} is a share and at most 1.")
         if self.momentum >= 1:
             raise ValueError(
                 f"momentum={self.momentum} must be below 1, or steps grow without bound."
             )
+
+    @property
+    def foreseen(self) -> bool:
+        """Whether a write's steps are known before values are read, so that two phases can run."""
+        return not (self.write_decay or self.momentum or self.surprise)
 
 
 class SlotHistory(NamedTuple):
@@ -55,17 +69,34 @@ class SlotHistory(NamedTuple):
     Attributes:
       steps: each slot's last step, `[slots, value]`, for `momentum`.
       reads: how often each slot was read, `[slots]`, for `protection`.
+      strongest: the largest write weight of each slot's readers so far, `[slots]`, for `strength`.
+      written: the largest write weight of each chunk's readers, summed, `[slots]`, for `hardening`
+        and `relocation`.
+      chunks_read: how many chunks read each slot, `[slots]`, for `common`.
+      chunks: how many chunks there were, for `common`.
     """
 
-    steps: Float[Array, "slots value"] | None
-    reads: Float[Array, " slots"] | None
+    steps: Float[Array, "slots value"] | None = None
+    reads: Float[Array, " slots"] | None = None
+    strongest: Float[Array, " slots"] | None = None
+    written: Float[Array, " slots"] | None = None
+    chunks_read: Float[Array, " slots"] | None = None
+    chunks: Float[Array, ""] | None = None
 
 
 def init_history(retention: Retention, values: ValueTable) -> SlotHistory:
     """The history of a table that has never been read or written."""
+
+    def zeros(option: float) -> Float[Array, " slots"] | None:
+        return jnp.zeros(values.shape[:1], values.dtype) if option else None
+
     return SlotHistory(
         steps=jnp.zeros_like(values) if retention.momentum else None,
-        reads=jnp.zeros(values.shape[:1], values.dtype) if retention.protection else None,
+        reads=zeros(retention.protection),
+        strongest=zeros(retention.strength),
+        written=zeros(retention.hardening or retention.relocation),
+        chunks_read=zeros(retention.common),
+        chunks=jnp.zeros((), values.dtype) if retention.common else None,
     )
 
 
@@ -90,14 +121,141 @@ def surprise_weights(
 
 
 def protection_scale(
-    reads: Float[Array, " rows"], mean: Float[Array, ""], *, power: float
-) -> Float[Array, " rows"]:
+    reads: Float[Array, "*places"], mean: Float[Array, ""], *, power: float
+) -> Float[Array, "*places"]:
     """Scale of a slot's steps, `min(1, (mean / reads)^power)`.
 
     Slots that were read more often than the average, before this write, are written less.
     """
     most = jnp.maximum(reads, mean)
     return jnp.where(most > 0, mean / jnp.where(most > 0, most, 1.0), 1.0) ** power
+
+
+def strength_scale(
+    weight: Float[Array, "*places"], strongest: Float[Array, "*places"], *, power: float
+) -> Float[Array, "*places"]:
+    """Scale of each place's step, `min(1, (write weight / strongest before)^power)`.
+
+    A token that writes as strongly as any before it writes in full; a weaker one hardly moves what
+    a stronger one has written.
+    """
+    most = jnp.maximum(weight, strongest)
+    return jnp.where(most > 0, weight / jnp.where(most > 0, most, 1.0), 1.0) ** power
+
+
+def hardening_scale(written: jax.Array, *, power: float) -> jax.Array:
+    """Scale of a slot's steps, `(1 + written)^-power`: the more it holds, the less it moves.
+
+    With power 1 a slot that is always written in full is the running mean of its targets.
+
+    References: the accumulated steps of recursive least squares, diagonal and per slot.
+    """
+    return (1.0 + written) ** -power
+
+
+def relocation_scale(weights: SlotWeights, written: SlotWeights, *, power: float) -> SlotWeights:
+    """Scale of each place's step, `c (1 + written)^-power`; c lets the token learn as much.
+
+    A write moves the token's prediction by the sum over its places of weight^2 times the scale,
+    which is the same as without scales. Slots that hold little take what the others are spared.
+
+    References: the gain of recursive least squares with a diagonal covariance.
+    """
+    yielding = hardening_scale(written, power=power)
+    squares = weights**2
+    whole = jnp.sum(squares, axis=-1, keepdims=True)
+    return yielding * whole / jnp.sum(squares * yielding, axis=-1, keepdims=True)
+
+
+def special_slots(
+    groups: SlotGroups, counts: SlotWeights, chunks_read: jax.Array, chunks: jax.Array, share: float
+) -> Float[Array, "tokens places"]:
+    """1 where a place's slot is special to this chunk, 0 for the `share` that are least so.
+
+    The score of a slot is `reads in this chunk * log((chunks + 1) / (chunks that read it + 1))`.
+    Slots with the score at the bound are kept, so that before any chunk all are.
+
+    Args:
+      groups: the chunk's references.
+      counts: reads of each place's slot by the chunk's counted tokens.
+      chunks_read: how many chunks before read each place's slot, `[tokens, places]`.
+      chunks: how many chunks there were before.
+      share: of the distinct slots that counted tokens read.
+
+    References: sparse memory finetuning, Lin and others 2025, arXiv:2510.15103.
+    """
+    scores = counts * jnp.log((chunks + 1.0) / (chunks_read + 1.0))
+    scores = jnp.where(counts > 0, scores, jnp.inf)
+    # One score per distinct slot: the others' are infinite and stand behind in ascending order.
+    distinct = jnp.full((groups.slots.size,), jnp.inf, scores.dtype)
+    distinct = jnp.sort(distinct.at[groups.rank.reshape(-1)].set(scores.reshape(-1)))
+    written = jnp.sum(jnp.isfinite(distinct).astype(scores.dtype))
+    left_out = jnp.floor(share * written).astype(jnp.int32)
+    bound = jnp.append(distinct, jnp.inf)[left_out]
+    return (scores >= bound).astype(scores.dtype)
+
+
+def step_scales(
+    history: SlotHistory,
+    slot_ids: SlotIds,
+    weights: SlotWeights,
+    *,
+    write_weight: TokenWeights,
+    counted: TokenWeights,
+    retention: Retention,
+) -> tuple[Float[Array, "tokens places"], SlotHistory]:
+    """What multiplies each place's step, and the history after this chunk.
+
+    These are the ways that need no values, so they are known as soon as all slots are. Scales and
+    what is recorded for them have no gradient.
+
+    Args:
+      history: from `init_history` or the last write.
+      slot_ids: `[tokens, places]`.
+      weights: read weights, `[tokens, places]`.
+      write_weight: of each token.
+      counted: 1 for tokens whose reads count; others leave no trace in the history.
+      retention: what to spare.
+    """
+    last_steps = history.steps
+    history, weights, write_weight = jax.lax.stop_gradient(
+        (history._replace(steps=None), weights, write_weight)
+    )
+    reads_counted = jnp.broadcast_to(counted[:, None], slot_ids.shape)
+    weight = reads_counted * write_weight[:, None]
+    scales = jnp.ones_like(weight)
+
+    def of_places(record: jax.Array) -> jax.Array:
+        return record.at[slot_ids].get(mode="promise_in_bounds")
+
+    if history.reads is not None:
+        before, mean = of_places(history.reads), jnp.mean(history.reads)
+        scales = scales * protection_scale(before, mean, power=retention.protection)
+        reads = history.reads.at[slot_ids].add(reads_counted, mode="promise_in_bounds")
+        history = history._replace(reads=reads)
+    if history.strongest is not None:
+        before = of_places(history.strongest)
+        scales = scales * strength_scale(weight, before, power=retention.strength)
+        strongest = history.strongest.at[slot_ids].max(weight, mode="promise_in_bounds")
+        history = history._replace(strongest=strongest)
+    if history.written is not None:
+        before = of_places(history.written)
+        scales = scales * hardening_scale(before, power=retention.hardening)
+        if retention.relocation:
+            scales = scales * relocation_scale(weights, before, power=retention.relocation)
+        most = jnp.zeros_like(history.written).at[slot_ids].max(weight, mode="promise_in_bounds")
+        history = history._replace(written=history.written + most)
+    if history.chunks_read is not None:
+        assert history.chunks is not None
+        groups = group_slots(slot_ids, num_slots=history.chunks_read.shape[0])
+        counts, before = reference_counts(groups, counted), of_places(history.chunks_read)
+        scales = scales * special_slots(groups, counts, before, history.chunks, retention.common)
+        # Every place of a slot sets the same number.
+        after = jnp.where(counts > 0, before + 1.0, before)
+        after = history.chunks_read.at[slot_ids].set(after, mode="promise_in_bounds")
+        chunks = history.chunks + jnp.max(counted)
+        history = history._replace(chunks_read=after, chunks=chunks)
+    return scales, history._replace(steps=last_steps)
 
 
 def step_with_momentum(step: jax.Array, last: jax.Array, *, momentum: float) -> jax.Array:
@@ -117,17 +275,19 @@ def retentive_write(
     weights: SlotWeights,
     errors: TokenValues,
     *,
+    write_weight: TokenWeights,
     counted: TokenWeights,
     step_size: float,
     retention: Retention,
 ) -> tuple[ValueTable, SlotHistory]:
     """`table.slot_write` with retention: the table and its history after one chunk.
 
-        s[i] = -scale[i] * step_size / n[i] * sum of weight * error + momentum * last s[i]
+        s[i] = -step_size / n[i] * sum of scale * weight * error + momentum * last s[i]
         V[i] <- (1 - write_decay) * V[i] + s[i]
 
-    for every slot i that the counted tokens read, n[i] times. No other row of the table or of the
-    steps is touched; `protection` averages one number per slot of the table.
+    for every slot i that the counted tokens read, n[i] times, with the scales of `step_scales`. No
+    other row of the table or of the steps is touched; `protection` averages and `hardening` adds
+    one number per slot of the table.
 
     Args:
       values: `[slots, value]`.
@@ -135,6 +295,7 @@ def retentive_write(
       slot_ids: `[tokens, places]`.
       weights: read weights, `[tokens, places]`.
       errors: weight of the token's write times (prediction - target), `[tokens, value]`.
+      write_weight: of each token, for `step_scales`.
       counted: 1 for tokens whose reads count.
       step_size: multiplies a slot's mean.
       retention: what to spare. `surprise` is in the errors already.
@@ -155,16 +316,13 @@ def retentive_write(
         return table.at[slots].set(rows, mode="drop", unique_indices=True, indices_are_sorted=True)
 
     counts = reference_counts(groups, counted)
-    shares = write_steps(weights, counts, step_size=step_size)
+    scales, history = step_scales(
+        history, slot_ids, weights, write_weight=write_weight, counted=counted, retention=retention
+    )
+    shares = scales * write_steps(weights, counts, step_size=step_size)
     steps = row_sums(shares[:, :, None] * errors[:, None, :])
     new_reads = row_sums(jnp.broadcast_to(counted[:, None], slot_ids.shape))
     touched = (new_reads > 0)[:, None]
-    reads = history.reads
-    if reads is not None:
-        before = rows_of(reads)
-        scale = protection_scale(before, jnp.mean(reads), power=retention.protection)
-        steps = scale[:, None] * steps
-        reads = put(reads, before + new_reads)
     last_steps = history.steps
     if last_steps is not None:
         last = rows_of(last_steps)
@@ -172,4 +330,5 @@ def retentive_write(
         last_steps = put(last_steps, jnp.where(touched, steps, last))
     old = rows_of(values)
     new = decay(old, share=retention.write_decay) + steps
-    return put(values, jnp.where(touched, new, old)), SlotHistory(last_steps, reads)
+    values = put(values, jnp.where(touched, new, old))
+    return values, history._replace(steps=last_steps)

@@ -10,6 +10,8 @@ the rule's `step`, chunk by chunk. There is an executor for each way to hold chu
 | whole sequences, a table on several devices | `TwoPhase.run_groups` | `core.slots.split_table` |
 | one chunk too long to be formed at once | `TwoPhase.write_blocks` | `core.slots.block_write` |
 
+Steps may be scaled by what earlier chunks left in a history of the slots (`core.slots.retention`),
+as long as it does not need the values: the history is then a scan of its own between the phases.
 Rules for which this does not hold (their keys learn from the values, or a write goes over all rows)
 scan their `step` with `core.chunks.scan_chunks`.
 """
@@ -45,6 +47,7 @@ from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk
 from fwpkm_jax.core.slots.key_scan import Find, key_scan
 from fwpkm_jax.core.slots.key_write import KeyWrite
 from fwpkm_jax.core.slots.overlay import AnyTable, close_rows, open_groups
+from fwpkm_jax.core.slots.retention import SlotHistory
 from fwpkm_jax.core.slots.row_ops import RowOps
 from fwpkm_jax.core.slots.split_table import MemoryAxes, split_value_run
 from fwpkm_jax.core.slots.value_run import value_run
@@ -56,6 +59,7 @@ class TwoPhaseOutput(NamedTuple):
     Attributes:
       keys: after the last chunk.
       values: likewise.
+      history: of the slots, likewise; None without one.
       output: what each token read.
       access: the slots that it read.
       addressing_loss: of each chunk, before its write; without a gradient.
@@ -64,6 +68,7 @@ class TwoPhaseOutput(NamedTuple):
 
     keys: Float[Array, "groups heads 2 subkeys half"]
     values: AnyTable
+    history: SlotHistory | None
     output: Float[Array, "groups batch length value"]
     access: SlotAccess
     addressing_loss: Float[Array, "groups chunks"]
@@ -81,6 +86,8 @@ class TwoPhase:
       key_write: how the keys move.
       step_size: multiplies the mean error of a slot.
       ops: what reads and adds rows.
+      scale: from a history, slots, read weights, write weights and counted tokens of a chunk to
+        what multiplies its steps, and the history after it; None: 1.
     """
 
     find: Find
@@ -89,6 +96,7 @@ class TwoPhase:
     key_write: KeyWrite
     step_size: float
     ops: RowOps
+    scale: Callable[..., tuple[SlotWeights, SlotHistory]] | None = None
 
     def run_groups(
         self,
@@ -97,6 +105,7 @@ class TwoPhase:
         sequence: SlotChunk,
         *,
         chunk_size: int,
+        history: SlotHistory | None = None,
         axes: MemoryAxes | None = None,
     ) -> TwoPhaseOutput:
         """Whole sequences of several memories.
@@ -109,6 +118,7 @@ class TwoPhase:
           values: likewise, `[groups, slots, value]`; this device's part.
           sequence: leaves `[groups, batch, length, ...]`; this device's part.
           chunk_size: tokens of a sequence between two writes.
+          history: of the slots, for `scale`; devices cannot share it.
           axes: inside `jax.shard_map`, how devices share each memory; None: they do not.
         """
         sequence = cast(sequence, values.dtype)
@@ -119,6 +129,13 @@ class TwoPhase:
             )
         keys, access, losses = map_groups(find_slots, keys, sequence)
         run = value_run if axes is None else functools.partial(split_value_run, axes=axes)
+        if self.scale is not None:
+            scale_steps = functools.partial(self._scale_steps, chunk_size=chunk_size)
+            history, scales = map_groups(
+                *(scale_steps, (history, access)),
+                *(sequence.write_weight, sequence.counted),
+            )
+            run = functools.partial(run, scales=scales)
         opened = open_groups(values, access.slot_ids, sequence.counted)
         out = run(
             *(opened.rows, opened.slot_ids, access.slot_weights, sequence.target),
@@ -129,7 +146,7 @@ class TwoPhase:
             ops=self.ops,
         )
         values = close_rows(opened.values, out.values)
-        return TwoPhaseOutput(keys, values, out.output, access, losses, out.update_norm)
+        return TwoPhaseOutput(keys, values, history, out.output, access, losses, out.update_norm)
 
     def write_blocks(
         self, keys: SubKeys, values: AnyTable, blocks: ChunkBlocks
@@ -167,6 +184,27 @@ class TwoPhase:
         accesses, losses = zip(*found, strict=True)
         access = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *accesses)
         return keys, access, jnp.concatenate(losses)
+
+    def _scale_steps(
+        self,
+        history_and_access: tuple[SlotHistory, SlotAccess],
+        write_weight: Float[Array, "batch length"],
+        counted: Float[Array, "batch length"],
+        *,
+        chunk_size: int,
+    ) -> tuple[SlotHistory, Float[Array, "batch length places"]]:
+        """The history after the last chunk, and what multiplies the steps of every place."""
+        assert self.scale is not None
+
+        def step(history: SlotHistory, chunk: tuple[jax.Array, ...]) -> StepOutput:
+            assert self.scale is not None
+            scales, history = self.scale(history, *chunk)
+            return StepOutput(history, scales, (), ())
+
+        history, access = history_and_access
+        places = (*access, write_weight, counted)
+        out = scan_chunks(step, history, places, chunk_size=chunk_size)
+        return out.memory, out.output
 
     def _slots_of(self, choice: SubKeyChoice, batch: int) -> SlotAccess:
         """The slots of all chunks at once, leaves `[batch, length, places]`: they move no keys."""

@@ -30,6 +30,7 @@ def value_run(
     counted: Float[Array, "groups batch length *places"],
     step_size: float,
     chunk_size: int,
+    scales: Float[Array, "groups batch length places"] | None = None,
     ops: RowOps | None = None,
 ) -> ValueRunOutput:
     """Reads and writes sequences chunk by chunk, each group of them in a table of its own.
@@ -47,6 +48,7 @@ def value_run(
         accesses.
       step_size: multiplies the mean error of a slot.
       chunk_size: tokens of a sequence between two writes; the last chunk may be shorter.
+      scales: multiply the steps of each place; None: 1.
       ops: what reads and adds rows; None: plain XLA.
     """
     num_groups, batch, length = error_weights.shape
@@ -71,9 +73,12 @@ def value_run(
     groups = group_chunks(ids, num_slots=num_groups * num_slots)
     weights = to_chunks(weights)
     counts = jax.vmap(reference_counts)(groups, to_chunks(counted))
+    steps = write_steps(weights, counts, step_size=step_size)
+    if scales is not None:
+        steps = to_chunks(scales) * steps
     rows = ChunkRows(
         weights=weights,
-        steps=write_steps(weights, counts, step_size=step_size),
+        steps=steps,
         targets=to_chunks(targets),
         error_weights=to_chunks(error_weights),
     )

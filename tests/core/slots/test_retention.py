@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
+from fwpkm_jax.core.slots.grouping import group_slots
 from fwpkm_jax.core.slots.retention import (
     Retention,
+    hardening_scale,
     init_history,
     protection_scale,
+    relocation_scale,
     retentive_write,
+    special_slots,
+    strength_scale,
     surprise_weights,
 )
 from fwpkm_jax.core.slots.table import slot_write
@@ -28,8 +33,16 @@ OPTIONS = {
     "write_decay": Retention(write_decay=0.2),
     "momentum": Retention(momentum=0.5),
     "protection": Retention(protection=0.7),
-    "all": Retention(write_decay=0.2, momentum=0.5, protection=0.7),
+    "strength": Retention(strength=2.0),
+    "hardening": Retention(hardening=0.5),
+    "relocation": Retention(relocation=1.0),
+    "common": Retention(common=0.5),
+    "all": Retention(
+        **{"write_decay": 0.2, "momentum": 0.5, "protection": 0.7},
+        **{"strength": 1.5, "hardening": 1.0, "relocation": 0.5, "common": 0.3},
+    ),
 }
+WRITE_WEIGHT = np.array([1.0, 0.2, 0.5, 0.9, 1.0, 0.0])
 
 
 def sample(seed):
@@ -42,39 +55,70 @@ def sample(seed):
 def write(retention, values, history, ids, weights, errors):
     return jax.jit(retentive_write, static_argnames=("step_size", "retention"))(
         *(values, history, ids, weights, errors),
+        write_weight=jnp.asarray(WRITE_WEIGHT),
         counted=jnp.asarray(COUNTED),
         step_size=STEP,
         retention=retention,
     )
 
 
-def write_by_loop(retention, values, last, reads, ids, weights, errors):
-    values, last, new_reads = values.copy(), last.copy(), reads.copy()
-    for slot in np.unique(ids[COUNTED == 1]):
-        places = np.argwhere((ids == slot) & (COUNTED == 1)[:, None])
-        step = -STEP * sum(weights[t, p] * errors[t] for t, p in places) / len(places)
-        if reads[slot] > reads.mean():
-            step = step * (reads.mean() / reads[slot]) ** retention.protection
-        last[slot] = step + retention.momentum * last[slot]
-        values[slot] = (1 - retention.write_decay) * values[slot] + last[slot]
-        new_reads[slot] += len(places)
-    return values, last, new_reads
+class Loop:
+    """Writes slot by slot, and remembers what they did."""
+
+    def __init__(self, retention, values):
+        self.retention, self.values, self.last = retention, values.copy(), np.zeros_like(values)
+        self.reads, self.strongest, self.written, self.chunks_read = np.zeros((4, len(values)))
+        self.chunks = 0
+
+    def write(self, ids, weights, errors):
+        retention, mean = self.retention, self.reads.mean()
+        readers = {
+            slot: np.argwhere((ids == slot) & (COUNTED == 1)[:, None])
+            for slot in np.unique(ids[COUNTED == 1])
+        }
+        score = {
+            slot: len(places) * np.log((self.chunks + 1) / (self.chunks_read[slot] + 1))
+            for slot, places in readers.items()
+        }
+        yielding = (1 + self.written) ** -retention.relocation
+        moved = np.sum(weights**2 * yielding[ids], axis=1) / np.sum(weights**2, axis=1)
+        bound = sorted(score.values())[int(retention.common * len(score))]
+        for slot, places in readers.items():
+            step = 0
+            for t, p in places:
+                most = max(WRITE_WEIGHT[t], self.strongest[slot])
+                scale = (WRITE_WEIGHT[t] / most) ** retention.strength if most else 1.0
+                scale = scale * yielding[slot] / moved[t]
+                step = step - scale * STEP * weights[t, p] * errors[t] / len(places)
+            if self.reads[slot] > mean:
+                step = step * (mean / self.reads[slot]) ** retention.protection
+            step = step / (1 + self.written[slot]) ** retention.hardening
+            step = step * (score[slot] >= bound)
+            self.last[slot] = step + retention.momentum * self.last[slot]
+            self.values[slot] = (1 - retention.write_decay) * self.values[slot] + self.last[slot]
+            self.reads[slot] += len(places)
+            strongest = max(WRITE_WEIGHT[t] for t, _ in places)
+            self.strongest[slot] = max(strongest, self.strongest[slot])
+            self.written[slot] += strongest
+            self.chunks_read[slot] += 1
+        self.chunks += 1
 
 
 @pytest.mark.parametrize("retention", OPTIONS.values(), ids=OPTIONS)
 def test_writes_are_those_of_a_loop_over_slots(retention):
     values = np.random.default_rng(0).normal(size=(SLOTS, VALUE))
     history = init_history(retention, jnp.asarray(values))
-    ours, last, reads = jnp.asarray(values), np.zeros_like(values), np.zeros(SLOTS)
+    ours, loop = jnp.asarray(values), Loop(retention, values)
     for chunk in range(4):
         inputs = (np.roll(IDS, chunk) % 8, *sample(chunk))
         ours, history = write(retention, ours, history, *map(jnp.asarray, inputs))
-        values, last, reads = write_by_loop(retention, values, last, reads, *inputs)
-        np.testing.assert_allclose(ours, values, rtol=1e-12, atol=1e-14)
-    if retention.momentum:
-        np.testing.assert_allclose(history.steps, last, rtol=1e-12, atol=1e-14)
-    if retention.protection:
-        np.testing.assert_array_equal(history.reads, reads)
+        loop.write(*inputs)
+        np.testing.assert_allclose(ours, loop.values, rtol=1e-12, atol=1e-14)
+    if history.steps is not None:
+        np.testing.assert_allclose(history.steps, loop.last, rtol=1e-12, atol=1e-14)
+    for name in ("reads", "strongest", "written", "chunks_read", "chunks"):
+        if getattr(history, name) is not None:
+            np.testing.assert_array_equal(getattr(history, name), getattr(loop, name))
 
 
 def test_without_an_option_it_is_the_plain_write():
@@ -94,11 +138,12 @@ def test_slots_that_no_counted_token_reads_stay_bit_for_bit(retention):
     after = write(retention, values, history, *inputs)
     untouched = np.setdiff1d(np.arange(SLOTS), IDS[COUNTED == 1])
     for new, old in zip(jax.tree.leaves(after), jax.tree.leaves((values, history)), strict=True):
-        np.testing.assert_array_equal(new[untouched], old[untouched])
+        if new.ndim:  # The number of chunks is not of a slot.
+            np.testing.assert_array_equal(new[untouched], old[untouched])
 
 
 def test_gradients_are_those_of_finite_differences():
-    retention = OPTIONS["all"]
+    retention = replace(OPTIONS["all"], relocation=0.0)  # Its scale has no gradient.
     values = jnp.asarray(np.random.default_rng(0).normal(size=(SLOTS, VALUE)))
     weights, errors = map(jnp.asarray, sample(1))
 
@@ -132,9 +177,53 @@ def test_protection_spares_slots_read_more_than_the_average():
     np.testing.assert_array_equal(protection_scale(0 * reads, jnp.asarray(0.0), power=2.0), 1.0)
 
 
+def test_a_weaker_write_moves_less_than_what_wrote_a_slot_before_it():
+    weight, strongest = jnp.asarray([1.0, 0.5, 0.5, 0.0]), jnp.asarray([0.5, 0.5, 1.0, 0.0])
+    scale = strength_scale(weight, strongest, power=3.0)
+    np.testing.assert_allclose(scale, [1.0, 1.0, 0.125, 1.0])
+
+
+def test_a_hardening_slot_is_the_mean_of_what_was_written_in_full():
+    """Steps of the whole error, each over one more than the writes before."""
+    targets, value = np.random.default_rng(0).normal(size=5), 0.0
+    for number, target in enumerate(targets):
+        value += float(hardening_scale(jnp.asarray(float(number)), power=1.0)) * (target - value)
+    np.testing.assert_allclose(value, targets.mean())
+
+
+def test_relocation_moves_a_prediction_as_far_as_without_it():
+    weights = jnp.asarray([[0.5, 0.5, 0.1], [0.2, 0.7, 0.1]])
+    written = jnp.asarray([[0.0, 3.0, 1.0], [2.0, 2.0, 2.0]])
+    scale = relocation_scale(weights, written, power=1.0)
+    np.testing.assert_allclose(scale[0, 0] / scale[0], [1.0, 4.0, 2.0], rtol=1e-12)
+    np.testing.assert_allclose(scale[1], 1.0, rtol=1e-12)
+    moved = jnp.sum(weights**2 * scale, axis=1)
+    np.testing.assert_allclose(moved, jnp.sum(weights**2, axis=1), rtol=1e-12)
+
+
+def test_slots_that_every_chunk_reads_are_left_out_first():
+    ids = jnp.asarray([[0, 1], [0, 2], [3, 3]])
+    groups = group_slots(ids, num_slots=5)
+    counts = jnp.asarray([[2.0, 1.0], [2.0, 1.0], [2.0, 2.0]])
+    # Slot 0 is in every chunk, 1 in half of them, 2 and 3 in none, and 3 is read twice.
+    before = jnp.asarray([[8.0, 4.0], [8.0, 0.0], [0.0, 0.0]])
+    for share, kept in {0.0: "0123", 0.25: "123", 0.5: "23", 0.75: "3", 1.0: ""}.items():
+        found = special_slots(groups, counts, before, jnp.asarray(8.0), share)
+        expected = [[str(slot) in kept for slot in row] for row in np.asarray(ids)]
+        np.testing.assert_array_equal(found, np.asarray(expected, float))
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("write_decay", 1.1), ("momentum", 1.0), ("surprise", -1.0), ("protection", float("nan"))],
+    [
+        ("write_decay", 1.1),
+        ("common", 1.5),
+        ("strength", -1.0),
+        ("hardening", -0.5),
+        ("momentum", 1.0),
+        ("surprise", -1.0),
+        ("protection", float("nan")),
+    ],
 )
 def test_what_means_nothing_is_refused(field, value):
     with pytest.raises(ValueError, match=f"{field}={value}"):

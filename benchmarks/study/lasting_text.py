@@ -145,7 +145,12 @@ def _flush(graphdef: Any, params: Any, stream: Any) -> Any:
 def ask(
     model: Any, state: Any, samples: Sequence[NeedleSample], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """Asks each person for each fact, from the same state and without writing."""
+    """Asks each person for each fact, from the same state and without writing.
+
+    Returns:
+      The share of `exact` answers with Wilson's `interval`, the mean number of right `digits`, and
+      how many answers of each person are `right`.
+    """
     asked, answers = [], []
     for target in range(len(samples[0].needles)):
         needles = [sample.needles[target] for sample in samples]
@@ -158,11 +163,13 @@ def ask(
         tokens = generate(model, questions, state, **options).tokens
         answers += [tokenizer.decode(one) for one in np.asarray(tokens)]
     scores = score_answers(asked, answers)
+    exact = np.asarray([record["exact"] for record in scores["samples"]])
     return {
         "questions": scores["exact"]["answers"],
         "exact": round(scores["exact"]["accuracy"], 4),
         "interval": [round(bound, 4) for bound in scores["exact"]["interval"]],
         "digits": round(scores["digits"], 3),
+        "right": exact.reshape(-1, len(samples)).sum(axis=0).tolist(),
     }
 
 

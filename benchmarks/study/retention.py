@@ -1,230 +1,272 @@
-"""Compares ways to write FwPKM by what a memory keeps of a text while it reads other texts.
+"""Compares ways to write FwPKM by what a memory keeps of facts and of text while it reads on.
 
-    python -m benchmarks.study.study --runs gdn_swa__fwpkm__ungated:0   # and :1, :2
+    python -m benchmarks.study.study --runs gdn_swa__fwpkm:0   # and :1, :2
     python -m benchmarks.study.retention
+    python -m benchmarks.study.retention --tables
 
-The study's FwPKM models without gates (docs/measurements/study.md) were trained with the plain
-write. They read the six domains one after the other, once with each way to write. Steps of half and
-a quarter of the size are controls: a way to retain must keep more than these at the same
-adaptation. It must not reduce recall either, so the table also has the share of needles answered
-after one reading and after four. Runs already in the file are skipped.
+The study's FwPKM models with the paper's gate (docs/measurements/study.md) were trained with the
+plain write. Each way to write is measured twice: by facts told, then asked for again after other
+text and after other facts (`retention_facts`), and by six domains read one after the other in
+several orders (`retention_domains`). Steps of half and a quarter of the size are the control: a
+memory that writes less keeps more. Each result is a line of JSON; those in the file are skipped.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
-from benchmarks.comparison.small_decoders import Results, Row
-from benchmarks.machine import environment, settings
 from benchmarks.options import parse
+from benchmarks.study.retention_domains import domains_kept, orders
+from benchmarks.study.retention_facts import FactsPlan, facts_kept, facts_texts, read_facts
+from benchmarks.study.retention_tables import domains_table, draw, each_domain_table, facts_table
 from benchmarks.study.study import DATA, DOMAINS, HAYSTACKS
 from fwpkm_jax.core.slots.retention import Retention, SlotHistory, init_history
-from fwpkm_jax.data import TextData, load_tokenizer
-from fwpkm_jax.evaluation import NeedleConfig
-from fwpkm_jax.evaluation.continual.domains import Domain, read_domains
-from fwpkm_jax.evaluation.continual.evaluate import ContinualConfig, continual_learning
-from fwpkm_jax.evaluation.needle.evaluate import needle_accuracy
-from fwpkm_jax.evaluation.needle.files import texts_of
-from fwpkm_jax.evaluation.readers.whole_pass import row_batches, write_rows
+from fwpkm_jax.data import TextData, load_tokenizer, make_dataset
+from fwpkm_jax.evaluation.continual.domains import read_domains
+from fwpkm_jax.evaluation.readers.whole_pass import write_rows
 from fwpkm_jax.evaluation.reconfigure import reconfigure
-from fwpkm_jax.evaluation.sources import text_sources
+from fwpkm_jax.evaluation.record import first_group
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run import Run, load_run
 
-VARIANTS: dict[str, tuple[float, Retention | None]] = {
-    "plain": (1.0, None),
-    "step 0.5": (0.5, None),
-    "step 0.25": (0.25, None),
-    "write_decay 0.02": (1.0, Retention(write_decay=0.02)),
-    "write_decay 0.1": (1.0, Retention(write_decay=0.1)),
-    "momentum 0.5": (1.0, Retention(momentum=0.5)),
-    "step 0.5, momentum 0.5": (0.5, Retention(momentum=0.5)),
-    "step 0.1, momentum 0.9": (0.1, Retention(momentum=0.9)),
-    "surprise 1": (1.0, Retention(surprise=1.0)),
-    "surprise 4": (1.0, Retention(surprise=4.0)),
-    "surprise 16": (1.0, Retention(surprise=16.0)),
-    "protection 0.5": (1.0, Retention(protection=0.5)),
-    "protection 1": (1.0, Retention(protection=1.0)),
-    "protection 2": (1.0, Retention(protection=2.0)),
-    "step 0.5, surprise 4": (0.5, Retention(surprise=4.0)),
-    "step 0.5, protection 1": (0.5, Retention(protection=1.0)),
-    "surprise 4, protection 2": (1.0, Retention(surprise=4.0, protection=2.0)),
+Line = dict[str, Any]
+Measure = Literal["facts", "domains"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to write."""
+
+    step: float = 1.0
+    """Multiple of the plain step of the values."""
+    keys: float = 1.0
+    """Multiple of the keys' step; 0: they stand still."""
+    retention: Retention | None = None
+
+
+def _still(**retention: float) -> Method:
+    return Method(keys=0.0, retention=Retention(**retention))
+
+
+METHODS: dict[str, Method] = {
+    "plain": Method(),
+    "step 0.5": Method(step=0.5),
+    "step 0.25": Method(step=0.25),
+    "surprise 4": Method(retention=Retention(surprise=4.0)),
+    "surprise 16": Method(retention=Retention(surprise=16.0)),
+    "protection 1": Method(retention=Retention(protection=1.0)),
+    "write_decay 0.1": Method(retention=Retention(write_decay=0.1)),
+    "common 0.5": Method(retention=Retention(common=0.5)),
+    "hardening 1": Method(retention=Retention(hardening=1.0)),
+    "relocation 4": Method(retention=Retention(relocation=4.0)),
+    "keys 0.25": Method(keys=0.25),
+    "keys still": Method(keys=0.0),
+    "keys still, step 0.5": Method(keys=0.0, step=0.5),
+    "keys still, strength 8": _still(strength=8.0),
+    "keys still, common 0.5": _still(common=0.5),
+    "keys still, hardening 0.25": _still(hardening=0.25),
+    "keys still, hardening 0.5": _still(hardening=0.5),
+    "keys still, relocation 1": _still(relocation=1.0),
+    "keys still, relocation 4": _still(relocation=4.0),
+    "keys still, relocation 16": _still(relocation=16.0),
+    "keys still, relocation 4, hardening 0.25": _still(relocation=4.0, hardening=0.25),
 }
-"""By name: a multiple of the plain step size, and the retention of the write."""
+BACKGROUND = 16
+"""Batches of 8 rows of training text, before which `common` has no history."""
+CONTROL = ("plain", "step 0.5", "step 0.25")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Reads domains with several ways to write."""
+    """Measures ways to write by what they keep."""
 
-    runs: tuple[Path, ...] = tuple(
-        Path(f"runs/study/gdn_swa__fwpkm__ungated_seed{n}") for n in range(3)
-    )
-    """Run directories of trained models; rows have the folder's name."""
+    runs: tuple[Path, ...] = tuple(Path(f"runs/study/gdn_swa__fwpkm_seed{n}") for n in range(3))
+    """Run directories of trained models; lines have the folder's name."""
+    methods: tuple[str, ...] = tuple(METHODS)
+    """Ways to write."""
+    measures: tuple[Measure, ...] = ("facts", "domains")
+    """What to measure."""
+    orders: tuple[str, ...] = tuple(orders(DOMAINS))
+    """Orders of the domains."""
     data: Path = DATA / "domains"
     """Folder that holds one folder per domain."""
-    variants: tuple[str, ...] = tuple(VARIANTS)
-    """Ways to write."""
-    max_batches: int = 16
+    batches: int = 64
     """Batches of 8 rows read of each domain."""
-    max_eval_batches: int = 4
-    """Batches of each domain to evaluate on."""
-    samples: int = 50
-    """Haystacks with one question each, about as long as a training row."""
-    turns: int = 10
-    """Timed turns of each way to write; the fastest is reported."""
-    out: Path = Path("benchmarks/results/retention_cpu.json")
-    """File of the results; an existing file is continued."""
+    eval_batches: int = 8
+    """Batches of 8 rows of each domain to evaluate on."""
+    people: int = 20
+    """Memories side by side that are told five facts each."""
+    words: int = HAYSTACKS["needle_1x"]
+    """Words of a haystack."""
+    readings: int = 4
+    """How often facts are told."""
+    pieces: tuple[int, ...] = (10, 30)
+    """Numbers of pieces of other text after which facts are asked for, increasing."""
+    other_facts: int = 10
+    """Haystacks with other facts after which facts are asked for."""
+    length: int = 500
+    """Tokens of a piece of other text."""
+    seed: int = 0
+    """Seed of the facts."""
+    out: Path = Path("benchmarks/results/retention_gated_cpu.jsonl")
+    """File of the results, which are added to."""
+    tables: bool = False
+    """Only prints the tables of the lines in `out`, and draws the picture."""
+    image: Path = Path("docs/images/retention.png")
+    """File of the picture: forgetting against what is learned."""
 
 
-def written_so(run: Run, variant: str) -> tuple[LanguageModel, Memory]:
+def written_so(run: Run, method: Method) -> tuple[LanguageModel, Memory]:
     """A run's model with another way to write, and its memory with the history that this needs."""
-    step, retention = VARIANTS[variant]
     config = run.model.config
     rule = config.fast_weight.rule
     assert isinstance(rule, FwPKM)
     assert rule.value_step is None
-    rule = replace(rule, value_step=step * rule.num_heads * rule.top_k, retention=retention)
+    rule = replace(
+        rule,
+        value_step=method.step * rule.num_heads * rule.top_k,
+        addressing_weight=method.keys * rule.addressing_weight,
+        retention=method.retention,
+    )
     fast_weight = replace(config.fast_weight, rule=rule)
 
     def history(values: jax.Array) -> SlotHistory | None:
-        if retention is None:
+        if method.retention is None:
             return None
-        return jax.vmap(functools.partial(init_history, retention))(values)
+        return jax.vmap(functools.partial(init_history, method.retention))(values)
 
     memory = {name: m._replace(history=history(m.values)) for name, m in run.memory.items()}
-    return reconfigure(run.model, replace(config, fast_weight=fast_weight)), memory
+    model = reconfigure(run.model, replace(config, fast_weight=fast_weight))
+    if method.retention is not None and method.retention.common:
+        memory = with_background(run, memory, replace(rule, value_step=0.0, addressing_weight=0.0))
+    return model, memory
 
 
-def measure(model: LanguageModel, memory: Memory, domains: list[Domain], options: Options) -> Row:
-    """The change of each domain's loss, right after it was read and after all were read."""
-    config = ContinualConfig(
-        max_batches=options.max_batches, max_eval_batches=options.max_eval_batches
-    )
-    results = continual_learning(model, memory, config=config, domains=domains).record["results"]
-    changes = np.asarray(results["loss"]) - results["loss"][0]
-    own, end = np.diagonal(changes[1:]).tolist(), changes[-1].tolist()
-    means = {name: results[name] for name in ("adaptation", "forgetting", "unseen")}
-    means["at_the_end"] = float(np.mean(end))
+def with_background(run: Run, memory: Memory, rule: FwPKM) -> Memory:
+    """The memory with a history of `BACKGROUND` batches of text that its slots do not learn.
+
+    Args:
+      run: whose training text is read.
+      memory: leaves `[groups, ...]`; the first group reads, and every group gets its history.
+      rule: writes the history but moves neither keys nor values.
+    """
+    config = run.model.config
+    fast_weight = replace(config.fast_weight, rule=rule)
+    model = reconfigure(run.model, replace(config, fast_weight=fast_weight))
+    graphdef, params = nnx.split(model)
+    text = run.experiment.data
+    assert isinstance(text, TextData)
+    rows = make_dataset(replace(text, needles=None), split="train", batch_size=8, seed=0)
+    read = jax.tree.map(jnp.copy, first_group(memory))
+    for batch in itertools.islice(rows, BACKGROUND):
+        read, _ = write_rows(graphdef, params, read, batch["tokens"], fast_weight_dtype="float32")
+
+    def of_all(read: jax.Array, own: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(read, own.shape)
+
     return {
-        **{name: round(mean, 5) for name, mean in means.items()},
-        "own": [round(change, 4) for change in own],
-        "end": [round(change, 4) for change in end],
+        name: one._replace(history=jax.tree.map(of_all, read[name].history, one.history))
+        for name, one in memory.items()
     }
 
 
-def needles(run: Run, variant: str, text: TextData, options: Options) -> Row:
-    """Share of needles answered with all digits right, after one reading and after four."""
-    model, memory = written_so(run, variant)
-    tokenizer = load_tokenizer(text.tokenizer)
-    sources = text_sources(text, ())
-    found = needle_accuracy(
-        model,
-        memory,
-        config=NeedleConfig(
-            haystack_words=(HAYSTACKS["needle_1x"],), readings=(1, 4), samples=options.samples
-        ),
-        texts=lambda: texts_of(sources, tokenizer),
-        tokenizer=tokenizer,
-    )
-    runs = found.record["results"]["runs"]
-    return {f"readings_{run['readings']}": run["exact"]["accuracy"] for run in runs}
+class Lines:
+    """The lines of a file, and how to add one."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self.all: list[Line] = []
+        if path.exists():
+            self.all = [json.loads(line) for line in path.read_text().splitlines()]
+
+    def has(self, **what: Any) -> bool:
+        return any(what.items() <= line.items() for line in self.all)
+
+    def add(self, line: Line) -> None:
+        self.all.append(line)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
-def costs(run: Run, tokens: np.ndarray, options: Options) -> list[Row]:
-    """Time of each variant to read and write a batch, and its bytes beyond the plain write's."""
-    prepared = {}
-    for name in options.variants:
-        model, memory = written_so(run, name)
-        prepared[name] = [*nnx.split(model), jax.tree.map(jnp.copy, memory)]
-    best = dict.fromkeys(prepared, float("inf"))
-    for turn in range(options.turns + 1):
-        for name, (graphdef, params, memory) in prepared.items():
-            began = time.perf_counter()
-            memory, _ = write_rows(graphdef, params, memory, tokens, fast_weight_dtype="float32")
-            jax.block_until_ready(memory)
-            if turn:  # The first turn compiles.
-                best[name] = min(best[name], time.perf_counter() - began)
-            prepared[name][2] = memory
-    rows = []
-    for name, (_, _, memory) in prepared.items():
-        history = jax.tree.leaves({layer: m.history for layer, m in memory.items()})
-        row = {"cost_of": name, "milliseconds_per_batch": round(1e3 * best[name], 2)}
-        rows.append({**row, "history_bytes": sum(leaf.nbytes for leaf in history)})
-    return rows
+class Facts:
+    """The facts measure of one run: its texts are read once, for all ways to write."""
+
+    def __init__(self, run: Run, options: Options):
+        text = run.experiment.data
+        assert isinstance(text, TextData)
+        self._run, self._tokenizer = run, load_tokenizer(text.tokenizer)
+        self._plan = FactsPlan(
+            people=options.people,
+            words=options.words,
+            readings=options.readings,
+            pieces=options.pieces,
+            other_facts=options.other_facts,
+            length=options.length,
+            seed=options.seed,
+        )
+        self._texts = facts_texts(text, self._tokenizer, self._plan)
+        self._reader, memory = written_so(run, METHODS["plain"])
+        self._read = read_facts(self._reader, memory, self._texts, self._tokenizer)
+
+    def line(self, method: Method) -> Line:
+        """What the run keeps of facts with that write."""
+        model, memory = written_so(self._run, method)
+        texts = (self._texts, self._read, self._tokenizer, self._plan)
+        found = facts_kept(self._reader, model, memory, *texts)
+        return {"facts": found, "settings": asdict(self._plan)}
 
 
-def table(rows: list[Row]) -> str:
-    """Means over the runs of each variant, and the number of runs below the plain write."""
-    lines = [
-        "| write | adaptation | at the end | forgetting | unseen | needles, 1 and 4 readings "
-        "| ms per batch | more bytes |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    costs = {row["cost_of"]: row for row in rows if "cost_of" in row}
-    read = [row for row in rows if "read_by" in row]
-    rows = [row for row in rows if "variant" in row]
-    plain = {row["run"]: row for row in rows if row["variant"] == "plain"}
-    for name in dict.fromkeys(row["variant"] for row in rows):
-        own = [row for row in rows if row["variant"] == name]
-        cells = [name]
-        for key in ("adaptation", "at_the_end", "forgetting", "unseen"):
-            below = sum(row[key] < plain[row["run"]][key] for row in own)
-            count = "" if name == "plain" else f" ({below} of {len(own)})"
-            cells.append(f"{np.mean([row[key] for row in own]):.4f}{count}")
-        told = [
-            [row[key] for row in read if row["read_by"] == name]
-            for key in ("readings_1", "readings_4")
-        ]
-        cells.append(", ".join(f"{np.mean(shares):.2f}" for shares in told if shares))
-        cost = costs.get(name, {"milliseconds_per_batch": "", "history_bytes": ""})
-        cells += [str(cost["milliseconds_per_batch"]), str(cost["history_bytes"])]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def domains_line(run: Run, method: Method, order: Sequence[str], options: Options) -> Line:
+    """What a run with that write gains from domains in an order, and loses again."""
+    text = run.experiment.data
+    assert isinstance(text, TextData)
+    model, memory = written_so(run, method)
+    domains = read_domains([f"{name}={options.data / name}" for name in order], text)
+    reader = written_so(run, METHODS["plain"])[0]
+    sizes = {"batches": options.batches, "eval_batches": options.eval_batches}
+    found = domains_kept(reader, model, memory, domains, **sizes)
+    return {"change": found, "settings": sizes}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures what the results lack, and prints the table of all results."""
+    """Measures what the file lacks, and prints the tables of all its lines."""
     options = parse(Options, argv, description=__doc__)
-    chosen: Any = replace(options, runs=(), variants=())  # These may differ between calls.
-    results = Results(options.out, settings=settings(chosen), machine=environment)
-    for path in options.runs:
-        variants = [v for v in options.variants if not results.has(run=path.name, variant=v)]
-        unread = [v for v in options.variants if not results.has(run=path.name, read_by=v)]
-        uncosted = not all(results.has(cost_of=name) for name in options.variants)
-        if not (variants or unread or uncosted):
-            continue
-        run = load_run(path)
-        text = run.experiment.data
-        assert isinstance(text, TextData)
-        domains = read_domains([f"{d}={options.data / d}" for d in DOMAINS], text)
-        for name in variants:
-            row = measure(*written_so(run, name), domains, options)
-            results.add({"run": path.name, "variant": name, **row})
-            print(f"{path.name} {name}: {row}", flush=True)
-            jax.clear_caches()
-        for name in unread:
-            row = needles(run, name, text, options)
-            results.add({"run": path.name, "read_by": name, **row})
-            print(f"{path.name} {name}: {row}", flush=True)
-            jax.clear_caches()
-        if uncosted:
-            part = domains[0].adapt
-            batches = row_batches(part.rows, part.indices, batch_size=8, keep_last=False)
-            for row in costs(run, next(batches), options):
-                results.add(row)
-    print(table(results.content["rows"]))
+    lines = Lines(options.out)
+    named = orders(DOMAINS)
+    for path in () if options.tables else options.runs:
+        run, facts = load_run(path), None
+        for name in options.methods:
+            asked: list[tuple[str, str | None]] = [("facts", None)] * ("facts" in options.measures)
+            if "domains" in options.measures:
+                asked += [("domains", order) for order in options.orders]
+            for measure, order in asked:
+                what = {"measure": measure, "run": path.name, "method": name, "order": order}
+                if lines.has(**what):
+                    continue
+                began = time.monotonic()
+                if order is None:
+                    facts = facts or Facts(run, options)
+                    found = facts.line(METHODS[name])
+                else:
+                    found = domains_line(run, METHODS[name], named[order], options)
+                lines.add({**what, **found, "seconds": round(time.monotonic() - began, 1)})
+                print(f"{what}: {lines.all[-1]['seconds']} s", flush=True)
+    for table in (facts_table, domains_table, each_domain_table):
+        print(table(lines.all), end="\n\n")
+    draw(options.image, lines.all, control=CONTROL)
 
 
 if __name__ == "__main__":

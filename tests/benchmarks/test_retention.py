@@ -1,20 +1,21 @@
 """The program behind the table of ways to retain, on made-up results and a tiny run."""
 
-from dataclasses import replace
-from types import SimpleNamespace
+import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from benchmarks.study import retention
+from benchmarks.study import retention, retention_domains, retention_tables
 from fwpkm_jax.data import TextData
 from fwpkm_jax.run import Run
 from fwpkm_jax.training.state import init_state, model_graph
-from tests.benchmarks.programs import result, run
+from tests.benchmarks.programs import run
 from tests.training.tiny_config import get_config
 
-pytestmark = pytest.mark.thorough
+DOMAINS = ("one", "two", "three")
 
 
 def read(model, memory):
@@ -22,78 +23,146 @@ def read(model, memory):
 
 
 @pytest.fixture(scope="module")
-def made_up():
+def made_up(tmp_path_factory):
+    """A run whose text is two books without a common letter, and a folder of three domains."""
+    folder = tmp_path_factory.mktemp("texts")
+    books = folder / "books.jsonl"
+    texts = ("abcd efg " * 60, "xyz uvw " * 60)
+    books.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    for name in DOMAINS:
+        (folder / name).mkdir()
+        for part in ("train", "valid"):
+            (folder / name / f"{part}.txt").write_text(f"{name} " * 100)
     experiment = get_config()
-    memory = experiment.training.memory
-    state = init_state(experiment.model, memory=memory, optimizer=None, seed=0)
-    return Run(experiment, model_graph(experiment.model), state.params, state.memory, 0)
+    model = dataclasses.replace(experiment.model, vocab_size=257)
+    data = TextData(length=16, train_paths=(str(books),), valid_paths=(str(books),))
+    experiment = dataclasses.replace(experiment, model=model, data=data)
+    state = init_state(model, memory=experiment.training.memory, optimizer=None, seed=0)
+    return Run(experiment, model_graph(model), state.params, state.memory, 0), folder
 
 
+@pytest.mark.thorough
 def test_each_write_has_the_runs_weights_and_what_it_remembers(made_up):
-    for name, (step, spared) in retention.VARIANTS.items():
-        model, memory = retention.written_so(made_up, name)
+    made_up, _ = made_up
+    plain = made_up.model.config.fast_weight.rule
+    for method in retention.METHODS.values():
+        model, memory = retention.written_so(made_up, method)
         rule = model.config.fast_weight.rule
-        plain = made_up.model.config.fast_weight.rule
-        assert rule.value_step == step * plain.num_heads * plain.top_k
-        assert replace(rule, value_step=None, retention=None) == plain
+        assert rule.value_step == method.step * plain.num_heads * plain.top_k
+        assert rule.addressing_weight == method.keys * plain.addressing_weight
+        changed = {"value_step": None, "addressing_weight": 1.0, "retention": None}
+        assert dataclasses.replace(rule, **changed) == plain
         written = jax.eval_shape(read, model, memory)
         structures = [jax.tree.structure(x) for x in (memory, written)]
         assert structures[0] == structures[1]
-        for old, new in zip(jax.tree.leaves(made_up.memory), jax.tree.leaves(memory), strict=False):
-            assert old.dtype == new.dtype
         (layer,) = memory.values()
-        assert (layer.history is None) == (spared is None)
+        assert (layer.history is None) == (method.retention is None)
 
 
-def test_the_table_compares_each_run_with_its_own_plain_write():
-    def row(run, variant, adaptation):
-        return {"run": run, "variant": variant, "adaptation": adaptation, "at_the_end": -0.5,
-                "forgetting": 0.25, "unseen": 0.0}  # fmt: skip
+@pytest.mark.thorough
+def test_the_background_counts_chunks_and_moves_nothing(made_up):
+    made_up, _ = made_up
+    method = retention.Method(retention=retention.Retention(common=0.5))
+    _, memory = retention.written_so(made_up, method)
+    (layer,), (untouched,) = memory.values(), made_up.memory.values()
+    np.testing.assert_array_equal(layer.values, untouched.values)
+    np.testing.assert_array_equal(layer.keys, untouched.keys)
+    chunks = np.asarray(layer.history.chunks)
+    assert np.all(chunks >= retention.BACKGROUND)
+    assert 0 < layer.history.chunks_read.max() <= chunks.max()
 
-    rows = [
-        *(row("a", "plain", -1.0), row("a", "surprise 1", -2.0)),
-        *(row("b", "plain", -3.0), row("b", "surprise 1", -2.0)),
-        {"run": "a", "read_by": "plain", "readings_1": 0.5, "readings_4": 1.0},
-        {"cost_of": "plain", "milliseconds_per_batch": 7.0, "history_bytes": 0},
+
+def test_orders_hold_every_domain_once_and_end_differently():
+    orders = retention_domains.orders(retention.DOMAINS)
+    assert all(sorted(order) == sorted(retention.DOMAINS) for order in orders.values())
+    assert len({order[-1] for order in orders.values()}) == len(orders)
+
+
+def facts_line(run, method, exact, right):
+    """Made-up answers: `right` of each person's two at the moments told, text_3 and facts_4."""
+    moments = ("told_1", "told", "text_1", "text_3", "facts_4", "new_1", "new")
+    counts: dict[str, list[int]] = {name: [0, 0] for name in moments}
+    counts |= zip(("told", "text_3", "facts_4"), right, strict=True)
+    facts = {
+        name: {"exact": share, "right": counts[name], "questions": 4}
+        for name, share in zip(moments, exact, strict=True)
+    }
+    line = {"measure": "facts", "run": run, "method": method, "facts": facts}
+    return {**line, "settings": {"readings": 2}}
+
+
+def test_the_facts_table_compares_each_run_with_its_own_plain_write():
+    lines = [
+        facts_line("a", "plain", (0.5, 1.0, 0.8, 0.5, 0.0, 0.5, 1.0), ([2, 2], [1, 1], [0, 0])),
+        facts_line("a", "still", (0.4, 1.0, 0.8, 0.75, 0.0, 0.75, 1.0), ([2, 2], [2, 1], [0, 0])),
+        facts_line("b", "plain", (0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5), ([1, 1], [1, 1], [1, 1])),
+        facts_line("b", "still", (0.5, 0.5, 0.5, 0.25, 0.5, 0.5, 0.5), ([1, 1], [1, 0], [1, 1])),
     ]
-    *_, plain, other = retention.table(rows).splitlines()
-    assert plain == "| plain | -2.0000 | -0.5000 | 0.2500 | 0.0000 | 0.50, 1.00 | 7.0 | 0 |"
-    assert other.startswith("| surprise 1 | -2.0000 (1 of 2) | -0.5000 (0 of 2) |")
+    head, _, plain, still = retention_tables.facts_table(lines).splitlines()
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in (head, plain, still)]
+    found = {name: of for name, *of in zip(*cells, strict=True)}
+    assert found["told once"] == ["0.50", "0.45 (1 of 2)"]
+    assert found["3 texts"] == ["0.50", "0.50 (1 of 2)"]
+    assert found["forgotten in text"] == ["0.25", "0.25 (1 of 2)"]
+    assert found["forgotten for facts"] == ["0.50", "0.50 (0 of 2)"]
+    # Of four people one keeps half more and one half less: 0 on average, and the interval is wide.
+    assert cells[2][8].startswith("0.00 [-0.6")
 
 
-def test_runs_are_read_with_each_write_and_results_are_kept(made_up, tmp_path, monkeypatch, capsys):
-    experiment = replace(
-        get_config(), data=TextData(train_paths=("-",), valid_paths=(str(tmp_path),), length=16)
-    )
-    monkeypatch.setattr(retention, "load_run", lambda _: made_up._replace(experiment=experiment))
-    monkeypatch.setattr(retention, "DOMAINS", ("only",))
-    (tmp_path / "only").mkdir()
-    for part in ("train", "valid"):
-        (tmp_path / "only" / f"{part}.txt").write_text("\x01\x02" * 200)
-    asked = []
+def test_the_domains_table_takes_the_same_order_of_the_plain_write():
+    def line(run, order, method, adaptation, forgetting):
+        change = {"adaptation": [adaptation, 0, 0], "forgetting_mean": [forgetting, 0, 0]}
+        names = {"measure": "domains", "run": run, "order": order, "method": method}
+        return {**names, "change": change}
 
-    def continual_learning(model, memory, *, config, domains):
-        asked.append((config.max_batches, config.max_eval_batches))
-        means = {"adaptation": -1.0, "forgetting": 0.5, "unseen": 0.25}
-        return SimpleNamespace(record={"results": {"loss": [[2.0], [1.5]], **means}})
+    lines = [
+        line("a", "given", "plain", -0.01, 0.004),
+        line("a", "mixed", "plain", -0.03, 0.002),
+        line("a", "mixed", "still", -0.02, 0.001),
+    ]
+    *_, plain, still = retention_tables.domains_table(lines).splitlines()
+    assert plain.startswith("| plain | 2 | -0.0200 | 0.0030 |")
+    assert still.startswith("| still | 1 | -0.0200 (0 of 1) | 0.0010 (1 of 1) |")
 
-    def needle_accuracy(model, memory, *, config, texts, tokenizer):
-        asked.append(config.samples)
-        runs = [{"readings": n, "exact": {"accuracy": n / 4}} for n in config.readings]
-        return SimpleNamespace(record={"results": {"runs": runs}})
 
-    monkeypatch.setattr(retention, "continual_learning", continual_learning)
-    monkeypatch.setattr(retention, "needle_accuracy", needle_accuracy)
-    out, sparing = tmp_path / "retention.json", "surprise 4, protection 2"
+@pytest.mark.thorough
+def test_runs_are_measured_with_each_write_once(made_up, tmp_path, monkeypatch, capsys):
+    made_up, texts = made_up
+    loaded = []
+    monkeypatch.setattr(retention, "load_run", lambda path: loaded.append(path) or made_up)
+    monkeypatch.setattr(retention, "DOMAINS", DOMAINS)
+    sparing, out = "keys still, hardening 0.5", tmp_path / "lines.jsonl"
     options = (
-        *("--runs", "runs/made_up", "--data", tmp_path, "--variants", "plain", sparing),
-        *("--max-batches", 3, "--max-eval-batches", 2, "--samples", 5, "--turns", 1, "--out", out),
+        *("--runs", "runs/made_up", "--methods", "plain", sparing, "--data", texts, "--out", out),
+        *("--measures", "facts", "domains", "--orders", "backwards", "--batches", 2),
+        *("--eval-batches", 1, "--people", 2, "--words", 8, "--readings", 2, "--pieces", 1, 2),
+        *("--other-facts", 2, "--length", 20, "--seed", 1, "--image", tmp_path / "picture.png"),
     )
     for _ in range(2):
         run("study.retention", *options)
-    assert asked == [(3, 2), (3, 2), 5, 5]
-    rows = result(out)["rows"]
-    assert [row.get("variant") for row in rows[:2]] == ["plain", sparing]
-    costs = [row for row in rows if "cost_of" in row]
-    assert costs[0]["history_bytes"] < costs[1]["history_bytes"]
-    assert f"| {sparing} | -1.0000 (0 of 1) |" in capsys.readouterr().out
+    assert len(loaded) == 2
+    run("study.retention", *options, "--tables")
+    assert len(loaded) == 2
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(x["method"], x["measure"], x["order"]) for x in lines] == [
+        (method, *measure)
+        for method in ("plain", sparing)
+        for measure in (("facts", None), ("domains", "backwards"))
+    ]
+    for facts in (lines[0]["facts"], lines[2]["facts"]):
+        assert list(facts) == [
+            *("told_1", "told", "text_1", "text_2", "new_1", "new"),
+            "facts_2",
+        ]
+        assert all(answers["questions"] == 10 for answers in facts.values())
+        assert all(len(answers["right"]) == 2 for answers in facts.values())
+    change = lines[1]["change"]
+    assert change["domains"] == ["three", "two", "one"]
+    assert change["bytes"] == [2 * 8 * 16] * 3
+    assert len(change["own"]) == 3
+    assert len(change["forgetting"]) == 2
+    gain, end, lost = (change[name][0][0] for name in ("own", "end", "forgetting"))
+    assert gain != 0
+    assert abs(end - gain - lost) < 2e-6
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+    assert f"| {sparing} |" in capsys.readouterr().out

@@ -1,0 +1,103 @@
+"""What a memory gains from text of several domains, and what later domains take of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from benchmarks.study.retention_facts import without_history
+from fwpkm_jax.evaluation.continual.domains import Domain, Part
+from fwpkm_jax.evaluation.intervals import clustered_mean
+from fwpkm_jax.evaluation.readers.whole_pass import frozen_row_losses, row_batches, write_rows
+from fwpkm_jax.evaluation.record import first_group
+from fwpkm_jax.models.language_model import LanguageModel, Memory
+
+BATCH = 8
+"""Rows that are read side by side into one memory."""
+
+
+def orders(domains: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Orders to read the domains in: as given, backwards, and every second one first."""
+    given = tuple(domains)
+    return {"given": given, "backwards": given[::-1], "mixed": given[1::2] + given[::2]}
+
+
+def domains_kept(
+    reader: LanguageModel,
+    writer: LanguageModel,
+    memory: Memory,
+    domains: Sequence[Domain],
+    *,
+    batches: int,
+    eval_batches: int,
+) -> dict[str, Any]:
+    """Changes of each domain's loss when it was just read and when all were read, in nats.
+
+    Rows are read eight at a time into the memory's first group. Every loss is of the same unseen
+    rows of a domain with writing disabled, so a change is a difference within each row.
+
+    Args:
+      reader: the model with the plain write, which evaluates.
+      writer: the model with the write that is measured.
+      memory: what that write starts from, leaves `[groups, ...]`.
+      domains: in reading order.
+      batches: of eight rows read of each domain at most.
+      eval_batches: of eight rows evaluated of each domain at most.
+
+    Returns:
+      `bytes`, read of each domain; by domain, in that order, `own`, the change right after it was
+      read; `end`, after all; `forgetting`, end minus own, without the last domain, which nothing
+      follows; each as [mean, low, high] with a 95 % interval over rows. `adaptation` and
+      `forgetting_mean` are over all rows.
+    """
+    graphdef, params = nnx.split(writer)
+    memory = jax.tree.map(jnp.copy, first_group(memory))  # Its buffers are donated.
+    loss = partial(_row_losses, *nnx.split(reader), batches=eval_batches)
+    before = [loss(without_history(memory), domain.evaluate) for domain in domains]
+    own, sizes = [], []
+    for domain, start in zip(domains, before, strict=True):
+        read = list(_batches(domain.adapt, batches))
+        for batch in read:
+            memory, _ = write_rows(graphdef, params, memory, batch, fast_weight_dtype="float32")
+        own.append(loss(without_history(memory), domain.evaluate) - start)
+        sizes.append(sum(batch[:, 1:].size for batch in read))
+    end = [
+        loss(without_history(memory), domain.evaluate) - start
+        for domain, start in zip(domains, before, strict=True)
+    ]
+    lost = [after - just for just, after in zip(own[:-1], end[:-1], strict=True)]
+    return {
+        "domains": [domain.name for domain in domains],
+        "bytes": sizes,
+        "own": [over_rows(change) for change in own],
+        "end": [over_rows(change) for change in end],
+        "forgetting": [over_rows(change) for change in lost],
+        "adaptation": over_rows(np.concatenate(own)),
+        "forgetting_mean": over_rows(np.concatenate(lost)),
+    }
+
+
+def over_rows(changes: np.ndarray) -> list[float]:
+    """Mean of paired differences, and its 95 % interval with rows as the units."""
+    mean, interval = clustered_mean(changes.astype(np.float64), np.ones(len(changes)))
+    assert interval is not None, "rows come in batches of eight"
+    return [round(float(value), 6) for value in (mean, *interval)]
+
+
+def _row_losses(
+    graphdef: Any, params: Any, memory: Memory, part: Part, *, batches: int
+) -> np.ndarray:
+    found = [
+        frozen_row_losses(graphdef, params, memory, batch) for batch in _batches(part, batches)
+    ]
+    return np.concatenate(jax.device_get(found))
+
+
+def _batches(part: Part, most: int) -> Any:
+    return row_batches(part.rows, part.indices[: most * BATCH], batch_size=BATCH, keep_last=False)

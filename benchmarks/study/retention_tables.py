@@ -1,0 +1,227 @@
+"""Tables and picture of what ways to write keep, from the lines of `benchmarks.study.retention`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.study.tables import over_seeds
+from fwpkm_jax.evaluation.intervals import clustered_mean
+
+Line = dict[str, Any]
+PLAIN = "plain"
+
+
+def facts_table(lines: Sequence[Line]) -> str:
+    """A row for each way to write: means over the runs, and in how many it is above plain."""
+    facts = [line for line in lines if line["measure"] == "facts"]
+    if not facts:
+        return ""
+    text, other = (_last(facts[0]["facts"], kind) for kind in ("text", "facts"))
+    columns = {"told once": "told_1", f"told {_readings(facts)} times": "told"}
+    columns |= {_named(text): text, _named(other): other}
+    columns |= {"new, told once": "new_1", f"new, {_readings(facts)} times": "new"}
+    head = [*columns, "forgotten in text", "minus plain", "forgotten for facts", "minus plain"]
+    rows = [f"| write | {' | '.join(head)} |", "|---" * (len(head) + 1) + "|"]
+    plain = {line["run"]: line for line in facts if line["method"] == PLAIN}
+    for name in dict.fromkeys(line["method"] for line in facts):
+        own = [line for line in facts if line["method"] == name]
+        cells = [name]
+        for moment in columns.values():
+            cells.append(
+                _mean_and_count(
+                    [_share(line, moment) for line in own],
+                    [_share(plain[line["run"]], moment) for line in own],
+                    name,
+                    better=np.greater_equal,
+                )
+            )
+        for moment in (text, other):
+            cells.append(
+                _mean_and_count(
+                    [forgotten(line, moment) for line in own],
+                    [forgotten(plain[line["run"]], moment) for line in own],
+                    name,
+                    better=np.less,
+                )
+            )
+            cells.append("" if name == PLAIN else _against_plain(own, plain, moment))
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def domains_table(lines: Sequence[Line]) -> str:
+    """Adaptation and forgetting in nats of each way to write, over runs and orders."""
+    domains = [line for line in lines if line["measure"] == "domains"]
+    rows = [
+        "| write | runs and orders | adaptation | forgetting | over the runs |",
+        "|---|---|---|---|---|",
+    ]
+    plain = {(x["run"], x["order"]): x["change"] for x in domains if x["method"] == PLAIN}
+    for name in dict.fromkeys(line["method"] for line in domains):
+        own = [line for line in domains if line["method"] == name]
+        cells = [name, str(len(own))]
+        for key in ("adaptation", "forgetting_mean"):
+            values = [line["change"][key][0] for line in own]
+            theirs = [plain[line["run"], line["order"]][key][0] for line in own]
+            cells.append(_mean_and_count(values, theirs, name, better=np.less_equal, digits=4))
+        means = [
+            np.mean([x["change"]["forgetting_mean"][0] for x in own if x["run"] == run])
+            for run in dict.fromkeys(line["run"] for line in own)
+        ]
+        cells.append(over_seeds(list(map(float, means)), digits=4) if len(means) > 1 else "")
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def each_domain_table(lines: Sequence[Line], method: str = PLAIN) -> str:
+    """By run and order, each domain's change when just read and at the end, with intervals."""
+    own = [x for x in lines if x["measure"] == "domains" and x["method"] == method]
+    rows = ["| run | order | domain | just read | at the end | forgetting |", "|---" * 6 + "|"]
+    for line in own:
+        change = line["change"]
+        lost = [*change["forgetting"], None]  # Nothing follows the last domain.
+        each = zip(change["domains"], change["own"], change["end"], lost, strict=True)
+        for domain, just, end, forgetting in each:
+            cells = [line["run"].rpartition("_")[2], line["order"], domain]
+            cells += [_interval(x) if x else "" for x in (just, end, forgetting)]
+            rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def draw(path: Path, lines: Sequence[Line], *, control: Sequence[str]) -> None:
+    """Forgetting against what is learned: a point for each way and run, the control as a curve.
+
+    Args:
+      path: file of the picture.
+      lines: of both measures.
+      control: names of the plain write at several sizes of step, in order.
+    """
+    from matplotlib.figure import Figure
+
+    facts = [line for line in lines if line["measure"] == "facts"]
+    domains = [line for line in lines if line["measure"] == "domains"]
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    axes = figure.subplots(2, 2).ravel()
+    panels: list[tuple[str, str, Sequence[Line], Callable[[Line], tuple[float, float]]]] = []
+    if facts:
+        text, other = (_last(facts[0]["facts"], kind) for kind in ("text", "facts"))
+        for moment in (text, other):
+            panels.append(
+                (
+                    "new facts known after one reading",
+                    f"facts forgotten after {_named(moment)}",
+                    facts,
+                    lambda line, moment=moment: (
+                        _share(line, "new_1"),
+                        forgotten(line, moment),
+                    ),
+                )
+            )
+    if domains:
+        panels.append(
+            (
+                "adaptation, nats gained (mean of orders)",
+                "forgetting, nats (mean of orders)",
+                _over_orders(domains),
+                lambda line: (-line["adaptation"], line["forgetting"]),
+            )
+        )
+    names = list(dict.fromkeys(line["method"] for line in lines))
+    markers = "osv^D<>PX*hpd8"
+    for axis, (x_label, y_label, found, point) in zip(axes, panels, strict=False):
+        for number, name in enumerate(names):
+            points = np.array([point(line) for line in found if line["method"] == name])
+            if len(points):
+                style = {"color": f"C{number % 10}", "marker": markers[number % len(markers)]}
+                axis.scatter(*points.T, s=28, **style)
+        curve = [
+            np.mean([point(line) for line in found if line["method"] == name], axis=0)
+            for name in control
+            if any(line["method"] == name for line in found)
+        ]
+        axis.plot(*np.array(curve).T, color="0.4", zorder=0)
+        axis.set(xlabel=x_label, ylabel=y_label)
+        axis.grid(alpha=0.3)
+    for number, name in enumerate(names):
+        style = {"color": f"C{number % 10}", "marker": markers[number % len(markers)]}
+        axes[-1].scatter([], [], label=name, **style)
+    axes[-1].plot([], [], color="0.4", label="control: mean over runs, by step")
+    axes[-1].legend(loc="center", ncols=2, frameon=False, fontsize=8)
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def forgotten(line: Line, moment: str) -> float:
+    """Share of answers that were right after the telling and no longer are."""
+    return _share(line, "told") - _share(line, moment)
+
+
+def _share(line: Line, moment: str) -> float:
+    return line["facts"][moment]["exact"]
+
+
+def _last(moments: dict[str, Any], kind: str) -> str:
+    numbers = [int(name.partition("_")[2]) for name in moments if name.startswith(f"{kind}_")]
+    return f"{kind}_{max(numbers)}"
+
+
+def _named(moment: str) -> str:
+    kind, _, number = moment.partition("_")
+    return f"{number} texts" if kind == "text" else f"{number} haystacks with other facts"
+
+
+def _readings(facts: Sequence[Line]) -> int:
+    return facts[0]["settings"]["readings"]
+
+
+def _mean_and_count(
+    values: Sequence[float],
+    plain: Sequence[float],
+    name: str,
+    *,
+    better: Callable[..., Any],
+    digits: int = 2,
+) -> str:
+    mean = f"{np.mean(values):.{digits}f}"
+    count = int(np.sum(better(np.asarray(values), np.asarray(plain))))
+    return mean if name == PLAIN else f"{mean} ({count} of {len(values)})"
+
+
+def _against_plain(own: Sequence[Line], plain: dict[str, Line], moment: str) -> str:
+    """What is forgotten minus what the plain write forgets, with an interval over people."""
+
+    def lost(line: Line) -> np.ndarray:
+        told, later = (np.asarray(line["facts"][name]["right"]) for name in ("told", moment))
+        return told - later
+
+    questions = own[0]["facts"][moment]["questions"] / len(own[0]["facts"][moment]["right"])
+    difference = np.concatenate([lost(line) - lost(plain[line["run"]]) for line in own])
+    mean, interval = clustered_mean(difference / questions, np.ones(len(difference)))
+    assert interval is not None, "several people are told facts"
+    return f"{mean:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def _interval(values: Sequence[float]) -> str:
+    return "{:.4f} [{:.4f}, {:.4f}]".format(*values)
+
+
+def _over_orders(domains: Sequence[Line]) -> list[Line]:
+    """By way and run, the means over the orders."""
+    found: dict[tuple[str, str], list[Line]] = {}
+    for line in domains:
+        found.setdefault((line["method"], line["run"]), []).append(line["change"])
+    return [
+        {
+            "method": method,
+            "run": run,
+            "adaptation": float(np.mean([x["adaptation"][0] for x in changes])),
+            "forgetting": float(np.mean([x["forgetting_mean"][0] for x in changes])),
+        }
+        for (method, run), changes in found.items()
+    ]

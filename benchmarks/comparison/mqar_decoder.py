@@ -55,7 +55,9 @@ class Layout:
     heads: int = 2
     """Heads; each has `width / heads` channels."""
     chunk: int = 8
-    """Tokens between two writes of FwPKM, FwMLP and LaCT; `window` of swa and LaCT is the same."""
+    """Tokens between two writes of FwPKM, FwMLP and LaCT."""
+    window: int | None = None
+    """Tokens that windowed attention and LaCT see; None: `chunk`."""
     stacked: bool = False
     """One layer without convolution, and a frozen embedding of unit vectors."""
 
@@ -64,7 +66,9 @@ Layer = AbstractMixerConfig | FastWeightConfig
 
 
 def layers_of(name: str, layout: Layout) -> tuple[Layer, ...]:
-    """The layers of a memory, without the convolution before them."""
+    """The layers of a memory, without the convolution before them; `A+B` has those of both."""
+    if "+" in name:
+        return tuple(layer for part in name.split("+") for layer in layers_of(part, layout))
     if name == PUBLISHED_ATTENTION:
         return (_attention(replace(layout, heads=1)),) * (1 if layout.stacked else 2)
     # A stacked position has a key and its value, so a memory need not look ahead.
@@ -91,7 +95,7 @@ def layers_of(name: str, layout: Layout) -> tuple[Layer, ...]:
         rules = (replace(MATRIX_RULES[name](), convolution=False),)
     model = ModelConfig(
         mixers=(name,),
-        window=layout.chunk,
+        window=layout.window or layout.chunk,
         attention=_attention(layout),
         matrix=MatrixMemoryConfig(**matrix, rules=rules),
         titans=TitansConfig(num_heads=heads, head_dim=head_dim, chunk_size=2 * layout.chunk),
@@ -100,7 +104,7 @@ def layers_of(name: str, layout: Layout) -> tuple[Layer, ...]:
             num_fast_heads=heads,
             hidden_dim=head_dim,
             chunk_size=layout.chunk,
-            window=layout.chunk,
+            window=layout.window or layout.chunk,
         ),
     )
     return (mixer_config(name, model),)
@@ -200,7 +204,13 @@ class Decoder(nnx.Module):
         return found[0].init_memory(rng) if found else ()
 
     def __call__(
-        self, tokens: jax.Array, positions: jax.Array, memory: Any, *, kept: jax.Array | None = None
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        memory: Any,
+        *,
+        kept: jax.Array | None = None,
+        write: bool = True,
     ) -> jax.Array:
         """The head's inputs at the questions, `[batch, questions, width]`.
 
@@ -209,8 +219,21 @@ class Decoder(nnx.Module):
           positions: int32 `[batch, questions]`, where the questions are.
           memory: of `init_memory`; every sequence starts from it.
           kept: `[batch, length, width]`, multiplies the embedded tokens (dropout); None: 1.
+          write: False leaves the fast weights as they are.
         """
-        x = self._embed(tokens)
+        return self.run(tokens, positions, memory, kept=kept, write=write)[0]
+
+    def run(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        memory: Any,
+        *,
+        kept: jax.Array | None = None,
+        write: bool = True,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """What a call gives, and the gate of the `FastWeight` layer, `[batch, length]`, if any."""
+        x, gate = self._embed(tokens), None
         x = x if kept is None else x * kept
         batch = len(tokens)
         own = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (batch, *leaf.shape[1:])), memory)
@@ -218,13 +241,16 @@ class Decoder(nnx.Module):
             y = norm(x)
             if isinstance(layer, GatedConvolution):
                 y = layer(y)
+            elif isinstance(layer, FastWeight):
+                y, _, info = layer(y, own, write=write)
+                gate = info.gate
             else:
-                y = layer(y, own)[0] if isinstance(layer, FastWeight) else layer(y)[0]
+                y = layer(y)[0]
             x = x + y
             x = x + after(x)
         x = jnp.take_along_axis(x, positions[..., None], axis=1)
         x = self.final_norm(x)
-        return x if self.out_proj is None else self.out_proj(x)
+        return (x if self.out_proj is None else self.out_proj(x)), gate
 
     def logits(self, x: jax.Array) -> jax.Array:
         """`[batch, questions, ids]`; of a stacked task the ids are those of values."""

@@ -33,10 +33,31 @@ class Progress(NamedTuple):
     step: jax.Array
 
 
+class Limited(NamedTuple):
+    """Another memory with the same weights, such as attention within windows.
+
+    Attributes:
+      name: of the memory.
+      share: of the updates that use it, drawn one by one.
+    """
+
+    name: str
+    share: float
+
+
 class Training:
     """The compiled functions of one memory; learning rate and seed are arguments."""
 
-    def __init__(self, name: str, layout: Layout, *, batch_size: int, rows: int, length: int):
+    def __init__(
+        self,
+        name: str,
+        layout: Layout,
+        *,
+        batch_size: int,
+        rows: int,
+        length: int,
+        limited: Limited | None = None,
+    ):
         """Compiles nothing yet.
 
         Args:
@@ -45,6 +66,7 @@ class Training:
           batch_size: documents per update.
           rows: documents computed at a time, whose gradients are summed to those of an update.
           length: number of learned positions, if there are any.
+          limited: in a share of the updates the weights are those of another memory; None: never.
 
         Raises:
           ValueError: `rows` does not divide the batch.
@@ -58,11 +80,17 @@ class Training:
         self._adam = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(WEIGHT_DECAY))
         model = self._model(rngs=nnx.Rngs(0))
         self._graph, params, _ = nnx.split(model, nnx.Param, Frozen)
+        self._limited_graph, self._limited_share = self._graph, 0.0
+        if limited is not None:
+            other = Decoder(limited.name, layout, length=length, rngs=nnx.Rngs(0))
+            self._limited_graph = nnx.split(other, nnx.Param, Frozen)[0]
+            self._limited_share = limited.share
         self._memory = model.init_memory(jax.random.key(0))
         self._width = layout.width
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
         self._train = jax.jit(self._updates, donate_argnums=0)
-        self._right = jax.jit(self._count_right)
+        self._right = jax.jit(self._count_right, static_argnames=("write", "limited"))
+        self._gates = jax.jit(self._sum_gates)
 
     def start(self, seed: int) -> tuple[Progress, Any]:
         """A seed's first weights, and its frozen ones."""
@@ -104,26 +132,49 @@ class Training:
             losses.append(np.asarray(loss))
         return state, float(np.mean(np.concatenate(losses)))
 
-    def accuracy(self, params: Any, frozen: Any, part: Documents) -> float:
-        """Share of right answers."""
+    def accuracy(
+        self,
+        params: Any,
+        frozen: Any,
+        part: Documents,
+        *,
+        write: bool = True,
+        limited: bool = False,
+    ) -> float:
+        """Share of right answers; `write=False` with fast weights as they begin."""
+        right = partial(self._right, params, frozen, write=write, limited=limited)
         blocks, rest = divmod(len(part.tokens), self._rows)
-        right = 0
+        found = 0
         if blocks:
-            right += int(self._right(params, frozen, _divided(part, blocks, self._rows)))
+            found += int(right(_divided(part, blocks, self._rows)))
         if rest:
-            last = Documents(*(leaf[-rest:][None] for leaf in part))
-            right += int(self._right(params, frozen, last))
-        return right / part.labels.size
+            found += int(right(Documents(*(leaf[-rest:][None] for leaf in part))))
+        return found / part.labels.size
+
+    def gates(self, params: Any, frozen: Any, part: Documents) -> tuple[float, float] | None:
+        """The mean gate at questions and elsewhere; None without a gated memory.
+
+        Only documents that fill a computation of `rows` count.
+        """
+        blocks = len(part.tokens) // self._rows
+        sums = self._gates(params, frozen, _divided(part, blocks, self._rows))
+        if sums is None:
+            return None
+        documents, asked = blocks * self._rows, part.positions.shape[1]
+        at, everywhere = (float(x) / documents for x in sums)
+        return at / asked, (everywhere - at) / (part.tokens.shape[1] - asked)
 
     def _updates(self, state: Progress, frozen: Any, batches: Documents, rate: Any, rng: Any):
         parts = self._batch_size // self._rows
 
         def update(state: Progress, batch: Documents):
             shape = (*batch.tokens.shape[:2], self._width)
-            kept = jax.random.bernoulli(jax.random.fold_in(rng, state.step), 1 - DROPOUT, shape)
+            own = jax.random.fold_in(rng, state.step)
+            kept = jax.random.bernoulli(own, 1 - DROPOUT, shape)
+            limited = jax.random.bernoulli(jax.random.fold_in(own, 1), self._limited_share)
 
             def add(total: Any, part: Any):
-                value = jax.value_and_grad(self._loss)(state.params, frozen, *part)
+                value = jax.value_and_grad(self._loss)(state.params, frozen, *part, limited)
                 return jax.tree.map(jnp.add, total, value), None
 
             zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
@@ -136,25 +187,47 @@ class Training:
 
         return jax.lax.scan(update, state, batches)
 
-    def _loss(self, params: Any, frozen: Any, part: Documents, kept: jax.Array) -> jax.Array:
-        model = nnx.merge(self._graph, params, frozen)
+    def _loss(
+        self, params: Any, frozen: Any, part: Documents, kept: jax.Array, limited: jax.Array
+    ) -> jax.Array:
         kept = kept.astype(jnp.float32) / (1 - DROPOUT)
-        logits = self._logits(model, part, kept)
-        labels = part.labels - self._first_label
-        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
 
-    def _logits(self, model: Decoder, part: Documents, kept: jax.Array | None) -> jax.Array:
+        def loss(graph: Any) -> jax.Array:
+            logits = self._logits(nnx.merge(graph, params, frozen), part, kept=kept)
+            labels = part.labels - self._first_label
+            return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+
+        if not self._limited_share:
+            return loss(self._graph)
+        return jax.lax.cond(limited, lambda: loss(self._limited_graph), lambda: loss(self._graph))
+
+    def _logits(self, model: Decoder, part: Documents, **options: Any) -> jax.Array:
         tokens, positions = map(jnp.asarray, (part.tokens, part.positions))
-        return model.logits(model(tokens, positions, self._memory, kept=kept))
+        return model.logits(model(tokens, positions, self._memory, **options))
 
-    def _count_right(self, params: Any, frozen: Any, blocks: Documents) -> jax.Array:
-        model = nnx.merge(self._graph, params, frozen)
+    def _count_right(
+        self, params: Any, frozen: Any, blocks: Documents, *, write: bool, limited: bool
+    ) -> jax.Array:
+        model = nnx.merge(self._limited_graph if limited else self._graph, params, frozen)
 
         def right(part: Documents) -> jax.Array:
-            logits = self._logits(model, part, None)
+            logits = self._logits(model, part, write=write)
             return jnp.sum(jnp.argmax(logits, axis=-1) + self._first_label == part.labels)
 
         return jnp.sum(jax.lax.map(right, blocks))
+
+    def _sum_gates(
+        self, params: Any, frozen: Any, blocks: Documents
+    ) -> tuple[jax.Array, jax.Array] | None:
+        model = nnx.merge(self._graph, params, frozen)
+
+        def sums(part: Documents) -> tuple[jax.Array, jax.Array] | None:
+            _, gate = model.run(part.tokens, part.positions, self._memory)
+            if gate is None:
+                return None
+            return jnp.take_along_axis(gate, part.positions, axis=1).sum(), gate.sum()
+
+        return jax.tree.map(jnp.sum, jax.lax.map(sums, blocks))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +298,11 @@ class Run:
             "curve": curve,
             "cpu_seconds": round(time.process_time() - start, 1),
         }
+
+    def weights(self, training: Training) -> tuple[Any, Any]:
+        """The weights as of the last validation, and the frozen ones; `state` must be there."""
+        start, frozen = training.start(self.seed)
+        return _load(self.state, start)[0].params, frozen
 
     def _ended(self, curve: Sequence[Sequence[Any]]) -> bool:
         reached = sum(accuracy >= self.threshold for _, _, accuracy in curve)

@@ -1,50 +1,43 @@
-"""Trains recall beside full attention that learns to look up, with FwPKM and without.
+"""Trains associative recall beside attention that learns to look up, with FwPKM and without.
 
-    python -m benchmarks.study.beside_attention                          # what is missing in --out
-    python -m benchmarks.study.beside_attention --runs attention:0       # one of them, KIND:SEED
+    taskset -c 1 python -m benchmarks.study.beside_attention                      # what --out lacks
+    taskset -c 1 python -m benchmarks.study.beside_attention --runs attention:0   # one, KIND:SEED
 
 The paper finds that a model with full attention ignores the memory, and that limiting attention in
 nine of ten training steps makes it use the memory (findings 2 and 3). Both can only be tested where
-attention alone solves the task. Every kind has two layers and the task of `fwpkm train recall`.
-`--out` gets one JSON object per line and run; runs that it has are passed over, and an interrupted
-run continues. The page of results is docs/measurements/study.md.
+attention alone solves the task, as it does in MQAR's smallest cell after a convolution
+(`benchmarks.comparison.mqar`). A run ends when two validations have reached 0.99. `--out` gets one
+JSON object per line and run; runs that it has are passed over, and an interrupted run continues.
+The page of results is docs/measurements/study.md.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
+import jax
 
-from benchmarks.machine import environment
+from benchmarks.comparison.mqar_decoder import Layout
+from benchmarks.comparison.mqar_tasks import Part, cell_of
+from benchmarks.comparison.mqar_training import Limited, Run, Training
+from benchmarks.comparison.small_decoders import machine
 from benchmarks.options import parse
 from benchmarks.study.lines import make_lines
-from benchmarks.study.study import limited
-from fwpkm_jax.data import make_dataset
-from fwpkm_jax.evaluation import Subject
-from fwpkm_jax.evaluation.recall import RecallConfig, recall_accuracy
-from fwpkm_jax.run import load_run
-from fwpkm_jax.run.evaluate import subject_of
-from fwpkm_jax.training.micro_batches import broadcast_memory
 
-ATTENTION = ("--model.mixers", "swa", "attention")
-ALONE = ("--model.memory_layers",)
-KINDS: dict[str, tuple[str, ...]] = {
-    "windows": ALONE,
-    "windows_fwpkm": (),
-    "attention": (*ATTENTION, *ALONE),
-    "attention_fwpkm": ATTENTION,
-    "attention_fwpkm_pswa": (*ATTENTION, "--training.window_probability", "0.9"),
+FWPKM = "fwpkm_16"
+KINDS: dict[str, tuple[str, Limited | None]] = {
+    "attention": ("attention", Limited("swa", 0.0)),
+    "windows": ("swa", None),
+    "fwpkm_attention": (f"{FWPKM}+attention", Limited(f"{FWPKM}+swa", 0.0)),
+    "fwpkm_attention_pswa": (f"{FWPKM}+attention", Limited(f"{FWPKM}+swa", 0.9)),
+    "fwpkm_windows": (f"{FWPKM}+swa", None),
 }
-"""Options of each kind; the second layer has windows or full attention, FwPKM before it or not."""
+"""The layers of each kind, behind the convolution; and what its attention is limited to, in which
+share of the updates. With share 0 it is limited only when it is asked so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,110 +46,102 @@ class Options:
 
     runs: tuple[str, ...] = tuple(f"{kind}:{seed}" for seed in range(3) for kind in KINDS)
     """As KIND:SEED, in this order."""
-    steps: int = 3000
-    """Steps of each run."""
-    extra: tuple[str, ...] = ()
-    """More options of `fwpkm train` for every run, as NAME=VALUES without dashes."""
-    batches: int = 8
-    """Batches of the validation split that are asked."""
-    runs_dir: Path = Path("runs/study/beside_attention")
-    """Folder of the runs."""
+    rate: float = 2.15e-3
+    """Learning rate of the first epoch; it falls with a cosine, from epoch to epoch."""
+    epochs: int = 8
+    """Passes over the training documents."""
+    validations: int = 4
+    """Validations in an epoch."""
+    window: int = 4
+    """Tokens that limited attention sees, and half of those between two writes of FwPKM."""
+    width: int = 64
+    """Width of the residual stream."""
+    documents: int = 100_000
+    """Documents for training."""
+    tested: int = 3000
+    """Documents of validation and of the test."""
+    batch_size: int = 512
+    """Documents per update."""
+    rows: int = 16
+    """Documents computed at a time; changes no result except by rounding."""
     out: Path = Path("benchmarks/results/beside_attention_cpu.jsonl")
     """File of the results, which are added to."""
 
 
-def train(options: Options, kind: str, seed: int) -> Path:
-    """The directory of a run, trained as far as it was not."""
-    directory = options.runs_dir / f"{kind}_seed{seed}"
-    if (directory / "results.json").exists():
-        return directory
-    command = ["recall", *KINDS[kind], "--training.steps", str(options.steps)]
-    for extra in options.extra:
-        name, value = extra.split("=", 1)
-        command += [f"--{name}", *value.split()]
-    command += ["--seed", str(seed), "--run_dir", str(directory)]
-    subprocess.run([sys.executable, "-m", "fwpkm_jax", "train", *command], check=True)
-    return directory
-
-
-def evaluate(options: Options, kind: str, seed: int) -> dict[str, Any]:
-    """The line of a trained run: shares of right answers, and gates."""
-    directory = train(options, kind, seed)
-    run = load_run(directory)
-    subject = subject_of(run, name=str(directory))
-    line: dict[str, Any] = {"run": f"{kind}:{seed}", "steps": run.experiment.training.steps}
-    line["whole"] = shares(subject, options.batches)
-    if "attention" in subject.model.config.mixers:
-        line["window"] = shares(limited(subject), options.batches)
-    if subject.memory:
-        line["gates"] = gates(subject, options.batches)
-    return line | {"environment": environment()}
-
-
-def shares(subject: Subject, batches: int) -> dict[str, Any]:
-    """Share of right answers with the memory written and frozen, and their number."""
-    result = recall_accuracy(
-        subject.model,
-        subject.memory,
-        config=RecallConfig(batches=batches),
-        batches=rows(subject),
-        lifetime=subject.lifetime,
-        groups=subject.groups,
-        num_values=subject.data.num_answers or 0,
-    ).record["results"]
-    found = {way: round(result[way]["all"]["accuracy"], 5) for way in ("writing", "frozen")}
-    return found | {"answers": result["writing"]["all"]["answers"]}
-
-
-def gates(subject: Subject, batches: int) -> dict[str, Any]:
-    """By memory layer, the mean gate where a value is asked for, and elsewhere."""
-    found: dict[str, dict[str, list[np.ndarray]]] = {}
-    memory = broadcast_memory(subject.memory, subject.groups)
-    for batch, _ in zip(rows(subject), range(batches), strict=False):
-        out = subject.model(jnp.asarray(batch["tokens"][:, :-1]), memory)
-        asked = batch["answer_distance"] > 0
-        for layer, info in out.info.items():
-            of = found.setdefault(layer, {"answers": [], "others": []})
-            gate = np.asarray(info.gate)
-            of["answers"].append(gate[asked])
-            of["others"].append(gate[~asked])
-    return {
-        layer: {name: round(float(np.concatenate(x).mean()), 5) for name, x in of.items()}
-        for layer, of in found.items()
-    }
-
-
-def rows(subject: Subject) -> Any:
-    """Batches that training did not see."""
-    data = replace(subject.data, num_workers=0)
-    return make_dataset(data, split="valid", batch_size=subject.batch_size, seed=subject.seed)
+def make_run(kind: str, seed: int, options: Options) -> dict[str, Any]:
+    """Trains one run, or what is left of it, and reads the test in four ways."""
+    name, limited = KINDS[kind]
+    found = cell_of("cell", pairs=4, length=64)
+    train, test = found.train[0].task, found.test[0].task
+    cell = found._replace(
+        train=(Part(train, options.documents),), test=(Part(test, options.tested),)
+    )
+    layout = Layout(width=options.width, chunk=2 * options.window, window=options.window)
+    training = Training(
+        name,
+        layout,
+        batch_size=options.batch_size,
+        rows=options.rows,
+        length=train.length,
+        limited=limited,
+    )
+    run = Run(
+        cell=cell,
+        rate=options.rate,
+        seed=seed,
+        epochs=options.epochs,
+        validations=options.validations,
+        threshold=0.99,
+        state=options.out.with_name(f"{options.out.stem}.{kind}-{seed}.npz"),
+    )
+    trained = run.train(training)
+    weights = run.weights(training)
+    (asked,) = run.documents(cell.test, "test")
+    line = {"run": f"{kind}:{seed}", "rate": options.rate, "epochs": options.epochs}
+    line |= {"window": options.window, "documents": options.documents}
+    line |= {key: trained[key] for key in ("steps", "loss", "curve", "cpu_seconds")}
+    ways = [False] if limited is None else [False, True]
+    for short in ways:
+        key = "limited" if short else "whole"
+        line[key] = {
+            way: round(training.accuracy(*weights, asked, write=write, limited=short), 4)
+            for way, write in (("writing", True), ("frozen", False))
+        }
+    gates = training.gates(*weights, asked)
+    line["gates"] = None if gates is None else [round(gate, 4) for gate in gates]
+    run.state.unlink()
+    jax.clear_caches()
+    return line | {"environment": machine()}
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
     """Each run's shares of right answers, and its gates."""
-    head = ["model", "seed", "right", "memory frozen", "attention limited", "both"]
-    head += ["gate at answers", "elsewhere"]
+    head = ["model", "seed", "updates", "right", "memory frozen", "attention limited", "both"]
+    head += ["gate at questions", "elsewhere"]
     found = [head, ["---"] * len(head)]
-    order = [f"{kind}:{seed}" for kind in KINDS for seed in range(100)]
-    for line in sorted(lines, key=lambda line: order.index(line["run"])):
+    kinds = list(KINDS)
+    for line in sorted(lines, key=lambda line: (kinds.index(_kind(line)), line["run"])):
         kind, _, seed = line["run"].partition(":")
-        whole, window = line["whole"], line.get("window", {})
-        memory = next(iter(line.get("gates", {}).values()), {})
-        cells = [whole["writing"], whole["frozen"] if memory else None]
-        cells += [window.get("writing"), window.get("frozen") if memory else None]
-        cells += [memory.get("answers"), memory.get("others")]
-        found.append([f"`{kind}`", seed, *("" if x is None else f"{x:.3f}" for x in cells)])
+        shares = [(line[key]["writing"], line[key]["frozen"]) if key in line else (None, None)
+                  for key in ("whole", "limited")]  # fmt: skip
+        if line["gates"] is None:  # Nothing that could be frozen.
+            shares = [(written, None) for written, _ in shares]
+        cells = [*shares[0], *shares[1], *(line["gates"] or (None, None))]
+        shown = ["" if cell is None else f"{cell:.3f}" for cell in cells]
+        found.append([f"`{kind}`", seed, str(line["steps"]), *shown])
     return "\n".join(f"| {' | '.join(row)} |" for row in found)
+
+
+def _kind(line: dict[str, Any]) -> str:
+    return line["run"].partition(":")[0]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(Options, argv, description=__doc__)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
 
     def make(kind: str, seed: int) -> dict[str, Any]:
-        line = evaluate(options, kind, seed)
-        print(json.dumps(line), flush=True)
-        return line
+        print(f"{kind} seed {seed}", flush=True)
+        return make_run(kind, seed, options)
 
     print(table(make_lines(options.runs, KINDS, options.out, make)))
     return 0

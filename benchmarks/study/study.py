@@ -189,7 +189,7 @@ def make_run(name: str, seed: int) -> dict[str, Any]:
 def _prepared(subject: Subject, label: str, options: Any, results: Path) -> tuple[Subject, Any]:
     """What an evaluation reads, if it is not the trained model with the options as they are."""
     if label == WINDOWED:
-        return limited(subject), options
+        return _limited(subject), options
     if label == ABLATED:
         return controls.without_reads(subject), options
     if label == OTHER:
@@ -249,7 +249,7 @@ def _over_books(path: Path) -> tuple[float, Any]:
         return clustered_mean(sums, np.bincount(arrays["document"]))
 
 
-def limited(subject: Subject) -> Subject:
+def _limited(subject: Subject) -> Subject:
     """The subject with sliding windows in place of full attention, which has the same weights."""
     config = subject.model.config
     mixers = tuple("swa" if mixer == "attention" else mixer for mixer in config.mixers)

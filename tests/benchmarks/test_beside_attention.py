@@ -2,51 +2,77 @@
 
 import json
 
+import jax
 import pytest
 
-from benchmarks.study import beside_attention
+from benchmarks.comparison.mqar_decoder import Layout
+from benchmarks.comparison.mqar_tasks import Task, documents
+from benchmarks.comparison.mqar_training import Limited, Training
 from tests.benchmarks.programs import run
 
 
 def test_the_table_has_what_a_kind_can_lack(tmp_path, capsys):
-    shares = {"writing": 0.75, "frozen": 0.25, "answers": 8}
-    gates = {"layer_1": {"answers": 0.5, "others": 0.125}}
+    shares = {"writing": 0.75, "frozen": 0.25}
     lines = [
-        {"run": "attention_fwpkm:1", "whole": shares, "window": shares, "gates": gates},
-        {"run": "windows:0", "whole": shares},
+        {"run": "fwpkm_attention:1", "whole": shares, "limited": shares, "gates": [0.5, 0.125]},
+        {"run": "windows:0", "whole": shares, "gates": None},
     ]
     out = tmp_path / "lines.jsonl"
-    out.write_text("\n".join(map(json.dumps, lines)))
+    out.write_text("\n".join(json.dumps(line | {"steps": 7}) for line in lines))
     run("study.beside_attention", "--runs", "--out", out)
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[2:] == [
-        "| `windows` | 0 | 0.750 |  |  |  |  |  |",
-        "| `attention_fwpkm` | 1 | 0.750 | 0.250 | 0.750 | 0.250 | 0.500 | 0.125 |",
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "| `windows` | 0 | 7 | 0.750 |  |  |  |  |  |",
+        "| `fwpkm_attention` | 1 | 7 | 0.750 | 0.250 | 0.750 | 0.250 | 0.500 | 0.125 |",
     ]
     with pytest.raises(SystemExit, match="no KIND:SEED"):
         run("study.beside_attention", "--runs", "attention", "--out", out)
 
 
-@pytest.mark.slow
-def test_a_model_with_attention_is_read_with_its_window_and_without_its_memory(tmp_path):
-    small = {
-        "data.length": 48, "data.num_facts": 3, "data.min_distance": 16, "model.model_dim": 16,
-        "model.window": 8, "model.mlp_dim": 16, "training.batch_size": 2,
-        "training.memory.groups": 2, "training.log_every": 1, "model.attention.head_dim": 4,
-        "model.fast_weight.chunk_size": 16,
-    }  # fmt: skip
+@pytest.mark.thorough
+def test_limited_updates_are_those_of_the_other_memory_and_gates_are_means():
+    layout = Layout(vocabulary=32, width=8, heads=2, chunk=4, window=2)
+    made = documents(Task(pairs=2, length=16, vocabulary=32), 4, split="train", seed=0)
+    block = type(made)(*(leaf[None] for leaf in made))
+    found = {}
+    for name, kind, limited in (
+        ("whole", "attention", None),
+        ("windows", "swa", None),
+        ("always", "attention", Limited("fwpkm_8+swa", 1.0)),
+        ("never", "attention", Limited("fwpkm_8+swa", 0.0)),
+    ):
+        layers = f"fwpkm_8+{kind}"
+        training = Training(layers, layout, batch_size=4, rows=2, length=16, limited=limited)
+        state, frozen = training.start(0)
+        larger = state._replace(params=jax.tree.map(lambda x: 20 * x, state.params))
+        found[name] = training.train(larger, frozen, [block], rate=1e-3, seed=0)[1]
+    assert found["always"] == pytest.approx(found["windows"], rel=1e-6)
+    assert found["never"] == pytest.approx(found["whole"], rel=1e-6)
+    assert found["never"] != pytest.approx(found["always"], rel=1e-5)
+    training = Training("fwpkm_8+attention", layout, batch_size=4, rows=2, length=16)
+    state, frozen = training.start(0)
+    gates = training.gates(state.params, frozen, made)
+    assert gates is not None
+    assert all(0.3 < gate < 0.7 for gate in gates)
+    alone = Training("attention", layout, batch_size=4, rows=2, length=16)
+    state, frozen = alone.start(0)
+    assert alone.gates(state.params, frozen, made) is None
+
+
+@pytest.mark.thorough
+def test_a_run_is_read_with_its_memory_frozen_and_its_attention_limited(tmp_path):
     out = tmp_path / "lines.jsonl"
     options = (
-        *("--steps", 1, "--batches", 1, "--runs-dir", tmp_path / "runs", "--out", out),
-        *("--extra", *(f"{name}={value}" for name, value in small.items())),
+        *("--rate", 1e-3, "--epochs", 1, "--validations", 1, "--window", 4, "--width", 8),
+        *("--documents", 8, "--tested", 4, "--batch-size", 4, "--rows", 4, "--out", out),
     )
-    names = ("attention:0", "attention_fwpkm_pswa:0")
+    names = ("attention:0", "windows:0", "fwpkm_attention_pswa:1")
     assert run("study.beside_attention", "--runs", *names, *options) == 0
-    alone, both = map(json.loads, out.read_text().splitlines())
-    assert (alone["run"], both["run"]) == names
-    assert "gates" not in alone
-    assert 0 < both["gates"]["layer_1"]["answers"] < 1
-    assert both["whole"]["answers"] == both["window"]["answers"] > 0
-    config = beside_attention.load_run(tmp_path / "runs/attention_fwpkm_pswa_seed0").experiment
-    assert config.training.window_probability == 0.9
-    assert config.training.steps == both["steps"] == 1
+    alone, windows, both = map(json.loads, out.read_text().splitlines())
+    assert (alone["run"], windows["run"], both["run"]) == names
+    assert alone["gates"] is windows["gates"] is None
+    assert alone["whole"]["writing"] == alone["whole"]["frozen"]
+    assert "limited" in alone
+    assert "limited" not in windows
+    assert all(0 < gate < 1 for gate in both["gates"])
+    assert both["steps"] == 2
+    assert list(tmp_path.iterdir()) == [out]

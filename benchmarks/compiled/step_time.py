@@ -29,14 +29,16 @@ from benchmarks.options import parse
 
 _PLACES = 8  # Slots that a token reads, the default of the rule.
 _SELECT = "product_top_k_select"
-_SELECT_PARTS = 6  # Products of bfloat16 terms in the selection kernel, one for float32's product.
+_PARTS = {_SELECT: 6, "key_scan_add": 3}
+"""Products of bfloat16 terms in the kernels that multiply queries and sub-keys in float32."""
 _LOOPS = {
     _SELECT: "keys, forward",
     "slot_read_error": "values, forward",
     "slot_back": "values, backward",
     "slot_dot": "values, backward",
+    "key_scan_pulls_back": "keys, backward",
 }
-"""Loops by a kernel in them; the other loop that multiplies is that of the keys, backward."""
+"""Loops by a kernel in them; another loop that multiplies is that of the keys, backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +76,7 @@ def modelled(options: Options, text: str) -> dict[str, Any]:
     rows = []
     for name, (turns, found) in launches(text, sizes).items():
         if found:
-            found = [_with_selection(one, options) for one in found]
+            found = [_with_products(one, options) for one in found]
             rows.append({"loop": _loop(name, found), "turns": turns, **_cost(found, options)})
     of_memory = sum(row["turns"] * row["microseconds"] for row in rows)
     # Queries, values and output; their gradients take twice as much.
@@ -102,12 +104,12 @@ def _loop(name: str, found: Sequence[Launch]) -> str:
     return "keys, backward" if any(one.operations for one in found) else name
 
 
-def _with_selection(one: Launch, options: Options) -> Launch:
-    """The selection kernel's products, which XLA's text does not state."""
-    if one.name != _SELECT:
+def _with_products(one: Launch, options: Options) -> Launch:
+    """The products of a kernel, which XLA's text does not state."""
+    if one.name not in _PARTS:
         return one
     tokens = options.batch * options.chunk_size
-    operations = 2.0 * tokens * options.subkeys * options.dim * _SELECT_PARTS
+    operations = 2.0 * tokens * options.subkeys * options.dim * _PARTS[one.name]
     return one._replace(operations=operations)
 
 

@@ -176,7 +176,8 @@ def _array_bytes(type_: str, kernel: str | None, sizes: Sizes, turns: int) -> fl
     total = 0.0
     for array in _ARRAY.finditer(type_):
         shape, bits = _shape(array), int(re.sub(r"\D", "", array.group(1)) or 8)
-        if kernel and len(shape) > 1 and shape[0] == turns:
+        # Some have a part more, for what comes before the first turn or after the last.
+        if kernel and len(shape) > 1 and shape[0] in (turns, turns + 1):
             shape = shape[1:]
         by_rows = shape and shape[-1] == sizes.value and len(shape) > 1
         tokens = by_rows and math.prod(shape[:-1]) == sizes.tokens

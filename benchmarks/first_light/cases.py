@@ -15,12 +15,15 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.machine import queued_seconds
+from fwpkm_jax.core.slots.key_write import KeyWrite
 from fwpkm_jax.rules import FwPKM, FwPKMMemory
 from pallas_kernels import dispatch
 from pallas_kernels.checks import relative_errors, results_of
 from pallas_kernels.dispatch import Backend, Kernel
 from pallas_kernels.gated_delta import api as gated_delta
 from pallas_kernels.gated_delta import specs as gated_delta_specs
+from pallas_kernels.key_scan import api as key_scan
+from pallas_kernels.key_scan import specs as key_scan_specs
 from pallas_kernels.product_top_k import api as product_top_k
 from pallas_kernels.product_top_k import specs as product_top_k_specs
 from pallas_kernels.row_ops import row_ops
@@ -88,6 +91,11 @@ def cases(size: str) -> dict[str, Case]:
             ratio=MEMORY_RATIO,
             # A CPU compiles the interpreters of all kernels in a scan for the better part of it.
             limit_s=300.0 if tiny else LIMIT_S,
+        )
+    for name in () if tiny else key_scan_specs.CHECKED:
+        spec = _named(key_scan_specs.SPECS, name)
+        found[f"memory/keys_{name}"] = Case(
+            run=lambda spec=spec: _keys(spec), ratio=key_scan_specs.CHECK_RATIO
         )
     for op in _CHOICES:
         found[f"choice/{op}"] = Case(run=_CHOICES[op], limit_s=CHOICE_LIMIT_S)
@@ -195,10 +203,24 @@ def _memory(groups: int, *, tiny: bool) -> dict[str, Any]:
     return _compare(run, arrays, fixed=("keys", "values"))
 
 
+def _keys(spec: key_scan_specs.KeySpec) -> dict[str, Any]:
+    kernel, context = _kernels()
+    ways = (key_scan.loops_of(one, spec.top_k) for one in (kernel, "reference"))
+    with context:
+        return {"errors": key_scan_specs.errors_of(spec, *ways)}
+
+
 def _chosen_selection() -> dict[str, Any]:
     spec = _named(product_top_k_specs.SPECS, "63_tokens")
     arrays: dict[str, Any] = product_top_k_specs.sample(spec, jnp.float32)
     product_top_k.select_slots(**arrays, top_k=spec.top_k)
+    return {}
+
+
+def _chosen_keys() -> dict[str, Any]:
+    keys, queries = jnp.zeros((1, 2, 512, 256)), jnp.zeros((2, 512, 1, 512))
+    write = KeyWrite(learning_rate=1.0, loss_weight=1.0, score="idw")
+    key_scan.key_loops(keys, queries, top_k=8, key_write=write)
     return {}
 
 
@@ -216,6 +238,7 @@ def _chosen_rule() -> dict[str, Any]:
 
 _CHOICES: dict[str, Callable[[], dict[str, Any]]] = {
     "product_top_k": _chosen_selection,
+    "key_scan": _chosen_keys,
     "value_scan": _chosen_rows,
     "chunk_gated_delta_rule": _chosen_rule,
 }

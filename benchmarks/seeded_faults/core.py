@@ -113,8 +113,8 @@ FAULTS = (
     ),
     Fault(
         "key scan: what the usage sends back to the scores is lost",
-        "return scores_bar + step.of_access(of_chosen(usage_bar.access, ids))[0]",
-        "return scores_bar + 0.0 * step.of_access(of_chosen(usage_bar.access, ids))[0]",
+        "scores_bar = scores_bar + step.of_access(of_chosen(usage_bar.access, ids))[0]",
+        "scores_bar = scores_bar + 0.0 * step.of_access(of_chosen(usage_bar.access, ids))[0]",
         ("tests/rules/test_two_phase.py",),
     ),
     Fault(

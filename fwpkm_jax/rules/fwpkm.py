@@ -53,6 +53,7 @@ from fwpkm_jax.rules.arguments import check_memory, check_query, check_run
 from fwpkm_jax.rules.base import AbstractChunkRule
 from pallas_kernels import slot_read as read_kernels
 from pallas_kernels.dispatch import Backend
+from pallas_kernels.key_scan import key_loops
 from pallas_kernels.product_top_k import choose_sub_keys, pair_sub_keys
 from pallas_kernels.row_ops import row_ops
 
@@ -367,6 +368,9 @@ class FwPKM(AbstractChunkRule):
             step_size=self.learning_rate * self._value_step,
             ops=row_ops(table_rows(values), backend=self.backend),
             scale=None if self.retention is None else self._scale,
+            key_loops=functools.partial(
+                key_loops, top_k=self.top_k, key_write=self._key_write, backend=self.backend
+            ),
         )
 
     def _scale(

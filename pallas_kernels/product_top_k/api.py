@@ -119,7 +119,11 @@ def pair_sub_keys(
 
 
 def unsupported(
-    kernel: dispatch.Kernel, queries: jax.Array, keys: jax.Array, *, top_k: int
+    kernel: dispatch.Kernel,
+    queries: jax.Array | jax.ShapeDtypeStruct,
+    keys: jax.Array,
+    *,
+    top_k: int,
 ) -> str | None:
     """None, or why the kernel does not accept these arrays."""
     dtypes = {queries.dtype, keys.dtype}

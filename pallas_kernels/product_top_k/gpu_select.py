@@ -11,6 +11,7 @@ be 2^-16 of the operands, which is some percent of a small distance between larg
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -33,6 +34,7 @@ from pallas_kernels.product_top_k.gpu_registers import (
 
 TOKENS, SUBKEYS, WIDTH = 64, 128, 64
 """Tokens per warpgroup, sub-keys that are scored at once, columns that are multiplied at once."""
+_NAME = "product_top_k_select"
 _SLOTS = 2  # Tiles of keys in shared memory: one in use, one arriving.
 _PRODUCTS = ((2, 0), (1, 1), (0, 2), (1, 0), (0, 1), (0, 0))
 """Terms of query and key to multiply, smallest products first."""
@@ -49,31 +51,87 @@ def select(
         # Padded sub-keys get an infinite distance, or a product of minus infinity.
         real = jnp.arange(padded_subkeys)[None] < subkeys
         offsets = jnp.where(real, offsets, jnp.inf if score == "idw" else -jnp.inf)
-    shape = (codebooks, top_k, tokens)
-    ids, scores = plgpu.kernel(
-        functools.partial(_select_kernel, top_k=top_k, score=score),
-        out_type=[
+    shape = (1, codebooks, top_k, tokens)
+    ids, scores = _launch(
+        *(queries[None], jnp.zeros((1,), jnp.int32), *key_terms(terms_of(keys)), offsets),
+        out_type=(
             jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)
-        ],
-        scratch_types=[
+        ),
+        top_k=top_k,
+        score=score,
+    )  # fmt: skip
+    return ids[0], scores[0]
+
+
+def select_chunk(
+    queries: jax.Array,
+    chunk: jax.Array,
+    terms: Sequence[jax.Array],
+    offsets: jax.Array,
+    ids: Any,
+    scores: Any,
+    *,
+    score: Score,
+) -> None:
+    """`select` of one of many chunks, read and written where it lies; sizes fit the tiles.
+
+    Args:
+      queries: `[chunks, tokens, columns]`.
+      chunk: which of the chunks, `[1]`.
+      terms: of the keys, see `terms_of`.
+      offsets: the keys' squared norms for `idw`, zeros for `dot`, `[codebooks, subkeys]`.
+      ids: ref of the results of all chunks, `[chunks, codebooks, top_k, tokens]`.
+      scores: likewise.
+      score: the scoring function.
+    """
+    operands = (queries, chunk, *key_terms(terms), offsets, ids, scores)
+    _launch(*operands, out_type=(), top_k=ids.shape[2], score=score)
+
+
+def _launch(*operands: Any, out_type: Any, top_k: int, score: Score) -> Any:
+    """Runs the kernel on operands as `_select_kernel` names them; without `out_type` on refs."""
+    queries, chunk, high, *_ = operands
+    del chunk
+    columns, half = queries.shape[2], _key_tile(*high.shape[1:])[1]
+
+    def kernel(*refs: Any) -> None:
+        pl.run_scoped(
+            functools.partial(_select_kernel, *refs, top_k=top_k, score=score),
             tuple(_operand(TOKENS, half) for _ in range(3)),
             tuple(_operand(*_key_tile(SUBKEYS, WIDTH), slots=_SLOTS) for _ in range(3)),
             plgpu.Barrier(num_arrivals=3, num_barriers=_SLOTS),
-        ],
-        grid=(tokens // TOKENS, codebooks),
-        grid_names=("tile", "codebook"),
-        kernel_name="product_top_k_select",
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
-        interpret=dispatch.gpu_interpreter(),
-    )(queries, *_terms(keys.transpose(0, *_key_tile(1, 2))), offsets)  # fmt: skip
-    return ids, scores
+        )
+
+    grid = {
+        "grid": (queries.shape[1] // TOKENS, columns // half),
+        "grid_names": ("tile", "codebook"),
+    }
+    params = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
+    if out_type:
+        return plgpu.kernel(
+            kernel,
+            out_type=out_type,
+            **grid,
+            kernel_name=_NAME,
+            compiler_params=params,
+            interpret=dispatch.gpu_interpreter(),
+        )(*operands)
+    # `plgpu.kernel` can be batched, but does not pass refs on in jax 0.10.
+    return pl.kernel(
+        kernel,
+        mesh=plgpu.Mesh(**grid),
+        compiler_params=params,
+        interpret=dispatch.gpu_interpreter() or False,
+        name=_NAME,
+    )(*operands)
 
 
 def _select_kernel(
-    queries, keys_high, keys_middle, keys_low, offsets, ids, scores,
+    queries, chunk, keys_high, keys_middle, keys_low, offsets, ids, scores,
     query_tiles, key_tiles, arrived,
     *, top_k: int, score: Score,
 ):  # fmt: skip
+    chunk = chunk[0]
     codebook = jax.lax.axis_index("codebook")
     tokens = pl.ds(jax.lax.axis_index("tile") * TOKENS, TOKENS)
     padded_subkeys, half = _key_tile(*keys_high.shape[1:])
@@ -94,7 +152,9 @@ def _select_kernel(
     query_norms = laid_out(jnp.zeros((TOKENS,), jnp.float32), by_row())
     for width in range(widths):
         columns = pl.ds(width * WIDTH, WIDTH)
-        query = load(queries.at[tokens, pl.ds(codebook * half + width * WIDTH, WIDTH)], matrix())
+        query = load(
+            queries.at[chunk, tokens, pl.ds(codebook * half + width * WIDTH, WIDTH)], matrix()
+        )
         query_norms += jnp.sum(query * query, axis=1)
         for tile in query_tiles:
             term = query.astype(jnp.bfloat16)
@@ -142,8 +202,8 @@ def _select_kernel(
             top = jnp.maximum(jnp.max(new, axis=1), jnp.max(old, axis=1))
             chosen = jnp.minimum(_lowest(new, new_ids, top), _lowest(old, old_ids, top))
             # NaN is not equal to any score; then use sub-key 0, so that ids stay in the codebook.
-            ids[codebook, rank, tokens] = jnp.where(chosen == NOTHING, 0, chosen)
-            scores[codebook, rank, tokens] = top
+            ids[chunk, codebook, rank, tokens] = jnp.where(chosen == NOTHING, 0, chosen)
+            scores[chunk, codebook, rank, tokens] = top
             new = jnp.where(new_ids == _spread(chosen, SUBKEYS), -jnp.inf, new)
             here = ranks == rank
             spread = _spread(chosen, ranks.shape[1])
@@ -198,7 +258,12 @@ def _iota(columns: int) -> jax.Array:
     return plgpu.broadcasted_iota(jnp.int32, (TOKENS, columns), 1, layout=matrix())
 
 
-def _terms(x: jax.Array) -> list[jax.Array]:
+def key_terms(terms: Sequence[jax.Array]) -> list[jax.Array]:
+    """The terms `[codebooks, subkeys, half]` in the order in which tiles of them are read."""
+    return [x.transpose(0, *_key_tile(1, 2)) for x in terms]
+
+
+def terms_of(x: jax.Array) -> list[jax.Array]:
     """Three bfloat16 arrays whose sum is the float32 one."""
     terms = []
     for _ in range(3):

@@ -113,9 +113,12 @@ def made_tables(text):
 
 @pytest.mark.aot
 def test_a_gpu_runs_no_kernel_twice_and_none_for_the_norm_that_is_not_asked_for():
-    options = launches.Options(subkeys=64, dim=128, chunk_size=64, batch=2)
+    options = launches.Options(subkeys=128, dim=256, chunk_size=64, batch=2)
     absent_device("h100")  # Skips where its compiler is missing.
     kernels = [row["kernels"] for row in launches.loops(launches.compiled_text(options))]
     add = {"slot_add": 1, "slot_add_segments": 1}
     assert {"slot_read_error": 1, **add} in kernels  # Two dots more would give the norm.
     assert {"slot_back": 1, **add} in kernels
+    of_keys = {"key_scan_add": 1, "key_scan_totals": 1}
+    assert {"product_top_k_select": 1, "key_scan_step": 1, **of_keys} in kernels
+    assert {"key_scan_pulls_back": 1, "key_scan_step_back": 1, **of_keys} in kernels

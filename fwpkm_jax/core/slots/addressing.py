@@ -269,13 +269,16 @@ def addressing_pulls(
     usage: SubKeyUsage,
     *,
     score: Score,
+    probabilities: Float[Array, "tokens heads 2 top_k"] | None = None,
 ) -> Float[Array, "tokens heads 2 top_k"]:
     """How strongly a step on `addressing_loss` pulls each chosen sub-key to the token's query.
 
     With `slopes` from `usage_slopes`; the derivative by the score for `dot`, and for `idw` times
-    the derivative of the score by the sub-key, over `query - sub-key`.
+    the derivative of the score by the sub-key, over `query - sub-key`. `probabilities` is the
+    softmax of the scores where it is known.
     """
-    probabilities = _softmax(scores)
+    if probabilities is None:
+        probabilities = _softmax(scores)
     centred = slopes - _sum_of_places(probabilities * slopes)
     weights = token_weights[:, None, None, None] / _weight(usage)
     pulls = weights * probabilities * centred  # dL / dscore

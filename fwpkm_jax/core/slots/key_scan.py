@@ -9,7 +9,8 @@ of all steps and the cotangents of the queries.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +56,7 @@ def key_scan(
     *,
     find: Find,
     key_write: KeyWrite,
+    loops: "KeyLoops | None" = None,
 ) -> KeyScanOutput:
     """Finds the best sub-keys of every chunk, and moves the keys after each.
 
@@ -64,25 +66,32 @@ def key_scan(
       token_weights: weight of each token in the addressing loss's average.
       find: from queries and keys to the best sub-keys.
       key_write: how the keys move, without `clip`; its score is that of `find`.
+      loops: what goes over the chunks; None: plain XLA.
 
     Raises:
       ValueError: `key_write` clips, which the backward pass does not know.
     """
     if key_write.clip is not None:
         raise ValueError(f"clip={key_write.clip} of a key write needs a scan of steps; use None.")
-    return _scan(find, key_write, keys, queries, token_weights)
+    loops = KeyLoops() if loops is None else loops
+    return _scan(find, key_write, loops, keys, queries, token_weights)
 
 
 def _primal(
-    find: Find, key_write: KeyWrite, keys: SubKeys, queries: jax.Array, token_weights: jax.Array
+    find: Find,
+    key_write: KeyWrite,
+    loops: "KeyLoops",
+    keys: SubKeys,
+    queries: jax.Array,
+    token_weights: jax.Array,
 ) -> KeyScanOutput:
-    return _scan_and_keep(find, key_write, keys, queries, token_weights)[0]
+    return loops.forward(find, key_write, keys, queries, token_weights)[0]
 
 
-_scan = jax.custom_vjp(_primal, nondiff_argnums=(0, 1))
+_scan = jax.custom_vjp(_primal, nondiff_argnums=(0, 1, 2))
 
 
-def _scan_and_keep(find, key_write, keys, queries, token_weights) -> tuple[Any, jax.Array]:
+def _forward(find, key_write, keys, queries, token_weights) -> tuple[KeyScanOutput, jax.Array]:
     """The scan, and the keys before each chunk."""
 
     def body(keys, chunk):
@@ -95,12 +104,12 @@ def _scan_and_keep(find, key_write, keys, queries, token_weights) -> tuple[Any, 
     return KeyScanOutput(keys, choice), before
 
 
-def _scan_forward(find, key_write, keys, queries, token_weights):
-    out, before = _scan_and_keep(find, key_write, keys, queries, token_weights)
+def _scan_forward(find, key_write, loops, keys, queries, token_weights):
+    out, before = loops.forward(find, key_write, keys, queries, token_weights)
     return out, (before, queries, token_weights, out.choice)
 
 
-class _Chunk(NamedTuple):
+class ScannedChunk(NamedTuple):
     """What the backward pass knows of a chunk before it begins.
 
     Attributes:
@@ -115,7 +124,7 @@ class _Chunk(NamedTuple):
     scores_bar: jax.Array
 
 
-class _Step(NamedTuple):
+class KeyStep(NamedTuple):
     """How the step of a chunk came about.
 
     Attributes:
@@ -133,7 +142,7 @@ class _Step(NamedTuple):
     of_access: Callable[[jax.Array], tuple[jax.Array]]
 
 
-def _step_of(chunk: _Chunk, *, score: Score) -> _Step:
+def _step_of(chunk: ScannedChunk, *, score: Score) -> KeyStep:
     (ids, scores), num_subkeys = chunk.choice, chunk.keys.shape[2]
     usage = sub_key_usage(chunk.choice, num_subkeys=num_subkeys, token_weights=chunk.weights)
 
@@ -144,34 +153,17 @@ def _step_of(chunk: _Chunk, *, score: Score) -> _Step:
     pulls, of_pulls = jax.vjp(pulls_of, scores, of_chosen(slopes, ids))
     _, of_access = jax.vjp(lambda scores: sub_key_access(scores, chunk.weights), scores)
     totals = sub_key_totals(pulls, ids, num_subkeys)
-    return _Step(pulls, totals, of_pulls, of_slopes, of_access)
+    return KeyStep(pulls, totals, of_pulls, of_slopes, of_access)
 
 
-def _scan_backward(find, key_write, residuals, cotangents):
+def _scan_backward(find, key_write, loops, residuals, cotangents):
     """Goes from the last chunk to the first; only what depends on the keys' cotangent is inside."""
     del find
     before, queries, token_weights, choice = residuals
     score = key_write.score
-    chunks = _Chunk(before, queries, token_weights, choice, cotangents.choice.sub_key_scores)
+    chunks = ScannedChunk(before, queries, token_weights, choice, cotangents.choice.sub_key_scores)
     steps = jax.vmap(functools.partial(_step_of, score=score))(chunks)
-
-    def body(keys_bar, chunk_and_step):
-        chunk, step = chunk_and_step
-        ids, scores = chunk.choice
-        # The step is linear in keys and gradient, so that its cotangents need neither.
-        _, of_step = jax.vjp(key_write.step, chunk.keys, jnp.zeros_like(chunk.keys))
-        keys_bar, gradient_bar = of_step(keys_bar)
-        gradient_bar = key_write.loss_weight * gradient_bar
-        scores_bar = chunk.scores_bar + _scores_bar(chunk, step, gradient_bar, score=score)
-        pulls = score_pulls(scores, scores_bar, score=score)
-        keys_bar = keys_bar + keys_cotangent(chunk.query, chunk.keys, ids, pulls, score=score)
-        if score == "idw":
-            keys_bar = keys_bar - step.totals[..., None] * gradient_bar
-        return keys_bar, (gradient_bar, pulls)
-
-    keys_bar, (gradient_bar, pulls) = jax.lax.scan(
-        body, cotangents.keys, (chunks, steps), reverse=True
-    )
+    keys_bar, (gradient_bar, pulls) = loops.backward(key_write, cotangents.keys, chunks, steps)
     queries_bar, weights_bar = jax.lax.platform_dependent(
         *(chunks, steps.pulls, gradient_bar, pulls),
         # On a CPU one chunk at a time fits the cache.
@@ -184,22 +176,82 @@ def _scan_backward(find, key_write, residuals, cotangents):
 _scan.defvjp(_scan_forward, _scan_backward)
 
 
-def _scores_bar(
-    chunk: _Chunk, step: _Step, gradient_bar: SubKeys, *, score: Score
+def _backward(
+    key_write: KeyWrite, keys_bar: SubKeys, chunks: ScannedChunk, steps: KeyStep
+) -> tuple[SubKeys, tuple[jax.Array, jax.Array]]:
+    """The cotangents of the first chunk's keys; of all gradients; and `score_pulls` of all chunks.
+
+    Args:
+      key_write: how the keys move.
+      keys_bar: of the keys after the last chunk.
+      chunks: leaves `[chunks, ...]`.
+      steps: likewise.
+    """
+    score = key_write.score
+
+    def body(keys_bar, chunk_and_step):
+        chunk, step = chunk_and_step
+        ids = chunk.choice.sub_key_ids
+        # The step is linear in keys and gradient, so that its cotangents need neither.
+        _, of_step = jax.vjp(key_write.step, chunk.keys, jnp.zeros_like(chunk.keys))
+        keys_bar, gradient_bar = of_step(keys_bar)
+        gradient_bar = key_write.loss_weight * gradient_bar
+        pulls_bar = dots_of_sub_keys(split_halves(chunk.query), ids, gradient_bar)
+        if score == "idw":
+            pulls_bar = pulls_bar - of_chosen(jnp.sum(gradient_bar * chunk.keys, axis=-1), ids)
+        pulls = pulls_of_scores(chunk, step, pulls_bar, score=score)
+        keys_bar = keys_bar + keys_cotangent(chunk.query, chunk.keys, ids, pulls, score=score)
+        if score == "idw":
+            keys_bar = keys_bar - step.totals[..., None] * gradient_bar
+        return keys_bar, (gradient_bar, pulls)
+
+    return jax.lax.scan(body, keys_bar, (chunks, steps), reverse=True)
+
+
+def pulls_of_scores(
+    chunk: ScannedChunk,
+    step: KeyStep,
+    pulls_bar: jax.Array,
+    *,
+    score: Score,
+    totals_of: Callable[[jax.Array], jax.Array] | None = None,
 ) -> Float[Array, "tokens heads 2 top_k"]:
-    """The chosen scores' cotangents from that of the gradient that they caused."""
-    ids = chunk.choice.sub_key_ids
-    pulls_bar = dots_of_sub_keys(split_halves(chunk.query), ids, gradient_bar)
-    if score == "idw":
-        pulls_bar = pulls_bar - of_chosen(jnp.sum(gradient_bar * chunk.keys, axis=-1), ids)
+    """`score_pulls` of the chosen scores, from the cotangents of the pulls of the chunk's step.
+
+    Args:
+      chunk: of the step.
+      step: how it came about.
+      pulls_bar: the cotangents.
+      score: the scoring function.
+      totals_of: what sums numbers of the chosen sub-keys over tokens and heads, `[2, subkeys]`;
+        None: plain XLA.
+    """
+    ids, scores = chunk.choice
     scores_bar, slopes_bar = step.of_pulls(pulls_bar)
-    slopes_bar = sub_key_totals(slopes_bar, ids, chunk.keys.shape[2]).sum(0)
+    if totals_of is None:
+        slopes_bar = sub_key_totals(slopes_bar, ids, chunk.keys.shape[2]).sum(0)
+    else:
+        slopes_bar = totals_of(slopes_bar)
     (usage_bar,) = step.of_slopes(slopes_bar)
-    return scores_bar + step.of_access(of_chosen(usage_bar.access, ids))[0]
+    scores_bar = scores_bar + step.of_access(of_chosen(usage_bar.access, ids))[0]
+    return score_pulls(scores, chunk.scores_bar + scores_bar, score=score)
+
+
+@dataclass(frozen=True)
+class KeyLoops:
+    """The functions that go over the chunks; each has the signature and meaning of its default."""
+
+    forward: Callable[..., tuple[KeyScanOutput, jax.Array]] = _forward
+    backward: Callable[..., tuple[SubKeys, tuple[jax.Array, jax.Array]]] = _backward
 
 
 def _token_cotangents(
-    chunk: _Chunk, step_pulls: jax.Array, gradient_bar: SubKeys, pulls: jax.Array, *, score: Score
+    chunk: ScannedChunk,
+    step_pulls: jax.Array,
+    gradient_bar: SubKeys,
+    pulls: jax.Array,
+    *,
+    score: Score,
 ) -> tuple[Queries, jax.Array]:
     """The cotangents of a chunk's queries and weights, once all others are known."""
     ids = chunk.choice.sub_key_ids

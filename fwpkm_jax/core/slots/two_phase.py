@@ -44,7 +44,7 @@ from fwpkm_jax.core.slots.addressing import (
 )
 from fwpkm_jax.core.slots.block_write import ChunkBlocks, write_in_blocks
 from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk
-from fwpkm_jax.core.slots.key_scan import Find, key_scan
+from fwpkm_jax.core.slots.key_scan import Find, KeyLoops, key_scan
 from fwpkm_jax.core.slots.key_write import KeyWrite
 from fwpkm_jax.core.slots.overlay import AnyTable, close_rows, open_groups
 from fwpkm_jax.core.slots.retention import SlotHistory
@@ -88,6 +88,8 @@ class TwoPhase:
       ops: what reads and adds rows.
       scale: from a history, slots, read weights, write weights and counted tokens of a chunk to
         what multiplies its steps, and the history after it; None: 1.
+      key_loops: from keys and queries `[chunks, tokens, heads, key]` of one memory to what goes
+        over its chunks.
     """
 
     find: Find
@@ -97,6 +99,7 @@ class TwoPhase:
     step_size: float
     ops: RowOps
     scale: Callable[..., tuple[SlotWeights, SlotHistory]] | None = None
+    key_loops: Callable[[SubKeys, jax.Array], KeyLoops] = lambda keys, queries: KeyLoops()
 
     def run_groups(
         self,
@@ -122,7 +125,9 @@ class TwoPhase:
           axes: inside `jax.shard_map`, how devices share each memory; None: they do not.
         """
         sequence = cast(sequence, values.dtype)
-        find_slots = functools.partial(self._find_slots, chunk_size=chunk_size)
+        # Kernels update the keys in place, which several memories side by side do not allow.
+        loops = self.key_loops if keys.shape[0] == 1 else lambda keys, queries: KeyLoops()
+        find_slots = functools.partial(self._find_slots, chunk_size=chunk_size, key_loops=loops)
         if axes is not None and axes.tokens:
             find_slots = functools.partial(
                 self._find_shared_slots, chunk_size=chunk_size, token_axes=axes.tokens
@@ -167,7 +172,12 @@ class TwoPhase:
         return self.pair(self.find(queries, keys))
 
     def _find_slots(
-        self, keys: SubKeys, sequence: SlotChunk, *, chunk_size: int
+        self,
+        keys: SubKeys,
+        sequence: SlotChunk,
+        *,
+        chunk_size: int,
+        key_loops: Callable[[SubKeys, jax.Array], KeyLoops],
     ) -> tuple[SubKeys, SlotAccess, Float[Array, " chunks"]]:
         """The keys after the last chunk, the slots that each token read, and the chunks' losses."""
         batch = sequence.query.shape[0]
@@ -177,7 +187,12 @@ class TwoPhase:
             rest = jax.tree.map(lambda x: x[None], rest)
         found = []
         for chunks in (part for part in (whole, rest) if part is not None):
-            keys, choice = key_scan(keys, *chunks, find=self.find, key_write=self.key_write)
+            keys, choice = key_scan(
+                *(keys, *chunks),
+                find=self.find,
+                key_write=self.key_write,
+                loops=key_loops(keys, chunks[0]),
+            )
             loss_of = functools.partial(_loss, num_subkeys=keys.shape[2])
             losses = jax.lax.stop_gradient(jax.vmap(loss_of)(choice, chunks[1]))
             found.append((self._slots_of(choice, batch), losses))

@@ -1,0 +1,3 @@
+"""The scan of a memory's keys over the chunks of a sequence, by kernels."""
+
+from pallas_kernels.key_scan.api import key_loops as key_loops

@@ -1,0 +1,176 @@
+"""The loops over the chunks of the keys on a Hopper GPU.
+
+Every kernel reads its chunk where it lies in the arrays of all chunks and writes in place, because
+each slice would be a launch. XLA computes vectors, a few numbers per token or sub-key.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from fwpkm_jax.core.array_types import SubKeys
+from fwpkm_jax.core.slots.addressing import (
+    SubKeyChoice,
+    SubKeyUsage,
+    addressing_pulls,
+    of_chosen,
+    usage_slopes,
+)
+from fwpkm_jax.core.slots.key_scan import (
+    Find,
+    KeyScanOutput,
+    KeyStep,
+    ScannedChunk,
+    pulls_of_scores,
+)
+from fwpkm_jax.core.slots.key_write import KeyWrite
+from fwpkm_jax.core.slots.row_ops import of_chunk
+from pallas_kernels.key_scan.gpu_add import add, totals
+from pallas_kernels.key_scan.gpu_rows import pulls_back, step, step_back
+from pallas_kernels.product_top_k.gpu_select import select_chunk, terms_of
+
+
+def forward(
+    top_k: int,
+    find: Find,
+    key_write: KeyWrite,
+    keys: SubKeys,
+    queries: jax.Array,
+    token_weights: jax.Array,
+) -> tuple[KeyScanOutput, jax.Array]:
+    """The scan, and the keys before each chunk; as the loop in `core.slots.key_scan`."""
+    del find
+    heads, _, subkeys, half = keys.shape
+    chunks, tokens = token_weights.shape
+    codebooks = 2 * heads
+    rows = queries.reshape(chunks, tokens, codebooks * half)
+    first = keys.reshape(codebooks, subkeys, half)
+    # Otherwise XLA fills constant weights in anew for every chunk.
+    token_weights = jax.lax.optimization_barrier(token_weights)
+    weights = heads * jnp.sum(token_weights, axis=1)
+
+    @jax.jit
+    def turn(chunk, history, terms, norms, ids, scores, rows, token_weights):
+        refs = [_ref(x) for x in (history, ids, scores)]
+        number = chunk[None]
+        select_chunk(rows, number, terms, norms, *refs[1:], score=key_write.score)
+        ids, scores = (jax.freeze(x) for x in refs[1:])
+        access, shares = totals(number, ids, scores, token_weights, subkeys=subkeys)
+        assert shares is not None
+        usage = SubKeyUsage(_summed(access), of_chunk(chunk, weights))
+        choice, each = of_chunk(chunk, (_choice(ids, scores, heads), token_weights))
+        slopes = of_chosen(usage_slopes(usage), choice.sub_key_ids)
+        pulls = addressing_pulls(
+            *(choice.sub_key_scores, slopes, each, usage),
+            score=key_write.score,
+            probabilities=_by_token(shares, heads),
+        )
+        sums, of_sub_keys = add(rows, number, ids, _by_codebook(pulls)[None], subkeys=subkeys)
+        terms, norms = step(refs[0], number, sums, of_sub_keys, **_factors(key_write))
+        return jax.freeze(refs[0]), terms, norms, ids, scores
+
+    def body(carry, _):
+        chunk, *state = carry
+        return (chunk + 1, *turn(chunk, *state, rows, token_weights)), None
+
+    history = jnp.zeros((chunks + 1, *first.shape), first.dtype).at[0].set(first)
+    chosen = (chunks, codebooks, top_k, tokens)
+    start = (
+        jnp.zeros((), jnp.int32),
+        history,
+        tuple(terms_of(first)),
+        jnp.sum(first**2, axis=-1),
+        jnp.zeros(chosen, jnp.int32),
+        jnp.zeros(chosen, jnp.float32),
+    )
+    (_, history, _, _, ids, scores), _ = jax.lax.scan(body, start, length=chunks)
+    history = history.reshape(chunks + 1, *keys.shape)
+    return KeyScanOutput(history[-1], _choice(ids, scores, heads)), history[:-1]
+
+
+def backward(
+    key_write: KeyWrite, keys_bar: SubKeys, chunks: ScannedChunk, steps: KeyStep
+) -> tuple[SubKeys, tuple[jax.Array, jax.Array]]:
+    """Cotangents of keys and gradients, and all pulls; as the loop in `core.slots.key_scan`."""
+    number, heads, _, subkeys, half = chunks.keys.shape
+    tokens = chunks.query.shape[1]
+    codebooks = 2 * heads
+    factors = _factors(key_write)
+    halves = chunks.query.reshape(number, tokens, codebooks, half)
+    rows = chunks.query.reshape(number, tokens, codebooks * half)
+    history = chunks.keys.reshape(number, codebooks, subkeys, half)
+    ids = _by_codebook(chunks.choice.sub_key_ids)
+    step_totals = steps.totals.reshape(number, codebooks, subkeys)
+
+    def turn(chunk, bars, pulls):
+        at = chunk[None]
+        pulls_bar = pulls_back(halves, at, history, bars, ids, move=factors["move"])
+        pulls_bar = _by_token(pulls_bar, heads)
+        one, how = of_chunk(chunk, (chunks, steps))
+
+        def totals_of(slopes_bar: jax.Array) -> jax.Array:
+            return _summed(totals(at, ids, _by_codebook(slopes_bar)[None], subkeys=subkeys)[0])
+
+        new = pulls_of_scores(one, how, pulls_bar, score=key_write.score, totals_of=totals_of)
+        new = _by_codebook(new)
+        pulls = jax.lax.dynamic_update_index_in_dim(pulls, new, chunk, 0)
+        sums, of_sub_keys = add(rows, at, ids, pulls, subkeys=subkeys)
+        return _stepped_back(bars, at, history, step_totals, sums, of_sub_keys, factors), pulls
+
+    def body(carry, _):
+        chunk, *state = carry
+        return (chunk - 1, *turn(chunk, *state)), None
+
+    last = keys_bar.reshape(codebooks, subkeys, half)
+    start = (
+        jnp.full((), number - 1, jnp.int32),
+        jnp.zeros((number + 1, *last.shape), last.dtype).at[number].set(last),
+        jnp.zeros(ids.shape, jnp.float32),
+    )
+    (_, bars, pulls), _ = jax.lax.scan(body, start, length=number)
+    bars = bars.reshape(number + 1, *keys_bar.shape)
+    return bars[0], (factors["move"] * bars[1:], _by_token(pulls, heads))
+
+
+# Compiled, because a ref in GPU memory exists only inside a compiled function.
+def _stepped_back(bars, at, history, step_totals, sums, totals, factors):
+    @jax.jit
+    def run(bars, at, history, step_totals, sums, totals):
+        ref = _ref(bars)
+        step_back(ref, at, history, step_totals, sums, totals, **factors)
+        return jax.freeze(ref)
+
+    return run(bars, at, history, step_totals, sums, totals)
+
+
+def _summed(totals: jax.Array) -> jax.Array:
+    """Totals `[parts, codebooks, subkeys]` over parts and heads, `[2, subkeys]`."""
+    return totals.reshape(-1, 2, totals.shape[-1]).sum(0)
+
+
+def _factors(key_write: KeyWrite) -> dict[str, float]:
+    """`new = keep * keys + move * gradient`, for the gradient of the loss without its weight."""
+    rate = key_write.learning_rate
+    return {"keep": 1.0 - rate * key_write.weight_decay, "move": -rate * key_write.loss_weight}
+
+
+def _ref(x: jax.Array) -> Any:
+    return jax.new_ref(x, memory_space=plgpu.GMEM)
+
+
+def _choice(ids: jax.Array, scores: jax.Array, heads: int) -> SubKeyChoice:
+    return SubKeyChoice(_by_token(ids, heads), _by_token(scores, heads))
+
+
+def _by_token(x: jax.Array, heads: int) -> jax.Array:
+    """`[..., codebooks, top_k, tokens]` as `[..., tokens, heads, 2, top_k]`."""
+    x = x.reshape(*x.shape[:-3], heads, 2, *x.shape[-2:])
+    return jnp.moveaxis(x, -1, -4)
+
+
+def _by_codebook(x: jax.Array) -> jax.Array:
+    """The way back of `_by_token`."""
+    x = jnp.moveaxis(x, -4, -1)
+    return x.reshape(*x.shape[:-4], -1, *x.shape[-2:])

@@ -1,0 +1,207 @@
+"""GPU: adds each token's query, times coefficients, to the sub-keys that it chose.
+
+A program lays the coefficients of 64 tokens out over 64 sub-keys in registers, mostly zeros, and
+multiplies them with the queries on tensor cores; no array of them exists in device memory. The
+tokens of a chunk are split over several programs, whose sums are added by whoever reads them: no
+two programs write to the same place, so that two runs agree bit for bit.
+
+As in `core.slots.sub_keys`, each float32 operand is two bfloat16 terms and a product is three.
+"""
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import dispatch
+from pallas_kernels.gated_delta.gpu_tiles import put, smem_halves
+from pallas_kernels.mosaic_gpu import index32
+from pallas_kernels.product_top_k.gpu_registers import by_column, by_row, laid_out, load, matrix
+
+TILE = 64
+"""Tokens and sub-keys of one product."""
+COLUMNS = 128
+"""Columns of the sub-keys that a program owns."""
+SPLITS = 4
+"""Parts of a chunk's tokens at most; each makes sums of its own."""
+
+
+def splits_of(tokens: int) -> int:
+    """Parts of as many tokens, a multiple of `TILE`."""
+    tiles = tokens // TILE
+    return max(parts for parts in range(1, SPLITS + 1) if tiles % parts == 0)
+
+
+def add(
+    queries: jax.Array, chunk: jax.Array, ids: jax.Array, coefficients: jax.Array, *, subkeys: int
+) -> tuple[jax.Array, jax.Array]:
+    """Sums to each sub-key by parts of the tokens, and sums of the coefficients likewise.
+
+    Args:
+      queries: `[chunks, tokens, codebooks * half]`.
+      chunk: which of the chunks, `[1]`.
+      ids: the chosen sub-keys, `[chunks, codebooks, top_k, tokens]`; no one twice for a token.
+      coefficients: of one or of all chunks, `[1 or chunks, codebooks, top_k, tokens]`.
+      subkeys: of each codebook.
+
+    Returns:
+      `[splits, codebooks, subkeys, half]` and `[splits, codebooks, subkeys]`.
+    """
+    _, codebooks, top_k, tokens = ids.shape
+    half = queries.shape[2] // codebooks
+    splits = splits_of(tokens)
+    columns = min(COLUMNS, half)
+    tiles = tokens // TILE // splits
+    of_one = coefficients.shape[0] == 1
+
+    def kernel(queries, chunk, ids, coefficients, sums, totals, laid, rows):
+        chunk = chunk[0]
+        codebook, split = jax.lax.axis_index("codebook"), jax.lax.axis_index("split")
+        mine = pl.ds(jax.lax.axis_index("tile") * TILE, TILE)
+        block = jax.lax.axis_index("columns")
+        sub_keys = _sub_keys() + jax.lax.axis_index("tile") * TILE
+
+        def step(i: Any, total: Any, of_rows: jax.Array) -> jax.Array:
+            at = pl.ds((split * tiles + index32(i)) * TILE, TILE)
+            of_chunk = 0 if of_one else chunk
+            chosen = [load(ids.at[chunk, codebook, p, at], by_column()) for p in range(top_k)]
+            factors = [
+                load(coefficients.at[of_chunk, codebook, p, at], by_column()) for p in range(top_k)
+            ]
+            placed = _placed(chosen, factors, sub_keys)
+            put(laid, placed)
+            for start in range(0, columns, TILE):
+                there = pl.ds(codebook * half + block * columns + start, TILE)
+                query = load(queries.at[chunk, at, there], matrix())
+                put(rows.at(slice(None), slice(start, start + TILE)), query)
+            for left, right in ((laid.lo, rows.hi), (laid.hi, rows.lo), (laid.hi, rows.hi)):
+                plgpu.wgmma(total, left, right)
+            plgpu.wgmma_wait(0)
+            plgpu.commit_smem()  # All warps are done with both operands.
+            return of_rows + jnp.sum(placed, axis=1)
+
+        def accumulate(total: Any) -> tuple[jax.Array, jax.Array]:
+            nothing = laid_out(jnp.zeros((TILE,), jnp.float32), by_row())
+            of_rows = jax.lax.fori_loop(
+                0, tiles, lambda i, of_rows: step(i, total, of_rows), nothing
+            )
+            return total[...], of_rows
+
+        acc = plgpu.ACC((TILE, columns), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]
+        summed, of_rows = pl.run_scoped(accumulate, acc)
+        sums[split, codebook, mine, pl.ds(block * columns, columns)] = summed
+
+        @pl.when(block == 0)
+        def _():
+            totals[split, codebook, mine] = of_rows
+
+    sums, totals = plgpu.kernel(
+        kernel,
+        out_type=[
+            jax.ShapeDtypeStruct((splits, codebooks, subkeys, half), jnp.float32),
+            jax.ShapeDtypeStruct((splits, codebooks, subkeys), jnp.float32),
+        ],
+        scratch_types=[smem_halves(TILE, TILE), smem_halves(TILE, columns)],
+        grid=(half // columns, subkeys // TILE, codebooks, splits),
+        grid_names=("columns", "tile", "codebook", "split"),
+        kernel_name="key_scan_add",
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        interpret=dispatch.gpu_interpreter(),
+    )(queries, chunk, ids, coefficients)
+    return sums, totals
+
+
+def totals(
+    chunk: jax.Array,
+    ids: jax.Array,
+    coefficients: jax.Array,
+    weights: jax.Array | None = None,
+    *,
+    subkeys: int,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Sums of the coefficients by sub-key and part of the tokens.
+
+    Args:
+      chunk: which of the chunks, `[1]`.
+      ids: as for `add`.
+      coefficients: likewise; or scores, if there are weights.
+      weights: `[chunks, tokens]`; the coefficients are then the softmax of a token's scores, of
+        which the first is the best, times its weight.
+      subkeys: of each codebook.
+
+    Returns:
+      `[parts, codebooks, subkeys]`, and with weights the softmax `[codebooks, top_k, tokens]`.
+    """
+    _, codebooks, top_k, tokens = ids.shape
+    tiles = tokens // TILE
+    parts = max(n for n in range(1, 2 * SPLITS + 1) if tiles % n == 0)
+    tiles //= parts
+    of_one, weighted = coefficients.shape[0] == 1, weights is not None
+
+    def kernel(chunk, ids, coefficients, *refs: Any):
+        out, *shares_out = refs[1:] if weighted else refs
+        chunk = chunk[0]
+        codebook, part = jax.lax.axis_index("codebook"), jax.lax.axis_index("part")
+        tile = jax.lax.axis_index("tile")
+        sub_keys = _sub_keys() + tile * TILE
+
+        def step(i: Any, total: jax.Array) -> jax.Array:
+            at = pl.ds((part * tiles + index32(i)) * TILE, TILE)
+            of_chunk = 0 if of_one else chunk
+            chosen = [load(ids.at[chunk, codebook, p, at], by_column()) for p in range(top_k)]
+            factors = [
+                load(coefficients.at[of_chunk, codebook, p, at], by_column()) for p in range(top_k)
+            ]
+            if weighted:
+                shares = [jnp.exp(score - factors[0]) for score in factors]
+                whole = functools.reduce(operator.add, shares)
+                shares = [share / whole for share in shares]
+                each = load(refs[0].at[chunk, at], by_column())
+                factors = [each * share for share in shares]
+
+                @pl.when(tile == 0)
+                def _():
+                    for place, share in enumerate(shares):
+                        shares_out[0][codebook, place, at] = share
+
+            return total + jnp.sum(_placed(chosen, factors, sub_keys), axis=1)
+
+        nothing = laid_out(jnp.zeros((TILE,), jnp.float32), by_row())
+        out[part, codebook, pl.ds(tile * TILE, TILE)] = jax.lax.fori_loop(0, tiles, step, nothing)
+
+    sums, *shares = plgpu.kernel(
+        kernel,
+        out_type=[
+            jax.ShapeDtypeStruct((parts, codebooks, subkeys), jnp.float32),
+            *[jax.ShapeDtypeStruct((codebooks, top_k, tokens), jnp.float32)] * weighted,
+        ],
+        grid=(subkeys // TILE, codebooks, parts),
+        grid_names=("tile", "codebook", "part"),
+        kernel_name="key_scan_totals",
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        interpret=dispatch.gpu_interpreter(),
+    )(*(chunk, ids, coefficients), *(() if weights is None else (weights,)))
+    return sums, shares[0] if shares else None
+
+
+def _placed(
+    chosen: Sequence[jax.Array], factors: Sequence[jax.Array], sub_keys: jax.Array
+) -> jax.Array:
+    """Each token's coefficients at the sub-keys that it chose, `[sub-keys, tokens]`."""
+    placed = laid_out(jnp.zeros((TILE, TILE), jnp.float32), matrix())
+    for pair in zip(chosen, factors, strict=True):
+        one, factor = (jax.lax.broadcast_in_dim(x, (TILE, TILE), (1,)) for x in pair)
+        placed = jnp.where(one == sub_keys, factor, placed)
+    return placed
+
+
+def _sub_keys() -> jax.Array:
+    """The number of each row of a tile."""
+    if dispatch.interpreted():
+        return jax.lax.broadcasted_iota(jnp.int32, (TILE, TILE), 0)
+    return plgpu.broadcasted_iota(jnp.int32, (TILE, TILE), 0, layout=matrix())

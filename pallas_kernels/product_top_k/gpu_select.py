@@ -45,7 +45,7 @@ def select(
 ) -> tuple[jax.Array, jax.Array]:
     """Ids and scores of the best sub-keys, `[codebooks, top_k, tokens]`."""
     tokens = queries.shape[0]
-    codebooks, padded_subkeys, half = keys.shape
+    codebooks, padded_subkeys, _ = keys.shape
     offsets = jnp.sum(keys**2, axis=-1) if score == "idw" else jnp.zeros(keys.shape[:2])
     if padded_subkeys > subkeys:
         # Padded sub-keys get an infinite distance, or a product of minus infinity.

@@ -97,7 +97,7 @@ def _launch(*operands: Any, out_type: Any, top_k: int, score: Score) -> Any:
     def kernel(*refs: Any) -> None:
         pl.run_scoped(
             functools.partial(_select_kernel, *refs, top_k=top_k, score=score),
-            tuple(_operand(TOKENS, half) for _ in range(3)),
+            tuple(_operand(TOKENS, WIDTH, slots=half // WIDTH) for _ in range(3)),
             tuple(_operand(*_key_tile(SUBKEYS, WIDTH), slots=_SLOTS) for _ in range(3)),
             plgpu.Barrier(num_arrivals=3, num_barriers=_SLOTS),
         )
@@ -151,33 +151,32 @@ def _select_kernel(
 
     query_norms = laid_out(jnp.zeros((TOKENS,), jnp.float32), by_row())
     for width in range(widths):
-        columns = pl.ds(width * WIDTH, WIDTH)
         query = load(
             queries.at[chunk, tokens, pl.ds(codebook * half + width * WIDTH, WIDTH)], matrix()
         )
         query_norms += jnp.sum(query * query, axis=1)
         for tile in query_tiles:
             term = query.astype(jnp.bfloat16)
-            tile[:, columns] = term
+            tile[width] = term
             query -= term.astype(jnp.float32)
     plgpu.commit_smem()
 
     def score_tile(start: Any, total: Any) -> jax.Array:
-        for width in range(widths):
+        def multiply(width: Any, _: None) -> None:
+            width = index32(width)
             step = start * widths + width
             slot = jax.lax.rem(step, np.int32(_SLOTS))
             plgpu.barrier_wait(arrived.at[slot])
             for q, k in _PRODUCTS:
-                query = query_tiles[q].at[:, pl.ds(width * WIDTH, WIDTH)]
                 key = key_tiles[k].at[slot]
-                plgpu.wgmma(total, query, key if _by_columns() else key.transpose((1, 0)))
+                key = key if _by_columns() else key.transpose((1, 0))
+                plgpu.wgmma(total, query_tiles[q].at[width], key)
             plgpu.wgmma_wait(0)
             plgpu.commit_smem()  # All warps have read this slot.
+            pl.when(step + _SLOTS < steps)(lambda: fetch(step + _SLOTS))
 
-            @pl.when(step + _SLOTS < steps)
-            def _(step=step):
-                fetch(step + _SLOTS)
-
+        # A loop: unrolled, the addresses of all operands would take registers that spill.
+        jax.lax.fori_loop(0, widths, multiply, None)
         return total[...]
 
     def improve(tile: Any, best: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -274,8 +273,7 @@ def terms_of(x: jax.Array) -> list[jax.Array]:
     return terms
 
 
-def _operand(rows: int, columns: int, *, slots: int | None = None) -> Any:
+def _operand(rows: int, columns: int, *, slots: int) -> Any:
     """Shared memory for a bfloat16 tile, tiled and swizzled as wgmma and TMA need it."""
-    shape = (rows, columns) if slots is None else (slots, rows, columns)
     transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-    return plgpu.SMEM(shape, jnp.bfloat16, transforms=transforms)
+    return plgpu.SMEM((slots, rows, columns), jnp.bfloat16, transforms=transforms)

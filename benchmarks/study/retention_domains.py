@@ -15,11 +15,7 @@ from benchmarks.study.retention_facts import without_history
 from fwpkm_jax.evaluation.continual.domains import Domain, Part
 from fwpkm_jax.evaluation.intervals import clustered_mean
 from fwpkm_jax.evaluation.readers.whole_pass import frozen_row_losses, row_batches, write_rows
-from fwpkm_jax.evaluation.record import first_group
 from fwpkm_jax.models.language_model import LanguageModel, Memory
-
-BATCH = 8
-"""Rows that are read side by side into one memory."""
 
 
 def orders(domains: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -39,16 +35,17 @@ def domains_kept(
 ) -> dict[str, Any]:
     """Changes of each domain's loss when it was just read and when all were read, in nats.
 
-    Rows are read eight at a time into the memory's first group. Every loss is of the same unseen
-    rows of a domain with writing disabled, so a change is a difference within each row.
+    Rows are read side by side, as many as the memory has groups, each into a group of its own, as
+    in training. Every loss is of the same unseen rows of a domain, each read by one group with
+    writing disabled, so a change is a difference within each row.
 
     Args:
       reader: the model with the plain write, which evaluates.
       writer: the model with the write that is measured.
       memory: what that write starts from, leaves `[groups, ...]`.
       domains: in reading order.
-      batches: of eight rows read of each domain at most.
-      eval_batches: of eight rows evaluated of each domain at most.
+      batches: rows for each group read of each domain at most.
+      eval_batches: rows for each group evaluated of each domain at most.
 
     Returns:
       `bytes`, read of each domain; by domain, in that order, `own`, the change right after it was
@@ -57,12 +54,13 @@ def domains_kept(
       `forgetting_mean` are over all rows.
     """
     graphdef, params = nnx.split(writer)
-    memory = jax.tree.map(jnp.copy, first_group(memory))  # Its buffers are donated.
-    loss = partial(_row_losses, *nnx.split(reader), batches=eval_batches)
+    memory = jax.tree.map(jnp.copy, memory)  # Its buffers are donated.
+    groups = jax.tree.leaves(memory)[0].shape[0]
+    loss = partial(_row_losses, *nnx.split(reader), batches=eval_batches, groups=groups)
     before = [loss(without_history(memory), domain.evaluate) for domain in domains]
     own, sizes = [], []
     for domain, start in zip(domains, before, strict=True):
-        read = list(_batches(domain.adapt, batches))
+        read = list(_batches(domain.adapt, batches, groups))
         for batch in read:
             memory, _ = write_rows(graphdef, params, memory, batch, fast_weight_dtype="float32")
         own.append(loss(without_history(memory), domain.evaluate) - start)
@@ -86,18 +84,20 @@ def domains_kept(
 def over_rows(changes: np.ndarray) -> list[float]:
     """Mean of paired differences, and its 95 % interval with rows as the units."""
     mean, interval = clustered_mean(changes.astype(np.float64), np.ones(len(changes)))
-    assert interval is not None, "rows come in batches of eight"
+    assert interval is not None, "two rows at least"
     return [round(float(value), 6) for value in (mean, *interval)]
 
 
 def _row_losses(
-    graphdef: Any, params: Any, memory: Memory, part: Part, *, batches: int
+    graphdef: Any, params: Any, memory: Memory, part: Part, *, batches: int, groups: int
 ) -> np.ndarray:
     found = [
-        frozen_row_losses(graphdef, params, memory, batch) for batch in _batches(part, batches)
+        frozen_row_losses(graphdef, params, memory, batch)
+        for batch in _batches(part, batches, groups)
     ]
     return np.concatenate(jax.device_get(found))
 
 
-def _batches(part: Part, most: int) -> Any:
-    return row_batches(part.rows, part.indices[: most * BATCH], batch_size=BATCH, keep_last=False)
+def _batches(part: Part, most: int, groups: int) -> Any:
+    indices = part.indices[: most * groups]
+    return row_batches(part.rows, indices, batch_size=groups, keep_last=False)

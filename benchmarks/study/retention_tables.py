@@ -16,39 +16,56 @@ PLAIN = "plain"
 
 
 def facts_table(lines: Sequence[Line]) -> str:
-    """A row for each way to write: means over the runs, and in how many it is above plain."""
+    """Shares of right answers of each way to write: means over the runs, and in how many it is at
+    least that of the plain write."""
     facts = [line for line in lines if line["measure"] == "facts"]
     if not facts:
         return ""
-    text, other = (_last(facts[0]["facts"], kind) for kind in ("text", "facts"))
-    columns = {"told once": "told_1", f"told {_readings(facts)} times": "told"}
-    columns |= {_named(text): text, _named(other): other}
-    columns |= {"new, told once": "new_1", f"new, {_readings(facts)} times": "new"}
-    head = [*columns, "forgotten in text", "minus plain", "forgotten for facts", "minus plain"]
-    rows = [f"| write | {' | '.join(head)} |", "|---" * (len(head) + 1) + "|"]
+    text, other = _moments(facts)
+    times = facts[0]["settings"]["readings"]
+    columns = {"told once": "told_1", f"told {times} times": "told"}
+    columns |= {_named(text): text, _named(other): other, "new facts, told once": "new_1"}
+    rows = [f"| write | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     plain = {line["run"]: line for line in facts if line["method"] == PLAIN}
     for name in dict.fromkeys(line["method"] for line in facts):
         own = [line for line in facts if line["method"] == name]
         cells = [name]
         for moment in columns.values():
-            cells.append(
-                _mean_and_count(
-                    [_share(line, moment) for line in own],
-                    [_share(plain[line["run"]], moment) for line in own],
-                    name,
-                    better=np.greater_equal,
-                )
-            )
+            values = [_share(line, moment) for line in own]
+            theirs = [_share(plain[line["run"]], moment) for line in own]
+            cells.append(_mean_and_count(values, theirs, name, better=np.greater_equal))
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def forgetting_table(lines: Sequence[Line]) -> str:
+    """Answers lost of those that were right: means over the runs, in how many it is at most half
+    that of the plain write, and the difference from it."""
+    facts = [line for line in lines if line["measure"] == "facts"]
+    if not facts:
+        return ""
+    text, other = _moments(facts)
+    rows = [
+        f"| write | lost: {_named(text)} | minus plain | lost: {_named(other)} | minus plain |"
+        f" new facts, told {facts[0]['settings']['readings']} times |",
+        "|---" * 6 + "|",
+    ]
+    plain = {line["run"]: line for line in facts if line["method"] == PLAIN}
+
+    def halved(own: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+        return own <= theirs / 2
+
+    for name in dict.fromkeys(line["method"] for line in facts):
+        own = [line for line in facts if line["method"] == name]
+        cells = [name]
         for moment in (text, other):
-            cells.append(
-                _mean_and_count(
-                    [forgotten(line, moment) for line in own],
-                    [forgotten(plain[line["run"]], moment) for line in own],
-                    name,
-                    better=np.less,
-                )
-            )
+            values = [forgotten(line, moment) for line in own]
+            theirs = [forgotten(plain[line["run"]], moment) for line in own]
+            cells.append(_mean_and_count(values, theirs, name, better=halved))
             cells.append("" if name == PLAIN else _against_plain(own, plain, moment))
+        values = [_share(line, "new") for line in own]
+        theirs = [_share(plain[line["run"]], "new") for line in own]
+        cells.append(_mean_and_count(values, theirs, name, better=np.greater_equal))
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
@@ -57,37 +74,54 @@ def domains_table(lines: Sequence[Line]) -> str:
     """Adaptation and forgetting in nats of each way to write, over runs and orders."""
     domains = [line for line in lines if line["measure"] == "domains"]
     rows = [
-        "| write | runs and orders | adaptation | forgetting | over the runs |",
-        "|---|---|---|---|---|",
+        "| write | runs and orders | adaptation | over the runs | forgetting | over the runs |",
+        "|---" * 6 + "|",
     ]
-    plain = {(x["run"], x["order"]): x["change"] for x in domains if x["method"] == PLAIN}
-    for name in dict.fromkeys(line["method"] for line in domains):
-        own = [line for line in domains if line["method"] == name]
-        cells = [name, str(len(own))]
+    plain = {(x["batches"], x["run"], x["order"]): x for x in domains if x["method"] == PLAIN}
+    for batches, name in dict.fromkeys((line["batches"], line["method"]) for line in domains):
+        own = [x for x in domains if (x["batches"], x["method"]) == (batches, name)]
+        size = own[0]["change"]["bytes"][0] / 1000
+        cells = [f"{name}, {size:.0f} kB of each", str(len(own))]
         for key in ("adaptation", "forgetting_mean"):
             values = [line["change"][key][0] for line in own]
-            theirs = [plain[line["run"], line["order"]][key][0] for line in own]
+            theirs = [plain[batches, x["run"], x["order"]]["change"][key][0] for x in own]
             cells.append(_mean_and_count(values, theirs, name, better=np.less_equal, digits=4))
-        means = [
-            np.mean([x["change"]["forgetting_mean"][0] for x in own if x["run"] == run])
-            for run in dict.fromkeys(line["run"] for line in own)
-        ]
-        cells.append(over_seeds(list(map(float, means)), digits=4) if len(means) > 1 else "")
+            means = [
+                float(np.mean([x["change"][key][0] for x in own if x["run"] == run]))
+                for run in dict.fromkeys(line["run"] for line in own)
+            ]
+            cells.append(over_seeds(means, digits=4) if len(means) > 1 else "")
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
 def each_domain_table(lines: Sequence[Line], method: str = PLAIN) -> str:
-    """By run and order, each domain's change when just read and at the end, with intervals."""
+    """By run and order, each domain's change when just read and at the end, with intervals.
+
+    Args:
+      lines: of the domains measure.
+      method: the way to write.
+    """
     own = [x for x in lines if x["measure"] == "domains" and x["method"] == method]
-    rows = ["| run | order | domain | just read | at the end | forgetting |", "|---" * 6 + "|"]
+    rows = ["| run, order, size | domain | just read | at the end | forgetting |", "|---" * 5 + "|"]
     for line in own:
         change = line["change"]
         lost = [*change["forgetting"], None]  # Nothing follows the last domain.
         each = zip(change["domains"], change["own"], change["end"], lost, strict=True)
         for domain, just, end, forgetting in each:
-            cells = [line["run"].rpartition("_")[2], line["order"], domain]
+            size = f"{change['bytes'][0] / 1000:.0f} kB"
+            cells = [f"{line['run'].rpartition('_')[2]}, {line['order']}, {size}", domain]
             cells += [_interval(x) if x else "" for x in (just, end, forgetting)]
+            rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def cost_table(lines: Sequence[Line]) -> str:
+    """CPU time of eight rows and bytes beyond the plain write's, of each way to write."""
+    rows = ["| write | CPU ms for 8 rows, the fastest turn | more bytes |", "|---|---|---|"]
+    for line in lines:
+        if line["measure"] == "cost":
+            cells = (line["method"], f"{line['cpu_milliseconds']:.1f}", str(line["history_bytes"]))
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
@@ -104,16 +138,17 @@ def draw(path: Path, lines: Sequence[Line], *, control: Sequence[str]) -> None:
 
     facts = [line for line in lines if line["measure"] == "facts"]
     domains = [line for line in lines if line["measure"] == "domains"]
+    least = min((line["batches"] for line in domains), default=0)
+    domains = [line for line in domains if line["batches"] == least]
     figure = Figure(figsize=(11, 8), layout="constrained")
     axes = figure.subplots(2, 2).ravel()
     panels: list[tuple[str, str, Sequence[Line], Callable[[Line], tuple[float, float]]]] = []
     if facts:
-        text, other = (_last(facts[0]["facts"], kind) for kind in ("text", "facts"))
-        for moment in (text, other):
+        for moment in _moments(facts):
             panels.append(
                 (
                     "new facts known after one reading",
-                    f"facts forgotten after {_named(moment)}",
+                    f"share of facts lost {_named(moment)}",
                     facts,
                     lambda line, moment=moment: (
                         _share(line, "new_1"),
@@ -166,18 +201,19 @@ def _share(line: Line, moment: str) -> float:
     return line["facts"][moment]["exact"]
 
 
-def _last(moments: dict[str, Any], kind: str) -> str:
-    numbers = [int(name.partition("_")[2]) for name in moments if name.startswith(f"{kind}_")]
-    return f"{kind}_{max(numbers)}"
+def _moments(facts: Sequence[Line]) -> tuple[str, str]:
+    """The last moments after other text and after other facts."""
+
+    def last(kind: str) -> str:
+        names = [name for name in facts[0]["facts"] if name.startswith(f"{kind}_")]
+        return max(names, key=lambda name: int(name.partition("_")[2]))
+
+    return last("text"), last("facts")
 
 
 def _named(moment: str) -> str:
     kind, _, number = moment.partition("_")
-    return f"{number} texts" if kind == "text" else f"{number} haystacks with other facts"
-
-
-def _readings(facts: Sequence[Line]) -> int:
-    return facts[0]["settings"]["readings"]
+    return f"after {number} {'texts' if kind == 'text' else 'haystacks with other facts'}"
 
 
 def _mean_and_count(

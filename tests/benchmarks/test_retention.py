@@ -98,31 +98,44 @@ def test_the_facts_table_compares_each_run_with_its_own_plain_write():
         facts_line("b", "plain", (0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5), ([1, 1], [1, 1], [1, 1])),
         facts_line("b", "still", (0.5, 0.5, 0.5, 0.25, 0.5, 0.5, 0.5), ([1, 1], [1, 0], [1, 1])),
     ]
-    head, _, plain, still = retention_tables.facts_table(lines).splitlines()
-    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in (head, plain, still)]
-    found = {name: of for name, *of in zip(*cells, strict=True)}
+    found = columns(retention_tables.facts_table(lines))
     assert found["told once"] == ["0.50", "0.45 (1 of 2)"]
-    assert found["3 texts"] == ["0.50", "0.50 (1 of 2)"]
-    assert found["forgotten in text"] == ["0.25", "0.25 (1 of 2)"]
-    assert found["forgotten for facts"] == ["0.50", "0.50 (0 of 2)"]
+    assert found["after 3 texts"] == ["0.50", "0.50 (1 of 2)"]
+    assert found["new facts, told once"] == ["0.50", "0.62 (2 of 2)"]
+    found = columns(retention_tables.forgetting_table(lines))
+    # Run a loses half as much as plain, run b a quarter where plain loses nothing.
+    assert found["lost: after 3 texts"] == ["0.25", "0.25 (1 of 2)"]
+    assert found["lost: after 4 haystacks with other facts"] == ["0.50", "0.50 (1 of 2)"]
     # Of four people one keeps half more and one half less: 0 on average, and the interval is wide.
-    assert cells[2][8].startswith("0.00 [-0.6")
+    assert found["minus plain"][1].startswith("0.00 [")
+
+
+def columns(table):
+    """The cells below each head; of two with one name, the last."""
+    head, _, *rows = ([cell.strip() for cell in x.split("|")[1:-1]] for x in table.splitlines())
+    return {name: of for name, *of in zip(head, *rows, strict=True)}
 
 
 def test_the_domains_table_takes_the_same_order_of_the_plain_write():
-    def line(run, order, method, adaptation, forgetting):
+    def line(run, order, method, adaptation, forgetting, batches=2):
         change = {"adaptation": [adaptation, 0, 0], "forgetting_mean": [forgetting, 0, 0]}
         names = {"measure": "domains", "run": run, "order": order, "method": method}
-        return {**names, "change": change}
+        return {**names, "batches": batches, "change": {**change, "bytes": [64 * batches]}}
 
     lines = [
         line("a", "given", "plain", -0.01, 0.004),
         line("a", "mixed", "plain", -0.03, 0.002),
         line("a", "mixed", "still", -0.02, 0.001),
+        line("b", "mixed", "plain", -0.01, 0.003),
+        line("a", "mixed", "plain", -0.05, 0.005, batches=4),
     ]
-    *_, plain, still = retention_tables.domains_table(lines).splitlines()
-    assert plain.startswith("| plain | 2 | -0.0200 | 0.0030 |")
-    assert still.startswith("| still | 1 | -0.0200 (0 of 1) | 0.0010 (1 of 1) |")
+    *_, plain, still, longer = retention_tables.domains_table(lines).splitlines()
+    # Run a has a mean of -0.02 over its orders, run b -0.01: a wide interval.
+    assert plain.startswith(
+        "| plain, 0 kB of each | 3 | -0.0167 | -0.0150 [-0.0785, 0.0485] | 0.0030 |"
+    )
+    assert still == "| still, 0 kB of each | 1 | -0.0200 (0 of 1) |  | 0.0010 (1 of 1) |  |"
+    assert longer == "| plain, 0 kB of each | 1 | -0.0500 |  | 0.0050 |  |"
 
 
 @pytest.mark.thorough
@@ -134,8 +147,19 @@ def test_runs_are_measured_with_each_write_once(made_up, tmp_path, monkeypatch, 
     sparing, out = "keys still, hardening 0.5", tmp_path / "lines.jsonl"
     options = (
         *("--runs", "runs/made_up", "--methods", "plain", sparing, "--data", texts, "--out", out),
-        *("--measures", "facts", "domains", "--orders", "backwards", "--batches", 2),
-        *("--eval-batches", 1, "--people", 2, "--words", 8, "--readings", 2, "--pieces", 1, 2),
+        *(
+            "--measures",
+            "facts",
+            "domains",
+            "cost",
+            "--turns",
+            1,
+            "--orders",
+            "backwards",
+            "--batches",
+            2,
+        ),
+        *("--eval-batches", 2, "--people", 2, "--words", 8, "--readings", 2, "--pieces", 1, 2),
         *("--other-facts", 2, "--length", 20, "--seed", 1, "--image", tmp_path / "picture.png"),
     )
     for _ in range(2):
@@ -147,9 +171,10 @@ def test_runs_are_measured_with_each_write_once(made_up, tmp_path, monkeypatch, 
     assert [(x["method"], x["measure"], x["order"]) for x in lines] == [
         (method, *measure)
         for method in ("plain", sparing)
-        for measure in (("facts", None), ("domains", "backwards"))
+        for measure in (("facts", None), ("domains", "backwards"), ("cost", None))
     ]
-    for facts in (lines[0]["facts"], lines[2]["facts"]):
+    assert lines[2]["history_bytes"] == 0 < lines[5]["history_bytes"]
+    for facts in (lines[0]["facts"], lines[3]["facts"]):
         assert list(facts) == [
             *("told_1", "told", "text_1", "text_2", "new_1", "new"),
             "facts_2",
@@ -158,7 +183,8 @@ def test_runs_are_measured_with_each_write_once(made_up, tmp_path, monkeypatch, 
         assert all(len(answers["right"]) == 2 for answers in facts.values())
     change = lines[1]["change"]
     assert change["domains"] == ["three", "two", "one"]
-    assert change["bytes"] == [2 * 8 * 16] * 3
+    groups = jax.tree.leaves(made_up.memory)[0].shape[0]
+    assert change["bytes"] == [2 * groups * 16] * 3
     assert len(change["own"]) == 3
     assert len(change["forgetting"]) == 2
     gain, end, lost = (change[name][0][0] for name in ("own", "end", "forgetting"))

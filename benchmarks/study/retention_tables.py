@@ -148,7 +148,7 @@ def draw(path: Path, lines: Sequence[Line], *, control: Sequence[str]) -> None:
             panels.append(
                 (
                     "new facts known after one reading",
-                    f"share of facts lost {_named(moment)}",
+                    f"lost {_named(moment)}",
                     facts,
                     lambda line, moment=moment: (
                         _share(line, "new_1"),
@@ -180,6 +180,7 @@ def draw(path: Path, lines: Sequence[Line], *, control: Sequence[str]) -> None:
         ]
         axis.plot(*np.array(curve).T, color="0.4", zorder=0)
         axis.set(xlabel=x_label, ylabel=y_label)
+        axis.locator_params(axis="x", nbins=6)
         axis.grid(alpha=0.3)
     for number, name in enumerate(names):
         style = {"color": f"C{number % 10}", "marker": markers[number % len(markers)]}

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.study import retention, retention_domains, retention_tables
 from fwpkm_jax.data import TextData
+from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run import Run
 from fwpkm_jax.training.state import init_state, model_graph
 from tests.benchmarks.programs import run
@@ -45,9 +46,11 @@ def made_up(tmp_path_factory):
 def test_each_write_has_the_runs_weights_and_what_it_remembers(made_up):
     made_up, _ = made_up
     plain = made_up.model.config.fast_weight.rule
+    assert isinstance(plain, FwPKM)
     for method in retention.METHODS.values():
         model, memory = retention.written_so(made_up, method)
         rule = model.config.fast_weight.rule
+        assert isinstance(rule, FwPKM)
         assert rule.value_step == method.step * plain.num_heads * plain.top_k
         assert rule.addressing_weight == method.keys * plain.addressing_weight
         changed = {"value_step": None, "addressing_weight": 1.0, "retention": None}

@@ -71,28 +71,33 @@ def forgetting_table(lines: Sequence[Line]) -> str:
 
 
 def domains_table(lines: Sequence[Line]) -> str:
-    """Adaptation and forgetting in nats of each way to write, over runs and orders."""
+    """Adaptation and forgetting in nats of each way to write, over the runs, by order."""
     domains = [line for line in lines if line["measure"] == "domains"]
     rows = [
-        "| write | runs and orders | adaptation | over the runs | forgetting | over the runs |",
+        "| write, order, size | runs | adaptation | over the runs | forgetting | over the runs |",
         "|---" * 6 + "|",
     ]
-    plain = {(x["batches"], x["run"], x["order"]): x for x in domains if x["method"] == PLAIN}
-    for batches, name in dict.fromkeys((line["batches"], line["method"]) for line in domains):
-        own = [x for x in domains if (x["batches"], x["method"]) == (batches, name)]
+
+    def kind(line: Line) -> tuple[int, str]:
+        return line["batches"], line["order"]
+
+    plain = {(kind(x), x["run"]): x for x in domains if x["method"] == PLAIN}
+    for group, name in sorted({(kind(x), x["method"]): None for x in domains}, key=_by_kind):
+        own = [x for x in domains if (kind(x), x["method"]) == (group, name)]
         size = own[0]["change"]["bytes"][0] / 1000
-        cells = [f"{name}, {size:.0f} kB of each", str(len(own))]
+        cells = [f"{name}, {group[1]}, {size:.0f} kB", str(len(own))]
         for key in ("adaptation", "forgetting_mean"):
             values = [line["change"][key][0] for line in own]
-            theirs = [plain[batches, x["run"], x["order"]]["change"][key][0] for x in own]
+            theirs = [plain[group, x["run"]]["change"][key][0] for x in own]
             cells.append(_mean_and_count(values, theirs, name, better=np.less_equal, digits=4))
-            means = [
-                float(np.mean([x["change"][key][0] for x in own if x["run"] == run]))
-                for run in dict.fromkeys(line["run"] for line in own)
-            ]
-            cells.append(over_seeds(means, digits=4) if len(means) > 1 else "")
+            cells.append(over_seeds(values, digits=4) if len(values) > 1 else "")
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def _by_kind(found: tuple[tuple[int, str], str]) -> tuple[int, str]:
+    """Sorts by size and the order's name, and leaves ways to write as they stand."""
+    return found[0]
 
 
 def each_domain_table(lines: Sequence[Line], method: str = PLAIN) -> str:

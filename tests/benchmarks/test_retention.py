@@ -123,22 +123,20 @@ def test_the_domains_table_takes_the_same_order_of_the_plain_write():
     def line(run, order, method, adaptation, forgetting, batches=2):
         change = {"adaptation": [adaptation, 0, 0], "forgetting_mean": [forgetting, 0, 0]}
         names = {"measure": "domains", "run": run, "order": order, "method": method}
-        return {**names, "batches": batches, "change": {**change, "bytes": [64 * batches]}}
+        return {**names, "batches": batches, "change": {**change, "bytes": [64_000 * batches]}}
 
     lines = [
         line("a", "given", "plain", -0.01, 0.004),
         line("a", "mixed", "plain", -0.03, 0.002),
-        line("a", "mixed", "still", -0.02, 0.001),
+        line("a", "mixed", "still", -0.04, 0.001),
         line("b", "mixed", "plain", -0.01, 0.003),
         line("a", "mixed", "plain", -0.05, 0.005, batches=4),
     ]
-    *_, plain, still, longer = retention_tables.domains_table(lines).splitlines()
-    # Run a has a mean of -0.02 over its orders, run b -0.01: a wide interval.
-    assert plain.startswith(
-        "| plain, 0 kB of each | 3 | -0.0167 | -0.0150 [-0.0785, 0.0485] | 0.0030 |"
-    )
-    assert still == "| still, 0 kB of each | 1 | -0.0200 (0 of 1) |  | 0.0010 (1 of 1) |  |"
-    assert longer == "| plain, 0 kB of each | 1 | -0.0500 |  | 0.0050 |  |"
+    *_, given, plain, still, longer = retention_tables.domains_table(lines).splitlines()
+    assert given == "| plain, given, 128 kB | 1 | -0.0100 |  | 0.0040 |  |"
+    assert plain.startswith("| plain, mixed, 128 kB | 2 | -0.0200 | -0.0200 [-0.1471, 0.1071] |")
+    assert still == "| still, mixed, 128 kB | 1 | -0.0400 (1 of 1) |  | 0.0010 (1 of 1) |  |"
+    assert longer == "| plain, mixed, 256 kB | 1 | -0.0500 |  | 0.0050 |  |"
 
 
 @pytest.mark.thorough

@@ -69,11 +69,15 @@ def add(
         def step(i: Any, total: Any, of_rows: jax.Array) -> jax.Array:
             at = pl.ds((split * tiles + index32(i)) * TILE, TILE)
             of_chunk = 0 if of_one else chunk
-            chosen = [load(ids.at[chunk, codebook, p, at], by_column()) for p in range(top_k)]
-            factors = [
-                load(coefficients.at[of_chunk, codebook, p, at], by_column()) for p in range(top_k)
-            ]
-            placed = _placed(chosen, factors, sub_keys)
+
+            def place_one(place: Any, placed: jax.Array) -> jax.Array:
+                place = index32(place)
+                chosen = load(ids.at[chunk, codebook, place, at], by_column())
+                factor = load(coefficients.at[of_chunk, codebook, place, at], by_column())
+                return _placed([chosen], [factor], sub_keys, placed)
+
+            # A loop: all places at once would take more registers than there are.
+            placed = jax.lax.fori_loop(0, top_k, place_one, _nothing())
             put(laid, placed)
             for start in range(0, columns, TILE):
                 there = pl.ds(codebook * half + block * columns + start, TILE)
@@ -169,7 +173,7 @@ def totals(
                     for place, share in enumerate(shares):
                         shares_out[0][codebook, place, at] = share
 
-            return total + jnp.sum(_placed(chosen, factors, sub_keys), axis=1)
+            return total + jnp.sum(_placed(chosen, factors, sub_keys, _nothing()), axis=1)
 
         nothing = laid_out(jnp.zeros((TILE,), jnp.float32), by_row())
         out[part, codebook, pl.ds(tile * TILE, TILE)] = jax.lax.fori_loop(0, tiles, step, nothing)
@@ -190,14 +194,21 @@ def totals(
 
 
 def _placed(
-    chosen: Sequence[jax.Array], factors: Sequence[jax.Array], sub_keys: jax.Array
+    chosen: Sequence[jax.Array],
+    factors: Sequence[jax.Array],
+    sub_keys: jax.Array,
+    placed: jax.Array,
 ) -> jax.Array:
-    """Each token's coefficients at the sub-keys that it chose, `[sub-keys, tokens]`."""
-    placed = laid_out(jnp.zeros((TILE, TILE), jnp.float32), matrix())
+    """`placed` with each token's coefficients at the sub-keys that it chose."""
     for pair in zip(chosen, factors, strict=True):
         one, factor = (jax.lax.broadcast_in_dim(x, (TILE, TILE), (1,)) for x in pair)
         placed = jnp.where(one == sub_keys, factor, placed)
     return placed
+
+
+def _nothing() -> jax.Array:
+    """A tile `[sub-keys, tokens]` of zeros."""
+    return laid_out(jnp.zeros((TILE, TILE), jnp.float32), matrix())
 
 
 def _sub_keys() -> jax.Array:

@@ -38,7 +38,8 @@ def title(row: Row) -> str:
     about = row["settings"]
     pairs, length, _ = about["train"][0]
     kind = f"{pairs} pairs in {length} tokens" if about["setting"] == "cell" else about["setting"]
-    return f"{kind}, width {about['width']}, {about['batch_size']} documents per update"
+    size = f"{about['epochs']} epochs of {about['batch_size']} documents per update"
+    return f"{kind}, width {about['width']}, {size}"
 
 
 def mqar_table(rows: Sequence[Row]) -> str:

@@ -31,10 +31,10 @@ def test_a_failed_process_is_one_row(code, failure):
 
 
 def test_a_process_that_hangs_is_ended_with_its_children(tmp_path):
-    child = f"import time; time.sleep(3); open({str(tmp_path / 'alive')!r}, 'w')"
+    child = f"import time; time.sleep(2); open({str(tmp_path / 'alive')!r}, 'w')"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     assert run_code(code, limit_s=1) == {"failed": "no result after 1 s"}
-    assert run_code("import time; time.sleep(3); print('{}')") == {}
+    assert run_code("import time; time.sleep(2); print('{}')") == {}
     assert not (tmp_path / "alive").exists()
 
 

@@ -15,8 +15,8 @@ from fwpkm_jax.core.slots.table import slot_counts
 
 
 @given(
-    tokens=st.integers(1, 7),
-    places=st.integers(1, 4),
+    tokens=st.sampled_from([1, 3, 7]),  # Every shape is compiled.
+    places=st.sampled_from([1, 4]),
     num_slots=st.sampled_from([1, 3, 50, 2**30]),
     seed=st.integers(0, 99),
 )

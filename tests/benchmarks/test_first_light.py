@@ -174,7 +174,7 @@ def test_a_part_that_hangs_is_ended_with_all_it_started_and_one_that_fails_is_re
     tmp_path, monkeypatch, capsys
 ):
     alive = tmp_path / "alive"
-    child = f"import time; time.sleep(3); open({str(alive)!r}, 'w')"
+    child = f"import time; time.sleep(2); open({str(alive)!r}, 'w')"
     start = f"subprocess.run([sys.executable, '-c', {child!r}], start_new_session=True)"
     for name, code in {
         "hangs": f"import subprocess, sys; print('began', flush=True); {start}",
@@ -190,7 +190,7 @@ def test_a_part_that_hangs_is_ended_with_all_it_started_and_one_that_fails_is_re
     printed = capsys.readouterr().out
     assert "began\n" in printed
     assert "some output\n" in printed
-    time.sleep(max(0.0, began + 4 - time.perf_counter()))
+    time.sleep(max(0.0, began + 3 - time.perf_counter()))
     assert not alive.exists()
 
 

@@ -81,7 +81,7 @@ def largest_difference(a, b):
     return float(np.max(np.abs(a - b)))
 
 
-@pytest.mark.by_default("llama3", "qwen3_5")
+@pytest.mark.thorough
 @each_folder
 def test_float64_is_what_the_library_computes_without_its_casts(folder):
     expected = np.load(folder / "expected.npz")

@@ -13,7 +13,7 @@ SPECS = (
 )
 
 
-@pytest.mark.by_default("gpu-many_places")
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("kernel", ["gpu", "tpu"])
 def test_an_exchange_and_its_way_back_equal_plain_xla(kernel, spec):

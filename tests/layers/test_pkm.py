@@ -98,7 +98,8 @@ def test_queries_are_normed_over_the_batch_or_by_running_statistics():
             for part in ("keys", "values"):
                 getattr(plain, part).set_value(getattr(layer, part)[...])
             plain.gate_proj, plain.out_proj = layer.gate_proj, layer.out_proj
-            out, expected = layer(x, batch_statistics=batch_statistics), plain(x)
+            read = jax.jit(layer, static_argnames="batch_statistics")
+            out, expected = read(x, batch_statistics=batch_statistics), jax.jit(plain)(x)
             np.testing.assert_array_equal(out.slot_ids, expected.slot_ids)
             np.testing.assert_allclose(out.output, expected.output, rtol=1e-9, atol=1e-11)
             assert (out.statistics is not None) == batch_statistics

@@ -62,7 +62,8 @@ def flush(params, stream):
 
 def start(config=CONFIG, *, groups=1):
     model = nnx.merge(*build(config))
-    return model, model.init_memory(jax.random.key(1), groups=groups)
+    init = jax.jit(lambda key: model.init_memory(key, groups=groups))
+    return model, init(jax.random.key(1))
 
 
 def tokens(seed=0, batch=BATCH, length=LENGTH):

@@ -26,7 +26,7 @@ MATRIX_VARIANTS = {
 }
 
 
-@pytest.mark.by_default("fwpkm", "lact")
+@pytest.mark.by_default("fwpkm")
 @pytest.mark.parametrize("rule", INSTANCES.values(), ids=INSTANCES)
 def test_a_rule_keeps_its_contract(rule):
     names = [name for name in rule_properties(rule) if name not in DOCUMENT_PROPERTIES]

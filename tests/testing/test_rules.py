@@ -44,6 +44,10 @@ def test_a_memory_that_starts_at_zero_passes(lookahead):
     check_rule(rule, properties=[p for p in rule_properties(rule) if p not in DOCUMENT_PROPERTIES])
 
 
+def test_one_property_is_checked_without_the_others():
+    check_rule(SmallRule(), properties=["memory_specs_name_the_layout_of_every_leaf"])
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("lookahead", [0, 2])
 @pytest.mark.parametrize("name", DOCUMENT_PROPERTIES)

@@ -94,7 +94,7 @@ def peak_host_megabytes() -> float:
 
 
 def environment() -> dict[str, Any]:
-    """Device, versions, commit, date, and the measured limits of the device."""
+    """Device, versions, commit, date, the compiler's flags, and the device's measured limits."""
     device = jax.devices()[0]
     limits = {
         "copy_gigabytes_per_second": copy_bandwidth() / 1e9,
@@ -109,6 +109,7 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "python": platform.python_version(),
         "jax": jax.__version__,
+        "xla_flags": os.environ.get("XLA_FLAGS") or None,
         **limits,
     }
 

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,7 @@ def test_training_steps_are_timed_and_record_slots(tmp_path, monkeypatch):
         *("--repeats", 1, "--loss-block", 64, "--record", slots, "--profile", 3, "--out", out),
     )
     assert run("speed.train_step", *options) == 0
+    assert result(out)["environment"]["xla_flags"] == os.environ["XLA_FLAGS"]
     row, full = result(out)["rows"]
     assert len(row["seconds"]) == 1
     assert row["argument_megabytes"] < 0.6 * full["argument_megabytes"]  # No moments.

@@ -1,6 +1,8 @@
-"""Runs named KIND:SEED, each with a line of JSON in a file that later calls continue."""
+"""Training of a study's runs, and their lines of JSON in a file that later calls continue."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,3 +40,31 @@ def make_lines(
         with out.open("a") as file:
             file.write(json.dumps(lines[run]) + "\n")
     return list(lines.values())
+
+
+def train_run(
+    directory: Path, arguments: Sequence[str], *, seed: int, text: Path, extra: Sequence[str]
+) -> None:
+    """Trains a run with `fwpkm train`, or what is left of it.
+
+    Args:
+      directory: of the run.
+      arguments: the config and options of `fwpkm train`.
+      seed: of weights and rows.
+      text: folder of train.jsonl and valid.jsonl.
+      extra: more options as NAME=VALUES without dashes.
+
+    Raises:
+      SystemExit: one of `extra` has no `=`.
+    """
+    if (directory / "results.json").exists():
+        return
+    command = [*arguments, "--seed", str(seed), "--run_dir", str(directory)]
+    for split in ("train", "valid"):
+        command += [f"--data.{split}_paths", str(text / f"{split}.jsonl")]
+    for option in extra:
+        name, equals, values = option.partition("=")
+        if not equals:
+            raise SystemExit(f"--extra: {option!r} is no NAME=VALUES.")
+        command += [f"--{name}", *values.split()]
+    subprocess.run([sys.executable, "-m", "fwpkm_jax", "train", *command], check=True)

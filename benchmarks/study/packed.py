@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ import optax
 from flax import nnx
 
 from benchmarks.options import parse
-from benchmarks.study.lines import make_lines
+from benchmarks.study.lines import make_lines, train_run
 from benchmarks.study.study import WITHOUT_GATES
 from fwpkm_jax.data import make_dataset
 from fwpkm_jax.evaluation.intervals import clustered_mean
@@ -110,21 +109,13 @@ def directory_of(options: Options, kind: str, seed: int) -> Path:
 
 def train(options: Options, kind: str, seed: int) -> None:
     """Trains a run, or what is left of it."""
-    directory = directory_of(options, kind, seed)
-    if (directory / "results.json").exists():
-        return
     config, *settings = KINDS[kind]
     command = [config, "--data.needles", "None", *settings, "--training.steps", str(options.steps)]
     for name in ("training.batch_size", "training.memory.groups"):
         command += [f"--{name}", str(options.batch)]
     command += ["--training.validation_batches", "0", "--optimizer.warmup_steps", "20"]
-    command += ["--seed", str(seed), "--run_dir", str(directory)]
-    for split in ("train", "valid"):
-        command += [f"--data.{split}_paths", str(options.runs_dir / f"{split}.jsonl")]
-    for extra in options.extra:
-        name, value = extra.split("=", 1)
-        command += [f"--{name}", *value.split()]
-    subprocess.run([sys.executable, "-m", "fwpkm_jax", "train", *command], check=True)
+    directory, text = directory_of(options, kind, seed), options.runs_dir
+    train_run(directory, command, seed=seed, text=text, extra=options.extra)
 
 
 class Places(NamedTuple):

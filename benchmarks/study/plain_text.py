@@ -17,7 +17,6 @@ import itertools
 import json
 import logging
 import math
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ import numpy as np
 
 from benchmarks.comparison.small_decoders import Lines, Row, machine
 from benchmarks.options import parse
+from benchmarks.study.lines import train_run
 from fwpkm_jax.evaluation import PerplexityConfig
 from fwpkm_jax.evaluation.intervals import clustered_mean
 from fwpkm_jax.evaluation.perplexity import streaming_perplexity
@@ -83,17 +83,9 @@ def write_beginnings(options: Options) -> Path:
 def train(options: Options, kind: str, rate: float, seed: int) -> Path:
     """The directory of a run, trained as far as it was not."""
     directory = options.runs_dir / f"{kind}_{rate}_{options.steps}_seed{seed}"
-    if (directory / "results.json").exists():
-        return directory
     command = [KINDS[kind], "--data.needles", "None", "--training.steps", str(options.steps)]
     command += ["--optimizer.learning_rate", str(rate), "--training.validation_batches", "0"]
-    command += ["--seed", str(seed), "--run_dir", str(directory)]
-    for split in ("train", "valid"):
-        command += [f"--data.{split}_paths", str(options.data / f"{split}.jsonl")]
-    for extra in options.extra:
-        name, value = extra.split("=", 1)
-        command += [f"--{name}", *value.split()]
-    subprocess.run([sys.executable, "-m", "fwpkm_jax", "train", *command], check=True)
+    train_run(directory, command, seed=seed, text=options.data, extra=options.extra)
     return directory
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.options import parse
-from benchmarks.study.lines import make_lines
+from benchmarks.study.lines import make_lines, train_run
 from fwpkm_jax.evaluation import NeedleConfig, PerplexityConfig, run_suite
 from fwpkm_jax.run import load_run
 from fwpkm_jax.run.evaluate import subject_of
@@ -86,22 +85,14 @@ def directory_of(options: Options, kind: str, seed: int) -> Path:
 
 def train(options: Options, kind: str, seed: int) -> None:
     """Trains a run, or what is left of it."""
-    directory = directory_of(options, kind, seed)
-    if (directory / "results.json").exists():
-        return
     if kind == "backbone":
         command = [options.config, "--data.needles", "None"]
         command += ["--training.steps", str(options.backbone_steps)]
     else:
         command = ["--base", str(directory_of(options, "backbone", 0)), *RETROFITTED, *KINDS[kind]]
         command += ["--training.steps", str(options.steps)]
-    command += ["--seed", str(seed), "--run_dir", str(directory)]
-    for split in ("train", "valid"):
-        command += [f"--data.{split}_paths", str(options.data / f"{split}.jsonl")]
-    for extra in options.extra:
-        name, value = extra.split("=", 1)
-        command += [f"--{name}", *value.split()]
-    subprocess.run([sys.executable, "-m", "fwpkm_jax", "train", *command], check=True)
+    directory = directory_of(options, kind, seed)
+    train_run(directory, command, seed=seed, text=options.data, extra=options.extra)
 
 
 def evaluate(options: Options, kind: str, seed: int) -> dict[str, Any]:

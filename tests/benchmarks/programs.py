@@ -10,9 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import machine, processes
+
+SMALL_RUN = (
+    *("data.length=96", "model.model_dim=16", "model.mlp_dim=16", "model.attention.head_dim=8"),
+    *("model.fast_weight.chunk_size=32", "training.log_every=1"),
+)
+"""For `--extra` of a study, with `write_words`: its runs at the least sizes."""
 
 
 @contextmanager
@@ -55,3 +62,11 @@ def run_apart(program: str, *arguments: Any, **variables: str) -> None:
 def result(path: Path) -> Any:
     """The JSON that a program wrote."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_words(folder: Path) -> None:
+    """Writes one document of 3,000 random words as train.jsonl and valid.jsonl."""
+    rng = np.random.default_rng(0)
+    words = " ".join("".join(rng.choice(list("abcdefgh"), 5)) for _ in range(3000))
+    for name in ("train", "valid"):
+        (folder / f"{name}.jsonl").write_text(json.dumps({"id": "0", "text": words}))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.study import packed
-from tests.benchmarks.programs import run
+from benchmarks.study.lines import train_run
+from tests.benchmarks.programs import SMALL_RUN, run, write_words
 
 
 def test_every_document_but_a_rows_first_is_scored_and_put_into_a_row_of_its_own():
@@ -64,21 +65,18 @@ def test_the_tables_compare_kinds_over_seeds(tmp_path, capsys):
         run("study.packed", "--runs", "backbone:0", "--out", out)
 
 
+def test_an_extra_option_without_a_value_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="--extra: 'length' is no NAME=VALUES"):
+        train_run(tmp_path, ["recall"], seed=0, text=tmp_path, extra=["length"])
+
+
 @pytest.mark.slow
 def test_a_model_with_resets_reads_a_document_in_a_row_as_it_does_alone(tmp_path):
-    rng = np.random.default_rng(0)
-    words = " ".join("".join(rng.choice(list("abcdefgh"), 5)) for _ in range(3000))
-    for name in ("train", "valid"):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"id": "0", "text": words}))
-    small = {
-        "data.length": 96, "model.model_dim": 16, "model.mlp_dim": 16,
-        "model.attention.head_dim": 8, "model.fast_weight.chunk_size": 32,
-        "training.log_every": 1,
-    }  # fmt: skip
+    write_words(tmp_path)
     out = tmp_path / "new" / "lines.jsonl"
     options = (
         *("--steps", 2, "--batch", 2, "--characters", 20, 60, "--documents", 60, 20, "--start", 8),
-        *("--extra", *(f"{name}={value}" for name, value in small.items())),
+        *("--extra", *SMALL_RUN),
         *("--data", tmp_path, "--runs-dir", tmp_path / "runs", "--out", out),
     )
     assert run("study.packed", "--runs", "backbone_resets:0", "document:0", *options) == 0

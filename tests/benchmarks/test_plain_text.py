@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.study import plain_text
-from tests.benchmarks.programs import run
+from tests.benchmarks.programs import SMALL_RUN, run, write_words
 
 
 def test_sections_are_means_by_document_and_reading():
@@ -38,19 +38,11 @@ def test_the_tables_compare_models_of_the_same_rate_and_seed(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_both_models_read_unseen_books_twice(tmp_path):
-    rng = np.random.default_rng(0)
-    words = " ".join("".join(rng.choice(list("abcdefgh"), 5)) for _ in range(3000))
-    for name in ("train", "valid"):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"id": "0", "text": words}))
-    small = {
-        "data.length": 96, "model.model_dim": 16, "model.mlp_dim": 16,
-        "model.attention.head_dim": 8, "model.fast_weight.chunk_size": 32,
-        "training.log_every": 1,
-    }  # fmt: skip
+    write_words(tmp_path)
     out = tmp_path / "new" / "lines.jsonl"
     options = (
         *("--rates", 2e-3, "--seeds", 1, "--steps", 2, "--characters", 200, "--ends", 50, 200),
-        *("--extra", *(f"{name}={value}" for name, value in small.items())),
+        *("--extra", *SMALL_RUN),
         *("--data", tmp_path, "--runs-dir", tmp_path / "runs", "--out", out),
     )
     assert run("study.plain_text", "--kinds", "backbone", *options) == 0

@@ -76,6 +76,13 @@ def test_momentum_keeps_the_mean_share_over_the_counted_tokens():
     assert_close(last.momentum, expected)
 
 
+def test_a_chunk_of_padding_leaves_the_memory_bit_for_bit():
+    zeros = jnp.zeros(TOKENS, jnp.float64)
+    padding = sample(seed=2)._replace(write_weight=zeros, counted=zeros, paired=zeros)
+    _, written, after = steps(init_memory(RULE, jnp.float64), sample(seed=1), padding)
+    chex.assert_trees_all_equal(after, written)
+
+
 def test_weights_keep_the_norms_of_their_rows():
     start, *_, last = steps(init_memory(RULE, jnp.float64), *(sample(seed=s) for s in range(3)))
     assert np.max(np.abs(last.weights.gate - start.weights.gate)) > 0.1

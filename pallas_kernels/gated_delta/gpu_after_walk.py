@@ -1,8 +1,9 @@
 """GPU: the backward pass after the transposed walk, one program for each chunk of each head.
 
-The letters are those of docs/explanation/math.md. The kernel processes values 64 columns at a time,
-then keys. Sums over the values stay in registers. The errors W and the cotangents dH, which the
-part for keys reads again, go through GPU memory.
+The letters are those of docs/explanation/math.md. The parts follow one another: the attention and
+the inverse, the values, the square tiles, and keys with queries. Tiles of tokens have 32 columns,
+because two square sums stay in registers beside them. The errors W and the cotangents dH, which
+the part for keys reads again, go through GPU memory.
 """
 
 import functools
@@ -15,29 +16,34 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dispatch import gpu_interpreter
 from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP, Residuals, Vectors
+from pallas_kernels.gated_delta.gpu_after_program import (
+    BLOCK,
+    Program,
+    There,
+    block_at,
+    halves,
+    row_sum,
+    send_block,
+    stages,
+    zeros,
+)
 from pallas_kernels.gated_delta.gpu_chunk import (
     GRID_NAMES,
     chunk_tokens,
     column_blocks,
-    decays_between,
     positions,
     program_place,
 )
 from pallas_kernels.gated_delta.gpu_tiles import (
-    COLUMN,
-    ROW,
     Halves,
     compiler_params,
-    fetched,
     joined,
-    load,
     multiply,
     put,
+    received,
     rows_times,
-    send,
-    send_through,
-    smem,
-    smem_halves,
+    start_copies,
+    start_sending,
 )
 
 
@@ -83,12 +89,11 @@ def after_walk(
             *(half for _ in range(4)),
         ],
         scratch_types=[
-            smem_halves(CHUNK, width, of=key.dtype),
-            smem_halves(width, WIDTH_STEP),
-            *(smem_halves(CHUNK, CHUNK) for _ in range(4)),
-            smem(CHUNK, WIDTH_STEP, key.dtype),
-            smem(CHUNK, WIDTH_STEP, jnp.float32),
-            plgpu.Barrier(),
+            halves(CHUNK, width, of=key.dtype),
+            halves(CHUNK, CHUNK),
+            halves(CHUNK, CHUNK),
+            plgpu.SMEM((1,), jnp.int32),
+            plgpu.Barrier(num_barriers=2 * width // BLOCK + 2),
         ],
         grid=place,
         grid_names=GRID_NAMES,
@@ -100,93 +105,235 @@ def after_walk(
 
 
 def _after_kernel(*refs, scale):
-    query, key, value, log_decay, beta, to_token, to_end, states, inverses, *refs = refs
-    d_output, d_after, d_query, d_key, d_value, d_beta, d_log_spans, *refs = refs
-    d_log_to_token, d_log_to_end, errors_hi, errors_lo, d_recalled_hi, d_recalled_lo, *refs = refs
-    keys, memory, inverse, attention, a, b, stage, wide_stage, arrived = refs
-    errors, d_recalled = Halves(errors_hi, errors_lo), Halves(d_recalled_hi, d_recalled_lo)
+    there, refs = There(*refs[: len(There._fields)]), refs[len(There._fields) :]
+    keys, inverse, attention, zero, arrived = refs
+    zero[0] = jnp.int32(0)
     place = program_place()
-    tokens = chunk_tokens(place)
-    beta, to_token, to_end = (load(x.at[place], COLUMN) for x in (beta, to_token, to_end))
-    fetch = functools.partial(fetched, stage=stage, arrived=arrived)
-    fetch_wide = functools.partial(fetched, stage=wide_stage, arrived=arrived)
-    blocks, value_blocks = column_blocks(key), column_blocks(value)
+    barriers = [arrived.at[i] for i in range(arrived.shape[0])]
+    program = Program(
+        there, scale, keys, inverse, attention, zero, barriers, place, chunk_tokens(place)
+    )
+    width, dtype = there.key.shape[-1], there.key.dtype
+    block, queries = halves(CHUNK, BLOCK), halves(CHUNK, BLOCK, of=dtype)
+    # A part's shared memory is free again for the next part.
+    pl.run_scoped(
+        functools.partial(_attend, program),
+        queries,
+        stages(dtype, slots=2 * width // BLOCK),
+        stages(jnp.float32, slots=CHUNK // BLOCK),
+    )
+    sums = pl.run_scoped(
+        functools.partial(_of_values, program),
+        halves(width, BLOCK),
+        *(block, block),
+        stages(dtype, slots=1),
+        stages(jnp.float32, slots=2 * width // WIDTH_STEP + 1),
+    )
 
-    attended = _zeros()
-    for columns in blocks:
-        put(keys.at(slice(None), columns), fetch(key.at[(*tokens, columns)]))
-        put(a, scale * fetch(query.at[(*tokens, columns)]))
-        attended += multiply(a, keys.at(slice(None), columns).transposed)
-    put(attention, attended * decays_between(load(log_decay.at[place], ROW), a, b))
-    put(inverse, fetch_wide(inverses.at[place]))
+    def of_squares_and_keys(d_scores):
+        pl.run_scoped(
+            functools.partial(_of_squares, program, *sums, d_scores), halves(CHUNK, CHUNK)
+        )
+        of_token, of_end = row_sum(zeros(BLOCK)), row_sum(zeros(BLOCK))
+        for start in range(0, width, WIDTH_STEP):
+            from_values, more_of_token, more_of_end = pl.run_scoped(
+                functools.partial(_from_values, program, start),
+                *(block, block),
+                halves(WIDTH_STEP, BLOCK),
+                stages(jnp.float32, slots=2),
+            )
+            of_token, of_end = of_token + more_of_token, of_end + more_of_end
+            of_token += pl.run_scoped(
+                functools.partial(_of_keys, program, start, d_scores, *from_values),
+                queries,
+                stages(dtype, slots=WIDTH_STEP // BLOCK),
+                stages(dtype, slots=2),
+            )
+        there.d_log_to_token.at[place][...] = of_token
+        there.d_log_to_end.at[place][...] = program.column(there.to_end) * of_end
 
-    # Values: computes W, dV and dH, and sums dP and dA over the blocks of values.
-    d_attention, d_triangle = _zeros(), _zeros()
-    of_beta, of_token = _row_sum(_zeros()), _row_sum(_zeros())
-    for columns in value_blocks:
-        part = (*place, slice(None), columns)
-        for rows in blocks:
-            put(memory.at(rows), fetch_wide(states.at[(*place, rows, columns)]))
-        recalled = multiply(keys, memory)
-        own_error = fetch(value.at[(*tokens, columns)]) - rows_times(to_token, recalled)
+    pl.run_scoped(of_squares_and_keys, halves(CHUNK, CHUNK))
+
+
+def _attend(program: Program, queries: Halves, stage: Any, wide_stage: Any) -> None:
+    """Fills the tiles that several parts use: the keys, the attention P and the inverse."""
+    there = program.there
+    keys, inverse, attention, queries = program.anew(*program[2:5], queries)
+    blocks, sides = column_blocks(there.key, BLOCK), column_blocks(there.inverses, BLOCK)
+    tokens = [x.at[(*program.tokens, at)] for at in blocks for x in (there.key, there.query)]
+    squares = [there.inverses.at[(*program.place, slice(None), at)] for at in sides]
+    tiles = [
+        x.at[i] for x, n in ((stage, len(tokens)), (wide_stage, len(squares))) for i in range(n)
+    ]
+    copies = start_copies(list(zip([*tokens, *squares], tiles, strict=True)), program.arrived)
+    of_keys, of_queries = copies[: len(tokens) : 2], copies[1 : len(tokens) : 2]
+    attended = zeros(CHUNK)
+    for at, of_key, of_query in zip(blocks, of_keys, of_queries, strict=True):
+        block = put(keys.at(slice(None), at), received(of_key))
+        put(queries, received(of_query))
+        attended += multiply(queries, block.transposed)
+    attended *= program.scale
+    put(attention, attended * program.decays_between(attention, inverse))
+    for at, copy in zip(sides, copies[len(tokens) :], strict=True):
+        put(inverse.at(slice(None), at), received(copy))
+
+
+def _of_values(
+    program: Program, memory: Halves, a: Halves, b: Halves, stage: Any, wide_stage: Any
+) -> tuple:
+    """Computes W, dV and dH; sums dP, dA and a part of dbeta over the values."""
+    there, place, groups = program.there, program.place, column_blocks(program.there.key)
+    slots = (*program[2:5], memory, a, b)
+    beta, to_token, to_end = (program.column(x) for x in (there.beta, there.to_token, there.to_end))
+
+    def add_block(i, sums):
+        d_attention, d_triangle, of_beta = sums
+        keys, inverse, attention, memory, a, b = program.anew(*slots)
+        columns = block_at(i)
+        part, tokens = (*place, slice(None), columns), (*program.tokens, columns)
+        squares = [
+            x.at[(*place, at, columns)] for x in (there.states, there.d_after) for at in groups
+        ]
+        wide = enumerate([*squares, there.d_output.at[tokens]])
+        *squares, d_output, value = start_copies(
+            [*((x, wide_stage.at[i]) for i, x in wide), (there.value.at[tokens], stage.at[0])],
+            program.arrived,
+        )
+        for at, copy in zip(groups, squares[: len(groups)], strict=True):
+            put(memory.at(at), received(copy))
+        own_error = received(value) - rows_times(to_token, multiply(keys, memory))
         put(a, rows_times(beta, own_error))
-        send(a, multiply(inverse, a), errors.at(*part))
-        put(b, fetch_wide(d_output.at[(*tokens, columns)]))
+        errors = Halves(there.errors_hi, there.errors_lo)
+        start_sending(a, multiply(inverse, a), errors.at(*part))
+        put(b, received(d_output))
         d_attention += multiply(b, a.transposed)
-        for rows in blocks:
-            put(memory.at(rows), fetch_wide(d_after.at[(*place, rows, columns)]))
-        d_errors = multiply(attention.transposed, b) + rows_times(to_end, multiply(keys, memory))
+        for at, copy in zip(groups, squares[len(groups) :], strict=True):
+            put(memory.at(at), received(copy))
+        d_errors = multiply(attention.transposed, b)
+        d_errors += rows_times(to_end, multiply(keys, memory))
         put(b, d_errors)
         d_weighted = multiply(inverse.transposed, b)
         put(b, d_weighted)
         d_triangle += multiply(b, a.transposed)
-        of_beta += _row_sum(d_weighted * own_error)
+        of_beta += row_sum(d_weighted * own_error)
         d_weighted = rows_times(beta, d_weighted)
-        send_through(stage, d_weighted, d_value.at[(*tokens, columns)])
-        d_weighted = rows_times(-to_token, d_weighted)
-        of_token += _row_sum(d_weighted * recalled)
-        send(b, d_weighted, d_recalled.at(*part))
+        send_block(stage.at[0], d_weighted, there.d_value.at[tokens])
+        d_recalled = Halves(there.d_recalled_hi, there.d_recalled_lo)
+        start_sending(b, rows_times(-to_token, d_weighted), d_recalled.at(*part))
+        plgpu.wait_smem_to_gmem(0)
+        return d_attention, d_triangle, of_beta
 
-    # The square tiles: the cotangents overwrite the inverse and the attention.
+    sums = zeros(CHUNK), zeros(CHUNK), row_sum(zeros(BLOCK))
+    return jax.lax.fori_loop(0, there.value.shape[-1] // BLOCK, add_block, sums)
+
+
+def _of_squares(
+    program: Program,
+    d_attention: jax.Array,
+    d_triangle: jax.Array,
+    of_beta: jax.Array,
+    d_scores: Halves,
+    b: Halves,
+) -> None:
+    """Computes dbeta, the spans' part of the decays' cotangent, and two square tiles for the keys.
+
+    The cotangent of the products of keys with keys overwrites the inverse.
+    """
+    there, place = program.there, program.place
+    keys, inverse, attention, d_scores, b = program.anew(*program[2:5], d_scores, b)
     row, column = positions()
-    # Computed again: together with the sums over the values they would not fit in registers.
-    between = decays_between(load(log_decay.at[place], ROW), a, b)
-    overlap = multiply(keys, keys.transposed)
-    d_lower = jnp.where(row > column, -d_triangle, 0.0) * between
-    of_beta += _row_sum(d_lower * overlap)
-    d_beta.at[place][...] = of_beta
-    d_lower = rows_times(beta, d_lower)
-    put(a, d_attention * joined(attention) + d_lower * overlap)
-    d_log_spans.at[place][...] = _spanning(a, b.hi)
-    d_overlap, d_scores = put(inverse, d_lower), put(attention, d_attention * between)
+    # Computed again: together with the sums over the values it would not fit in registers.
+    between = program.decays_between(d_scores, b)
+    put(inverse, jnp.where(row > column, -d_triangle, 0.0) * between)
+    put(d_scores, d_attention * between)
+    overlap, d_lower = multiply(keys, keys.transposed), joined(inverse)
+    there.d_beta.at[place][...] = of_beta + row_sum(d_lower * overlap)
+    d_lower = rows_times(program.column(there.beta), d_lower)
+    put(inverse, d_lower)
+    put(attention, d_lower * overlap + d_attention * joined(attention))
+    there.d_log_spans.at[place][...] = _spanning(attention, b.hi)
 
-    # Keys and queries, one block of columns at a time.
-    of_end = _row_sum(_zeros())
-    for columns in blocks:
-        from_end, from_output, d_keys = _zeros(), _zeros(), _zeros()
-        square = memory.at(slice(0, WIDTH_STEP))
-        for values in value_blocks:
-            part = (*place, slice(None), values)
-            _fetch_halves(errors.at(*part), a, arrived)
-            put(square, fetch_wide(d_after.at[(*place, columns, values)]))
-            from_end += multiply(a, square.transposed)
-            _fetch_halves(d_recalled.at(*part), a, arrived)
-            put(square, fetch_wide(states.at[(*place, columns, values)]))
-            d_keys += multiply(a, square.transposed)
-            put(b, fetch_wide(d_output.at[(*tokens, values)]))
-            from_output += multiply(b, square.transposed)
-        block = keys.at(slice(None), columns)
-        queries = scale * fetch(query.at[(*tokens, columns)])
-        put(a, queries)
-        of_end += _row_sum(joined(block) * from_end)
-        of_token += to_token * _row_sum(queries * from_output)
-        d_keys += rows_times(to_end, from_end) + multiply(d_scores.transposed, a)
-        d_keys += multiply(d_overlap, block) + multiply(d_overlap.transposed, block)
-        send_through(stage, d_keys, d_key.at[(*tokens, columns)])
-        d_queries = rows_times(to_token, from_output) + multiply(d_scores, block)
-        send_through(stage, scale * d_queries, d_query.at[(*tokens, columns)])
-    d_log_to_token.at[place][...] = of_token
-    d_log_to_end.at[place][...] = to_end * of_end
+
+def _from_values(
+    program: Program, start: int, a: Halves, b: Halves, square: Halves, wide_stage: Any
+) -> tuple:
+    """Sums over the values for 64 columns of keys: dK so far, `dO S^T` and of the decays' part."""
+    there = program.there
+    rows = [slice(at, at + BLOCK) for at in range(0, WIDTH_STEP, BLOCK)]
+    empty = [zeros(BLOCK) for _ in rows]
+
+    def add_block(i, sums, *, left, matrices, outputs):
+        tiles = program.anew(a, b, square)
+        columns = block_at(i)
+        part = (*program.place, slice(None), columns)
+        square_columns = (*program.place, pl.ds(start, WIDTH_STEP), columns)
+        of_square, *more = start_copies(
+            [
+                (matrices.at[square_columns], wide_stage.at[0]),
+                *((x.at[(*program.tokens, columns)], wide_stage.at[1]) for x in outputs),
+                *zip(left.at(*part), tiles[0], strict=True),
+            ],
+            program.arrived,
+        )
+        put(tiles[2], received(of_square))
+        turned = [tiles[2].at(at).transposed for at in rows]
+        for _ in outputs:
+            put(tiles[1], received(more.pop(0)))
+        for _, arrived in more:
+            plgpu.barrier_wait(arrived)
+        return [
+            [x + multiply(tile, right) for x, right in zip(total, turned, strict=True)]
+            for total, tile in zip(sums, tiles[: len(sums)], strict=True)
+        ]
+
+    def summed(left, matrices, *outputs):
+        add = functools.partial(add_block, left=left, matrices=matrices, outputs=outputs)
+        blocks = there.value.shape[-1] // BLOCK
+        return jax.lax.fori_loop(0, blocks, add, [empty for _ in (left, *outputs)])
+
+    keys = [program.keys.at(0, slice(None), pl.ds(start + at.start, BLOCK)) for at in rows]
+    d_recalled = Halves(there.d_recalled_hi, there.d_recalled_lo)
+    d_keys, from_output = summed(d_recalled, there.states, there.d_output)
+    of_token = sum(row_sum(joined(x) * y) for x, y in zip(keys, d_keys, strict=True))
+    (from_end,) = summed(Halves(there.errors_hi, there.errors_lo), there.d_after)
+    of_end = sum(row_sum(joined(x) * y) for x, y in zip(keys, from_end, strict=True))
+    to_end = program.column(there.to_end)
+    d_keys = [x + rows_times(to_end, y) for x, y in zip(d_keys, from_end, strict=True)]
+    return (d_keys, from_output), of_token, of_end
+
+
+def _of_keys(
+    program: Program,
+    start: int,
+    d_scores: Halves,
+    d_keys: list,
+    from_output: list,
+    queries: Halves,
+    stage: Any,
+    out: Any,
+) -> jax.Array:
+    """Computes 64 columns of dK and dQ; returns their part of `log_to_token`'s cotangent."""
+    there, of_token = program.there, row_sum(zeros(BLOCK))
+    to_token = program.column(there.to_token)
+    slots = (*program[2:4], d_scores, queries)
+    blocks = [(*program.tokens, pl.ds(start + at, BLOCK)) for at in range(0, WIDTH_STEP, BLOCK)]
+    copies = start_copies(
+        [(there.query.at[at], stage.at[i]) for i, at in enumerate(blocks)], program.arrived
+    )
+    for i, at in enumerate(blocks):
+        keys, d_overlap, d_scores, queries = program.anew(*slots)
+        block = keys.at(slice(None), at[-1])
+        query = received(copies[i])
+        put(queries, query)
+        of_token += program.scale * to_token * row_sum(query * from_output[i])
+        d_block = d_keys[i] + program.scale * multiply(d_scores.transposed, queries)
+        d_block += multiply(d_overlap, block) + multiply(d_overlap.transposed, block)
+        d_queries = rows_times(to_token, from_output[i]) + multiply(d_scores, block)
+        plgpu.wait_smem_to_gmem(0)  # What the last block of columns sent.
+        send_block(out.at[0], d_block, there.d_key.at[at])
+        send_block(out.at[1], program.scale * d_queries, there.d_query.at[at])
+    plgpu.wait_smem_to_gmem(0)
+    return of_token
 
 
 def _spanning(of_spans: Halves, mask: Any) -> jax.Array:
@@ -203,19 +350,4 @@ def _spanning(of_spans: Halves, mask: Any) -> jax.Array:
     later = pl.run_scoped(
         accumulate, plgpu.WGMMAAccumulatorRef((CHUNK, CHUNK), jnp.float32)
     )  # [t, s]: r >= t
-    return _row_sum(jnp.where(column < row, later, 0.0))
-
-
-def _fetch_halves(source: Halves, tile: Halves, arrived: Any) -> None:
-    plgpu.commit_smem()  # All warps are done with the tile.
-    for there, half in zip(source, tile, strict=True):
-        plgpu.copy_gmem_to_smem(there, half, arrived)
-        plgpu.barrier_wait(arrived)
-
-
-def _zeros() -> jax.Array:
-    return plgpu.layout_cast(jnp.zeros((CHUNK, WIDTH_STEP), jnp.float32), plgpu.Layout.WGMMA)
-
-
-def _row_sum(x: jax.Array) -> jax.Array:
-    return jnp.sum(x, axis=1)
+    return row_sum(jnp.where(column < row, later, 0.0))

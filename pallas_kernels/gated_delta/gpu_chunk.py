@@ -24,9 +24,9 @@ def chunk_tokens(place: tuple) -> tuple:
     return batch, pl.ds(chunk * CHUNK, CHUNK), head
 
 
-def column_blocks(x: Any) -> list:
-    """Slices of the last axis, 64 columns each."""
-    return [pl.ds(start, WIDTH_STEP) for start in range(0, x.shape[-1], WIDTH_STEP)]
+def column_blocks(x: Any, step: int = WIDTH_STEP) -> list:
+    """Slices of the last axis, `step` columns each."""
+    return [pl.ds(start, step) for start in range(0, x.shape[-1], step)]
 
 
 def positions() -> tuple[jax.Array, jax.Array]:

@@ -19,13 +19,14 @@ from pallas_kernels.gated_delta.gpu_tiles import (
     COLUMN,
     ROW,
     compiler_params,
-    fetched,
     load,
     multiply,
     put,
+    received,
     rows_times,
     smem,
     smem_halves,
+    start_copies,
 )
 
 
@@ -60,9 +61,9 @@ def read(
             *(smem_halves(CHUNK, width, of=key.dtype) for _ in range(2)),
             smem_halves(width, WIDTH_STEP),
             *(smem_halves(CHUNK, CHUNK) for _ in range(3)),
-            smem(CHUNK, WIDTH_STEP, key.dtype),
-            smem(CHUNK, WIDTH_STEP, jnp.float32),
-            plgpu.Barrier(),
+            smem(CHUNK, WIDTH_STEP, key.dtype, slots=2),
+            smem(CHUNK, WIDTH_STEP, jnp.float32, slots=width // WIDTH_STEP),
+            plgpu.Barrier(num_barriers=2 + width // WIDTH_STEP),
         ],
         grid=beta.shape[:3],
         grid_names=GRID_NAMES,
@@ -78,23 +79,40 @@ def _read_kernel(query, key, value, log_decay, beta, to_token, *refs, scale):
     place = program_place()
     tokens = chunk_tokens(place)
     beta, to_token = (load(x.at[place], COLUMN) for x in (beta, to_token))
-    fetch = functools.partial(fetched, stage=stage, arrived=arrived)
-    fetch_wide = functools.partial(fetched, stage=wide_stage, arrived=arrived)
+    blocks, columns = column_blocks(key), column_blocks(value)
+    barriers = [arrived.at[i] for i in range(2 + len(blocks))]
+    barriers, wide_barriers = barriers[:2], barriers[2:]
 
-    blocks = column_blocks(key)
-    for columns in blocks:
-        put(queries.at(slice(None), columns), fetch(query.at[(*tokens, columns)]))
-        put(keys.at(slice(None), columns), fetch(key.at[(*tokens, columns)]))
+    def start(sources):
+        return start_copies([(x, stage.at[i]) for i, x in enumerate(sources)], barriers)
+
+    def start_wide(sources):
+        return start_copies([(x, wide_stage.at[i]) for i, x in enumerate(sources)], wide_barriers)
+
+    def start_memory(at):
+        return start_wide([states.at[(*place, rows, at)] for rows in blocks])
+
+    of_inverse = start_wide([inverses.at[place]])
+    arriving = start([x.at[(*tokens, blocks[0])] for x in (query, key)])
+    put(inverse, received(*of_inverse))
+    of_memory = start_memory(columns[0])
+    for at, following in zip(blocks, [*blocks[1:], None], strict=True):
+        put(queries.at(slice(None), at), received(arriving[0]))
+        put(keys.at(slice(None), at), received(arriving[1]))
+        if following is not None:
+            arriving = start([x.at[(*tokens, following)] for x in (query, key)])
+    of_value = start([value.at[(*tokens, columns[0])]])
     between = decays_between(load(log_decay.at[place], ROW), attention, errors)
     put(attention, scale * multiply(queries, keys.transposed) * between)
-    put(inverse, fetch_wide(inverses.at[place]))
 
-    for columns in column_blocks(value):
-        for rows in blocks:
-            put(memory.at(rows), fetch_wide(states.at[(*place, rows, columns)]))
-        own = fetch(value.at[(*tokens, columns)]) - rows_times(to_token, multiply(keys, memory))
+    for at, following in zip(columns, [*columns[1:], None], strict=True):
+        for rows, copy in zip(blocks, of_memory, strict=True):
+            put(memory.at(rows), received(copy))
+        own = received(*of_value) - rows_times(to_token, multiply(keys, memory))
+        if following is not None:
+            of_memory, of_value = start_memory(following), start([value.at[(*tokens, following)]])
         put(errors, rows_times(beta, own))
         put(errors, multiply(inverse, errors))
         found = rows_times(scale * to_token, multiply(queries, memory))
         found += multiply(attention, errors)
-        output.at[(*tokens, columns)][...] = found
+        output.at[(*tokens, at)][...] = found

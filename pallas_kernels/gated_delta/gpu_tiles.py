@@ -8,6 +8,7 @@ no low half: a product with it is two, and one if both are.
 Every program is one warpgroup. Registers hold tiles in the layout of wgmma's accumulators.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -95,10 +96,43 @@ def fetched(source: Any, *, stage: Any, arrived: Any) -> jax.Array:
     return load(stage).astype(jnp.float32)
 
 
+def start_copies(
+    copies: Sequence[tuple[Any, Any]], arrived: Sequence[Any]
+) -> list[tuple[Any, Any]]:
+    """Starts copies of GPU memory to shared memory, each on a barrier of its own.
+
+    Args:
+      copies: for each copy a ref to GPU memory, and one to shared memory.
+      arrived: at least as many barriers.
+
+    Returns:
+      For each copy its shared memory and barrier, for `received`.
+    """
+    plgpu.commit_smem()  # All warps are done with what the shared memory held.
+    started = [(tile, barrier) for (_, tile), barrier in zip(copies, arrived, strict=False)]
+    for (source, _), (tile, barrier) in zip(copies, started, strict=True):
+        plgpu.copy_gmem_to_smem(source, tile, barrier)
+    return started
+
+
+def received(copy: tuple[Any, Any]) -> jax.Array:
+    """Waits for one of `start_copies`, and loads its tile to float32 registers."""
+    tile, arrived = copy
+    plgpu.barrier_wait(arrived)
+    return load(tile).astype(jnp.float32)
+
+
 def joined(tile: Halves) -> jax.Array:
     """Adds the halves of a split tile in float32 registers."""
     hi = load(tile.hi).astype(jnp.float32)
     return hi if tile.lo is None else hi + load(tile.lo).astype(jnp.float32)
+
+
+def start_sending(tile: Halves, x: jax.Array, target: Halves) -> None:
+    """Splits registers, and starts to copy the halves to GPU memory."""
+    put(tile, x)
+    for half, there in zip(tile, target, strict=True):
+        plgpu.copy_smem_to_gmem(half, there)
 
 
 def send_through(stage: Any, x: jax.Array, target: Any) -> None:
@@ -112,9 +146,7 @@ def send_through(stage: Any, x: jax.Array, target: Any) -> None:
 
 def send(tile: Halves, x: jax.Array, target: Halves) -> None:
     """Splits registers, and copies the halves to GPU memory; the tile is then free again."""
-    put(tile, x)
-    for half, there in zip(tile, target, strict=True):
-        plgpu.copy_smem_to_gmem(half, there)
+    start_sending(tile, x, target)
     plgpu.wait_smem_to_gmem(0)
 
 

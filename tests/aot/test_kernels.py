@@ -1,6 +1,8 @@
 """Every kernel lowers for the TPU everywhere, and compiles for v5e, v5p, v6e and H100."""
 
+import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -35,9 +37,9 @@ COMPILED = [
 ]
 
 
-def abstract(entry, spec, sharding=None):
+def abstract(entry, spec, sharding=None, dtype=jnp.float32):
     """The arrays of one call, as shapes and dtypes: nothing of the paper's widths is made."""
-    arrays = jax.eval_shape(lambda: entry.sample(spec, jnp.float32))
+    arrays = jax.eval_shape(lambda: entry.sample(spec, dtype))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arrays)
 
 
@@ -66,6 +68,27 @@ def test_kernels_compile_ahead_of_time(entry, spec, direction, device):
         compiled = traced.lower().compile()
     assert CUSTOM_CALL[kernel] in compiled.as_text()
     assert compiled.memory_analysis().output_size_in_bytes > 0
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_on_an_h100_the_gated_delta_rules_backward_pass_spills_no_registers(
+    dtype, monkeypatch, capfd
+):
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    entry = next(entry for entry in entries() if entry.op == "chunk_gated_delta_rule")
+    spec = next(spec for spec in entry.specs if spec.name == "paper_widths")
+    # Another length than above: a program that was compiled before is not reported again.
+    spec = dataclasses.replace(spec, length=192)
+    arrays = abstract(entry, spec, SingleDeviceSharding(absent_device("h100")), dtype)
+    with kernels_for("h100"):
+        traced = jax.jit(lambda x: entry.cotangents(spec, "pallas", x)).trace(arrays)
+        traced.lower().compile()
+    report = "".join(capfd.readouterr())
+    kernel = r"properties for gated_delta_(\w+)_mosaic_gpu_kernel\n.* (\d+) bytes spill stores"
+    spilled = dict(re.findall(kernel, report))
+    assert spilled.keys() >= {"before_walk", "after_walk"}
+    assert set(spilled.values()) == {"0"}
 
 
 @pytest.mark.aot

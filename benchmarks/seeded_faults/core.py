@@ -332,6 +332,6 @@ FAULTS = (
         "parts of a sequence: the edge has what came before the sequence",
         "is_sent = jnp.arange(width) >= width - known",
         "is_sent = jnp.arange(width) > width - known",
-        _PARTS,
+        ("tests/core/test_edges.py",),
     ),
 )

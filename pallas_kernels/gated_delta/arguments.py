@@ -31,7 +31,10 @@ class Inputs(NamedTuple):
 
 
 class Residuals(NamedTuple):
-    """Arrays that the backward pass reads besides the inputs; all float32."""
+    """Arrays that the backward pass reads besides the inputs.
+
+    They are float32; bfloat16 on a GPU if the tokens are.
+    """
 
     states: jax.Array
     """`[batch, chunks, heads, key, value]`: the memory at each chunk's start."""

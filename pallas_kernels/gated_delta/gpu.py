@@ -34,7 +34,7 @@ def forward(
     )
     residuals = Residuals(states, prepared.inverse)
     output = read(query, key, value, *vectors[:-1], residuals, scale=scale)
-    return output, final, residuals if save else None
+    return output.astype(jnp.float32), final, residuals if save else None
 
 
 def backward(
@@ -48,6 +48,7 @@ def backward(
     """Cotangents of the inputs, in the inputs' dtypes, from those of output and final memory."""
     query, key, value, log_decay, beta, _ = inputs
     vectors, whole = _vectors(log_decay, beta)
+    d_output = d_output.astype(key.dtype)
     before = before_walk(query, key, vectors, residuals.inverses, d_output, scale=scale)
     d_after, d_start = walk(
         before.d_errors, before.right, before.left, whole, d_state, before.step, reverse=True
@@ -60,9 +61,14 @@ def backward(
         cotangents.log_spans
         + jnp.einsum("...r,rt->...t", cotangents.log_to_token, later, precision=HIGHEST)
         + jnp.einsum("...s,ts->...t", cotangents.log_to_end, jnp.tril(later, -1), precision=HIGHEST)
-        + (whole * jnp.sum(d_after * residuals.states, axis=(-1, -2)))[..., None]
+        + (whole * _inner(d_after, residuals.states))[..., None]
     )
     return Inputs(*cotangents[:3], _to_length(d_log_decay), _to_length(cotangents.beta), d_start)
+
+
+def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Sums of the products of two arrays of memories."""
+    return jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32), axis=(-1, -2))
 
 
 def _vectors(log_decay: jax.Array, beta: jax.Array) -> tuple[Vectors, jax.Array]:

@@ -38,10 +38,8 @@ class There(NamedTuple):
     d_log_spans: Any
     d_log_to_token: Any
     d_log_to_end: Any
-    errors_hi: Any
-    errors_lo: Any
-    d_recalled_hi: Any
-    d_recalled_lo: Any
+    errors: Halves
+    d_recalled: Halves
 
 
 class Program(NamedTuple):
@@ -71,9 +69,9 @@ class Program(NamedTuple):
         """One of the vectors, read where it is used: from part to part it would take registers."""
         return load(vector.at[self.place], COLUMN)
 
-    def decays_between(self, a: Halves, b: Halves) -> jax.Array:
+    def decays_between(self, *work: Halves) -> jax.Array:
         """`gpu_chunk.decays_between` of the program's chunk; overwrites the square tiles."""
-        return decays_between(load(self.there.log_decay.at[self.place], ROW), a, b)
+        return decays_between(load(self.there.log_decay.at[self.place], ROW), *work)
 
 
 def send_block(stage: Any, x: jax.Array, target: Any) -> None:

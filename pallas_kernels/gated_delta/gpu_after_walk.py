@@ -37,6 +37,7 @@ from pallas_kernels.gated_delta.gpu_chunk import (
 from pallas_kernels.gated_delta.gpu_tiles import (
     Halves,
     compiler_params,
+    gpu_halves,
     joined,
     multiply,
     put,
@@ -44,6 +45,7 @@ from pallas_kernels.gated_delta.gpu_tiles import (
     rows_times,
     start_copies,
     start_sending,
+    two_halves,
 )
 
 
@@ -76,22 +78,23 @@ def after_walk(
     """Cotangents of a chunk's inputs, from the cotangent of the memory after it.
 
     Args: as for `before_walk`; `value [batch, length, heads, value]`; `saved`, the memories before
-      the chunks and the inverses; `d_after [batch, chunks, heads, key, value]` float32.
+      the chunks and the inverses; `d_after [batch, chunks, heads, key, value]`, in the keys' dtype.
     """
     place, width = vectors.beta.shape[:3], key.shape[-1]
-    half = jax.ShapeDtypeStruct((*place, CHUNK, value.shape[-1]), jnp.bfloat16)
+    half = gpu_halves((*place, CHUNK, value.shape[-1]), of=key.dtype)
     vector = jax.ShapeDtypeStruct((*place, CHUNK), jnp.float32)
     results = plgpu.kernel(
         functools.partial(_after_kernel, scale=scale),
         out_type=[
             *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (query, key, value)),
             *(vector for _ in range(4)),
-            *(half for _ in range(4)),
+            *half.refs,
+            *half.refs,
         ],
         scratch_types=[
             halves(CHUNK, width, of=key.dtype),
-            halves(CHUNK, CHUNK),
-            halves(CHUNK, CHUNK),
+            halves(CHUNK, CHUNK, of=key.dtype),
+            halves(CHUNK, CHUNK, of=key.dtype),
             plgpu.SMEM((1,), jnp.int32),
             plgpu.Barrier(num_barriers=2 * width // BLOCK + 2),
         ],
@@ -105,8 +108,9 @@ def after_walk(
 
 
 def _after_kernel(*refs, scale):
-    there, refs = There(*refs[: len(There._fields)]), refs[len(There._fields) :]
-    keys, inverse, attention, zero, arrived = refs
+    *refs, keys, inverse, attention, zero, arrived = refs
+    named = len(There._fields) - 2
+    there = There(*refs[:named], *two_halves(refs[named:]))
     zero[0] = jnp.int32(0)
     place = program_place()
     barriers = [arrived.at[i] for i in range(arrived.shape[0])]
@@ -114,20 +118,20 @@ def _after_kernel(*refs, scale):
         there, scale, keys, inverse, attention, zero, barriers, place, chunk_tokens(place)
     )
     width, dtype = there.key.shape[-1], there.key.dtype
-    block, queries = halves(CHUNK, BLOCK), halves(CHUNK, BLOCK, of=dtype)
+    square, block = halves(CHUNK, CHUNK, of=dtype), halves(CHUNK, BLOCK, of=dtype)
     # A part's shared memory is free again for the next part.
     pl.run_scoped(
         functools.partial(_attend, program),
-        queries,
+        block,
         stages(dtype, slots=2 * width // BLOCK),
-        stages(jnp.float32, slots=CHUNK // BLOCK),
+        stages(dtype, slots=CHUNK // BLOCK),
     )
     sums = pl.run_scoped(
         functools.partial(_of_values, program),
-        halves(width, BLOCK),
+        halves(width, BLOCK, of=dtype),
         *(block, block),
         stages(dtype, slots=1),
-        stages(jnp.float32, slots=2 * width // WIDTH_STEP + 1),
+        stages(dtype, slots=2 * width // WIDTH_STEP + 1),
     )
 
     def of_squares_and_keys(d_scores):
@@ -139,20 +143,20 @@ def _after_kernel(*refs, scale):
             from_values, more_of_token, more_of_end = pl.run_scoped(
                 functools.partial(_from_values, program, start),
                 *(block, block),
-                halves(WIDTH_STEP, BLOCK),
-                stages(jnp.float32, slots=2),
+                halves(WIDTH_STEP, BLOCK, of=dtype),
+                stages(dtype, slots=2),
             )
             of_token, of_end = of_token + more_of_token, of_end + more_of_end
             of_token += pl.run_scoped(
                 functools.partial(_of_keys, program, start, d_scores, *from_values),
-                queries,
+                block,
                 stages(dtype, slots=WIDTH_STEP // BLOCK),
                 stages(dtype, slots=2),
             )
         there.d_log_to_token.at[place][...] = of_token
         there.d_log_to_end.at[place][...] = program.column(there.to_end) * of_end
 
-    pl.run_scoped(of_squares_and_keys, halves(CHUNK, CHUNK))
+    pl.run_scoped(of_squares_and_keys, square)
 
 
 def _attend(program: Program, queries: Halves, stage: Any, wide_stage: Any) -> None:
@@ -167,13 +171,14 @@ def _attend(program: Program, queries: Halves, stage: Any, wide_stage: Any) -> N
     ]
     copies = start_copies(list(zip([*tokens, *squares], tiles, strict=True)), program.arrived)
     of_keys, of_queries = copies[: len(tokens) : 2], copies[1 : len(tokens) : 2]
+    between = program.decays_between(attention, inverse, keys.at(slice(None), pl.ds(0, CHUNK)))
     attended = zeros(CHUNK)
     for at, of_key, of_query in zip(blocks, of_keys, of_queries, strict=True):
         block = put(keys.at(slice(None), at), received(of_key))
         put(queries, received(of_query))
         attended += multiply(queries, block.transposed)
     attended *= program.scale
-    put(attention, attended * program.decays_between(attention, inverse))
+    put(attention, attended * between)
     for at, copy in zip(sides, copies[len(tokens) :], strict=True):
         put(inverse.at(slice(None), at), received(copy))
 
@@ -203,8 +208,7 @@ def _of_values(
             put(memory.at(at), received(copy))
         own_error = received(value) - rows_times(to_token, multiply(keys, memory))
         put(a, rows_times(beta, own_error))
-        errors = Halves(there.errors_hi, there.errors_lo)
-        start_sending(a, multiply(inverse, a), errors.at(*part))
+        start_sending(a, multiply(inverse, a), there.errors.at(*part))
         put(b, received(d_output))
         d_attention += multiply(b, a.transposed)
         for at, copy in zip(groups, squares[len(groups) :], strict=True):
@@ -218,8 +222,7 @@ def _of_values(
         of_beta += row_sum(d_weighted * own_error)
         d_weighted = rows_times(beta, d_weighted)
         send_block(stage.at[0], d_weighted, there.d_value.at[tokens])
-        d_recalled = Halves(there.d_recalled_hi, there.d_recalled_lo)
-        start_sending(b, rows_times(-to_token, d_weighted), d_recalled.at(*part))
+        start_sending(b, rows_times(-to_token, d_weighted), there.d_recalled.at(*part))
         plgpu.wait_smem_to_gmem(0)
         return d_attention, d_triangle, of_beta
 
@@ -250,8 +253,9 @@ def _of_squares(
     there.d_beta.at[place][...] = of_beta + row_sum(d_lower * overlap)
     d_lower = rows_times(program.column(there.beta), d_lower)
     put(inverse, d_lower)
-    put(attention, d_lower * overlap + d_attention * joined(attention))
-    there.d_log_spans.at[place][...] = _spanning(attention, b.hi)
+    # Sums of spans cancel, so that they need both halves with every dtype.
+    spans = put(Halves(attention.hi, b.lo), d_lower * overlap + d_attention * joined(attention))
+    there.d_log_spans.at[place][...] = _spanning(spans, b.hi)
 
 
 def _from_values(
@@ -271,7 +275,7 @@ def _from_values(
             [
                 (matrices.at[square_columns], wide_stage.at[0]),
                 *((x.at[(*program.tokens, columns)], wide_stage.at[1]) for x in outputs),
-                *zip(left.at(*part), tiles[0], strict=True),
+                *zip(left.at(*part).refs, tiles[0].refs, strict=True),
             ],
             program.arrived,
         )
@@ -292,10 +296,9 @@ def _from_values(
         return jax.lax.fori_loop(0, blocks, add, [empty for _ in (left, *outputs)])
 
     keys = [program.keys.at(0, slice(None), pl.ds(start + at.start, BLOCK)) for at in rows]
-    d_recalled = Halves(there.d_recalled_hi, there.d_recalled_lo)
-    d_keys, from_output = summed(d_recalled, there.states, there.d_output)
+    d_keys, from_output = summed(there.d_recalled, there.states, there.d_output)
     of_token = sum(row_sum(joined(x) * y) for x, y in zip(keys, d_keys, strict=True))
-    (from_end,) = summed(Halves(there.errors_hi, there.errors_lo), there.d_after)
+    (from_end,) = summed(there.errors, there.d_after)
     of_end = sum(row_sum(joined(x) * y) for x, y in zip(keys, from_end, strict=True))
     to_end = program.column(there.to_end)
     d_keys = [x + rows_times(to_end, y) for x, y in zip(d_keys, from_end, strict=True)]

@@ -7,7 +7,6 @@ import functools
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dispatch import gpu_interpreter
@@ -26,6 +25,7 @@ from pallas_kernels.gated_delta.gpu_tiles import (
     Halves,
     compiler_params,
     fetched,
+    gpu_halves,
     joined,
     load,
     multiply,
@@ -33,6 +33,8 @@ from pallas_kernels.gated_delta.gpu_tiles import (
     rows_times,
     smem,
     smem_halves,
+    store,
+    two_halves,
 )
 
 
@@ -40,9 +42,9 @@ class BeforeWalk(NamedTuple):
     """Arrays of every chunk that the transposed walk reads."""
 
     d_errors: jax.Array
-    """`P^T dO`, `[batch, chunks, heads, chunk, value]` float32."""
+    """`P^T dO`, `[batch, chunks, heads, chunk, value]`, in the keys' dtype."""
     step: jax.Array
-    """`(gamma Q)^T dO`, `[batch, chunks, heads, key, value]` float32."""
+    """`(gamma Q)^T dO`, `[batch, chunks, heads, key, value]`, in the keys' dtype."""
     left: Halves
     """`-Y`, `[batch, chunks, heads, chunk, key]` bfloat16."""
     right: Halves
@@ -65,24 +67,23 @@ def before_walk(
       key: `[batch, length, heads, key]`.
       vectors: decays and write strengths per token.
       inverse: `[batch, chunks, heads, chunk, chunk]`.
-      d_output: `[batch, length, heads, value]` float32.
+      d_output: `[batch, length, heads, value]`, in the keys' dtype.
       scale: factor on the queries.
     """
     place, width, value = vectors.beta.shape[:3], key.shape[-1], d_output.shape[-1]
-    half = jax.ShapeDtypeStruct((*place, CHUNK, width), jnp.bfloat16)
+    half = gpu_halves((*place, CHUNK, width), of=key.dtype)
     d_errors, step, *halves = plgpu.kernel(
         functools.partial(_before_kernel, scale=scale),
         out_type=[
-            jax.ShapeDtypeStruct((*place, CHUNK, value), jnp.float32),
-            jax.ShapeDtypeStruct((*place, width, value), jnp.float32),
-            *(half for _ in range(4)),
+            jax.ShapeDtypeStruct((*place, CHUNK, value), key.dtype),
+            jax.ShapeDtypeStruct((*place, width, value), key.dtype),
+            *half.refs,
+            *half.refs,
         ],
         scratch_types=[
-            smem_halves(CHUNK, width),
-            smem_halves(CHUNK, width, of=key.dtype),
-            *(smem_halves(CHUNK, CHUNK) for _ in range(3)),
+            *(smem_halves(CHUNK, width, of=key.dtype) for _ in range(2)),
+            *(smem_halves(CHUNK, CHUNK, of=key.dtype) for _ in range(3)),
             smem(CHUNK, WIDTH_STEP, key.dtype),
-            smem(CHUNK, WIDTH_STEP, jnp.float32),
             plgpu.Barrier(),
         ],
         grid=place,
@@ -91,36 +92,37 @@ def before_walk(
         compiler_params=compiler_params(),
         interpret=gpu_interpreter(),
     )(query, key, *vectors, inverse, d_output)
-    return BeforeWalk(d_errors, step, Halves(*halves[:2]), Halves(*halves[2:]))
+    return BeforeWalk(d_errors, step, *two_halves(halves))
 
 
 def _before_kernel(query, key, log_decay, beta, to_token, to_end, inverse, d_output, *refs, scale):
-    d_errors, step, left_hi, left_lo, right_hi, right_lo, *scratch = refs
-    queries, keys, inverse_tile, attention, work, stage, wide_stage, arrived = scratch
+    d_errors, step, *outputs, queries, keys, inverse_tile, attention, work, stage, arrived = refs
+    outputs = two_halves(outputs)
     place = program_place()
     tokens = chunk_tokens(place)
     beta, to_token, to_end = (load(x.at[place], COLUMN) for x in (beta, to_token, to_end))
     fetch = functools.partial(fetched, stage=stage, arrived=arrived)
-    fetch_wide = functools.partial(fetched, stage=wide_stage, arrived=arrived)
 
     blocks = column_blocks(key)
     for columns in blocks:
         put(queries.at(slice(None), columns), scale * fetch(query.at[(*tokens, columns)]))
         put(keys.at(slice(None), columns), fetch(key.at[(*tokens, columns)]))
-    between = decays_between(load(log_decay.at[place], ROW), attention, work)
+    between = decays_between(load(log_decay.at[place], ROW), attention, work, inverse_tile)
     put(attention, multiply(queries, keys.transposed) * between)
-    put(inverse_tile, fetch_wide(inverse.at[place]))
+    put(inverse_tile, fetch(inverse.at[place]))
     for columns in blocks:
         block = joined(keys.at(slice(None), columns))
         part = (*place, slice(None), columns)
-        left, right = Halves(left_hi, left_lo).at(*part), Halves(right_hi, right_lo).at(*part)
+        left, right = (x.at(*part) for x in outputs)
         send_factors(inverse_tile, work, block, beta * to_token, to_end, left, right)
         block = scale * fetch(query.at[(*tokens, columns)])
         put(queries.at(slice(None), columns), rows_times(to_token, block))
 
     for columns in column_blocks(d_output):
-        put(work, fetch_wide(d_output.at[(*tokens, columns)]))
-        d_errors.at[(*place, slice(None), columns)][...] = multiply(attention.transposed, work)
+        put(work, fetch(d_output.at[(*tokens, columns)]))
+        d_error = multiply(attention.transposed, work)
+        store(d_error, d_errors.at[(*place, slice(None), columns)], stage=stage)
         for rows in blocks:
             block = queries.at(slice(None), rows)
-            step.at[(*place, rows, columns)][...] = multiply(block.transposed, work)
+            added = multiply(block.transposed, work)
+            store(added, step.at[(*place, rows, columns)], stage=stage)

@@ -37,19 +37,19 @@ def positions() -> tuple[jax.Array, jax.Array]:
     )
 
 
-def decays_between(log_decay: jax.Array, a: Halves, b: Halves) -> jax.Array:
+def decays_between(log_decay: jax.Array, *work: Halves) -> jax.Array:
     """`Decays.between` of a chunk, from its log decays in the row layout.
 
-    Sums of log decays need float32 precision, because their error is the decay's relative error.
-    Two bfloat16 halves are not enough. So each log decay is split in three bfloat16 numbers, which
-    hold all 24 bits, and is multiplied by a mask, which is exact.
+    The error of a sum of log decays is the decay's relative error, so one bfloat16 number is not
+    enough. Each log decay is split in three, which hold all 24 bits of a float32, or, beside other
+    operands that are rounded to bfloat16, in two; products with a mask are exact.
 
     Args:
       log_decay: `[chunk]` in the layout `ROW`.
-      a: square tiles in shared memory for intermediate results.
-      b: more such tiles.
+      work: square tiles in shared memory that are overwritten. Four refs give three numbers each,
+        three refs two.
     """
-    terms, mask = (*a, b.hi), b.lo
+    *terms, mask = [ref for tile in work for ref in tile.refs][:4]
     row, column = positions()
     until = jax.lax.broadcast_in_dim(log_decay, (CHUNK, CHUNK), (1,))
     until = jnp.where(column <= row, until, 0.0)

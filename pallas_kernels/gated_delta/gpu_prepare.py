@@ -29,22 +29,29 @@ from pallas_kernels.gated_delta.gpu_tiles import (
     Halves,
     compiler_params,
     fetched,
+    gpu_halves,
+    joined,
     load,
     multiply,
     put,
     rows_times,
     smem,
     smem_halves,
+    store,
+    two_halves,
 )
+
+SIDE = CHUNK // 2
+"""Columns of a square tile that the inverse handles at a time."""
 
 
 class Prepared(NamedTuple):
     """Arrays of every chunk that the walk and the backward pass read."""
 
     inverse: jax.Array
-    """`[batch, chunks, heads, chunk, chunk]` float32."""
+    """`[batch, chunks, heads, chunk, chunk]`, in the keys' dtype."""
     own: jax.Array
-    """U, `[batch, chunks, heads, chunk, value]` float32."""
+    """U, `[batch, chunks, heads, chunk, value]`, in the keys' dtype."""
     left: Halves
     """`-Y`, `[batch, chunks, heads, chunk, key]` bfloat16."""
     right: Halves
@@ -70,18 +77,18 @@ def prepare(
       to_end: decay from each token to the chunk's end.
     """
     place, width = beta.shape[:3], key.shape[-1]
-    half = jax.ShapeDtypeStruct((*place, CHUNK, width), jnp.bfloat16)
+    half = gpu_halves((*place, CHUNK, width), of=key.dtype)
     inverse, own, *halves = plgpu.kernel(
         _prepare_kernel,
         out_type=[
-            jax.ShapeDtypeStruct((*place, CHUNK, CHUNK), jnp.float32),
-            jax.ShapeDtypeStruct((*place, CHUNK, value.shape[-1]), jnp.float32),
-            *(half for _ in range(4)),
+            jax.ShapeDtypeStruct((*place, CHUNK, CHUNK), key.dtype),
+            jax.ShapeDtypeStruct((*place, CHUNK, value.shape[-1]), key.dtype),
+            *half.refs,
+            *half.refs,
         ],
         scratch_types=[
             smem_halves(CHUNK, width, of=key.dtype),
-            smem_halves(CHUNK, CHUNK),
-            smem_halves(CHUNK, CHUNK),
+            *(smem_halves(CHUNK, CHUNK, swizzle=2 * SIDE) for _ in range(2)),
             smem(CHUNK, WIDTH_STEP, key.dtype),
             plgpu.Barrier(),
         ],
@@ -91,12 +98,12 @@ def prepare(
         compiler_params=compiler_params(),
         interpret=gpu_interpreter(),
     )(key, value, log_decay, beta, to_token, to_end)
-    return Prepared(inverse, own, Halves(*halves[:2]), Halves(*halves[2:]))
+    return Prepared(inverse, own, *two_halves(halves))
 
 
 def _prepare_kernel(key, value, log_decay, beta, to_token, to_end, *refs):
-    inverse_out, own, left_hi, left_lo, right_hi, right_lo, *scratch = refs
-    keys, a, b, stage, arrived = scratch
+    inverse_out, own, *outputs, keys, a, b, stage, arrived = refs
+    outputs = two_halves(outputs)
     place = program_place()
     tokens = chunk_tokens(place)
     beta, to_token, to_end = (load(x.at[place], COLUMN) for x in (beta, to_token, to_end))
@@ -108,33 +115,52 @@ def _prepare_kernel(key, value, log_decay, beta, to_token, to_end, *refs):
     overlap = multiply(keys, keys.transposed)
     between = decays_between(load(log_decay.at[place], ROW), a, b)
     inverse = triangle_inverse(rows_times(beta, overlap * between), a, b)
-    inverse_out.at[place][...] = inverse
-
-    put(a, inverse)
+    a, b = (Halves(*x.refs[: len(keys.refs)]) for x in (a, b))
+    for columns, half in zip(column_blocks(a.hi, SIDE), inverse, strict=True):
+        put(a.at(slice(None), columns), half)
+        if a.lo is not None:
+            inverse_out.at[(*place, slice(None), columns)][...] = half
+    if a.lo is None:
+        plgpu.copy_smem_to_gmem(a.hi, inverse_out.at[place])
     for columns in blocks:
         block = fetch(key.at[(*tokens, columns)])
         part = (*place, slice(None), columns)
-        left, right = Halves(left_hi, left_lo).at(*part), Halves(right_hi, right_lo).at(*part)
+        left, right = (x.at(*part) for x in outputs)
         send_factors(a, b, block, beta * to_token, to_end, left, right)
     for columns in column_blocks(value):
         put(b, rows_times(beta, fetch(value.at[(*tokens, columns)])))
-        own.at[(*place, slice(None), columns)][...] = multiply(a, b)
+        store(multiply(a, b), own.at[(*place, slice(None), columns)], stage=stage)
 
 
-def triangle_inverse(lower: jax.Array, a: Halves, b: Halves) -> jax.Array:
-    """`(I + tril(lower, -1))^-1` in registers, like `chunk.write_inverse`; overwrites `a`, `b`."""
+def triangle_inverse(lower: jax.Array, a: Halves, b: Halves) -> list[jax.Array]:
+    """`(I + tril(lower, -1))^-1` like `chunk.write_inverse`, in registers; overwrites `a` and `b`.
+
+    Up to blocks of 32 all matrices are zero outside the two 32 x 32 squares of the diagonal, and
+    the last product is zero outside one square. Products leave out the other squares.
+
+    Returns:
+      The left and the right 32 columns.
+    """
     row, column = positions()
     lower = jnp.where(row > column, lower, 0.0)
-    inverse = jnp.where(row == column, 1.0, 0.0)
-    # `joining`: row and column are in the same pair of blocks but in different blocks.
     apart = row ^ column
-    for block in (2**power for power in range((CHUNK - 1).bit_length())):
-        joining = jnp.where((apart >= block) & (apart < 2 * block), lower, 0.0)
-        if block == 1:
-            inverse = inverse - joining  # So far `inverse` is the identity.
-            continue
-        put(a, inverse)
-        put(b, joining)
-        put(b, multiply(b, a))
-        inverse = inverse - multiply(a, b)
+
+    def joining(block):
+        """Row and column are in the same pair of blocks but in different blocks."""
+        return jnp.where((apart >= block) & (apart < 2 * block), lower, 0.0)
+
+    sides = column_blocks(a.hi, SIDE)
+    put(a, jnp.where(row == column, 1.0, 0.0) - joining(1))  # Blocks of 2.
+    inverse = [joined(a.at(slice(None), side)) for side in sides]
+    for block in (2**power for power in range(1, SIDE.bit_length() - 1)):
+        put(b, joining(block))
+        for side in sides:
+            put(b.at(slice(None), side), multiply(b.at(slice(None), side), a.at(side, side)))
+        for i, side in enumerate(sides):
+            inverse[i] = inverse[i] - multiply(a.at(slice(None), side), b.at(side, side))
+            put(a.at(slice(None), side), inverse[i])
+    left, right = sides
+    put(b, joining(SIDE))
+    put(b.at(slice(None), left), multiply(b.at(slice(None), left), a.at(left, left)))
+    inverse[0] = inverse[0] - multiply(a.at(slice(None), right), b.at(right, left))
     return inverse

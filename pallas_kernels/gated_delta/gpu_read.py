@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dispatch import gpu_interpreter
@@ -27,6 +26,7 @@ from pallas_kernels.gated_delta.gpu_tiles import (
     smem,
     smem_halves,
     start_copies,
+    store,
 )
 
 
@@ -41,7 +41,7 @@ def read(
     *,
     scale: float,
 ) -> jax.Array:
-    """The output `[batch, length, heads, value]` float32.
+    """The output `[batch, length, heads, value]`, in the keys' dtype.
 
     Args:
       query: `[batch, length, heads, key]`, float32 or bfloat16; length a multiple of the chunk.
@@ -56,13 +56,13 @@ def read(
     width = key.shape[-1]
     return plgpu.kernel(
         functools.partial(_read_kernel, scale=scale),
-        out_type=jax.ShapeDtypeStruct(value.shape, jnp.float32),
+        out_type=jax.ShapeDtypeStruct(value.shape, key.dtype),
         scratch_types=[
             *(smem_halves(CHUNK, width, of=key.dtype) for _ in range(2)),
-            smem_halves(width, WIDTH_STEP),
-            *(smem_halves(CHUNK, CHUNK) for _ in range(3)),
+            smem_halves(width, WIDTH_STEP, of=key.dtype),
+            *(smem_halves(CHUNK, CHUNK, of=key.dtype) for _ in range(3)),
             smem(CHUNK, WIDTH_STEP, key.dtype, slots=2),
-            smem(CHUNK, WIDTH_STEP, jnp.float32, slots=width // WIDTH_STEP),
+            smem(CHUNK, WIDTH_STEP, key.dtype, slots=width // WIDTH_STEP),
             plgpu.Barrier(num_barriers=2 + width // WIDTH_STEP),
         ],
         grid=beta.shape[:3],
@@ -94,6 +94,7 @@ def _read_kernel(query, key, value, log_decay, beta, to_token, *refs, scale):
 
     of_inverse = start_wide([inverses.at[place]])
     arriving = start([x.at[(*tokens, blocks[0])] for x in (query, key)])
+    between = decays_between(load(log_decay.at[place], ROW), attention, errors, inverse)
     put(inverse, received(*of_inverse))
     of_memory = start_memory(columns[0])
     for at, following in zip(blocks, [*blocks[1:], None], strict=True):
@@ -102,7 +103,6 @@ def _read_kernel(query, key, value, log_decay, beta, to_token, *refs, scale):
         if following is not None:
             arriving = start([x.at[(*tokens, following)] for x in (query, key)])
     of_value = start([value.at[(*tokens, columns[0])]])
-    between = decays_between(load(log_decay.at[place], ROW), attention, errors)
     put(attention, scale * multiply(queries, keys.transposed) * between)
 
     for at, following in zip(columns, [*columns[1:], None], strict=True):
@@ -115,4 +115,4 @@ def _read_kernel(query, key, value, log_decay, beta, to_token, *refs, scale):
         put(errors, multiply(inverse, errors))
         found = rows_times(scale * to_token, multiply(queries, memory))
         found += multiply(attention, errors)
-        output.at[(*tokens, at)][...] = found
+        store(found, output.at[(*tokens, at)], stage=stage.at[1])  # The next value is in the other.

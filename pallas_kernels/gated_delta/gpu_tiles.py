@@ -1,9 +1,12 @@
 """Float32 tiles on Hopper's tensor cores: splits them in two halves and multiplies with wgmma.
 
-wgmma has no float32 products and cannot transpose 32-bit operands. Each float32 operand is
-therefore the sum of two bfloat16 halves, `hi + lo`, and a product is `hi hi + hi lo + lo hi` in a
-float32 accumulator. The omitted term is about 2^-17 of the product. An operand that is bfloat16 has
-no low half: a product with it is two, and one if both are.
+wgmma has no float32 products and cannot transpose 32-bit operands. For float32 arguments each
+operand is therefore the sum of two bfloat16 halves, `hi + lo`, and a product is
+`hi hi + hi lo + lo hi` in a float32 accumulator. The omitted term is about 2^-17 of the product.
+
+For bfloat16 arguments operands have no low half: each is rounded once, to 2^-9, and a product is
+one. Sums, decays, the memory that is carried on and the inverse of the triangle keep float32's
+precision; arrays between the stages are bfloat16.
 
 Every program is one warpgroup. Registers hold tiles in the layout of wgmma's accumulators.
 """
@@ -24,14 +27,19 @@ ROW = LAYOUT.reduce(0)
 
 
 class Halves(NamedTuple):
-    """A float32 array as the sum of two bfloat16 arrays, or refs to them; `lo` None for zero."""
+    """An array as the sum of two bfloat16 arrays, or refs to them; `lo` None for a rounded one."""
 
     hi: Any
-    lo: Any
+    lo: Any = None
 
     def at(self, *index: Any) -> "Halves":
         """The same slice of both halves."""
         return Halves(*(None if x is None else x.at[index] for x in self))
+
+    @property
+    def refs(self) -> list:
+        """The halves that there are."""
+        return [x for x in self if x is not None]
 
     @property
     def transposed(self) -> "Halves":
@@ -53,10 +61,7 @@ def split(x: jax.Array) -> Halves:
 
 
 def put(tile: Halves, x: jax.Array) -> Halves:
-    """Splits registers into halves in shared memory, ready for `multiply`.
-
-    If the tile has no low half, the registers must hold bfloat16 numbers.
-    """
+    """Splits or rounds registers into a tile in shared memory, ready for `multiply`."""
     if tile.lo is None:
         tile.hi[...] = x.astype(jnp.bfloat16)
     else:
@@ -129,14 +134,20 @@ def joined(tile: Halves) -> jax.Array:
 
 
 def start_sending(tile: Halves, x: jax.Array, target: Halves) -> None:
-    """Splits registers, and starts to copy the halves to GPU memory."""
+    """Splits or rounds registers, and starts to copy the halves to GPU memory."""
     put(tile, x)
-    for half, there in zip(tile, target, strict=True):
+    for half, there in zip(tile.refs, target.refs, strict=True):
         plgpu.copy_smem_to_gmem(half, there)
 
 
-def send_through(stage: Any, x: jax.Array, target: Any) -> None:
-    """Copies registers to GPU memory through the shared memory `stage`, in its dtype."""
+def store(x: jax.Array, target: Any, *, stage: Any) -> None:
+    """Writes registers to GPU memory: float32 directly, bfloat16 through the shared memory `stage`.
+
+    Directly, bfloat16 tiles in wgmma's layout would fill only half of each memory sector.
+    """
+    if target.dtype == jnp.float32:
+        target[...] = x
+        return
     plgpu.commit_smem()  # All warps have read what the stage held.
     stage[...] = x.astype(stage.dtype)
     plgpu.commit_smem()
@@ -145,7 +156,7 @@ def send_through(stage: Any, x: jax.Array, target: Any) -> None:
 
 
 def send(tile: Halves, x: jax.Array, target: Halves) -> None:
-    """Splits registers, and copies the halves to GPU memory; the tile is then free again."""
+    """Splits or rounds registers, and copies them to GPU memory; the tile is then free again."""
     start_sending(tile, x, target)
     plgpu.wait_smem_to_gmem(0)
 
@@ -171,9 +182,20 @@ def smem(
 
 
 def smem_halves(rows: int, columns: int, *, of: Any = jnp.float32, **options: Any) -> Halves:
-    """Shared memory for both halves of a float32 tile, or the one of a bfloat16 tile, by `of`."""
+    """Shared memory for the operands of products, by the dtype `of` the kernel's arguments."""
     low = None if of == jnp.bfloat16 else smem(rows, columns, **options)
     return Halves(smem(rows, columns, **options), low)
+
+
+def gpu_halves(shape: Sequence[int], *, of: Any) -> Halves:
+    """Like `smem_halves`, an array in GPU memory: the type of a kernel's result."""
+    half = jax.ShapeDtypeStruct(tuple(shape), jnp.bfloat16)
+    return Halves(half, None if of == jnp.bfloat16 else half)
+
+
+def two_halves(refs: Sequence[Any]) -> tuple[Halves, Halves]:
+    """The two arrays whose `Halves.refs`, one after the other, are these."""
+    return Halves(*refs[: len(refs) // 2]), Halves(*refs[len(refs) // 2 :])
 
 
 def compiler_params() -> plgpu.CompilerParams:

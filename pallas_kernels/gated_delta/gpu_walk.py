@@ -6,8 +6,8 @@ With `add = U, left = -Y, right = to_end * K` and without `step` this is the mem
 From the last chunk to the first, with left and right exchanged, it is the recurrence of the
 memory's cotangent. So one Mosaic GPU kernel computes both.
 
-The memory stays in registers, in float32, from the first chunk to the last; the products are those
-of `gpu_tiles`.
+The memory stays in registers, in float32, from the first chunk to the last; the products and the
+dtypes of what is read and written are those of `gpu_tiles`.
 """
 
 import functools
@@ -50,37 +50,39 @@ def walk(
     *,
     reverse: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """The state before each chunk and after the last one; float32 unless stated otherwise.
+    """The state before each chunk and after the last one.
 
     Args:
-      add: `[batch, chunks, heads, chunk, value]`.
-      left: `[batch, chunks, heads, chunk, key]`, in bfloat16 halves.
-      right: `[batch, chunks, heads, chunk, key]`, in bfloat16 halves.
-      whole: `[batch, chunks, heads]`.
-      start: `[batch, heads, key, value]`, the state before the first chunk walked.
-      step: `[batch, chunks, heads, key, value]` or None.
+      add: `[batch, chunks, heads, chunk, value]`, float32 or bfloat16.
+      left: `[batch, chunks, heads, chunk, key]`, in halves, or rounded if `add` is bfloat16.
+      right: `[batch, chunks, heads, chunk, key]`, like `left`.
+      whole: `[batch, chunks, heads]` float32.
+      start: `[batch, heads, key, value]` float32, the state before the first chunk walked.
+      step: `[batch, chunks, heads, key, value]` of `add`'s dtype, or None.
       reverse: True walks from the last chunk to the first.
 
     Returns:
-      States `[batch, chunks, heads, key, value]` and the last state `[batch, heads, key, value]`.
+      States `[batch, chunks, heads, key, value]` of `add`'s dtype, and the last state `[batch,
+      heads, key, value]` float32.
     """
     batch, chunks, heads, _, key = left.hi.shape
     value = add.shape[-1]
     steps = () if step is None else (step,)
+    operands = (*left.refs, *right.refs)
     arriving = {"slots": SLOTS, "swizzle": SWIZZLE}
     scratch = [
-        smem(CHUNK, VALUE_BLOCK, jnp.float32, **arriving),
-        smem_halves(CHUNK, key, **arriving),
-        smem_halves(CHUNK, key, **arriving),
-        tuple(smem(key, VALUE_BLOCK, jnp.float32, **arriving) for _ in steps),
-        smem_halves(key, VALUE_BLOCK, swizzle=SWIZZLE),
-        smem_halves(CHUNK, VALUE_BLOCK, swizzle=SWIZZLE),
-        plgpu.Barrier(num_arrivals=5 + len(steps), num_barriers=SLOTS),
+        smem(CHUNK, VALUE_BLOCK, add.dtype, **arriving),
+        smem_halves(CHUNK, key, of=add.dtype, **arriving),
+        smem_halves(CHUNK, key, of=add.dtype, **arriving),
+        tuple(smem(key, VALUE_BLOCK, add.dtype, **arriving) for _ in steps),
+        smem_halves(key, VALUE_BLOCK, of=add.dtype, swizzle=SWIZZLE),
+        smem_halves(CHUNK, VALUE_BLOCK, of=add.dtype, swizzle=SWIZZLE),
+        plgpu.Barrier(num_arrivals=1 + len(operands) + len(steps), num_barriers=SLOTS),
     ]
     states, last = plgpu.kernel(
-        functools.partial(_walk_kernel, chunks=chunks, has_step=bool(steps), reverse=reverse),
+        functools.partial(_walk_kernel, chunks=chunks, reverse=reverse),
         out_type=[
-            jax.ShapeDtypeStruct((batch, chunks, heads, key, value), jnp.float32),
+            jax.ShapeDtypeStruct((batch, chunks, heads, key, value), add.dtype),
             jax.ShapeDtypeStruct(start.shape, jnp.float32),
         ],
         scratch_types=scratch,
@@ -89,16 +91,15 @@ def walk(
         kernel_name="gated_delta_walk_back" if reverse else "gated_delta_walk",
         compiler_params=compiler_params(),
         interpret=gpu_interpreter(),
-    )(add, *left, *right, whole, start, *steps)
+    )(whole, start, add, *operands, *steps)
     return states, last
 
 
-def _walk_kernel(
-    add, left_hi, left_lo, right_hi, right_lo, whole, start, *refs, chunks, has_step, reverse
-):
-    step, refs = (refs[:1], refs[1:]) if has_step else ((), refs)
-    states, last, *scratch = refs
-    add_tile, left_tile, right_tile, step_tile, state_tile, errors_tile, arrived = scratch
+def _walk_kernel(whole, start, add, *refs, chunks, reverse):
+    *refs, add_tile, left_tile, right_tile, step_tile, state_tile, errors_tile, arrived = refs
+    *arriving, states, last = refs
+    operand_tiles = (*left_tile.refs, *right_tile.refs)
+    operands, step = arriving[: len(operand_tiles)], arriving[len(operand_tiles) :]
     batch, head, block = (jax.lax.axis_index(name) for name in ("batch", "heads", "columns"))
     columns = pl.ds(block * VALUE_BLOCK, VALUE_BLOCK)
 
@@ -110,10 +111,7 @@ def _walk_kernel(
         slot = jax.lax.rem(i, np.int32(SLOTS))
         for source, tile in (
             (add.at[(*place, slice(None), columns)], add_tile),
-            (left_hi.at[place], left_tile.hi),
-            (left_lo.at[place], left_tile.lo),
-            (right_hi.at[place], right_tile.hi),
-            (right_lo.at[place], right_tile.lo),
+            *((x.at[place], tile) for x, tile in zip(operands, operand_tiles, strict=True)),
             *(
                 (x.at[(*place, slice(None), columns)], tile)
                 for x, tile in zip(step, step_tile, strict=True)
@@ -127,15 +125,20 @@ def _walk_kernel(
     def advance(i, state):
         i = index32(i)
         slot = jax.lax.rem(i, np.int32(SLOTS))
-        states.at[batch, chunk_of(i), head, :, columns][...] = state
+        here = states.at[batch, chunk_of(i), head, :, columns]
         put(state_tile, state)
+        if state_tile.lo is None:
+            plgpu.copy_smem_to_gmem(state_tile.hi, here)
+        else:
+            here[...] = state
         plgpu.barrier_wait(arrived.at[slot])
-        errors = load(add_tile.at[slot]) + multiply(left_tile.at(slot), state_tile)
-        put(errors_tile, errors)
+        errors = load(add_tile.at[slot]).astype(jnp.float32)
+        put(errors_tile, errors + multiply(left_tile.at(slot), state_tile))
         state = whole[batch, chunk_of(i), head] * state
         for tile in step_tile:
-            state += load(tile.at[slot])
+            state += load(tile.at[slot]).astype(jnp.float32)
         state += multiply(right_tile.at(slot).transposed, errors_tile)
+        plgpu.wait_smem_to_gmem(0)  # The state's tile is free again.
         plgpu.commit_smem()  # All warps have read this slot.
 
         @pl.when(i + SLOTS < chunks)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxprs_in_params
 
 from pallas_kernels.dispatch import Kernel
 from pallas_kernels.spec import Spec
@@ -104,3 +105,11 @@ def entries() -> list[Entry]:
 
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
     return [importlib.import_module(f"{package.__name__}.{name}").ENTRY for name in names]
+
+
+def equations(jaxpr):
+    """Every equation, those of inner programs included, kernels' bodies too."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from equations(inner)

@@ -20,6 +20,7 @@ from pallas_kernels.gated_delta import (
 )
 from pallas_kernels.gated_delta.gpu_prepare import prepare
 from pallas_kernels.gated_delta.specs import SPECS, GatedDeltaSpec, sample
+from tests.kernels.entry import equations
 
 SPEC = GatedDeltaSpec(name="here", length=20, key=8, value=16)
 
@@ -134,31 +135,53 @@ def test_one_chunks_backward_pass_is_exact_in_float64():
         assert_close(tuple(actual), pull((output, state)), 1e-12)
 
 
-def test_a_gpu_multiplies_bfloat16_keys_once_instead_of_three_times():
+def test_a_gpu_multiplies_bfloat16_operands_once_instead_of_three_times():
     def products(dtype):
         tokens = jax.ShapeDtypeStruct((1, 64, 1, 64), dtype)
         vectors = [jax.ShapeDtypeStruct((1, 1, 1, 64), jnp.float32)] * 4
         with dispatch.compile_kernels("gpu"):
             return str(jax.make_jaxpr(prepare)(tokens, tokens, *vectors)).count("wgmma_ref")
 
-    # Of the keys with each other; all other factors are float32.
-    assert products(jnp.float32) - products(jnp.bfloat16) == 2
+    # Keys with keys, and the inverse with keys and with values; the inverse itself stays exact.
+    assert products(jnp.float32) - products(jnp.bfloat16) == 3 * 2
 
 
-@pytest.mark.slow
+def test_a_gpus_kernels_move_half_the_bytes_with_bfloat16():
+    spec = GatedDeltaSpec(name="here", length=640)
+
+    def gradients(arrays):
+        outputs, pull = jax.vjp(lambda x: tuple(chunk_gated_delta_rule(**x)), arrays)
+        return pull(outputs)
+
+    def moved(dtype):
+        arrays = jax.eval_shape(lambda: sample(spec, dtype))
+        with dispatch.compile_kernels("gpu"):
+            traced = jax.make_jaxpr(gradients)(arrays)
+        return [
+            sum(x.aval.size * x.aval.dtype.itemsize for x in (*call.invars, *call.outvars))
+            for call in equations(traced.jaxpr)
+            if str(call.params.get("name")).startswith("gated_delta_")
+        ]
+
+    wide, narrow = moved(jnp.float32), moved(jnp.bfloat16)
+    assert len(wide) == len(narrow) == 6
+    for half, whole in zip(narrow, wide, strict=True):  # The numbers per token stay float32.
+        assert 0.5 < half / whole < 0.53
+
+
 @pytest.mark.skipif(
     jax.__version_info__ < (0, 11),  # TODO: drop once jax>=0.11.
     reason="Mosaic GPU's interpreter in jax 0.10 knows no transposed operand of wgmma",
 )
-@pytest.mark.parametrize("name", ["wide_keys", "wide_values"])
+@pytest.mark.by_default("wide_keys")
+@pytest.mark.parametrize("name", ["wide_keys", "wide_values", "strong_writes"])
 def test_a_gpus_kernels_for_bfloat16_agree_with_the_reference(name):
     arrays = sample(next(spec for spec in SPECS if spec.name == name), jnp.bfloat16)
     results = results_of(chunk_gated_delta_rule, arrays)
     with dispatch.interpret_kernels("gpu"):
         actual = results("pallas")
     for path, error in relative_errors(actual, results("reference")).items():
-        narrow = any(name in path for name in ("query", "key", "value"))
-        assert error < (1e-3 if narrow else 3e-5), path  # Some round to the other bfloat16.
+        assert error < (1e-3 if "log_decay" in path else 1e-2), path
 
 
 def test_a_profile_tells_the_gpus_kernels_apart():

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import jaxprs_in_params
 
 from fwpkm_jax.core.slots.grouping import group_slots
 from pallas_kernels import dispatch
@@ -12,17 +11,9 @@ from pallas_kernels.slot_add.api import slot_add
 from pallas_kernels.slot_add.specs import sample as sample_add
 from pallas_kernels.slot_read.api import slot_dot, slot_read
 from pallas_kernels.slot_read.specs import RowSpec, sample, sample_dot
-from tests.kernels.entry import equal_or_close
+from tests.kernels.entry import equal_or_close, equations
 
 SMALL = RowSpec(name="small", tokens=5, places=2, slots=16)
-
-
-def equations(jaxpr):
-    """Every equation, those of inner programs included, kernels' bodies too."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jaxprs_in_params(equation.params):
-            yield from equations(inner)
 
 
 def made_like_the_table(function, *arrays):

@@ -110,7 +110,7 @@ def after_walk(
 def _after_kernel(*refs, scale):
     *refs, keys, inverse, attention, zero, arrived = refs
     named = len(There._fields) - 2
-    there = There(*refs[:named], *two_halves(refs[named:]))
+    there = There._make([*refs[:named], *two_halves(refs[named:])])
     zero[0] = jnp.int32(0)
     place = program_place()
     barriers = [arrived.at[i] for i in range(arrived.shape[0])]

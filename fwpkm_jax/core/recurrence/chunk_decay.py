@@ -41,7 +41,11 @@ class ChunkDecay(NamedTuple):
             second[None, None, :, :, None], rows[:, :, None], columns[:, :, None]
         )
         every = jnp.einsum("bhlrk,bhlsk->bhlrs", faded, faded, precision=HIGHEST)
-        below = jnp.sum(jnp.where(pairs[None, None], every, 0), axis=2)
+        below = jnp.zeros_like(every[:, :, 0])
+        # Not a sum over the levels: for float32 on a CPU, XLA 0.10.2 to 0.12 may fuse that with the
+        # products around it into a program that reads memory which nothing has written.
+        for level, pair in enumerate(pairs):
+            below = jnp.where(pair[None, None], every[:, :, level], below)
         diagonal = jnp.sum(rows * columns, axis=-1)[..., None]
         return below + diagonal * jnp.eye(rows.shape[2], dtype=rows.dtype)[None, None]
 

@@ -103,6 +103,23 @@ def test_any_decay_keeps_float32_exact_and_gradients_finite():
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradients))
 
 
+def test_a_large_batch_of_one_chunk_equals_its_sequences_alone():
+    """Only large products go to XLA's library for CPUs, which may fuse what is around them, too."""
+    rng = np.random.default_rng(0)
+    query, key, value = rng.normal(size=(3, 64, 64, 2, 32)).astype(np.float32)
+    log_decay = -rng.exponential(size=(64, 64, 2)).astype(np.float32)
+
+    def read(query, key, value, log_decay):
+        recurrence = chunk_recurrence(query, key, value, log_decay=log_decay, beta=None)
+        return recurrence.output
+
+    alone = jax.jit(lambda *arrays: jax.lax.map(lambda x: read(*(y[None] for y in x))[0], arrays))
+    expected = alone(query, key, value, log_decay)
+    for _ in range(3):  # What unwritten memory holds differs from program to program.
+        together = jax.jit(lambda *arrays: read(*arrays))(query, key, value, log_decay)
+        np.testing.assert_allclose(together, expected, rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.thorough
 def test_memory_of_training_grows_with_the_length_and_not_faster():
     def temporary_bytes(length):

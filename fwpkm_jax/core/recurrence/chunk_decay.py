@@ -41,7 +41,7 @@ class ChunkDecay(NamedTuple):
             second[None, None, :, :, None], rows[:, :, None], columns[:, :, None]
         )
         every = jnp.einsum("bhlrk,bhlsk->bhlrs", faded, faded, precision=HIGHEST)
-        below = jnp.zeros_like(every[:, :, 0])
+        below = jnp.zeros((*every.shape[:2], *every.shape[3:]), every.dtype)
         # Not a sum over the levels: for float32 on a CPU, XLA 0.10.2 to 0.12 may fuse that with the
         # products around it into a program that reads memory which nothing has written.
         for level, pair in enumerate(pairs):

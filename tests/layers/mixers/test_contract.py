@@ -104,6 +104,28 @@ def test_documents_of_a_matrix_memory_read_as_in_rows_of_their_own(name):
     check_mixer(MatrixMixerConfig(rule=rule, decay_rank=2, **MATRIX), properties=[PACKED, SINGLE])
 
 
+LARGE = {"num_key_heads": 2, "num_value_heads": 2, "key_head_dim": 32, "value_head_dim": 32}
+LARGE_MIXERS = {
+    "attention": AttentionConfig(num_heads=2, num_kv_heads=2, head_dim=32),
+    "gdn": GatedDeltaNetConfig(**LARGE),
+    "lact": LaCTConfig(num_heads=2, num_fast_heads=2, hidden_dim=32, chunk_size=32, window=32),
+    **{name: MatrixMixerConfig(rule=rule(), **LARGE) for name, rule in MATRIX_RULES.items()},
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", LARGE_MIXERS)
+def test_a_large_batch_of_one_chunk_equals_its_sequences_alone(name):
+    """Large products go through a library of XLA's that those of the other tests do not see."""
+    mixer = LARGE_MIXERS[name].build(64, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (64, 64, 64))
+    alone = jax.jit(lambda x: jax.lax.map(lambda row: mixer(row[None])[0][0], x))(x)
+    for _ in range(2):  # What unwritten memory holds differs from program to program.
+        together = jax.jit(lambda x: mixer(x)[0])(x)
+        difference = jnp.linalg.norm(together - alone) / jnp.linalg.norm(alone)
+        assert difference < 1e-4, difference
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", PACKED_MIXERS)
 def test_documents_of_a_row_read_alike_in_single_precision(name):

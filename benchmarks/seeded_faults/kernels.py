@@ -5,6 +5,7 @@ from benchmarks.seeded_faults.fault import Fault
 _READ = ("tests/kernels/test_parity.py", "-k", "slot_read or slot_dot")
 _WRITE = ("tests/kernels/test_parity.py", "-k", "slot_add")
 _TOP_K = ("tests/kernels/test_product_top_k.py", "tests/kernels/test_parity.py", "-k", "top_k")
+_SHARED_MEMORY = ("tests/kernels/test_shared_memory.py",)
 _DELTA = ("tests/kernels/test_gated_delta.py", "tests/kernels/test_parity.py", "-k", "delta")
 
 FAULTS = (
@@ -91,6 +92,18 @@ FAULTS = (
         "d_key += product(d_overlap, key) + product(d_overlap, key, contract=(0, 0))",
         "d_key += product(d_overlap, key)",
         _DELTA,
+    ),
+    Fault(
+        "gated delta on a GPU: warps overwrite what others still multiply",
+        "put(errors, multiply(inverse, errors), reused=True)",
+        "put(errors, multiply(inverse, errors))",
+        _SHARED_MEMORY,
+    ),
+    Fault(
+        "product keys on a GPU: a warpgroup reads terms that the other has not written",
+        "        plgpu.barrier_wait(split)\n",
+        "",
+        _SHARED_MEMORY,
     ),
     Fault(
         "dispatch: a kernel asked for by name falls back",

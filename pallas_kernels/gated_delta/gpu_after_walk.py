@@ -112,6 +112,7 @@ def _after_kernel(*refs, scale):
     named = len(There._fields) - 2
     there = There._make([*refs[:named], *two_halves(refs[named:])])
     zero[0] = jnp.int32(0)
+    plgpu.commit_smem()  # All threads read it.
     place = program_place()
     barriers = [arrived.at[i] for i in range(arrived.shape[0])]
     program = Program(
@@ -174,7 +175,7 @@ def _attend(program: Program, queries: Halves, stage: Any, wide_stage: Any) -> N
     between = program.decays_between(attention, inverse, keys.at(slice(None), pl.ds(0, CHUNK)))
     attended = zeros(CHUNK)
     for at, of_key, of_query in zip(blocks, of_keys, of_queries, strict=True):
-        block = put(keys.at(slice(None), at), received(of_key))
+        block = put(keys.at(slice(None), at), received(of_key), reused=True)
         put(queries, received(of_query))
         attended += multiply(queries, block.transposed)
     attended *= program.scale
@@ -208,16 +209,16 @@ def _of_values(
             put(memory.at(at), received(copy))
         own_error = received(value) - rows_times(to_token, multiply(keys, memory))
         put(a, rows_times(beta, own_error))
-        start_sending(a, multiply(inverse, a), there.errors.at(*part))
+        start_sending(a, multiply(inverse, a), there.errors.at(*part), reused=True)
         put(b, received(d_output))
         d_attention += multiply(b, a.transposed)
         for at, copy in zip(groups, squares[len(groups) :], strict=True):
             put(memory.at(at), received(copy))
         d_errors = multiply(attention.transposed, b)
         d_errors += rows_times(to_end, multiply(keys, memory))
-        put(b, d_errors)
+        put(b, d_errors, reused=True)
         d_weighted = multiply(inverse.transposed, b)
-        put(b, d_weighted)
+        put(b, d_weighted, reused=True)
         d_triangle += multiply(b, a.transposed)
         of_beta += row_sum(d_weighted * own_error)
         d_weighted = rows_times(beta, d_weighted)
@@ -252,9 +253,10 @@ def _of_squares(
     overlap, d_lower = multiply(keys, keys.transposed), joined(inverse)
     there.d_beta.at[place][...] = of_beta + row_sum(d_lower * overlap)
     d_lower = rows_times(program.column(there.beta), d_lower)
-    put(inverse, d_lower)
+    put(inverse, d_lower, reused=True)
     # Sums of spans cancel, so that they need both halves with every dtype.
-    spans = put(Halves(attention.hi, b.lo), d_lower * overlap + d_attention * joined(attention))
+    of_spans = d_lower * overlap + d_attention * joined(attention)
+    spans = put(Halves(attention.hi, b.lo), of_spans, reused=True)
     there.d_log_spans.at[place][...] = _spanning(spans, b.hi)
 
 

@@ -108,7 +108,7 @@ def _before_kernel(query, key, log_decay, beta, to_token, to_end, inverse, d_out
         put(queries.at(slice(None), columns), scale * fetch(query.at[(*tokens, columns)]))
         put(keys.at(slice(None), columns), fetch(key.at[(*tokens, columns)]))
     between = decays_between(load(log_decay.at[place], ROW), attention, work, inverse_tile)
-    put(attention, multiply(queries, keys.transposed) * between)
+    put(attention, multiply(queries, keys.transposed) * between, reused=True)
     put(inverse_tile, fetch(inverse.at[place]))
     for columns in blocks:
         block = joined(keys.at(slice(None), columns))

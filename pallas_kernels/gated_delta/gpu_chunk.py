@@ -90,5 +90,5 @@ def send_factors(
       right: GPU memory for the decayed keys.
     """
     put(work, rows_times(to_start, keys))
-    send(work, -multiply(inverse, work), left)
+    send(work, -multiply(inverse, work), left, reused=True)
     send(work, rows_times(to_end, keys), right)

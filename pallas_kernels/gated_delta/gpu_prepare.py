@@ -150,17 +150,19 @@ def triangle_inverse(lower: jax.Array, a: Halves, b: Halves) -> list[jax.Array]:
         return jnp.where((apart >= block) & (apart < 2 * block), lower, 0.0)
 
     sides = column_blocks(a.hi, SIDE)
-    put(a, jnp.where(row == column, 1.0, 0.0) - joining(1))  # Blocks of 2.
+    put(a, jnp.where(row == column, 1.0, 0.0) - joining(1), reused=True)  # Blocks of 2.
     inverse = [joined(a.at(slice(None), side)) for side in sides]
     for block in (2**power for power in range(1, SIDE.bit_length() - 1)):
         put(b, joining(block))
         for side in sides:
-            put(b.at(slice(None), side), multiply(b.at(slice(None), side), a.at(side, side)))
+            half = b.at(slice(None), side)
+            put(half, multiply(half, a.at(side, side)), reused=True)
         for i, side in enumerate(sides):
             inverse[i] = inverse[i] - multiply(a.at(slice(None), side), b.at(side, side))
-            put(a.at(slice(None), side), inverse[i])
+            put(a.at(slice(None), side), inverse[i], reused=True)
     left, right = sides
     put(b, joining(SIDE))
-    put(b.at(slice(None), left), multiply(b.at(slice(None), left), a.at(left, left)))
+    half = b.at(slice(None), left)
+    put(half, multiply(half, a.at(left, left)), reused=True)
     inverse[0] = inverse[0] - multiply(a.at(slice(None), right), b.at(right, left))
     return inverse

@@ -95,7 +95,7 @@ def _read_kernel(query, key, value, log_decay, beta, to_token, *refs, scale):
     of_inverse = start_wide([inverses.at[place]])
     arriving = start([x.at[(*tokens, blocks[0])] for x in (query, key)])
     between = decays_between(load(log_decay.at[place], ROW), attention, errors, inverse)
-    put(inverse, received(*of_inverse))
+    put(inverse, received(*of_inverse), reused=True)
     of_memory = start_memory(columns[0])
     for at, following in zip(blocks, [*blocks[1:], None], strict=True):
         put(queries.at(slice(None), at), received(arriving[0]))
@@ -107,12 +107,12 @@ def _read_kernel(query, key, value, log_decay, beta, to_token, *refs, scale):
 
     for at, following in zip(columns, [*columns[1:], None], strict=True):
         for rows, copy in zip(blocks, of_memory, strict=True):
-            put(memory.at(rows), received(copy))
+            put(memory.at(rows), received(copy), reused=True)
         own = received(*of_value) - rows_times(to_token, multiply(keys, memory))
         if following is not None:
             of_memory, of_value = start_memory(following), start([value.at[(*tokens, following)]])
         put(errors, rows_times(beta, own))
-        put(errors, multiply(inverse, errors))
+        put(errors, multiply(inverse, errors), reused=True)
         found = rows_times(scale * to_token, multiply(queries, memory))
         found += multiply(attention, errors)
         store(found, output.at[(*tokens, at)], stage=stage.at[1])  # The next value is in the other.

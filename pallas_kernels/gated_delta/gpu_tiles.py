@@ -60,8 +60,14 @@ def split(x: jax.Array) -> Halves:
     return Halves(hi, (x - hi.astype(jnp.float32)).astype(jnp.bfloat16))
 
 
-def put(tile: Halves, x: jax.Array) -> Halves:
-    """Splits or rounds registers into a tile in shared memory, ready for `multiply`."""
+def put(tile: Halves, x: jax.Array, *, reused: bool = False) -> Halves:
+    """Splits or rounds registers into a tile in shared memory, ready for `multiply`.
+
+    With `reused` all warps first end their reads of what the tile held. It is needed if the tile
+    has been read since the last barrier; `put`, `fetched`, `start_copies` and waits are barriers.
+    """
+    if reused:
+        plgpu.commit_smem()
     if tile.lo is None:
         tile.hi[...] = x.astype(jnp.bfloat16)
     else:
@@ -133,9 +139,9 @@ def joined(tile: Halves) -> jax.Array:
     return hi if tile.lo is None else hi + load(tile.lo).astype(jnp.float32)
 
 
-def start_sending(tile: Halves, x: jax.Array, target: Halves) -> None:
-    """Splits or rounds registers, and starts to copy the halves to GPU memory."""
-    put(tile, x)
+def start_sending(tile: Halves, x: jax.Array, target: Halves, *, reused: bool = False) -> None:
+    """Splits or rounds registers as `put`, and starts to copy the halves to GPU memory."""
+    put(tile, x, reused=reused)
     for half, there in zip(tile.refs, target.refs, strict=True):
         plgpu.copy_smem_to_gmem(half, there)
 
@@ -155,9 +161,9 @@ def store(x: jax.Array, target: Any, *, stage: Any) -> None:
     plgpu.wait_smem_to_gmem(0)
 
 
-def send(tile: Halves, x: jax.Array, target: Halves) -> None:
-    """Splits or rounds registers, and copies them to GPU memory; the tile is then free again."""
-    start_sending(tile, x, target)
+def send(tile: Halves, x: jax.Array, target: Halves, *, reused: bool = False) -> None:
+    """Splits or rounds registers as `put`, and copies them to GPU memory; frees the tile again."""
+    start_sending(tile, x, target, reused=reused)
     plgpu.wait_smem_to_gmem(0)
 
 
@@ -199,5 +205,10 @@ def two_halves(refs: Sequence[Any]) -> tuple[Halves, Halves]:
 
 
 def compiler_params() -> plgpu.CompilerParams:
-    """Compiler parameters under which layouts mean the same in all versions of JAX."""
-    return plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
+    """Layouts mean the same in all versions of JAX, and barriers are where the kernels have them.
+
+    JAX would add two to each store to shared memory, and one to each copy.
+    """
+    return plgpu.CompilerParams(
+        lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
+    )

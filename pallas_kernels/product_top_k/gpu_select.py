@@ -1,7 +1,8 @@
-"""GPU: finds each query's best sub-keys; a warpgroup processes 64 tokens and one codebook.
+"""GPU: finds each query's best sub-keys; a program processes 64 tokens and one codebook.
 
-Tensor cores score 128 sub-keys at a time. Then the warpgroup selects the best of these and of the
-best so far, in registers.
+A program has two warpgroups, each with every other tile of 64 sub-keys: while one selects, tensor
+cores can score for the other. A warpgroup selects the best of a tile and of its best so far, in
+registers. At the end the first selects from both warpgroups' best.
 
 wgmma has no float32 products. Each float32 operand is therefore a sum of three bfloat16 terms, and
 a product is the sum of the six largest of their nine products in a float32 accumulator. The other
@@ -11,7 +12,7 @@ be 2^-16 of the operands, which is some percent of a small distance between larg
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -32,10 +33,13 @@ from pallas_kernels.product_top_k.gpu_registers import (
     matrix,
 )
 
-TOKENS, SUBKEYS, WIDTH = 64, 128, 64
-"""Tokens per warpgroup, sub-keys that are scored at once, columns that are multiplied at once."""
+GROUPS = 2
+"""Warpgroups per program."""
+TOKENS, SUBKEYS, WIDTH = 64, 64 * GROUPS, 64
+"""Tokens per program, sub-keys that it scores at once, columns that are multiplied at once."""
 _NAME = "product_top_k_select"
-_SLOTS = 2  # Tiles of keys in shared memory: one in use, one arriving.
+_TILE = SUBKEYS // GROUPS
+_SLOTS = 2  # Tiles of keys in shared memory per warpgroup: one in use, one arriving.
 _PRODUCTS = ((2, 0), (1, 1), (0, 2), (1, 0), (0, 1), (0, 0))
 """Terms of query and key to multiply, smallest products first."""
 
@@ -98,13 +102,15 @@ def _launch(*operands: Any, out_type: Any, top_k: int, score: Score) -> Any:
         pl.run_scoped(
             functools.partial(_select_kernel, *refs, top_k=top_k, score=score),
             tuple(_operand(TOKENS, WIDTH, slots=half // WIDTH) for _ in range(3)),
-            tuple(_operand(*_key_tile(SUBKEYS, WIDTH), slots=_SLOTS) for _ in range(3)),
-            plgpu.Barrier(num_arrivals=3, num_barriers=_SLOTS),
+            plgpu.Barrier(num_arrivals=GROUPS, num_barriers=3),
+            collective_axes="group",
         )
 
     grid = {
         "grid": (queries.shape[1] // TOKENS, columns // half),
         "grid_names": ("tile", "codebook"),
+        "num_threads": GROUPS,
+        "thread_name": "group",
     }
     params = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
     if out_type:
@@ -128,93 +134,146 @@ def _launch(*operands: Any, out_type: Any, top_k: int, score: Score) -> Any:
 
 def _select_kernel(
     queries, chunk, keys_high, keys_middle, keys_low, offsets, ids, scores,
-    query_tiles, key_tiles, arrived,
+    query_tiles, all_here,
     *, top_k: int, score: Score,
 ):  # fmt: skip
     chunk = chunk[0]
-    codebook = jax.lax.axis_index("codebook")
+    group, codebook = jax.lax.axis_index("group"), jax.lax.axis_index("codebook")
     tokens = pl.ds(jax.lax.axis_index("tile") * TOKENS, TOKENS)
     padded_subkeys, half = _key_tile(*keys_high.shape[1:])
     widths = half // WIDTH
-    steps = widths * (padded_subkeys // SUBKEYS)
+    split, scored, exchanged = (all_here.at[i] for i in range(3))
 
-    def fetch(step: Any) -> None:
-        slot = jax.lax.rem(step, np.int32(_SLOTS))
-        columns = pl.ds(jax.lax.rem(step, np.int32(widths)) * WIDTH, WIDTH)
-        chosen = pl.ds(jax.lax.div(step, np.int32(widths)) * SUBKEYS, SUBKEYS)
-        for source, tile in zip((keys_high, keys_middle, keys_low), key_tiles, strict=True):
-            source = source.at[(codebook, *_key_tile(chosen, columns))]
-            plgpu.copy_gmem_to_smem(source, tile.at[slot], arrived.at[slot])
+    def emit(rank: Any, chosen: jax.Array, top: jax.Array) -> None:
+        # NaN is not equal to any score; then use sub-key 0, so that ids stay in the codebook.
+        ids[chunk, codebook, rank, tokens] = jnp.where(chosen == NOTHING, 0, chosen)
+        scores[chunk, codebook, rank, tokens] = top
 
-    for step in range(min(_SLOTS, steps)):
-        fetch(jnp.int32(step))
+    def of_group(key_tiles: Any, arrived: Any) -> tuple[jax.Array, jax.Array]:
+        def place(step: Any) -> Any:
+            return group * _SLOTS + jax.lax.rem(step, np.int32(_SLOTS))
 
-    query_norms = laid_out(jnp.zeros((TOKENS,), jnp.float32), by_row())
-    for width in range(widths):
-        query = load(
-            queries.at[chunk, tokens, pl.ds(codebook * half + width * WIDTH, WIDTH)], matrix()
-        )
-        query_norms += jnp.sum(query * query, axis=1)
-        for tile in query_tiles:
-            term = query.astype(jnp.bfloat16)
-            tile[width] = term
-            query -= term.astype(jnp.float32)
-    plgpu.commit_smem()
+        def first_of(tile: Any) -> Any:
+            return (tile * GROUPS + group) * _TILE
 
-    def score_tile(start: Any, total: Any) -> jax.Array:
-        def multiply(width: Any, _: None) -> None:
-            width = index32(width)
-            step = start * widths + width
-            slot = jax.lax.rem(step, np.int32(_SLOTS))
-            plgpu.barrier_wait(arrived.at[slot])
-            for q, k in _PRODUCTS:
-                key = key_tiles[k].at[slot]
-                key = key if _by_columns() else key.transpose((1, 0))
-                plgpu.wgmma(total, query_tiles[q].at[width], key)
-            plgpu.wgmma_wait(0)
-            plgpu.commit_smem()  # All warps have read this slot.
-            pl.when(step + _SLOTS < steps)(lambda: fetch(step + _SLOTS))
+        def fetch(step: Any) -> None:
+            columns = pl.ds(jax.lax.rem(step, np.int32(widths)) * WIDTH, WIDTH)
+            chosen = pl.ds(first_of(jax.lax.div(step, np.int32(widths))), _TILE)
+            for source, tile in zip((keys_high, keys_middle, keys_low), key_tiles, strict=True):
+                source = source.at[(codebook, *_key_tile(chosen, columns))]
+                plgpu.copy_gmem_to_smem(source, tile.at[place(step)], arrived.at[place(step)])
 
-        # A loop: unrolled, the addresses of all operands would take registers that spill.
-        jax.lax.fori_loop(0, widths, multiply, None)
-        return total[...]
+        tiles = padded_subkeys // SUBKEYS
+        for step in range(min(_SLOTS, widths * tiles)):
+            fetch(jnp.int32(step))
+        query_norms = laid_out(jnp.zeros((TOKENS,), jnp.float32), by_row())
+        for width in range(widths):
+            query = load(
+                queries.at[chunk, tokens, pl.ds(codebook * half + width * WIDTH, WIDTH)], matrix()
+            )
+            query_norms += jnp.sum(query * query, axis=1)
 
-    def improve(tile: Any, best: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        tile = index32(tile)
-        products = pl.run_scoped(
-            functools.partial(score_tile, tile),
-            plgpu.ACC((TOKENS, SUBKEYS), jnp.float32),  # pyright: ignore[reportPrivateImportUsage]
-        )
-        offset = load(offsets.at[codebook, pl.ds(tile * SUBKEYS, SUBKEYS)], by_column())
-        offset = jax.lax.broadcast_in_dim(offset, products.shape, (1,))
-        if score == "dot":
-            new = products + offset
-        else:
-            distances = _spread(query_norms, SUBKEYS) + offset - 2.0 * products
-            new = -jnp.log(IDW_EPSILON + jnp.maximum(distances, 0.0))
-        new_ids = _iota(SUBKEYS) + tile * SUBKEYS
-        ranks = _iota(_rounded(top_k))
+            @pl.when(group == width % GROUPS)
+            def _(query=query, width=width):
+                for tile in query_tiles:
+                    term = query.astype(jnp.bfloat16)
+                    tile[width] = term
+                    query -= term.astype(jnp.float32)
 
-        def take(rank: Any, carry: Any) -> Any:
-            rank = index32(rank)
-            new, (old, old_ids), (taken, taken_ids) = carry
-            top = jnp.maximum(jnp.max(new, axis=1), jnp.max(old, axis=1))
-            chosen = jnp.minimum(_lowest(new, new_ids, top), _lowest(old, old_ids, top))
-            # NaN is not equal to any score; then use sub-key 0, so that ids stay in the codebook.
-            ids[chunk, codebook, rank, tokens] = jnp.where(chosen == NOTHING, 0, chosen)
-            scores[chunk, codebook, rank, tokens] = top
-            new = jnp.where(new_ids == _spread(chosen, SUBKEYS), -jnp.inf, new)
-            here = ranks == rank
-            spread = _spread(chosen, ranks.shape[1])
-            old = jnp.where(old_ids == spread, -jnp.inf, old)
-            taken = jnp.where(here, _spread(top, ranks.shape[1]), taken)
-            taken_ids = jnp.where(here, spread, taken_ids)
-            return new, (old, old_ids), (taken, taken_ids)
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(split)
+        plgpu.barrier_wait(split)
 
-        return jax.lax.fori_loop(0, top_k, take, (new, best, _no_best(top_k)))[2]
+        def score_tile(tile: Any, total: Any) -> jax.Array:
+            def multiply(width: Any, _: None) -> None:
+                width = index32(width)
+                step = tile * widths + width
+                plgpu.barrier_wait(arrived.at[place(step)])
+                for q, k in _PRODUCTS:
+                    key = key_tiles[k].at[place(step)]
+                    key = key if _by_columns() else key.transpose((1, 0))
+                    plgpu.wgmma(total, query_tiles[q].at[width], key)
+                plgpu.wgmma_wait(0)
+                plgpu.commit_smem()  # All warps have read this slot.
+                pl.when(step + _SLOTS < widths * tiles)(lambda: fetch(step + _SLOTS))
 
-    # Each tile of keys overwrites the best so far; the result is that of the last tile.
-    jax.lax.fori_loop(0, steps // widths, improve, _no_best(top_k))
+            # A loop: unrolled, the addresses of all operands would take registers that spill.
+            jax.lax.fori_loop(0, widths, multiply, None)
+            return total[...]
+
+        def improve(tile: Any, best: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            tile = index32(tile)
+            products = pl.run_scoped(
+                functools.partial(score_tile, tile),
+                plgpu.ACC((TOKENS, _TILE), jnp.float32),  # pyright: ignore[reportPrivateImportUsage]
+            )
+            offset = load(offsets.at[codebook, pl.ds(first_of(tile), _TILE)], by_column())
+            offset = jax.lax.broadcast_in_dim(offset, products.shape, (1,))
+            if score == "dot":
+                new = products + offset
+            else:
+                distances = _spread(query_norms, _TILE) + offset - 2.0 * products
+                new = -jnp.log(IDW_EPSILON + jnp.maximum(distances, 0.0))
+            return _best_of((new, _iota(_TILE) + first_of(tile)), best, top_k)
+
+        return jax.lax.fori_loop(0, tiles, improve, _no_best(top_k))
+
+    best = pl.run_scoped(
+        of_group,
+        tuple(_operand(*_key_tile(_TILE, WIDTH), slots=GROUPS * _SLOTS) for _ in range(3)),
+        plgpu.Barrier(num_arrivals=3, num_barriers=GROUPS * _SLOTS),
+        collective_axes="group",
+    )
+    plgpu.barrier_arrive(scored)
+
+    def exchange(score_tile: Any, id_tile: Any) -> None:
+        plgpu.barrier_wait(scored)  # Both groups are done with what this memory held.
+
+        @pl.when(group == 1)
+        def _():
+            score_tile[...], id_tile[...] = best
+
+        plgpu.barrier_arrive(exchanged)
+
+        @pl.when(group == 0)
+        def _():
+            plgpu.barrier_wait(exchanged)
+            _best_of(tuple(load(x, matrix()) for x in (score_tile, id_tile)), best, top_k, emit)
+
+    shape = (TOKENS, _rounded(top_k))
+    transforms = (plgpu.TilingTransform((8, 8)), plgpu.SwizzleTransform(32))
+    tiles = (plgpu.SMEM(shape, x, transforms=transforms) for x in (jnp.float32, jnp.int32))
+    pl.run_scoped(exchange, *tiles, collective_axes="group")
+
+
+def _best_of(
+    new: tuple[jax.Array, ...],
+    old: tuple[jax.Array, ...],
+    top_k: int,
+    emit: Callable[[Any, jax.Array, jax.Array], None] = lambda *_: None,
+) -> tuple[jax.Array, jax.Array]:
+    """Scores and ids `[TOKENS, rounded]` of the best of both, each given likewise.
+
+    `emit` gets each rank, and the ids and scores of that rank.
+    """
+    new_ids, old_ids = new[1], old[1]
+    ranks = _iota(_rounded(top_k))
+
+    def take(rank: Any, carry: Any) -> Any:
+        rank = index32(rank)
+        new, old, (taken, taken_ids) = carry
+        top = jnp.maximum(jnp.max(new, axis=1), jnp.max(old, axis=1))
+        chosen = jnp.minimum(_lowest(new, new_ids, top), _lowest(old, old_ids, top))
+        emit(rank, chosen, top)
+        new = jnp.where(new_ids == _spread(chosen, new.shape[1]), -jnp.inf, new)
+        here = ranks == rank
+        spread = _spread(chosen, ranks.shape[1])
+        old = jnp.where(old_ids == spread, -jnp.inf, old)
+        taken = jnp.where(here, _spread(top, ranks.shape[1]), taken)
+        taken_ids = jnp.where(here, spread, taken_ids)
+        return new, old, (taken, taken_ids)
+
+    return jax.lax.fori_loop(0, top_k, take, (new[0], old[0], _no_best(top_k)))[2]
 
 
 def _key_tile(subkeys: Any, columns: Any) -> tuple[Any, Any]:

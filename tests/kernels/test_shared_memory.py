@@ -1,0 +1,121 @@
+"""No warp of a Mosaic GPU kernel runs ahead of the others where they share memory.
+
+`shared_memory.py` follows the kernels' programs. Nothing is compiled or run.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import dispatch
+from pallas_kernels.gated_delta import chunk_gated_delta_rule
+from pallas_kernels.gated_delta import specs as gated_delta_specs
+from pallas_kernels.key_scan.gpu_add import add
+from pallas_kernels.product_top_k import select_slots
+from pallas_kernels.product_top_k import specs as top_k_specs
+from tests.kernels.entry import equations
+from tests.kernels.shared_memory import barriers_missing, unordered_accesses
+
+GATED_DELTA = {"prepare", "walk", "read", "before_walk", "walk_back", "after_walk"}
+WIDE = gated_delta_specs.GatedDeltaSpec(name="here", length=129, heads=2, key=128, value=256)
+
+
+def kernels_of(function, *arguments):
+    """The equations of the Mosaic GPU kernels that a function launches, by name."""
+    with dispatch.compile_kernels("gpu"):
+        program = jax.make_jaxpr(function)(*arguments)
+    found = [x for x in equations(program.jaxpr) if x.primitive.name == "mpmd_map"]
+    return {x.params["name"]: x for x in found}
+
+
+def gated_delta(spec, dtype):
+    arrays = jax.eval_shape(lambda: gated_delta_specs.sample(spec, dtype))
+
+    def both(arrays):
+        outputs, back = jax.vjp(lambda x: chunk_gated_delta_rule(**x, backend="pallas"), arrays)
+        return back(outputs)
+
+    return kernels_of(both, arrays)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("width", [64, 128])
+def test_the_gated_delta_rules_kernels_have_the_barriers_that_they_need(width, dtype):
+    spec = dataclasses.replace(WIDE, key=width, value=2 * width)
+    kernels = gated_delta(spec, dtype)
+    assert set(kernels) == {f"gated_delta_{name}" for name in GATED_DELTA}
+    for kernel in kernels.values():
+        assert kernel.params["compiler_params"].unsafe_no_auto_barriers
+        assert barriers_missing(kernel) == []
+
+
+@pytest.mark.parametrize(
+    ("left_out", "found"),
+    [
+        ("commit_smem", {"stored", "unfenced", "loaded"}),
+        ("barrier_wait", {"arriving"}),
+        ("wait_smem_to_gmem", {"leaving"}),
+    ],
+)
+def test_what_is_left_out_is_found(left_out, found, monkeypatch):
+    monkeypatch.setattr(plgpu, left_out, lambda *_: None)
+    # A length of its own: what was traced before is not traced again.
+    spec = dataclasses.replace(WIDE, length=200 + len(left_out))
+    missing = [x for k in gated_delta(spec, jnp.bfloat16).values() for x in barriers_missing(k)]
+    assert {kind for kind in found if any(f"{kind} before" in x for x in missing)} == found
+
+
+def selection(tokens):
+    spec = top_k_specs.TopKSpec(name="here", tokens=tokens, subkeys=512, key=256, top_k=8)
+    arrays = jax.eval_shape(lambda: top_k_specs.sample(spec, jnp.float32))
+    select = functools.partial(select_slots, top_k=spec.top_k, backend="pallas")
+    return kernels_of(lambda x: select(**x), arrays)["product_top_k_select"]
+
+
+def test_the_warpgroups_of_the_selection_wait_for_their_keys_and_for_each_other():
+    kernel = selection(64)
+    for group in range(2):
+        assert barriers_missing(kernel, axes={"group": group}) == []
+    assert unordered_accesses(kernel, axis="group") == []
+
+
+def test_a_wait_that_the_selection_leaves_out_is_found(monkeypatch):
+    right, waits = plgpu.barrier_wait, []
+
+    def wait(barrier):
+        waits.append(barrier)
+        if len(waits) != left_out + 1:
+            right(barrier)
+
+    monkeypatch.setattr(plgpu, "barrier_wait", wait)
+    found = {}
+    # In the order of the program; a new number of tokens is traced anew.
+    for left_out, name in enumerate(("split", "arrived", "scored", "exchanged")):
+        waits.clear()
+        kernel = selection(128 * (left_out + 1))
+        assert len(waits) == 4
+        unordered = unordered_accesses(kernel, axis="group")
+        found[name] = bool(barriers_missing(kernel)), bool(unordered)
+    assert found == {
+        "split": (False, True),
+        "arrived": (True, False),
+        "scored": (False, True),
+        "exchanged": (False, True),
+    }
+
+
+def test_the_sums_of_the_key_scan_have_the_barriers_that_they_need():
+    chunks, codebooks, top_k, tokens = 2, 2, 8, 128
+    chosen = (chunks, codebooks, top_k, tokens)
+    kernels = kernels_of(
+        functools.partial(add, subkeys=128),
+        jnp.zeros((chunks, tokens, codebooks * 128)),
+        jnp.zeros((1,), jnp.int32),
+        jnp.zeros(chosen, jnp.int32),
+        jnp.zeros(chosen),
+    )
+    assert barriers_missing(kernels["key_scan_add"]) == []

@@ -83,6 +83,13 @@ METHODS: dict[str, Method] = {
     "keys still, relocation 4": _still(relocation=4.0),
     "keys still, relocation 16": _still(relocation=16.0),
     "keys still, relocation 4, hardening 0.25": _still(relocation=4.0, hardening=0.25),
+    "replay 512": Method(retention=Retention(replay=512)),
+    "keys still, replay 64": _still(replay=64),
+    "keys still, replay 256": _still(replay=256),
+    "keys still, replay 512": _still(replay=512),
+    "keys still, relocation 1, replay 512": _still(relocation=1.0, replay=512),
+    "keys still, relocation 1, replay 1024": _still(relocation=1.0, replay=1024),
+    "keys still, relocation 4, replay 512": _still(relocation=4.0, replay=512),
 }
 BACKGROUND = 16
 """Batches of 8 rows of training text, before which `common` has no history."""
@@ -145,12 +152,12 @@ def written_so(run: Run, method: Method) -> tuple[LanguageModel, Memory]:
     )
     fast_weight = replace(config.fast_weight, rule=rule)
 
-    def history(values: jax.Array) -> SlotHistory | None:
+    def history(keys: jax.Array, values: jax.Array) -> SlotHistory | None:
         if method.retention is None:
             return None
-        return jax.vmap(functools.partial(init_history, method.retention))(values)
+        return jax.vmap(functools.partial(init_history, method.retention))(keys, values)
 
-    memory = {name: m._replace(history=history(m.values)) for name, m in run.memory.items()}
+    memory = {n: m._replace(history=history(m.keys, m.values)) for n, m in run.memory.items()}
     model = reconfigure(run.model, replace(config, fast_weight=fast_weight))
     if method.retention is not None and method.retention.common:
         memory = with_background(run, memory, replace(rule, value_step=0.0, addressing_weight=0.0))

@@ -37,6 +37,7 @@ from fwpkm_jax.core.slots.overlay import (
     rows_to_read,
     table_rows,
 )
+from fwpkm_jax.core.slots.replay import as_chunk, remember
 from fwpkm_jax.core.slots.retention import (
     Retention,
     SlotHistory,
@@ -184,7 +185,7 @@ class FwPKM(AbstractChunkRule):
         keys = jax.random.uniform(key_rng, shape, jnp.float32, -bound, bound)
         values = jax.random.normal(value_rng, (self.num_slots, self.value_dim), jnp.float32)
         values = values * self.value_dim**-0.5
-        history = None if self.retention is None else init_history(self.retention, values)
+        history = None if self.retention is None else init_history(self.retention, keys, values)
         return FwPKMMemory(keys, values, history)
 
     def chunk(self, query: jax.Array, target: jax.Array, weights: Any) -> SlotChunk:
@@ -284,14 +285,38 @@ class FwPKM(AbstractChunkRule):
         chunk = cast(chunk, table.dtype)
         address, access = self._select(memory.keys, chunk.query, "reference")
         output = slot_read(table, *access)
-        values, history = self._write_values(memory, chunk, access, output - chunk.target)
+        found, touched = output, access.slot_ids
+        if self.retention is not None and self.retention.replay:
+            memory, replayed = self._replay(memory, chunk)
+            found = slot_read(self._whole_table(memory), *access)
+            touched = jnp.concatenate([touched, replayed])
+        values, history = self._write_values(memory, chunk, access, found - chunk.target)
         keys = self._key_write.step(memory.keys, self.key_gradient(memory, chunk, address))
         loss = addressing_loss(address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed)
-        info = FwPKMInfo(
-            addressing_loss=loss, update_norm=update_norm(table, values, access.slot_ids)
-        )
+        info = FwPKMInfo(addressing_loss=loss, update_norm=update_norm(table, values, touched))
         memory = FwPKMMemory(keys, values, history)
         return StepOutput(memory, output, access, jax.lax.stop_gradient(info))
+
+    def _replay(self, memory: FwPKMMemory, chunk: SlotChunk) -> tuple[FwPKMMemory, SlotIds]:
+        """The memory after its stored tokens were written again, and the slots that they read.
+
+        The chunk's tokens are then stored, if they are strong; all is as before if none counts.
+        """
+        history, table = self._history(memory), self._whole_table(memory)
+        assert history.replayed is not None
+        again = as_chunk(history.replayed, beside=chunk)
+        _, access = self._select(memory.keys, again.query, "reference")
+        errors = again.write_weight[:, None] * (slot_read(table, *access) - again.target)
+        values = slot_write(
+            table,
+            *access,
+            errors,
+            counted=again.counted,
+            step_size=self._value_step,
+            learning_rate=self.learning_rate,
+        )
+        history = history._replace(replayed=remember(history.replayed, chunk))
+        return memory._replace(values=values, history=history), access.slot_ids
 
     def _write_values(
         self, memory: FwPKMMemory, chunk: SlotChunk, access: SlotAccess, gap: TokenValues

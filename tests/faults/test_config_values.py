@@ -53,6 +53,7 @@ ZERO_MEANS_SOMETHING = {
     "Retention.momentum",
     "Retention.protection",
     "Retention.relocation",
+    "Retention.replay",
     "Retention.strength",
     "Retention.surprise",
     "Retention.write_decay",

@@ -15,11 +15,13 @@ from jaxtyping import Array, Float
 from fwpkm_jax.core.array_types import (
     SlotIds,
     SlotWeights,
+    SubKeys,
     TokenValues,
     TokenWeights,
     ValueTable,
 )
 from fwpkm_jax.core.slots.grouping import SlotGroups, group_slots, reference_counts
+from fwpkm_jax.core.slots.replay import ReplayedTokens, no_replayed_tokens
 from fwpkm_jax.core.slots.table import write_steps
 
 
@@ -43,6 +45,8 @@ class Retention:
     """As `hardening`, but among a token's slots: what held ones are spared, the others take."""
     common: float = 0.0
     """Share of a chunk's slots that it does not write: the least special to it, by TF-IDF."""
+    replay: int = 0
+    """Tokens written again before every chunk: those of the largest write weights so far."""
 
     def __post_init__(self):
         for field in fields(self):
@@ -60,7 +64,7 @@ class Retention:
     @property
     def foreseen(self) -> bool:
         """Whether a write's steps are known before values are read, so that two phases can run."""
-        return not (self.write_decay or self.momentum or self.surprise)
+        return not (self.write_decay or self.momentum or self.surprise or self.replay)
 
 
 class SlotHistory(NamedTuple):
@@ -74,6 +78,7 @@ class SlotHistory(NamedTuple):
         and `relocation`.
       chunks_read: how many chunks read each slot, `[slots]`, for `common`.
       chunks: how many chunks there were, for `common`.
+      replayed: tokens of earlier chunks, for `replay`.
     """
 
     steps: Float[Array, "slots value"] | None = None
@@ -82,9 +87,10 @@ class SlotHistory(NamedTuple):
     written: Float[Array, " slots"] | None = None
     chunks_read: Float[Array, " slots"] | None = None
     chunks: Float[Array, ""] | None = None
+    replayed: ReplayedTokens | None = None
 
 
-def init_history(retention: Retention, values: ValueTable) -> SlotHistory:
+def init_history(retention: Retention, keys: SubKeys, values: ValueTable) -> SlotHistory:
     """The history of a table that has never been read or written."""
 
     def zeros(option: float) -> Float[Array, " slots"] | None:
@@ -97,6 +103,7 @@ def init_history(retention: Retention, values: ValueTable) -> SlotHistory:
         written=zeros(retention.hardening or retention.relocation),
         chunks_read=zeros(retention.common),
         chunks=jnp.zeros((), values.dtype) if retention.common else None,
+        replayed=no_replayed_tokens(retention.replay, keys, values) if retention.replay else None,
     )
 
 

@@ -24,6 +24,7 @@ from fwpkm_jax.core.slots.table import slot_write
 
 pytestmark = pytest.mark.usefixtures("float64")
 SLOTS, VALUE, STEP = 9, 3, 4.0
+KEYS = jnp.zeros((1, 2, 3, 2))
 # Slots 2 and 5 are read by many places, also twice by one token; 0, 7 and 8 by none. Slot 3 is
 # read by a token alone that does not count.
 IDS = np.array([[2, 5], [5, 5], [1, 2], [6, 5], [3, 3], [4, 2]])
@@ -107,7 +108,7 @@ class Loop:
 @pytest.mark.parametrize("retention", OPTIONS.values(), ids=OPTIONS)
 def test_writes_are_those_of_a_loop_over_slots(retention):
     values = np.random.default_rng(0).normal(size=(SLOTS, VALUE))
-    history = init_history(retention, jnp.asarray(values))
+    history = init_history(retention, KEYS, jnp.asarray(values))
     ours, loop = jnp.asarray(values), Loop(retention, values)
     for chunk in range(4):
         inputs = (np.roll(IDS, chunk) % 8, *sample(chunk))
@@ -124,7 +125,7 @@ def test_writes_are_those_of_a_loop_over_slots(retention):
 def test_without_an_option_it_is_the_plain_write():
     values = jnp.asarray(np.random.default_rng(0).normal(size=(SLOTS, VALUE)))
     inputs = (jnp.asarray(IDS), *map(jnp.asarray, sample(1)))
-    ours, history = write(Retention(), values, init_history(Retention(), values), *inputs)
+    ours, history = write(Retention(), values, init_history(Retention(), KEYS, values), *inputs)
     plain = slot_write(values, *inputs, counted=jnp.asarray(COUNTED), step_size=STEP)
     np.testing.assert_allclose(ours, plain, rtol=1e-12)
     assert not jax.tree.leaves(history)
@@ -133,7 +134,7 @@ def test_without_an_option_it_is_the_plain_write():
 @pytest.mark.parametrize("retention", OPTIONS.values(), ids=OPTIONS)
 def test_slots_that_no_counted_token_reads_stay_bit_for_bit(retention):
     values = jnp.asarray(np.random.default_rng(0).normal(size=(SLOTS, VALUE)))
-    history = jax.tree.map(lambda x: x + 0.5, init_history(retention, values))
+    history = jax.tree.map(lambda x: x + 0.5, init_history(retention, KEYS, values))
     inputs = (jnp.asarray(IDS), *map(jnp.asarray, sample(1)))
     after = write(retention, values, history, *inputs)
     untouched = np.setdiff1d(np.arange(SLOTS), IDS[COUNTED == 1])
@@ -149,7 +150,7 @@ def test_gradients_are_those_of_finite_differences():
 
     def two_writes(values, weights, errors):
         values = jnp.asarray(values)
-        history = init_history(retention, values)
+        history = init_history(retention, KEYS, values)
         for ids in (IDS, IDS[::-1] % 7):
             values, history = write(retention, values, history, jnp.asarray(ids), weights, errors)
         return values, history.steps

@@ -178,6 +178,18 @@ FAULTS = (
         ("tests/rules/test_two_phase.py",),
     ),
     Fault(
+        "replay: a chunk of padding writes stored tokens again",
+        "(stored.write_weight > 0) & jnp.any(beside.counted > 0)",
+        "stored.write_weight > 0",
+        ("tests/core/slots/test_replay.py",),
+    ),
+    Fault(
+        "replay: errors are those from before the stored tokens were written",
+        "found = slot_read(self._whole_table(memory), *access)",
+        "found = output",
+        ("tests/core/slots/test_replay.py",),
+    ),
+    Fault(
         "retention: relocation changes how much a token learns",
         "return yielding * whole / jnp.sum(squares * yielding, axis=-1, keepdims=True)",
         "return yielding * jnp.ones_like(whole)",

@@ -35,10 +35,12 @@ from pallas_kernels.product_top_k.gpu_registers import (
 
 GROUPS = 2
 """Warpgroups per program."""
-TOKENS, SUBKEYS, WIDTH = 64, 64 * GROUPS, 64
+INTERPRETED_GROUPS = 1
+"""The same in JAX's interpreter. It runs each warpgroup in a thread of XLA's pool, as it does the
+program around the kernel; where a pool has two threads, two warpgroups wait for ever."""
+TOKENS, SUBKEYS, WIDTH = 64, 128, 64
 """Tokens per program, sub-keys that it scores at once, columns that are multiplied at once."""
 _NAME = "product_top_k_select"
-_TILE = SUBKEYS // GROUPS
 _SLOTS = 2  # Tiles of keys in shared memory per warpgroup: one in use, one arriving.
 _PRODUCTS = ((2, 0), (1, 1), (0, 2), (1, 0), (0, 1), (0, 0))
 """Terms of query and key to multiply, smallest products first."""
@@ -98,18 +100,20 @@ def _launch(*operands: Any, out_type: Any, top_k: int, score: Score) -> Any:
     del chunk
     columns, half = queries.shape[2], _key_tile(*high.shape[1:])[1]
 
+    groups = _groups()
+
     def kernel(*refs: Any) -> None:
         pl.run_scoped(
-            functools.partial(_select_kernel, *refs, top_k=top_k, score=score),
+            functools.partial(_select_kernel, *refs, groups=groups, top_k=top_k, score=score),
             tuple(_operand(TOKENS, WIDTH, slots=half // WIDTH) for _ in range(3)),
-            plgpu.Barrier(num_arrivals=GROUPS, num_barriers=3),
+            plgpu.Barrier(num_arrivals=groups, num_barriers=3),
             collective_axes="group",
         )
 
     grid = {
         "grid": (queries.shape[1] // TOKENS, columns // half),
         "grid_names": ("tile", "codebook"),
-        "num_threads": GROUPS,
+        "num_threads": groups,
         "thread_name": "group",
     }
     params = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
@@ -135,13 +139,13 @@ def _launch(*operands: Any, out_type: Any, top_k: int, score: Score) -> Any:
 def _select_kernel(
     queries, chunk, keys_high, keys_middle, keys_low, offsets, ids, scores,
     query_tiles, all_here,
-    *, top_k: int, score: Score,
+    *, groups: int, top_k: int, score: Score,
 ):  # fmt: skip
     chunk = chunk[0]
     group, codebook = jax.lax.axis_index("group"), jax.lax.axis_index("codebook")
     tokens = pl.ds(jax.lax.axis_index("tile") * TOKENS, TOKENS)
     padded_subkeys, half = _key_tile(*keys_high.shape[1:])
-    widths = half // WIDTH
+    widths, tile_size = half // WIDTH, SUBKEYS // groups
     split, scored, exchanged = (all_here.at[i] for i in range(3))
 
     def emit(rank: Any, chosen: jax.Array, top: jax.Array) -> None:
@@ -154,11 +158,11 @@ def _select_kernel(
             return group * _SLOTS + jax.lax.rem(step, np.int32(_SLOTS))
 
         def first_of(tile: Any) -> Any:
-            return (tile * GROUPS + group) * _TILE
+            return (tile * groups + group) * tile_size
 
         def fetch(step: Any) -> None:
             columns = pl.ds(jax.lax.rem(step, np.int32(widths)) * WIDTH, WIDTH)
-            chosen = pl.ds(first_of(jax.lax.div(step, np.int32(widths))), _TILE)
+            chosen = pl.ds(first_of(jax.lax.div(step, np.int32(widths))), tile_size)
             for source, tile in zip((keys_high, keys_middle, keys_low), key_tiles, strict=True):
                 source = source.at[(codebook, *_key_tile(chosen, columns))]
                 plgpu.copy_gmem_to_smem(source, tile.at[place(step)], arrived.at[place(step)])
@@ -173,7 +177,7 @@ def _select_kernel(
             )
             query_norms += jnp.sum(query * query, axis=1)
 
-            @pl.when(group == width % GROUPS)
+            @pl.when(group == width % groups)
             def _(query=query, width=width):
                 for tile in query_tiles:
                     term = query.astype(jnp.bfloat16)
@@ -205,25 +209,28 @@ def _select_kernel(
             tile = index32(tile)
             products = pl.run_scoped(
                 functools.partial(score_tile, tile),
-                plgpu.ACC((TOKENS, _TILE), jnp.float32),  # pyright: ignore[reportPrivateImportUsage]
+                plgpu.ACC((TOKENS, tile_size), jnp.float32),  # pyright: ignore[reportPrivateImportUsage]
             )
-            offset = load(offsets.at[codebook, pl.ds(first_of(tile), _TILE)], by_column())
+            offset = load(offsets.at[codebook, pl.ds(first_of(tile), tile_size)], by_column())
             offset = jax.lax.broadcast_in_dim(offset, products.shape, (1,))
             if score == "dot":
                 new = products + offset
             else:
-                distances = _spread(query_norms, _TILE) + offset - 2.0 * products
+                distances = _spread(query_norms, tile_size) + offset - 2.0 * products
                 new = -jnp.log(IDW_EPSILON + jnp.maximum(distances, 0.0))
-            return _best_of((new, _iota(_TILE) + first_of(tile)), best, top_k)
+            return _best_of((new, _iota(tile_size) + first_of(tile)), best, top_k)
 
         return jax.lax.fori_loop(0, tiles, improve, _no_best(top_k))
 
     best = pl.run_scoped(
         of_group,
-        tuple(_operand(*_key_tile(_TILE, WIDTH), slots=GROUPS * _SLOTS) for _ in range(3)),
-        plgpu.Barrier(num_arrivals=3, num_barriers=GROUPS * _SLOTS),
+        tuple(_operand(*_key_tile(tile_size, WIDTH), slots=groups * _SLOTS) for _ in range(3)),
+        plgpu.Barrier(num_arrivals=3, num_barriers=groups * _SLOTS),
         collective_axes="group",
     )
+    if groups == 1:
+        _best_of(best, _no_best(top_k), top_k, emit)
+        return
     plgpu.barrier_arrive(scored)
 
     def exchange(score_tile: Any, id_tile: Any) -> None:
@@ -274,6 +281,10 @@ def _best_of(
         return new, old, (taken, taken_ids)
 
     return jax.lax.fori_loop(0, top_k, take, (new[0], old[0], _no_best(top_k)))[2]
+
+
+def _groups() -> int:
+    return INTERPRETED_GROUPS if dispatch.interpreted() else GROUPS
 
 
 def _key_tile(subkeys: Any, columns: Any) -> tuple[Any, Any]:

@@ -1,6 +1,10 @@
 """Properties of product_top_k's kernels beyond parity on the named shapes."""
 
 import functools
+import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -9,6 +13,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
+from benchmarks.processes import ROOT
 from fwpkm_jax.core.slots import addressing
 from pallas_kernels import dispatch
 from pallas_kernels.product_top_k import api, select_slots, specs
@@ -216,3 +221,33 @@ def test_the_check_before_first_use_allows_near_ties_and_no_other_ids(monkeypatc
         changes.append(fault)
         with pytest.raises(AssertionError, match=f"{name} differs by"):
             api.check_selection("gpu")
+
+
+TWO_WARPGROUPS = """
+import json
+import jax.numpy as jnp
+from pallas_kernels import dispatch
+from pallas_kernels.product_top_k import api, gpu_select, specs
+
+gpu_select.INTERPRETED_GROUPS = 2
+spec = specs.TopKSpec(name="here", tokens=70, subkeys=300, key=140, top_k=12)
+with dispatch.interpret_kernels("gpu"):
+    errors = api.selection_errors("gpu", spec, specs.sample(spec, jnp.float32))
+print(json.dumps({name: float(error) for name, error in errors.items()}))
+"""
+
+
+@pytest.mark.thorough
+def test_two_warpgroups_of_a_program_find_what_the_reference_finds():
+    # Each of them takes a thread of XLA's pool, which has as many as NPROC says.
+    run = subprocess.run(
+        [sys.executable, "-c", TWO_WARPGROUPS],
+        env=os.environ | {"NPROC": "8", "PYTHONPATH": str(ROOT)},
+        timeout=300,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    errors = json.loads(run.stdout)
+    assert max(errors.values()) <= specs.CHECK_RATIO, errors

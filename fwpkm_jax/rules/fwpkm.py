@@ -1,7 +1,7 @@
 """Fast-weight product-key memory: a large table of slots, rewritten where it was read."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -302,21 +302,12 @@ class FwPKM(AbstractChunkRule):
 
         The chunk's tokens are then stored, if they are strong; all is as before if none counts.
         """
-        history, table = self._history(memory), self._whole_table(memory)
+        history = self._history(memory)
         assert history.replayed is not None
         again = as_chunk(history.replayed, beside=chunk)
-        _, access = self._select(memory.keys, again.query, "reference")
-        errors = again.write_weight[:, None] * (slot_read(table, *access) - again.target)
-        values = slot_write(
-            table,
-            *access,
-            errors,
-            counted=again.counted,
-            step_size=self._value_step,
-            learning_rate=self.learning_rate,
-        )
+        out = replace(self, retention=None).step(memory._replace(history=None), again)
         history = history._replace(replayed=remember(history.replayed, chunk))
-        return memory._replace(values=values, history=history), access.slot_ids
+        return memory._replace(values=out.memory.values, history=history), out.access.slot_ids
 
     def _write_values(
         self, memory: FwPKMMemory, chunk: SlotChunk, access: SlotAccess, gap: TokenValues

@@ -64,7 +64,8 @@ def put(tile: Halves, x: jax.Array, *, reused: bool = False) -> Halves:
     """Splits or rounds registers into a tile in shared memory, ready for `multiply`.
 
     With `reused` all warps first end their reads of what the tile held. It is needed if the tile
-    has been read since the last barrier; `put`, `fetched`, `start_copies` and waits are barriers.
+    has been read since the last barrier: `put`, `fetched`, `start_copies`, `store` of bfloat16, or
+    a wait for what was sent.
     """
     if reused:
         plgpu.commit_smem()

@@ -99,7 +99,6 @@ def _launch(*operands: Any, out_type: Any, top_k: int, score: Score) -> Any:
     queries, chunk, high, *_ = operands
     del chunk
     columns, half = queries.shape[2], _key_tile(*high.shape[1:])[1]
-
     groups = _groups()
 
     def kernel(*refs: Any) -> None:

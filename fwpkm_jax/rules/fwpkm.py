@@ -80,7 +80,8 @@ class FwPKMInfo(NamedTuple):
 
     Attributes:
       addressing_loss: negative marginal entropy of both codebooks, before the write.
-      update_norm: Euclidean norm of the change of the value table.
+      update_norm: Euclidean norm of the change of the value table; of several inner steps, the root
+        of the sum of their squares.
     """
 
     addressing_loss: Float[Array, ""]
@@ -130,6 +131,8 @@ class FwPKM(AbstractChunkRule):
     """From slot scores to read weights."""
     temperature: float = 1.0
     """Divides the slot scores before the nonlinearity."""
+    inner_steps: int = 1
+    """Value steps per chunk, each from what the last one left. Keys move once."""
     write_clip: float | None = None
     """Bound on each element of the write's gradients, or None. Costs a pass over the table."""
     weight_decay: float = 0.0
@@ -147,7 +150,8 @@ class FwPKM(AbstractChunkRule):
             raise ValueError(
                 f"top_k={self.top_k} must lie between 1 and num_subkeys={self.num_subkeys}."
             )
-        for name, least in {"num_heads": 1, "value_dim": 2, "lookahead": 0}.items():
+        least_of = {"num_heads": 1, "value_dim": 2, "lookahead": 0, "inner_steps": 1}
+        for name, least in least_of.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}.")
         for name in ("learning_rate", "value_step", "addressing_weight", "weight_decay"):
@@ -163,6 +167,11 @@ class FwPKM(AbstractChunkRule):
                 f"retention={self.retention} spares touched slots, but "
                 f"write_clip={self.write_clip} and weight_decay={self.weight_decay} go over all; "
                 "leave one of them out."
+            )
+        if self.retention is not None and self.inner_steps > 1:
+            raise ValueError(
+                f"inner_steps={self.inner_steps} would record a chunk in the history of "
+                f"retention={self.retention} more than once; leave one of them out."
             )
 
     @property
@@ -222,7 +231,7 @@ class FwPKM(AbstractChunkRule):
 
     @property
     def splits(self) -> bool:
-        return self.two_phase and self.retention is None
+        return self.two_phase and self.retention is None and self.inner_steps == 1
 
     def memory_specs(
         self, memory: Any, *, group_axes: tuple[str, ...], axes: MemoryAxes | None
@@ -266,9 +275,10 @@ class FwPKM(AbstractChunkRule):
         if not self.splits:
             raise ValueError(
                 f"key_loss={self.key_loss!r}, write_clip={self.write_clip}, "
-                f"weight_decay={self.weight_decay} and retention={self.retention} have no overlay: "
-                "writes must reach the rows that they read and no others; use "
-                "key_loss='addressing' and none of the others, or a private memory for each user."
+                f"weight_decay={self.weight_decay}, retention={self.retention} and "
+                f"inner_steps={self.inner_steps} have no overlay: writes must reach the rows that "
+                "they read and no others, once; use key_loss='addressing' and none of the others, "
+                "or a private memory for each user."
             )
         check_memory(self, memory, groups=True)
         check_memory(self, base, groups=True)
@@ -293,7 +303,13 @@ class FwPKM(AbstractChunkRule):
         values, history = self._write_values(memory, chunk, access, found - chunk.target)
         keys = self._key_write.step(memory.keys, self.key_gradient(memory, chunk, address))
         loss = addressing_loss(address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed)
-        info = FwPKMInfo(addressing_loss=loss, update_norm=update_norm(table, values, touched))
+        norms = [update_norm(table, values, touched)]
+        for _ in range(self.inner_steps - 1):
+            before = values
+            gap = slot_read(before, *access) - chunk.target
+            values, _ = self._write_values(memory._replace(values=before), chunk, access, gap)
+            norms.append(update_norm(before, values, touched))
+        info = FwPKMInfo(addressing_loss=loss, update_norm=jnp.linalg.norm(jnp.stack(norms)))
         memory = FwPKMMemory(keys, values, history)
         return StepOutput(memory, output, access, jax.lax.stop_gradient(info))
 
@@ -382,6 +398,7 @@ class FwPKM(AbstractChunkRule):
             read=self._read,
             key_write=self._key_write,
             step_size=self.learning_rate * self._value_step,
+            inner_steps=self.inner_steps,
             ops=row_ops(table_rows(values), backend=self.backend),
             scale=None if self.retention is None else self._scale,
             key_loops=functools.partial(

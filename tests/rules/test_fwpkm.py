@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fwpkm_jax.core.slots.addressing import addressing_loss, product_top_k
+from fwpkm_jax.core.slots.retention import Retention
 from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory
 from tests.golden.own import oracle
 from tests.rules.sampling import init_memory, sample_signals, to_sequence
@@ -191,6 +192,21 @@ def test_a_factor_scales_the_value_step_alone():
     )
 
 
+def test_inner_steps_write_a_chunk_again_and_move_its_keys_once():
+    rule = FwPKM.tiny()
+    memory, chunk = one_chunk(rule)
+    repeating = jax.jit(dataclasses.replace(rule, inner_steps=3).step)(memory, chunk)
+    once = jax.jit(rule.step)(memory, chunk)
+    after, squares = once.memory.values, once.info.update_norm**2
+    for _ in range(2):
+        again = jax.jit(rule.step)(memory._replace(values=after), chunk)
+        after, squares = again.memory.values, squares + again.info.update_norm**2
+    np.testing.assert_allclose(repeating.memory.values, after, rtol=1e-10)
+    np.testing.assert_array_equal(repeating.memory.keys, once.memory.keys)
+    np.testing.assert_array_equal(repeating.output, once.output)
+    np.testing.assert_allclose(repeating.info.update_norm**2, squares, rtol=1e-10)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("length", [1, 2])
 def test_a_chunk_without_any_target_moves_the_keys_alone(length):
@@ -234,6 +250,11 @@ def test_initial_keys_are_uniform_and_values_normal():
         ({"num_heads": 0}, "num_heads=0 must be at least 1"),
         ({"value_dim": 1}, "value_dim=1 must be at least 2"),
         ({"lookahead": -1}, "lookahead=-1 must be at least 0"),
+        ({"inner_steps": 0}, "inner_steps=0 must be at least 1"),
+        (
+            {"inner_steps": 2, "retention": Retention(hardening=1.0)},
+            "inner_steps=2 would record a chunk in the history",
+        ),
         ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
     ],
     ids=str,

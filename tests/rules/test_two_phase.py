@@ -22,6 +22,7 @@ SPARING = dataclasses.replace(
     RULE,
     retention=Retention(protection=0.7, strength=1.5, hardening=1.0, relocation=0.5, common=0.3),
 )
+REPEATING = dataclasses.replace(RULE, inner_steps=3)
 HARDENING = dataclasses.replace(RULE, retention=Retention(hardening=1.0))
 CHUNK = 4
 
@@ -56,20 +57,21 @@ def outputs_and_gradients(rule, plain, memory, sequence):
 
 
 # More slots than references, or fewer: a matter of one chunk, so that not all lengths need both.
-@pytest.mark.by_default("few_slots-short", "hardening-two_chunks")
+@pytest.mark.by_default("few_slots-short", "hardening-two_chunks", "inner_steps-groups_and_rest")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("rule", "length", "groups", "masked"),
     [
         *[(RULE, 3, 1, False), (RULE, 64, 1, True), (SPARING, 10, 2, False)],
         (HARDENING, 8, 1, False),
+        (REPEATING, 10, 2, True),
         # The contract of FwPKM says the same of these, see test_contract.py.
         pytest.param(RULE, 10, 3, True, marks=pytest.mark.slow),
         *[(WIDE, 4, 1, False), pytest.param(WIDE, 10, 3, True, marks=pytest.mark.slow)],
     ],
     ids=[
         *["few_slots-short", "few_slots-sixteen_chunks", "sparing-groups_and_rest"],
-        *["hardening-two_chunks", "few_slots-groups_and_rest"],
+        *["hardening-two_chunks", "inner_steps-groups_and_rest", "few_slots-groups_and_rest"],
         *["many_slots-one_chunk", "many_slots-groups_and_rest"],
     ],
 )

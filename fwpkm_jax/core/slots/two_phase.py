@@ -86,6 +86,7 @@ class TwoPhase:
       key_write: how the keys move.
       step_size: multiplies the mean error of a slot.
       ops: what reads and adds rows.
+      inner_steps: value steps of a chunk; more than one for whole sequences on one device only.
       scale: from a history, slots, read weights, write weights and counted tokens of a chunk to
         what multiplies its steps, and the history after it; None: 1.
       key_loops: from keys and queries `[chunks, tokens, heads, key]` of one memory to what goes
@@ -98,6 +99,7 @@ class TwoPhase:
     key_write: KeyWrite
     step_size: float
     ops: RowOps
+    inner_steps: int = 1
     scale: Callable[..., tuple[SlotWeights, SlotHistory]] | None = None
     key_loops: Callable[[SubKeys, jax.Array], KeyLoops] = lambda keys, queries: KeyLoops()
 
@@ -133,7 +135,9 @@ class TwoPhase:
                 self._find_shared_slots, chunk_size=chunk_size, token_axes=axes.tokens
             )
         keys, access, losses = map_groups(find_slots, keys, sequence)
-        run = value_run if axes is None else functools.partial(split_value_run, axes=axes)
+        run = functools.partial(value_run, inner_steps=self.inner_steps)
+        if axes is not None:
+            run = functools.partial(split_value_run, axes=axes)
         if self.scale is not None:
             scale_steps = functools.partial(self._scale_steps, chunk_size=chunk_size)
             history, scales = map_groups(

@@ -1,5 +1,6 @@
 """Whole sequences through a value table: groups, chunks and normalised steps for `value_scan`."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -31,6 +32,7 @@ def value_run(
     step_size: float,
     chunk_size: int,
     scales: Float[Array, "groups batch length places"] | None = None,
+    inner_steps: int = 1,
     ops: RowOps | None = None,
 ) -> ValueRunOutput:
     """Reads and writes sequences chunk by chunk, each group of them in a table of its own.
@@ -49,6 +51,8 @@ def value_run(
       step_size: multiplies the mean error of a slot.
       chunk_size: tokens of a sequence between two writes; the last chunk may be shorter.
       scales: multiply the steps of each place; None: 1.
+      inner_steps: how often each chunk is written in turn. Its output is what it read first, and
+        the squares of its changes are added up.
       ops: what reads and adds rows; None: plain XLA.
     """
     num_groups, batch, length = error_weights.shape
@@ -82,11 +86,15 @@ def value_run(
         targets=to_chunks(targets),
         error_weights=to_chunks(error_weights),
     )
+    if inner_steps > 1:  # The next inner step is a chunk of the same tokens.
+        again = functools.partial(jnp.repeat, repeats=inner_steps, axis=0)
+        ids, rows, groups = jax.tree.map(again, (ids, rows, groups))
     table = values.reshape(num_groups * num_slots, values.shape[2])
     out = value_scan(table, ids, rows, groups=groups, ops=ops)
-    output = out.output.reshape(chunks, num_groups, batch, chunk, values.shape[2])
+    output = out.output[::inner_steps].reshape(chunks, num_groups, batch, chunk, values.shape[2])
     output = jnp.moveaxis(output, 0, 2).reshape(num_groups, batch, chunks * chunk, -1)
-    change = out.squared_change.reshape(chunks, num_groups, batch * chunk).sum(-1)
+    change = out.squared_change.reshape(chunks, inner_steps, num_groups, batch * chunk)
+    change = change.sum((1, 3))
     return ValueRunOutput(
         out.values.reshape(values.shape), output[:, :, :length], jnp.sqrt(change.T)
     )

@@ -61,6 +61,8 @@ class Method:
     keys: float = 1.0
     """Multiple of the keys' step; 0: they stand still."""
     retention: Retention | None = None
+    inner_steps: int | None = None
+    """Value steps per chunk; None: as the run was trained."""
 
 
 def _still(**retention: float) -> Method:
@@ -90,6 +92,11 @@ METHODS: dict[str, Method] = {
     "keys still, relocation 1, replay 512": _still(relocation=1.0, replay=512),
     "keys still, relocation 1, replay 1024": _still(relocation=1.0, replay=1024),
     "keys still, relocation 4, replay 512": _still(relocation=4.0, replay=512),
+    "keys still, consolidation 0.1": _still(consolidation=0.1),
+    "keys still, consolidation 0.25": _still(consolidation=0.25),
+    "keys still, consolidation 0.5": _still(consolidation=0.5),
+    "keys still, consolidation 0.5, replay 512": _still(consolidation=0.5, replay=512),
+    "keys still, 4 inner steps": Method(keys=0.0, inner_steps=4),
 }
 BACKGROUND = 16
 """Batches of 8 rows of training text, before which `common` has no history."""
@@ -149,6 +156,7 @@ def written_so(run: Run, method: Method) -> tuple[LanguageModel, Memory]:
         value_step=method.step * rule.num_heads * rule.top_k,
         addressing_weight=method.keys * rule.addressing_weight,
         retention=method.retention,
+        inner_steps=rule.inner_steps if method.inner_steps is None else method.inner_steps,
     )
     fast_weight = replace(config.fast_weight, rule=rule)
 

@@ -43,6 +43,7 @@ from fwpkm_jax.core.slots.retention import (
     SlotHistory,
     init_history,
     retentive_write,
+    settle,
     step_scales,
     surprise_weights,
 )
@@ -296,6 +297,11 @@ class FwPKM(AbstractChunkRule):
         address, access = self._select(memory.keys, chunk.query, "reference")
         output = slot_read(table, *access)
         found, touched = output, access.slot_ids
+        if self.retention is not None and self.retention.consolidation:
+            lasting = self._history(memory).lasting
+            assert lasting is not None
+            memory = memory._replace(values=settle(table, lasting, touched, chunk.counted))
+            found = slot_read(memory.values, *access)
         if self.retention is not None and self.retention.replay:
             memory, replayed = self._replay(memory, chunk)
             found = slot_read(self._whole_table(memory), *access)

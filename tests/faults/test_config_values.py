@@ -49,6 +49,7 @@ ZERO_MEANS_SOMETHING = {
     "RecallData.num_workers",
     "RecallData.other_loss_weight",
     "Retention.common",
+    "Retention.consolidation",
     "Retention.hardening",
     "Retention.momentum",
     "Retention.protection",

@@ -30,7 +30,7 @@ INSTANCES: dict[str, AbstractRule] = {
         retention=Retention(
             **{"write_decay": 0.1, "momentum": 0.3, "surprise": 1.0, "protection": 0.5},
             **{"strength": 1.0, "hardening": 0.5, "relocation": 1.0, "common": 0.2},
-            replay=3,
+            **{"replay": 3, "consolidation": 0.4},
         ),
     ),
 }

@@ -47,13 +47,15 @@ class Retention:
     """Share of a chunk's slots that it does not write: the least special to it, by TF-IDF."""
     replay: int = 0
     """Tokens written again before every chunk: those of the largest write weights so far."""
+    consolidation: float = 0.0
+    """Share of a slot's steps that lasts; its next write takes the rest back. Costs a table."""
 
     def __post_init__(self):
         for field in fields(self):
             value = getattr(self, field.name)
             if not value >= 0:
                 raise ValueError(f"{field.name}={value} must be at least 0; 0 is off.")
-        for name in ("write_decay", "common"):
+        for name in ("write_decay", "common", "consolidation"):
             if getattr(self, name) > 1:
                 raise ValueError(f"{name}={getattr(self, name)} is a share and at most 1.")
         if self.momentum >= 1:
@@ -64,7 +66,8 @@ class Retention:
     @property
     def foreseen(self) -> bool:
         """Whether a write's steps are known before values are read, so that two phases can run."""
-        return not (self.write_decay or self.momentum or self.surprise or self.replay)
+        values_first = (self.write_decay, self.momentum, self.surprise, self.consolidation)
+        return not (any(values_first) or self.replay)
 
 
 class SlotHistory(NamedTuple):
@@ -79,6 +82,8 @@ class SlotHistory(NamedTuple):
       chunks_read: how many chunks read each slot, `[slots]`, for `common`.
       chunks: how many chunks there were, for `common`.
       replayed: tokens of earlier chunks, for `replay`.
+      lasting: what each slot goes back to before it is written, `[slots, value]`, for
+        `consolidation`.
     """
 
     steps: Float[Array, "slots value"] | None = None
@@ -88,10 +93,11 @@ class SlotHistory(NamedTuple):
     chunks_read: Float[Array, " slots"] | None = None
     chunks: Float[Array, ""] | None = None
     replayed: ReplayedTokens | None = None
+    lasting: Float[Array, "slots value"] | None = None
 
 
 def init_history(retention: Retention, keys: SubKeys, values: ValueTable) -> SlotHistory:
-    """The history of a table that has never been read or written."""
+    """The history of a table that no chunk has read or written since."""
 
     def zeros(option: float) -> Float[Array, " slots"] | None:
         return jnp.zeros(values.shape[:1], values.dtype) if option else None
@@ -104,6 +110,7 @@ def init_history(retention: Retention, keys: SubKeys, values: ValueTable) -> Slo
         chunks_read=zeros(retention.common),
         chunks=jnp.zeros((), values.dtype) if retention.common else None,
         replayed=no_replayed_tokens(retention.replay, keys, values) if retention.replay else None,
+        lasting=jnp.copy(values) if retention.consolidation else None,
     )
 
 
@@ -224,9 +231,9 @@ def step_scales(
       counted: 1 for tokens whose reads count; others leave no trace in the history.
       retention: what to spare.
     """
-    last_steps = history.steps
+    tables = {"steps": history.steps, "lasting": history.lasting}
     history, weights, write_weight = jax.lax.stop_gradient(
-        (history._replace(steps=None), weights, write_weight)
+        (history._replace(steps=None, lasting=None), weights, write_weight)
     )
     reads_counted = jnp.broadcast_to(counted[:, None], slot_ids.shape)
     weight = reads_counted * write_weight[:, None]
@@ -262,12 +269,34 @@ def step_scales(
         after = history.chunks_read.at[slot_ids].set(after, mode="promise_in_bounds")
         chunks = history.chunks + jnp.max(counted)
         history = history._replace(chunks_read=after, chunks=chunks)
-    return scales, history._replace(steps=last_steps)
+    return scales, history._replace(**tables)
 
 
 def step_with_momentum(step: jax.Array, last: jax.Array, *, momentum: float) -> jax.Array:
     """Heavy-ball momentum: this step plus a share of the slot's last step, however old that is."""
     return step + momentum * last
+
+
+def settle(
+    values: ValueTable,
+    lasting: Float[Array, "slots value"],
+    slot_ids: SlotIds,
+    counted: TokenWeights,
+) -> ValueTable:
+    """The table with what lasts in every slot that counted tokens read.
+
+    Args:
+      values: `[slots, value]`.
+      lasting: likewise.
+      slot_ids: `[tokens, places]`.
+      counted: 1 for tokens whose reads count.
+
+    References: fast and slow weights, Hinton and Plaut 1987; sparse memory finetuning, Lin and
+    others 2025, arXiv:2510.15103, for slow values that learn sparsely by SGD.
+    """
+    read = jnp.where(counted[:, None] > 0, slot_ids, values.shape[0])
+    # Every place of a slot sets the same row.
+    return values.at[read].set(lasting.at[slot_ids].get(mode="promise_in_bounds"), mode="drop")
 
 
 def decay(rows: jax.Array, *, share: float) -> jax.Array:
@@ -291,6 +320,7 @@ def retentive_write(
 
         s[i] = -step_size / n[i] * sum of scale * weight * error + momentum * last s[i]
         V[i] <- (1 - write_decay) * V[i] + s[i]
+        L[i] <- L[i] + consolidation * s[i]
 
     for every slot i that the counted tokens read, n[i] times, with the scales of `step_scales`. No
     other row of the table or of the steps is touched; `protection` averages and `hardening` adds
@@ -301,7 +331,8 @@ def retentive_write(
       history: from `init_history` or the last write.
       slot_ids: `[tokens, places]`.
       weights: read weights, `[tokens, places]`.
-      errors: weight of the token's write times (prediction - target), `[tokens, value]`.
+      errors: weight of the token's write times (prediction - target), `[tokens, value]`; with
+        `consolidation` the prediction is that of the table after `settle`.
       write_weight: of each token, for `step_scales`.
       counted: 1 for tokens whose reads count.
       step_size: multiplies a slot's mean.
@@ -338,4 +369,8 @@ def retentive_write(
     old = rows_of(values)
     new = decay(old, share=retention.write_decay) + steps
     values = put(values, jnp.where(touched, new, old))
-    return values, history._replace(steps=last_steps)
+    lasting = history.lasting
+    if lasting is not None:
+        kept = rows_of(lasting)
+        lasting = put(lasting, jnp.where(touched, kept + retention.consolidation * steps, kept))
+    return values, history._replace(steps=last_steps, lasting=lasting)

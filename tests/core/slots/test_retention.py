@@ -16,6 +16,7 @@ from fwpkm_jax.core.slots.retention import (
     protection_scale,
     relocation_scale,
     retentive_write,
+    settle,
     special_slots,
     strength_scale,
     surprise_weights,
@@ -38,8 +39,9 @@ OPTIONS = {
     "hardening": Retention(hardening=0.5),
     "relocation": Retention(relocation=1.0),
     "common": Retention(common=0.5),
+    "consolidation": Retention(consolidation=0.3),
     "all": Retention(
-        **{"write_decay": 0.2, "momentum": 0.5, "protection": 0.7},
+        **{"write_decay": 0.2, "momentum": 0.5, "protection": 0.7, "consolidation": 0.6},
         **{"strength": 1.5, "hardening": 1.0, "relocation": 0.5, "common": 0.3},
     ),
 }
@@ -68,6 +70,7 @@ class Loop:
 
     def __init__(self, retention, values):
         self.retention, self.values, self.last = retention, values.copy(), np.zeros_like(values)
+        self.lasting = values.copy()
         self.reads, self.strongest, self.written, self.chunks_read = np.zeros((4, len(values)))
         self.chunks = 0
 
@@ -96,7 +99,9 @@ class Loop:
             step = step / (1 + self.written[slot]) ** retention.hardening
             step = step * (score[slot] >= bound)
             self.last[slot] = step + retention.momentum * self.last[slot]
-            self.values[slot] = (1 - retention.write_decay) * self.values[slot] + self.last[slot]
+            before = self.lasting[slot] if retention.consolidation else self.values[slot]
+            self.values[slot] = (1 - retention.write_decay) * before + self.last[slot]
+            self.lasting[slot] += retention.consolidation * self.last[slot]
             self.reads[slot] += len(places)
             strongest = max(WRITE_WEIGHT[t] for t, _ in places)
             self.strongest[slot] = max(strongest, self.strongest[slot])
@@ -112,11 +117,14 @@ def test_writes_are_those_of_a_loop_over_slots(retention):
     ours, loop = jnp.asarray(values), Loop(retention, values)
     for chunk in range(4):
         inputs = (np.roll(IDS, chunk) % 8, *sample(chunk))
+        if history.lasting is not None:
+            ours = settle(ours, history.lasting, jnp.asarray(inputs[0]), jnp.asarray(COUNTED))
         ours, history = write(retention, ours, history, *map(jnp.asarray, inputs))
         loop.write(*inputs)
         np.testing.assert_allclose(ours, loop.values, rtol=1e-12, atol=1e-14)
-    if history.steps is not None:
-        np.testing.assert_allclose(history.steps, loop.last, rtol=1e-12, atol=1e-14)
+    for table, expected in ((history.steps, loop.last), (history.lasting, loop.lasting)):
+        if table is not None:
+            np.testing.assert_allclose(table, expected, rtol=1e-12, atol=1e-14)
     for name in ("reads", "strongest", "written", "chunks_read", "chunks"):
         if getattr(history, name) is not None:
             np.testing.assert_array_equal(getattr(history, name), getattr(loop, name))
@@ -153,7 +161,7 @@ def test_gradients_are_those_of_finite_differences():
         history = init_history(retention, KEYS, values)
         for ids in (IDS, IDS[::-1] % 7):
             values, history = write(retention, values, history, jnp.asarray(ids), weights, errors)
-        return values, history.steps
+        return values, history.steps, history.lasting
 
     check_grads(two_writes, (values, weights, errors), order=1, modes=["rev"], rtol=1e-6)
 

@@ -169,10 +169,10 @@ class FwPKM(AbstractChunkRule):
                 f"write_clip={self.write_clip} and weight_decay={self.weight_decay} go over all; "
                 "leave one of them out."
             )
-        if self.retention is not None and self.inner_steps > 1:
+        if self.retention is not None and self.inner_steps > 1 and self.retention.counts_steps:
             raise ValueError(
-                f"inner_steps={self.inner_steps} would record a chunk in the history of "
-                f"retention={self.retention} more than once; leave one of them out."
+                f"inner_steps={self.inner_steps} repeats a chunk's step, which write_decay, "
+                f"momentum and consolidation of retention={self.retention} count; leave one out."
             )
 
     @property

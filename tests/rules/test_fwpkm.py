@@ -274,8 +274,8 @@ def test_initial_keys_are_uniform_and_values_normal():
         ({"lookahead": -1}, "lookahead=-1 must be at least 0"),
         ({"inner_steps": 0}, "inner_steps=0 must be at least 1"),
         (
-            {"inner_steps": 2, "retention": Retention(hardening=1.0)},
-            "inner_steps=2 would record a chunk in the history",
+            {"inner_steps": 2, "retention": Retention(momentum=0.5)},
+            "inner_steps=2 repeats a chunk's step, which write_decay, momentum",
         ),
         ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
     ],

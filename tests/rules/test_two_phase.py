@@ -22,7 +22,7 @@ SPARING = dataclasses.replace(
     RULE,
     retention=Retention(protection=0.7, strength=1.5, hardening=1.0, relocation=0.5, common=0.3),
 )
-REPEATING = dataclasses.replace(RULE, inner_steps=3)
+REPEATING = dataclasses.replace(SPARING, inner_steps=3)
 HARDENING = dataclasses.replace(RULE, retention=Retention(hardening=1.0))
 CHUNK = 4
 
@@ -64,7 +64,7 @@ def outputs_and_gradients(rule, plain, memory, sequence):
     [
         *[(RULE, 3, 1, False), (RULE, 64, 1, True), (SPARING, 10, 2, False)],
         (HARDENING, 8, 1, False),
-        (REPEATING, 10, 2, True),
+        (REPEATING, 10, 2, False),
         # The contract of FwPKM says the same of these, see test_contract.py.
         pytest.param(RULE, 10, 3, True, marks=pytest.mark.slow),
         *[(WIDE, 4, 1, False), pytest.param(WIDE, 10, 3, True, marks=pytest.mark.slow)],

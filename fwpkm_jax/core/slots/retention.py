@@ -66,8 +66,12 @@ class Retention:
     @property
     def foreseen(self) -> bool:
         """Whether a write's steps are known before values are read, so that two phases can run."""
-        values_first = (self.write_decay, self.momentum, self.surprise, self.consolidation)
-        return not (any(values_first) or self.replay)
+        return not (self.counts_steps or self.surprise or self.replay)
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether a second step of the same chunk would count as one of a chunk of its own."""
+        return bool(self.write_decay or self.momentum or self.consolidation)
 
 
 class SlotHistory(NamedTuple):

@@ -296,28 +296,33 @@ class FwPKM(AbstractChunkRule):
         chunk = cast(chunk, table.dtype)
         address, access = self._select(memory.keys, chunk.query, "reference")
         output = slot_read(table, *access)
-        found, touched = output, access.slot_ids
+        after, norms = memory, []
+        for _ in range(self.inner_steps):
+            before = self._whole_table(after)
+            # With the history from before the chunk, in which every step finds the same.
+            after, touched = self._inner_step(memory._replace(values=before), chunk, access)
+            norms.append(update_norm(before, self._whole_table(after), touched))
+        keys = self._key_write.step(memory.keys, self.key_gradient(memory, chunk, address))
+        loss = addressing_loss(address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed)
+        info = FwPKMInfo(addressing_loss=loss, update_norm=jnp.linalg.norm(jnp.stack(norms)))
+        return StepOutput(after._replace(keys=keys), output, access, jax.lax.stop_gradient(info))
+
+    def _inner_step(
+        self, memory: FwPKMMemory, chunk: SlotChunk, access: SlotAccess
+    ) -> tuple[FwPKMMemory, SlotIds]:
+        """The memory after one value step, keys as before, and which slots may have changed."""
+        touched = access.slot_ids
         if self.retention is not None and self.retention.consolidation:
             lasting = self._history(memory).lasting
             assert lasting is not None
-            memory = memory._replace(values=settle(table, lasting, touched, chunk.counted))
-            found = slot_read(memory.values, *access)
+            values = settle(self._whole_table(memory), lasting, touched, chunk.counted)
+            memory = memory._replace(values=values)
         if self.retention is not None and self.retention.replay:
             memory, replayed = self._replay(memory, chunk)
-            found = slot_read(self._whole_table(memory), *access)
             touched = jnp.concatenate([touched, replayed])
-        values, history = self._write_values(memory, chunk, access, found - chunk.target)
-        keys = self._key_write.step(memory.keys, self.key_gradient(memory, chunk, address))
-        loss = addressing_loss(address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed)
-        norms = [update_norm(table, values, touched)]
-        for _ in range(self.inner_steps - 1):
-            before = values
-            gap = slot_read(before, *access) - chunk.target
-            values, _ = self._write_values(memory._replace(values=before), chunk, access, gap)
-            norms.append(update_norm(before, values, touched))
-        info = FwPKMInfo(addressing_loss=loss, update_norm=jnp.linalg.norm(jnp.stack(norms)))
-        memory = FwPKMMemory(keys, values, history)
-        return StepOutput(memory, output, access, jax.lax.stop_gradient(info))
+        gap = slot_read(self._whole_table(memory), *access) - chunk.target
+        values, history = self._write_values(memory, chunk, access, gap)
+        return memory._replace(values=values, history=history), touched
 
     def _replay(self, memory: FwPKMMemory, chunk: SlotChunk) -> tuple[FwPKMMemory, SlotIds]:
         """The memory after its stored tokens were written again, and the slots that they read.
@@ -327,7 +332,8 @@ class FwPKM(AbstractChunkRule):
         history = self._history(memory)
         assert history.replayed is not None
         again = as_chunk(history.replayed, beside=chunk)
-        out = replace(self, retention=None).step(memory._replace(history=None), again)
+        plain = replace(self, retention=None, inner_steps=1)
+        out = plain.step(memory._replace(history=None), again)
         history = history._replace(replayed=remember(history.replayed, chunk))
         return memory._replace(values=out.memory.values, history=history), out.access.slot_ids
 

@@ -95,11 +95,13 @@ METHODS: dict[str, Method] = {
     "keys still, consolidation 0.1": _still(consolidation=0.1),
     "keys still, consolidation 0.25": _still(consolidation=0.25),
     "keys still, consolidation 0.5": _still(consolidation=0.5),
-    "keys still, consolidation 0.5, replay 512": _still(consolidation=0.5, replay=512),
     "keys still, 4 inner steps": Method(keys=0.0, inner_steps=4),
-    "keys still, relocation 1, 4 inner steps": replace(_still(relocation=1.0), inner_steps=4),
+    "keys still, relocation 1, replay 2048": _still(relocation=1.0, replay=2048),
     "keys still, relocation 1, replay 512, 4 inner steps": replace(
         _still(relocation=1.0, replay=512), inner_steps=4
+    ),
+    "keys still, relocation 1, replay 2048, 4 inner steps": replace(
+        _still(relocation=1.0, replay=2048), inner_steps=4
     ),
 }
 BACKGROUND = 16

@@ -184,10 +184,28 @@ FAULTS = (
         ("tests/core/slots/test_replay.py",),
     ),
     Fault(
-        "replay: errors are those from before the stored tokens were written",
-        "found = slot_read(self._whole_table(memory), *access)",
-        "found = output",
+        "replay: stored tokens are not written",
+        "memory, replayed = self._replay(memory, chunk)",
+        "replayed = self._replay(memory, chunk)[1]",
         ("tests/core/slots/test_replay.py",),
+    ),
+    Fault(
+        "consolidation: padding takes back what does not last",
+        "read = jnp.where(counted[:, None] > 0, slot_ids, values.shape[0])",
+        "read = slot_ids",
+        ("tests/rules/test_fwpkm.py",),
+    ),
+    Fault(
+        "inner steps: each starts from the chunk's own start",
+        "before = self._whole_table(after)",
+        "before = self._whole_table(memory)",
+        ("tests/rules/test_fwpkm.py",),
+    ),
+    Fault(
+        "inner steps: two phases read what the chunk itself has written",
+        "output = out.output[::inner_steps]",
+        "output = out.output[inner_steps - 1 :: inner_steps]",
+        ("tests/rules/test_two_phase.py",),
     ),
     Fault(
         "retention: relocation changes how much a token learns",

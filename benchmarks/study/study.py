@@ -7,7 +7,8 @@ The page of results is docs/measurements/study.md.
     python -m benchmarks.study.study --tables                 the tables of finished runs
 
 Memories mix their read by the paper's gate. A name that ends with `__ungated` stands for the config
-before the ending, with read and value added and every token written in full.
+before the ending, with read and value added and every token written in full; one that ends with
+`__inner4` for the config with four value steps per chunk, in training and afterwards.
 
 Finished parts are skipped; an interrupted training run continues. Results go to
 `runs/study/NAME_seedS/study/EVALUATION/`, and one line of JSON for each of them to `--out`.
@@ -46,14 +47,21 @@ EXCERPT_CHARACTERS = 12_500
 MAIN = "gdn_swa__fwpkm"
 UNGATED = "__ungated"
 """Ending of a name whose memories add read and value, and write every token in full."""
-WITHOUT_GATES = (
-    *("--model.fast_weight.gate_output", "False"),
-    *("--model.fast_weight.weight_by_gate", "False"),
-)
+REREADING = "__inner4"
+"""Ending of a name whose memories read and write each chunk four times before it is left."""
+ENDINGS = {
+    UNGATED: (
+        *("--model.fast_weight.gate_output", "False"),
+        *("--model.fast_weight.weight_by_gate", "False"),
+    ),
+    REREADING: ("--model.fast_weight.rule.inner_steps", "4"),
+}
+"""More options of `fwpkm train` by the ending of a name."""
 SEEDS = {
     MAIN: (0, 1, 2),
     "gdn_swa": (0, 1, 2),
     MAIN + UNGATED: (0, 1, 2),
+    MAIN + REREADING: (0, 1, 2),
     "gdn_swa__pkm": (0,),
     "gdn_swa__pkm_fwpkm": (0,),
     "gdn_swa__fwmlp": (0,),
@@ -62,7 +70,7 @@ SEEDS = {
     "fa__fwpkm": (0,),
     "fa__fwpkm__pswa": (0,),
 }
-"""Configs, some with the ending `UNGATED`, and their seeds, in the order of the runs."""
+"""Configs, some with one of `ENDINGS`, and their seeds, in the order of the runs."""
 
 DOMAINS = ("math", "law", "philosophy", "biomed", "irc", "patents")
 HAYSTACKS = {"needle_1x": 56, "needle_8x": 700, "needle_15x": 1400}
@@ -166,8 +174,10 @@ def make_run(name: str, seed: int) -> dict[str, Any]:
         options = ["--seed", str(seed), "--run_dir", str(directory)]
         for split in ("train", "valid"):
             options += [f"--data.{split}_paths", str(DATA / "books" / f"{split}.jsonl")]
-        config = name.removesuffix(UNGATED)
-        options += WITHOUT_GATES if config != name else ()
+        config = name
+        for ending, more in ENDINGS.items():
+            if name.endswith(ending):
+                config, options = name.removesuffix(ending), [*options, *more]
         command = [sys.executable, "-m", "fwpkm_jax", "train", f"study/{config}", *options]
         subprocess.run(command, check=True)
     run = load_run(directory)

@@ -74,17 +74,20 @@ def test_the_study_trains_and_evaluates_what_is_not_done(runs, tmp_path, monkeyp
     monkeypatch.setattr(study, "run_suite", run_suite)
     monkeypatch.setattr(study, "tables", lambda lines, **names: ["table"])
     out = tmp_path / "lines.jsonl"
-    names = ("gdn_swa__fwmlp:0", "gdn_swa__fwpkm__ungated:1")
+    names = ("gdn_swa__fwmlp:0", "gdn_swa__fwpkm__ungated:1", "gdn_swa__fwpkm__inner4:2")
     for _ in range(2):
         assert run("study.study", "--runs", *names, "--no-tables", "--out", out) == 0
     every = ["ppl", "needle_1x", "needle_8x"]
     ungated = [*every, "needle_15x", "needle_frozen", "needle_reference", "continual"]
-    assert evaluated == [*every, "needle_frozen", "continual", *ungated]
-    first, second = runs
+    fewer = [*every, "needle_frozen", "continual"]
+    assert evaluated == [*fewer, *ungated, *fewer]
+    first, second, third = runs
     assert first[1:5] == ["-m", "fwpkm_jax", "train", "study/gdn_swa__fwmlp"]
     assert first[first.index("--run_dir") + 1] == str(tmp_path / "gdn_swa__fwmlp_seed0")
     assert second[4] == "study/gdn_swa__fwpkm"
-    assert second[-4:] == [*study.WITHOUT_GATES]
+    assert second[-4:] == [*study.ENDINGS[study.UNGATED]]
+    assert third[4] == "study/gdn_swa__fwpkm"
+    assert third[-2:] == ["--model.fast_weight.rule.inner_steps", "4"]
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["run"] for line in lines] == [*names]
     assert lines[0]["ppl"] == {"writing": 5.0}

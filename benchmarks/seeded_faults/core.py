@@ -185,8 +185,8 @@ FAULTS = (
     ),
     Fault(
         "replay: stored tokens are not written",
-        "memory, replayed = self._replay(memory, chunk)",
-        "replayed = self._replay(memory, chunk)[1]",
+        "values = value_step(values, again, places, step_size=step_size)",
+        "value_step(values, again, places, step_size=step_size)",
         ("tests/core/slots/test_replay.py",),
     ),
     Fault(

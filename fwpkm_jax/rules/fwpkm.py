@@ -1,7 +1,7 @@
 """Fast-weight product-key memory: a large table of slots, rewritten where it was read."""
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -37,19 +37,16 @@ from fwpkm_jax.core.slots.overlay import (
     rows_to_read,
     table_rows,
 )
-from fwpkm_jax.core.slots.replay import as_chunk, remember
 from fwpkm_jax.core.slots.retention import (
     Retention,
     SlotHistory,
     init_history,
-    retentive_write,
-    settle,
     step_scales,
-    surprise_weights,
 )
 from fwpkm_jax.core.slots.split_table import MemoryAxes
-from fwpkm_jax.core.slots.table import slot_read, slot_write, update_norm
+from fwpkm_jax.core.slots.table import slot_read, update_norm
 from fwpkm_jax.core.slots.two_phase import TwoPhase
+from fwpkm_jax.core.slots.value_step import retentive_step, value_step
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.rules.arguments import check_memory, check_query, check_run
 from fwpkm_jax.rules.base import AbstractChunkRule
@@ -311,62 +308,23 @@ class FwPKM(AbstractChunkRule):
         self, memory: FwPKMMemory, chunk: SlotChunk, access: SlotAccess
     ) -> tuple[FwPKMMemory, SlotIds]:
         """The memory after one value step, keys as before, and which slots may have changed."""
-        touched = access.slot_ids
-        if self.retention is not None and self.retention.consolidation:
-            lasting = self._history(memory).lasting
-            assert lasting is not None
-            values = settle(self._whole_table(memory), lasting, touched, chunk.counted)
-            memory = memory._replace(values=values)
-        if self.retention is not None and self.retention.replay:
-            memory, replayed = self._replay(memory, chunk)
-            touched = jnp.concatenate([touched, replayed])
-        gap = slot_read(self._whole_table(memory), *access) - chunk.target
-        values, history = self._write_values(memory, chunk, access, gap)
-        return memory._replace(values=values, history=history), touched
-
-    def _replay(self, memory: FwPKMMemory, chunk: SlotChunk) -> tuple[FwPKMMemory, SlotIds]:
-        """The memory after its stored tokens were written again, and the slots that they read.
-
-        The chunk's tokens are then stored, if they are strong; all is as before if none counts.
-        """
-        history = self._history(memory)
-        assert history.replayed is not None
-        again = as_chunk(history.replayed, beside=chunk)
-        plain = replace(self, retention=None, inner_steps=1)
-        out = plain.step(memory._replace(history=None), again)
-        history = history._replace(replayed=remember(history.replayed, chunk))
-        return memory._replace(values=out.memory.values, history=history), out.access.slot_ids
-
-    def _write_values(
-        self, memory: FwPKMMemory, chunk: SlotChunk, access: SlotAccess, gap: TokenValues
-    ) -> tuple[ValueTable, SlotHistory | None]:
-        """The table and its history after one chunk; `gap` is prediction minus target."""
-        errors = chunk.error_weight[:, None] * gap
+        table = self._whole_table(memory)
         if self.retention is None:
-            values = slot_write(
-                self._whole_table(memory),
-                *access,
-                errors,
-                counted=chunk.counted,
+            values = value_step(
+                *(table, chunk, access),
                 step_size=self._value_step,
                 learning_rate=self.learning_rate,
                 clip=self.write_clip,
                 weight_decay=self.weight_decay,
             )
-            return values, None
-        if self.retention.surprise:
-            weights = surprise_weights(gap, chunk.write_weight, power=self.retention.surprise)
-            errors = weights[:, None] * errors
-        return retentive_write(
-            self._whole_table(memory),
-            self._history(memory),
-            *access,
-            errors,
-            write_weight=chunk.write_weight,
-            counted=chunk.counted,
+            return memory._replace(values=values), access.slot_ids
+        step = retentive_step(
+            *(table, self._history(memory), chunk, access),
+            find=lambda query: self._select(memory.keys, query, "reference")[1],
             step_size=self.learning_rate * self._value_step,
             retention=self.retention,
         )
+        return memory._replace(values=step.values, history=step.history), step.touched
 
     def _history(self, memory: FwPKMMemory) -> SlotHistory:
         if memory.history is None:

@@ -2,7 +2,7 @@
 
 The plain write moves a touched slot by its whole mean error. It does not consider what the slot
 held or how often it was read, so one text overwrites what another has written. Each function here
-changes one factor of that write; `retentive_write` combines them.
+changes one factor of that write; `core.slots.value_step.retentive_write` combines them.
 """
 
 from dataclasses import dataclass, fields
@@ -22,7 +22,6 @@ from fwpkm_jax.core.array_types import (
 )
 from fwpkm_jax.core.slots.grouping import SlotGroups, group_slots, reference_counts
 from fwpkm_jax.core.slots.replay import ReplayedTokens, no_replayed_tokens
-from fwpkm_jax.core.slots.table import write_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,75 +305,3 @@ def settle(
 def decay(rows: jax.Array, *, share: float) -> jax.Array:
     """Rows after the decay that precedes a write."""
     return (1.0 - share) * rows
-
-
-def retentive_write(
-    values: ValueTable,
-    history: SlotHistory,
-    slot_ids: SlotIds,
-    weights: SlotWeights,
-    errors: TokenValues,
-    *,
-    write_weight: TokenWeights,
-    counted: TokenWeights,
-    step_size: float,
-    retention: Retention,
-) -> tuple[ValueTable, SlotHistory]:
-    """`table.slot_write` with retention: the table and its history after one chunk.
-
-        s[i] = -step_size / n[i] * sum of scale * weight * error + momentum * last s[i]
-        V[i] <- (1 - write_decay) * V[i] + s[i]
-        L[i] <- L[i] + consolidation * s[i]
-
-    for every slot i that the counted tokens read, n[i] times, with the scales of `step_scales`. No
-    other row of the table or of the steps is touched; `protection` averages and `hardening` adds
-    one number per slot of the table.
-
-    Args:
-      values: `[slots, value]`.
-      history: from `init_history` or the last write.
-      slot_ids: `[tokens, places]`.
-      weights: read weights, `[tokens, places]`.
-      errors: weight of the token's write times (prediction - target), `[tokens, value]`; with
-        `consolidation` the prediction is that of the table after `settle`.
-      write_weight: of each token, for `step_scales`.
-      counted: 1 for tokens whose reads count.
-      step_size: multiplies a slot's mean.
-      retention: what to spare. `surprise` is in the errors already.
-    """
-    groups = group_slots(slot_ids, num_slots=values.shape[0])
-    distinct = min(slot_ids.size, values.shape[0])
-    slots = groups.slots[:distinct]
-
-    def row_sums(x: jax.Array) -> jax.Array:
-        """`[tokens, places, ...]` summed over the references of each distinct slot."""
-        rank = groups.rank.reshape(-1)
-        return jax.ops.segment_sum(x.reshape(rank.size, *x.shape[2:]), rank, distinct)
-
-    def rows_of(table: jax.Array) -> jax.Array:
-        return table.at[slots].get(mode="clip")
-
-    def put(table: jax.Array, rows: jax.Array) -> jax.Array:
-        return table.at[slots].set(rows, mode="drop", unique_indices=True, indices_are_sorted=True)
-
-    counts = reference_counts(groups, counted)
-    scales, history = step_scales(
-        history, slot_ids, weights, write_weight=write_weight, counted=counted, retention=retention
-    )
-    shares = scales * write_steps(weights, counts, step_size=step_size)
-    steps = row_sums(shares[:, :, None] * errors[:, None, :])
-    new_reads = row_sums(jnp.broadcast_to(counted[:, None], slot_ids.shape))
-    touched = (new_reads > 0)[:, None]
-    last_steps = history.steps
-    if last_steps is not None:
-        last = rows_of(last_steps)
-        steps = step_with_momentum(steps, last, momentum=retention.momentum)
-        last_steps = put(last_steps, jnp.where(touched, steps, last))
-    old = rows_of(values)
-    new = decay(old, share=retention.write_decay) + steps
-    values = put(values, jnp.where(touched, new, old))
-    lasting = history.lasting
-    if lasting is not None:
-        kept = rows_of(lasting)
-        lasting = put(lasting, jnp.where(touched, kept + retention.consolidation * steps, kept))
-    return values, history._replace(steps=last_steps, lasting=lasting)

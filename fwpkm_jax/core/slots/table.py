@@ -54,7 +54,7 @@ def write_steps(
 
     A slot so moves by `step_size` times the mean of its readers' weighted errors (Eqs. 13-17).
     Every executor takes its steps from here: `slot_write` below (plain), `value_run` (whole
-    sequences), `block_write` (long chunks), `retention`.
+    sequences), `block_write` (long chunks), `value_step` (with retention).
 
     Args:
       weights: read weights.

@@ -15,13 +15,13 @@ from fwpkm_jax.core.slots.retention import (
     init_history,
     protection_scale,
     relocation_scale,
-    retentive_write,
     settle,
     special_slots,
     strength_scale,
     surprise_weights,
 )
 from fwpkm_jax.core.slots.table import slot_write
+from fwpkm_jax.core.slots.value_step import retentive_write
 
 pytestmark = pytest.mark.usefixtures("float64")
 SLOTS, VALUE, STEP = 9, 3, 4.0

@@ -1,0 +1,193 @@
+"""One value step of a chunk in plain JAX: its errors, what comes before them, and its write."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fwpkm_jax.core.array_types import (
+    Queries,
+    SlotIds,
+    SlotWeights,
+    TokenValues,
+    TokenWeights,
+    ValueTable,
+)
+from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk
+from fwpkm_jax.core.slots.grouping import group_slots, reference_counts
+from fwpkm_jax.core.slots.replay import as_chunk, remember
+from fwpkm_jax.core.slots.retention import (
+    Retention,
+    SlotHistory,
+    decay,
+    settle,
+    step_scales,
+    step_with_momentum,
+    surprise_weights,
+)
+from fwpkm_jax.core.slots.table import slot_read, slot_write, write_steps
+
+
+def value_step(
+    values: ValueTable,
+    chunk: SlotChunk,
+    access: SlotAccess,
+    *,
+    step_size: float,
+    learning_rate: float = 1.0,
+    clip: float | None = None,
+    weight_decay: float = 0.0,
+) -> ValueTable:
+    """The table after a write of the errors of what a chunk reads from it.
+
+    Args:
+      values: `[slots, value]`.
+      chunk: leaves `[tokens, ...]`.
+      access: the slots that it reads.
+      step_size, learning_rate, clip, weight_decay: as in `core.slots.table.slot_write`.
+    """
+    return slot_write(
+        values,
+        *access,
+        chunk.error_weight[:, None] * (slot_read(values, *access) - chunk.target),
+        counted=chunk.counted,
+        step_size=step_size,
+        learning_rate=learning_rate,
+        clip=clip,
+        weight_decay=weight_decay,
+    )
+
+
+class RetentiveStep(NamedTuple):
+    """What a value step leaves that spares what slots hold.
+
+    Attributes:
+      values: `[slots, value]`.
+      history: of the slots.
+      touched: slots that may have changed, `[tokens, places]`; with replay the stored tokens' too.
+    """
+
+    values: ValueTable
+    history: SlotHistory
+    touched: SlotIds
+
+
+def retentive_step(
+    values: ValueTable,
+    history: SlotHistory,
+    chunk: SlotChunk,
+    access: SlotAccess,
+    *,
+    find: Callable[[Queries], SlotAccess],
+    step_size: float,
+    retention: Retention,
+) -> RetentiveStep:
+    """`value_step` with retention.
+
+    First the chunk's slots take back what does not last, then the stored tokens are written again.
+    The chunk's errors are those after that. Of a chunk without tokens that count, all is as before.
+
+    Args:
+      values: `[slots, value]`.
+      history: from `core.slots.retention.init_history` or the last write.
+      chunk: leaves `[tokens, ...]`.
+      access: the slots that it reads.
+      find: the slots of stored queries `[stored, heads, key]`.
+      step_size: multiplies a slot's mean.
+      retention: what to spare.
+    """
+    touched = access.slot_ids
+    if history.lasting is not None:
+        values = settle(values, history.lasting, touched, chunk.counted)
+    if history.replayed is not None:
+        again = as_chunk(history.replayed, beside=chunk)
+        places = find(again.query)
+        values = value_step(values, again, places, step_size=step_size)
+        history = history._replace(replayed=remember(history.replayed, chunk))
+        touched = jnp.concatenate([touched, places.slot_ids])
+    gap = slot_read(values, *access) - chunk.target
+    errors = chunk.error_weight[:, None] * gap
+    if retention.surprise:
+        weights = surprise_weights(gap, chunk.write_weight, power=retention.surprise)
+        errors = weights[:, None] * errors
+    values, history = retentive_write(
+        *(values, history, *access, errors),
+        write_weight=chunk.write_weight,
+        counted=chunk.counted,
+        step_size=step_size,
+        retention=retention,
+    )
+    return RetentiveStep(values, history, touched)
+
+
+def retentive_write(
+    values: ValueTable,
+    history: SlotHistory,
+    slot_ids: SlotIds,
+    weights: SlotWeights,
+    errors: TokenValues,
+    *,
+    write_weight: TokenWeights,
+    counted: TokenWeights,
+    step_size: float,
+    retention: Retention,
+) -> tuple[ValueTable, SlotHistory]:
+    """`table.slot_write` with retention: the table and its history after one chunk.
+
+        s[i] = -step_size / n[i] * sum of scale * weight * error + momentum * last s[i]
+        V[i] <- (1 - write_decay) * V[i] + s[i]
+        L[i] <- L[i] + consolidation * s[i]
+
+    for every slot i that the counted tokens read, n[i] times, with the scales of `step_scales`. No
+    other row of the table or of the steps is touched; `protection` averages and `hardening` adds
+    one number per slot of the table.
+
+    Args:
+      values: `[slots, value]`.
+      history: from `init_history` or the last write.
+      slot_ids: `[tokens, places]`.
+      weights: read weights, `[tokens, places]`.
+      errors: weight of the token's write times (prediction - target), `[tokens, value]`; with
+        `consolidation` the prediction is that of the table after `settle`.
+      write_weight: of each token, for `step_scales`.
+      counted: 1 for tokens whose reads count.
+      step_size: multiplies a slot's mean.
+      retention: what to spare. `surprise` is in the errors already.
+    """
+    groups = group_slots(slot_ids, num_slots=values.shape[0])
+    distinct = min(slot_ids.size, values.shape[0])
+    slots = groups.slots[:distinct]
+
+    def row_sums(x: jax.Array) -> jax.Array:
+        """`[tokens, places, ...]` summed over the references of each distinct slot."""
+        rank = groups.rank.reshape(-1)
+        return jax.ops.segment_sum(x.reshape(rank.size, *x.shape[2:]), rank, distinct)
+
+    def rows_of(table: jax.Array) -> jax.Array:
+        return table.at[slots].get(mode="clip")
+
+    def put(table: jax.Array, rows: jax.Array) -> jax.Array:
+        return table.at[slots].set(rows, mode="drop", unique_indices=True, indices_are_sorted=True)
+
+    counts = reference_counts(groups, counted)
+    scales, history = step_scales(
+        history, slot_ids, weights, write_weight=write_weight, counted=counted, retention=retention
+    )
+    shares = scales * write_steps(weights, counts, step_size=step_size)
+    steps = row_sums(shares[:, :, None] * errors[:, None, :])
+    new_reads = row_sums(jnp.broadcast_to(counted[:, None], slot_ids.shape))
+    touched = (new_reads > 0)[:, None]
+    last_steps = history.steps
+    if last_steps is not None:
+        last = rows_of(last_steps)
+        steps = step_with_momentum(steps, last, momentum=retention.momentum)
+        last_steps = put(last_steps, jnp.where(touched, steps, last))
+    old = rows_of(values)
+    new = decay(old, share=retention.write_decay) + steps
+    values = put(values, jnp.where(touched, new, old))
+    lasting = history.lasting
+    if lasting is not None:
+        kept = rows_of(lasting)
+        lasting = put(lasting, jnp.where(touched, kept + retention.consolidation * steps, kept))
+    return values, history._replace(steps=last_steps, lasting=lasting)

@@ -19,7 +19,7 @@ scan their `step` with `core.chunks.scan_chunks`.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ from fwpkm_jax.core.slots.overlay import AnyTable, close_rows, open_groups
 from fwpkm_jax.core.slots.retention import SlotHistory
 from fwpkm_jax.core.slots.row_ops import RowOps
 from fwpkm_jax.core.slots.split_table import MemoryAxes, split_value_run
-from fwpkm_jax.core.slots.value_run import value_run
+from fwpkm_jax.core.slots.value_run import ValueRunOutput, value_run
 
 
 class TwoPhaseOutput(NamedTuple):
@@ -135,16 +135,17 @@ class TwoPhase:
                 self._find_shared_slots, chunk_size=chunk_size, token_axes=axes.tokens
             )
         keys, access, losses = map_groups(find_slots, keys, sequence)
-        run = functools.partial(value_run, inner_steps=self.inner_steps)
+        run: Callable[..., ValueRunOutput] = value_run if axes is None else split_value_run
+        more: dict[str, Any] = {"inner_steps": self.inner_steps}
         if axes is not None:
-            run = functools.partial(split_value_run, axes=axes)
+            more = {"axes": axes}
         if self.scale is not None:
             scale_steps = functools.partial(self._scale_steps, chunk_size=chunk_size)
             history, scales = map_groups(
                 *(scale_steps, (history, access)),
                 *(sequence.write_weight, sequence.counted),
             )
-            run = functools.partial(run, scales=scales)
+            more["scales"] = scales
         opened = open_groups(values, access.slot_ids, sequence.counted)
         out = run(
             *(opened.rows, opened.slot_ids, access.slot_weights, sequence.target),
@@ -153,6 +154,7 @@ class TwoPhase:
             step_size=self.step_size,
             chunk_size=chunk_size,
             ops=self.ops,
+            **more,
         )
         values = close_rows(opened.values, out.values)
         return TwoPhaseOutput(keys, values, history, out.output, access, losses, out.update_norm)

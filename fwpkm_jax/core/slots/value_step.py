@@ -112,7 +112,10 @@ def retentive_step(
         weights = surprise_weights(gap, chunk.write_weight, power=retention.surprise)
         errors = weights[:, None] * errors
     values, history = retentive_write(
-        *(values, history, *access, errors),
+        values,
+        history,
+        *access,
+        errors,
         write_weight=chunk.write_weight,
         counted=chunk.counted,
         step_size=step_size,

@@ -13,7 +13,6 @@ memory that writes less keeps more. Each result is a line of JSON; those in the 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import time
@@ -38,11 +37,11 @@ from benchmarks.study.retention_tables import (
     forgetting_table,
 )
 from benchmarks.study.study import DATA, DOMAINS, HAYSTACKS
-from fwpkm_jax.core.slots.retention import Retention, SlotHistory, init_history
+from fwpkm_jax.core.slots.retention import Retention
 from fwpkm_jax.data import TextData, load_tokenizer, make_dataset
 from fwpkm_jax.evaluation.continual.domains import read_domains
 from fwpkm_jax.evaluation.readers.whole_pass import write_rows
-from fwpkm_jax.evaluation.reconfigure import reconfigure
+from fwpkm_jax.evaluation.reconfigure import reconfigure, with_rule
 from fwpkm_jax.evaluation.record import first_group
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.rules import FwPKM
@@ -153,8 +152,7 @@ class Options:
 
 def written_so(run: Run, method: Method) -> tuple[LanguageModel, Memory]:
     """A run's model with another way to write, and its memory with the history that this needs."""
-    config = run.model.config
-    rule = config.fast_weight.rule
+    rule = run.model.config.fast_weight.rule
     assert isinstance(rule, FwPKM)
     assert rule.value_step is None
     rule = replace(
@@ -164,15 +162,7 @@ def written_so(run: Run, method: Method) -> tuple[LanguageModel, Memory]:
         retention=method.retention,
         inner_steps=rule.inner_steps if method.inner_steps is None else method.inner_steps,
     )
-    fast_weight = replace(config.fast_weight, rule=rule)
-
-    def history(keys: jax.Array, values: jax.Array) -> SlotHistory | None:
-        if method.retention is None:
-            return None
-        return jax.vmap(functools.partial(init_history, method.retention))(keys, values)
-
-    memory = {n: m._replace(history=history(m.keys, m.values)) for n, m in run.memory.items()}
-    model = reconfigure(run.model, replace(config, fast_weight=fast_weight))
+    model, memory = with_rule(run.model, run.memory, rule)
     if method.retention is not None and method.retention.common:
         memory = with_background(run, memory, replace(rule, value_step=0.0, addressing_weight=0.0))
     return model, memory

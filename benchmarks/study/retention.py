@@ -5,9 +5,10 @@
     python -m benchmarks.study.retention --tables
 
 The study's FwPKM models with the paper's gate (docs/measurements/study.md) were trained with the
-plain write. Each way to write is measured twice: by facts told, then asked for again after other
+plain write. Each way to write is measured by facts told, then asked for again after other
 text and after other facts (`retention_facts`), and by six domains read one after the other in
-several orders (`retention_domains`). Steps of half and a quarter of the size are the control: a
+several orders (`retention_domains`). `text` is the loss of unseen books that are written while they
+are read. Steps of half and a quarter of the size are the control: a
 memory that writes less keeps more. Each result is a line of JSON; those in the file are skipped.
 """
 
@@ -35,8 +36,10 @@ from benchmarks.study.retention_tables import (
     each_domain_table,
     facts_table,
     forgetting_table,
+    text_table,
 )
-from benchmarks.study.study import DATA, DOMAINS, HAYSTACKS
+from benchmarks.study.retention_text import text_losses
+from benchmarks.study.study import DATA, DOMAINS, EXCERPTS, HAYSTACKS, write_excerpts
 from fwpkm_jax.core.slots.retention import Retention
 from fwpkm_jax.data import TextData, load_tokenizer, make_dataset
 from fwpkm_jax.evaluation.continual.domains import read_domains
@@ -48,7 +51,7 @@ from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run import Run, load_run
 
 Line = dict[str, Any]
-Measure = Literal["facts", "domains", "cost"]
+Measure = Literal["facts", "domains", "text", "cost"]
 
 
 @dataclass(frozen=True)
@@ -116,12 +119,14 @@ class Options:
     """Run directories of trained models; lines have the folder's name."""
     methods: tuple[str, ...] = tuple(METHODS)
     """Ways to write."""
-    measures: tuple[Measure, ...] = ("facts", "domains", "cost")
+    measures: tuple[Measure, ...] = ("facts", "domains", "text", "cost")
     """What to measure."""
     orders: tuple[str, ...] = tuple(orders(DOMAINS))
     """Orders of the domains."""
     data: Path = DATA / "domains"
     """Folder that holds one folder per domain."""
+    text: Path = EXCERPTS
+    """Documents whose loss is measured, JSON Lines; if absent, the study's of unseen books."""
     batches: int = 48
     """Rows of each domain that each of a run's memories reads at most."""
     eval_batches: int = 8
@@ -255,6 +260,16 @@ def domains_line(run: Run, method: Method, order: Sequence[str], options: Option
     return {"change": found, "settings": sizes}
 
 
+def text_line(run: Run, method: Method, options: Options) -> Line:
+    """Loss of each document of `text`, written with that way while it is read."""
+    data = run.experiment.data
+    assert isinstance(data, TextData)
+    if not options.text.exists():
+        write_excerpts()
+    found = text_losses(*written_so(run, method), data, options.text)
+    return {"text": found, "settings": {"text": options.text.name}}
+
+
 def cost_line(run: Run, method: Method, options: Options) -> Line:
     """CPU time to read and write eight rows into one memory, and the bytes of its history."""
     text = run.experiment.data
@@ -296,8 +311,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 if lines.has(**what):
                     continue
                 began = time.monotonic()
-                if measure == "cost":
-                    found = cost_line(run, METHODS[name], options)
+                if measure in ("cost", "text"):
+                    line_of = cost_line if measure == "cost" else text_line
+                    found = line_of(run, METHODS[name], options)
                 elif order is None:
                     facts = facts or Facts(run, options)
                     found = facts.line(METHODS[name])
@@ -305,7 +321,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                     found = domains_line(run, METHODS[name], named[order], options)
                 lines.add({**what, **found, "seconds": round(time.monotonic() - began, 1)})
                 print(f"{what}: {lines.all[-1]['seconds']} s", flush=True)
-    for table in (facts_table, forgetting_table, domains_table, each_domain_table, cost_table):
+    tables = (facts_table, forgetting_table, domains_table, each_domain_table, text_table)
+    for table in (*tables, cost_table):
         print(table(lines.all), end="\n\n")
     draw(options.image, lines.all, control=CONTROL)
 

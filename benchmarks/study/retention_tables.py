@@ -121,6 +121,24 @@ def each_domain_table(lines: Sequence[Line], method: str = PLAIN) -> str:
     return "\n".join(rows)
 
 
+def text_table(lines: Sequence[Line]) -> str:
+    """Loss in nats of unseen text by way to write, and its difference from the plain write's, with
+    an interval over documents and runs."""
+    own_lines = [line for line in lines if line["measure"] == "text"]
+    rows = ["| write | runs | loss | minus plain |", "|---" * 4 + "|"]
+    plain = {line["run"]: line["text"] for line in own_lines if line["method"] == PLAIN}
+    for name in dict.fromkeys(line["method"] for line in own_lines):
+        own = [line for line in own_lines if line["method"] == name]
+        labels = np.concatenate([line["text"]["labels"] for line in own])
+        sums = labels * np.concatenate([line["text"]["losses"] for line in own])
+        theirs = labels * np.concatenate([plain[line["run"]]["losses"] for line in own])
+        mean, interval = clustered_mean(sums - theirs, labels)
+        assert interval is not None, "several documents are read"
+        gap = "" if name == PLAIN else _interval((mean, interval.low, interval.high))
+        rows.append(f"| {name} | {len(own)} | {sums.sum() / labels.sum():.4f} | {gap} |")
+    return "\n".join(rows)
+
+
 def cost_table(lines: Sequence[Line]) -> str:
     """CPU time of eight rows and bytes beyond the plain write's, of each way to write."""
     rows = ["| write | CPU ms for 8 rows, the fastest turn | more bytes |", "|---|---|---|"]

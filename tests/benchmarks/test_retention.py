@@ -53,7 +53,9 @@ def test_each_write_has_the_runs_weights_and_what_it_remembers(made_up):
         assert isinstance(rule, FwPKM)
         assert rule.value_step == method.step * plain.num_heads * plain.top_k
         assert rule.addressing_weight == method.keys * plain.addressing_weight
+        assert rule.inner_steps == method.inner_steps or method.inner_steps is None
         changed = {"value_step": None, "addressing_weight": 1.0, "retention": None}
+        changed |= {"inner_steps": 1}
         assert dataclasses.replace(rule, **changed) == plain
         written = jax.eval_shape(read, model, memory)
         structures = [jax.tree.structure(x) for x in (memory, written)]
@@ -152,7 +154,10 @@ def test_runs_are_measured_with_each_write_once(made_up, tmp_path, monkeypatch, 
             "--measures",
             "facts",
             "domains",
+            "text",
             "cost",
+            "--text",
+            texts / "books.jsonl",
             "--turns",
             1,
             "--orders",
@@ -172,10 +177,14 @@ def test_runs_are_measured_with_each_write_once(made_up, tmp_path, monkeypatch, 
     assert [(x["method"], x["measure"], x["order"]) for x in lines] == [
         (method, *measure)
         for method in ("plain", sparing)
-        for measure in (("facts", None), ("domains", "backwards"), ("cost", None))
+        for measure in (("facts", None), ("domains", "backwards"), ("text", None), ("cost", None))
     ]
-    assert lines[2]["history_bytes"] == 0 < lines[5]["history_bytes"]
-    for facts in (lines[0]["facts"], lines[3]["facts"]):
+    assert lines[3]["history_bytes"] == 0 < lines[7]["history_bytes"]
+    for text in (lines[2]["text"], lines[6]["text"]):
+        assert text["labels"] == [540, 480]
+        assert all(5.0 < loss < 6.0 for loss in text["losses"])
+    assert lines[2]["text"] != lines[6]["text"]
+    for facts in (lines[0]["facts"], lines[4]["facts"]):
         assert list(facts) == [
             *("told_1", "told", "text_1", "text_2", "new_1", "new"),
             "facts_2",

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
-import jax
 from flax import nnx
 
-from fwpkm_jax.core.slots.retention import init_history
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel, Memory
-from fwpkm_jax.rules import AbstractChunkRule, FwPKM
-from fwpkm_jax.rules.arguments import check_memory
+from fwpkm_jax.rules import AbstractChunkRule
 
 
 def reconfigure(model: LanguageModel, config: ModelConfig) -> LanguageModel:
@@ -36,22 +32,12 @@ def with_rule(
 
     Args:
       model: its memory layers get the rule.
-      memory: of the model's memory layers, leaves `[groups, ...]`. A history that the retention of
-        an `FwPKM` needs begins here; one of another retention is left out.
+      memory: of the model's memory layers, leaves `[groups, ...]`; see `AbstractChunkRule.adopt`.
       rule: of the same sizes as the model's own.
 
     Raises:
       ValueError: the memory is not of the rule's sizes.
     """
+    memory = {layer: rule.adopt(one) for layer, one in memory.items()}
     fast_weight = dataclasses.replace(model.config.fast_weight, rule=rule)
-    if isinstance(rule, FwPKM):
-        retention = rule.retention
-        begin = None if retention is None else functools.partial(init_history, retention)
-        memory = {
-            layer: one._replace(history=begin and jax.vmap(begin)(one.keys, one.values))
-            for layer, one in memory.items()
-        }
-    for one in memory.values():
-        check_memory(rule, one, groups=True)
-    model = reconfigure(model, dataclasses.replace(model.config, fast_weight=fast_weight))
-    return model, memory
+    return reconfigure(model, dataclasses.replace(model.config, fast_weight=fast_weight)), memory

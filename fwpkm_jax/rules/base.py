@@ -53,7 +53,7 @@ from fwpkm_jax.core.chunks import (
 from fwpkm_jax.core.slots.block_write import ChunkBlocks, write_whole
 from fwpkm_jax.core.slots.split_table import MemoryAxes
 from fwpkm_jax.core.targets import Pairing, shift_left, write_weights
-from fwpkm_jax.rules.arguments import check_run, check_signals
+from fwpkm_jax.rules.arguments import check_memory, check_run, check_signals
 
 
 class AbstractRule(abc.ABC):
@@ -229,6 +229,20 @@ class AbstractChunkRule(AbstractRule):
         memory.
         """
         return write_whole(self.write, memory, blocks)
+
+    def adopt(self, memory: Memory) -> Memory:
+        """Memories that a rule of the same sizes has written, as this one keeps them.
+
+        What a rule keeps beside its fast weights begins anew.
+
+        Args:
+          memory: leaves `[groups, ...]`.
+
+        Raises:
+          ValueError: the memory is not of this rule's sizes.
+        """
+        check_memory(self, memory, groups=True)
+        return memory
 
     def overlay(self, memory: Memory, base: Memory, *, capacity: int) -> Memory:
         """Memories that share with `base` all that they hold in common (`core.slots.overlay`).

@@ -269,6 +269,14 @@ class FwPKM(AbstractChunkRule):
         sequence = jax.tree.map(lambda x: x[None], chunk._replace(cut=None))
         return self.run(memory, sequence, chunk_size=chunk.write_weight.shape[0]).memory
 
+    def adopt(self, memory: Any) -> FwPKMMemory:
+        if isinstance(memory, FwPKMMemory):
+            memory = memory._replace(history=None)
+            if self.retention is not None:
+                begin = functools.partial(init_history, self.retention)
+                memory = memory._replace(history=jax.vmap(begin)(memory.keys, memory.values))
+        return super().adopt(memory)
+
     def overlay(self, memory: FwPKMMemory, base: FwPKMMemory, *, capacity: int) -> FwPKMMemory:
         if not self.splits:
             raise ValueError(

@@ -9,7 +9,7 @@ import pytest
 from fwpkm_jax import generate, init_generation, memories
 from fwpkm_jax.core.slots.retention import SlotHistory
 from fwpkm_jax.evaluation.reconfigure import with_rule
-from fwpkm_jax.rules import Retention
+from fwpkm_jax.rules import FwMLP, Retention
 
 
 def answers(model, memory, text, **options):
@@ -45,7 +45,11 @@ def test_a_history_is_saved_with_its_memory(model, memory, tmp_path):
         assert isinstance(one.history, SlotHistory)
 
 
-def test_a_rule_of_other_sizes_is_refused(model, memory):
+def test_a_rule_of_other_sizes_or_of_another_kind_is_refused(model, memory):
     rule = replace(model.config.fast_weight.rule, num_subkeys=5)
     with pytest.raises(ValueError, match=r"memory.keys is float32\[1, 1, 2, 4, 4\]; expected"):
         with_rule(model, memory, rule)
+    with pytest.raises(ValueError, match=r"memory is a tree of .keys .* expected a tree of .up"):
+        with_rule(model, memory, FwMLP.tiny())
+    with pytest.raises(ValueError, match=r"memory is a tree of .up_kernel .* tree of .keys"):
+        rule.adopt(FwMLP.tiny().init(jax.random.key(0)))

@@ -49,11 +49,12 @@ UNGATED = "__ungated"
 """Ending of a name whose memories add read and value, and write every token in full."""
 REREADING = "__inner4"
 """Ending of a name whose memories read and write each chunk four times before it is left."""
+WITHOUT_GATES = (
+    *("--model.fast_weight.gate_output", "False"),
+    *("--model.fast_weight.weight_by_gate", "False"),
+)
 ENDINGS = {
-    UNGATED: (
-        *("--model.fast_weight.gate_output", "False"),
-        *("--model.fast_weight.weight_by_gate", "False"),
-    ),
+    UNGATED: WITHOUT_GATES,
     REREADING: ("--model.fast_weight.rule.inner_steps", "4"),
 }
 """More options of `fwpkm train` by the ending of a name."""

@@ -85,7 +85,7 @@ def test_the_study_trains_and_evaluates_what_is_not_done(runs, tmp_path, monkeyp
     assert first[1:5] == ["-m", "fwpkm_jax", "train", "study/gdn_swa__fwmlp"]
     assert first[first.index("--run_dir") + 1] == str(tmp_path / "gdn_swa__fwmlp_seed0")
     assert second[4] == "study/gdn_swa__fwpkm"
-    assert second[-4:] == [*study.ENDINGS[study.UNGATED]]
+    assert second[-4:] == [*study.WITHOUT_GATES]
     assert third[4] == "study/gdn_swa__fwpkm"
     assert third[-2:] == ["--model.fast_weight.rule.inner_steps", "4"]
     lines = [json.loads(line) for line in out.read_text().splitlines()]

@@ -44,7 +44,7 @@ from fwpkm_jax.core.slots.retention import Retention
 from fwpkm_jax.data import TextData, load_tokenizer, make_dataset
 from fwpkm_jax.evaluation.continual.domains import read_domains
 from fwpkm_jax.evaluation.readers.whole_pass import write_rows
-from fwpkm_jax.evaluation.reconfigure import reconfigure, with_rule
+from fwpkm_jax.evaluation.reconfigure import with_rule
 from fwpkm_jax.evaluation.record import first_group
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.rules import FwPKM
@@ -181,9 +181,7 @@ def with_background(run: Run, memory: Memory, rule: FwPKM) -> Memory:
       memory: leaves `[groups, ...]`; the first group reads, and every group gets its history.
       rule: writes the history but moves neither keys nor values.
     """
-    config = run.model.config
-    fast_weight = replace(config.fast_weight, rule=rule)
-    model = reconfigure(run.model, replace(config, fast_weight=fast_weight))
+    model, memory = with_rule(run.model, memory, rule)
     graphdef, params = nnx.split(model)
     text = run.experiment.data
     assert isinstance(text, TextData)
@@ -293,6 +291,10 @@ def cost_line(run: Run, method: Method, options: Options) -> Line:
     }
 
 
+LINES_OF = {"text": text_line, "cost": cost_line}
+"""What makes the line of a measure that needs nothing else."""
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures what the file lacks, and prints the tables of all its lines."""
     options = parse(Options, argv, description=__doc__)
@@ -311,9 +313,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 if lines.has(**what):
                     continue
                 began = time.monotonic()
-                if measure in ("cost", "text"):
-                    line_of = cost_line if measure == "cost" else text_line
-                    found = line_of(run, METHODS[name], options)
+                if measure in LINES_OF:
+                    found = LINES_OF[measure](run, METHODS[name], options)
                 elif order is None:
                     facts = facts or Facts(run, options)
                     found = facts.line(METHODS[name])

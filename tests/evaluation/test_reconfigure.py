@@ -12,9 +12,9 @@ from fwpkm_jax.evaluation.reconfigure import with_rule
 from fwpkm_jax.rules import FwMLP, Retention
 
 
-def answers(model, memory, text, **options):
+def answers(model, memory, text):
     state = init_generation(model, memory, batch=1, max_length=64)
-    return generate(model, [text], state, max_new_tokens=4, **options)
+    return generate(model, [text], state, max_new_tokens=4)
 
 
 def test_a_model_writes_by_another_rule(model, memory):

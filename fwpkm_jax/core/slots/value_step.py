@@ -1,7 +1,7 @@
 """One value step of a chunk in plain JAX: its errors, what comes before them, and its write."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,34 +29,17 @@ from fwpkm_jax.core.slots.retention import (
 from fwpkm_jax.core.slots.table import slot_read, slot_write, write_steps
 
 
-def value_step(
-    values: ValueTable,
-    chunk: SlotChunk,
-    access: SlotAccess,
-    *,
-    step_size: float,
-    learning_rate: float = 1.0,
-    clip: float | None = None,
-    weight_decay: float = 0.0,
-) -> ValueTable:
+def value_step(values: ValueTable, chunk: SlotChunk, access: SlotAccess, **step: Any) -> ValueTable:
     """The table after a write of the errors of what a chunk reads from it.
 
     Args:
       values: `[slots, value]`.
       chunk: leaves `[tokens, ...]`.
       access: the slots that it reads.
-      step_size, learning_rate, clip, weight_decay: as in `core.slots.table.slot_write`.
+      **step: `step_size` and the other options of `core.slots.table.slot_write`.
     """
-    return slot_write(
-        values,
-        *access,
-        chunk.error_weight[:, None] * (slot_read(values, *access) - chunk.target),
-        counted=chunk.counted,
-        step_size=step_size,
-        learning_rate=learning_rate,
-        clip=clip,
-        weight_decay=weight_decay,
-    )
+    errors = chunk.error_weight[:, None] * (slot_read(values, *access) - chunk.target)
+    return slot_write(values, *access, errors, counted=chunk.counted, **step)
 
 
 class RetentiveStep(NamedTuple):

@@ -1,7 +1,8 @@
 """Documents of modular arithmetic, with and without brackets, as in arXiv:2207.02098.
 
 A document is an expression over the numbers modulo 5 with +, - and *, then an equals sign, at which
-its value is the label. Products come before sums. With brackets, every operation has its own.
+its value is the label. Products come before sums. With brackets, every operation has its own. For
+training, an expression without brackets can have a label at every number.
 """
 
 from collections.abc import Sequence
@@ -21,12 +22,30 @@ SHORTEST = 3
 class ArithmeticSource:
     """Random access to the documents of one split: each is a function of (seed, index) alone."""
 
-    def __init__(self, *, brackets: bool, length: int, split: Split, seed: int):
-        """Args: `length` is the most tokens of an expression.
+    def __init__(
+        self,
+        *,
+        brackets: bool,
+        length: int,
+        split: Split,
+        seed: int,
+        every_value: bool = False,
+    ):
+        """Prepares the lengths.
+
+        Args:
+          brackets: every operation has its own.
+          length: the most tokens of an expression.
+          split: documents of training or others.
+          seed: another seed gives other documents.
+          every_value: each number, too, has a label: the value of the expression that ends there.
 
         Raises:
-          ValueError: no expression is that short.
+          ValueError: no expression is that short, or every value is asked for in brackets.
         """
+        if every_value and brackets:
+            raise ValueError("every_value=True: in brackets, a number does not end an expression.")
+        self._every_value = every_value
         self._brackets, self._length = brackets, length
         self._stream, self._seed = _STREAMS[split], seed
         step = 4 if brackets else 2
@@ -40,8 +59,9 @@ class ArithmeticSource:
 
         Returns:
           `tokens`: int32 `[length + 1]`, the expression, an equals sign, padding with more of them.
-          `labels`: int32 `[length + 1]`, the value at the first equals sign, 0 elsewhere.
-          `loss_weight`: float32 `[length + 1]`, 1 at the first equals sign, 0 elsewhere.
+          `labels`: int32 `[length + 1]`, the value at the first equals sign, 0 elsewhere; with
+            `every_value` also at every number.
+          `loss_weight`: float32 `[length + 1]`, 1 where a label is, 0 elsewhere.
         """
         rng = np.random.default_rng(
             np.random.SeedSequence(self._seed, spawn_key=(self._stream, index))
@@ -51,7 +71,9 @@ class ArithmeticSource:
         tokens = np.full(self._length + 1, TOKENS.index("="), np.int32)
         tokens[: len(text)] = [TOKENS.index(one) for one in text]
         labels, weights = np.zeros_like(tokens), np.zeros(len(tokens), np.float32)
-        labels[len(text)], weights[len(text)] = eval("".join(text)) % MODULUS, 1.0
+        ends = range(1, len(text) + 1, 2) if self._every_value else ()
+        for position, end in (*((end - 1, end) for end in ends), (len(text), len(text))):
+            labels[position], weights[position] = eval("".join(text[:end])) % MODULUS, 1.0
         return {"tokens": tokens, "labels": labels, "loss_weight": weights}
 
 

@@ -98,6 +98,8 @@ class Options:
     """Puts a token without a label before every document."""
     weight_decay: float = 0.01
     """Weight decay of the optimiser."""
+    every_value: bool = False
+    """Trains arithmetic without brackets with a label at every number, not only at the end."""
     out: Path = Path("benchmarks/results/state_tracking_cpu.jsonl")
     """File of the results; an existing file is continued."""
 
@@ -159,14 +161,22 @@ def batch(
 
 
 def source_of(
-    task: Task, split: Split, length: int, seed: int
+    task: Task, split: Split, length: int, seed: int, *, every_value: bool = False
 ) -> StateTrackingSource | ArithmeticSource:
-    """The documents of one split."""
+    """The documents of one split.
+
+    Raises:
+      ValueError: every value is asked for where an answer has no others before it.
+    """
+    if every_value and task != "arithmetic":
+        raise ValueError(f"--every-value is for the group arithmetic, not for {task}; leave it out.")
     group = group_of(task)
     if group is not None:
         data = StateTrackingData(group=group, length=length)
         return StateTrackingSource(data, split=split, seed=seed)
-    return ArithmeticSource(brackets=task == "brackets", length=length, split=split, seed=seed)
+    return ArithmeticSource(
+        brackets=task == "brackets", length=length, split=split, seed=seed, every_value=every_value
+    )
 
 
 def spans(trained: Trained, task: Task, options: Options, seed: int) -> list[Row]:
@@ -211,7 +221,9 @@ def measure(name: str, task: Task, options: Options, lines: Lines) -> None:
     first, size = ids - 1 if options.start_token else None, options.batch_size
     for seed in seeds:
         start = cpu_seconds()
-        source = source_of(task, "train", options.length, seed)
+        source = source_of(
+            task, "train", options.length, seed, every_value=options.every_value
+        )
         batches = (batch(source, size * step, size, first) for step in range(options.steps))
         trained = trainer.train(batches, seed=seed, prepare=without_decay)
         row = key | {"seed": seed}

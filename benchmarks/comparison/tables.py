@@ -215,7 +215,8 @@ def sizes(row: Row) -> str:
         f"width {about['width']}, layers {about['layers']}, {about['heads']} heads of "
         f"{about['head_dim']}, rate {about['learning_rate']:g}"
     )
-    return text + ", start token" * about["start_token"] + ", convolution" * about["convolution"]
+    text += ", start token" * about["start_token"] + ", convolution" * about["convolution"]
+    return text + ", a label at every number" * about["every_value"]
 
 
 def state_tracking_table(rows: Sequence[Row]) -> str:

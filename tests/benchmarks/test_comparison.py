@@ -111,8 +111,10 @@ def test_recall_runs_goes_on_and_is_drawn(tmp_path, capsys):
     assert (tmp_path / "comparison_recall.png").stat().st_size > 0
 
 
-@pytest.mark.parametrize("task", ["parity", "brackets"])
-def test_state_tracking_runs_and_is_drawn(task, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("task", "more"), [("parity", ()), ("brackets", ()), ("arithmetic", ("--every-value",))]
+)
+def test_state_tracking_runs_and_is_drawn(task, more, tmp_path, capsys):
     out = tmp_path / "s.jsonl"
     options = (
         *("--rules", "deltanet+", "--groups", task, "--seeds", 0, "--out", out),
@@ -120,17 +122,20 @@ def test_state_tracking_runs_and_is_drawn(task, tmp_path, capsys):
         *("--learning-rate", 1e-2, "--heads", 1, "--head-dim", 8, "--width", 16),
         *("--layers", 2, "--weight-decay", 0.1),
     )
-    run("comparison.state_tracking", *options, "--start-token", "--convolution")
-    run("comparison.state_tracking", *options, "--start-token", "--convolution")
+    run("comparison.state_tracking", *options, "--start-token", "--convolution", *more)
+    run("comparison.state_tracking", *options, "--start-token", "--convolution", *more)
     (line,) = out.read_text(encoding="utf-8").splitlines()
     row = json.loads(line)
     assert [(span["above"], span["up_to"]) for span in row["spans"]] == [(0, 5), (5, 9)]
     assert row["settings"]["start_token"]
+    assert row["settings"]["every_value"] == bool(more)
     assert row["state_bytes"] == 2 * 4 * 8 * 8
     assert len(row["curve"]) == 2
     drawn = ("--recall", "none", "--mqar", "none", "--images", tmp_path)
     run("comparison.tables", "--state-tracking", out, *drawn)
-    assert "| `deltanet+` |" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "| `deltanet+` |" in shown
+    assert (", a label at every number" in shown) == bool(more)
     assert (tmp_path / "comparison_states.png").stat().st_size > 0
 
 
@@ -149,6 +154,32 @@ def test_arithmetic_is_labelled_with_its_value_at_the_first_equals_sign(brackets
     assert lengths == set(range(5, 22, 4) if brackets else range(3, 22, 2))
     with pytest.raises(ValueError, match="length=2 is too short"):
         ArithmeticSource(brackets=brackets, length=2, split="train", seed=1)
+
+
+def test_every_number_of_a_training_expression_can_be_labelled_with_the_value_so_far():
+    options = {"brackets": False, "length": 21, "split": "train", "seed": 1}
+    plain = ArithmeticSource(**options)
+    source = ArithmeticSource(every_value=True, **options)
+    for index in range(50):
+        document, same = source[index], plain[index]
+        np.testing.assert_array_equal(document["tokens"], same["tokens"])
+        text = [TOKENS[token] for token in document["tokens"]]
+        end = text.index("=")
+        np.testing.assert_array_equal(
+            np.flatnonzero(document["loss_weight"]), [*range(0, end, 2), end]
+        )
+        for position in range(0, end, 2):
+            value = eval(" ".join(text[: position + 1])) % 5
+            assert document["labels"][position] == value
+        assert document["labels"][end] == same["labels"][end]
+    with pytest.raises(ValueError, match="in brackets, a number does not end an expression"):
+        ArithmeticSource(every_value=True, **(options | {"brackets": True}))
+
+
+@pytest.mark.parametrize("task", ["s3", "brackets"])
+def test_every_value_is_refused_for_other_tasks(task):
+    with pytest.raises(ValueError, match=f"for the group arithmetic, not for {task}; leave it"):
+        state_tracking.source_of(task, "train", 9, 0, every_value=True)
 
 
 def test_a_start_token_has_no_label_and_moves_no_position():

@@ -169,7 +169,9 @@ def source_of(
       ValueError: every value is asked for where an answer has no others before it.
     """
     if every_value and task != "arithmetic":
-        raise ValueError(f"--every-value is for the group arithmetic, not for {task}; leave it out.")
+        raise ValueError(
+            f"--every-value is for the group arithmetic, not for {task}: leave it out."
+        )
     group = group_of(task)
     if group is not None:
         data = StateTrackingData(group=group, length=length)
@@ -221,9 +223,7 @@ def measure(name: str, task: Task, options: Options, lines: Lines) -> None:
     first, size = ids - 1 if options.start_token else None, options.batch_size
     for seed in seeds:
         start = cpu_seconds()
-        source = source_of(
-            task, "train", options.length, seed, every_value=options.every_value
-        )
+        source = source_of(task, "train", options.length, seed, every_value=options.every_value)
         batches = (batch(source, size * step, size, first) for step in range(options.steps))
         trained = trainer.train(batches, seed=seed, prepare=without_decay)
         row = key | {"seed": seed}

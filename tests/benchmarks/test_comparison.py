@@ -178,7 +178,7 @@ def test_every_number_of_a_training_expression_can_be_labelled_with_the_value_so
 
 @pytest.mark.parametrize("task", ["s3", "brackets"])
 def test_every_value_is_refused_for_other_tasks(task):
-    with pytest.raises(ValueError, match=f"for the group arithmetic, not for {task}; leave it"):
+    with pytest.raises(ValueError, match=f"for the group arithmetic, not for {task}: leave it out"):
         state_tracking.source_of(task, "train", 9, 0, every_value=True)
 
 

@@ -7,9 +7,10 @@
 The study's FwPKM models with the paper's gate (docs/measurements/study.md) were trained with the
 plain write. Each way to write is measured by facts told, then asked for again after other
 text and after other facts (`retention_facts`), and by six domains read one after the other in
-several orders (`retention_domains`). `text` is the loss of unseen books that are written while they
-are read. Steps of half and a quarter of the size are the control: a
-memory that writes less keeps more. Each result is a line of JSON; those in the file are skipped.
+several orders (`retention_domains`), for which `--runs` names models of `plain_text`, too. `text`
+is the loss of unseen books that are written while they are read. Steps of half and a quarter of
+the size are the control: a memory that writes less keeps more. Each result is a line of JSON;
+those in the file are skipped.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ METHODS: dict[str, Method] = {
     "keys still, strength 8": _still(strength=8.0),
     "keys still, common 0.5": _still(common=0.5),
     "keys still, hardening 0.5": _still(hardening=0.5),
+    "keys still, hardening 1": _still(hardening=1.0),
     "keys still, relocation 1": _still(relocation=1.0),
     "keys still, relocation 4": _still(relocation=4.0),
     "keys still, relocation 16": _still(relocation=16.0),
@@ -98,6 +100,9 @@ METHODS: dict[str, Method] = {
     "keys still, consolidation 0.25": _still(consolidation=0.25),
     "keys still, consolidation 0.5": _still(consolidation=0.5),
     "keys still, 4 inner steps": Method(keys=0.0, inner_steps=4),
+    "keys still, hardening 1, 3 inner steps": replace(_still(hardening=1.0), inner_steps=3),
+    "keys still, hardening 1, 4 inner steps": replace(_still(hardening=1.0), inner_steps=4),
+    "keys still, hardening 1, 6 inner steps": replace(_still(hardening=1.0), inner_steps=6),
     "keys still, relocation 1, replay 2048": _still(relocation=1.0, replay=2048),
     "keys still, relocation 1, replay 512, 4 inner steps": replace(
         _still(relocation=1.0, replay=512), inner_steps=4

@@ -52,16 +52,13 @@ def forgetting_table(lines: Sequence[Line]) -> str:
     ]
     plain = {line["run"]: line for line in facts if line["method"] == PLAIN}
 
-    def halved(own: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-        return own <= theirs / 2
-
     for name in dict.fromkeys(line["method"] for line in facts):
         own = [line for line in facts if line["method"] == name]
         cells = [name]
         for moment in (text, other):
             values = [forgotten(line, moment) for line in own]
             theirs = [forgotten(plain[line["run"]], moment) for line in own]
-            cells.append(_mean_and_count(values, theirs, name, better=halved))
+            cells.append(_mean_and_count(values, theirs, name, better=_halved))
             cells.append("" if name == PLAIN else _against_plain(own, plain, moment))
         values = [_share(line, "new") for line in own]
         theirs = [_share(plain[line["run"]], "new") for line in own]
@@ -71,8 +68,13 @@ def forgetting_table(lines: Sequence[Line]) -> str:
 
 
 def domains_table(lines: Sequence[Line]) -> str:
-    """Adaptation and forgetting in nats of each way to write, over the runs, by order."""
+    """Adaptation and forgetting in nats of each way to write, over the runs, by order.
+
+    In brackets: in how many runs adaptation is at least that of the plain write, and forgetting at
+    most half of it.
+    """
     domains = [line for line in lines if line["measure"] == "domains"]
+    domains += _over_orders(domains)
     rows = [
         "| write, order, size | runs | adaptation | over the runs | forgetting | over the runs |",
         "|---" * 6 + "|",
@@ -86,10 +88,10 @@ def domains_table(lines: Sequence[Line]) -> str:
         own = [x for x in domains if (kind(x), x["method"]) == (group, name)]
         size = own[0]["change"]["bytes"][0] / 1000
         cells = [f"{name}, {group[1]}, {size:.0f} kB", str(len(own))]
-        for key in ("adaptation", "forgetting_mean"):
+        for key, better in (("adaptation", np.less_equal), ("forgetting_mean", _halved)):
             values = [line["change"][key][0] for line in own]
             theirs = [plain[group, x["run"]]["change"][key][0] for x in own]
-            cells.append(_mean_and_count(values, theirs, name, better=np.less_equal, digits=4))
+            cells.append(_mean_and_count(values, theirs, name, better=better, digits=4))
             cells.append(over_seeds(values, digits=4) if len(values) > 1 else "")
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
@@ -163,8 +165,6 @@ def draw(path: Path, lines: Sequence[Line], *, control: Sequence[str]) -> None:
     domains = [line for line in lines if line["measure"] == "domains"]
     least = min((line["batches"] for line in domains), default=0)
     domains = [line for line in domains if line["batches"] == least]
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    axes = figure.subplots(2, 2).ravel()
     panels: list[tuple[str, str, Sequence[Line], Callable[[Line], tuple[float, float]]]] = []
     if facts:
         for moment in _moments(facts):
@@ -184,11 +184,18 @@ def draw(path: Path, lines: Sequence[Line], *, control: Sequence[str]) -> None:
             (
                 "adaptation, nats gained (mean of orders)",
                 "forgetting, nats (mean of orders)",
-                _over_orders(domains),
-                lambda line: (-line["adaptation"], line["forgetting"]),
+                _over_orders(domains) or domains,  # There may be one order only.
+                lambda line: (
+                    -line["change"]["adaptation"][0],
+                    line["change"]["forgetting_mean"][0],
+                ),
             )
         )
-    names = list(dict.fromkeys(line["method"] for line in lines))
+    rows = len(panels) // 2 + 1  # A place is the legend's.
+    figure = Figure(figsize=(11, 4 * rows), layout="constrained")
+    axes = figure.subplots(rows, 2).ravel()
+    drawn = {line["method"] for *_, found, _ in panels for line in found}
+    names = [name for name in dict.fromkeys(line["method"] for line in lines) if name in drawn]
     markers = "osv^D<>PX*hpd8"
     for axis, (x_label, y_label, found, point) in zip(axes, panels, strict=False):
         for number, name in enumerate(names):
@@ -214,6 +221,10 @@ def draw(path: Path, lines: Sequence[Line], *, control: Sequence[str]) -> None:
         axis.set_axis_off()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def _halved(own: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    return own <= theirs / 2
 
 
 def forgotten(line: Line, moment: str) -> float:
@@ -272,16 +283,19 @@ def _interval(values: Sequence[float]) -> str:
 
 
 def _over_orders(domains: Sequence[Line]) -> list[Line]:
-    """By way and run, the means over the orders."""
-    found: dict[tuple[str, str], list[Line]] = {}
+    """By way, run and size, the means over the orders, where there are all of the plain write."""
+    found: dict[tuple[str, int, str], dict[str, Line]] = {}
     for line in domains:
-        found.setdefault((line["method"], line["run"]), []).append(line["change"])
-    return [
-        {
-            "method": method,
-            "run": run,
-            "adaptation": float(np.mean([x["adaptation"][0] for x in changes])),
-            "forgetting": float(np.mean([x["forgetting_mean"][0] for x in changes])),
-        }
-        for (method, run), changes in found.items()
-    ]
+        of_way = found.setdefault((line["run"], line["batches"], line["method"]), {})
+        of_way[line["order"]] = line["change"]
+    lines = []
+    for (run, batches, method), changes in found.items():
+        if len(changes) > 1 and changes.keys() == found[run, batches, PLAIN].keys():
+            mean = {
+                key: [float(np.mean([change[key][0] for change in changes.values()]))]
+                for key in ("adaptation", "forgetting_mean")
+            }
+            mean["bytes"] = next(iter(changes.values()))["bytes"]
+            about = {"run": run, "batches": batches, "method": method, "order": "over orders"}
+            lines.append(about | {"change": mean})
+    return lines

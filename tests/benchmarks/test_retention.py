@@ -121,24 +121,40 @@ def columns(table):
     return {name: of for name, *of in zip(head, *rows, strict=True)}
 
 
-def test_the_domains_table_takes_the_same_order_of_the_plain_write():
-    def line(run, order, method, adaptation, forgetting, batches=2):
-        change = {"adaptation": [adaptation, 0, 0], "forgetting_mean": [forgetting, 0, 0]}
-        names = {"measure": "domains", "run": run, "order": order, "method": method}
-        return {**names, "batches": batches, "change": {**change, "bytes": [64_000 * batches]}}
+def domains_line(run, order, method, adaptation, forgetting, batches=2):
+    change = {"adaptation": [adaptation, 0, 0], "forgetting_mean": [forgetting, 0, 0]}
+    names = {"measure": "domains", "run": run, "order": order, "method": method}
+    return {**names, "batches": batches, "change": {**change, "bytes": [64_000 * batches]}}
 
+
+def test_the_domains_table_takes_the_same_order_of_the_plain_write():
     lines = [
-        line("a", "given", "plain", -0.01, 0.004),
-        line("a", "mixed", "plain", -0.03, 0.002),
-        line("a", "mixed", "still", -0.04, 0.001),
-        line("b", "mixed", "plain", -0.01, 0.003),
-        line("a", "mixed", "plain", -0.05, 0.005, batches=4),
+        domains_line("a", "given", "plain", -0.01, 0.004),
+        domains_line("a", "mixed", "plain", -0.03, 0.002),
+        domains_line("a", "mixed", "still", -0.04, 0.001),
+        domains_line("b", "mixed", "plain", -0.01, 0.003),
+        domains_line("a", "mixed", "plain", -0.05, 0.005, batches=4),
     ]
-    *_, given, plain, still, longer = retention_tables.domains_table(lines).splitlines()
+    *_, given, plain, still, over, longer = retention_tables.domains_table(lines).splitlines()
     assert given == "| plain, given, 128 kB | 1 | -0.0100 |  | 0.0040 |  |"
     assert plain.startswith("| plain, mixed, 128 kB | 2 | -0.0200 | -0.0200 [-0.1471, 0.1071] |")
     assert still == "| still, mixed, 128 kB | 1 | -0.0400 (1 of 1) |  | 0.0010 (1 of 1) |  |"
+    # The other write has not read all orders of the plain one, so it has no mean.
+    assert over == "| plain, over orders, 128 kB | 1 | -0.0200 |  | 0.0030 |  |"
     assert longer == "| plain, mixed, 256 kB | 1 | -0.0500 |  | 0.0050 |  |"
+
+
+def test_the_domains_table_counts_runs_that_gain_as_much_and_lose_at_most_half():
+    lines = [
+        domains_line("a", "given", "plain", -0.02, 0.004),
+        domains_line("a", "mixed", "plain", -0.04, 0.002),
+        domains_line("a", "given", "still", -0.03, 0.002),
+        domains_line("a", "mixed", "still", -0.02, 0.002),
+    ]
+    *_, given, _, mixed, _, over = retention_tables.domains_table(lines).splitlines()
+    assert given == "| still, given, 128 kB | 1 | -0.0300 (1 of 1) |  | 0.0020 (1 of 1) |  |"
+    assert mixed == "| still, mixed, 128 kB | 1 | -0.0200 (0 of 1) |  | 0.0020 (0 of 1) |  |"
+    assert over == "| still, over orders, 128 kB | 1 | -0.0250 (0 of 1) |  | 0.0020 (0 of 1) |  |"
 
 
 @pytest.mark.thorough

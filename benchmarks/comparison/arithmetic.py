@@ -44,7 +44,9 @@ class ArithmeticSource:
           ValueError: no expression is that short, or every value is asked for in brackets.
         """
         if every_value and brackets:
-            raise ValueError("every_value=True: in brackets, a number does not end an expression.")
+            raise ValueError(
+                "every_value=True: in brackets, a number does not end an expression; leave it out."
+            )
         self._every_value = every_value
         self._brackets, self._length = brackets, length
         self._stream, self._seed = _STREAMS[split], seed

@@ -166,7 +166,7 @@ def source_of(
     """The documents of one split.
 
     Raises:
-      ValueError: every value is asked for where an answer has no others before it.
+      ValueError: `every_value` with another task than arithmetic.
     """
     if every_value and task != "arithmetic":
         raise ValueError(

@@ -64,7 +64,7 @@ def outputs_and_gradients(rule, plain, memory, sequence):
     [
         *[(RULE, 3, 1, False), (RULE, 64, 1, True), (SPARING, 10, 2, False)],
         (HARDENING, 8, 1, False),
-        (REPEATING, 10, 2, False),
+        (REPEATING, 10, 2, True),
         # The contract of FwPKM says the same of these, see test_contract.py.
         pytest.param(RULE, 10, 3, True, marks=pytest.mark.slow),
         *[(WIDE, 4, 1, False), pytest.param(WIDE, 10, 3, True, marks=pytest.mark.slow)],

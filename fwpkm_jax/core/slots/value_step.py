@@ -167,11 +167,12 @@ def retentive_write(
     last_steps = history.steps
     if last_steps is not None:
         last = rows_of(last_steps)
-        steps = step_with_momentum(steps, last, momentum=retention.momentum)
+        with_momentum = step_with_momentum(steps, last, momentum=retention.momentum)
+        steps = jnp.where(touched, with_momentum, steps)
         last_steps = put(last_steps, jnp.where(touched, steps, last))
     old = rows_of(values)
-    new = decay(old, share=retention.write_decay) + steps
-    values = put(values, jnp.where(touched, new, old))
+    # Where no token counts the step is 0, as in `slot_write`; its gradient is not.
+    values = put(values, jnp.where(touched, decay(old, share=retention.write_decay), old) + steps)
     lasting = history.lasting
     if lasting is not None:
         kept = rows_of(lasting)

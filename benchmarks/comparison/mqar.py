@@ -26,6 +26,7 @@ from benchmarks.comparison.mqar_tasks import Cell, Part, Setting, cell_of
 from benchmarks.comparison.mqar_training import Run, Training
 from benchmarks.comparison.small_decoders import Lines, Row, machine
 from benchmarks.options import parse
+from fwpkm_jax.core.recurrence.decay_starts import DecayStart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,8 @@ class Options:
     chunk: int = 8
     """Tokens between two writes of FwPKM, FwMLP and LaCT, half of those of Titans; the window of
     windowed attention."""
+    decay_start: DecayStart = "time_steps"
+    """Where the learned decays of matrix memories begin."""
     batch_size: int = 0
     """Documents per update."""
     rows: int = 16
@@ -89,7 +92,8 @@ def settings(options: Options) -> Row:
     """What distinguishes a run from others of the same memory, rate and seed."""
     chosen = cell(options)
     about = {"setting": options.setting, "width": options.width, "heads": options.heads}
-    about |= {"chunk": options.chunk, "batch_size": chosen.batch_size, "epochs": chosen.epochs}
+    about |= {"chunk": options.chunk, "decay_start": options.decay_start}
+    about |= {"batch_size": chosen.batch_size, "epochs": chosen.epochs}
     about["train"] = [[p.task.pairs, p.task.length, p.documents] for p in chosen.train]
     about["test"] = [[p.task.pairs, p.task.length, p.documents] for p in chosen.test]
     return about | {"validations": options.validations, "threshold": options.threshold}
@@ -108,7 +112,13 @@ def measure(name: str, rate: float, seed: int, options: Options, lines: Lines) -
         return
     print(f"{name} rate {rate} seed {seed}", flush=True)
     stacked = options.setting == "stacked"
-    layout = Layout(width=options.width, heads=options.heads, chunk=options.chunk, stacked=stacked)
+    layout = Layout(
+        width=options.width,
+        heads=options.heads,
+        chunk=options.chunk,
+        stacked=stacked,
+        decay_start=options.decay_start,
+    )
     length = max(part.task.length for part in (*chosen.train, *chosen.test))
     training = Training(
         name, layout, batch_size=chosen.batch_size, rows=options.rows, length=length

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from fwpkm_jax.core.recurrence.decay_starts import DecayStart
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
 from fwpkm_jax.layers.mixers import (
     AbstractMixer,
@@ -60,6 +61,8 @@ class Layout:
     """Tokens that windowed attention and LaCT see; None: `chunk`."""
     stacked: bool = False
     """One layer without convolution, and a frozen embedding of unit vectors."""
+    decay_start: DecayStart = "time_steps"
+    """Where the learned decays of matrix memories begin."""
 
 
 Layer = AbstractMixerConfig | FastWeightConfig
@@ -97,7 +100,7 @@ def layers_of(name: str, layout: Layout) -> tuple[Layer, ...]:
         mixers=(name,),
         window=layout.window or layout.chunk,
         attention=_attention(layout),
-        matrix=MatrixMemoryConfig(**matrix, rules=rules),
+        matrix=MatrixMemoryConfig(**matrix, rules=rules, decay_start=layout.decay_start),
         titans=TitansConfig(num_heads=heads, head_dim=head_dim, chunk_size=2 * layout.chunk),
         lact=LaCTConfig(
             num_heads=heads,

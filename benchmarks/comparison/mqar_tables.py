@@ -39,7 +39,8 @@ def title(row: Row) -> str:
     pairs, length, _ = about["train"][0]
     kind = f"{pairs} pairs in {length} tokens" if about["setting"] == "cell" else about["setting"]
     size = f"{about['epochs']} epochs of {about['batch_size']} documents per update"
-    return f"{kind}, width {about['width']}, {size}"
+    start = "" if about["decay_start"] == "time_steps" else ", decays start constant"
+    return f"{kind}, width {about['width']}, {size}{start}"
 
 
 def mqar_table(rows: Sequence[Row]) -> str:

@@ -179,6 +179,47 @@ def test_other_settings_train_all_their_parts(setting, tmp_path, monkeypatch):
     assert len(row["test"]) == 2
 
 
+@pytest.mark.thorough
+def test_decays_begin_where_the_option_says(tmp_path, capsys):
+    out = tmp_path / "m.jsonl"
+    small = (
+        "--pairs",
+        2,
+        "--length",
+        8,
+        "--width",
+        8,
+        "--heads",
+        2,
+        "--batch-size",
+        2,
+        "--rows",
+        2,
+    )
+    short = ("--documents", 2, "--tested", 2, "--epochs", 1, "--seeds", 0, "--rates", 1e-2)
+    options = ("--memories", "gated_deltanet", *small, *short, "--out", out)
+    run("comparison.mqar", *options, "--decay-start", "constant")
+    run("comparison.mqar", *options)
+    first, second = lines(out)
+    assert first["settings"] == second["settings"] | {"decay_start": "constant"}
+    assert first["loss"] != second["loss"]
+    none = tmp_path / "none"
+    run(
+        "comparison.tables",
+        "--mqar",
+        out,
+        "--recall",
+        none,
+        "--state-tracking",
+        none,
+        "--images",
+        tmp_path,
+    )
+    shown = capsys.readouterr().out
+    assert shown.count("decays start constant") == 1
+    assert shown.count("| `gated_deltanet` |") == 2
+
+
 def test_among_equal_rates_the_faster_is_best():
     rows = [
         {"rate": 1e-2, "valid": 0.99, "steps": 30},

@@ -13,6 +13,7 @@ docs/measurements/study.md.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import logging
@@ -21,6 +22,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -82,7 +84,10 @@ def write_beginnings(options: Options) -> Path:
 
 def train(options: Options, kind: str, rate: float, seed: int) -> Path:
     """The directory of a run, trained as far as it was not."""
-    directory = options.runs_dir / f"{kind}_{rate}_{options.steps}_seed{seed}"
+    name = f"{kind}_{rate}_{options.steps}_seed{seed}"
+    if options.extra:
+        name += "_" + hashlib.sha256(" ".join(options.extra).encode()).hexdigest()[:8]
+    directory = options.runs_dir / name
     command = [KINDS[kind], "--data.needles", "None", "--training.steps", str(options.steps)]
     command += ["--optimizer.learning_rate", str(rate), "--training.validation_batches", "0"]
     train_run(directory, command, seed=seed, text=options.data, extra=options.extra)
@@ -152,6 +157,7 @@ def measure(options: Options, kind: str, rate: float, seed: int, lines: Lines) -
     """Makes one run, unless the file has it."""
     key = {"kind": kind, "rate": rate, "seed": seed, "steps": options.steps}
     key |= {"ends": list(options.ends), "characters": options.characters}
+    key |= {"extra": list(options.extra)}
     if lines.find(**key):
         return
     directory = train(options, kind, rate, seed)
@@ -171,7 +177,8 @@ def table(rows: Sequence[Row]) -> str:
         for way in WAYS:
             if way not in row or row["ends"] != ends:
                 continue
-            name = row["kind"] if row["kind"] == "backbone" else f"{row['kind']}, {way}"
+            name = " ".join([row["kind"], *row["extra"]])
+            name += "" if row["kind"] == "backbone" else f", {way}"
             about = [name, str(row["steps"]), f"{row['rate']:g}", str(row["seed"])]
             means = [f"{_mean(one):.3f}" for one in row[way]]
             found.append([*about, f"{row['train_loss']:.3f}", *means])
@@ -179,22 +186,28 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def differences(rows: Sequence[Row]) -> str:
-    """FwPKM minus backbone by section, of the same steps, rate and seed, over books."""
-    keys = ("steps", "rate", "seed", "ends", "characters")
+    """FwPKM minus backbone, and with `extra` minus without, by section, over books.
+
+    Of the same steps, rate and seed; FwPKM and backbone also of the same `extra`.
+    """
+    keys = ("steps", "rate", "seed", "ends", "characters", "extra")
     by_key = {(row["kind"], *(str(row[key]) for key in keys)): row for row in rows}
     found: list[list[str]] = []
     for (kind, *key), row in by_key.items():
+        pairs = dict[str, tuple[Any, Any]]()
         other = by_key.get(("backbone", *key))
-        if kind != "fwpkm" or other is None:
-            continue
-        pairs = {
-            "written minus backbone": (row["writing"], other["frozen"]),
-            "frozen minus backbone": (row["frozen"], other["frozen"]),
-            "written minus frozen": (row["writing"], row["frozen"]),
-        }
+        if kind == "fwpkm" and other is not None:
+            pairs["written minus backbone"] = (row["writing"], other["frozen"])
+            pairs["frozen minus backbone"] = (row["frozen"], other["frozen"])
+            pairs["written minus frozen"] = (row["writing"], row["frozen"])
+        plain = by_key.get((kind, *key[:-1], str([])))
+        if row["extra"] and plain is not None:
+            way = "writing" if "writing" in row else "frozen"
+            pairs[f"{kind}, with it minus without"] = (row[way], plain[way])
+        about = "".join(f" ({option})" for option in row["extra"])
         for name, (one, two) in pairs.items():
             cells = [_interval(_paired(*pair)) for pair in zip(one, two, strict=True)]
-            found.append([name, *key[:3], *cells])
+            found.append([name + about, *key[:3], *cells])
     if not found:
         return ""
     names = [f"{reading}, to {end}" for reading in READINGS for end in rows[0]["ends"]]

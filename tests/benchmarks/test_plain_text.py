@@ -20,10 +20,11 @@ def test_the_tables_compare_models_of_the_same_rate_and_seed(tmp_path, capsys):
     def line(kind, seed, frozen, **more):
         about = {"kind": kind, "rate": 0.002, "seed": seed, "steps": 9, "ends": [4, 8]}
         ways = {"frozen": [[frozen, frozen + 0.2]] * 4, **more}
-        return {**about, "characters": 8, "train_loss": 1.0, **ways}
+        return {**about, "characters": 8, "extra": [], "train_loss": 1.0, **ways}
 
     lines = [line("backbone", 0, 2.0), line("fwpkm", 0, 2.5, writing=[[1.9, 2.1]] * 4)]
     lines.append(line("fwpkm", 1, 9.0, writing=[[9.0, 9.0]] * 4))
+    lines.append(line("backbone", 0, 1.5, extra=["model.a=b"]))
     out = tmp_path / "lines.jsonl"
     out.write_text("\n".join(map(json.dumps, lines)))
     run("study.plain_text", "--kinds", "--out", out)
@@ -32,6 +33,9 @@ def test_the_tables_compare_models_of_the_same_rate_and_seed(tmp_path, capsys):
     assert "| fwpkm, writing | 9 | 0.002 | 0 | 1.000 | 2.000 |" in printed
     assert "| written minus backbone | 9 | 0.002 | 0 | -0.1000 [-0.1000, -0.1000] |" in printed
     assert "minus backbone | 9 | 0.002 | 1" not in printed
+    assert "| backbone model.a=b | 9 | 0.002 | 0 | 1.000 | 1.600 |" in printed
+    change = "backbone, with it minus without (model.a=b)"
+    assert f"| {change} | 9 | 0.002 | 0 | -0.5000 [-0.5000, -0.5000] |" in printed
     with pytest.raises(SystemExit, match="--kinds: lact"):
         run("study.plain_text", "--kinds", "lact", "--out", out)
 
@@ -49,6 +53,7 @@ def test_both_models_read_unseen_books_twice(tmp_path):
     assert run("study.plain_text", "--kinds", "backbone", "fwpkm", *options) == 0
     backbone, fwpkm = map(json.loads, out.read_text().splitlines())
     assert (backbone["kind"], fwpkm["kind"]) == ("backbone", "fwpkm")
+    assert backbone["extra"] == fwpkm["extra"] == list(SMALL_RUN)
     assert "writing" not in backbone
     assert np.shape(fwpkm["writing"]) == np.shape(backbone["frozen"]) == (4, 1)
     assert fwpkm["writing"] != fwpkm["frozen"]

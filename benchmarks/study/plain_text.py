@@ -29,6 +29,7 @@ import numpy as np
 from benchmarks.comparison.small_decoders import Lines, Row, machine
 from benchmarks.options import parse
 from benchmarks.study.lines import train_run
+from benchmarks.study.tables import over_seeds
 from fwpkm_jax.evaluation import PerplexityConfig
 from fwpkm_jax.evaluation.intervals import clustered_mean
 from fwpkm_jax.evaluation.perplexity import streaming_perplexity
@@ -188,11 +189,13 @@ def table(rows: Sequence[Row]) -> str:
 def differences(rows: Sequence[Row]) -> str:
     """FwPKM minus backbone, and with `extra` minus without, by section, over books.
 
-    Of the same steps, rate and seed; FwPKM and backbone also of the same `extra`.
+    Of the same steps, rate and seed; FwPKM and backbone also of the same `extra`. The mean of
+    several seeds has an interval over these.
     """
     keys = ("steps", "rate", "seed", "ends", "characters", "extra")
     by_key = {(row["kind"], *(str(row[key]) for key in keys)): row for row in rows}
     found: list[list[str]] = []
+    means: dict[tuple[str, ...], list[list[float]]] = {}
     for (kind, *key), row in by_key.items():
         pairs = dict[str, tuple[Any, Any]]()
         other = by_key.get(("backbone", *key))
@@ -206,8 +209,14 @@ def differences(rows: Sequence[Row]) -> str:
             pairs[f"{kind}, with it minus without"] = (row[way], plain[way])
         about = "".join(f" ({option})" for option in row["extra"])
         for name, (one, two) in pairs.items():
-            cells = [_interval(_paired(*pair)) for pair in zip(one, two, strict=True)]
-            found.append([name + about, *key[:3], *cells])
+            by_book = [_paired(*pair) for pair in zip(one, two, strict=True)]
+            found.append([name + about, *key[:3], *map(_interval, by_book)])
+            of_seed = [float(np.mean(x)) if len(x) else math.nan for x in by_book]
+            means.setdefault((name + about, *key[:2]), []).append(of_seed)
+    for about, seeds in means.items():
+        if len(seeds) > 1:
+            over = [over_seeds(of_section, digits=4) for of_section in zip(*seeds, strict=True)]
+            found.append([*about, f"mean of {len(seeds)}", *over])
     if not found:
         return ""
     names = [f"{reading}, to {end}" for reading in READINGS for end in rows[0]["ends"]]

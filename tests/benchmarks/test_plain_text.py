@@ -34,6 +34,10 @@ def test_the_tables_compare_models_of_the_same_rate_and_seed(tmp_path, capsys):
     assert "| written minus backbone | 9 | 0.002 | 0 | -0.1000 [-0.1000, -0.1000] |" in printed
     assert "minus backbone | 9 | 0.002 | 1" not in printed
     assert "| backbone model.a=b | 9 | 0.002 | 0 | 1.000 | 1.600 |" in printed
+    lines.append(line("backbone", 1, 8.9))
+    out.write_text("\n".join(map(json.dumps, lines)))
+    run("study.plain_text", "--kinds", "--out", out)
+    assert "| written minus backbone | 9 | 0.002 | mean of 2 | -0.0500 [" in capsys.readouterr().out
     change = "backbone, with it minus without (model.a=b)"
     assert f"| {change} | 9 | 0.002 | 0 | -0.5000 [-0.5000, -0.5000] |" in printed
     with pytest.raises(SystemExit, match="--kinds: lact"):

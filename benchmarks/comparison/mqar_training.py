@@ -98,9 +98,10 @@ class Training:
         return Progress(params, self._adam.init(params), jnp.zeros((), jnp.int32)), frozen
 
     def blocks(self, parts: Sequence[Documents], pieces: int) -> list[list[Documents]]:
-        """An epoch's batches in `pieces` with as many of every part, `[updates, batch, ...]`.
+        """An epoch's batches in `pieces`, each a list of blocks `[updates, batch, ...]`.
 
-        The last documents of a part that do not fill a batch in each piece are left out.
+        The parts follow one another, as published; a piece may end within one of them. The last
+        documents of a part that do not fill a batch for each piece are left out.
 
         Raises:
           ValueError: a part has less than a batch for each piece.

@@ -179,6 +179,19 @@ def test_other_settings_train_all_their_parts(setting, tmp_path, monkeypatch):
     assert len(row["test"]) == 2
 
 
+def test_an_epoch_goes_through_its_parts_in_turn():
+    layout = Layout(vocabulary=32, width=8, heads=2, chunk=4)
+    training = mqar_training.Training("deltanet", layout, batch_size=2, rows=2, length=8)
+    tasks = [Task(pairs=pairs, length=8, vocabulary=32) for pairs in (1, 2, 1)]
+    parts = [documents(task, 9, split="train", seed=n) for n, task in enumerate(tasks)]
+    pieces = training.blocks(parts, 2)
+    assert [len(piece) for piece in pieces] == [3, 3]
+    flat = [block for piece in pieces for block in piece]
+    for number, part in enumerate(parts):  # The ninth document fills no batch.
+        both = np.concatenate([block.tokens for block in flat[2 * number : 2 * number + 2]])
+        np.testing.assert_array_equal(both.reshape(8, -1), part.tokens[:8])
+
+
 @pytest.mark.thorough
 def test_decays_begin_where_the_option_says(tmp_path, capsys):
     out = tmp_path / "m.jsonl"

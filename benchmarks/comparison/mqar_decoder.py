@@ -36,6 +36,8 @@ FWPKM_SUBKEYS = (8, 16, 32)
 """Sub-keys of FwPKM's sizes; a memory has their square as slots."""
 PUBLISHED_ATTENTION = "attention_positions"
 """Attention in both layers, with learned positions and no convolution: the published cell."""
+OWN_VALUE = "_own"
+"""Ending of the name of an FwPKM whose tokens write their own value and not the next token's."""
 NAMES = (
     *(PUBLISHED_ATTENTION, "attention", "gated_deltanet", "deltanet", "gla", "mamba2"),
     *(f"fwpkm_{n}" for n in FWPKM_SUBKEYS),
@@ -75,9 +77,9 @@ def layers_of(name: str, layout: Layout) -> tuple[Layer, ...]:
     if name == PUBLISHED_ATTENTION:
         return (_attention(replace(layout, heads=1)),) * (1 if layout.stacked else 2)
     # A stacked position has a key and its value, so a memory need not look ahead.
-    lookahead = int(not layout.stacked)
+    lookahead = int(not layout.stacked and not name.endswith(OWN_VALUE))
     if name.startswith("fwpkm_"):
-        subkeys = int(name.removeprefix("fwpkm_"))
+        subkeys = int(name.removeprefix("fwpkm_").removesuffix(OWN_VALUE))
         rule = FwPKM(
             num_subkeys=subkeys,
             key_dim=layout.width,

@@ -5,9 +5,10 @@ import json
 import jax
 import pytest
 
-from benchmarks.comparison.mqar_decoder import Layout
+from benchmarks.comparison.mqar_decoder import Layout, layers_of
 from benchmarks.comparison.mqar_tasks import Task, documents
 from benchmarks.comparison.mqar_training import Limited, Training
+from benchmarks.study import beside_attention
 from tests.benchmarks.programs import run
 
 
@@ -26,6 +27,23 @@ def test_the_table_has_what_a_kind_can_lack(tmp_path, capsys):
     ]
     with pytest.raises(SystemExit, match="no KIND:SEED"):
         run("study.beside_attention", "--runs", "attention", "--out", out)
+
+
+def test_a_memory_of_own_values_does_not_look_ahead():
+    layout = Layout(width=8, heads=2)
+    lookaheads = {}
+    for kind in ("fwpkm_attention", "fwpkm_own_attention"):
+        layers, limited = beside_attention.KINDS[kind]
+        assert limited is not None
+        for names in (layers, limited.name):
+            memory, _ = layers_of(names, layout)
+            lookaheads[names] = memory.rule.lookahead
+    assert lookaheads == {
+        "fwpkm_16+attention": 1,
+        "fwpkm_16+swa": 1,
+        "fwpkm_16_own+attention": 0,
+        "fwpkm_16_own+swa": 0,
+    }
 
 
 @pytest.mark.thorough

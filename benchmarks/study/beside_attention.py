@@ -6,7 +6,7 @@
 The paper finds that a model with full attention ignores the memory, and that limiting attention in
 nine of ten training steps makes it use the memory (findings 2 and 3). Both can only be tested where
 attention alone solves the task, as it does in MQAR's smallest cell after a convolution
-(`benchmarks.comparison.mqar`). `fwpkm_own_attention` asks whether the memory is preferred because it
+(`benchmarks.comparison.mqar`). Kinds with `own` ask whether the memory is preferred because it
 looks ahead: its tokens write their own value. A run ends when two validations have reached 0.99. `--out` gets one
 JSON object per line and run; runs that it has are passed over, and an interrupted run continues.
 The page of results is docs/measurements/study.md.
@@ -38,6 +38,8 @@ KINDS: dict[str, tuple[str, Limited | None]] = {
     "fwpkm_attention_pswa": (f"{FWPKM}+attention", Limited(f"{FWPKM}+swa", 0.9)),
     "fwpkm_windows": (f"{FWPKM}+swa", None),
     "fwpkm_own_attention": (f"{OWN}+attention", Limited(f"{OWN}+swa", 0.0)),
+    "fwpkm_own_attention_pswa": (f"{OWN}+attention", Limited(f"{OWN}+swa", 0.9)),
+    "fwpkm_own_windows": (f"{OWN}+swa", None),
 }
 """The layers of each kind, behind the convolution; and what its attention is limited to, in which
 share of the updates. With share 0 it is limited only when it is asked so."""

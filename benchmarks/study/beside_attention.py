@@ -7,9 +7,9 @@ The paper finds that a model with full attention ignores the memory, and that li
 nine of ten training steps makes it use the memory (findings 2 and 3). Both can only be tested where
 attention alone solves the task, as it does in MQAR's smallest cell after a convolution
 (`benchmarks.comparison.mqar`). Kinds with `own` ask whether the memory is preferred because it
-looks ahead: its tokens write their own value. A run ends when two validations have reached 0.99. `--out` gets one
-JSON object per line and run; runs that it has are passed over, and an interrupted run continues.
-The page of results is docs/measurements/study.md.
+looks ahead: its tokens write their own value. A run ends when two validations have reached 0.99.
+`--out` gets one JSON object per line and run; runs that it has are passed over, and an interrupted
+run continues. The page of results is docs/measurements/study.md.
 """
 
 from __future__ import annotations

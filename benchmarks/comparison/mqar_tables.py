@@ -75,7 +75,12 @@ def mqar_table(rows: Sequence[Row]) -> str:
 
 
 def mqar_picture(groups: Sequence[Sequence[Row]]) -> Figure:
-    """Draws accuracy against bytes of state, a panel per setting, a point per memory."""
+    """Draws accuracy against bytes of state, a panel per setting, a point per memory.
+
+    Settings whose decays begin in another way than the default are only in the tables.
+    """
+    drawn = [rows for rows in groups if rows[0]["settings"]["decay_start"] == "time_steps"]
+    groups = drawn or groups
     figure = Figure(figsize=(7.5, 3.6 * len(groups)), layout="constrained")
     for axes, rows in zip(figure.subplots(len(groups), squeeze=False)[:, 0], groups, strict=True):
         for name, runs in chosen(rows).items():

@@ -35,6 +35,7 @@ from benchmarks.study.tables import tables
 from fwpkm_jax.evaluation import NeedleConfig, PerplexityConfig, Subject, run_suite
 from fwpkm_jax.evaluation.continual.evaluate import ContinualConfig
 from fwpkm_jax.evaluation.intervals import clustered_mean
+from fwpkm_jax.evaluation.longbench.evaluate import LongBenchConfig
 from fwpkm_jax.evaluation.reconfigure import reconfigure
 from fwpkm_jax.run import load_run
 from fwpkm_jax.run.evaluate import subject_of
@@ -82,6 +83,8 @@ ABLATED = "ppl_ablated"
 """Perplexity with a frozen memory whose slots are zero, so that nothing is read."""
 OTHER = "needle_other"
 """Needles at the shortest length, stated and asked for in words that training never used."""
+LONGEST_QUESTION = 60_000
+"""Bytes of the longest sample of LongBench that is read."""
 GATE_ROWS = 64
 """Rows with needles whose gates are read."""
 
@@ -98,6 +101,7 @@ def evaluations(name: str, *, has_memory: bool) -> dict[str, tuple[str, Any]]:
             label: ("needle", options)
             for label, options in _needles(name, has_memory=has_memory).items()
         },
+        **(_long_answers() if name.removesuffix(UNGATED) == MAIN else {}),
         **(_controls() if name == MAIN else {}),
         "continual": (
             "continual",
@@ -155,6 +159,11 @@ def _controls() -> dict[str, tuple[str, Any]]:
         ),
         OTHER: ("needle", NeedleConfig(sample_files=(), samples=100, readings=(1, 4))),
     }
+
+
+def _long_answers() -> dict[str, tuple[str, Any]]:
+    options = LongBenchConfig(data=str(DATA / "longbench"), max_tokens=LONGEST_QUESTION)
+    return {"longbench": ("longbench", options)}
 
 
 def write_excerpts() -> None:
@@ -215,7 +224,12 @@ def results_of(directory: Path) -> dict[str, Any]:
     found = {}
     for path in sorted(directory.glob("study/*/*.json")):
         label, record = path.parent.name, json.loads(path.read_text())
-        digest = {"ppl": _perplexities, "needle": _needle_shares, "continual": _domain_losses}
+        digest = {
+            "ppl": _perplexities,
+            "needle": _needle_shares,
+            "longbench": _answer_perplexities,
+            "continual": _domain_losses,
+        }
         if path.stem in digest:
             found[label] = digest[path.stem](record["results"], path)
     return found
@@ -230,8 +244,7 @@ def _perplexities(results: dict[str, Any], path: Path) -> dict[str, Any]:
     if "difference" in results:
         over = results["difference"]["all"]
         found["difference"] = [over["loss"], *over["interval"]]
-        mean, interval = _over_books(path.with_suffix(".npz"))
-        found["difference_over_books"] = [float(mean), *map(float, interval)]
+        found["difference_over_books"] = _over(path.with_suffix(".npz"), "document")
     return found
 
 
@@ -252,12 +265,24 @@ def _domain_losses(results: dict[str, Any], path: Path) -> dict[str, Any]:
     return {name: results[name] for name in ("loss", "adaptation", "forgetting", "unseen")}
 
 
-def _over_books(path: Path) -> tuple[float, Any]:
-    """Mean difference of the losses, written minus frozen, with an interval over documents."""
+def _answer_perplexities(results: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Of LongBench: by task the samples and the perplexities; the difference over all samples."""
+    ways = ("writing", "frozen")
+    tasks = {
+        task: [facts["samples"], *(round(results[way][task]["perplexity"], 4) for way in ways)]
+        for task, facts in results["tasks"].items()
+    }
+    return {"tasks": tasks, "difference": _over(path.with_suffix(".npz"), "task", "sample")}
+
+
+def _over(path: Path, *columns: str) -> list[float]:
+    """Difference of the losses, written minus frozen: mean, interval over groups of `columns`."""
     with np.load(path) as arrays:
         difference = arrays["loss_writing"].astype(np.float64) - arrays["loss_frozen"]
-        sums = np.bincount(arrays["document"], difference)
-        return clustered_mean(sums, np.bincount(arrays["document"]))
+        labels = np.stack([arrays[name] for name in columns])
+    _, group = np.unique(labels, axis=1, return_inverse=True)
+    mean, interval = clustered_mean(np.bincount(group, difference), np.bincount(group))
+    return [float(mean), *map(float, interval)]
 
 
 def _limited(subject: Subject) -> Subject:

@@ -30,6 +30,7 @@ def tables(lines: Sequence[Line], *, domains: Sequence[str], main: str) -> list[
         _reference_table(lines),
         _control_table(own),
         _gate_table(own),
+        _longbench_table(lines),
         _continual_table(lines, domains),
     ]
 
@@ -145,6 +146,29 @@ def _gate_table(lines: Sequence[Line]) -> str:
                 share = sum(counts[len(counts) // 2 :]) / max(found["bytes"], 1)
                 cells = [_name(line)[1], layer, place, str(found["bytes"])]
                 rows.append(_row([*cells, f"{found['mean']:.2f}", f"{share:.2f}"]))
+    return "\n".join(rows)
+
+
+def _longbench_table(lines: Sequence[Line]) -> str:
+    """Perplexity of LongBench's answers by task, and the difference over all samples."""
+    chosen = [line for line in lines if "longbench" in line]
+    tasks = list(chosen[0]["longbench"]["tasks"]) if chosen else []
+    rows = [
+        f"| model | seed | {' | '.join(tasks)} | samples | difference, nats |",
+        "|---" * (len(tasks) + 4) + "|",
+    ]
+    seeds: dict[str, list[float]] = {}
+    for line in chosen:
+        name, seed = _name(line)
+        found, change = line["longbench"]["tasks"], line["longbench"]["difference"]
+        seeds.setdefault(name, []).append(change[0])
+        shown = [f"{found[task][1]:.2f}, {found[task][2]:.2f}" for task in tasks]
+        samples = str(sum(found[task][0] for task in tasks))
+        rows.append(_row([name, seed, *shown, samples, _interval(*change)]))
+    for name, changes in seeds.items():
+        if len(changes) > 1:
+            mean = over_seeds(changes, digits=4)
+            rows.append(_row([name, f"mean of {len(changes)}", *[""] * len(tasks), "", mean]))
     return "\n".join(rows)
 
 

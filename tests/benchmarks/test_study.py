@@ -68,6 +68,11 @@ def test_the_study_trains_and_evaluates_what_is_not_done(runs, tmp_path, monkeyp
         record = {"results": {"loss": [], "adaptation": -1.0, "forgetting": 0.5, "unseen": 0.25}}
         written = {"writing": {"all": {"perplexity": 5.0}}}
         records = {"continual": record, "needle": {"results": {"runs": []}}}
+        if names == ("longbench",):
+            answers = {"task": [0, 0, 1], "sample": [0, 1, 0], "loss_frozen": np.ones(3)}
+            np.savez(directory / "longbench.npz", **answers, loss_writing=np.array([1, 0.5, 0]))
+            both = {way: {"qasper": {"perplexity": 2.0}} for way in ("writing", "frozen")}
+            records["longbench"] = {"results": both | {"tasks": {"qasper": {"samples": 3}}}}
         result = records.get(names[0], {"results": written})
         (directory / f"{names[0]}.json").write_text(json.dumps(result))
 
@@ -78,7 +83,7 @@ def test_the_study_trains_and_evaluates_what_is_not_done(runs, tmp_path, monkeyp
     for _ in range(2):
         assert run("study.study", "--runs", *names, "--no-tables", "--out", out) == 0
     every = ["ppl", "needle_1x", "needle_8x"]
-    ungated = [*every, "needle_15x", "needle_frozen", "needle_reference", "continual"]
+    ungated = [*every, "needle_15x", "needle_frozen", "needle_reference", "longbench", "continual"]
     fewer = [*every, "needle_frozen", "continual"]
     assert evaluated == [*fewer, *ungated, *fewer]
     first, second, third = runs
@@ -91,6 +96,9 @@ def test_the_study_trains_and_evaluates_what_is_not_done(runs, tmp_path, monkeyp
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["run"] for line in lines] == [*names]
     assert lines[0]["ppl"] == {"writing": 5.0}
+    assert lines[1]["longbench"]["tasks"] == {"qasper": [3, 2.0, 2.0]}
+    mean, low, high = lines[1]["longbench"]["difference"]
+    assert low < mean == -0.5 < high
     with pytest.raises(SystemExit, match="no KIND:SEED"):
         run("study.study", "--runs", "gdn:7", "--out", out)
 
@@ -111,6 +119,7 @@ def test_the_tables_show_the_lines(runs, tmp_path, capsys):
         study.OTHER: needles,
         "needle_reference": needles,
         "gates": gates,
+        "longbench": {"tasks": {"qasper": [7, 3.0, 3.25]}, "difference": [-0.1, -0.2, 0.0]},
         "continual": {"loss": losses, "adaptation": -1.0, "forgetting": 0.5, "unseen": 0.25},
     }
     out = tmp_path / "lines.jsonl"
@@ -124,6 +133,7 @@ def test_the_tables_show_the_lines(runs, tmp_path, capsys):
         f"| {study.MAIN} | mean of 2 | 5.000 [5.000, 5.000] |",
         "| 0 | 5.000 | 5.100 | 5.500 | 5.200 | 0.25, 0.25 | 0.25, 0.25 | 0.25, 0.25 |",
         "| 0 | blocks_2 | answers | 4 | 0.70 | 0.75 |",
+        f"| {study.MAIN} | 1 | 3.00, 3.25 | 7 | -0.1000 [-0.2000, 0.0000] |",
     ):
         assert row in shown
 

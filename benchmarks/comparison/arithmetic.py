@@ -2,10 +2,10 @@
 
 A document is an expression over the numbers modulo 5 with +, - and *, then an equals sign, at which
 its value is the label. Products come before sums. With brackets, every operation has its own. For
-training, an expression without brackets can have a label at every number.
+training, the parts that an expression is made of can have labels too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -38,15 +38,12 @@ class ArithmeticSource:
           length: the most tokens of an expression.
           split: documents of training or others.
           seed: another seed gives other documents.
-          every_value: each number, too, has a label: the value of the expression that ends there.
+          every_value: more labels. Without brackets at each number, the value of the expression
+            that ends there; with brackets at each closing one, the value of what it closes.
 
         Raises:
-          ValueError: no expression is that short, or every value is asked for in brackets.
+          ValueError: no expression is that short.
         """
-        if every_value and brackets:
-            raise ValueError(
-                "every_value=True: in brackets, a number does not end an expression; leave it out."
-            )
         self._every_value = every_value
         self._brackets, self._length = brackets, length
         self._stream, self._seed = _STREAMS[split], seed
@@ -62,7 +59,7 @@ class ArithmeticSource:
         Returns:
           `tokens`: int32 `[length + 1]`, the expression, an equals sign, padding with more of them.
           `labels`: int32 `[length + 1]`, the value at the first equals sign, 0 elsewhere; with
-            `every_value` also at every number.
+            `every_value` also at every number or closing bracket.
           `loss_weight`: float32 `[length + 1]`, 1 where a label is, 0 elsewhere.
         """
         rng = np.random.default_rng(
@@ -73,9 +70,11 @@ class ArithmeticSource:
         tokens = np.full(self._length + 1, TOKENS.index("="), np.int32)
         tokens[: len(text)] = [TOKENS.index(one) for one in text]
         labels, weights = np.zeros_like(tokens), np.zeros(len(tokens), np.float32)
-        ends = range(1, len(text) + 1, 2) if self._every_value else ()
-        for position, end in (*((end - 1, end) for end in ends), (len(text), len(text))):
-            labels[position], weights[position] = eval("".join(text[:end])) % MODULUS, 1.0
+        labelled = [(len(text), 0, len(text))]
+        if self._every_value:
+            labelled += [(end - 1, begin, end) for begin, end in _parts(text)]
+        for position, begin, end in labelled:
+            labels[position], weights[position] = eval("".join(text[begin:end])) % MODULUS, 1.0
         return {"tokens": tokens, "labels": labels, "loss_weight": weights}
 
 
@@ -94,6 +93,18 @@ def bracketed(rng: np.random.Generator, operations: int) -> Sequence[str]:
     left = int(rng.integers(operations))
     right = operations - 1 - left
     return ["(", *bracketed(rng, left), _operator(rng), *bracketed(rng, right), ")"]
+
+
+def _parts(text: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Begin and end of each pair of brackets or, if there is none, of all up to each number."""
+    if "(" not in text:
+        yield from ((0, end) for end in range(1, len(text) + 1, 2))
+    opened = list[int]()
+    for place, token in enumerate(text):
+        if token == "(":
+            opened.append(place)
+        elif token == ")":
+            yield opened.pop(), place + 1
 
 
 def _number(rng: np.random.Generator) -> str:

@@ -38,7 +38,7 @@ from fwpkm_jax.data.recall import Split
 from fwpkm_jax.data.state_tracking import Group, StateTrackingData, StateTrackingSource
 from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule
+from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule, DeltaProduct
 
 Task = Literal["parity", "mod3", "mod5", "s3", "s5", "arithmetic", "brackets"]
 """A group whose products are tracked, or modular arithmetic without or with brackets."""
@@ -99,7 +99,9 @@ class Options:
     weight_decay: float = 0.01
     """Weight decay of the optimiser."""
     every_value: bool = False
-    """Trains arithmetic without brackets with a label at every number, not only at the end."""
+    """Trains arithmetic with a label at every number, or closing bracket, not only at the end."""
+    delta_steps: int = 2
+    """Steps per token of DeltaProduct."""
     out: Path = Path("benchmarks/results/state_tracking_cpu.jsonl")
     """File of the results; an existing file is continued."""
 
@@ -107,6 +109,8 @@ class Options:
 def decoder(name: str, options: Options, *, vocabulary: int = SMALLEST) -> ModelConfig:
     """The decoder of one memory."""
     rule = replace(RULES[name], convolution=options.convolution)
+    if isinstance(rule, DeltaProduct):
+        rule = replace(rule, num_steps=options.delta_steps)
     return ModelConfig(
         vocab_size=vocabulary,
         model_dim=options.width,
@@ -166,13 +170,14 @@ def source_of(
     """The documents of one split.
 
     Raises:
-      ValueError: `every_value` with another task than arithmetic.
+      ValueError: `every_value` with a group.
     """
-    if every_value and task != "arithmetic":
-        raise ValueError(
-            f"--every-value is for the group arithmetic, not for {task}: leave it out."
-        )
     group = group_of(task)
+    if every_value and group is not None:
+        raise ValueError(
+            f"--every-value is for arithmetic and brackets, not for {task}, whose tokens all have a"
+            " label: leave it out."
+        )
     if group is not None:
         data = StateTrackingData(group=group, length=length)
         return StateTrackingSource(data, split=split, seed=seed)

@@ -114,7 +114,7 @@ def test_recall_runs_goes_on_and_is_drawn(tmp_path, capsys):
 @pytest.mark.parametrize("task", ["parity", "brackets", "arithmetic"])
 def test_state_tracking_runs_and_is_drawn(task, tmp_path, capsys):
     out = tmp_path / "s.jsonl"
-    more = ("--every-value",) if task == "arithmetic" else ()
+    more = () if task == "parity" else ("--every-value",)
     options = (
         *("--rules", "deltanet+", "--groups", task, "--seeds", 0, "--out", out),
         *("--length", 5, "--ends", 5, 9, "--steps", 2, "--batch-size", 2, "--documents", 2),
@@ -134,7 +134,8 @@ def test_state_tracking_runs_and_is_drawn(task, tmp_path, capsys):
     run("comparison.tables", "--state-tracking", out, *drawn)
     shown = capsys.readouterr().out
     assert "| `deltanet+` |" in shown
-    assert (", a label at every number" in shown) == bool(more)
+    part = {"brackets": "bracket"}.get(task, "number")
+    assert (f", a label at every {part}" in shown) == bool(more)
     assert (tmp_path / "comparison_states.png").stat().st_size > 0
 
 
@@ -171,14 +172,56 @@ def test_every_number_of_a_training_expression_can_be_labelled_with_the_value_so
             value = eval(" ".join(text[: position + 1])) % 5
             assert document["labels"][position] == value
         assert document["labels"][end] == same["labels"][end]
-    with pytest.raises(ValueError, match="in brackets, a number does not end an expression"):
-        ArithmeticSource(every_value=True, **(options | {"brackets": True}))
 
 
-@pytest.mark.parametrize("task", ["s3", "brackets"])
-def test_every_value_is_refused_for_other_tasks(task):
-    with pytest.raises(ValueError, match=f"for the group arithmetic, not for {task}: leave it out"):
-        state_tracking.source_of(task, "train", 9, 0, every_value=True)
+def test_every_pair_of_brackets_can_be_labelled_with_its_value():
+    options = {"brackets": True, "length": 21, "split": "train", "seed": 1}
+    source, plain = ArithmeticSource(every_value=True, **options), ArithmeticSource(**options)
+    for index in range(50):
+        document, same = source[index], plain[index]
+        np.testing.assert_array_equal(document["tokens"], same["tokens"])
+        text = [TOKENS[token] for token in document["tokens"]]
+        end = text.index("=")
+        places = [place for place, token in enumerate(text) if token == ")"]
+        np.testing.assert_array_equal(np.flatnonzero(document["loss_weight"]), [*places, end])
+        assert document["labels"][places[-1]] == document["labels"][end] == same["labels"][end]
+        first = places[0]  # The first to close holds no other.
+        assert document["labels"][first] == eval("".join(text[first - 4 : first + 1])) % 5
+
+
+def test_every_value_is_refused_for_groups():
+    with pytest.raises(ValueError, match=r"for arithmetic and brackets, not for s3.* leave it out"):
+        state_tracking.source_of("s3", "train", 9, 0, every_value=True)
+
+
+def test_delta_steps_are_those_of_deltaproduct(tmp_path, capsys):
+    options = (
+        *(
+            "--rules",
+            "deltaproduct+",
+            "--groups",
+            "s5",
+            "--seeds",
+            0,
+            "--out",
+            tmp_path / "s.jsonl",
+        ),
+        *("--length", 4, "--ends", 4, 8, "--steps", 2, "--documents", 2),
+    )
+    for steps in (2, 4):
+        run("comparison.state_tracking", *options, "--delta-steps", steps)
+    lines = map(json.loads, (tmp_path / "s.jsonl").read_text().splitlines())
+    assert [line["settings"]["delta_steps"] for line in lines] == [2, 4]
+    sizes = [
+        state_tracking.decoder("deltaproduct+", state_tracking.Options(delta_steps=steps))
+        .matrix.rules[0]
+        .num_steps
+        for steps in (2, 4)
+    ]
+    assert sizes == [2, 4]
+    drawn = ("--recall", "none", "--mqar", "none", "--images", tmp_path)
+    run("comparison.tables", "--state-tracking", tmp_path / "s.jsonl", *drawn)
+    assert ", 4 steps of DeltaProduct per token" in capsys.readouterr().out
 
 
 def test_a_start_token_has_no_label_and_moves_no_position():

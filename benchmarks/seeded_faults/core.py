@@ -185,9 +185,21 @@ FAULTS = (
     ),
     Fault(
         "replay: stored tokens are not written",
-        "values = value_step(values, again, places, step_size=step_size)",
-        "value_step(values, again, places, step_size=step_size)",
+        "before, values = before + (written - values), written",
+        "before = before + (written - values)",
         ("tests/core/slots/test_replay.py",),
+    ),
+    Fault(
+        "replay: two phases spare what stored tokens write",
+        "scales = jnp.where(again[..., None] > 0, 1.0, scales)",
+        "scales = 1.0 * scales",
+        ("tests/rules/test_two_phase.py",),
+    ),
+    Fault(
+        "replay: two phases write the chunk before the stored tokens",
+        "[written(again), written(1.0 - again)]",
+        "[written(1.0 - again), written(again)]",
+        ("tests/rules/test_two_phase.py",),
     ),
     Fault(
         "consolidation: padding takes back what does not last",
@@ -203,8 +215,8 @@ FAULTS = (
     ),
     Fault(
         "inner steps: two phases read what the chunk itself has written",
-        "output = out.output[::inner_steps]",
-        "output = out.output[inner_steps - 1 :: inner_steps]",
+        "output = out.output[:: len(turns)]",
+        "output = out.output[len(turns) - 1 :: len(turns)]",
         ("tests/rules/test_two_phase.py",),
     ),
     Fault(

@@ -78,8 +78,8 @@ class FwPKMInfo(NamedTuple):
 
     Attributes:
       addressing_loss: negative marginal entropy of both codebooks, before the write.
-      update_norm: Euclidean norm of the change of the value table; of several inner steps, the root
-        of the sum of their squares.
+      update_norm: Euclidean norm of the change of the value table; of several inner steps and
+        replays, the root of the sum of their squares.
     """
 
     addressing_loss: Float[Array, ""]
@@ -305,8 +305,8 @@ class FwPKM(AbstractChunkRule):
         for _ in range(self.inner_steps):
             before = self._whole_table(after)
             # With the history from before the chunk, in which every step finds the same.
-            after, touched = self._inner_step(memory._replace(values=before), chunk, access)
-            norms.append(update_norm(before, self._whole_table(after), touched))
+            after, norm = self._inner_step(memory._replace(values=before), chunk, access)
+            norms.append(norm)
         keys = self._key_write.step(memory.keys, self.key_gradient(memory, chunk, address))
         loss = addressing_loss(address, num_subkeys=self.num_subkeys, token_weights=chunk.addressed)
         info = FwPKMInfo(addressing_loss=loss, update_norm=jnp.linalg.norm(jnp.stack(norms)))
@@ -314,8 +314,8 @@ class FwPKM(AbstractChunkRule):
 
     def _inner_step(
         self, memory: FwPKMMemory, chunk: SlotChunk, access: SlotAccess
-    ) -> tuple[FwPKMMemory, SlotIds]:
-        """The memory after one value step, keys as before, and which slots may have changed."""
+    ) -> tuple[FwPKMMemory, Float[Array, ""]]:
+        """The memory after one value step, keys as before, and the norm of the table's change."""
         table = self._whole_table(memory)
         if self.retention is None:
             values = value_step(
@@ -325,14 +325,15 @@ class FwPKM(AbstractChunkRule):
                 clip=self.write_clip,
                 weight_decay=self.weight_decay,
             )
-            return memory._replace(values=values), access.slot_ids
+            norm = update_norm(table, values, access.slot_ids)
+            return memory._replace(values=values), norm
         step = retentive_step(
             *(table, self._history(memory), chunk, access),
             find=lambda query: self._select(memory.keys, query, "reference")[1],
             step_size=self.learning_rate * self._value_step,
             retention=self.retention,
         )
-        return memory._replace(values=step.values, history=step.history), step.touched
+        return memory._replace(values=step.values, history=step.history), step.update_norm
 
     def _history(self, memory: FwPKMMemory) -> SlotHistory:
         if memory.history is None:

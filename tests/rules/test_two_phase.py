@@ -23,6 +23,10 @@ SPARING = dataclasses.replace(
     retention=Retention(protection=0.7, strength=1.5, hardening=1.0, relocation=0.5, common=0.3),
 )
 REPEATING = dataclasses.replace(SPARING, inner_steps=3)
+REPLAYING = dataclasses.replace(RULE, retention=Retention(replay=3))
+REPLAYING_AND_SPARING = dataclasses.replace(
+    REPEATING, retention=dataclasses.replace(SPARING.retention, replay=7)
+)
 HARDENING = dataclasses.replace(RULE, retention=Retention(hardening=1.0))
 CHUNK = 4
 
@@ -57,7 +61,7 @@ def outputs_and_gradients(rule, plain, memory, sequence):
 
 
 # More slots than references, or fewer: a matter of one chunk, so that not all lengths need both.
-@pytest.mark.by_default("few_slots-short", "inner_steps-groups_and_rest")
+@pytest.mark.by_default("few_slots-short", "everything-groups_and_rest")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("rule", "length", "groups", "masked"),
@@ -65,13 +69,15 @@ def outputs_and_gradients(rule, plain, memory, sequence):
         *[(RULE, 3, 1, False), (RULE, 64, 1, True), (SPARING, 10, 2, False)],
         (HARDENING, 8, 1, False),
         (REPEATING, 10, 2, True),
+        *[(REPLAYING, 10, 1, True), (REPLAYING_AND_SPARING, 10, 2, True)],
         # The contract of FwPKM says the same of these, see test_contract.py.
         pytest.param(RULE, 10, 3, True, marks=pytest.mark.slow),
         *[(WIDE, 4, 1, False), pytest.param(WIDE, 10, 3, True, marks=pytest.mark.slow)],
     ],
     ids=[
         *["few_slots-short", "few_slots-sixteen_chunks", "sparing-groups_and_rest"],
-        *["hardening-two_chunks", "inner_steps-groups_and_rest", "few_slots-groups_and_rest"],
+        *["hardening-two_chunks", "inner_steps-groups_and_rest"],
+        *["replay-rest", "everything-groups_and_rest", "few_slots-groups_and_rest"],
         *["many_slots-one_chunk", "many_slots-groups_and_rest"],
     ],
 )

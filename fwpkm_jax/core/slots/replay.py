@@ -4,6 +4,7 @@ A write moves the slots that its own tokens read. What other texts had put there
 bit, unless their tokens are written again. New tokens are written last and so in full.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import SubKeys, ValueTable
+from fwpkm_jax.core.chunks import StepOutput, scan_chunks
 from fwpkm_jax.core.slots.chunk import SlotChunk
 
 
@@ -62,3 +64,77 @@ def remember(stored: ReplayedTokens, chunk: SlotChunk) -> ReplayedTokens:
     both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), stored, new)
     _, strongest = jax.lax.top_k(both.write_weight, stored.write_weight.shape[0])
     return jax.lax.stop_gradient(jax.tree.map(lambda x: x[strongest], both))
+
+
+def stored_before_chunks(
+    stored: ReplayedTokens, sequence: SlotChunk, *, chunk_size: int
+) -> tuple[ReplayedTokens, SlotChunk]:
+    """The store after the last chunk, and what is written again before each chunk.
+
+    Which tokens these are depends on write weights alone, so it is known before values are read.
+
+    Args:
+      stored: from `no_replayed_tokens` or the last call.
+      sequence: leaves `[batch, length, ...]`.
+      chunk_size: tokens of a sequence between two writes; the last chunk may be shorter.
+
+    Returns:
+      The second has leaves `[chunks, stored, ...]`.
+    """
+
+    def step(stored: ReplayedTokens, chunk: SlotChunk) -> StepOutput:
+        nothing_read = jnp.zeros((chunk.query.shape[0], 0))
+        return StepOutput(remember(stored, chunk), nothing_read, (), as_chunk(stored, beside=chunk))
+
+    out = scan_chunks(step, stored, sequence, chunk_size=chunk_size)
+    return out.memory, out.info
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacesBefore:
+    """Room before each chunk of a sequence, the same in every sequence of a batch."""
+
+    tokens: int
+    """Tokens that stand before a chunk, of all sequences together."""
+    batch: int
+    """Sequences."""
+    length: int
+    """Tokens of a sequence."""
+    chunk_size: int
+    """Tokens of a sequence between two writes."""
+
+    @property
+    def places(self) -> int:
+        """Places before a chunk in each sequence."""
+        return -(-self.tokens // self.batch)
+
+    @property
+    def joined_chunk_size(self) -> int:
+        """Tokens of a sequence in a chunk and before it."""
+        return self.places + min(self.chunk_size, self.length)
+
+    def join(
+        self, before: Float[Array, "chunks tokens ..."], own: Float[Array, "batch length ..."]
+    ) -> Float[Array, "batch joined ..."]:
+        """A batch of longer sequences; places that `before` does not fill are 0."""
+        chunks, rest = before.shape[0], before.shape[2:]
+        spare = self.places * self.batch - self.tokens
+        before = jnp.pad(before, [(0, 0), (0, spare)] + [(0, 0)] * len(rest))
+        before = before.reshape(chunks, self.batch, self.places, *rest).swapaxes(0, 1)
+        joined = jnp.concatenate([before, self._chunks_of(own)], axis=2)
+        joined = joined.reshape(self.batch, -1, *rest)
+        return joined[:, : self.length + chunks * self.places]
+
+    def own(self, joined: Array) -> Array:
+        """`[batch, length, ...]` out of `[batch, joined, ...]`: the tokens of the chunks."""
+        size, rest = self.joined_chunk_size, joined.shape[2:]
+        missing = -joined.shape[1] % size
+        joined = jnp.pad(joined, [(0, 0), (0, missing)] + [(0, 0)] * len(rest))
+        joined = joined.reshape(self.batch, -1, size, *rest)[:, :, self.places :]
+        return joined.reshape(self.batch, -1, *rest)[:, : self.length]
+
+    def _chunks_of(self, own: Array) -> Array:
+        """`[batch, chunks, chunk, ...]`, the last one filled with 0."""
+        size, rest = min(self.chunk_size, self.length), own.shape[2:]
+        own = jnp.pad(own, [(0, 0), (0, -self.length % size)] + [(0, 0)] * len(rest))
+        return own.reshape(self.batch, -1, size, *rest)

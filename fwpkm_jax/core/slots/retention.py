@@ -65,7 +65,7 @@ class Retention:
     @property
     def foreseen(self) -> bool:
         """Whether a write's steps are known before values are read, so that two phases can run."""
-        return not (self.counts_steps or self.surprise or self.replay)
+        return not (self.counts_steps or self.surprise)
 
     @property
     def counts_steps(self) -> bool:

@@ -12,6 +12,8 @@ the rule's `step`, chunk by chunk. There is an executor for each way to hold chu
 
 Steps may be scaled by what earlier chunks left in a history of the slots (`core.slots.retention`),
 as long as it does not need the values: the history is then a scan of its own between the phases.
+Tokens that are written again (`core.slots.replay`) are chosen by write weight, so they are known
+before the keys move. They stand before the tokens of each chunk and find their slots with them.
 Rules for which this does not hold (their keys learn from the values, or a write goes over all rows)
 scan their `step` with `core.chunks.scan_chunks`.
 """
@@ -47,6 +49,7 @@ from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk
 from fwpkm_jax.core.slots.key_scan import Find, KeyLoops, key_scan
 from fwpkm_jax.core.slots.key_write import KeyWrite
 from fwpkm_jax.core.slots.overlay import AnyTable, close_rows, open_groups
+from fwpkm_jax.core.slots.replay import PlacesBefore, stored_before_chunks
 from fwpkm_jax.core.slots.retention import SlotHistory
 from fwpkm_jax.core.slots.row_ops import RowOps
 from fwpkm_jax.core.slots.split_table import MemoryAxes, split_value_run
@@ -123,10 +126,64 @@ class TwoPhase:
           values: likewise, `[groups, slots, value]`; this device's part.
           sequence: leaves `[groups, batch, length, ...]`; this device's part.
           chunk_size: tokens of a sequence between two writes.
-          history: of the slots, for `scale`; devices cannot share it.
+          history: of the slots, for `scale` and of tokens that are written again; devices cannot
+            share it.
           axes: inside `jax.shard_map`, how devices share each memory; None: they do not.
         """
         sequence = cast(sequence, values.dtype)
+        if history is not None and history.replayed is not None:
+            return self._run_with_replay(keys, values, sequence, history, chunk_size=chunk_size)
+        return self._run(keys, values, sequence, history, chunk_size=chunk_size, axes=axes)
+
+    def _run_with_replay(
+        self,
+        keys: Float[Array, "groups heads 2 subkeys half"],
+        values: AnyTable,
+        sequence: SlotChunk,
+        history: SlotHistory,
+        *,
+        chunk_size: int,
+    ) -> TwoPhaseOutput:
+        """`run_groups` of a sequence with stored tokens before each chunk, which are written first.
+
+        They move no keys and leave no trace in the rest of the history.
+        """
+        sequence = uncut(sequence, chunk_size)
+        store = functools.partial(stored_before_chunks, chunk_size=chunk_size)
+        stored, before = map_groups(store, history.replayed, sequence)
+        _, batch, length = sequence.counted.shape
+        layout = PlacesBefore(
+            tokens=before.counted.shape[2], batch=batch, length=length, chunk_size=chunk_size
+        )
+        if sequence.factor is not None:
+            before = before._replace(factor=jnp.ones_like(before.counted))
+        joined, again = jax.tree.map(
+            jax.vmap(layout.join),
+            (before, jnp.ones_like(before.counted)),
+            (sequence, jnp.zeros_like(sequence.counted)),
+        )
+        out = self._run(
+            *(keys, values, joined, history._replace(replayed=None)),
+            chunk_size=layout.joined_chunk_size,
+            again=again,
+        )
+        assert out.history is not None
+        output, access = jax.tree.map(jax.vmap(layout.own), (out.output, out.access))
+        history = out.history._replace(replayed=stored)
+        return out._replace(output=output, access=access, history=history)
+
+    def _run(
+        self,
+        keys: Float[Array, "groups heads 2 subkeys half"],
+        values: AnyTable,
+        sequence: SlotChunk,
+        history: SlotHistory | None,
+        *,
+        chunk_size: int,
+        axes: MemoryAxes | None = None,
+        again: Float[Array, "groups batch length"] | None = None,
+    ) -> TwoPhaseOutput:
+        """`run_groups` without replay; tokens with 1 in `again` are written before the others."""
         # Kernels update the keys in place, which several memories side by side do not allow.
         loops = self.key_loops if keys.shape[0] == 1 else lambda keys, queries: KeyLoops()
         find_slots = functools.partial(self._find_slots, chunk_size=chunk_size, key_loops=loops)
@@ -136,15 +193,18 @@ class TwoPhase:
             )
         keys, access, losses = map_groups(find_slots, keys, sequence)
         run: Callable[..., ValueRunOutput] = value_run if axes is None else split_value_run
-        more: dict[str, Any] = {"inner_steps": self.inner_steps}
+        more: dict[str, Any] = {"inner_steps": self.inner_steps, "again": again}
         if axes is not None:
             more = {"axes": axes}
         if self.scale is not None:
+            own = 1.0 if again is None else 1.0 - again
             scale_steps = functools.partial(self._scale_steps, chunk_size=chunk_size)
             history, scales = map_groups(
                 *(scale_steps, (history, access)),
-                *(sequence.write_weight, sequence.counted),
+                *(own * sequence.write_weight, own * sequence.counted),
             )
+            if again is not None:  # These are written in full.
+                scales = jnp.where(again[..., None] > 0, 1.0, scales)
             more["scales"] = scales
         opened = open_groups(values, access.slot_ids, sequence.counted)
         out = run(

@@ -1,6 +1,5 @@
 """Whole sequences through a value table: groups, chunks and normalised steps for `value_scan`."""
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -33,6 +32,7 @@ def value_run(
     chunk_size: int,
     scales: Float[Array, "groups batch length places"] | None = None,
     inner_steps: int = 1,
+    again: Float[Array, "groups batch length"] | None = None,
     ops: RowOps | None = None,
 ) -> ValueRunOutput:
     """Reads and writes sequences chunk by chunk, each group of them in a table of its own.
@@ -53,6 +53,8 @@ def value_run(
       scales: multiply the steps of each place; None: 1.
       inner_steps: how often each chunk is written in turn. Its output is what it read first, and
         the squares of its changes are added up.
+      again: 1 for tokens that each inner step writes before the others, in a step of their own;
+        None: all are written at once.
       ops: what reads and adds rows; None: plain XLA.
     """
     num_groups, batch, length = error_weights.shape
@@ -76,24 +78,32 @@ def value_run(
     ids = ids.reshape(chunks, -1, slot_ids.shape[-1])
     groups = group_chunks(ids, num_slots=num_groups * num_slots)
     weights = to_chunks(weights)
-    counts = jax.vmap(reference_counts)(groups, to_chunks(counted))
-    steps = write_steps(weights, counts, step_size=step_size)
-    if scales is not None:
-        steps = to_chunks(scales) * steps
-    rows = ChunkRows(
-        weights=weights,
-        steps=steps,
-        targets=to_chunks(targets),
-        error_weights=to_chunks(error_weights),
-    )
-    if inner_steps > 1:  # The next inner step is a chunk of the same tokens.
-        again = functools.partial(jnp.repeat, repeats=inner_steps, axis=0)
-        ids, rows, groups = jax.tree.map(again, (ids, rows, groups))
+    targets = to_chunks(targets)
+
+    def written(share: jax.Array | None) -> ChunkRows:
+        """What a step reads and writes that writes the tokens with a share of 1, or all."""
+        own_counted, own_weights = counted, error_weights
+        if share is not None:
+            own_counted, own_weights = share * counted, share * error_weights
+        counts = jax.vmap(reference_counts)(groups, to_chunks(own_counted))
+        steps = write_steps(weights, counts, step_size=step_size)
+        if scales is not None:
+            steps = to_chunks(scales) * steps
+        return ChunkRows(weights, steps, targets, error_weights=to_chunks(own_weights))
+
+    turns = [written(None)] if again is None else [written(again), written(1.0 - again)]
+    turns = turns * inner_steps
+    rows = turns[0]
+    if len(turns) > 1:  # The next step is a chunk of the same tokens.
+        ids, groups = jax.tree.map(lambda x: jnp.repeat(x, len(turns), axis=0), (ids, groups))
+        rows = jax.tree.map(
+            lambda *x: jnp.stack(x, axis=1).reshape(chunks * len(turns), *x[0].shape[1:]), *turns
+        )
     table = values.reshape(num_groups * num_slots, values.shape[2])
     out = value_scan(table, ids, rows, groups=groups, ops=ops)
-    output = out.output[::inner_steps].reshape(chunks, num_groups, batch, chunk, values.shape[2])
+    output = out.output[:: len(turns)].reshape(chunks, num_groups, batch, chunk, values.shape[2])
     output = jnp.moveaxis(output, 0, 2).reshape(num_groups, batch, chunks * chunk, -1)
-    change = out.squared_change.reshape(chunks, inner_steps, num_groups, batch * chunk)
+    change = out.squared_change.reshape(chunks, len(turns), num_groups, batch * chunk)
     change = change.sum((1, 3))
     return ValueRunOutput(
         out.values.reshape(values.shape), output[:, :, :length], jnp.sqrt(change.T)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import (
     Queries,
@@ -26,7 +27,7 @@ from fwpkm_jax.core.slots.retention import (
     step_with_momentum,
     surprise_weights,
 )
-from fwpkm_jax.core.slots.table import slot_read, slot_write, write_steps
+from fwpkm_jax.core.slots.table import slot_read, slot_write, update_norm, write_steps
 
 
 def value_step(values: ValueTable, chunk: SlotChunk, access: SlotAccess, **step: Any) -> ValueTable:
@@ -48,12 +49,13 @@ class RetentiveStep(NamedTuple):
     Attributes:
       values: `[slots, value]`.
       history: of the slots.
-      touched: slots that may have changed, `[tokens, places]`; with replay the stored tokens' too.
+      update_norm: Euclidean norm of the change of the table; a replay counts as a step of its own,
+        so that with one this is the root of the sum of two squares.
     """
 
     values: ValueTable
     history: SlotHistory
-    touched: SlotIds
+    update_norm: Float[Array, ""]
 
 
 def retentive_step(
@@ -80,15 +82,16 @@ def retentive_step(
       step_size: multiplies a slot's mean.
       retention: what to spare.
     """
-    touched = access.slot_ids
+    before, replay_norm = values, jnp.zeros((), values.dtype)
     if history.lasting is not None:
-        values = settle(values, history.lasting, touched, chunk.counted)
+        values = settle(values, history.lasting, access.slot_ids, chunk.counted)
     if history.replayed is not None:
         again = as_chunk(history.replayed, beside=chunk)
         places = find(again.query)
-        values = value_step(values, again, places, step_size=step_size)
+        written = value_step(values, again, places, step_size=step_size)
+        replay_norm = update_norm(values, written, places.slot_ids)
+        before, values = before + (written - values), written
         history = history._replace(replayed=remember(history.replayed, chunk))
-        touched = jnp.concatenate([touched, places.slot_ids])
     gap = slot_read(values, *access) - chunk.target
     errors = chunk.error_weight[:, None] * gap
     if retention.surprise:
@@ -104,7 +107,8 @@ def retentive_step(
         step_size=step_size,
         retention=retention,
     )
-    return RetentiveStep(values, history, touched)
+    norm = jnp.hypot(replay_norm, update_norm(before, values, access.slot_ids))
+    return RetentiveStep(values, history, norm)
 
 
 def retentive_write(

@@ -21,7 +21,6 @@ from fwpkm_jax.training.fit import Hooks, fit
 from fwpkm_jax.training.losses import weighted_loss
 from fwpkm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
-from fwpkm_jax.whole_files import read_json, write_json
 
 Batch = Mapping[str, np.ndarray]
 """`tokens` and `labels` int32 `[batch, length]`, `weights` float32 `[batch, length]`."""
@@ -138,79 +137,20 @@ def without_decay(params: Any, config: ModelConfig) -> Any:
     return params
 
 
-def state_bytes(config: ModelConfig, *, length: int) -> int:
-    """Bytes that the last layer's memory keeps of one sequence.
-
-    What the layer keeps besides its memory is not counted: inputs of a convolution, the window of a
-    LaCT layer, tokens that wait until their chunk is written.
+def state_bytes(config: ModelConfig) -> int:
+    """Bytes that the last layer's memory keeps of one sequence, without a convolution's inputs.
 
     Args:
-      config: float32 decoder whose last layer holds the memory.
-      length: tokens kept by full attention.
+      config: float32 decoder whose last layer is a matrix memory.
     """
 
     def memory() -> Any:
         model = LanguageModel(config, rngs=nnx.Rngs(0))
-        if config.memory_layers:
-            return model.init_memory(jax.random.key(0))
-        cache = model.blocks[-1].mixer.init_cache(1, max_length=length, dtype=jnp.float32)
-        name = config.mixers[-1]
-        if name == "attention":
-            return cache.keys, cache.values
-        if name == "lact":
-            return cache.fast.memory
-        return (cache.base, cache.memory) if name == "titans" else cache.memory
+        mixer = model.blocks[-1].mixer
+        return mixer.init_cache(1, max_length=1, dtype=jnp.float32).memory
 
     leaves = jax.tree.leaves(jax.eval_shape(memory))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-
-
-def widest(fits: Callable[[int], bool], *, most: int) -> int | None:
-    """The largest number from 1 to `most` that fits; smaller ones must fit. None if 1 does not."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low or None
-
-
-class Results:
-    """Rows of a JSON file, saved one by one, so that a second call continues after the first."""
-
-    def __init__(self, path: Path, *, settings: Row, machine: Callable[[], Row]):
-        """Opens the file or starts a new one.
-
-        Raises:
-          ValueError: the file holds results of other settings.
-        """
-        self._path = path
-        if path.exists():
-            self.content: Row = read_json(path)
-            settings = json.loads(json.dumps(settings))
-            if self.content["settings"] != settings:
-                raise ValueError(
-                    f"{path} holds results with {self.content['settings']}, asked for are "
-                    f"{settings}; choose another file."
-                )
-        else:
-            self.content = {"environment": machine(), "settings": settings, "rows": []}
-
-    def has(self, **names: Any) -> bool:
-        """Whether a row has these entries."""
-        return any(names.items() <= row.items() for row in self._plain())
-
-    def add(self, row: Row) -> None:
-        """Appends a row and writes the file."""
-        self.content["rows"].append(row)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._path, self.content)
-
-    def _plain(self) -> list[Row]:
-        scalar = (str, int, float, bool, type(None))
-        return [
-            {name: x for name, x in row.items() if isinstance(x, scalar)}
-            for row in self.content["rows"]
-        ]
 
 
 class Lines:

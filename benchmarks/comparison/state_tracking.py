@@ -232,7 +232,7 @@ def measure(name: str, task: Task, options: Options, lines: Lines) -> None:
         batches = (batch(source, size * step, size, first) for step in range(options.steps))
         trained = trainer.train(batches, seed=seed, prepare=without_decay)
         row = key | {"seed": seed}
-        row |= {"state_bytes": options.layers * state_bytes(config, length=options.length)}
+        row |= {"state_bytes": options.layers * state_bytes(config)}
         row |= {"parameters": trained.parameters, "loss": round(trained.loss, 4)}
         row["spans"] = spans(trained, task, options, seed)
         row["curve"] = [round(loss, 4) for loss in trained.curve]

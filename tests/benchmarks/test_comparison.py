@@ -1,7 +1,6 @@
 """The programs behind docs/measurements/comparison.md, on the smallest tasks."""
 
 import json
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -9,68 +8,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from benchmarks.comparison import recall, small_decoders, state_tracking, tables
+from benchmarks.comparison import small_decoders, state_tracking, tables
 from benchmarks.comparison.arithmetic import TOKENS, ArithmeticSource
-from fwpkm_jax.layers.mixers.gated_delta_net import causal_convolution
 from fwpkm_jax.models.language_model import LanguageModel
-from tests.benchmarks.programs import result, run
+from tests.benchmarks.programs import run
 
 pytestmark = pytest.mark.thorough
-
-
-def test_every_bounded_memory_is_the_largest_within_its_bytes():
-    for name in ("mlstm", "titans", "lact", "fwpkm"):
-        config = recall.sized(name, 4096, length=64)
-        width = {
-            "titans": config.titans.head_dim,
-            "lact": config.lact.hidden_dim,
-            "fwpkm": getattr(config.fast_weight.rule, "num_subkeys", None),
-        }.get(name, config.matrix.key_head_dim)
-        wider = recall.decoder(name, width + 1)
-        assert small_decoders.state_bytes(config, length=64) <= 4096
-        assert small_decoders.state_bytes(wider, length=64) > 4096
-    assert recall.sized("lact", 64, length=64) is None
-
-
-def test_state_and_touched_bytes_are_those_counted_by_hand():
-    matrix = recall.decoder("deltanet", 8)
-    assert small_decoders.state_bytes(matrix, length=64) == 4 * 8 * 8
-    assert recall.touched_bytes(matrix, 256) == (256, 256)
-    table = recall.decoder("fwpkm", 16)
-    total = small_decoders.state_bytes(table, length=64)
-    assert total == 4 * (16 * 16 * 8 + 2 * 16 * 4)
-    assert recall.touched_bytes(table, total) == (4 * 8 * 8, 4 * 8 * 8 + 4 * 2 * 16 * 4)
-    attention = recall.decoder("attention", 0)
-    assert small_decoders.state_bytes(attention, length=64) == 2 * 4 * 64 * 2 * 16
-    titans = recall.decoder("titans", 4)  # Two heads: weights, momentum, weights of the chunk.
-    assert small_decoders.state_bytes(titans, length=64) == 4 * 2 * 3 * (4 * 4 + 4)
-
-
-def test_all_memories_see_the_same_batches_of_every_number_of_pairs_that_fits():
-    options = recall.Options(steps=3, batch_size=6, length=64)
-    assert [pairs for pairs in options.pairs if recall.task(pairs, 64, options)] == [4, 8]
-    batches = recall.training_batches(options, seed=2)
-    np.testing.assert_array_equal(
-        batches[1]["tokens"], recall.training_batches(options, seed=2)[1]["tokens"]
-    )
-    # Each document asks for all of its 4 or 8 pairs.
-    np.testing.assert_array_equal(batches[2]["weights"].sum(1), [4, 8, 4, 8, 4, 8])
-    assert batches[0]["tokens"].shape == (6, 64)
-
-
-@pytest.mark.parametrize("name", ["linear_attention", "deltaproduct"])
-def test_a_bound_memory_writes_a_value_under_the_token_before(name):
-    config = replace(recall.decoder(name, 8), vocab_size=4)
-    model = LanguageModel(config, rngs=nnx.Rngs(0))
-    nnx.update(model, recall.bind(nnx.state(model), config))
-    mixer = model.blocks[0].mixer
-    x = jax.random.normal(jax.random.key(0), (2, 6, config.model_dim))
-    inputs = mixer.in_proj(x)[..., : sum(mixer.widths)]
-    before = jnp.zeros((2, 3, sum(mixer.widths)))
-    mixed = causal_convolution(inputs, before, mixer.conv_weight[...])
-    query, key, value = jnp.split(mixed, np.cumsum(mixer.widths[:2]), axis=-1)
-    np.testing.assert_allclose(key[:, 1:, :8], query[:, :-1], atol=1e-6)
-    np.testing.assert_allclose(value, inputs[..., -value.shape[-1] :], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["gated_deltanet", "mamba2", "gated_rfa", "mlstm", "gla"])
@@ -86,29 +29,6 @@ def test_a_learned_decay_starts_at_almost_none(name):
     nnx.update(model, small_decoders.without_decay(nnx.state(model), config))
     # The projection adds to the bias, which alone keeps 399 of 400.
     assert least_kept() > 0.98
-
-
-def test_recall_runs_goes_on_and_is_drawn(tmp_path, capsys):
-    out = tmp_path / "r.json"
-    options = [
-        *("--rules", "linear_attention", "--budgets", 256, 1, "--seeds", 0, "--out", out),
-        *("--length", 64, "--pairs", 4, 8, 16, 32, 64, "--lengths", 64, "--questions", 8),
-        *("--steps", 2, "--easy-steps", 1, "--batch-size", 2, "--learning-rate", 5e-3),
-        *("--documents", 2),
-    ]
-    run("comparison.recall", *options)
-    (row,) = result(out)["rows"]
-    assert (row["rule"], row["budget"], row["state_bytes"]) == ("linear_attention", 256, 256)
-    assert [(cell["pairs"], cell["answers"]) for cell in row["cells"]] == [(4, 8), (8, 16)]
-    assert "its smallest memory exceeds 1 bytes" in capsys.readouterr().out
-    run("comparison.recall", *options)
-    assert result(out)["rows"] == [row]
-    with pytest.raises(ValueError, match=r"holds results with .* choose another file"):
-        run("comparison.recall", *options, "--steps", 3)
-    drawn = ("--recall", out, "--state-tracking", "none", "--images", tmp_path)
-    run("comparison.tables", *drawn, "--mqar", "none")
-    assert "| `linear_attention` | 256 B | 256 | 256 | " in capsys.readouterr().out
-    assert (tmp_path / "comparison_recall.png").stat().st_size > 0
 
 
 @pytest.mark.parametrize("task", ["parity", "brackets", "arithmetic"])
@@ -130,7 +50,7 @@ def test_state_tracking_runs_and_is_drawn(task, tmp_path, capsys):
     assert row["settings"]["every_value"] == bool(more)
     assert row["state_bytes"] == 2 * 4 * 8 * 8
     assert len(row["curve"]) == 2
-    drawn = ("--recall", "none", "--mqar", "none", "--images", tmp_path)
+    drawn = ("--mqar", "none", "--images", tmp_path)
     run("comparison.tables", "--state-tracking", out, *drawn)
     shown = capsys.readouterr().out
     assert "| `deltanet+` |" in shown
@@ -219,7 +139,7 @@ def test_delta_steps_are_those_of_deltaproduct(tmp_path, capsys):
         for steps in (2, 4)
     ]
     assert sizes == [2, 4]
-    drawn = ("--recall", "none", "--mqar", "none", "--images", tmp_path)
+    drawn = ("--mqar", "none", "--images", tmp_path)
     run("comparison.tables", "--state-tracking", tmp_path / "s.jsonl", *drawn)
     assert ", 4 steps of DeltaProduct per token" in capsys.readouterr().out
 

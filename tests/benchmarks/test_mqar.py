@@ -154,7 +154,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(tmp_path, capsys):
         run("comparison.mqar", *options, "--rows", 3, "--epochs", 2, "--out", tmp_path / "a")
     with pytest.raises(ValueError, match=r"17 documents for 2 .* less than a batch of 16"):
         run("comparison.mqar", *options, "--batch-size", 16, "--out", tmp_path / "b")
-    drawn = ("--mqar", whole, "--recall", "none", "--state-tracking", "none", "--images", tmp_path)
+    drawn = ("--mqar", whole, "--state-tracking", "none", "--images", tmp_path)
     capsys.readouterr()
     run("comparison.tables", *drawn)
     assert "| `deltanet` |" in capsys.readouterr().out

@@ -25,7 +25,6 @@ import jax
 from benchmarks.comparison.mqar_decoder import OWN_VALUE, Layout
 from benchmarks.comparison.mqar_tasks import Part, cell_of
 from benchmarks.comparison.mqar_training import Limited, Run, Training
-from benchmarks.comparison.small_decoders import machine
 from benchmarks.options import parse
 from benchmarks.study.lines import make_lines
 
@@ -116,7 +115,7 @@ def make_run(kind: str, seed: int, options: Options) -> dict[str, Any]:
     line["gates"] = None if gates is None else [round(gate, 4) for gate in gates]
     run.state.unlink()
     jax.clear_caches()
-    return line | {"environment": machine()}
+    return line
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:

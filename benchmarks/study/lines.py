@@ -7,6 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from benchmarks.comparison.small_decoders import machine
+
 
 def make_lines(
     runs: Sequence[str],
@@ -20,7 +24,7 @@ def make_lines(
       runs: names, KIND:SEED.
       kinds: known kinds.
       out: file of the lines, each with its `run`.
-      make: trains and evaluates one kind and seed, and returns the line.
+      make: trains and evaluates one kind and seed, and returns the line; where it ran is added.
 
     Raises:
       SystemExit: a name is no KIND:SEED.
@@ -36,14 +40,14 @@ def make_lines(
     for run, kind, seed in asked:
         if run in lines:
             continue
-        lines[run] = make(kind, int(seed))
+        lines[run] = make(kind, int(seed)) | {"environment": machine()}
         with out.open("a") as file:
             file.write(json.dumps(lines[run]) + "\n")
     return list(lines.values())
 
 
 def train_run(
-    directory: Path, arguments: Sequence[str], *, seed: int, text: Path, extra: Sequence[str]
+    directory: Path, arguments: Sequence[str], *, seed: int, text: Path | None, extra: Sequence[str]
 ) -> None:
     """Trains a run with `fwpkm train`, or what is left of it.
 
@@ -51,7 +55,7 @@ def train_run(
       directory: of the run.
       arguments: the config and options of `fwpkm train`.
       seed: of weights and rows.
-      text: folder of train.jsonl and valid.jsonl.
+      text: folder of train.jsonl and valid.jsonl; None: the config's own data.
       extra: more options as NAME=VALUES without dashes.
 
     Raises:
@@ -60,7 +64,7 @@ def train_run(
     if (directory / "results.json").exists():
         return
     command = [*arguments, "--seed", str(seed), "--run_dir", str(directory)]
-    for split in ("train", "valid"):
+    for split in () if text is None else ("train", "valid"):
         command += [f"--data.{split}_paths", str(text / f"{split}.jsonl")]
     for option in extra:
         name, equals, values = option.partition("=")
@@ -68,3 +72,15 @@ def train_run(
             raise SystemExit(f"--extra: {option!r} is no NAME=VALUES.")
         command += [f"--{name}", *values.split()]
     subprocess.run([sys.executable, "-m", "fwpkm_jax", "train", *command], check=True)
+
+
+def metrics(directory: Path) -> list[dict[str, Any]]:
+    """What a run logged while it trained, step by step."""
+    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def trained_loss(directory: Path) -> float:
+    """Mean loss in nats of the last tenth of the training steps, of data that was new then."""
+    losses = [line["loss"] for line in metrics(directory) if "loss" in line]
+    return float(np.mean(losses[-max(1, len(losses) // 10) :]))

@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.comparison.small_decoders import Lines, Row, machine
 from benchmarks.options import parse
-from benchmarks.study.lines import train_run
+from benchmarks.study.lines import train_run, trained_loss
 from benchmarks.study.tables import over_seeds
 from fwpkm_jax.evaluation import PerplexityConfig
 from fwpkm_jax.evaluation.intervals import clustered_mean
@@ -93,13 +93,6 @@ def train(options: Options, kind: str, rate: float, seed: int) -> Path:
     command += ["--optimizer.learning_rate", str(rate), "--training.validation_batches", "0"]
     train_run(directory, command, seed=seed, text=options.data, extra=options.extra)
     return directory
-
-
-def trained_loss(directory: Path) -> float:
-    """Mean loss in nats of the last tenth of the training steps, of text that was new then."""
-    lines = map(json.loads, (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    losses = [line["loss"] for line in lines if "loss" in line]
-    return float(np.mean(losses[-max(1, len(losses) // 10) :]))
 
 
 def sections(

@@ -30,7 +30,7 @@ import numpy as np
 
 from benchmarks.options import parse
 from benchmarks.study import controls
-from benchmarks.study.lines import make_lines
+from benchmarks.study.lines import make_lines, trained_loss
 from benchmarks.study.tables import tables
 from fwpkm_jax.evaluation import NeedleConfig, PerplexityConfig, Subject, run_suite
 from fwpkm_jax.evaluation.continual.evaluate import ContinualConfig
@@ -177,8 +177,14 @@ def write_excerpts() -> None:
     EXCERPTS.write_text("\n".join(lines) + "\n")
 
 
-def make_run(name: str, seed: int) -> dict[str, Any]:
-    """Trains and evaluates one run, except for parts that are finished; its line of results."""
+def make_run(name: str, seed: int, only: Sequence[str] = ()) -> dict[str, Any]:
+    """Trains and evaluates one run, except for parts that are finished; its line of results.
+
+    Args:
+      name: of the run.
+      seed: of its weights and rows.
+      only: names of the evaluations that are made; empty: all.
+    """
     directory = run_directory(name, seed)
     if not (directory / "results.json").exists():
         options = ["--seed", str(seed), "--run_dir", str(directory)]
@@ -194,16 +200,21 @@ def make_run(name: str, seed: int) -> dict[str, Any]:
     subject = subject_of(run, name=str(directory))
     for label, (evaluation, options) in evaluations(name, has_memory=bool(run.memory)).items():
         results = directory / "study" / label
-        if (results / f"{evaluation}.json").exists():
+        if (results / f"{evaluation}.json").exists() or not _asked(label, only):
             continue
         began = time.monotonic()
         one, options = _prepared(subject, label, options, results)
         run_suite(one, (evaluation,), directory=results, configs={evaluation: options})
         print(f"{directory} {label}: {time.monotonic() - began:.0f} s", flush=True)
-    line = {"run": f"{name}:{seed}", **results_of(directory)}
-    if name == MAIN:
+    line = {"run": f"{name}:{seed}", "train_loss": round(trained_loss(directory), 5)}
+    line |= {label: found for label, found in results_of(directory).items() if _asked(label, only)}
+    if name == MAIN and _asked("gates", only):
         line["gates"] = controls.gates_at_needles(subject, rows=GATE_ROWS)
     return line
+
+
+def _asked(label: str, only: Sequence[str]) -> bool:
+    return not only or label in only
 
 
 def _prepared(subject: Subject, label: str, options: Any, results: Path) -> tuple[Subject, Any]:
@@ -303,6 +314,8 @@ class Options:
 
     runs: tuple[str, ...] = tuple(f"{name}:{seed}" for name, of in SEEDS.items() for seed in of)
     """As NAME:SEED; those that `--out` has are passed over."""
+    evaluations: tuple[str, ...] = ()
+    """Names of the evaluations to make, as in the lines of `--out`; empty: all of a run."""
     tables: bool = False
     """Only prints the tables of the lines in `--out`."""
     out: Path = Path("benchmarks/results/study_cpu.jsonl")
@@ -315,7 +328,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not (options.tables or EXCERPTS.exists()):
         write_excerpts()
     runs = () if options.tables else options.runs
-    lines = make_lines(runs, SEEDS, options.out, make_run)
+
+    def make(name: str, seed: int) -> dict[str, Any]:
+        return make_run(name, seed, options.evaluations)
+
+    lines = make_lines(runs, SEEDS, options.out, make)
     print("\n\n".join(tables(lines, domains=DOMAINS, main=MAIN)))
     return 0
 

@@ -28,8 +28,8 @@ def tables(lines: Sequence[Line], *, domains: Sequence[str], main: str) -> list[
         _perplexity_table(lines),
         _needle_table(lines),
         _reference_table(lines),
-        _control_table(own),
-        _gate_table(own),
+        _control_table([line for line in own if "ppl_reset" in line]),
+        _gate_table([line for line in own if "gates" in line]),
         _longbench_table(lines),
         _continual_table(lines, domains),
     ]

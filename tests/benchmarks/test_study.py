@@ -77,6 +77,7 @@ def test_the_study_trains_and_evaluates_what_is_not_done(runs, tmp_path, monkeyp
         (directory / f"{names[0]}.json").write_text(json.dumps(result))
 
     monkeypatch.setattr(study, "run_suite", run_suite)
+    monkeypatch.setattr(study, "trained_loss", lambda directory: 1.5)
     monkeypatch.setattr(study, "tables", lambda lines, **names: ["table"])
     out = tmp_path / "lines.jsonl"
     names = ("gdn_swa__fwmlp:0", "gdn_swa__fwpkm__ungated:1", "gdn_swa__fwpkm__inner4:2")
@@ -96,9 +97,16 @@ def test_the_study_trains_and_evaluates_what_is_not_done(runs, tmp_path, monkeyp
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["run"] for line in lines] == [*names]
     assert lines[0]["ppl"] == {"writing": 5.0}
+    assert lines[0]["train_loss"] == 1.5
+    assert lines[0]["environment"]["device"] == "cpu"
     assert lines[1]["longbench"]["tasks"] == {"qasper": [3, 2.0, 2.0]}
     mean, low, high = lines[1]["longbench"]["difference"]
     assert low < mean == -0.5 < high
+    # A part of another run, whose line then has no more.
+    part = tmp_path / "part.jsonl"
+    run("study.study", "--runs", "fa:0", "--evaluations", "needle_1x", "ppl", "--out", part)
+    assert evaluated[-2:] == ["ppl", "needle_1x"]
+    assert set(result(part)) == {"run", "train_loss", "ppl", "needle_1x", "environment"}
     with pytest.raises(SystemExit, match="no KIND:SEED"):
         run("study.study", "--runs", "gdn:7", "--out", out)
 

@@ -1,6 +1,6 @@
 """Times every mixer on a row of several documents relative to a row that is one.
 
-    taskset -c 1 python -m benchmarks.speed.documents --out benchmarks/results/documents_cpu.json
+    taskset -c 1 python -m benchmarks.speed.documents --out build/documents.json
 
 Layers run with their projections, in float32, forward and forward + backward to input and
 parameters. Documents have random lengths. Times are CPU seconds of the process; the two kinds of

@@ -1,1 +1,1 @@
-"""The small study of docs/study.md: models of bytes that a CPU trains in minutes."""
+"""The small study of docs/measurements/study.md: models of bytes that a CPU trains in minutes."""

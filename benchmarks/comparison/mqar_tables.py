@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.comparison.mqar import best_rate
 from benchmarks.comparison.small_decoders import Row
-from fwpkm_jax.evaluation.display.plot_style import BLUE, TEXT, set_title, style_axes
+from fwpkm_jax.evaluation.display.plot_style import BLUE, GREY, TEXT, set_title, style_axes
 
 
 def rows_by_settings(path: Path) -> list[list[Row]]:
@@ -74,6 +74,32 @@ def mqar_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def label_places(
+    points: Mapping[str, tuple[float, float]], *, near: float = 1.45, gap: float = 0.036
+) -> dict[str, tuple[float, float]]:
+    """Where the name of each point stands, so that names do not lie on one another.
+
+    Args:
+      points: state and share of right answers by name.
+      near: points whose neighbours' states are within this ratio have their names in one column.
+      gap: least distance of two names of a column.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    columns: list[list[str]] = []
+    for name in sorted(points, key=lambda name: points[name][0]):
+        last = points[columns[-1][-1]][0] if columns else 0.0
+        if columns and points[name][0] <= near * last:
+            columns[-1].append(name)
+        else:
+            columns.append([name])
+    for column in columns:
+        right, height = max(points[name][0] for name in column), np.inf
+        for name in sorted(column, key=lambda name: -points[name][1]):
+            height = min(points[name][1], height - gap)
+            found[name] = right, float(height)
+    return found
+
+
 def mqar_picture(groups: Sequence[Sequence[Row]]) -> Figure:
     """Draws accuracy against bytes of state, a panel per setting, a point per memory.
 
@@ -83,13 +109,19 @@ def mqar_picture(groups: Sequence[Sequence[Row]]) -> Figure:
     groups = drawn or groups
     figure = Figure(figsize=(7.5, 3.6 * len(groups)), layout="constrained")
     for axes, rows in zip(figure.subplots(len(groups), squeeze=False)[:, 0], groups, strict=True):
+        points: dict[str, tuple[float, float]] = {}
         for name, runs in chosen(rows).items():
             shares = [np.mean([part["accuracy"] for part in run["test"]]) for run in runs]
             where = runs[0]["state_bytes"] / 1024, float(np.mean(shares))
             axes.plot(*where, "o", ms=5, color=BLUE)
             axes.vlines(where[0], min(shares), max(shares), color=BLUE, lw=1)
+            points[name] = where
+        for name, (state, height) in label_places(points).items():
             axes.annotate(
-                name, where, xytext=(4, 4), textcoords="offset points", fontsize=7, color=TEXT
+                *(name, points[name]),
+                xytext=(state * 1.06, height),
+                **{"fontsize": 6.5, "color": TEXT, "va": "center"},
+                arrowprops={"arrowstyle": "-", "lw": 0.3, "color": GREY, "relpos": (0, 0.5)},
             )
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda kib, _: f"{kib:g}")

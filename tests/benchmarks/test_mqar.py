@@ -9,6 +9,7 @@ from flax import nnx
 
 from benchmarks.comparison import mqar, mqar_decoder, mqar_training
 from benchmarks.comparison.mqar_decoder import Decoder, Layout
+from benchmarks.comparison.mqar_tables import label_places
 from benchmarks.comparison.mqar_tasks import Task, cell_of, distinct, documents
 from tests.benchmarks.programs import run
 
@@ -240,3 +241,12 @@ def test_among_equal_rates_the_faster_is_best():
         {"rate": 1e-4, "valid": 0.50, "steps": 10},
     ]
     assert mqar.best_rate(rows) == 1e-3
+
+
+def test_names_of_points_stand_apart_and_beside_their_points():
+    points = {"a": (8.0, 1.0), "b": (8.1, 0.99), "c": (8.2, 0.5), "d": (64.0, 0.995)}
+    places = label_places(points, gap=0.1)
+    assert places["a"] == (8.2, 1.0)
+    assert places["b"] == (8.2, 0.9)
+    assert places["c"] == (8.2, 0.5)
+    assert places["d"] == (64.0, 0.995)

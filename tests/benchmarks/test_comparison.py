@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from benchmarks.comparison import small_decoders, state_tracking, tables
+from benchmarks.comparison import small_decoders, state_tracking
 from benchmarks.comparison.arithmetic import TOKENS, ArithmeticSource
 from fwpkm_jax.models.language_model import LanguageModel
 from tests.benchmarks.programs import run
@@ -169,13 +169,3 @@ def test_delta_rules_are_tried_with_strengths_up_to_one_and_two():
     for name in doubled:
         assert rules[name].negative_eigenvalues
         assert not rules[name.rstrip("+")].negative_eigenvalues
-
-
-def test_pairs_recalled_count_nothing_for_guesses():
-    cells = [
-        {"pairs": 4, "length": 64, "accuracy": 1.0},
-        {"pairs": 64, "length": 64, "accuracy": 1 / 64},
-        {"pairs": 8, "length": 128, "accuracy": 1.0},
-    ]
-    assert tables.pairs_recalled({"cells": cells}, 64) == 4
-    assert tables.pairs_recalled({"cells": cells[1:2]}, 64) == 0

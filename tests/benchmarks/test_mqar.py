@@ -218,17 +218,7 @@ def test_decays_begin_where_the_option_says(tmp_path, capsys):
     assert first["settings"] == second["settings"] | {"decay_start": "constant"}
     assert first["loss"] != second["loss"]
     none = tmp_path / "none"
-    run(
-        "comparison.tables",
-        "--mqar",
-        out,
-        "--recall",
-        none,
-        "--state-tracking",
-        none,
-        "--images",
-        tmp_path,
-    )
+    run("comparison.tables", "--mqar", out, "--state-tracking", none, "--images", tmp_path)
     shown = capsys.readouterr().out
     assert shown.count("decays start constant") == 1
     assert shown.count("| `gated_deltanet` |") == 2

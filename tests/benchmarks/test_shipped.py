@@ -15,7 +15,7 @@ def test_a_run_is_trained_evaluated_and_shown(kind, tmp_path, capsys):
     out = tmp_path / "new" / "lines.jsonl"
     extra = [*SMALL_RUN, "training.steps=2"]
     if kind == "recall_without_memory":
-        extra = ["training.steps=1", "training.batch_size=2", "model.model_dim=16"]
+        extra = ["training.steps=1", "training.batch_size=2", "training.memory.groups=2"]
     options = (
         *("--runs", f"{kind}:1", "--extra", *extra, "--data", tmp_path),
         *("--runs-dir", tmp_path / "runs", "--out", out),

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,12 @@ def environment() -> dict[str, Any]:
         "xla_flags": os.environ.get("XLA_FLAGS") or None,
         **limits,
     }
+
+
+@cache
+def environment_once() -> dict[str, Any]:
+    """`environment()`, measured once in a process, for programs that store many lines."""
+    return environment()
 
 
 def commit() -> str | None:

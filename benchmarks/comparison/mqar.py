@@ -24,7 +24,8 @@ import jax
 from benchmarks.comparison.mqar_decoder import NAMES, Layout, state_bytes
 from benchmarks.comparison.mqar_tasks import Cell, Part, Setting, cell_of
 from benchmarks.comparison.mqar_training import Run, Training
-from benchmarks.comparison.small_decoders import Lines, Row, machine
+from benchmarks.comparison.small_decoders import Lines, Row
+from benchmarks.machine import environment_once
 from benchmarks.options import parse
 from fwpkm_jax.core.recurrence.decay_starts import DecayStart
 
@@ -137,7 +138,7 @@ def measure(name: str, rate: float, seed: int, options: Options, lines: Lines) -
     row = {"memory": name, "rate": rate, "seed": seed, "settings": about}
     row |= {"state_bytes": total, "bytes_touched": touched, "parameters": training.parameters}
     row["rows"] = options.rows
-    lines.add(row | result | {"environment": machine()})
+    lines.add(row | result | {"environment": environment_once()})
     run.state.unlink()
     shown = " ".join(f"{x['pairs']}x{x['length']}:{x['accuracy']}" for x in result["test"])
     print(f"  {result['steps']} steps, {result['cpu_seconds']:.0f} s: {shown}", flush=True)

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 import optax
 from flax import nnx
 
-from benchmarks.machine import environment
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 from fwpkm_jax.training.fit import Hooks, fit
@@ -176,12 +175,6 @@ class Lines:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
-
-
-@cache
-def machine() -> Row:
-    """`environment()`, measured once in a process."""
-    return environment()
 
 
 def cpu_seconds(since: float = 0.0) -> float:

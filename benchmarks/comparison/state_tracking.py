@@ -28,11 +28,10 @@ from benchmarks.comparison.small_decoders import (
     Trained,
     Trainer,
     cpu_seconds,
-    machine,
     state_bytes,
     without_decay,
 )
-from benchmarks.machine import settings
+from benchmarks.machine import environment_once, settings
 from benchmarks.options import parse
 from fwpkm_jax.data.recall import Split
 from fwpkm_jax.data.state_tracking import Group, StateTrackingData, StateTrackingSource
@@ -237,7 +236,7 @@ def measure(name: str, task: Task, options: Options, lines: Lines) -> None:
         row["spans"] = spans(trained, task, options, seed)
         row["curve"] = [round(loss, 4) for loss in trained.curve]
         row["cpu_seconds"] = cpu_seconds(start)
-        lines.add(row | {"environment": machine()})
+        lines.add(row | {"environment": environment_once()})
         shown = " ".join(f"..{span['up_to']}: {span['accuracy']}" for span in row["spans"])
         print(f"{task} {name} seed {seed} {row['cpu_seconds']:.0f} s: {shown}", flush=True)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.comparison.small_decoders import machine
+from benchmarks.machine import environment_once
 
 
 def make_lines(
@@ -40,7 +40,7 @@ def make_lines(
     for run, kind, seed in asked:
         if run in lines:
             continue
-        lines[run] = make(kind, int(seed)) | {"environment": machine()}
+        lines[run] = make(kind, int(seed)) | {"environment": environment_once()}
         with out.open("a") as file:
             file.write(json.dumps(lines[run]) + "\n")
     return list(lines.values())

@@ -26,7 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.comparison.small_decoders import Lines, Row, machine
+from benchmarks.comparison.small_decoders import Lines, Row
+from benchmarks.machine import environment_once
 from benchmarks.options import parse
 from benchmarks.study.lines import train_run, trained_loss
 from benchmarks.study.tables import over_seeds
@@ -156,7 +157,7 @@ def measure(options: Options, kind: str, rate: float, seed: int, lines: Lines) -
         return
     directory = train(options, kind, rate, seed)
     row = key | {"train_loss": round(trained_loss(directory), 5)}
-    lines.add(row | evaluate(options, directory, write_beginnings(options)) | machine())
+    lines.add(row | evaluate(options, directory, write_beginnings(options)) | environment_once())
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from benchmarks.comparison.small_decoders import machine
+from benchmarks.machine import environment_once
 from benchmarks.options import parse
 from benchmarks.study.retention_domains import domains_kept, orders
 from benchmarks.study.retention_facts import FactsPlan, facts_kept, facts_texts, read_facts
@@ -327,7 +327,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 else:
                     found = domains_line(run, METHODS[name], named[order], options)
                 seconds = round(time.monotonic() - began, 1)
-                lines.add({**what, **found, "seconds": seconds, "environment": machine()})
+                lines.add({**what, **found, "seconds": seconds, "environment": environment_once()})
                 print(f"{what}: {lines.all[-1]['seconds']} s", flush=True)
     tables = (facts_table, forgetting_table, domains_table, each_domain_table, text_table)
     for table in (*tables, cost_table):

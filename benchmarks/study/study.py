@@ -16,6 +16,7 @@ Finished parts are skipped; an interrupted training run continues. Results go to
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import subprocess
@@ -266,9 +267,35 @@ def _needle_shares(results: dict[str, Any], path: Path) -> list[dict[str, Any]]:
             **{name: run[name] for name in ("words", "readings")},
             **{name: run["exact"][name] for name in ("answers", "accuracy", "interval")},
             "digits": run["digits"],
+            "wrong": kinds_of_wrong(run["samples"]),
         }
         for run in results["runs"]
     ]
+
+
+def kinds_of_wrong(samples: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Wrong answers by where their beginning comes from.
+
+    Of another needle (`another`): at least two digits, and more than of the number asked for. Of
+    that number (`began_right`): at least two digits. Two by chance are 1 % for each needle.
+    """
+    counts = {"another": 0, "began_right": 0, "neither": 0}
+    for one in samples:
+        if one["exact"]:
+            continue
+        right = _common(one["answer"], one["expected"])
+        other = max((_common(one["answer"], number) for number in one["others"]), default=0)
+        if other >= 2 and other > right:
+            counts["another"] += 1
+        else:
+            counts["began_right" if right >= 2 else "neither"] += 1
+    return counts
+
+
+def _common(one: str, two: str) -> int:
+    """Characters with which both begin."""
+    same = (a == b for a, b in zip(one, two, strict=False))
+    return sum(itertools.takewhile(bool, same))
 
 
 def _domain_losses(results: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -46,6 +46,19 @@ def test_the_ablation_of_fast_weight_layers(tmp_path):
     assert result(out)["seeds"] == written["seeds"]
 
 
+def test_wrong_answers_are_told_apart_by_how_they_begin():
+    answers = ["123456", "129999", "199999", "654399", "654321", "659999", "129999"]
+    others = 6 * [["654321", "777777"]] + [["128888"]]
+    samples = [
+        {"answer": answer, "expected": "123456", "exact": answer == "123456", "others": of}
+        for answer, of in zip(answers, others, strict=True)
+    ]
+    found = study.kinds_of_wrong(samples)
+    # The last begins with two digits of both, and counts as one that began right.
+    assert found == {"another": 3, "began_right": 2, "neither": 1}
+    assert study.kinds_of_wrong([samples[2] | {"others": []}])["neither"] == 1
+
+
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
     """The study's folder, made up; commands that would train are noted in place of being run."""
@@ -53,7 +66,8 @@ def runs(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "EXCERPTS", tmp_path / "excerpts.jsonl")
     (tmp_path / "excerpts.jsonl").write_text("")
     noted = []
-    monkeypatch.setattr(study.subprocess, "run", lambda command, check: noted.append(command))
+    training = SimpleNamespace(run=lambda command, check: noted.append(command))
+    monkeypatch.setattr(study, "subprocess", training)
     return noted
 
 

@@ -201,6 +201,7 @@ def test_scores_follow_the_definitions():
     assert [r["exact"] for r in scores["samples"]] == [True, False, False, False, False]
     assert [r["digits"] for r in scores["samples"]] == [6, 0, 0, 5, 0]
     assert [r["candidate"] for r in scores["samples"]] == [True, False, True, False, False]
+    assert [r["others"] for r in scores["samples"]] == 3 * [["654321"]] + 2 * [["123456"]]
     assert scores["exact"]["accuracy"] == 0.2
     assert scores["digits"] == pytest.approx(11 / 5)
     assert scores["progress"] == [1, 1, 1, 1, 1]

@@ -21,7 +21,7 @@ def score_answers(samples: Sequence[NeedleSample], answers: Sequence[str]) -> di
       `digits`: mean number of characters that are correct at their position; `candidate`: share of
       answers that equal the number of any needle of the sample; `by_depth`: exact match by the
       tenth of the haystack that contains the target; `progress`: exact matches among the first 1,
-      2, ... samples; `samples`: a record of each answer.
+      2, ... samples; `samples`: a record of each answer, with the numbers of the `others`.
     """
     records = []
     for sample, answer in zip(samples, answers, strict=True):
@@ -33,6 +33,7 @@ def score_answers(samples: Sequence[NeedleSample], answers: Sequence[str]) -> di
                 "exact": answer.strip() == sample.answer,
                 "digits": digits,
                 "candidate": answer in [needle.value for needle in sample.needles],
+                "others": [n.value for i, n in enumerate(sample.needles) if i != sample.target],
                 "depth": sample.depth,
                 "words": sample.words,
                 "document": sample.document,

@@ -6,7 +6,6 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fwpkm_jax.core.recurrence.decay_starts import softplus_bias
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
@@ -21,7 +20,7 @@ from fwpkm_jax.rules.matrix.base import (
 )
 from fwpkm_jax.rules.matrix.deltanet import delta_step, sigmoid_strength
 from fwpkm_jax.rules.matrix.features import FeatureMap
-from fwpkm_jax.rules.matrix.gated_deltanet import gated_error_loss, softplus_decay
+from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES, gated_error_loss, softplus_decay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +86,7 @@ class Comba(AbstractMatrixRule):
 
     @property
     def learned_gates(self) -> LearnedGates:
-        return LearnedGates(
-            decay=True,
-            strength=True,
-            log_rate=True,
-            decay_bias=1.0,
-            decay_of_step=softplus_bias,
-        )
+        return SOFTPLUS_GATES
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return softplus_decay(inputs), sigmoid_strength(inputs, False)

@@ -6,7 +6,6 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fwpkm_jax.core.recurrence.decay_starts import softplus_bias
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -19,7 +18,11 @@ from fwpkm_jax.rules.matrix.base import (
 )
 from fwpkm_jax.rules.matrix.deltanet import delta_step, error_loss, sigmoid_strength
 from fwpkm_jax.rules.matrix.features import FeatureMap
-from fwpkm_jax.rules.matrix.gated_deltanet import gated_error_loss, softplus_decay
+from fwpkm_jax.rules.matrix.gated_deltanet import (
+    SOFTPLUS_GATES,
+    gated_error_loss,
+    softplus_decay,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +81,7 @@ class DeltaProduct(AbstractMatrixRule):
 
     @property
     def learned_gates(self) -> LearnedGates:
-        return LearnedGates(
-            decay=self.gated,
-            strength=True,
-            log_rate=self.gated,
-            decay_bias=1.0,
-            decay_of_step=softplus_bias,
-        )
+        return SOFTPLUS_GATES if self.gated else LearnedGates(strength=True)
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         strength = sigmoid_strength(inputs, self.negative_eigenvalues)

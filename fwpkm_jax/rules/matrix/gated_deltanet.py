@@ -25,6 +25,15 @@ from fwpkm_jax.rules.matrix.deltanet import delta_step, sigmoid_strength
 from fwpkm_jax.rules.matrix.features import FeatureMap
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 
+SOFTPLUS_GATES = LearnedGates(
+    decay=True,
+    strength=True,
+    log_rate=True,
+    decay_bias=1.0,
+    decay_of_step=softplus_bias,
+)
+"""What `softplus_decay` and a strength of their own need, for all rules that have both."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaNet(AbstractMatrixRule):
@@ -77,13 +86,7 @@ class GatedDeltaNet(AbstractMatrixRule):
 
     @property
     def learned_gates(self) -> LearnedGates:
-        return LearnedGates(
-            decay=True,
-            strength=True,
-            log_rate=True,
-            decay_bias=1.0,
-            decay_of_step=softplus_bias,
-        )
+        return SOFTPLUS_GATES
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return softplus_decay(inputs), sigmoid_strength(inputs, self.negative_eigenvalues)

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fwpkm_jax.core.recurrence.decay_starts import softplus_bias
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -20,6 +19,7 @@ from fwpkm_jax.rules.matrix.base import (
 )
 from fwpkm_jax.rules.matrix.deltanet import delta_step, error_loss, sigmoid_strength
 from fwpkm_jax.rules.matrix.features import FeatureMap
+from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +64,7 @@ class KDA(AbstractMatrixRule):
 
     @property
     def learned_gates(self) -> LearnedGates:
-        return LearnedGates(
-            decay=True,
-            strength=True,
-            log_rate=True,
-            decay_bias=1.0,
-            decay_of_step=softplus_bias,
-        )
+        return SOFTPLUS_GATES
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         rate = jnp.exp(given(inputs.log_rate))[None, None, :, None]

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from fwpkm_jax.core.recurrence.decay_starts import softplus_bias
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
@@ -22,7 +21,7 @@ from fwpkm_jax.rules.matrix.base import (
 )
 from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
 from fwpkm_jax.rules.matrix.features import FeatureMap
-from fwpkm_jax.rules.matrix.gated_deltanet import softplus_decay
+from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES, softplus_decay
 
 
 class OmegaState(NamedTuple):
@@ -113,13 +112,7 @@ class Omega(AbstractMatrixRule):
 
     @property
     def learned_gates(self) -> LearnedGates:
-        return LearnedGates(
-            decay=True,
-            strength=True,
-            log_rate=True,
-            decay_bias=1.0,
-            decay_of_step=softplus_bias,
-        )
+        return SOFTPLUS_GATES
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
         return softplus_decay(inputs), sigmoid_strength(inputs, False)

@@ -8,7 +8,8 @@ The page of results is docs/measurements/study.md.
 
 Memories mix their read by the paper's gate. A name that ends with `__ungated` stands for the config
 before the ending, with read and value added and every token written in full; one that ends with
-`__inner4` for the config with four value steps per chunk, in training and afterwards.
+`__inner4` for the config with four value steps per chunk, in training and afterwards; one that ends
+with `__800` for 800 steps of training in place of 400.
 
 Finished parts are skipped; an interrupted training run continues. Results go to
 `runs/study/NAME_seedS/study/EVALUATION/`, and one line of JSON for each of them to `--out`.
@@ -51,6 +52,8 @@ UNGATED = "__ungated"
 """Ending of a name whose memories add read and value, and write every token in full."""
 REREADING = "__inner4"
 """Ending of a name whose memories read and write each chunk four times before it is left."""
+LONGER = "__800"
+"""Ending of a name whose models are trained for 800 steps."""
 WITHOUT_GATES = (
     *("--model.fast_weight.gate_output", "False"),
     *("--model.fast_weight.weight_by_gate", "False"),
@@ -58,6 +61,7 @@ WITHOUT_GATES = (
 ENDINGS = {
     UNGATED: WITHOUT_GATES,
     REREADING: ("--model.fast_weight.rule.inner_steps", "4"),
+    LONGER: ("--training.steps", "800"),
 }
 """More options of `fwpkm train` by the ending of a name."""
 SEEDS = {
@@ -65,6 +69,8 @@ SEEDS = {
     "gdn_swa": (0, 1, 2),
     MAIN + UNGATED: (0, 1, 2),
     MAIN + REREADING: (0, 1, 2),
+    MAIN + LONGER: (0, 1, 2),
+    MAIN + UNGATED + LONGER: (0, 1, 2),
     "gdn_swa__pkm": (0,),
     "gdn_swa__pkm_fwpkm": (0,),
     "gdn_swa__fwmlp": (0,),
@@ -73,7 +79,7 @@ SEEDS = {
     "fa__fwpkm": (0,),
     "fa__fwpkm__pswa": (0,),
 }
-"""Configs, some with one of `ENDINGS`, and their seeds, in the order of the runs."""
+"""Configs, some with one of `ENDINGS` or several, and their seeds, in the order of the runs."""
 
 DOMAINS = ("math", "law", "philosophy", "biomed", "irc", "patents")
 HAYSTACKS = {"needle_1x": 56, "needle_8x": 700, "needle_15x": 1400}
@@ -114,7 +120,7 @@ def evaluations(name: str, *, has_memory: bool) -> dict[str, tuple[str, Any]]:
 def _needles(name: str, *, has_memory: bool) -> dict[str, NeedleConfig]:
     """Needle evaluations; the main model answers more needles."""
     short, long, longest = HAYSTACKS.values()
-    if name.removesuffix(UNGATED) == MAIN:
+    if name.removesuffix(LONGER).removesuffix(UNGATED) == MAIN:
         every, ends = (1, 2, 3, 4), (1, 4)
         return {
             "needle_1x": NeedleConfig(haystack_words=(short,), samples=100, readings=every),
@@ -191,11 +197,8 @@ def make_run(name: str, seed: int, only: Sequence[str] = ()) -> dict[str, Any]:
         options = ["--seed", str(seed), "--run_dir", str(directory)]
         for split in ("train", "valid"):
             options += [f"--data.{split}_paths", str(DATA / "books" / f"{split}.jsonl")]
-        config = name
-        for ending, more in ENDINGS.items():
-            if name.endswith(ending):
-                config, options = name.removesuffix(ending), [*options, *more]
-        command = [sys.executable, "-m", "fwpkm_jax", "train", f"study/{config}", *options]
+        config, more = config_of(name)
+        command = [sys.executable, "-m", "fwpkm_jax", "train", f"study/{config}", *options, *more]
         subprocess.run(command, check=True)
     run = load_run(directory)
     subject = subject_of(run, name=str(directory))
@@ -209,9 +212,17 @@ def make_run(name: str, seed: int, only: Sequence[str] = ()) -> dict[str, Any]:
         print(f"{directory} {label}: {time.monotonic() - began:.0f} s", flush=True)
     line = {"run": f"{name}:{seed}", "train_loss": round(trained_loss(directory), 5)}
     line |= {label: found for label, found in results_of(directory).items() if _asked(label, only)}
-    if name == MAIN and _asked("gates", only):
+    if name.removesuffix(LONGER) == MAIN and _asked("gates", only):
         line["gates"] = controls.gates_at_needles(subject, rows=GATE_ROWS)
     return line
+
+
+def config_of(name: str) -> tuple[str, list[str]]:
+    """The config of a run's name, and what its endings add to the options of `fwpkm train`."""
+    options: list[str] = []
+    while ending := next((one for one in ENDINGS if name.endswith(one)), None):
+        name, options = name.removesuffix(ending), [*ENDINGS[ending], *options]
+    return name, options
 
 
 def _asked(label: str, only: Sequence[str]) -> bool:

@@ -59,6 +59,18 @@ def test_wrong_answers_are_told_apart_by_how_they_begin():
     assert study.kinds_of_wrong([samples[2] | {"others": []}])["neither"] == 1
 
 
+def test_endings_of_a_name_add_options():
+    longer = ["--training.steps", "800"]
+    assert study.config_of("gdn_swa__fwpkm__pkm") == ("gdn_swa__fwpkm__pkm", [])
+    assert study.config_of("gdn_swa__fwpkm__800") == ("gdn_swa__fwpkm", longer)
+    both = "gdn_swa__fwpkm__ungated__800"
+    assert study.config_of(both) == ("gdn_swa__fwpkm", [*study.WITHOUT_GATES, *longer])
+    assert list(study.evaluations(both, has_memory=True)) == [
+        *("ppl", "needle_1x", "needle_8x", "needle_15x", "needle_frozen", "needle_reference"),
+        "continual",
+    ]
+
+
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
     """The study's folder, made up; commands that would train are noted in place of being run."""

@@ -17,6 +17,7 @@ from fwpkm_jax.evaluation import Subject
 from fwpkm_jax.evaluation.needle import NeedleConfig, NeedleSample, take_samples
 from fwpkm_jax.evaluation.needle.files import texts_of, write_samples
 from fwpkm_jax.evaluation.readers.segment_reader import SegmentReader
+from fwpkm_jax.evaluation.reconfigure import with_rule
 from fwpkm_jax.evaluation.record import first_group
 from fwpkm_jax.evaluation.sources import text_sources
 from fwpkm_jax.rules import FwPKM
@@ -34,14 +35,30 @@ def without_reads(subject: Subject) -> Subject:
     Raises:
       ValueError: the model's memory is no FwPKM.
     """
-    rule = subject.model.config.fast_weight.rule
-    if not (subject.memory and isinstance(rule, FwPKM)):
-        raise ValueError(f"memory of {type(rule).__name__}: only FwPKM's slots can be set to zero.")
+    _require_fwpkm(subject)
     memory = {
         layer: one._replace(values=jnp.zeros_like(one.values))
         for layer, one in subject.memory.items()
     }
     return replace(subject, memory=memory)
+
+
+def with_still_keys(subject: Subject) -> Subject:
+    """The subject with a write that moves values and no keys.
+
+    Raises:
+      ValueError: the model's memory is no FwPKM.
+    """
+    rule = replace(_require_fwpkm(subject), addressing_weight=0.0)
+    model, memory = with_rule(subject.model, subject.memory, rule)
+    return replace(subject, model=model, memory=memory)
+
+
+def _require_fwpkm(subject: Subject) -> FwPKM:
+    rule = subject.model.config.fast_weight.rule
+    if not (subject.memory and isinstance(rule, FwPKM)):
+        raise ValueError(f"memory of {type(rule).__name__}: only FwPKM has slots and keys.")
+    return rule
 
 
 def in_other_words(sample: NeedleSample) -> NeedleSample:

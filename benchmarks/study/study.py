@@ -69,8 +69,8 @@ SEEDS = {
     "gdn_swa": (0, 1, 2),
     MAIN + UNGATED: (0, 1, 2),
     MAIN + REREADING: (0, 1, 2),
-    MAIN + LONGER: (0, 1, 2),
-    MAIN + UNGATED + LONGER: (0, 1, 2),
+    MAIN + LONGER: (2,),
+    MAIN + UNGATED + LONGER: (2,),
     "gdn_swa__pkm": (0,),
     "gdn_swa__pkm_fwpkm": (0,),
     "gdn_swa__fwmlp": (0,),
@@ -90,6 +90,11 @@ ABLATED = "ppl_ablated"
 """Perplexity with a frozen memory whose slots are zero, so that nothing is read."""
 OTHER = "needle_other"
 """Needles at the shortest length, stated and asked for in words that training never used."""
+STILL = "_still"
+"""Ending of needle evaluations with keys that stand still after training."""
+PARTS = 5
+"""Parts of an evaluation's samples, in order, of which each has its right answers counted: a memory
+that is never reset may answer later samples less well."""
 LONGEST_QUESTION = 60_000
 """Bytes of the longest sample of LongBench that is read."""
 GATE_ROWS = 64
@@ -122,9 +127,13 @@ def _needles(name: str, *, has_memory: bool) -> dict[str, NeedleConfig]:
     short, long, longest = HAYSTACKS.values()
     if name.removesuffix(LONGER).removesuffix(UNGATED) == MAIN:
         every, ends = (1, 2, 3, 4), (1, 4)
+        near = NeedleConfig(haystack_words=(short,), samples=100, readings=every)
+        far = NeedleConfig(haystack_words=(long,), samples=120, readings=every)
         return {
-            "needle_1x": NeedleConfig(haystack_words=(short,), samples=100, readings=every),
-            "needle_8x": NeedleConfig(haystack_words=(long,), samples=120, readings=every),
+            "needle_1x": near,
+            "needle_8x": far,
+            "needle_1x" + STILL: replace(near, readings=ends),
+            "needle_8x" + STILL: replace(far, readings=ends),
             "needle_15x": NeedleConfig(haystack_words=(longest,), samples=40, readings=ends),
             "needle_frozen": _frozen_needles(samples=50),
             "needle_reference": NeedleConfig(
@@ -233,6 +242,8 @@ def _prepared(subject: Subject, label: str, options: Any, results: Path) -> tupl
     """What an evaluation reads, if it is not the trained model with the options as they are."""
     if label == WINDOWED:
         return _limited(subject), options
+    if label.endswith(STILL):
+        return controls.with_still_keys(subject), options
     if label == ABLATED:
         return controls.without_reads(subject), options
     if label == OTHER:
@@ -279,6 +290,10 @@ def _needle_shares(results: dict[str, Any], path: Path) -> list[dict[str, Any]]:
             **{name: run["exact"][name] for name in ("answers", "accuracy", "interval")},
             "digits": run["digits"],
             "wrong": kinds_of_wrong(run["samples"]),
+            "right_by_part": [
+                int(np.sum(part))
+                for part in np.array_split([one["exact"] for one in run["samples"]], PARTS)
+            ],
         }
         for run in results["runs"]
     ]

@@ -66,8 +66,8 @@ def test_endings_of_a_name_add_options():
     both = "gdn_swa__fwpkm__ungated__800"
     assert study.config_of(both) == ("gdn_swa__fwpkm", [*study.WITHOUT_GATES, *longer])
     assert list(study.evaluations(both, has_memory=True)) == [
-        *("ppl", "needle_1x", "needle_8x", "needle_15x", "needle_frozen", "needle_reference"),
-        "continual",
+        *("ppl", "needle_1x", "needle_8x", "needle_1x_still", "needle_8x_still", "needle_15x"),
+        *("needle_frozen", "needle_reference", "continual"),
     ]
 
 
@@ -103,6 +103,7 @@ def test_the_study_trains_and_evaluates_what_is_not_done(runs, tmp_path, monkeyp
         (directory / f"{names[0]}.json").write_text(json.dumps(result))
 
     monkeypatch.setattr(study, "run_suite", run_suite)
+    monkeypatch.setattr(controls, "with_still_keys", lambda subject: f"{subject} still")
     monkeypatch.setattr(study, "trained_loss", lambda directory: 1.5)
     monkeypatch.setattr(study, "tables", lambda lines, **names: ["table"])
     out = tmp_path / "lines.jsonl"
@@ -110,7 +111,9 @@ def test_the_study_trains_and_evaluates_what_is_not_done(runs, tmp_path, monkeyp
     for _ in range(2):
         assert run("study.study", "--runs", *names, "--no-tables", "--out", out) == 0
     every = ["ppl", "needle_1x", "needle_8x"]
-    ungated = [*every, "needle_15x", "needle_frozen", "needle_reference", "longbench", "continual"]
+    still = ["needle_1x_still", "needle_8x_still"]
+    ungated = [*every, *still, "needle_15x", "needle_frozen", "needle_reference"]
+    ungated += ["longbench", "continual"]
     fewer = [*every, "needle_frozen", "continual"]
     assert evaluated == [*fewer, *ungated, *fewer]
     first, second, third = runs
@@ -201,6 +204,18 @@ def test_a_memory_without_reads_has_no_values(subject):
     other = replace(subject, model=SimpleNamespace(config=SimpleNamespace(fast_weight=fast)))
     with pytest.raises(ValueError, match="FwMLP"):
         controls.without_reads(other)
+    with pytest.raises(ValueError, match="FwMLP"):
+        controls.with_still_keys(other)
+
+
+def test_a_memory_with_still_keys_moves_its_values_alone(subject):
+    text = jax.random.randint(jax.random.key(0), (1, 200), 32, 127)
+    for one, moved in ((subject, True), (controls.with_still_keys(subject), False)):
+        start = jax.tree.map(lambda x: x[:1], one.memory)
+        _, memory, *_ = one.model(text, start)
+        (before,), (after,) = start.values(), memory.values()
+        assert bool(np.any(before.values != after.values))
+        assert bool(np.any(before.keys != after.keys)) == moved
 
 
 def test_needles_in_other_words_keep_keys_and_answers(subject, tmp_path):

@@ -9,7 +9,8 @@ The page of results is docs/measurements/study.md.
 Memories mix their read by the paper's gate. A name that ends with `__ungated` stands for the config
 before the ending, with read and value added and every token written in full; one that ends with
 `__inner4` for the config with four value steps per chunk, in training and afterwards; one that ends
-with `__800` for 800 steps of training in place of 400.
+with `__800` for 800 steps of training in place of 400; one that ends with `__open` for gates that
+start open.
 
 Finished parts are skipped; an interrupted training run continues. Results go to
 `runs/study/NAME_seedS/study/EVALUATION/`, and one line of JSON for each of them to `--out`.
@@ -54,6 +55,8 @@ REREADING = "__inner4"
 """Ending of a name whose memories read and write each chunk four times before it is left."""
 LONGER = "__800"
 """Ending of a name whose models are trained for 800 steps."""
+OPEN = "__open"
+"""Ending of a name whose gates start open, at about 0.88."""
 WITHOUT_GATES = (
     *("--model.fast_weight.gate_output", "False"),
     *("--model.fast_weight.weight_by_gate", "False"),
@@ -62,6 +65,7 @@ ENDINGS = {
     UNGATED: WITHOUT_GATES,
     REREADING: ("--model.fast_weight.rule.inner_steps", "4"),
     LONGER: ("--training.steps", "800"),
+    OPEN: ("--model.fast_weight.gate_bias", "2"),
 }
 """More options of `fwpkm train` by the ending of a name."""
 SEEDS = {
@@ -71,6 +75,7 @@ SEEDS = {
     MAIN + REREADING: (0, 1, 2),
     MAIN + LONGER: (2,),
     MAIN + UNGATED + LONGER: (2,),
+    MAIN + OPEN: (0, 1, 2),
     "gdn_swa__pkm": (0,),
     "gdn_swa__pkm_fwpkm": (0,),
     "gdn_swa__fwmlp": (0,),
@@ -125,7 +130,7 @@ def evaluations(name: str, *, has_memory: bool) -> dict[str, tuple[str, Any]]:
 def _needles(name: str, *, has_memory: bool) -> dict[str, NeedleConfig]:
     """Needle evaluations; the main model answers more needles."""
     short, long, longest = HAYSTACKS.values()
-    if name.removesuffix(LONGER).removesuffix(UNGATED) == MAIN:
+    if config_of(name)[0] == MAIN and REREADING not in name:
         every, ends = (1, 2, 3, 4), (1, 4)
         near = NeedleConfig(haystack_words=(short,), samples=100, readings=every)
         far = NeedleConfig(haystack_words=(long,), samples=120, readings=every)
@@ -221,7 +226,8 @@ def make_run(name: str, seed: int, only: Sequence[str] = ()) -> dict[str, Any]:
         print(f"{directory} {label}: {time.monotonic() - began:.0f} s", flush=True)
     line = {"run": f"{name}:{seed}", "train_loss": round(trained_loss(directory), 5)}
     line |= {label: found for label, found in results_of(directory).items() if _asked(label, only)}
-    if name.removesuffix(LONGER) == MAIN and _asked("gates", only):
+    gated = UNGATED not in name and REREADING not in name
+    if config_of(name)[0] == MAIN and gated and _asked("gates", only):
         line["gates"] = controls.gates_at_needles(subject, rows=GATE_ROWS)
     return line
 

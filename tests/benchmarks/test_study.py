@@ -63,6 +63,8 @@ def test_endings_of_a_name_add_options():
     longer = ["--training.steps", "800"]
     assert study.config_of("gdn_swa__fwpkm__pkm") == ("gdn_swa__fwpkm__pkm", [])
     assert study.config_of("gdn_swa__fwpkm__800") == ("gdn_swa__fwpkm", longer)
+    opened = ["--model.fast_weight.gate_bias", "2"]
+    assert study.config_of("gdn_swa__fwpkm__open") == ("gdn_swa__fwpkm", opened)
     both = "gdn_swa__fwpkm__ungated__800"
     assert study.config_of(both) == ("gdn_swa__fwpkm", [*study.WITHOUT_GATES, *longer])
     assert list(study.evaluations(both, has_memory=True)) == [

@@ -96,9 +96,12 @@ class FastWeight(nnx.Module):
         rule = config.rule
         self.config = config
 
-        def linear(features_in: int, features_out: int) -> nnx.Linear:
+        def linear(features_in: int, features_out: int, *, bias: float = 0.0) -> nnx.Linear:
             init = nnx.initializers.normal(init_std)
-            return nnx.Linear(features_in, features_out, dtype=dtype, kernel_init=init, rngs=rngs)
+            start = nnx.initializers.constant(bias)
+            return nnx.Linear(
+                features_in, features_out, dtype=dtype, kernel_init=init, bias_init=start, rngs=rngs
+            )
 
         def norm(features: int) -> RMSNorm:
             return RMSNorm(features, eps=norm_eps)
@@ -108,7 +111,7 @@ class FastWeight(nnx.Module):
         self.value_norm = norm(model_dim)
         self.value_proj = linear(model_dim, rule.value_dim)
         # Drawn in any case, so that later weights are the same with and without a gate.
-        gate = norm(model_dim), linear(model_dim, _GATE_WIDTH)
+        gate = norm(model_dim), linear(model_dim, _GATE_WIDTH, bias=config.gate_bias)
         self.gate_norm, self.gate_proj = gate if config.has_gate else (None, None)
         self.out_norm = norm(rule.value_dim)
         self.out_proj = linear(rule.value_dim, model_dim)

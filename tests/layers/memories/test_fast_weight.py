@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -112,6 +113,21 @@ def test_with_a_gated_residual_a_closed_gate_adds_nothing():
     assert FastWeightConfig(gate_output=False, weight_by_gate=False, gate_residual=True).has_gate
 
 
+def test_the_gate_starts_where_its_bias_puts_it_and_no_other_weight_changes():
+    layer, opened = (
+        FastWeight(dataclasses.replace(CONFIG, gate_bias=bias), 10, rngs=nnx.Rngs(0))
+        for bias in (0.0, 2.0)
+    )
+    nothing = jnp.zeros((1, 3, 10))
+    assert_close(opened.signals(nothing, None).gate, 1 / (1 + np.exp(-2)))
+    before, after = (
+        {"/".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(nnx.state(one))}
+        for one in (layer, opened)
+    )
+    differ = {name for name in before if np.any(before[name] != after[name])}
+    assert differ == {"gate_proj/bias"}
+
+
 @pytest.mark.thorough
 def test_an_unweighted_loss_writes_behind_a_closed_gate():
     config = dataclasses.replace(CONFIG, weight_by_gate=False)
@@ -211,6 +227,11 @@ def test_no_gradient_flows_through_what_is_reported():
 def test_a_chunk_without_room_for_a_pair_is_refused():
     with pytest.raises(ValueError, match=r"chunk_size=1 must exceed rule\.lookahead=1"):
         dataclasses.replace(CONFIG, chunk_size=1)
+
+
+def test_a_gate_that_has_no_finite_start_is_refused():
+    with pytest.raises(ValueError, match=r"gate_bias=nan must be finite; 0 is a gate of a half"):
+        dataclasses.replace(CONFIG, gate_bias=math.nan)
 
 
 @pytest.mark.thorough

@@ -24,18 +24,21 @@ FORMER_START = (
     *("--model.branch_init_scale", "1.0", "--optimizer.weight_decay", "0.1"),
 )
 """The start that books_tiny had until 2026-11-22, with which its gate closes."""
+HALF_GATE = ("--model.fast_weight.gate_bias", "0")
+"""Gates that start at a half, as those of recall_carried did until 2026-11-25."""
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "recall": ("recall",),
     "recall_without_memory": ("recall_without_memory",),
     "recall_carried": ("recall_carried",),
+    "recall_carried_half": ("recall_carried", *HALF_GATE, "--training.steps", "3000"),
     "books_tiny": ("books_tiny",),
     "books_without_memory": ("books_tiny", "--model.memory_layers"),
     "books_start": ("books_tiny", "--training.steps", "125"),
     "books_former_start": ("books_tiny", "--training.steps", "125", *FORMER_START),
 }
 """Arguments of `fwpkm train` by the name of a run. What begins with `books` reads `--data`."""
-SEEDS = {"recall_carried": (0,), "books_start": (0,), "books_former_start": (0,)}
+SEEDS = {"recall_carried_half": (0,), "books_start": (0,), "books_former_start": (0,)}
 """Seeds of a name, where they are not 0, 1 and 2."""
 GATE_STEPS = (1, 25, 50, 75, 100, 125, 200, 400, 600, 800)
 """Training steps whose mean gate is stored."""

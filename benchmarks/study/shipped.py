@@ -32,13 +32,17 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "recall_without_memory": ("recall_without_memory",),
     "recall_carried": ("recall_carried",),
     "recall_carried_half": ("recall_carried", *HALF_GATE, "--training.steps", "3000"),
+    "recall_carried_full_writes": (
+        *("recall_carried", *HALF_GATE, "--model.fast_weight.weight_by_gate", "False"),
+    ),
     "books_tiny": ("books_tiny",),
     "books_without_memory": ("books_tiny", "--model.memory_layers"),
     "books_start": ("books_tiny", "--training.steps", "125"),
     "books_former_start": ("books_tiny", "--training.steps", "125", *FORMER_START),
 }
 """Arguments of `fwpkm train` by the name of a run. What begins with `books` reads `--data`."""
-SEEDS = {"recall_carried_half": (0,), "books_start": (0,), "books_former_start": (0,)}
+_ONCE = ("recall_carried_half", "recall_carried_full_writes", "books_start", "books_former_start")
+SEEDS = dict.fromkeys(_ONCE, (0,))
 """Seeds of a name, where they are not 0, 1 and 2."""
 GATE_STEPS = (1, 25, 50, 75, 100, 125, 200, 400, 600, 800)
 """Training steps whose mean gate is stored."""

@@ -37,11 +37,15 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     ),
     "books_tiny": ("books_tiny",),
     "books_without_memory": ("books_tiny", "--model.memory_layers"),
+    "books_open": ("books_tiny", "--model.fast_weight.gate_bias", "2"),
     "books_start": ("books_tiny", "--training.steps", "125"),
     "books_former_start": ("books_tiny", "--training.steps", "125", *FORMER_START),
 }
 """Arguments of `fwpkm train` by the name of a run. What begins with `books` reads `--data`."""
-_ONCE = ("recall_carried_half", "recall_carried_full_writes", "books_start", "books_former_start")
+_ONCE = (
+    *("recall_carried_half", "recall_carried_full_writes"),
+    *("books_open", "books_start", "books_former_start"),
+)
 SEEDS = dict.fromkeys(_ONCE, (0,))
 """Seeds of a name, where they are not 0, 1 and 2."""
 GATE_STEPS = (1, 25, 50, 75, 100, 125, 200, 400, 600, 800)

@@ -41,8 +41,9 @@ class FastWeightConfig:
     """Multiplies the layer's whole output by the gate: where the gate is closed, the model is the
     one without the memory. For a memory in a trained model; not in the paper."""
     gate_bias: float = 0.0
-    """Initial bias of the gate, whose sigmoid is about the gate at the start: 0 is a half, as in the
-    release; 2 is 0.88. A gate that starts open lets a small model learn to use the memory sooner."""
+    """Initial bias of the gate; its sigmoid is about where the gate starts. 0: a half, as in the
+    release; 2: 0.88, so that early writes replace most of what a slot held and a small model learns
+    sooner to use its memory. Without a gate it has no effect."""
     documents: DocumentMemory = "carry"
     """Of rows that hold several documents. carry: the memory goes on from one to the next, and only
     pairs end with a document. document: each document starts from the memory that is passed in and

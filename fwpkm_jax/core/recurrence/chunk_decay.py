@@ -41,13 +41,14 @@ class ChunkDecay(NamedTuple):
             second[None, None, :, :, None], rows[:, :, None], columns[:, :, None]
         )
         every = jnp.einsum("bhlrk,bhlsk->bhlrs", faded, faded, precision=HIGHEST)
-        below = jnp.zeros((*every.shape[:2], *every.shape[3:]), every.dtype)
-        # Not a sum over the levels: for float32 on a CPU, XLA 0.10.2 to 0.12 may fuse that with the
-        # products around it into a program that reads memory which nothing has written.
+        # No sums over levels, and none over channels but as products of matrices: for float32 on a
+        # CPU, XLA 0.10.2 to 0.12 may fuse a sum with the products around it into a program that
+        # reads memory which nothing has written.
+        alike = jnp.einsum("bhrk,bhsk->bhrs", rows, columns, precision=HIGHEST)
+        found = jnp.where(np.eye(rows.shape[2], dtype=bool)[None, None], alike, 0)
         for level, pair in enumerate(pairs):
-            below = jnp.where(pair[None, None], every[:, :, level], below)
-        diagonal = jnp.sum(rows * columns, axis=-1)[..., None]
-        return below + diagonal * jnp.eye(rows.shape[2], dtype=rows.dtype)[None, None]
+            found = jnp.where(pair[None, None], every[:, :, level], found)
+        return found
 
     def between(self) -> Float[Array, "batch heads chunk chunk"]:
         """The decay from token s to token r at `[r, s]`, one per head; 0 where `r < s`."""

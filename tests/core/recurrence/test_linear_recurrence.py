@@ -103,11 +103,13 @@ def test_any_decay_keeps_float32_exact_and_gradients_finite():
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradients))
 
 
-def test_a_large_batch_of_one_chunk_equals_its_sequences_alone():
+@pytest.mark.parametrize("channels", [(), (32,)], ids=["per_head", "per_channel"])
+def test_a_large_batch_of_one_chunk_equals_its_sequences_alone(channels):
     """Only large products go to XLA's library for CPUs, which may fuse what is around them, too."""
     rng = np.random.default_rng(0)
-    query, key, value = rng.normal(size=(3, 64, 64, 2, 32)).astype(np.float32)
-    log_decay = -rng.exponential(size=(64, 64, 2)).astype(np.float32)
+    length = 12 if channels else 64
+    query, key, value = rng.normal(size=(3, 64, length, 2, 32)).astype(np.float32)
+    log_decay = -rng.exponential(size=(64, length, 2, *channels)).astype(np.float32)
 
     def read(query, key, value, log_decay):
         recurrence = chunk_recurrence(query, key, value, log_decay=log_decay, beta=None)

@@ -26,6 +26,7 @@ ZERO_MEANS_SOMETHING = {
     "Experiment.seed",
     "AttentionConfig.rotary_fraction",
     "ExpertsConfig.balance_weight",
+    "FastWeightConfig.gate_bias",
     "ModelConfig.expert_layers",
     "ModelConfig.memory_layers",
     "ModelConfig.pkm_layers",
@@ -65,6 +66,9 @@ ZERO_MEANS_SOMETHING = {
     "TrainingConfig.window_probability",
 }
 
+NEGATIVE_MEANS_SOMETHING = {"FastWeightConfig.gate_bias"}
+"""Fields whose numbers may be below 0."""
+
 
 def refusal(field: Field, value: object) -> str | None:
     """The message of the error that such a value raises; None if the value is accepted."""
@@ -79,6 +83,8 @@ def takes(field: Field, kind: str) -> bool | None:
     """Whether a field takes such a value; None: it may."""
     if kind == "zero":
         return field.owner in ZERO_MEANS_SOMETHING
+    if kind == "negative":
+        return field.owner in NEGATIVE_MEANS_SOMETHING
     # Numbers as legal as any other; whether a run with them stays finite is its own matter.
     return None if kind in ("small", "large") else False
 

@@ -38,7 +38,11 @@ from fwpkm_jax.evaluation.sources import text_sources
 from fwpkm_jax.run import load_run
 from fwpkm_jax.run.evaluate import subject_of
 
-KINDS = {"backbone": "study/gdn_swa", "fwpkm": "study/gdn_swa__fwpkm"}
+KINDS = {
+    "backbone": "study/gdn_swa",
+    "fwpkm": "study/gdn_swa__fwpkm",
+    "hardened": "benchmarks/study/hardened.py",
+}
 """Config of each kind."""
 WAYS = ("writing", "frozen")
 READINGS = ("first", "second")
@@ -48,8 +52,8 @@ READINGS = ("first", "second")
 class Options:
     """Trains and evaluates each kind with each rate and seed."""
 
-    kinds: tuple[str, ...] = tuple(KINDS)
-    """backbone, fwpkm."""
+    kinds: tuple[str, ...] = ("backbone", "fwpkm")
+    """backbone, fwpkm, hardened (FwPKM trained with slots that harden and six inner steps)."""
     rates: tuple[float, ...] = (2e-3,)
     """Peak learning rates."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -181,10 +185,10 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def differences(rows: Sequence[Row]) -> str:
-    """FwPKM minus backbone, and with `extra` minus without, by section, over books.
+    """FwPKM minus backbone, hardened minus FwPKM, and with `extra` minus without, by section.
 
-    Of the same steps, rate and seed; FwPKM and backbone also of the same `extra`. The mean of
-    several seeds has an interval over these.
+    Intervals are over books. Of the same steps, rate and seed; the first two also of the same
+    `extra`. The mean of several seeds has an interval over these.
     """
     keys = ("steps", "rate", "seed", "ends", "characters", "extra")
     by_key = {(row["kind"], *(str(row[key]) for key in keys)): row for row in rows}
@@ -197,6 +201,9 @@ def differences(rows: Sequence[Row]) -> str:
             pairs["written minus backbone"] = (row["writing"], other["frozen"])
             pairs["frozen minus backbone"] = (row["frozen"], other["frozen"])
             pairs["written minus frozen"] = (row["writing"], row["frozen"])
+        plainly = by_key.get(("fwpkm", *key))
+        if kind == "hardened" and plainly is not None:
+            pairs["hardened minus fwpkm, written"] = (row["writing"], plainly["writing"])
         plain = by_key.get((kind, *key[:-1], str([])))
         if row["extra"] and plain is not None:
             way = "writing" if "writing" in row else "frozen"

@@ -134,12 +134,14 @@ def _needles(name: str, *, has_memory: bool) -> dict[str, NeedleConfig]:
         every, ends = (1, 2, 3, 4), (1, 4)
         near = NeedleConfig(haystack_words=(short,), samples=100, readings=every)
         far = NeedleConfig(haystack_words=(long,), samples=120, readings=every)
+        farthest = NeedleConfig(haystack_words=(longest,), samples=40, readings=ends)
         return {
             "needle_1x": near,
             "needle_8x": far,
             "needle_1x" + STILL: replace(near, readings=ends),
             "needle_8x" + STILL: replace(far, readings=ends),
-            "needle_15x": NeedleConfig(haystack_words=(longest,), samples=40, readings=ends),
+            "needle_15x": farthest,
+            "needle_15x" + STILL: farthest,
             "needle_frozen": _frozen_needles(samples=50),
             "needle_reference": NeedleConfig(
                 haystack_words=(short, long), samples=100, readings=ends, mode="reference"

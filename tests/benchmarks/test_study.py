@@ -69,7 +69,7 @@ def test_endings_of_a_name_add_options():
     assert study.config_of(both) == ("gdn_swa__fwpkm", [*study.WITHOUT_GATES, *longer])
     assert list(study.evaluations(both, has_memory=True)) == [
         *("ppl", "needle_1x", "needle_8x", "needle_1x_still", "needle_8x_still", "needle_15x"),
-        *("needle_frozen", "needle_reference", "continual"),
+        *("needle_15x_still", "needle_frozen", "needle_reference", "continual"),
     ]
 
 
@@ -114,7 +114,14 @@ def test_the_study_trains_and_evaluates_what_is_not_done(runs, tmp_path, monkeyp
         assert run("study.study", "--runs", *names, "--no-tables", "--out", out) == 0
     every = ["ppl", "needle_1x", "needle_8x"]
     still = ["needle_1x_still", "needle_8x_still"]
-    ungated = [*every, *still, "needle_15x", "needle_frozen", "needle_reference"]
+    ungated = [
+        *every,
+        *still,
+        "needle_15x",
+        "needle_15x_still",
+        "needle_frozen",
+        "needle_reference",
+    ]
     ungated += ["longbench", "continual"]
     fewer = [*every, "needle_frozen", "continual"]
     assert evaluated == [*fewer, *ungated, *fewer]

@@ -32,6 +32,7 @@ from benchmarks.options import parse
 from benchmarks.study.retention_domains import domains_kept, orders
 from benchmarks.study.retention_facts import FactsPlan, facts_kept, facts_texts, read_facts
 from benchmarks.study.retention_tables import (
+    PLAIN,
     cost_table,
     domains_table,
     draw,
@@ -297,6 +298,15 @@ def cost_line(run: Run, method: Method, options: Options) -> Line:
     }
 
 
+def without_plain(lines: Sequence[Line]) -> list[str]:
+    """Runs and measures, with the order of the domains, of which there is no plain write."""
+    names = ("run", "measure", "order", "batches")
+    found = [(tuple(line.get(name) for name in names), line["method"]) for line in lines]
+    plain = {about for about, method in found if method == PLAIN}
+    lacking = dict.fromkeys(about for about, _ in found if about not in plain)
+    return [" ".join(str(x) for x in about if x is not None) for about in lacking]
+
+
 LINES_OF = {"text": text_line, "cost": cost_line}
 """What makes the line of a measure that needs nothing else."""
 
@@ -329,6 +339,11 @@ def main(argv: Sequence[str] | None = None) -> None:
                 seconds = round(time.monotonic() - began, 1)
                 lines.add({**what, **found, "seconds": seconds, "environment": environment_once()})
                 print(f"{what}: {lines.all[-1]['seconds']} s", flush=True)
+    if lacking := without_plain(lines.all):
+        raise SystemExit(
+            f"{options.out}: {lacking} lack the plain write, with which the tables compare; "
+            "measure them with --methods plain."
+        )
     tables = (facts_table, forgetting_table, domains_table, each_domain_table, text_table)
     for table in (*tables, cost_table):
         print(table(lines.all), end="\n\n")

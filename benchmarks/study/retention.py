@@ -32,7 +32,6 @@ from benchmarks.options import parse
 from benchmarks.study.retention_domains import domains_kept, orders
 from benchmarks.study.retention_facts import FactsPlan, facts_kept, facts_texts, read_facts
 from benchmarks.study.retention_tables import (
-    PLAIN,
     cost_table,
     domains_table,
     draw,
@@ -40,6 +39,7 @@ from benchmarks.study.retention_tables import (
     facts_table,
     forgetting_table,
     text_table,
+    without_plain,
 )
 from benchmarks.study.retention_text import text_losses
 from benchmarks.study.study import DATA, DOMAINS, EXCERPTS, HAYSTACKS, write_excerpts
@@ -296,15 +296,6 @@ def cost_line(run: Run, method: Method, options: Options) -> Line:
         "history_bytes": sum(leaf.nbytes for leaf in history),
         "settings": {"turns": options.turns},
     }
-
-
-def without_plain(lines: Sequence[Line]) -> list[str]:
-    """Runs and measures, with the order of the domains, of which there is no plain write."""
-    names = ("run", "measure", "order", "batches")
-    found = [(tuple(line.get(name) for name in names), line["method"]) for line in lines]
-    plain = {about for about, method in found if method == PLAIN}
-    lacking = dict.fromkeys(about for about, _ in found if about not in plain)
-    return [" ".join(str(x) for x in about if x is not None) for about in lacking]
 
 
 LINES_OF = {"text": text_line, "cost": cost_line}

@@ -102,6 +102,16 @@ def _by_kind(found: tuple[tuple[int, str], str]) -> tuple[int, str]:
     return found[0]
 
 
+def without_plain(lines: Sequence[Line]) -> list[str]:
+    """Runs and measures, with the order of the domains, that have no plain write to compare with."""
+    names = ("run", "measure", "order", "batches")
+    compared = [line for line in lines if line["measure"] != "cost"]
+    found = [(tuple(line.get(name) for name in names), line["method"]) for line in compared]
+    plain = {about for about, method in found if method == PLAIN}
+    lacking = dict.fromkeys(about for about, _ in found if about not in plain)
+    return [" ".join(str(x) for x in about if x is not None) for about in lacking]
+
+
 def each_domain_table(lines: Sequence[Line], method: str = PLAIN) -> str:
     """By run and order, each domain's change when just read and at the end, with intervals.
 

@@ -157,16 +157,17 @@ def test_the_domains_table_counts_runs_that_gain_as_much_and_lose_at_most_half()
     assert over == "| still, over orders, 128 kB | 1 | -0.0250 (0 of 1) |  | 0.0020 (0 of 1) |  |"
 
 
-@pytest.mark.thorough
 def test_tables_without_a_plain_write_say_what_to_measure(tmp_path):
     out = tmp_path / "lines.jsonl"
     about = {"measure": "domains", "run": "one", "order": "given", "batches": 2}
     lines = [about | {"method": "keys still"}, about | {"run": "two", "method": "plain"}]
+    lines.append({"measure": "cost", "run": "three", "order": None, "method": "keys still"})
     out.write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(SystemExit, match=r"\['one domains given 2'\] lack .* --methods plain"):
         run("study.retention", "--tables", "--out", out)
 
 
+@pytest.mark.thorough
 def test_runs_are_measured_with_each_write_once(made_up, tmp_path, monkeypatch, capsys):
     made_up, texts = made_up
     loaded = []

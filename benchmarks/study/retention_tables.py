@@ -103,7 +103,7 @@ def _by_kind(found: tuple[tuple[int, str], str]) -> tuple[int, str]:
 
 
 def without_plain(lines: Sequence[Line]) -> list[str]:
-    """Runs and measures, with the order of the domains, that have no plain write to compare with."""
+    """Runs and measures, with the order of the domains, that have no plain write beside them."""
     names = ("run", "measure", "order", "batches")
     compared = [line for line in lines if line["measure"] != "cost"]
     found = [(tuple(line.get(name) for name in names), line["method"]) for line in compared]

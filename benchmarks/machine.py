@@ -58,6 +58,21 @@ def queued_seconds(
     return seconds / calls, spread / calls
 
 
+def planned_megabytes(compiled: Any) -> dict[str, float]:
+    """What a compiled program takes by its compiler's account, in MB: `argument`, `temporary`, and
+    `new_output`, the results that do not lie where an argument was.
+
+    Raises:
+      ValueError: the compiler gives no account.
+    """
+    memory = compiled.memory_analysis()
+    if memory is None:
+        raise ValueError(f"{jax.default_backend()}: this compiler does not tell memory.")
+    new = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    sizes = {"argument": memory.argument_size_in_bytes, "temporary": memory.temp_size_in_bytes}
+    return {name: size / 1e6 for name, size in (sizes | {"new_output": new}).items()}
+
+
 def copy_bandwidth(num_bytes: int | None = None) -> float:
     """Bytes per second read and written by a large elementwise copy of random numbers.
 

@@ -223,10 +223,11 @@ class Training:
         model = nnx.merge(self._graph, params, frozen)
 
         def sums(part: Documents) -> tuple[jax.Array, jax.Array] | None:
-            _, gate = model.run(part.tokens, part.positions, self._memory)
+            tokens, positions = map(jnp.asarray, (part.tokens, part.positions))
+            _, gate = model.run(tokens, positions, self._memory)
             if gate is None:
                 return None
-            return jnp.take_along_axis(gate, part.positions, axis=1).sum(), gate.sum()
+            return jnp.take_along_axis(gate, positions, axis=1).sum(), gate.sum()
 
         return jax.tree.map(jnp.sum, jax.lax.map(sums, blocks))
 

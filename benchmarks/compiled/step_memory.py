@@ -115,7 +115,8 @@ def kept_bytes(options: Options, name: str, state: Any, batch: Any) -> int:
     ).jaxpr
     given = set(jaxpr.invars)
     kept = {x for x in jaxpr.outvars if isinstance(x, jax.extend.core.Var) and x not in given}
-    return sum(x.aval.size * x.aval.dtype.itemsize for x in kept)
+    arrays: list[Any] = [x.aval for x in kept]
+    return sum(x.size * x.dtype.itemsize for x in arrays)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

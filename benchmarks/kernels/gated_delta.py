@@ -22,7 +22,13 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import processes
-from benchmarks.machine import environment, peak_device_megabytes, queued_seconds, write_result
+from benchmarks.machine import (
+    environment,
+    peak_device_megabytes,
+    planned_megabytes,
+    queued_seconds,
+    write_result,
+)
 from benchmarks.options import parse
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 from pallas_kernels.gated_delta.arguments import CHUNK
@@ -89,7 +95,7 @@ def measure(options: Options, spec: GatedDeltaSpec, **choice: Any) -> dict[str, 
         "spread": spread,
         "gigaflops_per_second": flops(spec, choice["passes"]) / seconds / 1e9,
         "peak_device_megabytes": peak_device_megabytes(),
-        "temporary_megabytes": compiled.memory_analysis().temp_size_in_bytes / 1e6,
+        "temporary_megabytes": planned_megabytes(compiled)["temporary"],
     }
 
 

@@ -104,8 +104,9 @@ def try_fault(fault: Fault, tree: Path, options: argparse.Namespace) -> dict[str
     finally:
         path.write_text(source)
     seconds = round(time.monotonic() - began, 1)
-    named = by is not None and by not in (_HANGS, _NO_START)
-    broken = named and first_failure(tree, [by], options.timeout) is not None
+    broken = False
+    if by is not None and by not in (_HANGS, _NO_START):
+        broken = first_failure(tree, [by], options.timeout) is not None
     return {
         "fault": fault.name,
         "file": f"{path.relative_to(tree)}:{line}",

@@ -78,7 +78,7 @@ class Decoder:
         lowered = jax.jit(step, donate_argnums=2).lower(self.params, self.token, self.stream)
         self.step = lowered.compile()
         table = f"f32[{rule.num_slots},{rule.value_dim}]"
-        self.table_copies = table_copies(self.step.as_text(), table)
+        self.table_copies = table_copies(self.step, table)
         self.parameters = sum(x.size for x in jax.tree.leaves(params))
 
     def decode(self, tokens: int) -> float:
@@ -123,7 +123,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     by_name = {row["model"]: row for row in rows}
     for row in rows:
         baseline = by_name.get(baseline_of(row["model"]))
-        for time_of in ("ms_per_token", "ms_per_token_without_write") if baseline else ():
+        if baseline is None:
+            continue
+        for time_of in ("ms_per_token", "ms_per_token_without_write"):
             ratio = baseline[time_of] / row[time_of]
             row[f"{time_of}_speed_relative_to_backbone"] = ratio
     result = {

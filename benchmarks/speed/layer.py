@@ -28,12 +28,14 @@ from benchmarks.machine import (
     median_seconds,
     peak_device_megabytes,
     peak_host_megabytes,
+    planned_megabytes,
     settings,
     write_result,
 )
 from benchmarks.options import from_json, parse, to_json
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
 from fwpkm_jax.rules import FwPKM, FwPKMMemory
+from fwpkm_jax.rules.base import AbstractChunkRule
 
 PEER_PROGRAM = Path(__file__).with_name("peer_titans.py")
 
@@ -125,8 +127,8 @@ def measure(options: Options, subkeys: int, which: str) -> dict[str, Any]:
         "peak_device_megabytes": peak_device_megabytes(),
         "peak_megabytes": peak_host_megabytes(),
         "before_first_call_megabytes": before,
-        "temporary_megabytes": compiled.memory_analysis().temp_size_in_bytes / 1e6,
-        "table_copies": table_copies(compiled.as_text(), table),
+        "temporary_megabytes": planned_megabytes(compiled)["temporary"],
+        "table_copies": table_copies(compiled, table),
     }
 
 
@@ -147,8 +149,14 @@ def measure_peer(options: Options, which: str, chunk_size: int) -> dict[str, Any
     return {"peer": "titans-pytorch", **task, **processes.run_json(command)}
 
 
-def uniform_memory(rule: FwPKM) -> FwPKMMemory:
-    """One group's memory with random keys and equal rows of values."""
+def uniform_memory(rule: AbstractChunkRule) -> FwPKMMemory:
+    """One group's memory with random keys and equal rows of values.
+
+    Raises:
+      ValueError: the rule is not FwPKM.
+    """
+    if not isinstance(rule, FwPKM):
+        raise ValueError(f"rule={type(rule).__name__}: only FwPKM has a table of slots.")
     rngs = jax.random.split(jax.random.key(1))
     shape = (1, rule.num_heads, 2, rule.num_subkeys, rule.key_dim // 2)
     bound = rule.key_dim**-0.5
@@ -157,8 +165,9 @@ def uniform_memory(rule: FwPKM) -> FwPKMMemory:
     return FwPKMMemory(keys, jnp.broadcast_to(row, (1, rule.num_slots, rule.value_dim)))
 
 
-def table_copies(text: str, table: str) -> int:
-    """Number of copies of a table in compiled code, with or without the axis of groups."""
+def table_copies(compiled: Any, table: str) -> int:
+    """Number of copies of a table in a compiled program, with or without the axis of groups."""
+    text = str(compiled.as_text())
     grouped = table.replace("[", "[1,")
     return sum(
         (f"= {table}" in line or f"= {grouped}" in line)

@@ -20,7 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from benchmarks.machine import peak_device_megabytes, peak_host_megabytes, settings, write_result
+from benchmarks.machine import (
+    peak_device_megabytes,
+    peak_host_megabytes,
+    planned_megabytes,
+    settings,
+    write_result,
+)
 from benchmarks.options import parse
 from benchmarks.speed.layer import uniform_memory
 from fwpkm_jax.config import load_config
@@ -96,13 +102,12 @@ def plan(options: Options) -> dict[str, dict[str, float]]:
     }
     planned = {}
     for name, lowered in calls.items():
-        memory = lowered.compile().memory_analysis()
-        new = memory.output_size_in_bytes - memory.alias_size_in_bytes
+        memory = planned_megabytes(lowered.compile())
         given = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((params, stream)))
         planned[name] = {
             "given_megabytes": given / 1e6,
-            "temporary_megabytes": memory.temp_size_in_bytes / 1e6,
-            "new_output_megabytes": new / 1e6,
+            "temporary_megabytes": memory["temporary"],
+            "new_output_megabytes": memory["new_output"],
         }
         print(name, planned[name], flush=True)
     return planned

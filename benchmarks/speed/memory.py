@@ -32,6 +32,7 @@ from benchmarks.machine import (
     median_seconds,
     peak_device_megabytes,
     peak_host_megabytes,
+    planned_megabytes,
     settings,
     write_result,
 )
@@ -111,8 +112,8 @@ def measure(options: Options, subkeys: int, which: str) -> dict[str, Any]:
         "spread": spread,
         "peak_megabytes": peak_host_megabytes(),
         "peak_device_megabytes": peak_device_megabytes(),
-        "temporary_megabytes": compiled.memory_analysis().temp_size_in_bytes / 1e6,
-        "table_copies": table_copies(compiled.as_text(), table),
+        "temporary_megabytes": planned_megabytes(compiled)["temporary"],
+        "table_copies": table_copies(compiled, table),
     }
 
 
@@ -183,7 +184,8 @@ def disagreement(options: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         paths = {name: str(Path(folder, f"{name}.npz")) for name in ("arrays", "results")}
         np.savez(paths["arrays"], **arrays)
-        done = peer_process(options, subkeys=32, **{"pass": "agree"}, **paths)
+        fields: dict[str, Any] = {"subkeys": 32, "pass": "agree", **paths}
+        done = peer_process(options, **fields)
         if "failed" in done:
             return done
         theirs = dict(np.load(paths["results"]))

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.machine import environment, write_result
+from benchmarks.machine import environment, planned_megabytes, write_result
 from benchmarks.options import parse
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule, Tokens
 
@@ -62,14 +62,14 @@ def sample(rule: AbstractMatrixRule, length: int, options: Options) -> Tokens:
     tokens = (1, length, options.heads)
     writes = (1, length * rule.steps, options.heads)
     log_decay = -0.1 * rng.random(size=tokens + (options.width,) * (rule.decay == "key"))
-    arrays = Tokens(
-        query=unit(*tokens, options.width),
-        key=unit(*writes, options.width),
-        value=unit(*writes, options.width),
-        log_decay=None if rule.decay == "none" else log_decay,
-        strength=rng.random(size=writes) if rule.strength else None,
-    )
-    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), arrays)
+    arrays = {
+        "query": unit(*tokens, options.width),
+        "key": unit(*writes, options.width),
+        "value": unit(*writes, options.width),
+        "log_decay": None if rule.decay == "none" else log_decay,
+        "strength": rng.random(size=writes) if rule.strength else None,
+    }
+    return Tokens(**jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), arrays))
 
 
 def compiled(rule: AbstractMatrixRule, which: Pass, tokens: Tokens, *, fast: bool = True) -> Any:
@@ -132,7 +132,7 @@ def temporary_megabytes(options: Options, name: str) -> dict[int, float]:
     megabytes = {}
     for length in options.memory_lengths:
         program = compiled(rule, "train", sample(rule, length, options), fast=False)
-        megabytes[length] = program.memory_analysis().temp_size_in_bytes / 1e6
+        megabytes[length] = planned_megabytes(program)["temporary"]
     print(f"memory {name}: {megabytes}", file=sys.stderr)
     return megabytes
 

@@ -33,6 +33,7 @@ from benchmarks.machine import (
     environment,
     peak_device_megabytes,
     peak_host_megabytes,
+    planned_megabytes,
     settings,
     write_result,
 )
@@ -128,14 +129,15 @@ def measure(options: Options, name: str) -> dict[str, Any]:
     if options.profile:
         longest = {"longest_kernels": longest_kernels(call, number=options.profile)}
     cost = compiled.cost_analysis() or {}
+    planned = planned_megabytes(compiled)
     return {
         "model": name,
         "seconds": times,
         "tokens": batch["loss_weight"].size,
         "gigabytes_accessed": cost.get("bytes accessed", 0.0) / 1e9,
         "gigaflop": cost.get("flops", 0.0) / 1e9,
-        "argument_megabytes": compiled.memory_analysis().argument_size_in_bytes / 1e6,
-        "temporary_megabytes": compiled.memory_analysis().temp_size_in_bytes / 1e6,
+        "argument_megabytes": planned["argument"],
+        "temporary_megabytes": planned["temporary"],
         "peak_device_megabytes": peak_device_megabytes(),
         "peak_megabytes": peak_host_megabytes(),
         "final_loss": final_loss,

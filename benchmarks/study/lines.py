@@ -64,8 +64,9 @@ def train_run(
     if (directory / "results.json").exists():
         return
     command = [*arguments, "--seed", str(seed), "--run_dir", str(directory)]
-    for split in () if text is None else ("train", "valid"):
-        command += [f"--data.{split}_paths", str(text / f"{split}.jsonl")]
+    if text is not None:
+        for split in ("train", "valid"):
+            command += [f"--data.{split}_paths", str(text / f"{split}.jsonl")]
     for option in extra:
         name, equals, values = option.partition("=")
         if not equals:

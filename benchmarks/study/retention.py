@@ -70,7 +70,7 @@ class Method:
     """Value steps per chunk; None: as the run was trained."""
 
 
-def _still(**retention: float) -> Method:
+def _still(**retention: Any) -> Method:
     return Method(keys=0.0, retention=Retention(**retention))
 
 
@@ -87,6 +87,9 @@ METHODS: dict[str, Method] = {
     "keys still, common 0.5": _still(common=0.5),
     "keys still, hardening 0.5": _still(hardening=0.5),
     "keys still, hardening 1": _still(hardening=1.0),
+    "keys still, hardening 2": _still(hardening=2.0),
+    "keys still, hardening 1, protection 1": _still(hardening=1.0, protection=1.0),
+    "keys still, hardening 1, relocation 1": _still(hardening=1.0, relocation=1.0),
     "keys still, relocation 1": _still(relocation=1.0),
     "keys still, relocation 4": _still(relocation=4.0),
     "keys still, relocation 16": _still(relocation=16.0),

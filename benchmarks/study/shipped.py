@@ -113,7 +113,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         loss = line["validation_loss"]
         cells = [line["run"], str(line["steps"]), f"{line['train_loss']:.4f}"]
         cells.append("" if loss is None else f"{loss:.4f}")
-        result = line.get("recall", line.get("ppl"))
+        result = line["recall"] if "recall" in line else line["ppl"]
         for way in ("writing", "frozen"):
             cells.append("" if way not in result else _shown(result[way]))
         change = result.get("difference")

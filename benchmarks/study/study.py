@@ -18,7 +18,6 @@ Finished parts are skipped; an interrupted training run continues. Results go to
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import subprocess
@@ -29,15 +28,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.options import parse
 from benchmarks.study import controls
+from benchmarks.study.figures import results_of
 from benchmarks.study.lines import make_lines, trained_loss
 from benchmarks.study.tables import tables
 from fwpkm_jax.evaluation import NeedleConfig, PerplexityConfig, Subject, run_suite
 from fwpkm_jax.evaluation.continual.evaluate import ContinualConfig
-from fwpkm_jax.evaluation.intervals import clustered_mean
 from fwpkm_jax.evaluation.longbench.evaluate import LongBenchConfig
 from fwpkm_jax.evaluation.reconfigure import reconfigure
 from fwpkm_jax.run import load_run
@@ -97,9 +94,6 @@ OTHER = "needle_other"
 """Needles at the shortest length, stated and asked for in words that training never used."""
 STILL = "_still"
 """Ending of needle evaluations with keys that stand still after training."""
-PARTS = 5
-"""Parts of an evaluation's samples, in order, of which each has its right answers counted: a memory
-that is never reset may answer later samples less well."""
 LONGEST_QUESTION = 60_000
 """Bytes of the longest sample of LongBench that is read."""
 GATE_ROWS = 64
@@ -119,7 +113,7 @@ def evaluations(name: str, *, has_memory: bool) -> dict[str, tuple[str, Any]]:
             for label, options in _needles(name, has_memory=has_memory).items()
         },
         **(_long_answers() if name.removesuffix(UNGATED) == MAIN else {}),
-        **(_controls() if name == MAIN else {}),
+        **(_controls() if _is_gated(name) else {}),
         "continual": (
             "continual",
             ContinualConfig(domains=domains, max_batches=16, max_eval_batches=4),
@@ -167,19 +161,15 @@ def _frozen_needles(*, samples: int) -> NeedleConfig:
 
 def _controls() -> dict[str, tuple[str, Any]]:
     """More of the main model: its memory reset, its reads taken out, needles in other words."""
-    text, short = (str(EXCERPTS),), HAYSTACKS["needle_1x"]
+    text, (short, long, _) = (str(EXCERPTS),), HAYSTACKS.values()
+    near = NeedleConfig(
+        haystack_words=(short,), samples=100, readings=(1, 4), reset_memory_between_samples=True
+    )
     return {
         "ppl_reset": ("ppl", PerplexityConfig(data=text, write="on", memory_reset="document")),
         ABLATED: ("ppl", PerplexityConfig(data=text, write="off")),
-        "needle_reset": (
-            "needle",
-            NeedleConfig(
-                haystack_words=(short,),
-                samples=100,
-                readings=(1, 4),
-                reset_memory_between_samples=True,
-            ),
-        ),
+        "needle_reset": ("needle", near),
+        "needle_8x_reset": ("needle", replace(near, haystack_words=(long,), samples=120)),
         OTHER: ("needle", NeedleConfig(sample_files=(), samples=100, readings=(1, 4))),
     }
 
@@ -228,8 +218,7 @@ def make_run(name: str, seed: int, only: Sequence[str] = ()) -> dict[str, Any]:
         print(f"{directory} {label}: {time.monotonic() - began:.0f} s", flush=True)
     line = {"run": f"{name}:{seed}", "train_loss": round(trained_loss(directory), 5)}
     line |= {label: found for label, found in results_of(directory).items() if _asked(label, only)}
-    gated = UNGATED not in name and REREADING not in name
-    if config_of(name)[0] == MAIN and gated and _asked("gates", only):
+    if _is_gated(name) and _asked("gates", only):
         line["gates"] = controls.gates_at_needles(subject, rows=GATE_ROWS)
     return line
 
@@ -240,6 +229,11 @@ def config_of(name: str) -> tuple[str, list[str]]:
     while ending := next((one for one in ENDINGS if name.endswith(one)), None):
         name, options = name.removesuffix(ending), [*ENDINGS[ending], *options]
     return name, options
+
+
+def _is_gated(name: str) -> bool:
+    """Whether a run is of the main model with the paper's gate and one write of a chunk."""
+    return config_of(name)[0] == MAIN and UNGATED not in name and REREADING not in name
 
 
 def _asked(label: str, only: Sequence[str]) -> bool:
@@ -259,102 +253,6 @@ def _prepared(subject: Subject, label: str, options: Any, results: Path) -> tupl
         controls.write_other_needles(file, subject, words=words, samples=options.samples)
         return subject, replace(options, sample_files=(str(file),))
     return subject, options
-
-
-def results_of(directory: Path) -> dict[str, Any]:
-    """The figures of a run's finished evaluations, by their names."""
-    found = {}
-    for path in sorted(directory.glob("study/*/*.json")):
-        label, record = path.parent.name, json.loads(path.read_text())
-        digest = {
-            "ppl": _perplexities,
-            "needle": _needle_shares,
-            "longbench": _answer_perplexities,
-            "continual": _domain_losses,
-        }
-        if path.stem in digest:
-            found[label] = digest[path.stem](record["results"], path)
-    return found
-
-
-def _perplexities(results: dict[str, Any], path: Path) -> dict[str, Any]:
-    found = {
-        way: round(results[way]["all"]["perplexity"], 5)
-        for way in ("writing", "frozen")
-        if way in results
-    }
-    if "difference" in results:
-        over = results["difference"]["all"]
-        found["difference"] = [over["loss"], *over["interval"]]
-        found["difference_over_books"] = _over(path.with_suffix(".npz"), "document")
-    return found
-
-
-def _needle_shares(results: dict[str, Any], path: Path) -> list[dict[str, Any]]:
-    del path
-    return [
-        {
-            **{name: run[name] for name in ("words", "readings")},
-            **{name: run["exact"][name] for name in ("answers", "accuracy", "interval")},
-            "digits": run["digits"],
-            "wrong": kinds_of_wrong(run["samples"]),
-            "right_by_part": [
-                int(np.sum(part))
-                for part in np.array_split([one["exact"] for one in run["samples"]], PARTS)
-            ],
-        }
-        for run in results["runs"]
-    ]
-
-
-def kinds_of_wrong(samples: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Wrong answers by where their beginning comes from.
-
-    Of another needle (`another`): at least two digits, and more than of the number asked for. Of
-    that number (`began_right`): at least two digits. Two by chance are 1 % for each needle.
-    """
-    counts = {"another": 0, "began_right": 0, "neither": 0}
-    for one in samples:
-        if one["exact"]:
-            continue
-        right = _common(one["answer"], one["expected"])
-        other = max((_common(one["answer"], number) for number in one["others"]), default=0)
-        if other >= 2 and other > right:
-            counts["another"] += 1
-        else:
-            counts["began_right" if right >= 2 else "neither"] += 1
-    return counts
-
-
-def _common(one: str, two: str) -> int:
-    """Characters with which both begin."""
-    same = (a == b for a, b in zip(one, two, strict=False))
-    return sum(itertools.takewhile(bool, same))
-
-
-def _domain_losses(results: dict[str, Any], path: Path) -> dict[str, Any]:
-    del path
-    return {name: results[name] for name in ("loss", "adaptation", "forgetting", "unseen")}
-
-
-def _answer_perplexities(results: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Of LongBench: by task the samples and the perplexities; the difference over all samples."""
-    ways = ("writing", "frozen")
-    tasks = {
-        task: [facts["samples"], *(round(results[way][task]["perplexity"], 4) for way in ways)]
-        for task, facts in results["tasks"].items()
-    }
-    return {"tasks": tasks, "difference": _over(path.with_suffix(".npz"), "task", "sample")}
-
-
-def _over(path: Path, *columns: str) -> list[float]:
-    """Difference of the losses, written minus frozen: mean, interval over groups of `columns`."""
-    with np.load(path) as arrays:
-        difference = arrays["loss_writing"].astype(np.float64) - arrays["loss_frozen"]
-        labels = np.stack([arrays[name] for name in columns])
-    _, group = np.unique(labels, axis=1, return_inverse=True)
-    mean, interval = clustered_mean(np.bincount(group, difference), np.bincount(group))
-    return [float(mean), *map(float, interval)]
 
 
 def _limited(subject: Subject) -> Subject:

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from benchmarks.compiled import launches, traffic
+from benchmarks.compiled import gated_delta, launches, traffic
 from benchmarks.speed import models
 from tests.benchmarks.programs import result, run, run_apart
 
@@ -210,3 +210,37 @@ def test_a_step_is_modelled_from_what_is_compiled_here(tmp_path):
     options = ("--subkeys", 8, "--dim", 8, "--chunk-size", 8, "--batch", 1, "--chunks", 2)
     run("compiled.step_time", "--device", "cpu", *options, "--out", out)
     assert all(row["launches"] > 0 for row in result(out)["rows"])
+
+
+REPORT = """\
+ptxas info    : Function properties for gated_delta_read_mosaic_gpu_kernel
+    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 163 registers, used 1 barriers
+ptxas info    : Function properties for slot_add_mosaic_gpu_kernel
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers
+"""
+
+
+def test_the_assemblers_report_is_read_by_kernel():
+    read = {"registers": 163, "spill_store_bytes": 8, "spill_load_bytes": 12}
+    assert gated_delta.reported(REPORT) == {"read": read}
+
+
+def test_bytes_of_the_gated_delta_rules_kernels_need_no_compiler(tmp_path):
+    out = tmp_path / "kernels.json"
+    run("compiled.gated_delta", "--size", "five_chunks", "--no-compile", "--out", out)
+    both = result(out)["rows"]
+    full, half = both[:7], both[7:]
+    assert [row["dtype"] for row in (full[0], half[0])] == ["float32", "bfloat16"]
+    assert [row["kernel"] for row in full] == [row["kernel"] for row in half]
+    assert full[-1]["kernel"] == "all"
+    for one, other in zip(full, half, strict=True):
+        assert other["megabytes"] < 0.6 * one["megabytes"]
+    assert sum(row["megabytes"] for row in full[:6]) == pytest.approx(full[6]["megabytes"])
+    # Queries and keys are read, besides three numbers per token and the memory.
+    tokens, heads, width = 320, 2, 64
+    assert full[0]["megabytes"] > 4e-6 * 2 * tokens * heads * width
+    run("compiled.gated_delta", "--size", "one_token", "--dtypes", "bfloat16", "--no-compile")
+    with pytest.raises(ValueError, match="size='huge' is none of one_token"):
+        gated_delta.Options(size="huge")

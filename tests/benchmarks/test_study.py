@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from benchmarks.study import controls, fast_weight_layers, study
+from benchmarks.study import controls, fast_weight_layers, figures, study
 from fwpkm_jax.config import load_config
 from fwpkm_jax.evaluation import Subject
 from fwpkm_jax.evaluation.needle.files import read_samples
@@ -53,10 +53,10 @@ def test_wrong_answers_are_told_apart_by_how_they_begin():
         {"answer": answer, "expected": "123456", "exact": answer == "123456", "others": of}
         for answer, of in zip(answers, others, strict=True)
     ]
-    found = study.kinds_of_wrong(samples)
+    found = figures.kinds_of_wrong(samples)
     # The last begins with two digits of both, and counts as one that began right.
     assert found == {"another": 3, "began_right": 2, "neither": 1}
-    assert study.kinds_of_wrong([samples[2] | {"others": []}])["neither"] == 1
+    assert figures.kinds_of_wrong([samples[2] | {"others": []}])["neither"] == 1
 
 
 def test_endings_of_a_name_add_options():

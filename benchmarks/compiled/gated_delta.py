@@ -1,0 +1,163 @@
+"""States the bytes, registers and spills of the gated delta rule's kernels on an H100.
+
+    JAX_PLATFORMS=cpu PYTHONPATH=build/cuda:. python -m benchmarks.compiled.gated_delta
+
+A forward and backward pass is traced, and compiled for the H100, which needs its compiler
+(docs/howto/compile_ahead.md) but not the device. Bytes are those of every kernel's operands and
+results, each counted once. Registers and spills are the assembler's report.
+"""
+
+import contextlib
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
+from jax.sharding import SingleDeviceSharding
+
+from benchmarks.compiled.absent_devices import absent_device, kernels_for
+from benchmarks.machine import settings, write_result
+from benchmarks.options import parse
+from pallas_kernels.gated_delta import chunk_gated_delta_rule
+from pallas_kernels.gated_delta.specs import SPECS, sample
+
+_KERNEL = re.compile(
+    r"properties for (gated_delta_\w+)_mosaic_gpu_kernel\n"
+    r".* (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads\n"
+    r".*Used (?P<registers>\d+) registers"
+)
+_REPORT = "MOSAIC_GPU_DUMP_PTXAS"
+"""Variable that makes JAX print what the assembler says of each kernel."""
+_NAMES = tuple(spec.name for spec in SPECS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Reports on the kernels of one size, by dtype of queries, keys and values."""
+
+    size: str = "paper"
+    """Name of a size in pallas_kernels/gated_delta/specs.py."""
+    dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
+    """Dtypes of queries, keys and values."""
+    compile: bool = True
+    """False: bytes alone, which needs no compiler."""
+    out: Path | None = None
+    """File for the JSON; None: print it."""
+
+    def __post_init__(self):
+        if self.size not in _NAMES:
+            raise ValueError(f"size={self.size!r} is none of {', '.join(_NAMES)}.")
+
+
+def reported(text: str) -> dict[str, dict[str, int]]:
+    """Registers and spilled bytes of every kernel that the assembler's report names."""
+    return {
+        found[1].removeprefix("gated_delta_"): {
+            "registers": int(found["registers"]),
+            "spill_store_bytes": int(found["stores"]),
+            "spill_load_bytes": int(found["loads"]),
+        }
+        for found in _KERNEL.finditer(text)
+    }
+
+
+def kernel_bytes(jaxpr: Jaxpr) -> dict[str, int]:
+    """Bytes of each kernel's operands and results, by its name."""
+    found: dict[str, int] = {}
+    for equation in _equations(jaxpr):
+        if equation.primitive.name == "mpmd_map":
+            name = equation.params["name"].removeprefix("gated_delta_")
+            arrays: list[Any] = [x.aval for x in (*equation.invars, *equation.outvars)]
+            found[name] = sum(x.size * x.dtype.itemsize for x in arrays)
+    return found
+
+
+def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    for equation in jaxpr.eqns:
+        yield equation
+        if equation.primitive.name != "mpmd_map":
+            for inner in jaxprs_in_params(equation.params):
+                yield from _equations(inner)
+
+
+def measure(options: Options, dtype: str) -> list[dict[str, Any]]:
+    """A row for each kernel, in the order in which they run, and the bytes of all.
+
+    A program that this process compiled before is not reported again.
+    """
+    spec = SPECS[_NAMES.index(options.size)]
+    sharding = SingleDeviceSharding(absent_device("h100")) if options.compile else None
+    arrays = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        jax.eval_shape(lambda: sample(spec, jnp.dtype(dtype))),
+    )
+
+    def both(arrays: dict[str, jax.Array]) -> Any:
+        outputs, back = jax.vjp(
+            lambda arrays: chunk_gated_delta_rule(**arrays, backend="pallas"), arrays
+        )
+        return outputs, back(outputs)
+
+    with kernels_for("h100"):
+        traced = jax.jit(both).trace(arrays)
+        report = _assembled(traced) if options.compile else {}
+    rows: list[dict[str, Any]] = [
+        {"kernel": name, "dtype": dtype, "megabytes": size / 1e6} | report.get(name, {})
+        for name, size in kernel_bytes(traced.jaxpr.jaxpr).items()
+    ]
+    return [
+        *rows,
+        {"kernel": "all", "dtype": dtype, "megabytes": sum(x["megabytes"] for x in rows)},
+    ]
+
+
+def _assembled(traced: Any) -> dict[str, dict[str, int]]:
+    """The assembler's report; it writes to the process's own output, not to Python's."""
+    before = os.environ.get(_REPORT)
+    os.environ[_REPORT] = "1"
+    try:
+        with tempfile.TemporaryFile("w+") as file:
+            with _into(file.fileno()):
+                traced.lower().compile()
+            file.seek(0)
+            return reported(file.read())
+    finally:
+        os.environ.pop(_REPORT)
+        if before is not None:
+            os.environ[_REPORT] = before
+
+
+@contextlib.contextmanager
+def _into(descriptor: int) -> Iterator[None]:
+    """Sends what the process writes to its output and errors there."""
+    sys.stdout.flush()
+    kept = [os.dup(one) for one in (1, 2)]
+    try:
+        for one in (1, 2):
+            os.dup2(descriptor, one)
+        yield
+    finally:
+        for one, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, one)
+            os.close(before)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parse(Options, argv, description=__doc__)
+    rows = [row for dtype in options.dtypes for row in measure(options, dtype)]
+    for row in rows:
+        print(json.dumps(row), file=sys.stderr)
+    result = {"jax": jax.__version__, "options": settings(options), "rows": rows}
+    write_result(result, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -127,7 +127,8 @@ def each_domain_table(lines: Sequence[Line], method: str = PLAIN) -> str:
         each = zip(change["domains"], change["own"], change["end"], lost, strict=True)
         for domain, just, end, forgetting in each:
             size = f"{change['bytes'][0] / 1000:.0f} kB"
-            cells = [f"{line['run'].rpartition('_')[2]}, {line['order']}, {size}", domain]
+            _, seed, rest = line["run"].rpartition("seed")
+            cells = [f"{seed}{rest}, {line['order']}, {size}", domain]
             cells += [_interval(x) if x else "" for x in (just, end, forgetting)]
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)

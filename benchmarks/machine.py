@@ -59,18 +59,24 @@ def queued_seconds(
 
 
 def planned_megabytes(compiled: Any) -> dict[str, float]:
-    """What a compiled program takes by its compiler's account, in MB: `argument`, `temporary`, and
-    `new_output`, the results that do not lie where an argument was.
+    """What a compiled program takes by its compiler's account, in MB.
+
+    `argument`, `temporary`, `peak`, and `new_output`: the results that do not lie where an argument
+    was.
 
     Raises:
       ValueError: the compiler gives no account.
     """
     memory = compiled.memory_analysis()
     if memory is None:
-        raise ValueError(f"{jax.default_backend()}: this compiler does not tell memory.")
-    new = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    sizes = {"argument": memory.argument_size_in_bytes, "temporary": memory.temp_size_in_bytes}
-    return {name: size / 1e6 for name, size in (sizes | {"new_output": new}).items()}
+        raise ValueError(f"the compiler of {jax.default_backend()} gives no account of memory.")
+    sizes = {
+        "argument": memory.argument_size_in_bytes,
+        "temporary": memory.temp_size_in_bytes,
+        "peak": memory.peak_memory_in_bytes,
+        "new_output": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+    }
+    return {name: size / 1e6 for name, size in sizes.items()}
 
 
 def copy_bandwidth(num_bytes: int | None = None) -> float:

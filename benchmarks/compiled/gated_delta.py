@@ -8,7 +8,6 @@ results, each counted once. Registers and spills are the assembler's report.
 """
 
 import contextlib
-import json
 import os
 import re
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -91,7 +91,9 @@ def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 def measure(options: Options, dtype: str) -> list[dict[str, Any]]:
     """A row for each kernel, in the order in which they run, and the bytes of all.
 
-    A program that this process compiled before is not reported again.
+    Raises:
+      RuntimeError: the assembler does not report a kernel; it reports no program again that this
+        process compiled before.
     """
     spec = SPECS[_NAMES.index(options.size)]
     sharding = SingleDeviceSharding(absent_device("h100")) if options.compile else None
@@ -109,9 +111,12 @@ def measure(options: Options, dtype: str) -> list[dict[str, Any]]:
     with kernels_for("h100"):
         traced = jax.jit(both).trace(arrays)
         report = _assembled(traced) if options.compile else {}
+    sizes = kernel_bytes(traced.jaxpr.jaxpr)
+    if options.compile and report.keys() != sizes.keys():
+        raise RuntimeError(f"the assembler reports {[*report]} of the kernels {[*sizes]}.")
     rows: list[dict[str, Any]] = [
         {"kernel": name, "dtype": dtype, "megabytes": size / 1e6} | report.get(name, {})
-        for name, size in kernel_bytes(traced.jaxpr.jaxpr).items()
+        for name, size in sizes.items()
     ]
     return [
         *rows,
@@ -121,18 +126,11 @@ def measure(options: Options, dtype: str) -> list[dict[str, Any]]:
 
 def _assembled(traced: Any) -> dict[str, dict[str, int]]:
     """The assembler's report; it writes to the process's own output, not to Python's."""
-    before = os.environ.get(_REPORT)
-    os.environ[_REPORT] = "1"
-    try:
-        with tempfile.TemporaryFile("w+") as file:
-            with _into(file.fileno()):
-                traced.lower().compile()
-            file.seek(0)
-            return reported(file.read())
-    finally:
-        os.environ.pop(_REPORT)
-        if before is not None:
-            os.environ[_REPORT] = before
+    with tempfile.TemporaryFile("w+") as file:
+        with mock.patch.dict(os.environ, {_REPORT: "1"}), _into(file.fileno()):
+            traced.lower().compile()
+        file.seek(0)
+        return reported(file.read())
 
 
 @contextlib.contextmanager
@@ -153,10 +151,7 @@ def _into(descriptor: int) -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse(Options, argv, description=__doc__)
     rows = [row for dtype in options.dtypes for row in measure(options, dtype)]
-    for row in rows:
-        print(json.dumps(row), file=sys.stderr)
-    result = {"jax": jax.__version__, "options": settings(options), "rows": rows}
-    write_result(result, options.out)
+    write_result({"jax": jax.__version__, "options": settings(options), "rows": rows}, options.out)
 
 
 if __name__ == "__main__":

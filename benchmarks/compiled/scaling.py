@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from benchmarks.compiled.absent_devices import absent_devices
-from benchmarks.machine import settings, write_result
+from benchmarks.machine import planned_megabytes, settings, write_result
 from benchmarks.options import parse
 from benchmarks.speed.models import Size, model_of
 from fwpkm_jax.analysis.collectives import collectives, sent_by_axes, sent_by_layers
@@ -168,7 +168,7 @@ def measure(options: Options) -> dict[str, Any]:
             "also 16."
         )
     compiled, mesh = compile_step(options, devices)
-    memory = compiled.memory_analysis()
+    planned = planned_megabytes(compiled)
     found = collectives(compiled.as_text())
     chosen = Counter(
         {f"{op}: {how} ({why})": n for (op, how, why), n in dispatch.decisions.items()}
@@ -177,9 +177,9 @@ def measure(options: Options) -> dict[str, Any]:
         "jax": jax.__version__,
         "options": settings(options),
         "slots": options.num_subkeys**2,
-        "argument_megabytes": memory.argument_size_in_bytes / 1e6,
-        "peak_megabytes": memory.peak_memory_in_bytes / 1e6,
-        "temporary_megabytes": memory.temp_size_in_bytes / 1e6,
+        "argument_megabytes": planned["argument"],
+        "peak_megabytes": planned["peak"],
+        "temporary_megabytes": planned["temporary"],
         "sent_megabytes": {
             axes: {kind: sent / 1e6 for kind, sent in kinds.items()}
             for axes, kinds in sent_by_axes(found, mesh).items()

@@ -27,7 +27,7 @@ from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
 from benchmarks.compiled.absent_devices import absent_device, kernels_for
-from benchmarks.machine import settings, write_result
+from benchmarks.machine import planned_megabytes, settings, write_result
 from benchmarks.options import parse
 from benchmarks.speed.models import Size, model_of, remat_of, train_of
 from benchmarks.speed.train_step import make_step
@@ -87,12 +87,12 @@ def measure(options: Options, name: str) -> dict[str, Any]:
             return kept
         began = time.perf_counter()
         compiled = step.trace(*arguments).lower().compile()
-    memory = compiled.memory_analysis()
+    planned = planned_megabytes(compiled)
     return {
         **kept,
-        "argument_megabytes": memory.argument_size_in_bytes / 1e6,
-        "temporary_megabytes": memory.temp_size_in_bytes / 1e6,
-        "peak_megabytes": memory.peak_memory_in_bytes / 1e6,
+        "argument_megabytes": planned["argument"],
+        "temporary_megabytes": planned["temporary"],
+        "peak_megabytes": planned["peak"],
         "compile_seconds": time.perf_counter() - began,
     }
 

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import types
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 
 from benchmarks.kernels.row_times import RowSize, slot_stream
+from benchmarks.machine import planned_megabytes
 from benchmarks.speed import memory, models, train_step
+from benchmarks.speed.layer import uniform_memory
 from fwpkm_jax.core.chunks import scan_chunks
-from fwpkm_jax.rules import FwPKM, FwPKMMemory
+from fwpkm_jax.rules import FwMLP, FwPKM, FwPKMMemory
 from tests.benchmarks.programs import result, run
 
 pytestmark = pytest.mark.thorough
@@ -235,3 +238,11 @@ def test_reading_of_long_texts(tmp_path):
     found = json.loads(out.read_text())
     assert [row["tokens"] for row in found["rows"]] == [24, 40]
     assert all(row["finite"] for row in found["rows"])
+
+
+def test_what_a_benchmark_cannot_measure_is_an_error():
+    with pytest.raises(ValueError, match="rule=FwMLP: only FwPKM has a table of slots"):
+        uniform_memory(FwMLP(key_dim=8, value_dim=8, hidden_dim=8))
+    silent = types.SimpleNamespace(memory_analysis=lambda: None)
+    with pytest.raises(ValueError, match="gives no account of memory"):
+        planned_megabytes(silent)

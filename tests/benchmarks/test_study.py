@@ -73,6 +73,22 @@ def test_endings_of_a_name_add_options():
     ]
 
 
+def test_gated_runs_alone_have_controls():
+    opened = study.evaluations("gdn_swa__fwpkm__open", has_memory=True)
+    assert {"ppl_reset", study.ABLATED, "needle_reset", study.OTHER} < set(opened)
+    kind, far = opened["needle_8x_reset"]
+    assert (kind, far.haystack_words, far.reset_memory_between_samples) == ("needle", (700,), True)
+    for name in ("gdn_swa__fwpkm__ungated", "gdn_swa__fwpkm__inner4", "gdn_swa__pkm_fwpkm"):
+        assert "needle_reset" not in study.evaluations(name, has_memory=True)
+
+
+def test_losses_of_one_book_give_no_interval(tmp_path):
+    path = tmp_path / "ppl.npz"
+    np.savez(path, loss_writing=np.ones(3), loss_frozen=np.ones(3), document=np.zeros(3, int))
+    with pytest.raises(ValueError, match="has one document, which gives no interval"):
+        figures._over(path, "document")
+
+
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
     """The study's folder, made up; commands that would train are noted in place of being run."""

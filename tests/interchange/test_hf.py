@@ -260,7 +260,6 @@ def tensors_of(folder):
     return tensors
 
 
-@pytest.mark.by_default("olmo_hybrid")
 @each_folder
 def test_an_import_and_an_export_give_the_folder_again(folder, tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "out"

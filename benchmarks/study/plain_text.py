@@ -42,6 +42,7 @@ KINDS = {
     "backbone": "study/gdn_swa",
     "fwpkm": "study/gdn_swa__fwpkm",
     "hardened": "benchmarks/study/hardened.py",
+    "pkm_fwpkm": "study/gdn_swa__pkm_fwpkm",
 }
 """Config of each kind."""
 WAYS = ("writing", "frozen")
@@ -53,7 +54,8 @@ class Options:
     """Trains and evaluates each kind with each rate and seed."""
 
     kinds: tuple[str, ...] = ("backbone", "fwpkm")
-    """backbone, fwpkm, hardened (FwPKM trained with slots that harden and six inner steps)."""
+    """backbone, fwpkm, hardened (FwPKM trained with slots that harden and six inner steps),
+    pkm_fwpkm (a product-key memory in an earlier layer too)."""
     rates: tuple[float, ...] = (2e-3,)
     """Peak learning rates."""
     seeds: tuple[int, ...] = (0, 1, 2)

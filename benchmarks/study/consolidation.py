@@ -1,0 +1,244 @@
+"""Lets the product-key memory of a model learn what FwPKM has read, and measures what it keeps.
+
+    python -m benchmarks.study.plain_text --kinds pkm_fwpkm --rates 4e-3 --steps 400
+    python -m benchmarks.study.consolidation
+    python -m benchmarks.study.consolidation --tables
+
+The models have a product-key memory (PKM, slow weights) in an earlier layer than FwPKM. While text
+goes by, its values take steps of stochastic gradient descent, one per batch; only slots that were
+read have a gradient. FwPKM is the teacher: the PKM learns to give the model without what FwPKM has
+read the predictions that the model has with it. The control is the next byte in place of those
+predictions. Six domains are read one after the other, as in `benchmarks.study.retention`, whose
+tables these are. Each result is a line of JSON; those in the file are skipped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from benchmarks.machine import environment_once
+from benchmarks.options import parse
+from benchmarks.study.retention import METHODS, Line, Lines, Method, written_so
+from benchmarks.study.retention_domains import Rows, changes_by_domain, orders
+from benchmarks.study.retention_facts import without_history
+from benchmarks.study.retention_tables import domains_table, each_domain_table, without_plain
+from benchmarks.study.study import DATA, DOMAINS
+from fwpkm_jax.data import TextData
+from fwpkm_jax.evaluation.continual.domains import read_domains
+from fwpkm_jax.evaluation.readers.whole_pass import frozen_row_losses
+from fwpkm_jax.models.language_model import Memory
+from fwpkm_jax.run import Run, load_run
+from fwpkm_jax.training.state import trained_part, with_trained
+
+SLOW = (r"blocks/\d+/feed_forward/values",)
+"""Parameters that consolidation trains: the product-key memories' tables."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What learns while text goes by."""
+
+    teacher: Literal["memory", "text"] | None = None
+    """What the product-key memory learns: the predictions of the model with its fast memory, the
+    next byte, or nothing."""
+    carried: bool = True
+    """Whether the fast memory goes on from domain to domain; otherwise each starts anew, and the
+    losses are those of the fast memory that training left."""
+    write: str = "plain"
+    """How the fast memory is written, of `retention.METHODS`."""
+
+
+WAYS: dict[str, Way] = {
+    "plain": Way(),
+    "hardened": Way(write="keys still, hardening 1, 6 inner steps"),
+    "consolidated": Way(teacher="memory", carried=False),
+    "text": Way(teacher="text", carried=False),
+    "consolidated, carried": Way(teacher="memory"),
+    "text, carried": Way(teacher="text"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Measures what a product-key memory keeps of what a fast memory has read."""
+
+    runs: tuple[Path, ...] = tuple(
+        Path(f"runs/study/plain_text/pkm_fwpkm_0.004_400_seed{n}") for n in range(3)
+    )
+    """Run directories of models with both memories."""
+    ways: tuple[str, ...] = tuple(WAYS)
+    """What learns; see `WAYS`."""
+    rates: tuple[float, ...] = (0.1,)
+    """Steps of the product-key memory's values, of a loss summed over a batch's tokens."""
+    orders: tuple[str, ...] = tuple(orders(DOMAINS))
+    """Orders of the domains."""
+    data: Path = DATA / "domains"
+    """Folder that holds one folder per domain."""
+    batches: int = 32
+    """Rows of each domain that each of a run's memories reads at most."""
+    eval_batches: int = 8
+    """Rows of each domain that each of these is evaluated on at most."""
+    out: Path = Path("benchmarks/results/consolidation_cpu.jsonl")
+    """File of the results, which are added to."""
+    tables: bool = False
+    """Only prints the tables of the lines in `out`."""
+
+
+class Memories(NamedTuple):
+    """What changes while text goes by."""
+
+    slow: dict[str, jax.Array]
+    """Values of the product-key memories by parameter name, `[slots, value]`."""
+    fast: Memory
+    """FwPKM's fast weights, leaves `[groups, ...]`."""
+
+
+def consolidation_loss(
+    logits: jax.Array, target: jax.Array, *, teacher: Literal["memory", "text"]
+) -> jax.Array:
+    """Cross-entropy to what is learned, summed over tokens, in nats.
+
+    Args:
+      logits: of the model without what its fast memory has read, `[batch, length, vocab]`.
+      target: the teacher's logits of that shape (memory), or the next tokens, `[batch, length]`.
+      teacher: which of the two.
+    """
+    log_probs = jax.nn.log_softmax(logits)
+    if teacher == "memory":
+        return -jnp.sum(jax.nn.softmax(target) * log_probs)
+    return -jnp.sum(jnp.take_along_axis(log_probs, target[..., None], axis=-1))
+
+
+@partial(jax.jit, static_argnames=("graphdef", "student", "teacher"))
+def read_and_consolidate(
+    graphdef: Any,
+    student: Any,
+    params: Any,
+    memories: Memories,
+    start: Memory,
+    tokens: jax.Array,
+    *,
+    rate: float,
+    teacher: Literal["memory", "text"],
+) -> Memories:
+    """Both memories after a batch of rows.
+
+    The teacher reads with the fast memory, which is written as it reads; the student reads with
+    `start`, which stays. Both have the same slow weights.
+
+    Args:
+      graphdef: structure of the model that writes.
+      student: structure of the model with the plain write, for the memory `start`.
+      params: slow weights; those of `memories.slow` take the place of their own.
+      memories: before the batch.
+      start: the fast memory of a student that has read nothing.
+      tokens: int `[groups, length + 1]`; the last token of a row is not read.
+      rate: of the step.
+      teacher: what is learned.
+    """
+    inputs = tokens[:, :-1]
+    read = nnx.merge(graphdef, with_trained(params, memories.slow, SLOW))(inputs, memories.fast)
+    target = read.logits if teacher == "memory" else tokens[:, 1:]
+
+    def loss(slow: dict[str, jax.Array]) -> jax.Array:
+        model = nnx.merge(student, with_trained(params, slow, SLOW))
+        logits = model(inputs, start, write=False).logits
+        return consolidation_loss(logits, target, teacher=teacher)
+
+    gradients = jax.grad(loss)(memories.slow)
+    slow = {name: x - rate * gradients[name] for name, x in memories.slow.items()}
+    return Memories(slow, read.memory)
+
+
+@partial(jax.jit, static_argnames="graphdef")
+def read_only(graphdef: Any, params: Any, memories: Memories, tokens: jax.Array) -> Memories:
+    """Both memories after a batch of rows of which the slow one learns nothing."""
+    model = nnx.merge(graphdef, with_trained(params, memories.slow, SLOW))
+    return memories._replace(fast=model(tokens[:, :-1], memories.fast).memory)
+
+
+def domains_line(run: Run, way: Way, rate: float, order: Sequence[str], options: Options) -> Line:
+    """What a run gains from domains in an order, and loses again, see `changes_by_domain`."""
+    text = run.experiment.data
+    assert isinstance(text, TextData)
+    model, start = written_so(run, METHODS[way.write])
+    graphdef, params = nnx.split(model)
+    student = nnx.split(written_so(run, Method())[0])[0]
+    slow = trained_part(params, SLOW)
+    if not slow:
+        raise SystemExit(f"{run.experiment.run_dir}: the model has no product-key memory.")
+    frozen = without_history(start)
+
+    def read(memories: Memories, rows: Rows) -> Memories:
+        if not way.carried:
+            memories = memories._replace(fast=start)
+        for batch in rows:
+            if way.teacher is None:
+                memories = read_only(graphdef, params, memories, batch)
+            else:
+                memories = read_and_consolidate(
+                    *(graphdef, student, params, memories, frozen, batch),
+                    rate=rate,
+                    teacher=way.teacher,
+                )
+        return memories
+
+    def losses(memories: Memories, batch: np.ndarray) -> jax.Array:
+        fast = without_history(memories.fast) if way.carried else frozen
+        return frozen_row_losses(student, with_trained(params, memories.slow, SLOW), fast, batch)
+
+    sizes = {"batches": options.batches, "eval_batches": options.eval_batches}
+    change = changes_by_domain(
+        Memories(slow, start),
+        read_domains([f"{name}={options.data / name}" for name in order], text),
+        read=read,
+        losses=losses,
+        groups=jax.tree.leaves(start)[0].shape[0],
+        **sizes,
+    )
+    return {"change": change, "settings": sizes}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures what the file lacks, and prints the tables of all its lines."""
+    options = parse(Options, argv, description=__doc__)
+    lines, named = Lines(options.out), orders(DOMAINS)
+    for path in () if options.tables else options.runs:
+        run = load_run(path)
+        asked = [
+            (name, rate)
+            for name in options.ways
+            for rate in (options.rates if WAYS[name].teacher else (0.0,))
+        ]
+        for (name, rate), order in itertools.product(asked, options.orders):
+            method = f"{name}, {rate:g}" if rate else name
+            what = {"measure": "domains", "run": path.name, "method": method, "order": order}
+            what |= {"batches": options.batches}
+            if lines.has(**what):
+                continue
+            began = time.monotonic()
+            found = domains_line(run, WAYS[name], rate, named[order], options)
+            seconds = round(time.monotonic() - began, 1)
+            lines.add({**what, **found, "seconds": seconds, "environment": environment_once()})
+            print(f"{what}: {seconds} s", flush=True)
+    if lacking := without_plain(lines.all):
+        raise SystemExit(
+            f"{options.out}: {lacking} lack plain, with which the tables compare; measure it with "
+            "--ways plain."
+        )
+    print(domains_table(lines.all), each_domain_table(lines.all), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -41,8 +41,10 @@ from fwpkm_jax.models.language_model import Memory
 from fwpkm_jax.run import Run, load_run
 from fwpkm_jax.training.state import trained_part, with_trained
 
-SLOW = (r"blocks/\d+/feed_forward/values",)
-"""Parameters that consolidation trains: the product-key memories' tables."""
+SPARSE = r"blocks/\d+/feed_forward/values"
+"""The tables of the product-key memories."""
+DENSE = r"blocks/\d+/feed_forward/(up|gate|down)_proj/kernel"
+"""The weights of the MLPs, and of a product-key memory's gate."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,10 @@ class Way:
     """What learns while text goes by."""
 
     teacher: Literal["memory", "text"] | None = None
-    """What the product-key memory learns: the predictions of the model with its fast memory, the
+    """What the slow weights learn: the predictions of the trained model with its fast memory, the
     next byte, or nothing."""
+    trained: str = SPARSE
+    """Pattern of the slow weights that learn."""
     carried: bool = True
     """Whether the fast memory goes on from domain to domain; otherwise each starts anew, and the
     losses are those of the fast memory that training left."""
@@ -66,6 +70,7 @@ WAYS: dict[str, Way] = {
     "text": Way(teacher="text", carried=False),
     "consolidated, carried": Way(teacher="memory"),
     "text, carried": Way(teacher="text"),
+    "text, dense": Way(teacher="text", carried=False, trained=DENSE),
 }
 
 
@@ -80,7 +85,7 @@ class Options:
     ways: tuple[str, ...] = tuple(WAYS)
     """What learns; see `WAYS`."""
     rates: tuple[float, ...] = (0.1,)
-    """Steps of the product-key memory's values, of a loss summed over a batch's tokens."""
+    """Steps of the slow weights, of a loss summed over a batch's tokens."""
     orders: tuple[str, ...] = tuple(orders(DOMAINS))
     """Orders of the domains."""
     data: Path = DATA / "domains"
@@ -99,7 +104,7 @@ class Memories(NamedTuple):
     """What changes while text goes by."""
 
     slow: dict[str, jax.Array]
-    """Values of the product-key memories by parameter name, `[slots, value]`."""
+    """The slow weights that learn, by parameter name."""
     fast: Memory
     """FwPKM's fast weights, leaves `[groups, ...]`."""
 
@@ -120,7 +125,7 @@ def consolidation_loss(
     return -jnp.sum(jnp.take_along_axis(log_probs, target[..., None], axis=-1))
 
 
-@partial(jax.jit, static_argnames=("graphdef", "student", "teacher"))
+@partial(jax.jit, static_argnames=("graphdef", "student", "way"))
 def read_and_consolidate(
     graphdef: Any,
     student: Any,
@@ -130,29 +135,32 @@ def read_and_consolidate(
     tokens: jax.Array,
     *,
     rate: float,
-    teacher: Literal["memory", "text"],
+    way: Way,
 ) -> Memories:
     """Both memories after a batch of rows.
 
-    The teacher reads with the fast memory, which is written as it reads; the student reads with
-    `start`, which stays. Both have the same slow weights.
+    The student reads with `start`, which stays, and learns. The fast memory is written by the
+    teacher, which has the slow weights of training, or by a model with the student's if the text
+    is what is learned.
 
     Args:
       graphdef: structure of the model that writes.
       student: structure of the model with the plain write, for the memory `start`.
-      params: slow weights; those of `memories.slow` take the place of their own.
-      memories: before the batch.
+      params: slow weights of training.
+      memories: before the batch; `slow` takes the place of those weights in the student.
       start: the fast memory of a student that has read nothing.
       tokens: int `[groups, length + 1]`; the last token of a row is not read.
       rate: of the step.
-      teacher: what is learned.
+      way: what learns what.
     """
-    inputs = tokens[:, :-1]
-    read = nnx.merge(graphdef, with_trained(params, memories.slow, SLOW))(inputs, memories.fast)
+    assert way.teacher is not None
+    teacher, patterns, inputs = way.teacher, (way.trained,), tokens[:, :-1]
+    own = with_trained(params, memories.slow, patterns)
+    read = nnx.merge(graphdef, params if teacher == "memory" else own)(inputs, memories.fast)
     target = read.logits if teacher == "memory" else tokens[:, 1:]
 
     def loss(slow: dict[str, jax.Array]) -> jax.Array:
-        model = nnx.merge(student, with_trained(params, slow, SLOW))
+        model = nnx.merge(student, with_trained(params, slow, patterns))
         logits = model(inputs, start, write=False).logits
         return consolidation_loss(logits, target, teacher=teacher)
 
@@ -163,24 +171,32 @@ def read_and_consolidate(
 
 @partial(jax.jit, static_argnames="graphdef")
 def read_only(graphdef: Any, params: Any, memories: Memories, tokens: jax.Array) -> Memories:
-    """Both memories after a batch of rows of which the slow one learns nothing."""
-    model = nnx.merge(graphdef, with_trained(params, memories.slow, SLOW))
-    return memories._replace(fast=model(tokens[:, :-1], memories.fast).memory)
+    """Both memories after a batch of rows of which the slow weights learn nothing."""
+    fast = nnx.merge(graphdef, params)(tokens[:, :-1], memories.fast).memory
+    return memories._replace(fast=fast)
 
 
 def domains_line(run: Run, way: Way, rate: float, order: Sequence[str], options: Options) -> Line:
-    """What a run gains from domains in an order, and loses again, see `changes_by_domain`."""
+    """What a run gains from domains in an order, and loses again, see `changes_by_domain`.
+
+    `read_cpu_seconds` are those of each domain but the first, which also compiles.
+    """
     text = run.experiment.data
     assert isinstance(text, TextData)
     model, start = written_so(run, METHODS[way.write])
     graphdef, params = nnx.split(model)
     student = nnx.split(written_so(run, Method())[0])[0]
-    slow = trained_part(params, SLOW)
+    patterns = (way.trained,)
+    slow = trained_part(params, patterns)
     if not slow:
-        raise SystemExit(f"{run.experiment.run_dir}: the model has no product-key memory.")
+        raise SystemExit(
+            f"{run.experiment.run_dir}: the model has no {way.trained} that can learn."
+        )
     frozen = without_history(start)
+    cpu_seconds: list[float] = []
 
     def read(memories: Memories, rows: Rows) -> Memories:
+        began = time.process_time()
         if not way.carried:
             memories = memories._replace(fast=start)
         for batch in rows:
@@ -190,13 +206,16 @@ def domains_line(run: Run, way: Way, rate: float, order: Sequence[str], options:
                 memories = read_and_consolidate(
                     *(graphdef, student, params, memories, frozen, batch),
                     rate=rate,
-                    teacher=way.teacher,
+                    way=way,
                 )
+        jax.block_until_ready(memories)
+        cpu_seconds.append(time.process_time() - began)
         return memories
 
     def losses(memories: Memories, batch: np.ndarray) -> jax.Array:
         fast = without_history(memories.fast) if way.carried else frozen
-        return frozen_row_losses(student, with_trained(params, memories.slow, SLOW), fast, batch)
+        own = with_trained(params, memories.slow, patterns)
+        return frozen_row_losses(student, own, fast, batch)
 
     sizes = {"batches": options.batches, "eval_batches": options.eval_batches}
     change = changes_by_domain(
@@ -207,7 +226,11 @@ def domains_line(run: Run, way: Way, rate: float, order: Sequence[str], options:
         groups=jax.tree.leaves(start)[0].shape[0],
         **sizes,
     )
-    return {"change": change, "settings": sizes}
+    return {
+        "change": change,
+        "settings": sizes,
+        "read_cpu_seconds": [round(seconds, 2) for seconds in cpu_seconds[1:]],
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from benchmarks.study import consolidation, retention, retention_domains
-from benchmarks.study.consolidation import SLOW, WAYS, Memories, Options, Way
+from benchmarks.study.consolidation import SPARSE, WAYS, Memories, Options, Way
 from fwpkm_jax.data import TextData
 from fwpkm_jax.evaluation.continual.domains import read_domains
 from fwpkm_jax.layers.pkm import PKMConfig
@@ -71,12 +71,12 @@ def test_a_step_changes_the_slots_that_were_read_and_the_fast_memory_as_a_write_
     tokens = jnp.tile(jnp.arange(5, 22), (2, 1))
     read = made_up.model(tokens[:, :-1], made_up.memory)
     slots = np.unique(read.pkm_slot_ids["layer_0"])
-    before = trained_part(params, SLOW)
+    before = trained_part(params, (SPARSE,))
     assert list(before) == [TABLE]
     after = consolidation.read_and_consolidate(
         *(graphdef, graphdef, params, Memories(before, made_up.memory), made_up.memory, tokens),
         rate=0.5,
-        teacher=teacher,
+        way=Way(teacher=teacher),
     )
     jax.tree.map(np.testing.assert_array_equal, after.fast, read.memory)
     moved = np.flatnonzero(np.any(after.slow[TABLE] != before[TABLE], axis=1))
@@ -141,7 +141,7 @@ def test_a_model_without_a_product_key_memory_is_refused(made_up):
     experiment = dataclasses.replace(made_up.experiment, model=model)
     state = init_state(model, memory=experiment.training.memory, optimizer=None, seed=0)
     bare = Run(experiment, model_graph(model), state.params, state.memory, 0)
-    with pytest.raises(SystemExit, match="no product-key memory"):
+    with pytest.raises(SystemExit, match=r"the model has no blocks.*values that can learn"):
         changes((bare, folder), WAYS["text"])
 
 

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.nn import one_hot
 
 from benchmarks.machine import environment_once
 from benchmarks.options import parse
@@ -109,20 +110,14 @@ class Memories(NamedTuple):
     """FwPKM's fast weights, leaves `[groups, ...]`."""
 
 
-def consolidation_loss(
-    logits: jax.Array, target: jax.Array, *, teacher: Literal["memory", "text"]
-) -> jax.Array:
+def cross_entropy(logits: jax.Array, target: jax.Array) -> jax.Array:
     """Cross-entropy to what is learned, summed over tokens, in nats.
 
     Args:
-      logits: of the model without what its fast memory has read, `[batch, length, vocab]`.
-      target: the teacher's logits of that shape (memory), or the next tokens, `[batch, length]`.
-      teacher: which of the two.
+      logits: `[batch, length, vocab]`.
+      target: probabilities of that shape; tokens whose probabilities are all 0 do not count.
     """
-    log_probs = jax.nn.log_softmax(logits)
-    if teacher == "memory":
-        return -jnp.sum(jax.nn.softmax(target) * log_probs)
-    return -jnp.sum(jnp.take_along_axis(log_probs, target[..., None], axis=-1))
+    return -jnp.sum(target * jax.nn.log_softmax(logits))
 
 
 @partial(jax.jit, static_argnames=("graphdef", "student", "way"))
@@ -157,12 +152,12 @@ def read_and_consolidate(
     teacher, patterns, inputs = way.teacher, (way.trained,), tokens[:, :-1]
     own = with_trained(params, memories.slow, patterns)
     read = nnx.merge(graphdef, params if teacher == "memory" else own)(inputs, memories.fast)
-    target = read.logits if teacher == "memory" else tokens[:, 1:]
+    vocab = read.logits.shape[-1]
+    target = jax.nn.softmax(read.logits) if teacher == "memory" else one_hot(tokens[:, 1:], vocab)
 
     def loss(slow: dict[str, jax.Array]) -> jax.Array:
         model = nnx.merge(student, with_trained(params, slow, patterns))
-        logits = model(inputs, start, write=False).logits
-        return consolidation_loss(logits, target, teacher=teacher)
+        return cross_entropy(model(inputs, start, write=False).logits, target)
 
     gradients = jax.grad(loss)(memories.slow)
     slow = {name: x - rate * gradients[name] for name, x in memories.slow.items()}

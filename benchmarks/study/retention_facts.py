@@ -123,7 +123,7 @@ def read_facts(
     longest = max(texts.later.shape[2], *(len(text) for each in haystacks for text in each))
 
     def read(text: Sequence[np.ndarray]) -> Any:
-        state = _opened(model, memory, longest)
+        state = opened(model, memory, longest)
         state = generate(model, list(text), state, max_new_tokens=0, chunk_size="flush").state
         return state.stream.layers
 
@@ -165,7 +165,7 @@ def facts_kept(
     found: dict[str, dict[str, Any]] = {}
 
     def asked(name: str, memory: Memory, samples: Sequence[NeedleSample]) -> None:
-        state = _opened(reader, without_history(memory), plan.length)
+        state = opened(reader, without_history(memory), plan.length)
         found[name] = ask(reader, state, samples, tokenizer)
 
     def tell(memory: Memory, layers: Any, samples: Sequence[NeedleSample], name: str) -> Memory:
@@ -193,7 +193,8 @@ def without_history(memory: Memory) -> Memory:
     return {layer: one._replace(history=None) for layer, one in memory.items()}
 
 
-def _opened(model: LanguageModel, memory: Memory, longest: int) -> Any:
+def opened(model: LanguageModel, memory: Memory, longest: int) -> Any:
+    """The state before the first token of as many sequences as there are memories."""
     groups = jax.tree.leaves(memory)[0].shape[0]
     sizes: dict[str, int] = {"max_length": longest, "max_chunk_size": longest}
     return init_generation(model, memory, batch=groups, **sizes)

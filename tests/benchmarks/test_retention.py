@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
-from benchmarks.study import retention, retention_domains, retention_tables
+from benchmarks.study import facts_by_gradient, retention, retention_domains, retention_tables
 from fwpkm_jax.data import TextData
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run import Run
@@ -228,3 +229,42 @@ def test_runs_are_measured_with_each_write_once(made_up, tmp_path, monkeypatch, 
     assert abs(end - gain - lost) < 2e-6
     assert (tmp_path / "picture.png").stat().st_size > 10_000
     assert f"| {sparing} |" in capsys.readouterr().out
+
+
+@pytest.mark.thorough
+def test_facts_are_told_to_the_weights_by_gradient_steps(made_up, tmp_path, monkeypatch, capsys):
+    made_up, _ = made_up
+    loaded = []
+    monkeypatch.setattr(facts_by_gradient, "load_run", lambda path: loaded.append(path) or made_up)
+    out = tmp_path / "lines.jsonl"
+    options = ("--runs", "runs/made_up", "--rates", 1e-3, "--steps", 1, 3, "--out", out)
+    options += ("--people", 2, "--words", 8, "--readings", 2, "--other-facts", 1, "--seed", 1)
+    for _ in range(2):
+        run("study.facts_by_gradient", *options)
+    few, many = (json.loads(line) for line in out.read_text().splitlines())
+    assert (few["steps"], many["steps"]) == (1, 3)
+    for line in (few, many):
+        assert set(line["facts"]) == {"told_1", "told", "other"}
+        assert all(answers["questions"] == 10 for answers in line["facts"].values())
+        loss = line["loss"]
+        assert loss["told"] < loss["told_1"] < loss["before"]
+        assert loss["other"] != loss["told"]
+    assert few["loss"]["before"] == many["loss"]["before"]
+    assert many["loss"]["told_1"] < few["loss"]["told_1"]
+    assert "| made_up | 0.001 | 3 | 0.00 |" in capsys.readouterr().out
+
+
+@pytest.mark.thorough
+def test_padding_teaches_nothing(made_up):
+    made_up, _ = made_up
+    graphdef, params = nnx.split(made_up.model)
+    slow = facts_by_gradient.trained_part(params, (facts_by_gradient.DENSE,))
+    tokens = jnp.tile(jnp.arange(5, 22), (2, 1))
+    mask = jnp.ones(tokens.shape).at[:, 12:].set(0.0)
+    one, two = (
+        facts_by_gradient.learn(graphdef, params, slow, made_up.memory, of, mask, 0.1)
+        for of in (tokens, tokens.at[:, 12:].set(99))
+    )
+    assert all(np.any(one[name] != slow[name]) for name in slow)
+    for name in slow:
+        np.testing.assert_allclose(one[name], two[name], atol=1e-7)

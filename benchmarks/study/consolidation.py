@@ -64,12 +64,14 @@ class Way:
     """How the fast memory is written, of `retention.METHODS`."""
 
 
+HARDENED = "keys still, hardening 1, 6 inner steps"
 WAYS: dict[str, Way] = {
     "plain": Way(),
-    "hardened": Way(write="keys still, hardening 1, 6 inner steps"),
+    "hardened": Way(write=HARDENED),
     "consolidated": Way(teacher="memory", carried=False),
     "text": Way(teacher="text", carried=False),
     "consolidated, carried": Way(teacher="memory"),
+    "hardened, consolidated, carried": Way(teacher="memory", write=HARDENED),
     "text, carried": Way(teacher="text"),
     "text, dense": Way(teacher="text", carried=False, trained=DENSE),
 }

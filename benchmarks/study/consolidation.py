@@ -30,10 +30,15 @@ from jax.nn import one_hot
 
 from benchmarks.machine import environment_once
 from benchmarks.options import parse
-from benchmarks.study.retention import METHODS, Line, Lines, Method, written_so
+from benchmarks.study.retention import CONTROL, METHODS, Line, Lines, Method, written_so
 from benchmarks.study.retention_domains import Rows, changes_by_domain, orders
 from benchmarks.study.retention_facts import without_history
-from benchmarks.study.retention_tables import domains_table, each_domain_table, without_plain
+from benchmarks.study.retention_tables import (
+    domains_table,
+    draw,
+    each_domain_table,
+    without_plain,
+)
 from benchmarks.study.study import DATA, DOMAINS
 from fwpkm_jax.data import TextData
 from fwpkm_jax.evaluation.continual.domains import read_domains
@@ -67,6 +72,8 @@ class Way:
 HARDENED = "keys still, hardening 1, 6 inner steps"
 WAYS: dict[str, Way] = {
     "plain": Way(),
+    "step 0.5": Way(write="step 0.5"),
+    "step 0.25": Way(write="step 0.25"),
     "hardened": Way(write=HARDENED),
     "consolidated": Way(teacher="memory", carried=False),
     "text": Way(teacher="text", carried=False),
@@ -100,7 +107,9 @@ class Options:
     out: Path = Path("benchmarks/results/consolidation_cpu.jsonl")
     """File of the results, which are added to."""
     tables: bool = False
-    """Only prints the tables of the lines in `out`."""
+    """Only prints the tables of the lines in `out`, and draws the picture."""
+    image: Path = Path("docs/images/consolidation.png")
+    """File of the picture: forgetting against adaptation of all that FwPKM writes or teaches."""
 
 
 class Memories(NamedTuple):
@@ -258,6 +267,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             "--ways plain."
         )
     print(domains_table(lines.all), each_domain_table(lines.all), sep="\n\n")
+    ours = [line for line in lines.all if not line["method"].startswith("text")]
+    draw(options.image, [x for x in ours if x["batches"] == options.batches], control=CONTROL)
 
 
 if __name__ == "__main__":

@@ -120,14 +120,16 @@ def test_the_program_measures_what_its_file_lacks(made_up, tmp_path, monkeypatch
     monkeypatch.setattr(consolidation, "DOMAINS", DOMAINS)
     out = tmp_path / "lines.jsonl"
     small = ("--data", folder, "--batches", 2, "--eval_batches", 1, "--out", out)
-    small += ("--runs", "one_seed0", "--orders", "given")
+    small += ("--runs", "one_seed0", "--orders", "given", "--image", tmp_path / "picture.png")
     with pytest.raises(SystemExit, match=r"\['one_seed0 domains given 2'\] lack plain"):
         run("study.consolidation", *small, "--ways", "text", "--rates", 0.1)
     run("study.consolidation", *small, "--ways", "plain", "text", "--rates", 0.1, 0.2)
     methods = [json.loads(line)["method"] for line in out.read_text().splitlines()]
     assert methods == ["text, 0.1", "plain", "text, 0.2"]
     assert "| text, 0.2, given, 0 kB | 1 |" in capsys.readouterr().out
-    run("study.consolidation", "--tables", "--out", out)
+    (tmp_path / "picture.png").unlink()
+    run("study.consolidation", *small, "--tables")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
     assert len(loaded) == 2
     assert "| plain, given, 0 kB | 1 |" in capsys.readouterr().out
 

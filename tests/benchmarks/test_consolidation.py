@@ -119,8 +119,10 @@ def test_the_program_measures_what_its_file_lacks(made_up, tmp_path, monkeypatch
     monkeypatch.setattr(consolidation, "load_run", lambda path: loaded.append(path) or made_up)
     monkeypatch.setattr(consolidation, "DOMAINS", DOMAINS)
     out = tmp_path / "lines.jsonl"
-    small = ("--data", folder, "--batches", 2, "--eval_batches", 1, "--out", out)
-    small += ("--runs", "one_seed0", "--orders", "given", "--image", tmp_path / "picture.png")
+    small = (
+        *("--data", folder, "--batches", 2, "--eval_batches", 1, "--out", out),
+        *("--runs", "one_seed0", "--orders", "given", "--image", tmp_path / "picture.png"),
+    )
     with pytest.raises(SystemExit, match=r"\['one_seed0 domains given 2'\] lack plain"):
         run("study.consolidation", *small, "--ways", "text", "--rates", 0.1)
     run("study.consolidation", *small, "--ways", "plain", "text", "--rates", 0.1, 0.2)

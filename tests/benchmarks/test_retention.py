@@ -237,8 +237,10 @@ def test_facts_are_told_to_the_weights_by_gradient_steps(made_up, tmp_path, monk
     loaded = []
     monkeypatch.setattr(facts_by_gradient, "load_run", lambda path: loaded.append(path) or made_up)
     out = tmp_path / "lines.jsonl"
-    options = ("--runs", "runs/made_up", "--rates", 1e-3, "--steps", 1, 3, "--out", out)
-    options += ("--people", 2, "--words", 8, "--readings", 2, "--other-facts", 1, "--seed", 1)
+    options = (
+        *("--runs", "runs/made_up", "--rates", 1e-3, "--steps", 1, 3, "--out", out),
+        *("--people", 2, "--words", 8, "--readings", 2, "--other-facts", 1, "--seed", 1),
+    )
     for _ in range(2):
         run("study.facts_by_gradient", *options)
     few, many = (json.loads(line) for line in out.read_text().splitlines())

@@ -7,9 +7,10 @@
 The models have a product-key memory (PKM, slow weights) in an earlier layer than FwPKM. While text
 goes by, its values take steps of stochastic gradient descent, one per batch; only slots that were
 read have a gradient. FwPKM is the teacher: the PKM learns to give the model without what FwPKM has
-read the predictions that the model has with it. The control is the next byte in place of those
-predictions. Six domains are read one after the other, as in `benchmarks.study.retention`, whose
-tables these are. Each result is a line of JSON; those in the file are skipped.
+read the predictions that the trained model has with it. Controls are the next byte in place of
+those predictions, the weights of the MLPs in place of the PKM's values, and smaller steps of FwPKM.
+Six domains are read one after the other, as in `benchmarks.study.retention`, whose tables these
+are. Each result is a line of JSON; those in the file are skipped.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from benchmarks.study.retention_tables import (
 from benchmarks.study.study import DATA, DOMAINS
 from fwpkm_jax.data import TextData
 from fwpkm_jax.evaluation.continual.domains import read_domains
-from fwpkm_jax.evaluation.readers.whole_pass import frozen_row_losses
+from fwpkm_jax.evaluation.readers.whole_pass import frozen_row_losses, write_rows
 from fwpkm_jax.models.language_model import Memory
 from fwpkm_jax.run import Run, load_run
 from fwpkm_jax.training.state import trained_part, with_trained
@@ -94,7 +95,7 @@ class Options:
     """Run directories of models with both memories."""
     ways: tuple[str, ...] = tuple(WAYS)
     """What learns; see `WAYS`."""
-    rates: tuple[float, ...] = (0.1,)
+    rates: tuple[float, ...] = (0.03,)
     """Steps of the slow weights, of a loss summed over a batch's tokens."""
     orders: tuple[str, ...] = tuple(orders(DOMAINS))
     """Orders of the domains."""
@@ -175,13 +176,6 @@ def read_and_consolidate(
     return Memories(slow, read.memory)
 
 
-@partial(jax.jit, static_argnames="graphdef")
-def read_only(graphdef: Any, params: Any, memories: Memories, tokens: jax.Array) -> Memories:
-    """Both memories after a batch of rows of which the slow weights learn nothing."""
-    fast = nnx.merge(graphdef, params)(tokens[:, :-1], memories.fast).memory
-    return memories._replace(fast=fast)
-
-
 def domains_line(run: Run, way: Way, rate: float, order: Sequence[str], options: Options) -> Line:
     """What a run gains from domains in an order, and loses again, see `changes_by_domain`.
 
@@ -207,7 +201,10 @@ def domains_line(run: Run, way: Way, rate: float, order: Sequence[str], options:
             memories = memories._replace(fast=start)
         for batch in rows:
             if way.teacher is None:
-                memories = read_only(graphdef, params, memories, batch)
+                fast, _ = write_rows(
+                    *(graphdef, params, memories.fast, batch), fast_weight_dtype="float32"
+                )
+                memories = memories._replace(fast=fast)
             else:
                 memories = read_and_consolidate(
                     *(graphdef, student, params, memories, frozen, batch),
@@ -225,7 +222,7 @@ def domains_line(run: Run, way: Way, rate: float, order: Sequence[str], options:
 
     sizes = {"batches": options.batches, "eval_batches": options.eval_batches}
     change = changes_by_domain(
-        Memories(slow, start),
+        Memories(slow, jax.tree.map(jnp.copy, start)),  # `write_rows` donates its buffers.
         read_domains([f"{name}={options.data / name}" for name in order], text),
         read=read,
         losses=losses,
@@ -242,6 +239,8 @@ def domains_line(run: Run, way: Way, rate: float, order: Sequence[str], options:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures what the file lacks, and prints the tables of all its lines."""
     options = parse(Options, argv, description=__doc__)
+    if unknown := set(options.ways) - set(WAYS):
+        raise SystemExit(f"--ways: {sorted(unknown)} are none of {tuple(WAYS)}.")
     lines, named = Lines(options.out), orders(DOMAINS)
     for path in () if options.tables else options.runs:
         run = load_run(path)

@@ -149,3 +149,8 @@ def test_a_model_without_a_product_key_memory_is_refused(made_up):
 
 def test_all_ways_name_a_write_of_the_retention_study():
     assert {way.write for way in WAYS.values()} <= set(retention.METHODS)
+
+
+def test_ways_that_are_not_known_are_refused(tmp_path):
+    with pytest.raises(SystemExit, match=r"--ways: \['none'\] are none of \('plain', "):
+        run("study.consolidation", "--ways", "none", "--out", tmp_path / "lines.jsonl")

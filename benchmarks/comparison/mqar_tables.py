@@ -46,8 +46,8 @@ def title(row: Row) -> str:
 def mqar_table(rows: Sequence[Row]) -> str:
     """Accuracy on the test's documents by number of pairs, as Markdown, best first.
 
-    The mean over seeds, and in brackets the worst seed. Behind the rate is the number of rates that
-    were tried; updates are those of the first seed.
+    The mean over seeds, and in brackets the worst of several. Behind the rate is the number of
+    rates that were tried; updates are those of the first seed.
     """
     counts = [f"{x['pairs']} pairs" for x in rows[0]["test"]]
     header = ["memory", "state, bytes", "read per token", "rate (tried)", "seeds", *counts]
@@ -68,8 +68,36 @@ def mqar_table(rows: Sequence[Row]) -> str:
         cells += [f"{runs[0]['rate']:g} ({len(tried)})", str(len(runs))]
         for index in range(len(counts)):
             found = shares(runs, index)
-            cells.append(f"{np.mean(found):.3f} ({min(found):.3f})")
+            worst = f" ({min(found):.3f})" if len(found) > 1 else ""
+            cells.append(f"{np.mean(found):.3f}{worst}")
         cells += [str(runs[0]["steps"]), f"{runs[0]['cpu_seconds'] / 60:.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def recall_by_seed(rows: Sequence[Row], pairs: int = 64) -> str:
+    """Accuracy on documents of `pairs` pairs, seed by seed, by settings and memory, as Markdown.
+
+    A column per number of documents in an update; the memories are those that all columns have.
+    """
+    by_batch: dict[int, list[Row]] = {}
+    for row in rows:
+        by_batch.setdefault(row["settings"]["batch_size"], []).append(row)
+    columns = {size: chosen(own) for size, own in sorted(by_batch.items())}
+    heads = ["memory", *(f"{size} documents (rate)" for size in columns)]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+
+    def shares(runs: Sequence[Row]) -> list[float]:
+        tests = (run["test"] for run in sorted(runs, key=lambda run: run["seed"]))
+        return [part["accuracy"] for test in tests for part in test if part["pairs"] == pairs]
+
+    first = next(iter(columns.values()))
+    names = [name for name in first if all(name in groups for groups in columns.values())]
+    for name in sorted(names, key=lambda name: -np.mean(shares(first[name]))):
+        cells = [f"`{name}`"]
+        for groups in columns.values():
+            found = ", ".join(f"{share:.2f}" for share in shares(groups[name]))
+            cells.append(f"{found} ({groups[name][0]['rate']:g})")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

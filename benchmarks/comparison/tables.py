@@ -1,6 +1,6 @@
 """Draws pictures and prints tables of the results of this folder's programs.
 
-The page that shows them is docs/measurements/comparison.md.
+The pages that show them are docs/measurements/comparison.md and state_tracking.md.
 
 python -m benchmarks.comparison.tables
 """
@@ -119,7 +119,7 @@ def sizes(row: Row) -> str:
 def state_tracking_table(rows: Sequence[Row]) -> str:
     """Accuracy within the training length and in the last range, by task, as Markdown.
 
-    The mean over seeds, in brackets the worst and, behind it, the number of seeds.
+    The mean over seeds, in brackets the worst and the number of seeds.
     """
     groups = list(dict.fromkeys(row["group"] for row in rows))
     ends = [(s["above"], s["up_to"]) for s in (rows[0]["spans"][0], rows[0]["spans"][-1])]
@@ -133,6 +133,29 @@ def state_tracking_table(rows: Sequence[Row]) -> str:
             shares = [share for share in shares if share is not None]
             seeds = f"{min(shares):.3f}, {len(shares)}" if shares else ""
             cells.append(f"{np.mean(shares):.3f} ({seeds})" if shares else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def spans_table(rows: Sequence[Row]) -> str:
+    """Accuracy of each run by range of positions, as Markdown, and the loss at the end of training.
+
+    All rows have the same ranges.
+    """
+    spans = [(span["above"], span["up_to"]) for span in rows[0]["spans"]]
+    heads = ["rule", "steps", "documents", "heads", "width", "rate", "seed"]
+    heads += [f"tokens {above + 1}-{end}" for above, end in spans]
+    heads += ["loss", "CPU minutes"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in rows:
+        about = row["settings"]
+        cells = [f"`{row['rule']}`"]
+        cells += [str(about[key]) for key in ("steps", "batch_size", "heads", "width")]
+        cells += [f"{about['learning_rate']:g}", str(row["seed"])]
+        for span in row["spans"]:
+            share = span["accuracy"]
+            cells.append("" if share is None else f"{share:.3f}")
+        cells += [f"{row['loss']:.3f}", f"{row['cpu_seconds'] / 60:.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -243,7 +243,8 @@ def differences(lines: Sequence[dict[str, Any]]) -> str:
         ("document", "backbone_resets"),
     )
     columns = [f"{name}_{part}" for part in PARTS for name in ("alone", "resets")]
-    rows = [["minus", "seeds", *columns], ["---"] * (2 + len(columns))]
+    heads = [f"{part}, {name}" for part in PARTS for name in ("alone", "resets")]
+    rows = [["difference, nats", "seeds", *heads], ["---"] * (2 + len(columns))]
     for one, other in pairs:
         seeds = [run.split(":")[1] for run in by_run if run.startswith(f"{one}:")]
         seeds = [seed for seed in seeds if f"{other}:{seed}" in by_run]

@@ -186,6 +186,18 @@ def table(rows: Sequence[Row]) -> str:
     return _lines(found)
 
 
+def rates_table(rows: Sequence[Row]) -> str:
+    """Loss of the last tenth of training by kind, of the first seed, by rate."""
+    first = [row for row in rows if row["seed"] == min(one["seed"] for one in rows)]
+    rates = sorted({row["rate"] for row in first})
+    found = [["loss in nats", *(f"rate {rate:g}" for rate in rates)]]
+    found.append(["---"] * len(found[0]))
+    for kind in dict.fromkeys(row["kind"] for row in first):
+        losses = {row["rate"]: row["train_loss"] for row in first if row["kind"] == kind}
+        found.append([kind, *(f"{losses[x]:.3f}" if x in losses else "" for x in rates)])
+    return _lines(found)
+
+
 def differences(rows: Sequence[Row]) -> str:
     """FwPKM minus backbone, hardened minus FwPKM, and with `extra` minus without, by section.
 
@@ -222,6 +234,8 @@ def differences(rows: Sequence[Row]) -> str:
             found.append([*about, f"mean of {len(seeds)}", *over])
     if not found:
         return ""
+    abouts = list(means)
+    found.sort(key=lambda row: (abouts.index(tuple(row[:3])), row[3]))  # By difference, then seed.
     names = [f"{reading}, to {end}" for reading in READINGS for end in rows[0]["ends"]]
     head = ["nats", "steps", "rate", "seed", *names]
     return _lines([head, ["---"] * len(head), *found])

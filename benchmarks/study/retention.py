@@ -4,13 +4,13 @@
     python -m benchmarks.study.retention
     python -m benchmarks.study.retention --tables
 
-The study's FwPKM models with the paper's gate (docs/measurements/study.md) were trained with the
-plain write. Each way to write is measured by facts told, then asked for again after other
-text and after other facts (`retention_facts`), and by six domains read one after the other in
-several orders (`retention_domains`), for which `--runs` names models of `plain_text`, too. `text`
-is the loss of unseen books that are written while they are read. Steps of half and a quarter of
-the size are the control: a memory that writes less keeps more. Each result is a line of JSON;
-those in the file are skipped.
+The page of results is docs/measurements/forgetting.md. The study's FwPKM models with the paper's
+gate were trained with the plain write. Each way to write is measured by facts told, then asked for
+again after other text and after other facts (`retention_facts`), and by six domains read one after
+the other in several orders (`retention_domains`), for which `--runs` names models of `plain_text`,
+too. `text` is the loss of unseen books that are written while they are read. Steps of half and a
+quarter of the size are the control: a memory that writes less keeps more. Each result is a line of
+JSON; those in the file are skipped.
 """
 
 from __future__ import annotations
@@ -310,6 +310,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parse(Options, argv, description=__doc__)
     lines = Lines(options.out)
     named = orders(DOMAINS)
+    for option, known in (("methods", METHODS), ("orders", named)):
+        if unknown := [name for name in getattr(options, option) if name not in known]:
+            raise SystemExit(f"--{option}: {unknown} are none of {tuple(known)}.")
     for path in () if options.tables else options.runs:
         run, facts = load_run(path), None
         for name in options.methods:

@@ -27,7 +27,7 @@ def facts_table(lines: Sequence[Line]) -> str:
     columns |= {_named(text): text, _named(other): other, "new facts, told once": "new_1"}
     rows = [f"| write | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     plain = {line["run"]: line for line in facts if line["method"] == PLAIN}
-    for name in dict.fromkeys(line["method"] for line in facts):
+    for name in _methods(facts):
         own = [line for line in facts if line["method"] == name]
         cells = [name]
         for moment in columns.values():
@@ -52,7 +52,7 @@ def forgetting_table(lines: Sequence[Line]) -> str:
     ]
     plain = {line["run"]: line for line in facts if line["method"] == PLAIN}
 
-    for name in dict.fromkeys(line["method"] for line in facts):
+    for name in _methods(facts):
         own = [line for line in facts if line["method"] == name]
         cells = [name]
         for moment in (text, other):
@@ -70,13 +70,13 @@ def forgetting_table(lines: Sequence[Line]) -> str:
 def domains_table(lines: Sequence[Line]) -> str:
     """Adaptation and forgetting in nats of each way to write, over the runs, by order.
 
-    In brackets: in how many runs adaptation is at least that of the plain write, and forgetting at
-    most half of it.
+    Means of several runs have a 95 % interval. Behind it, in how many runs adaptation is at least
+    that of the plain write, and forgetting at most half of it.
     """
     domains = [line for line in lines if line["measure"] == "domains"]
     domains += _over_orders(domains)
     rows = [
-        "| write, order, size | runs | adaptation | over the runs | forgetting | over the runs |",
+        "| write | order | text of each domain | runs | adaptation | forgetting |",
         "|---" * 6 + "|",
     ]
 
@@ -84,22 +84,18 @@ def domains_table(lines: Sequence[Line]) -> str:
         return line["batches"], line["order"]
 
     plain = {(kind(x), x["run"]): x for x in domains if x["method"] == PLAIN}
-    for group, name in sorted({(kind(x), x["method"]): None for x in domains}, key=_by_kind):
+    groups = {(kind(x), x["method"]): None for x in domains}
+    for group, name in sorted(groups, key=lambda found: (found[0], found[1] != PLAIN)):
         own = [x for x in domains if (kind(x), x["method"]) == (group, name)]
         size = own[0]["change"]["bytes"][0] / 1000
-        cells = [f"{name}, {group[1]}, {size:.0f} kB", str(len(own))]
+        cells = [name, group[1], f"{size:.0f} kB", str(len(own))]
         for key, better in (("adaptation", np.less_equal), ("forgetting_mean", _halved)):
             values = [line["change"][key][0] for line in own]
             theirs = [plain[group, x["run"]]["change"][key][0] for x in own]
-            cells.append(_mean_and_count(values, theirs, name, better=better, digits=4))
-            cells.append(over_seeds(values, digits=4) if len(values) > 1 else "")
+            mean = over_seeds(values, digits=4) if len(values) > 1 else f"{values[0]:.4f}"
+            cells.append(mean + _count(values, theirs, name, better=better))
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
-
-
-def _by_kind(found: tuple[tuple[int, str], str]) -> tuple[int, str]:
-    """Sorts by size and the order's name, and leaves ways to write as they stand."""
-    return found[0]
 
 
 def without_plain(lines: Sequence[Line]) -> list[str]:
@@ -120,15 +116,14 @@ def each_domain_table(lines: Sequence[Line], method: str = PLAIN) -> str:
       method: the way to write.
     """
     own = [x for x in lines if x["measure"] == "domains" and x["method"] == method]
-    rows = ["| run, order, size | domain | just read | at the end | forgetting |", "|---" * 5 + "|"]
+    rows = ["| run, order | domain | just read | at the end | forgetting |", "|---" * 5 + "|"]
     for line in own:
         change = line["change"]
         lost = [*change["forgetting"], None]  # Nothing follows the last domain.
         each = zip(change["domains"], change["own"], change["end"], lost, strict=True)
         for domain, just, end, forgetting in each:
-            size = f"{change['bytes'][0] / 1000:.0f} kB"
             _, seed, rest = line["run"].rpartition("seed")
-            cells = [f"{seed}{rest}, {line['order']}, {size}", domain]
+            cells = [f"{seed}{rest}, {line['order']}", domain]
             cells += [_interval(x) if x else "" for x in (just, end, forgetting)]
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
@@ -140,7 +135,7 @@ def text_table(lines: Sequence[Line]) -> str:
     own_lines = [line for line in lines if line["measure"] == "text"]
     rows = ["| write | runs | loss | minus plain |", "|---" * 4 + "|"]
     plain = {line["run"]: line["text"] for line in own_lines if line["method"] == PLAIN}
-    for name in dict.fromkeys(line["method"] for line in own_lines):
+    for name in _methods(own_lines):
         own = [line for line in own_lines if line["method"] == name]
         labels = np.concatenate([line["text"]["labels"] for line in own])
         sums = labels * np.concatenate([line["text"]["losses"] for line in own])
@@ -154,11 +149,17 @@ def text_table(lines: Sequence[Line]) -> str:
 
 def cost_table(lines: Sequence[Line]) -> str:
     """CPU time of eight rows and bytes beyond the plain write's, of each way to write."""
-    rows = ["| write | CPU ms for 8 rows, the fastest turn | more bytes |", "|---|---|---|"]
-    for line in lines:
-        if line["measure"] == "cost":
-            cells = (line["method"], f"{line['cpu_milliseconds']:.1f}", str(line["history_bytes"]))
-            rows.append(f"| {' | '.join(cells)} |")
+    rows = [
+        "| write | CPU ms for 8 rows, the fastest turn | times plain | more bytes |",
+        "|---|---|---|---|",
+    ]
+    costs = [line for line in lines if line["measure"] == "cost"]
+    plain = next((x["cpu_milliseconds"] for x in costs if x["method"] == PLAIN), None)
+    for line in costs:
+        spent = line["cpu_milliseconds"]
+        times = "" if plain is None else f"{spent / plain:.2f}"
+        cells = (line["method"], f"{spent:.1f}", times, str(line["history_bytes"]))
+        rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
@@ -234,6 +235,12 @@ def draw(path: Path, lines: Sequence[Line], *, control: Sequence[str]) -> None:
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
+def _methods(lines: Sequence[Line]) -> list[str]:
+    """The ways to write, the plain one first."""
+    names = dict.fromkeys(line["method"] for line in lines)
+    return sorted(names, key=lambda name: name != PLAIN)
+
+
 def _halved(own: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     return own <= theirs / 2
 
@@ -263,16 +270,18 @@ def _named(moment: str) -> str:
 
 
 def _mean_and_count(
-    values: Sequence[float],
-    plain: Sequence[float],
-    name: str,
-    *,
-    better: Callable[..., Any],
-    digits: int = 2,
+    values: Sequence[float], plain: Sequence[float], name: str, *, better: Callable[..., Any]
 ) -> str:
-    mean = f"{np.mean(values):.{digits}f}"
-    count = int(np.sum(better(np.asarray(values), np.asarray(plain))))
-    return mean if name == PLAIN else f"{mean} ({count} of {len(values)})"
+    return f"{np.mean(values):.2f}{_count(values, plain, name, better=better)}"
+
+
+def _count(
+    values: Sequence[float], plain: Sequence[float], name: str, *, better: Callable[..., Any]
+) -> str:
+    """In how many runs a way is better than the plain write, which has nothing beside it."""
+    if name == PLAIN:
+        return ""
+    return f" ({np.sum(better(np.asarray(values), np.asarray(plain)))} of {len(values)})"
 
 
 def _against_plain(own: Sequence[Line], plain: dict[str, Line], moment: str) -> str:

@@ -149,7 +149,8 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
     """The lines as a table; perplexities relative to the backbone's as well."""
     base = next((x["perplexity"] for x in lines if x["run"] == "backbone:0"), None)
     needles = list(dict.fromkeys(name for line in lines for name in line if name[:5] == "words"))
-    head = ["run", "trained", "perplexity", "against the backbone", *needles]
+    head = ["run", "trained", "perplexity", "against the backbone"]
+    head += [name.replace("_", " ") for name in needles]
     rows = [head, ["---"] * len(head)]
     for line in lines:
         change = "" if base is None else f"{line['perplexity'] / base - 1:+.2%}"

@@ -12,7 +12,14 @@ from fwpkm_jax.evaluation.intervals import student_t
 Line = dict[str, Any]
 
 _HAYSTACKS = ("needle_1x", "needle_window", "needle_8x", "needle_15x")
-_CONTROLS = ("needle_1x", "needle_reset", "needle_other")
+_CONTROLS = {
+    "needle_1x": "needles, 1 and 4 readings",
+    "needle_reset": "memory reset after each sample",
+    "needle_8x": "at 8 times the length",
+    "needle_8x_reset": "memory reset after each sample",
+    "needle_other": "other words",
+}
+"""Heads of the needle columns of the table of controls, by result."""
 
 
 def tables(lines: Sequence[Line], *, domains: Sequence[str], main: str) -> list[str]:
@@ -25,13 +32,13 @@ def tables(lines: Sequence[Line], *, domains: Sequence[str], main: str) -> list[
     """
     own = [line for line in lines if _name(line)[0] == main]
     return [
-        _perplexity_table(lines),
-        _needle_table(lines),
-        _reference_table(lines),
-        _control_table([line for line in own if "ppl_reset" in line]),
-        _gate_table([line for line in own if "gates" in line]),
-        _longbench_table(lines),
-        _continual_table(lines, domains),
+        perplexity_table(lines),
+        needle_table(lines),
+        reference_table(lines),
+        control_table(lines),
+        gate_table([line for line in own if "gates" in line]),
+        longbench_table(lines),
+        continual_table(lines, domains),
     ]
 
 
@@ -40,7 +47,14 @@ def _name(line: Line) -> tuple[str, str]:
     return name, seed
 
 
-def _perplexity_table(lines: Sequence[Line]) -> str:
+def _by_name(lines: Sequence[Line]) -> list[Line]:
+    """The seeds of a name together, in order; names in order of appearance."""
+    names = list(dict.fromkeys(_name(line)[0] for line in lines))
+    return sorted(lines, key=lambda x: (names.index(_name(x)[0]), int(_name(x)[1])))
+
+
+def perplexity_table(lines: Sequence[Line]) -> str:
+    """Perplexity with the memory written and frozen, and the difference of the losses."""
     rows = [
         "| model | seed | written | frozen | difference, nats | over books |",
         "|---|---|---|---|---|---|",
@@ -65,7 +79,8 @@ def _perplexity_table(lines: Sequence[Line]) -> str:
     return "\n".join(rows)
 
 
-def _needle_table(lines: Sequence[Line]) -> str:
+def needle_table(lines: Sequence[Line]) -> str:
+    """Shares of right answers by length of the haystack and number of readings."""
     rows = [
         "| model | seed | words | frozen | 1 reading | 2 | 3 | 4 | digits of 6, 1 and 4 readings |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -99,7 +114,7 @@ def _needle_table(lines: Sequence[Line]) -> str:
     return "\n".join(rows)
 
 
-def _reference_table(lines: Sequence[Line]) -> str:
+def reference_table(lines: Sequence[Line]) -> str:
     """Needles of models that read the question before the last write."""
     rows = ["| model | words | seed | 1 reading | 4 | rise |", "|---|---|---|---|---|---|"]
     rises: dict[tuple[str, int], list[float]] = {}
@@ -118,38 +133,72 @@ def _reference_table(lines: Sequence[Line]) -> str:
     return "\n".join(rows)
 
 
-def _control_table(lines: Sequence[Line]) -> str:
-    """Controls of the main model: perplexity without reads or with resets, needles likewise."""
-    rows = [
-        "| seed | written | reset per book | frozen | slots at zero |"
-        " needles, 1 and 4 readings | memory reset after each sample | other words |",
-        "|---" * 8 + "|",
-    ]
+def control_table(lines: Sequence[Line]) -> str:
+    """Controls: perplexity without reads or with resets, needles with resets or in other words.
+
+    Lines of one run, which may come from several files, count as one.
+    """
+    runs: dict[str, Line] = {}
     for line in lines:
-        ppl, needles = line["ppl"], [line[label] for label in _CONTROLS]
-        cells = [_name(line)[1], f"{ppl['writing']:.3f}", f"{line['ppl_reset']['writing']:.3f}"]
+        runs[line["run"]] = runs.get(line["run"], {}) | line
+    found = [line for line in _by_name(list(runs.values())) if "ppl_reset" in line]
+    labels = [label for label in _CONTROLS if all(label in line for line in found)]
+    rows = [
+        "| model | seed | perplexity: written | reset per book | frozen | slots at zero | "
+        + " | ".join(_CONTROLS[label] for label in labels)
+        + " |",
+        "|---" * (6 + len(labels)) + "|",
+    ]
+    for line in found:
+        ppl = line["ppl"]
+        cells = [*_name(line), f"{ppl['writing']:.3f}", f"{line['ppl_reset']['writing']:.3f}"]
         cells += [f"{ppl['frozen']:.3f}", f"{line['ppl_ablated']['frozen']:.3f}"]
-        for runs in needles:
-            of = {run["readings"]: run["accuracy"] for run in runs}
+        for label in labels:
+            of = {run["readings"]: run["accuracy"] for run in line[label]}
             cells.append(", ".join(f"{of[n]:.2f}" for n in (1, 4)))
         rows.append(_row(cells))
     return "\n".join(rows)
 
 
-def _gate_table(lines: Sequence[Line]) -> str:
+def still_table(lines: Sequence[Line]) -> str:
+    """Needles with keys that move and with keys that stand still, also by fifth of the samples."""
+    rows = [
+        "| model | seed | training loss | words | 1 reading | 4 readings | by fifth |"
+        " keys still: 1 reading | 4 readings | by fifth |",
+        "|---" * 10 + "|",
+    ]
+    for label in ("needle_1x", "needle_8x", "needle_15x"):
+        for line in _by_name(lines):
+            if f"{label}_still" not in line:
+                continue
+            moving, still = (
+                {run["readings"]: run for run in line[name]} for name in (label, f"{label}_still")
+            )
+            cells = [*_name(line), f"{line['train_loss']:.2f}", str(moving[1]["words"])]
+            for runs in (moving, still):
+                cells += [_share(runs[1]), _share(runs[4])]
+                cells.append(", ".join(map(str, runs[4]["right_by_part"])))
+            rows.append(_row(cells))
+    return "\n".join(rows)
+
+
+def gate_table(lines: Sequence[Line]) -> str:
     """Mean gates by place, and the share of bytes with a gate above a half."""
-    rows = ["| seed | layer | place | bytes | mean gate | above 0.5 |", "|---" * 6 + "|"]
-    for line in lines:
-        for layer, places in line["gates"].items():
+    rows = [
+        "| model | seed | layer | place | bytes | mean gate | above 0.5 |",
+        "|---" * 7 + "|",
+    ]
+    for line in _by_name(lines):
+        for layer, places in line.get("gates", {}).items():
             for place, found in places.items():
                 counts = found["histogram"]
                 share = sum(counts[len(counts) // 2 :]) / max(found["bytes"], 1)
-                cells = [_name(line)[1], layer, place, str(found["bytes"])]
+                cells = [*_name(line), layer, place, str(found["bytes"])]
                 rows.append(_row([*cells, f"{found['mean']:.2f}", f"{share:.2f}"]))
     return "\n".join(rows)
 
 
-def _longbench_table(lines: Sequence[Line]) -> str:
+def longbench_table(lines: Sequence[Line]) -> str:
     """Perplexity of LongBench's answers by task, and the difference over all samples."""
     chosen = [line for line in lines if "longbench" in line]
     tasks = list(chosen[0]["longbench"]["tasks"]) if chosen else []
@@ -172,7 +221,7 @@ def _longbench_table(lines: Sequence[Line]) -> str:
     return "\n".join(rows)
 
 
-def _continual_table(lines: Sequence[Line], domains: Sequence[str]) -> str:
+def continual_table(lines: Sequence[Line], domains: Sequence[str]) -> str:
     rows = [
         f"| model | seed | {' | '.join(domains)} | adaptation | forgetting | unseen |",
         "|---" * (len(domains) + 5) + "|",

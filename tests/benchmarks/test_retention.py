@@ -137,12 +137,12 @@ def test_the_domains_table_takes_the_same_order_of_the_plain_write():
         domains_line("a", "mixed", "plain", -0.05, 0.005, batches=4),
     ]
     *_, given, plain, still, over, longer = retention_tables.domains_table(lines).splitlines()
-    assert given == "| plain, given, 128 kB | 1 | -0.0100 |  | 0.0040 |  |"
-    assert plain.startswith("| plain, mixed, 128 kB | 2 | -0.0200 | -0.0200 [-0.1471, 0.1071] |")
-    assert still == "| still, mixed, 128 kB | 1 | -0.0400 (1 of 1) |  | 0.0010 (1 of 1) |  |"
+    assert given == "| plain | given | 128 kB | 1 | -0.0100 | 0.0040 |"
+    assert plain.startswith("| plain | mixed | 128 kB | 2 | -0.0200 [-0.1471, 0.1071] |")
+    assert still == "| still | mixed | 128 kB | 1 | -0.0400 (1 of 1) | 0.0010 (1 of 1) |"
     # The other write has not read all orders of the plain one, so it has no mean.
-    assert over == "| plain, over orders, 128 kB | 1 | -0.0200 |  | 0.0030 |  |"
-    assert longer == "| plain, mixed, 256 kB | 1 | -0.0500 |  | 0.0050 |  |"
+    assert over == "| plain | over orders | 128 kB | 1 | -0.0200 | 0.0030 |"
+    assert longer == "| plain | mixed | 256 kB | 1 | -0.0500 | 0.0050 |"
 
 
 def test_the_domains_table_counts_runs_that_gain_as_much_and_lose_at_most_half():
@@ -153,9 +153,9 @@ def test_the_domains_table_counts_runs_that_gain_as_much_and_lose_at_most_half()
         domains_line("a", "mixed", "still", -0.02, 0.002),
     ]
     *_, given, _, mixed, _, over = retention_tables.domains_table(lines).splitlines()
-    assert given == "| still, given, 128 kB | 1 | -0.0300 (1 of 1) |  | 0.0020 (1 of 1) |  |"
-    assert mixed == "| still, mixed, 128 kB | 1 | -0.0200 (0 of 1) |  | 0.0020 (0 of 1) |  |"
-    assert over == "| still, over orders, 128 kB | 1 | -0.0250 (0 of 1) |  | 0.0020 (0 of 1) |  |"
+    assert given == "| still | given | 128 kB | 1 | -0.0300 (1 of 1) | 0.0020 (1 of 1) |"
+    assert mixed == "| still | mixed | 128 kB | 1 | -0.0200 (0 of 1) | 0.0020 (0 of 1) |"
+    assert over == "| still | over orders | 128 kB | 1 | -0.0250 (0 of 1) | 0.0020 (0 of 1) |"
 
 
 def test_tables_without_a_plain_write_say_what_to_measure(tmp_path):
@@ -166,6 +166,12 @@ def test_tables_without_a_plain_write_say_what_to_measure(tmp_path):
     out.write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(SystemExit, match=r"\['one domains given 2'\] lack .* --methods plain"):
         run("study.retention", "--tables", "--out", out)
+
+
+@pytest.mark.parametrize("option", ["methods", "orders"])
+def test_an_unknown_name_is_refused_before_a_run_is_loaded(option, tmp_path):
+    with pytest.raises(SystemExit, match=rf"--{option}: \['none'\] are none of \("):
+        run("study.retention", f"--{option}", "none", "--out", tmp_path / "lines.jsonl")
 
 
 @pytest.mark.thorough

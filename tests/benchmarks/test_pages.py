@@ -1,0 +1,139 @@
+"""Tables of the pages of measurements are those of the stored lines."""
+
+import json
+
+import pytest
+
+from benchmarks.comparison.mqar_tables import recall_by_seed
+from benchmarks.comparison.tables import spans_table
+from benchmarks.processes import ROOT
+from benchmarks.study.plain_text import rates_table
+from benchmarks.study.tables import control_table, still_table
+from tests.benchmarks.programs import run
+
+PAGE = """# Shares
+
+Text.
+
+<!-- table: retrofit lines.jsonl of.kind=a rows="fwpkm:[01]" without=":1" columns="run|trained" -->
+| run |
+|---|
+| old |
+
+| another table |
+|---|
+| stays |
+"""
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Options of the program for a folder with one page and one file of lines."""
+    rows = [
+        {"run": run, "trained": trained, "perplexity": 4.0, "of": {"kind": kind}}
+        for run, trained, kind in (
+            *(("backbone:0", 1000, "a"), ("fwpkm:0", 1001, "a")),
+            *(("fwpkm:1", 1002, "a"), ("fwpkm:0", 1003, "b")),
+        )
+    ]
+    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "page.md").write_text(PAGE)
+    return tmp_path, ("--pages", tmp_path, "--results", tmp_path)
+
+
+def test_the_pages_show_what_the_lines_say(capsys):
+    folders = ("--pages", ROOT / "docs/measurements", "--results", ROOT / "benchmarks/results")
+    run("pages", *folders, "--check")
+
+
+def test_a_table_is_replaced_by_the_rows_that_its_comment_asks_for(folders, capsys):
+    folder, options = folders
+    with pytest.raises(SystemExit, match=r"python -m benchmarks\.pages"):
+        run("pages", *options, "--check")
+    assert "page.md" in capsys.readouterr().out
+    assert (folder / "page.md").read_text() == PAGE
+    run("pages", *options)
+    table = "| run | trained |\n|---|---|\n| fwpkm:0 | 1,001 |\n"
+    expected = PAGE.replace("| run |\n|---|\n| old |\n", table)
+    assert (folder / "page.md").read_text() == expected
+    run("pages", *options, "--check")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("retrofit ", "retro ", "page.md: .*retro is none of"),
+        ("of.kind=a", "of.kind=c", r"page.md: .*no line of \['lines.jsonl'\]"),
+        ("run|trained", "walk", r"page.md: .*leaves nothing of a table with the columns \['run'"),
+        ('rows="fwpkm:[01]"', "rows=lora", "page.md: .*leaves nothing"),
+        ("lines.jsonl", "none.jsonl", "page.md: .*none.jsonl"),
+    ],
+)
+def test_a_comment_that_asks_for_nothing_is_named(folders, old, new, message):
+    folder, options = folders
+    (folder / "page.md").write_text(PAGE.replace(old, new))
+    with pytest.raises(SystemExit, match=message):
+        run("pages", *options)
+
+
+def test_recall_by_seed_takes_the_rate_that_the_first_seed_chose():
+    def row(memory, rate, seed, batch, share):
+        about = {"memory": memory, "rate": rate, "seed": seed, "settings": {"batch_size": batch}}
+        test = [{"pairs": 4, "accuracy": 1.0}, {"pairs": 64, "accuracy": share}]
+        return about | {"valid": share, "steps": 9, "test": test}
+
+    rows = [
+        *(row("a", 0.1, 1, 256, 0.3), row("a", 0.1, 0, 256, 0.5), row("a", 0.01, 0, 256, 0.4)),
+        *(row("b", 0.01, 0, 256, 0.8), row("a", 0.01, 0, 64, 0.1), row("b", 0.01, 0, 64, 0.2)),
+        row("c", 0.01, 0, 64, 0.9),
+    ]
+    assert recall_by_seed(rows).splitlines()[2:] == [
+        "| `b` | 0.20 (0.01) | 0.80 (0.01) |",
+        "| `a` | 0.10 (0.01) | 0.50, 0.30 (0.1) |",
+    ]
+
+
+def test_spans_are_shown_run_by_run():
+    about = {"steps": 9, "batch_size": 2, "heads": 1, "width": 8, "learning_rate": 1e-3}
+    spans = [{"above": 0, "up_to": 4, "accuracy": 0.5}, {"above": 4, "up_to": 8, "accuracy": None}]
+    row = {"rule": "deltanet", "settings": about, "seed": 3, "spans": spans, "loss": 0.25}
+    head, _, line = spans_table([row | {"cpu_seconds": 90}]).splitlines()
+    assert "| tokens 1-4 | tokens 5-8 |" in head
+    assert line == "| `deltanet` | 9 | 2 | 1 | 8 | 0.001 | 3 | 0.500 |  | 0.250 | 2 |"
+
+
+def needles(*shares):
+    return [
+        {"words": 56, "readings": n, "accuracy": x, "interval": [0, 1], "right_by_part": [n, 0]}
+        for n, x in zip((1, 4), shares, strict=True)
+    ]
+
+
+def test_controls_of_one_run_may_come_from_several_files():
+    first = {"run": "a:1", "ppl": {"writing": 5.0, "frozen": 5.5}, "needle_1x": needles(0.5, 1.0)}
+    second = {"run": "a:1", "ppl_reset": {"writing": 5.25}, "ppl_ablated": {"frozen": 6.0}}
+    second["needle_other"] = needles(0.0, 0.25)
+    head, _, row = control_table([first, {"run": "b:0", "ppl": {}}, second]).splitlines()
+    assert "reset after" not in head
+    assert row == "| a | 1 | 5.000 | 5.250 | 5.500 | 6.000 | 0.50, 1.00 | 0.00, 0.25 |"
+
+
+def test_needles_with_still_keys_stand_beside_those_with_moving_ones():
+    line = {"run": "a:1", "train_loss": 1.0, "needle_1x": needles(0.5, 1.0)}
+    line["needle_1x_still"] = needles(0.25, 0.75)
+    *_, first, second = still_table([line, line | {"run": "a:0"}]).splitlines()
+    assert first.startswith("| a | 0 |")
+    assert second == (
+        "| a | 1 | 1.00 | 56 | 0.50 [0.00, 1.00] | 1.00 [0.00, 1.00] | 4, 0 |"
+        " 0.25 [0.00, 1.00] | 0.75 [0.00, 1.00] | 4, 0 |"
+    )
+
+
+def test_rates_are_those_of_the_first_seed():
+    def row(kind, rate, seed, loss):
+        return {"kind": kind, "rate": rate, "seed": seed, "train_loss": loss}
+
+    rows = [row("a", 0.2, 0, 1.5), row("a", 0.1, 0, 1.25), row("b", 0.1, 0, 2.0)]
+    found = rates_table([*rows, row("b", 0.2, 1, 9.0)]).splitlines()
+    assert found[0] == "| loss in nats | rate 0.1 | rate 0.2 |"
+    assert found[2:] == ["| a | 1.250 | 1.500 |", "| b | 2.000 |  |"]

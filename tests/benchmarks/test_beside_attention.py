@@ -56,7 +56,6 @@ def test_limited_updates_are_those_of_the_other_memory_and_gates_are_means():
         ("whole", "attention", None),
         ("windows", "swa", None),
         ("always", "attention", Limited("fwpkm_8+swa", 1.0)),
-        ("never", "attention", Limited("fwpkm_8+swa", 0.0)),
     ):
         layers = f"fwpkm_8+{kind}"
         training = Training(layers, layout, batch_size=4, rows=2, length=16, limited=limited)
@@ -64,16 +63,12 @@ def test_limited_updates_are_those_of_the_other_memory_and_gates_are_means():
         larger = state._replace(params=jax.tree.map(lambda x: 20 * x, state.params))
         found[name] = training.train(larger, frozen, [block], rate=1e-3, seed=0)[1]
     assert found["always"] == pytest.approx(found["windows"], rel=1e-6)
-    assert found["never"] == pytest.approx(found["whole"], rel=1e-6)
-    assert found["never"] != pytest.approx(found["always"], rel=1e-5)
+    assert found["whole"] != pytest.approx(found["always"], rel=1e-5)
     training = Training("fwpkm_8+attention", layout, batch_size=4, rows=2, length=16)
     state, frozen = training.start(0)
     gates = training.gates(state.params, frozen, made)
     assert gates is not None
     assert all(0.3 < gate < 0.7 for gate in gates)
-    alone = Training("attention", layout, batch_size=4, rows=2, length=16)
-    state, frozen = alone.start(0)
-    assert alone.gates(state.params, frozen, made) is None
 
 
 @pytest.mark.thorough
@@ -83,14 +78,13 @@ def test_a_run_is_read_with_its_memory_frozen_and_its_attention_limited(tmp_path
         *("--rate", 1e-3, "--epochs", 1, "--validations", 1, "--window", 4, "--width", 8),
         *("--documents", 8, "--tested", 4, "--batch-size", 4, "--rows", 4, "--out", out),
     )
-    names = ("attention:0", "windows:0", "fwpkm_attention_pswa:1")
+    names = ("attention:0", "fwpkm_attention_pswa:1")
     assert run("study.beside_attention", "--runs", *names, *options) == 0
-    alone, windows, both = map(json.loads, out.read_text().splitlines())
-    assert (alone["run"], windows["run"], both["run"]) == names
-    assert alone["gates"] is windows["gates"] is None
+    alone, both = map(json.loads, out.read_text().splitlines())
+    assert (alone["run"], both["run"]) == names
+    assert alone["gates"] is None
     assert alone["whole"]["writing"] == alone["whole"]["frozen"]
     assert "limited" in alone
-    assert "limited" not in windows
     assert all(0 < gate < 1 for gate in both["gates"])
     assert both["steps"] == 2
     assert list(tmp_path.iterdir()) == [out]

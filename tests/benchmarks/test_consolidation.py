@@ -128,12 +128,12 @@ def test_the_program_measures_what_its_file_lacks(made_up, tmp_path, monkeypatch
     run("study.consolidation", *small, "--ways", "plain", "text", "--rates", 0.1, 0.2)
     methods = [json.loads(line)["method"] for line in out.read_text().splitlines()]
     assert methods == ["text, 0.1", "plain", "text, 0.2"]
-    assert "| text, 0.2, given, 0 kB | 1 |" in capsys.readouterr().out
+    assert "| text, 0.2 | given | 0 kB | 1 |" in capsys.readouterr().out
     (tmp_path / "picture.png").unlink()
     run("study.consolidation", *small, "--tables")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
     assert len(loaded) == 2
-    assert "| plain, given, 0 kB | 1 |" in capsys.readouterr().out
+    assert "| plain | given | 0 kB | 1 |" in capsys.readouterr().out
 
 
 @pytest.mark.thorough

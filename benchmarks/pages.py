@@ -21,17 +21,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.comparison.mqar_tables import mqar_table, recall_by_seed
+from benchmarks.comparison.mqar_tables import mqar_table, rates_table, recall_by_seed
 from benchmarks.comparison.tables import spans_table, state_tracking_table
 from benchmarks.options import parse
 from benchmarks.study import (
     beside_attention,
     facts_by_gradient,
+    lasting,
     lasting_text,
     packed,
     plain_text,
     retention_tables,
     retrofit,
+    shipped,
     tables,
 )
 from benchmarks.study.study import DOMAINS
@@ -40,6 +42,7 @@ Line = dict[str, Any]
 
 TABLES: dict[str, Callable[[list[Line]], str]] = {
     "mqar": mqar_table,
+    "mqar_rates": rates_table,
     "recall_by_seed": recall_by_seed,
     "state_tracking": state_tracking_table,
     "spans": spans_table,
@@ -66,6 +69,9 @@ TABLES: dict[str, Callable[[list[Line]], str]] = {
     "text": retention_tables.text_table,
     "cost": retention_tables.cost_table,
     "facts_by_gradient": facts_by_gradient.table,
+    "lasting": lasting.table,
+    "shipped": shipped.table,
+    "gates_by_step": shipped.gates_table,
 }
 """What makes a table of lines, by the name that a comment has for it."""
 

@@ -75,6 +75,20 @@ def mqar_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def rates_table(rows: Sequence[Row]) -> str:
+    """Validation accuracy of the first seed by memory and rate; that of the chosen rate is bold."""
+    rates = sorted({row["rate"] for row in rows})
+    heads = ["memory", *(f"rate {rate:g}" for rate in rates)]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name, best in sorted(chosen(rows).items()):
+        own = [row for row in rows if row["memory"] == name]
+        first = min(row["seed"] for row in own)
+        found = {row["rate"]: f"{row['valid']:.3f}" for row in own if row["seed"] == first}
+        found[best[0]["rate"]] = f"**{found[best[0]['rate']]}**"
+        lines.append(f"| `{name}` | {' | '.join(found.get(rate, '') for rate in rates)} |")
+    return "\n".join(lines)
+
+
 def recall_by_seed(rows: Sequence[Row], pairs: int = 64) -> str:
     """Accuracy on documents of `pairs` pairs, seed by seed, by settings and memory, as Markdown.
 

@@ -109,7 +109,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
     """Each run's loss in training, and its evaluation written and frozen."""
     head = ["run", "steps", "training loss", "validation", "written", "frozen", "difference"]
     found = [head, ["---"] * len(head)]
-    for line in lines:
+    for line in _by_kind(lines):
         loss = line["validation_loss"]
         cells = [line["run"], str(line["steps"]), f"{line['train_loss']:.4f}"]
         cells.append("" if loss is None else f"{loss:.4f}")
@@ -120,6 +120,25 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
         cells.append("" if change is None else _with_interval(change["loss"], change["interval"]))
         found.append(cells)
     return "\n".join(f"| {' | '.join(row)} |" for row in found)
+
+
+def gates_table(lines: Sequence[dict[str, Any]]) -> str:
+    """Mean gate of each run with a memory by training step."""
+    found = [line for line in _by_kind(lines) if line["gates"]]
+    steps = sorted({int(step) for line in found for step in line["gates"]})
+    rows = [["run", *(f"step {step}" for step in steps)]]
+    rows.append(["---"] * len(rows[0]))
+    for line in found:
+        gates = {int(step): gate for step, gate in line["gates"].items()}
+        shown = [f"{gates[step]:.2f}" if step in gates else "" for step in steps]
+        rows.append([line["run"], *shown])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _by_kind(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The seeds of a kind together, in order; kinds as they are known here."""
+    kinds = list(KINDS)
+    return sorted(lines, key=lambda x: (kinds.index(x["run"].partition(":")[0]), x["run"]))
 
 
 def _shown(result: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from benchmarks.comparison.mqar_tables import rates_table as mqar_rates_table
 from benchmarks.comparison.mqar_tables import recall_by_seed
 from benchmarks.comparison.tables import spans_table
 from benchmarks.processes import ROOT
@@ -90,6 +91,19 @@ def test_recall_by_seed_takes_the_rate_that_the_first_seed_chose():
     assert recall_by_seed(rows).splitlines()[2:] == [
         "| `b` | 0.20 (0.01) | 0.80 (0.01) |",
         "| `a` | 0.10 (0.01) | 0.50, 0.30 (0.1) |",
+    ]
+
+
+def test_the_chosen_rate_of_the_first_seed_is_bold():
+    def row(memory, rate, seed, valid):
+        return {"memory": memory, "rate": rate, "seed": seed, "valid": valid, "steps": 9}
+
+    rows = [row("b", 0.1, 0, 0.5), row("b", 0.01, 0, 0.75), row("b", 0.1, 1, 0.9)]
+    assert mqar_rates_table([*rows, row("a", 0.1, 1, 0.25)]).splitlines() == [
+        "| memory | rate 0.01 | rate 0.1 |",
+        "|---|---|---|",
+        "| `a` |  | **0.250** |",
+        "| `b` | **0.750** | 0.500 |",
     ]
 
 

@@ -8,6 +8,20 @@ from benchmarks.study import shipped
 from tests.benchmarks.programs import SMALL_RUN, result, run, write_words
 
 
+def test_gates_are_shown_by_kind_seed_and_step():
+    runs = ("recall_carried:0", "books_tiny:1", "books_tiny:0", "recall:0")
+    gates = ({"1": 0.5}, {"1": 0.25, "50": 0.75}, {"50": 1.0}, {})
+    lines = [{"run": run, "gates": found} for run, found in zip(runs, gates, strict=True)]
+    known = [kind for kind in shipped.KINDS if kind in ("books_tiny", "recall_carried")]
+    shown = {
+        "books_tiny": ["| books_tiny:0 |  | 1.00 |", "| books_tiny:1 | 0.25 | 0.75 |"],
+        "recall_carried": ["| recall_carried:0 | 0.50 |  |"],
+    }
+    head, _, *rows = shipped.gates_table(lines).splitlines()
+    assert head == "| run | step 1 | step 50 |"
+    assert rows == [row for kind in known for row in shown[kind]]
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["books_tiny", "recall_without_memory"])
 def test_a_run_is_trained_evaluated_and_shown(kind, tmp_path, capsys):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.comparison.mqar import best_rate
@@ -117,7 +118,7 @@ def recall_by_seed(rows: Sequence[Row], pairs: int = 64) -> str:
 
 
 def label_places(
-    points: Mapping[str, tuple[float, float]], *, near: float = 1.45, gap: float = 0.036
+    points: Mapping[str, tuple[float, float]], *, near: float = 1.3, gap: float = 0.032
 ) -> dict[str, tuple[float, float]]:
     """Where the name of each point stands, so that names do not lie on one another.
 
@@ -143,34 +144,48 @@ def label_places(
 
 
 def mqar_picture(groups: Sequence[Sequence[Row]]) -> Figure:
-    """Draws accuracy against bytes of state, a panel per setting, a point per memory.
+    """Draws accuracy against bytes of state, and beside it against bytes read per token.
 
-    Settings whose decays begin in another way than the default are only in the tables.
+    A row of panels per setting, a point per memory. Settings with one number of pairs, with fewer
+    than five memories, or whose decays begin in another way than the default are only in the
+    tables, if there is another setting.
     """
-    drawn = [rows for rows in groups if rows[0]["settings"]["decay_start"] == "time_steps"]
-    groups = drawn or groups
-    figure = Figure(figsize=(7.5, 3.6 * len(groups)), layout="constrained")
-    for axes, rows in zip(figure.subplots(len(groups), squeeze=False)[:, 0], groups, strict=True):
-        points: dict[str, tuple[float, float]] = {}
-        for name, runs in chosen(rows).items():
-            shares = [np.mean([part["accuracy"] for part in run["test"]]) for run in runs]
-            where = runs[0]["state_bytes"] / 1024, float(np.mean(shares))
-            axes.plot(*where, "o", ms=5, color=BLUE)
-            axes.vlines(where[0], min(shares), max(shares), color=BLUE, lw=1)
-            points[name] = where
-        for name, (state, height) in label_places(points).items():
-            axes.annotate(
-                *(name, points[name]),
-                xytext=(state * 1.06, height),
-                **{"fontsize": 6.5, "color": TEXT, "va": "center"},
-                arrowprops={"arrowstyle": "-", "lw": 0.3, "color": GREY, "relpos": (0, 0.5)},
-            )
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda kib, _: f"{kib:g}")
-        axes.margins(x=0.15)
-        style_axes(axes)
-        axes.set_ylim(-0.03, 1.08)
-        axes.set_xlabel("KiB of state per sequence", fontsize=8, color=TEXT)
-        axes.set_ylabel("answers right", fontsize=8, color=TEXT)
-        set_title(axes, f"MQAR: {title(rows[0])}", "")
+
+    def told(rows: Sequence[Row]) -> bool:
+        default = rows[0]["settings"]["decay_start"] == "time_steps"
+        return default and len(rows[0]["test"]) > 1 and len(chosen(rows)) >= 5
+
+    groups = [rows for rows in groups if told(rows)] or groups
+    figure = Figure(figsize=(11, 5.2 * len(groups)), layout="constrained")
+    kinds = {"state_bytes": "KiB of state per sequence", "bytes_touched": "KiB read per token"}
+    panels = figure.subplots(len(groups), 2, squeeze=False, sharey=True)
+    for (left, *others), rows in zip(panels, groups, strict=True):
+        for axes, (kind, label) in zip((left, *others), kinds.items(), strict=True):
+            _points(axes, chosen(rows), kind)
+            axes.set_xlabel(label, fontsize=8, color=TEXT)
+        left.set_ylabel("answers right, mean of all numbers of pairs", fontsize=8, color=TEXT)
+        set_title(left, f"MQAR: {title(rows[0])}", "")
     return figure
+
+
+def _points(axes: Axes, runs_of: Mapping[str, Sequence[Row]], kind: str) -> None:
+    """A memory's mean over seeds, with a line from the worst to the best, and its name."""
+    points: dict[str, tuple[float, float]] = {}
+    for name, runs in runs_of.items():
+        shares = [np.mean([part["accuracy"] for part in run["test"]]) for run in runs]
+        where = runs[0][kind] / 1024, float(np.mean(shares))
+        axes.plot(*where, "o", ms=4, color=BLUE)
+        axes.vlines(where[0], min(shares), max(shares), color=BLUE, lw=1)
+        points[name] = where
+    for name, (place, height) in label_places(points).items():
+        axes.annotate(
+            *(name, points[name]),
+            xytext=(place * 1.06, height),
+            **{"fontsize": 6.5, "color": TEXT, "va": "center"},
+            arrowprops={"arrowstyle": "-", "lw": 0.3, "color": GREY, "relpos": (0, 0.5)},
+        )
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda kib, _: f"{kib:g}")
+    axes.margins(x=0.15)
+    style_axes(axes)
+    axes.set_ylim(-0.03, 1.08)

@@ -119,20 +119,22 @@ def sizes(row: Row) -> str:
 def state_tracking_table(rows: Sequence[Row]) -> str:
     """Accuracy within the training length and in the last range, by task, as Markdown.
 
-    The mean over seeds, in brackets the worst and the number of seeds.
+    The mean over seeds, in brackets the worst of several.
     """
     groups = list(dict.fromkeys(row["group"] for row in rows))
     ends = [(s["above"], s["up_to"]) for s in (rows[0]["spans"][0], rows[0]["spans"][-1])]
-    header = [f"{group}, tokens {a + 1}-{b}" for group in groups for a, b in ends]
-    lines = [f"| memory | bytes | {' | '.join(header)} |", "|---" * (len(header) + 2) + "|"]
+    heads = ["memory", "bytes", "seeds"]
+    heads += [f"{group}, tokens {a + 1}-{b}" for group in groups for a, b in ends]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name in dict.fromkeys(row["rule"] for row in rows):
         own = [row for row in rows if row["rule"] == name]
-        cells = [f"`{name}`", str(own[0]["state_bytes"])]
+        seeds = sorted({sum(row["group"] == group for row in own) for group in groups} - {0})
+        cells = [f"`{name}`", str(own[0]["state_bytes"]), " to ".join(map(str, seeds))]
         for group, index in itertools.product(groups, (0, -1)):
             shares = [row["spans"][index]["accuracy"] for row in own if row["group"] == group]
             shares = [share for share in shares if share is not None]
-            seeds = f"{min(shares):.3f}, {len(shares)}" if shares else ""
-            cells.append(f"{np.mean(shares):.3f} ({seeds})" if shares else "")
+            worst = f" ({min(shares):.3f})" if len(shares) > 1 else ""
+            cells.append(f"{np.mean(shares):.3f}{worst}" if shares else "")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.comparison.mqar_tables import rates_table as mqar_rates_table
 from benchmarks.comparison.mqar_tables import recall_by_seed
-from benchmarks.comparison.tables import spans_table
+from benchmarks.comparison.tables import spans_table, state_tracking_table
 from benchmarks.processes import ROOT
 from benchmarks.study.plain_text import rates_table
 from benchmarks.study.tables import control_table, still_table
@@ -114,6 +114,19 @@ def test_spans_are_shown_run_by_run():
     head, _, line = spans_table([row | {"cpu_seconds": 90}]).splitlines()
     assert "| tokens 1-4 | tokens 5-8 |" in head
     assert line == "| `deltanet` | 9 | 2 | 1 | 8 | 0.001 | 3 | 0.500 |  | 0.250 | 2 |"
+
+
+def test_states_are_means_with_the_worst_of_several_seeds():
+    def row(rule, group, seed, first, last):
+        spans = [(0, 4, first), (4, 8, 0.5), (8, 16, last)]
+        spans = [{"above": a, "up_to": b, "accuracy": share} for a, b, share in spans]
+        return {"rule": rule, "group": group, "seed": seed, "spans": spans, "state_bytes": 64}
+
+    rows = [row("a", "s3", 0, 1.0, 0.5), row("a", "s3", 1, 0.5, None), row("a", "parity", 0, 1, 1)]
+    head, _, first, second = state_tracking_table([*rows, row("b", "parity", 0, 0, 1)]).splitlines()
+    assert "| s3, tokens 1-4 | s3, tokens 9-16 | parity, tokens 1-4 |" in head
+    assert first == "| `a` | 64 | 1 to 2 | 0.750 (0.500) | 0.500 | 1.000 | 1.000 |"
+    assert second == "| `b` | 64 | 1 |  |  | 0.000 | 1.000 |"
 
 
 def needles(*shares):

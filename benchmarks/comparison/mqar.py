@@ -66,6 +66,8 @@ class Options:
     """Documents of each part of validation and test."""
     epochs: int = 0
     """Passes over the training documents; the learning rate falls to 0 at their end."""
+    warmup: int = 0
+    """Updates over which the learning rate rises from 0, linearly; published is none."""
     validations: int = 1
     """Validations in an epoch, so that a run can end before it is over."""
     threshold: float = 0.99
@@ -97,7 +99,8 @@ def settings(options: Options) -> Row:
     about |= {"batch_size": chosen.batch_size, "epochs": chosen.epochs}
     about["train"] = [[p.task.pairs, p.task.length, p.documents] for p in chosen.train]
     about["test"] = [[p.task.pairs, p.task.length, p.documents] for p in chosen.test]
-    return about | {"validations": options.validations, "threshold": options.threshold}
+    about |= {"validations": options.validations, "threshold": options.threshold}
+    return about | ({"warmup": options.warmup} if options.warmup else {})
 
 
 def best_rate(rows: Sequence[Row]) -> float:
@@ -122,7 +125,12 @@ def measure(name: str, rate: float, seed: int, options: Options, lines: Lines) -
     )
     length = max(part.task.length for part in (*chosen.train, *chosen.test))
     training = Training(
-        name, layout, batch_size=chosen.batch_size, rows=options.rows, length=length
+        name,
+        layout,
+        batch_size=chosen.batch_size,
+        rows=options.rows,
+        length=length,
+        warmup=options.warmup,
     )
     run = Run(
         cell=chosen,

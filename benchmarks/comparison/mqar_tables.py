@@ -41,7 +41,8 @@ def title(row: Row) -> str:
     kind = f"{pairs} pairs in {length} tokens" if about["setting"] == "cell" else about["setting"]
     size = f"{about['epochs']} epochs of {about['batch_size']} documents per update"
     start = "" if about["decay_start"] == "time_steps" else ", decays start constant"
-    return f"{kind}, width {about['width']}, {size}{start}"
+    warmup = f", {about['warmup']} updates of warm-up" if "warmup" in about else ""
+    return f"{kind}, width {about['width']}, {size}{start}{warmup}"
 
 
 def mqar_table(rows: Sequence[Row]) -> str:
@@ -93,13 +94,18 @@ def rates_table(rows: Sequence[Row]) -> str:
 def recall_by_seed(rows: Sequence[Row], pairs: int = 64) -> str:
     """Accuracy on documents of `pairs` pairs, seed by seed, by settings and memory, as Markdown.
 
-    A column per number of documents in an update; the memories are those that all columns have.
+    A column per number of documents in an update and of updates of warm-up; the memories are those
+    that all columns have.
     """
-    by_batch: dict[int, list[Row]] = {}
+    found: dict[tuple[int, int], list[Row]] = {}
     for row in rows:
-        by_batch.setdefault(row["settings"]["batch_size"], []).append(row)
-    columns = {size: chosen(own) for size, own in sorted(by_batch.items())}
-    heads = ["memory", *(f"{size} documents (rate)" for size in columns)]
+        about = row["settings"]
+        found.setdefault((about["batch_size"], about.get("warmup", 0)), []).append(row)
+    columns = {about: chosen(own) for about, own in sorted(found.items())}
+    heads = ["memory"]
+    for size, warmup in columns:
+        warm = f", {warmup} updates of warm-up" if warmup else ""
+        heads.append(f"{size} documents{warm} (rate)")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
 
     def shares(runs: Sequence[Row]) -> list[float]:
@@ -111,8 +117,8 @@ def recall_by_seed(rows: Sequence[Row], pairs: int = 64) -> str:
     for name in sorted(names, key=lambda name: -np.mean(shares(first[name]))):
         cells = [f"`{name}`"]
         for groups in columns.values():
-            found = ", ".join(f"{share:.2f}" for share in shares(groups[name]))
-            cells.append(f"{found} ({groups[name][0]['rate']:g})")
+            shown = ", ".join(f"{share:.2f}" for share in shares(groups[name]))
+            cells.append(f"{shown} ({groups[name][0]['rate']:g})")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -57,6 +57,7 @@ class Training:
         rows: int,
         length: int,
         limited: Limited | None = None,
+        warmup: int = 0,
     ):
         """Compiles nothing yet.
 
@@ -67,13 +68,14 @@ class Training:
           rows: documents computed at a time, whose gradients are summed to those of an update.
           length: number of learned positions, if there are any.
           limited: in a share of the updates the weights are those of another memory; None: never.
+          warmup: updates over which the rate rises to its full size, linearly.
 
         Raises:
           ValueError: `rows` does not divide the batch.
         """
         if rows < 1 or batch_size % rows:
             raise ValueError(f"rows={rows} must divide batch_size={batch_size}.")
-        self._rows, self._batch_size = rows, batch_size
+        self._rows, self._batch_size, self._warmup = rows, batch_size, warmup
         self._model = partial(Decoder, name, layout, length=length)
         # The head of a stacked task has the values alone.
         self._first_label = layout.vocabulary // 2 if layout.stacked else 0
@@ -183,7 +185,9 @@ class Training:
             total, _ = jax.lax.scan(add, zero, split)
             loss, gradient = jax.tree.map(lambda x: x / parts, total)
             steps, opt_state = self._adam.update(gradient, state.opt_state, state.params)
-            params = jax.tree.map(lambda p, step: p - rate * step, state.params, steps)
+            risen = jnp.minimum(1.0, (state.step + 1) / max(self._warmup, 1))
+            own_rate = rate * risen if self._warmup else rate
+            params = jax.tree.map(lambda p, step: p - own_rate * step, state.params, steps)
             return Progress(params, opt_state, state.step + 1), loss
 
         return jax.lax.scan(update, state, batches)

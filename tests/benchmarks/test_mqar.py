@@ -194,7 +194,7 @@ def test_an_epoch_goes_through_its_parts_in_turn():
 
 
 @pytest.mark.thorough
-def test_decays_begin_where_the_option_says(tmp_path, capsys):
+def test_decays_begin_and_the_rate_rises_as_options_say(tmp_path, capsys):
     out = tmp_path / "m.jsonl"
     small = (
         "--pairs",
@@ -214,14 +214,36 @@ def test_decays_begin_where_the_option_says(tmp_path, capsys):
     options = ("--memories", "gated_deltanet", *small, *short, "--out", out)
     run("comparison.mqar", *options, "--decay-start", "constant")
     run("comparison.mqar", *options)
-    first, second = lines(out)
+    run("comparison.mqar", *options, "--warmup", 9)
+    first, second, slow = lines(out)
     assert first["settings"] == second["settings"] | {"decay_start": "constant"}
+    assert slow["settings"] == second["settings"] | {"warmup": 9}
     assert first["loss"] != second["loss"]
     none = tmp_path / "none"
     run("comparison.tables", "--mqar", out, "--state-tracking", none, "--images", tmp_path)
     shown = capsys.readouterr().out
     assert shown.count("decays start constant") == 1
-    assert shown.count("| `gated_deltanet` |") == 2
+    assert shown.count("9 updates of warm-up") == 1
+    assert shown.count("| `gated_deltanet` |") == 3
+
+
+def test_a_warm_up_raises_the_rate_update_by_update():
+    layout = Layout(vocabulary=32, width=8, heads=2, chunk=4)
+    made = documents(Task(pairs=1, length=8, vocabulary=32), 2, split="train", seed=0)
+    block = type(made)(*(leaf[None] for leaf in made))
+
+    def updated(warmup, *rates):
+        training = mqar_training.Training(
+            "linear_attention", layout, batch_size=2, rows=2, length=8, warmup=warmup
+        )
+        state, frozen = training.start(0)
+        for rate in rates:
+            state, _ = training.train(state, frozen, [block], rate=rate, seed=0)
+        return jax.tree.leaves(state.params)
+
+    rising = updated(4, *[4e-2] * 5)
+    for one, other in zip(rising, updated(0, 1e-2, 2e-2, 3e-2, 4e-2, 4e-2), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 def test_among_equal_rates_the_faster_is_best():

@@ -88,10 +88,17 @@ def test_recall_by_seed_takes_the_rate_that_the_first_seed_chose():
         *(row("b", 0.01, 0, 256, 0.8), row("a", 0.01, 0, 64, 0.1), row("b", 0.01, 0, 64, 0.2)),
         row("c", 0.01, 0, 64, 0.9),
     ]
-    assert recall_by_seed(rows).splitlines()[2:] == [
+    head, _, *found = recall_by_seed(rows).splitlines()
+    assert head == "| memory | 64 documents (rate) | 256 documents (rate) |"
+    assert found == [
         "| `b` | 0.20 (0.01) | 0.80 (0.01) |",
         "| `a` | 0.10 (0.01) | 0.50, 0.30 (0.1) |",
     ]
+    warm = row("b", 0.01, 0, 64, 0.6)
+    warm["settings"] = {"batch_size": 64, "warmup": 9}
+    head, _, only = recall_by_seed([*rows, warm]).splitlines()
+    assert "| 64 documents (rate) | 64 documents, 9 updates of warm-up (rate) |" in head
+    assert only == "| `b` | 0.20 (0.01) | 0.60 (0.01) | 0.80 (0.01) |"
 
 
 def test_the_chosen_rate_of_the_first_seed_is_bold():

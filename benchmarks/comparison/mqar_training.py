@@ -99,6 +99,10 @@ class Training:
         _, params, frozen = nnx.split(self._model(rngs=nnx.Rngs(seed)), nnx.Param, Frozen)
         return Progress(params, self._adam.init(params), jnp.zeros((), jnp.int32)), frozen
 
+    def model(self, params: Any, frozen: Any) -> Decoder:
+        """The decoder with these weights."""
+        return nnx.merge(self._graph, params, frozen)
+
     def blocks(self, parts: Sequence[Documents], pieces: int) -> list[list[Documents]]:
         """An epoch's batches in `pieces`, each a list of blocks `[updates, batch, ...]`.
 
@@ -224,7 +228,7 @@ class Training:
     def _sum_gates(
         self, params: Any, frozen: Any, blocks: Documents
     ) -> tuple[jax.Array, jax.Array] | None:
-        model = nnx.merge(self._graph, params, frozen)
+        model = self.model(params, frozen)
 
         def sums(part: Documents) -> tuple[jax.Array, jax.Array] | None:
             tokens, positions = map(jnp.asarray, (part.tokens, part.positions))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from benchmarks.comparison import mqar, mqar_decoder, mqar_training
+from benchmarks.comparison import mqar, mqar_decoder, mqar_start, mqar_training
 from benchmarks.comparison.mqar_decoder import Decoder, Layout
 from benchmarks.comparison.mqar_tables import label_places
 from benchmarks.comparison.mqar_tasks import Task, cell_of, distinct, documents
@@ -244,6 +244,52 @@ def test_a_warm_up_raises_the_rate_update_by_update():
     rising = updated(4, *[4e-2] * 5)
     for one, other in zip(rising, updated(0, 1e-2, 2e-2, 3e-2, 4e-2, 4e-2), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["deltanet", "deltaproduct", "kda"])
+def test_queries_that_are_keys_match_their_own_key_only(name):
+    layout = Layout(vocabulary=64, width=16, heads=2, chunk=4, stacked=True)
+    model = Decoder(name, layout, length=12, init_std=0.5, rngs=nnx.Rngs(0))
+    made = documents(
+        Task(pairs=6, length=12, stacked=True, vocabulary=64), 5, split="valid", seed=0
+    )
+    kernel = model.layers[0].in_proj.kernel
+    kernel[...] = kernel[...].at[:, :16].set(kernel[:, 16:32])  # Queries by the keys' projection.
+    found = mqar_start.matches(model, made)
+    assert max(found["own"]) < 0.99  # Where a pair is stated, the value is in the key, too.
+    values = model.in_proj.kernel
+    values[...] = values[...].at[16:].set(0.0)
+    found = mqar_start.matches(model, made)
+    np.testing.assert_allclose(found["own"], 1.0, atol=1e-4)
+    assert max(np.abs(found["others"])) < 0.9
+    np.testing.assert_allclose(found["stated"], found["asked"], atol=0.5)
+    assert all(0 < x < 2 for x in found["stated"])
+
+
+@pytest.mark.thorough
+def test_the_start_of_a_run_is_watched_once(tmp_path, monkeypatch, capsys):
+    whole = cell_of("stacked", pairs=0, length=0)
+    monkeypatch.setattr(
+        mqar_start, "cell_of", lambda *_, **__: whole._replace(train=whole.train[:1])
+    )
+    out = tmp_path / "lines.jsonl"
+    options = (
+        *("--memories", "deltanet", "linear_attention", "--seeds", 1, "--rate", 1e-2),
+        *("--warmup", 2, "--width", 16, "--batch-size", 2, "--documents", 4, "--epochs", 3),
+        *("--watched", 2, "--pairs", 3, "--out", out),
+    )
+    run("comparison.mqar_start", *options)
+    found = lines(out)
+    assert [row["memory"] for row in found] == ["deltanet", "linear_attention"]
+    assert [point["step"] for point in found[0]["curve"]] == [2, 4]
+    assert len(found[0]["curve"][0]["stated"]) == 2
+    assert "stated" not in found[1]["curve"][0]
+    capsys.readouterr()
+    run("comparison.mqar_start", *options)
+    assert lines(out) == found
+    assert capsys.readouterr().out.count("| `deltanet` | 1 | 2 |") == 2
+    with pytest.raises(SystemExit, match=r"--memories: \['attention'\] are none of"):
+        run("comparison.mqar_start", "--memories", "attention", "--out", out)
 
 
 def test_among_equal_rates_the_faster_is_best():

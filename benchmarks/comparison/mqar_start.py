@@ -1,0 +1,153 @@
+"""Watches how a matrix memory begins to learn recall: whether queries come to match keys.
+
+    taskset -c 1 python -m benchmarks.comparison.mqar_start --seeds 0 1
+    taskset -c 1 python -m benchmarks.comparison.mqar_start --seeds 1 --warmup 100
+
+The runs are those of `mqar.py` in its setting `stacked`, with the same documents, weights and
+rates. Of validation's documents and each head, every line has the cosine of a question's query with
+the key under which its pair was stated (`own`) and with the other keys of the document (`others`),
+and the mean write strength where pairs are stated and where they are asked for.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.comparison.mqar_decoder import Decoder, Layout
+from benchmarks.comparison.mqar_tasks import Documents, Task, cell_of, documents
+from benchmarks.comparison.mqar_training import Training
+from benchmarks.comparison.small_decoders import Lines, Row
+from benchmarks.machine import environment_once
+from benchmarks.options import parse
+from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemory
+from fwpkm_jax.rules.matrix import MATRIX_RULES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Trains the first epochs of runs and looks at the memory after each."""
+
+    memories: tuple[str, ...] = ("deltanet",)
+    """Matrix memories."""
+    seeds: tuple[int, ...] = (0, 1)
+    """Seeds of weights and documents."""
+    rate: float = 3.16e-3
+    """Learning rate."""
+    warmup: int = 0
+    """Updates over which the learning rate rises from 0."""
+    width: int = 64
+    """Width of the residual stream, of two heads."""
+    batch_size: int = 64
+    """Documents per update."""
+    documents: int = 1280
+    """Training documents of each number of pairs."""
+    epochs: int = 8
+    """Passes over the documents after which the rate would be 0."""
+    watched: int = 4
+    """Passes that are made."""
+    pairs: int = 16
+    """Pairs of the documents that are looked at."""
+    out: Path = Path("benchmarks/results/mqar_start_cpu.jsonl")
+    """File of the results; an existing file is continued."""
+
+
+def matches(model: Decoder, made: Documents) -> dict[str, list[float]]:
+    """By head, cosines of queries with keys, and write strengths; see above.
+
+    Args:
+      model: of one layer, a matrix memory.
+      made: stacked documents.
+    """
+    mixer = model.layers[0]
+    assert isinstance(mixer, MatrixMemory)
+    x = model.norms[0](model._embed(jax.numpy.asarray(made.tokens)))
+    cache = mixer.init_cache(len(x), max_length=1, dtype=x.dtype)
+    mixed = mixer.in_proj(x)[..., : sum(mixer.widths)]
+    tokens = mixer.tokens(x, mixer._convolve(mixed, cache.conv_inputs, None))
+    query, key = (np.asarray(leaf) for leaf in (tokens.query, tokens.key))
+    rows, pairs = np.arange(len(made.tokens))[:, None], made.positions.shape[1]
+    key = key.reshape(len(x), x.shape[1], -1, *key.shape[2:])[:, :pairs, 0]  # The first step's.
+    query = query[rows, made.positions]
+    query, key = (y / np.linalg.norm(y, axis=-1, keepdims=True) for y in (query, key))
+    cosines = np.einsum("bqhd,bkhd->bqkh", query, key)
+    asked = np.take_along_axis(made.tokens[..., 0], made.positions, axis=1)
+    own = asked[:, :, None] == made.tokens[:, None, :pairs, 0]
+    found = {"own": cosines[own].mean(0), "others": cosines[~own].mean(0)}
+    if tokens.strength is not None:
+        strength = np.asarray(tokens.strength)
+        strength = strength.reshape(len(x), x.shape[1], -1, *strength.shape[2:]).mean(2)
+        strength = strength.reshape(*strength.shape[:3], -1).mean(-1)
+        found["stated"] = strength[:, :pairs].mean((0, 1))
+        found["asked"] = strength[rows, made.positions].mean((0, 1))
+    return {name: [round(float(x), 4) for x in by_head] for name, by_head in found.items()}
+
+
+def measure(name: str, seed: int, options: Options) -> Row:
+    """What each watched epoch left, and the loss of its updates."""
+    layout = Layout(width=options.width, chunk=4, stacked=True)
+    training = Training(
+        name,
+        layout,
+        batch_size=options.batch_size,
+        rows=min(16, options.batch_size),
+        length=2 * options.pairs,
+        warmup=options.warmup,
+    )
+    parts = cell_of("stacked", pairs=0, length=0).train
+    train = [
+        documents(part.task, options.documents, split="train", seed=1000 * seed + index)
+        for index, part in enumerate(parts)
+    ]
+    (block,) = training.blocks(train, 1)
+    task = Task(pairs=options.pairs, length=2 * options.pairs, stacked=True)
+    made = documents(task, 64, split="valid", seed=seed)
+    state, frozen = training.start(seed)
+    curve: list[dict[str, Any]] = []
+    for epoch in range(options.watched):
+        rate = options.rate * 0.5 * (1 + math.cos(math.pi * epoch / options.epochs))
+        state, loss = training.train(state, frozen, block, rate=rate, seed=seed)
+        found = matches(training.model(state.params, frozen), made)
+        curve.append({"step": int(state.step), "loss": round(loss, 4), **found})
+    return {"curve": curve}
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The curves as Markdown; numbers of heads side by side."""
+    heads = ["memory", "seed", "warm-up", "updates", "loss", "query and own key", "other keys"]
+    heads += ["strength where stated", "where asked"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in rows:
+        for point in row["curve"]:
+            cells = [f"`{row['memory']}`", str(row["seed"]), str(row["settings"]["warmup"])]
+            cells += [str(point["step"]), f"{point['loss']:.2f}"]
+            for key in ("own", "others", "stated", "asked"):
+                cells.append(", ".join(f"{x:.2f}" for x in point.get(key, ())))
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Makes the lines that the file lacks, and prints the table of all."""
+    options = parse(Options, argv, description=__doc__)
+    if unknown := [name for name in options.memories if name not in MATRIX_RULES]:
+        raise SystemExit(f"--memories: {unknown} are none of {tuple(MATRIX_RULES)}.")
+    lines = Lines(options.out)
+    names = ("rate", "warmup", "width", "batch_size", "documents", "epochs", "watched", "pairs")
+    settings = {name: getattr(options, name) for name in names}
+    for name in options.memories:
+        for seed in options.seeds:
+            about = {"memory": name, "seed": seed, "settings": settings}
+            if not lines.find(**about):
+                found = measure(name, seed, options)
+                lines.add(about | found | {"environment": environment_once()})
+            jax.clear_caches()
+    print(table(lines.rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.comparison import mqar_start
+from benchmarks.comparison import mqar_heads
 from benchmarks.comparison.mqar_tables import mqar_table, rates_table, recall_by_seed
 from benchmarks.comparison.tables import spans_table, state_tracking_table
 from benchmarks.options import parse
@@ -44,7 +44,7 @@ Line = dict[str, Any]
 TABLES: dict[str, Callable[[list[Line]], str]] = {
     "mqar": mqar_table,
     "mqar_rates": rates_table,
-    "mqar_start": mqar_start.table,
+    "mqar_heads": mqar_heads.table,
     "recall_by_seed": recall_by_seed,
     "state_tracking": state_tracking_table,
     "spans": spans_table,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from benchmarks.comparison import mqar, mqar_decoder, mqar_start, mqar_training
+from benchmarks.comparison import mqar, mqar_decoder, mqar_heads, mqar_training
 from benchmarks.comparison.mqar_decoder import Decoder, Layout
 from benchmarks.comparison.mqar_tables import label_places
 from benchmarks.comparison.mqar_tasks import Task, cell_of, distinct, documents
@@ -255,22 +255,24 @@ def test_queries_that_are_keys_match_their_own_key_only(name):
     )
     kernel = model.layers[0].in_proj.kernel
     kernel[...] = kernel[...].at[:, :16].set(kernel[:, 16:32])  # Queries by the keys' projection.
-    found = mqar_start.matches(model, made)
+    found = mqar_heads.matches(model, made)
     assert max(found["own"]) < 0.99  # Where a pair is stated, the value is in the key, too.
+    assert max(found["nearest"]) < 1
     values = model.in_proj.kernel
     values[...] = values[...].at[16:].set(0.0)
-    found = mqar_start.matches(model, made)
+    found = mqar_heads.matches(model, made)
     np.testing.assert_allclose(found["own"], 1.0, atol=1e-4)
+    assert found["nearest"] == [1.0, 1.0]
     assert max(np.abs(found["others"])) < 0.9
     np.testing.assert_allclose(found["stated"], found["asked"], atol=0.5)
     assert all(0 < x < 2 for x in found["stated"])
 
 
 @pytest.mark.thorough
-def test_the_start_of_a_run_is_watched_once(tmp_path, monkeypatch, capsys):
+def test_the_heads_of_a_run_are_watched_once(tmp_path, monkeypatch, capsys):
     whole = cell_of("stacked", pairs=0, length=0)
     monkeypatch.setattr(
-        mqar_start, "cell_of", lambda *_, **__: whole._replace(train=whole.train[:1])
+        mqar_heads, "cell_of", lambda *_, **__: whole._replace(train=whole.train[:1])
     )
     out = tmp_path / "lines.jsonl"
     options = (
@@ -278,18 +280,18 @@ def test_the_start_of_a_run_is_watched_once(tmp_path, monkeypatch, capsys):
         *("--warmup", 2, "--width", 16, "--batch-size", 2, "--documents", 4, "--epochs", 3),
         *("--watched", 2, "--pairs", 3, "--out", out),
     )
-    run("comparison.mqar_start", *options)
+    run("comparison.mqar_heads", *options)
     found = lines(out)
     assert [row["memory"] for row in found] == ["deltanet", "linear_attention"]
     assert [point["step"] for point in found[0]["curve"]] == [2, 4]
     assert len(found[0]["curve"][0]["stated"]) == 2
     assert "stated" not in found[1]["curve"][0]
     capsys.readouterr()
-    run("comparison.mqar_start", *options)
+    run("comparison.mqar_heads", *options)
     assert lines(out) == found
     assert capsys.readouterr().out.count("| `deltanet` | 1 | 2 |") == 2
     with pytest.raises(SystemExit, match=r"--memories: \['attention'\] are none of"):
-        run("comparison.mqar_start", "--memories", "attention", "--out", out)
+        run("comparison.mqar_heads", "--memories", "attention", "--out", out)
 
 
 def test_among_equal_rates_the_faster_is_best():

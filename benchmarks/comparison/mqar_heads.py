@@ -5,8 +5,9 @@
 The runs are those of `mqar.py` in its setting `stacked`, with the same documents, weights and
 rates. Of validation's documents and each head, every line has the share of questions whose query is
 nearer to the key under which their pair was stated than to any other key of the document
-(`nearest`), the mean cosine with that key (`own`) and with the others (`others`), and the mean
-write strength where pairs are stated and where they are asked for.
+(`nearest`), or farther from it than from any other (`farthest`; a head may read with its sign
+reversed), the mean cosine with that key (`own`) and with the others (`others`), and the mean write
+strength where pairs are stated and where they are asked for.
 """
 
 import math
@@ -77,9 +78,9 @@ def matches(model: Decoder, made: Documents) -> dict[str, list[float]]:
     cosines = np.einsum("bqhd,bkhd->bqkh", query, key)
     asked = np.take_along_axis(made.tokens[..., 0], made.positions, axis=1)
     own = asked[:, :, None] == made.tokens[:, None, :pairs, 0]
-    hits = np.take_along_axis(own[..., None], cosines.argmax(2)[:, :, None], axis=2)
-    found = {"nearest": hits.mean((0, 1, 2))}
-    found |= {"own": cosines[own].mean(0), "others": cosines[~own].mean(0)}
+    found = {"own": cosines[own].mean(0), "others": cosines[~own].mean(0)}
+    for name, place in (("nearest", cosines.argmax(2)), ("farthest", cosines.argmin(2))):
+        found[name] = np.take_along_axis(own[..., None], place[:, :, None], axis=2).mean((0, 1, 2))
     if tokens.strength is not None:
         strength = np.asarray(tokens.strength)
         strength = strength.reshape(len(x), x.shape[1], -1, *strength.shape[2:]).mean(2)
@@ -121,13 +122,19 @@ def measure(name: str, seed: int, options: Options) -> Row:
 def table(rows: Sequence[Row]) -> str:
     """The curves as Markdown; numbers of heads side by side."""
     heads = ["memory", "seed", "warm-up", "updates", "loss", "own key nearest"]
-    heads += ["cosine with own key", "with others", "strength where stated", "where asked"]
+    heads += [
+        "farthest",
+        "cosine with own key",
+        "with others",
+        "strength where stated",
+        "where asked",
+    ]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         for point in row["curve"]:
             cells = [f"`{row['memory']}`", str(row["seed"]), str(row["settings"]["warmup"])]
             cells += [str(point["step"]), f"{point['loss']:.2f}"]
-            for key in ("nearest", "own", "others", "stated", "asked"):
+            for key in ("nearest", "farthest", "own", "others", "stated", "asked"):
                 cells.append(", ".join(f"{x:.2f}" for x in point.get(key, ())))
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

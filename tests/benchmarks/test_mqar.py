@@ -263,6 +263,10 @@ def test_queries_that_are_keys_match_their_own_key_only(name):
     found = mqar_heads.matches(model, made)
     np.testing.assert_allclose(found["own"], 1.0, atol=1e-4)
     assert found["nearest"] == [1.0, 1.0]
+    assert found["farthest"] == [0.0, 0.0]
+    kernel[...] = kernel[...].at[:, :16].multiply(-1)  # The sign reversed.
+    reversed_ = mqar_heads.matches(model, made)
+    assert (reversed_["nearest"], reversed_["farthest"]) == ([0.0, 0.0], [1.0, 1.0])
     assert max(np.abs(found["others"])) < 0.9
     np.testing.assert_allclose(found["stated"], found["asked"], atol=0.5)
     assert all(0 < x < 2 for x in found["stated"])

@@ -135,15 +135,17 @@ def _matches(line: Line, asked: dict[str, str]) -> bool:
 
 def _chosen(about: str, text: str, *, rows: str, without: str, columns: str) -> str:
     """The part of a Markdown table whose rows and columns match."""
-    head, ruler, *body = text.splitlines()
+    head, _, *body = text.splitlines()
     body = [row for row in body if re.search(rows, row)]
     body = [row for row in body if not (without and re.search(without, row))]
     names = _cells(head)
     kept = [number for number, one in enumerate(names) if re.search(columns, one)]
     if not (body and kept):
         raise ValueError(f"{about!r} leaves nothing of a table with the columns {names}.")
-    chosen = [[_cells(row)[number] for number in kept] for row in (head, ruler, *body)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in chosen).replace("| --- ", "|---")
+    head, *body = (
+        f"| {' | '.join(_cells(row)[number] for number in kept)} |" for row in (head, *body)
+    )
+    return "\n".join((head, "|---" * len(kept) + "|", *body))
 
 
 def _cells(row: str) -> list[str]:

@@ -10,7 +10,6 @@ reversed), the mean cosine with that key (`own`) and with the others (`others`),
 strength where pairs are stated and where they are asked for.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 
 from benchmarks.comparison.mqar_decoder import Decoder, Layout
 from benchmarks.comparison.mqar_tasks import Documents, Task, cell_of, documents
-from benchmarks.comparison.mqar_training import Training
+from benchmarks.comparison.mqar_training import Training, documents_of, rate_in
 from benchmarks.comparison.small_decoders import Lines, Row
 from benchmarks.machine import environment_once
 from benchmarks.options import parse
@@ -102,17 +101,15 @@ def measure(name: str, seed: int, options: Options) -> Row:
         warmup=options.warmup,
     )
     parts = cell_of("stacked", pairs=0, length=0).train
-    train = [
-        documents(part.task, options.documents, split="train", seed=1000 * seed + index)
-        for index, part in enumerate(parts)
-    ]
+    parts = [part._replace(documents=options.documents) for part in parts]
+    train = documents_of(parts, "train", seed)
     (block,) = training.blocks(train, 1)
     task = Task(pairs=options.pairs, length=2 * options.pairs, stacked=True)
     made = documents(task, 64, split="valid", seed=seed)
     state, frozen = training.start(seed)
     curve: list[dict[str, Any]] = []
     for epoch in range(options.watched):
-        rate = options.rate * 0.5 * (1 + math.cos(math.pi * epoch / options.epochs))
+        rate = rate_in(epoch, options.epochs, options.rate)
         state, loss = training.train(state, frozen, block, rate=rate, seed=seed)
         found = matches(training.model(state.params, frozen), made)
         curve.append({"step": int(state.step), "loss": round(loss, 4), **found})

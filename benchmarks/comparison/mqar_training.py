@@ -190,8 +190,7 @@ class Training:
             loss, gradient = jax.tree.map(lambda x: x / parts, total)
             steps, opt_state = self._adam.update(gradient, state.opt_state, state.params)
             risen = jnp.minimum(1.0, (state.step + 1) / max(self._warmup, 1))
-            own_rate = rate * risen if self._warmup else rate
-            params = jax.tree.map(lambda p, step: p - own_rate * step, state.params, steps)
+            params = jax.tree.map(lambda p, step: p - rate * risen * step, state.params, steps)
             return Progress(params, opt_state, state.step + 1), loss
 
         return jax.lax.scan(update, state, batches)
@@ -240,6 +239,19 @@ class Training:
         return jax.tree.map(jnp.sum, jax.lax.map(sums, blocks))
 
 
+def documents_of(parts: Sequence[Part], split: Split, seed: int) -> list[Documents]:
+    """The documents of a run's split; each part has its own."""
+    return [
+        documents(part.task, part.documents, split=split, seed=1000 * seed + index)
+        for index, part in enumerate(parts)
+    ]
+
+
+def rate_in(epoch: int, epochs: int, rate: float) -> float:
+    """The learning rate of an epoch: it falls from `rate` with a cosine, to 0 after `epochs`."""
+    return rate * 0.5 * (1 + math.cos(math.pi * epoch / epochs))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One run: what is trained, and when it ends."""
@@ -261,11 +273,7 @@ class Run:
 
     def documents(self, parts: Sequence[Part], split: Split) -> list[Documents]:
         """The documents of a split; each part has its own."""
-        seeds = [1000 * self.seed + index for index in range(len(parts))]
-        return [
-            documents(part.task, part.documents, split=split, seed=seed)
-            for part, seed in zip(parts, seeds, strict=True)
-        ]
+        return documents_of(parts, split, self.seed)
 
     def train(self, training: Training) -> dict[str, Any]:
         """Trains from the start or from the last validation of an earlier call.
@@ -288,7 +296,7 @@ class Run:
             if self._ended(curve):
                 break
             epoch, piece = divmod(number, self.validations)
-            rate = self.rate * 0.5 * (1 + math.cos(math.pi * epoch / self.epochs))
+            rate = rate_in(epoch, self.epochs, self.rate)
             state, loss = training.train(state, frozen, blocks[piece], rate=rate, seed=self.seed)
             right = [training.accuracy(state.params, frozen, part) for part in valid]
             finite = round(loss, 5) if math.isfinite(loss) else None

@@ -56,6 +56,8 @@ class Options:
     windowed attention."""
     decay_start: DecayStart = "time_steps"
     """Where the learned decays of matrix memories begin."""
+    tied_start: bool = False
+    """Matrix memories' keys begin as the queries of the same token, as FwPKM's always are."""
     batch_size: int = 0
     """Documents per update."""
     rows: int = 16
@@ -100,7 +102,8 @@ def settings(options: Options) -> Row:
     about["train"] = [[p.task.pairs, p.task.length, p.documents] for p in chosen.train]
     about["test"] = [[p.task.pairs, p.task.length, p.documents] for p in chosen.test]
     about |= {"validations": options.validations, "threshold": options.threshold}
-    return about | ({"warmup": options.warmup} if options.warmup else {})
+    changed = {"warmup": options.warmup, "tied_start": options.tied_start}
+    return about | {name: value for name, value in changed.items() if value}
 
 
 def best_rate(rows: Sequence[Row]) -> float:
@@ -122,6 +125,7 @@ def measure(name: str, rate: float, seed: int, options: Options, lines: Lines) -
         chunk=options.chunk,
         stacked=stacked,
         decay_start=options.decay_start,
+        tied_start=options.tied_start,
     )
     length = max(part.task.length for part in (*chosen.train, *chosen.test))
     training = Training(

@@ -24,7 +24,7 @@ from fwpkm_jax.layers.mixers import (
     mixer_config,
 )
 from fwpkm_jax.layers.mixers.lact import LaCTConfig
-from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
+from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemory, MatrixMemoryConfig
 from fwpkm_jax.layers.mixers.memory_heads import causal_convolution
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules import FwMLP, FwPKM
@@ -65,6 +65,9 @@ class Layout:
     """One layer without convolution, and a frozen embedding of unit vectors."""
     decay_start: DecayStart = "time_steps"
     """Where the learned decays of matrix memories begin."""
+    tied_start: bool = False
+    """Matrix memories' keys begin as the queries of the same token, so that a question's query is
+    near the key of its pair before any training. FwPKM writes where it reads, always."""
 
 
 Layer = AbstractMixerConfig | FastWeightConfig
@@ -198,6 +201,8 @@ class Decoder(nnx.Module):
         self.after = nnx.List([nnx.LayerNorm(width, epsilon=1e-5, rngs=rngs) for _ in built])
         self.final_norm = nnx.LayerNorm(width, epsilon=1e-5, rngs=rngs)
         for layer in built:
+            if layout.tied_start and isinstance(layer, MatrixMemory):
+                _tie(layer)
             output = layer.out_proj if isinstance(layer, FastWeight) else None
             output = getattr(layer, "output_map", output)
             if output is not None:
@@ -270,6 +275,12 @@ class Decoder(nnx.Module):
             return self.in_proj(rows.reshape(*tokens.shape[:2], -1))
         x = table[tokens]
         return x if self.positions is None else x + self.positions[...][None, : x.shape[1]]
+
+
+def _tie(layer: MatrixMemory) -> None:
+    """Copies the map to queries onto that to keys; of several keys per token, to the first."""
+    keys, kernel = layer.widths[0], layer.in_proj.kernel[...]
+    layer.in_proj.kernel[...] = kernel.at[:, keys : 2 * keys].set(kernel[:, :keys])
 
 
 def state_bytes(name: str, layout: Layout, *, length: int) -> tuple[int, int]:

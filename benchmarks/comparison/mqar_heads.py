@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from benchmarks.comparison.mqar_decoder import Decoder, Layout
+from benchmarks.comparison.mqar_tables import changes
 from benchmarks.comparison.mqar_tasks import Documents, Task, cell_of, documents
 from benchmarks.comparison.mqar_training import Training, documents_of, rate_in
 from benchmarks.comparison.small_decoders import Lines, Row
@@ -40,6 +41,8 @@ class Options:
     """Learning rate."""
     warmup: int = 0
     """Updates over which the learning rate rises from 0."""
+    tied_start: bool = False
+    """Keys begin as the queries of the same token."""
     width: int = 64
     """Width of the residual stream, of two heads."""
     batch_size: int = 64
@@ -91,7 +94,7 @@ def matches(model: Decoder, made: Documents) -> dict[str, list[float]]:
 
 def measure(name: str, seed: int, options: Options) -> Row:
     """What each watched epoch left, and the loss of its updates."""
-    layout = Layout(width=options.width, chunk=4, stacked=True)
+    layout = Layout(width=options.width, chunk=4, stacked=True, tied_start=options.tied_start)
     training = Training(
         name,
         layout,
@@ -118,7 +121,7 @@ def measure(name: str, seed: int, options: Options) -> Row:
 
 def table(rows: Sequence[Row]) -> str:
     """The curves as Markdown; numbers of heads side by side."""
-    heads = ["memory", "seed", "warm-up", "updates", "loss", "own key nearest"]
+    heads = ["memory", "seed", "start", "updates", "loss", "own key nearest"]
     heads += [
         "farthest",
         "cosine with own key",
@@ -129,7 +132,8 @@ def table(rows: Sequence[Row]) -> str:
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         for point in row["curve"]:
-            cells = [f"`{row['memory']}`", str(row["seed"]), str(row["settings"]["warmup"])]
+            start = ", ".join(changes(row["settings"])) or "drawn"
+            cells = [f"`{row['memory']}`", str(row["seed"]), start]
             cells += [str(point["step"]), f"{point['loss']:.2f}"]
             for key in ("nearest", "farthest", "own", "others", "stated", "asked"):
                 cells.append(", ".join(f"{x:.2f}" for x in point.get(key, ())))
@@ -145,6 +149,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines = Lines(options.out)
     names = ("rate", "warmup", "width", "batch_size", "documents", "epochs", "watched", "pairs")
     settings = {name: getattr(options, name) for name in names}
+    if options.tied_start:
+        settings["tied_start"] = True
     for name in options.memories:
         for seed in options.seeds:
             about = {"memory": name, "seed": seed, "settings": settings}

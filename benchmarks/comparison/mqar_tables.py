@@ -41,8 +41,13 @@ def title(row: Row) -> str:
     kind = f"{pairs} pairs in {length} tokens" if about["setting"] == "cell" else about["setting"]
     size = f"{about['epochs']} epochs of {about['batch_size']} documents per update"
     start = "" if about["decay_start"] == "time_steps" else ", decays start constant"
-    warmup = f", {about['warmup']} updates of warm-up" if "warmup" in about else ""
-    return f"{kind}, width {about['width']}, {size}{start}{warmup}"
+    return ", ".join((f"{kind}, width {about['width']}, {size}{start}", *changes(about)))
+
+
+def changes(about: Row) -> list[str]:
+    """What settings have beyond the published ones, in words."""
+    warmup, tied = about.get("warmup"), about.get("tied_start")
+    return [f"{warmup} updates of warm-up"] * bool(warmup) + ["keys begin as queries"] * bool(tied)
 
 
 def mqar_table(rows: Sequence[Row]) -> str:
@@ -94,18 +99,16 @@ def rates_table(rows: Sequence[Row]) -> str:
 def recall_by_seed(rows: Sequence[Row], pairs: int = 64) -> str:
     """Accuracy on documents of `pairs` pairs, seed by seed, by settings and memory, as Markdown.
 
-    A column per number of documents in an update and of updates of warm-up; the memories are those
-    that all columns have.
+    A column per number of documents in an update, updates of warm-up and start; the memories are
+    those that all columns have.
     """
-    found: dict[tuple[int, int], list[Row]] = {}
+    found = defaultdict[tuple[int, str], list[Row]](list)
     for row in rows:
         about = row["settings"]
-        found.setdefault((about["batch_size"], about.get("warmup", 0)), []).append(row)
-    columns = {about: chosen(own) for about, own in sorted(found.items())}
-    heads = ["memory"]
-    for size, warmup in columns:
-        warm = f", {warmup} updates of warm-up" if warmup else ""
-        heads.append(f"{size} documents{warm} (rate)")
+        words = ", ".join((f"{about['batch_size']} documents", *changes(about)))
+        found[about["batch_size"], words].append(row)
+    columns = {words: chosen(own) for (_, words), own in sorted(found.items())}
+    heads = ["memory", *(f"{words} (rate)" for words in columns)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
 
     def shares(runs: Sequence[Row]) -> list[float]:

@@ -214,16 +214,16 @@ def test_decays_begin_and_the_rate_rises_as_options_say(tmp_path, capsys):
     options = ("--memories", "gated_deltanet", *small, *short, "--out", out)
     run("comparison.mqar", *options, "--decay-start", "constant")
     run("comparison.mqar", *options)
-    run("comparison.mqar", *options, "--warmup", 9)
+    run("comparison.mqar", *options, "--warmup", 9, "--tied-start")
     first, second, slow = lines(out)
     assert first["settings"] == second["settings"] | {"decay_start": "constant"}
-    assert slow["settings"] == second["settings"] | {"warmup": 9}
+    assert slow["settings"] == second["settings"] | {"warmup": 9, "tied_start": True}
     assert first["loss"] != second["loss"]
     none = tmp_path / "none"
     run("comparison.tables", "--mqar", out, "--state-tracking", none, "--images", tmp_path)
     shown = capsys.readouterr().out
     assert shown.count("decays start constant") == 1
-    assert shown.count("9 updates of warm-up") == 1
+    assert shown.count("9 updates of warm-up, keys begin as queries") == 1
     assert shown.count("| `gated_deltanet` |") == 3
 
 
@@ -248,13 +248,11 @@ def test_a_warm_up_raises_the_rate_update_by_update():
 
 @pytest.mark.parametrize("name", ["deltanet", "deltaproduct", "kda"])
 def test_queries_that_are_keys_match_their_own_key_only(name):
-    layout = Layout(vocabulary=64, width=16, heads=2, chunk=4, stacked=True)
+    layout = Layout(vocabulary=64, width=16, heads=2, chunk=4, stacked=True, tied_start=True)
     model = Decoder(name, layout, length=12, init_std=0.5, rngs=nnx.Rngs(0))
     made = documents(
         Task(pairs=6, length=12, stacked=True, vocabulary=64), 5, split="valid", seed=0
     )
-    kernel = model.layers[0].in_proj.kernel
-    kernel[...] = kernel[...].at[:, :16].set(kernel[:, 16:32])  # Queries by the keys' projection.
     found = mqar_heads.matches(model, made)
     assert max(found["own"]) < 0.99  # Where a pair is stated, the value is in the key, too.
     assert max(found["nearest"]) < 1
@@ -264,6 +262,7 @@ def test_queries_that_are_keys_match_their_own_key_only(name):
     np.testing.assert_allclose(found["own"], 1.0, atol=1e-4)
     assert found["nearest"] == [1.0, 1.0]
     assert found["farthest"] == [0.0, 0.0]
+    kernel = model.layers[0].in_proj.kernel
     kernel[...] = kernel[...].at[:, :16].multiply(-1)  # The sign reversed.
     reversed_ = mqar_heads.matches(model, made)
     assert (reversed_["nearest"], reversed_["farthest"]) == ([0.0, 0.0], [1.0, 1.0])
@@ -281,7 +280,19 @@ def test_the_heads_of_a_run_are_watched_once(tmp_path, monkeypatch, capsys):
     out = tmp_path / "lines.jsonl"
     options = (
         *("--memories", "deltanet", "linear_attention", "--seeds", 1, "--rate", 1e-2),
-        *("--warmup", 2, "--width", 16, "--batch-size", 2, "--documents", 4, "--epochs", 3),
+        *(
+            "--warmup",
+            2,
+            "--tied-start",
+            "--width",
+            16,
+            "--batch-size",
+            2,
+            "--documents",
+            4,
+            "--epochs",
+            3,
+        ),
         *("--watched", 2, "--pairs", 3, "--out", out),
     )
     run("comparison.mqar_heads", *options)
@@ -293,7 +304,7 @@ def test_the_heads_of_a_run_are_watched_once(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     run("comparison.mqar_heads", *options)
     assert lines(out) == found
-    assert capsys.readouterr().out.count("| `deltanet` | 1 | 2 |") == 2
+    assert capsys.readouterr().out.count("| `deltanet` | 1 | 2 updates of warm-up, ") == 2
     with pytest.raises(SystemExit, match=r"--memories: \['attention'\] are none of"):
         run("comparison.mqar_heads", "--memories", "attention", "--out", out)
 

@@ -31,6 +31,22 @@ def test_a_program_that_a_page_runs_exists(module):
     assert importlib.util.find_spec(module) is not None
 
 
+def anchors(page: Path) -> set[str]:
+    """What a link can have behind its `#`: headings as GitHub and as docutils write them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    heads = [head.lower() for head in re.findall(r"^#+ +(.+)", text, re.MULTILINE)]
+    github = {re.sub(r"[^\w -]", "", head).replace(" ", "-") for head in heads}
+    return github | {re.sub(r"[^a-z0-9]+", "-", head).strip("-") for head in heads}
+
+
+def test_a_link_leads_to_a_heading_of_a_page():
+    for page in PAGES:
+        for path, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([^)]+)\)", page.read_text()):
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), f"{page}: {path}"
+            assert anchor in anchors(target), f"{page}: {path}#{anchor}"
+
+
 @pytest.mark.parametrize("command", named(r"fwpkm ([a-z]+)\b(?! and| adds| has)"))
 def test_a_command_that_a_page_runs_exists(command):
     assert command in COMMANDS

@@ -57,7 +57,7 @@ class Options:
     decay_start: DecayStart = "time_steps"
     """Where the learned decays of matrix memories begin."""
     tied_start: bool = False
-    """Matrix memories' keys begin as the queries of the same token, as FwPKM's always are."""
+    """Keys of a memory begin as the queries of the same token, as FwPKM's always are."""
     batch_size: int = 0
     """Documents per update."""
     rows: int = 16

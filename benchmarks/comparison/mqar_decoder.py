@@ -20,10 +20,11 @@ from fwpkm_jax.layers.mixers import (
     AbstractMixer,
     AbstractMixerConfig,
     AttentionConfig,
+    Titans,
     TitansConfig,
     mixer_config,
 )
-from fwpkm_jax.layers.mixers.lact import LaCTConfig
+from fwpkm_jax.layers.mixers.lact import LaCT, LaCTConfig
 from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemory, MatrixMemoryConfig
 from fwpkm_jax.layers.mixers.memory_heads import causal_convolution
 from fwpkm_jax.models.config import ModelConfig
@@ -66,8 +67,8 @@ class Layout:
     decay_start: DecayStart = "time_steps"
     """Where the learned decays of matrix memories begin."""
     tied_start: bool = False
-    """Matrix memories' keys begin as the queries of the same token, so that a question's query is
-    near the key of its pair before any training. FwPKM writes where it reads, always."""
+    """The memory's keys begin as the queries of the same token, so that a question's query is near
+    the key of its pair before any training. FwPKM writes where it reads, always."""
 
 
 Layer = AbstractMixerConfig | FastWeightConfig
@@ -201,7 +202,7 @@ class Decoder(nnx.Module):
         self.after = nnx.List([nnx.LayerNorm(width, epsilon=1e-5, rngs=rngs) for _ in built])
         self.final_norm = nnx.LayerNorm(width, epsilon=1e-5, rngs=rngs)
         for layer in built:
-            if layout.tied_start and isinstance(layer, MatrixMemory):
+            if layout.tied_start and not isinstance(layer, GatedConvolution):
                 _tie(layer)
             output = layer.out_proj if isinstance(layer, FastWeight) else None
             output = getattr(layer, "output_map", output)
@@ -277,10 +278,26 @@ class Decoder(nnx.Module):
         return x if self.positions is None else x + self.positions[...][None, : x.shape[1]]
 
 
-def _tie(layer: MatrixMemory) -> None:
-    """Copies the map to queries onto that to keys; of several keys per token, to the first."""
-    keys, kernel = layer.widths[0], layer.in_proj.kernel[...]
-    layer.in_proj.kernel[...] = kernel.at[:, keys : 2 * keys].set(kernel[:, :keys])
+def _tie(layer: nnx.Module) -> None:
+    """Copies a memory's map to queries onto that to keys; of several keys per token, the first.
+
+    Raises:
+      ValueError: the memory has not both maps, as FwPKM, which writes where a token reads.
+    """
+    if isinstance(layer, Titans):
+        layer.key_proj.kernel[...] = layer.query_proj.kernel[...]
+        return
+    if isinstance(layer, MatrixMemory):
+        projection, keys = layer.in_proj, layer.widths[0]
+    elif isinstance(layer, LaCT):
+        projection, keys = layer.qkv_proj, layer.qkv_proj.in_features
+    else:
+        raise ValueError(
+            f"tied_start is for memories with a map to queries and one to keys, which "
+            f"{type(layer).__name__} has not; leave it out."
+        )
+    kernel = projection.kernel[...]
+    projection.kernel[...] = kernel.at[:, keys : 2 * keys].set(kernel[:, :keys])
 
 
 def state_bytes(name: str, layout: Layout, *, length: int) -> tuple[int, int]:

@@ -1,6 +1,8 @@
 """The program of multi-query associative recall, on the smallest tasks."""
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -269,6 +271,34 @@ def test_queries_that_are_keys_match_their_own_key_only(name):
     assert max(np.abs(found["others"])) < 0.9
     np.testing.assert_allclose(found["stated"], found["asked"], atol=0.5)
     assert all(0 < x < 2 for x in found["stated"])
+
+
+@pytest.mark.parametrize("name", ["titans", "lact", "ttt_linear"])
+def test_a_tied_start_changes_the_map_to_keys_only(name):
+    layout = Layout(vocabulary=64, width=16, heads=2, chunk=4, stacked=True)
+    drawn, tied = (
+        Decoder(name, one, length=12, rngs=nnx.Rngs(0))
+        for one in (layout, replace(layout, tied_start=True))
+    )
+    pairs = zip(
+        nnx.to_flat_state(nnx.state(drawn)), nnx.to_flat_state(nnx.state(tied)), strict=True
+    )
+    changed = [path for (path, x), (_, y) in pairs if not np.array_equal(x[...], y[...])]
+    assert len(changed) == 1
+    layer: Any = tied.layers[0]
+    if name == "lact":
+        query, key, _ = np.split(np.asarray(layer.qkv_proj.kernel[...]), 3, axis=1)
+    else:
+        query, key = layer.query_proj.kernel[...], layer.key_proj.kernel[...]
+    np.testing.assert_array_equal(query, key)
+    assert np.std(key) > 0
+
+
+@pytest.mark.parametrize("name", ["fwpkm_8", "fwmlp", "attention"])
+def test_a_tied_start_of_a_memory_without_both_maps_is_an_error(name):
+    layout = Layout(vocabulary=64, width=16, heads=2, chunk=4, stacked=True, tied_start=True)
+    with pytest.raises(ValueError, match="tied_start is for memories with a map to queries"):
+        Decoder(name, layout, length=12, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.thorough

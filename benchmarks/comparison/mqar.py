@@ -57,7 +57,7 @@ class Options:
     decay_start: DecayStart = "time_steps"
     """Where the learned decays of matrix memories begin."""
     tied_start: bool = False
-    """Keys of a memory begin as the queries of the same token, as FwPKM's always are."""
+    """Keys of matrix memories, Titans, TTT and LaCT begin as the queries of the same token."""
     batch_size: int = 0
     """Documents per update."""
     rows: int = 16
@@ -106,6 +106,18 @@ def settings(options: Options) -> Row:
     return about | {name: value for name, value in changed.items() if value}
 
 
+def layout_of(options: Options) -> Layout:
+    """Sizes of the decoders."""
+    return Layout(
+        width=options.width,
+        heads=options.heads,
+        chunk=options.chunk,
+        stacked=options.setting == "stacked",
+        decay_start=options.decay_start,
+        tied_start=options.tied_start,
+    )
+
+
 def best_rate(rows: Sequence[Row]) -> float:
     """The rate of the highest validation accuracy; among equals that with the fewest steps."""
     best = max(rows, key=lambda row: (row["valid"], -row["steps"]))
@@ -118,15 +130,7 @@ def measure(name: str, rate: float, seed: int, options: Options, lines: Lines) -
     if lines.find(memory=name, rate=rate, seed=seed, settings=about):
         return
     print(f"{name} rate {rate} seed {seed}", flush=True)
-    stacked = options.setting == "stacked"
-    layout = Layout(
-        width=options.width,
-        heads=options.heads,
-        chunk=options.chunk,
-        stacked=stacked,
-        decay_start=options.decay_start,
-        tied_start=options.tied_start,
-    )
+    layout = layout_of(options)
     length = max(part.task.length for part in (*chosen.train, *chosen.test))
     training = Training(
         name,
@@ -167,6 +171,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Makes the runs that the results lack: every memory with a rate, then with the next."""
     options = parse(Options, argv, description=__doc__)
     lines, about = Lines(options.out), settings(options)
+    for name in options.memories:  # Before any of them is trained.
+        try:
+            state_bytes(name, layout_of(options), length=1)
+        except ValueError as error:
+            raise SystemExit(f"--memories {name}: {error}") from None
     first, *others = options.seeds
     rates = cell(options).rates
     for rate in rates:

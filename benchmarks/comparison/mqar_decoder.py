@@ -282,7 +282,7 @@ def _tie(layer: nnx.Module) -> None:
     """Copies a memory's map to queries onto that to keys; of several keys per token, the first.
 
     Raises:
-      ValueError: the memory has not both maps, as FwPKM, which writes where a token reads.
+      ValueError: another memory; FwPKM and FwMLP have one map for both.
     """
     if isinstance(layer, Titans):
         layer.key_proj.kernel[...] = layer.query_proj.kernel[...]
@@ -293,8 +293,8 @@ def _tie(layer: nnx.Module) -> None:
         projection, keys = layer.qkv_proj, layer.qkv_proj.in_features
     else:
         raise ValueError(
-            f"tied_start is for memories with a map to queries and one to keys, which "
-            f"{type(layer).__name__} has not; leave it out."
+            "tied_start is for matrix memories, Titans, TTT and LaCT, not for "
+            f"{type(layer).__name__}; leave it out."
         )
     kernel = projection.kernel[...]
     projection.kernel[...] = kernel.at[:, keys : 2 * keys].set(kernel[:, :keys])

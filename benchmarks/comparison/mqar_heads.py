@@ -132,7 +132,7 @@ def table(rows: Sequence[Row]) -> str:
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         for point in row["curve"]:
-            start = ", ".join(changes(row["settings"])) or "drawn"
+            start = ", ".join(changes(row["settings"])) or "as published"
             cells = [f"`{row['memory']}`", str(row["seed"]), start]
             cells += [str(point["step"]), f"{point['loss']:.2f}"]
             for key in ("nearest", "farthest", "own", "others", "stated", "asked"):

@@ -295,10 +295,11 @@ def test_a_tied_start_changes_the_map_to_keys_only(name):
 
 
 @pytest.mark.parametrize("name", ["fwpkm_8", "fwmlp", "attention"])
-def test_a_tied_start_of_a_memory_without_both_maps_is_an_error(name):
-    layout = Layout(vocabulary=64, width=16, heads=2, chunk=4, stacked=True, tied_start=True)
-    with pytest.raises(ValueError, match="tied_start is for memories with a map to queries"):
-        Decoder(name, layout, length=12, rngs=nnx.Rngs(0))
+def test_a_memory_without_a_tied_start_is_named_before_any_is_trained(name, tmp_path):
+    out = tmp_path / "lines.jsonl"
+    with pytest.raises(SystemExit, match=f"--memories {name}: tied_start is for matrix memories"):
+        run("comparison.mqar", "--memories", "deltanet", name, "--tied-start", "--out", out)
+    assert not out.exists()
 
 
 @pytest.mark.thorough
@@ -310,20 +311,8 @@ def test_the_heads_of_a_run_are_watched_once(tmp_path, monkeypatch, capsys):
     out = tmp_path / "lines.jsonl"
     options = (
         *("--memories", "deltanet", "linear_attention", "--seeds", 1, "--rate", 1e-2),
-        *(
-            "--warmup",
-            2,
-            "--tied-start",
-            "--width",
-            16,
-            "--batch-size",
-            2,
-            "--documents",
-            4,
-            "--epochs",
-            3,
-        ),
-        *("--watched", 2, "--pairs", 3, "--out", out),
+        *("--warmup", 2, "--tied-start", "--width", 16, "--batch-size", 2, "--documents", 4),
+        *("--epochs", 3, "--watched", 2, "--pairs", 3, "--out", out),
     )
     run("comparison.mqar_heads", *options)
     found = lines(out)

@@ -26,7 +26,7 @@ from fwpkm_jax.layers.mixers import (
 )
 from fwpkm_jax.layers.mixers.lact import LaCT, LaCTConfig
 from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemory, MatrixMemoryConfig
-from fwpkm_jax.layers.mixers.memory_heads import causal_convolution
+from fwpkm_jax.layers.mixers.memory_heads import causal_convolution, keys_as_queries
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules import FwMLP, FwPKM
 from fwpkm_jax.rules.matrix import MATRIX_RULES
@@ -106,7 +106,12 @@ def layers_of(name: str, layout: Layout) -> tuple[Layer, ...]:
         mixers=(name,),
         window=layout.window or layout.chunk,
         attention=_attention(layout),
-        matrix=MatrixMemoryConfig(**matrix, rules=rules, decay_start=layout.decay_start),
+        matrix=MatrixMemoryConfig(
+            **matrix,
+            rules=rules,
+            decay_start=layout.decay_start,
+            key_start="queries" if layout.tied_start else "own",
+        ),
         titans=TitansConfig(num_heads=heads, head_dim=head_dim, chunk_size=2 * layout.chunk),
         lact=LaCTConfig(
             num_heads=heads,
@@ -202,7 +207,7 @@ class Decoder(nnx.Module):
         self.after = nnx.List([nnx.LayerNorm(width, epsilon=1e-5, rngs=rngs) for _ in built])
         self.final_norm = nnx.LayerNorm(width, epsilon=1e-5, rngs=rngs)
         for layer in built:
-            if layout.tied_start and not isinstance(layer, GatedConvolution):
+            if layout.tied_start and not isinstance(layer, GatedConvolution | MatrixMemory):
                 _tie(layer)
             output = layer.out_proj if isinstance(layer, FastWeight) else None
             output = getattr(layer, "output_map", output)
@@ -279,25 +284,21 @@ class Decoder(nnx.Module):
 
 
 def _tie(layer: nnx.Module) -> None:
-    """Copies a memory's map to queries onto that to keys; of several keys per token, the first.
+    """Copies a memory's map to queries onto that to keys, as `key_start` of matrix memories does.
 
     Raises:
       ValueError: another memory; FwPKM and FwMLP have one map for both.
     """
     if isinstance(layer, Titans):
         layer.key_proj.kernel[...] = layer.query_proj.kernel[...]
-        return
-    if isinstance(layer, MatrixMemory):
-        projection, keys = layer.in_proj, layer.widths[0]
     elif isinstance(layer, LaCT):
         projection, keys = layer.qkv_proj, layer.qkv_proj.in_features
+        projection.kernel[...] = keys_as_queries(projection.kernel[...], keys)
     else:
         raise ValueError(
             "tied_start is for matrix memories, Titans, TTT and LaCT, not for "
             f"{type(layer).__name__}; leave it out."
         )
-    kernel = projection.kernel[...]
-    projection.kernel[...] = kernel.at[:, keys : 2 * keys].set(kernel[:, :keys])
 
 
 def state_bytes(name: str, layout: Layout, *, length: int) -> tuple[int, int]:

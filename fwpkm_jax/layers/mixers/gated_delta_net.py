@@ -26,6 +26,7 @@ from fwpkm_jax.layers.mixers.memory_heads import (
     causal_convolution,
     convolution_inputs,
     inputs_before,
+    keys_as_queries,
 )
 from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.mlp import ACTIVATIONS, Activation
@@ -170,6 +171,15 @@ class GatedDeltaNet(AbstractMixer):
         else:
             dt_bias = softplus_bias(draw_time_steps(rngs.params(), (heads,)))
         self.dt_bias = nnx.Param(dt_bias)
+        if config.key_start == "queries":
+            keys = config.key_head_dim
+            kernel = self.in_proj_qkvz.kernel[...]
+            by_head = kernel.reshape(model_dim, config.num_key_heads, -1)
+            by_head = by_head.at[..., keys : 2 * keys].set(by_head[..., :keys])
+            self.in_proj_qkvz.kernel[...] = by_head.reshape(kernel.shape)
+            self.conv_weight[...] = keys_as_queries(
+                self.conv_weight[...], config.num_key_heads * keys
+            )
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> GatedDeltaNetCache:
         """An empty cache; its size does not depend on `max_length`. `dtype` of activations."""

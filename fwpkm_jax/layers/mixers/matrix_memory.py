@@ -21,6 +21,7 @@ from fwpkm_jax.layers.mixers.memory_heads import (
     causal_convolution,
     convolution_inputs,
     inputs_before,
+    keys_as_queries,
 )
 from fwpkm_jax.layers.norms import GatedRMSNorm
 from fwpkm_jax.layers.partition import ParameterAxes
@@ -147,6 +148,10 @@ class MatrixMemory(AbstractMixer):
         channels = (config.conv_width, sum(self.widths))
         conv_weight = init(rngs.params(), channels, jnp.float32) if rule.convolution else None
         self.conv_weight = None if conv_weight is None else nnx.Param(conv_weight)
+        if config.key_start == "queries":
+            self.in_proj.kernel[...] = keys_as_queries(self.in_proj.kernel[...], keys)
+            if self.conv_weight is not None:
+                self.conv_weight[...] = keys_as_queries(self.conv_weight[...], keys)
         learned = rule.learned_gates
         start = config.decay_start
         decay_bias = bias_initializer(start, learned.decay_bias, learned.decay_of_step)

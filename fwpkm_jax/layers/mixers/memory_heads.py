@@ -1,6 +1,7 @@
 """Heads and short convolution of the layers with a matrix memory."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -12,6 +13,9 @@ from fwpkm_jax.core.recurrence.decay_starts import DecayStart
 from fwpkm_jax.core.sequence.axis import SequenceAxis, places_of_part
 from fwpkm_jax.core.sequence.edges import tokens_before
 from fwpkm_jax.literals import check_literals
+
+KeyStart = Literal["own", "queries"]
+"""Initial map to keys. own: drawn by itself. queries: a copy of the map to queries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +36,11 @@ class MemoryHeads:
     """Where learned decays begin. "time_steps", as published layers: each head draws its time step
     between 0.001 and 0.1. "constant": all heads have the same bias; with the gated delta rule,
     where it is the FwPKM paper's, the median head then forgets all but 1e-5 at every token."""
+    key_start: KeyStart = "own"
+    """Where the map to keys begins, with its convolution. "own": drawn apart from that to queries,
+    as in published layers. "queries": as a copy of it, so that a question's query is near the key
+    that it looks for before any training; then both are trained, each by itself. Of several keys
+    per token the first begins so."""
 
     def __post_init__(self):
         check_literals(self)
@@ -77,6 +86,13 @@ def causal_convolution(
     return sum(
         (tap * seen(start) for start, tap in enumerate(taps)), start=jnp.zeros(x.shape, dtype)
     )
+
+
+def keys_as_queries(
+    weight: Float[Array, "inputs channels"], size: int
+) -> Float[Array, "inputs channels"]:
+    """A weight of all queries, all keys and more, with the `size` queries' columns as the keys'."""
+    return weight.at[:, size : 2 * size].set(weight[:, :size])
 
 
 def convolution_inputs(

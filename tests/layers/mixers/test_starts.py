@@ -1,4 +1,4 @@
-"""Where the decays of gated mixers begin: the median share kept, and what stored runs mean."""
+"""Where decays and keys of mixers begin, and what stored runs mean."""
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from fwpkm_jax.layers.mixers import (
     GatedDeltaNetConfig,
     MatrixMemory,
     MatrixMemoryConfig,
+    MatrixMixerConfig,
     Titans,
     TitansConfig,
 )
@@ -122,3 +123,50 @@ def test_a_run_stored_without_the_option_has_the_constant_start():
     model = from_json(values, ModelConfig)
     assert model.gdn == GatedDeltaNetConfig(decay_start="constant")
     assert model.matrix == MatrixMemoryConfig(decay_start="constant")
+
+
+@pytest.mark.parametrize("name", ["gdn", *MATRIX_RULES])
+def test_keys_that_start_as_queries_are_a_copy_and_nothing_else_changes(name):
+    shape = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 3, "value_head_dim": 5}
+
+    def layer(key_start):
+        if name == "gdn":
+            config = GatedDeltaNetConfig(**shape, key_start=key_start)
+        else:
+            config = MatrixMixerConfig.named(name, MatrixMemoryConfig(**shape, key_start=key_start))
+        return config.build(6, rngs=nnx.Rngs(0))
+
+    own, tied = (dict(nnx.to_flat_state(nnx.state(layer(start)))) for start in ("own", "queries"))
+    changed = [path for path in own if np.any(own[path][...] != tied[path][...])]
+    fused = name == "gdn"
+    convolution = [("conv_weight",)] * (("conv_weight",) in own)
+    projection = ("in_proj_qkvz" if fused else "in_proj", "kernel")
+    assert sorted(changed) == sorted([projection, *convolution])
+    for path in changed:
+        before, after = (np.asarray(state[path][...]) for state in (own, tied))
+        keys = 6
+        if fused and path == projection:  # Fused by key head: its query, its key, values, gates.
+            before, after = (x.reshape(6, 2, -1) for x in (before, after))
+            keys = 3
+        np.testing.assert_array_equal(after[..., keys : 2 * keys], before[..., :keys])
+        np.testing.assert_array_equal(after[..., :keys], before[..., :keys])
+        np.testing.assert_array_equal(after[..., 2 * keys :], before[..., 2 * keys :])
+
+
+def test_a_head_whose_keys_start_as_queries_finds_each_token_itself():
+    """With q = k the matrix of questions and keys is symmetric; with maps drawn apart it is not."""
+    shape = {"num_key_heads": 1, "num_value_heads": 1, "key_head_dim": 16, "value_head_dim": 4}
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 9, 6)), jnp.float32)
+
+    def nearest(key_start):
+        config = MatrixMixerConfig.named(
+            "deltanet", MatrixMemoryConfig(**shape, key_start=key_start)
+        )
+        layer = config.build(6, rngs=nnx.Rngs(0))
+        mixed = jnp.split(layer.in_proj(x), [sum(layer.widths)], axis=-1)[0]
+        tokens = layer.tokens(x, mixed)
+        scores = jnp.einsum("qhd,khd->qk", tokens.query[0], tokens.key[0])
+        return np.asarray(scores.argmax(axis=1))
+
+    np.testing.assert_array_equal(nearest("queries"), np.arange(9))
+    assert np.any(nearest("own") != np.arange(9))

@@ -54,6 +54,12 @@ LONGER = "__800"
 """Ending of a name whose models are trained for 800 steps."""
 OPEN = "__open"
 """Ending of a name whose gates start open, at about 0.88."""
+KEEPING = "__keeping"
+"""Ending of a name whose Gated DeltaNet starts by keeping what it holds, as published layers do."""
+TIED = "__tied"
+"""Ending of a name whose Gated DeltaNet has keys that begin as its queries."""
+MOVED = "__moved"
+"""Ending of a name whose Gated DeltaNet has keys that begin as the queries of the byte before."""
 WITHOUT_GATES = (
     *("--model.fast_weight.gate_output", "False"),
     *("--model.fast_weight.weight_by_gate", "False"),
@@ -63,6 +69,9 @@ ENDINGS = {
     REREADING: ("--model.fast_weight.rule.inner_steps", "4"),
     LONGER: ("--training.steps", "800"),
     OPEN: ("--model.fast_weight.gate_bias", "2"),
+    KEEPING: ("--model.gdn.decay_start", "time_steps"),
+    TIED: ("--model.gdn.key_start", "queries"),
+    MOVED: ("--model.gdn.key_start", "queries_before"),
 }
 """More options of `fwpkm train` by the ending of a name."""
 SEEDS = {
@@ -73,6 +82,9 @@ SEEDS = {
     MAIN + LONGER: (2,),
     MAIN + UNGATED + LONGER: (2,),
     MAIN + OPEN: (0, 1, 2),
+    "gdn_swa" + KEEPING: (0, 1, 2),
+    "gdn_swa" + KEEPING + TIED: (0, 1, 2),
+    "gdn_swa" + KEEPING + MOVED: (0, 1, 2),
     "gdn_swa__pkm": (0,),
     "gdn_swa__pkm_fwpkm": (0,),
     "gdn_swa__fwmlp": (0,),

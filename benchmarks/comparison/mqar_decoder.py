@@ -249,7 +249,7 @@ class Decoder(nnx.Module):
         write: bool = True,
     ) -> tuple[jax.Array, jax.Array | None]:
         """What a call gives, and the gate of the `FastWeight` layer, `[batch, length]`, if any."""
-        x, gate = self._embed(tokens), None
+        x, gate = self.embed(tokens), None
         x = x if kept is None else x * kept
         batch = len(tokens)
         own = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (batch, *leaf.shape[1:])), memory)
@@ -274,7 +274,8 @@ class Decoder(nnx.Module):
         table = table[self.layout.vocabulary // 2 :] if self.layout.stacked else table
         return x @ table.T
 
-    def _embed(self, tokens: jax.Array) -> jax.Array:
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """The residual stream before the first layer, `[batch, length, width]`."""
         table = self.embedding[...]
         if self.in_proj is not None:
             rows = jnp.where(tokens[..., None] < 0, 0.0, table[jnp.maximum(tokens, 0)])

@@ -68,10 +68,9 @@ def matches(model: Decoder, made: Documents) -> dict[str, list[float]]:
     """
     mixer = model.layers[0]
     assert isinstance(mixer, MatrixMemory)
-    x = model.norms[0](model._embed(jax.numpy.asarray(made.tokens)))
-    cache = mixer.init_cache(len(x), max_length=1, dtype=x.dtype)
-    mixed = mixer.in_proj(x)[..., : sum(mixer.widths)]
-    tokens = mixer.tokens(x, mixer._convolve(mixed, cache.conv_inputs, None))
+    assert mixer.conv_weight is None, "a stacked layer has no convolution"
+    x = model.norms[0](model.embed(jax.numpy.asarray(made.tokens)))
+    tokens = mixer.tokens(x, mixer.in_proj(x)[..., : sum(mixer.widths)])
     query, key = (np.asarray(leaf) for leaf in (tokens.query, tokens.key))
     rows, pairs = np.arange(len(made.tokens))[:, None], made.positions.shape[1]
     key = key.reshape(len(x), x.shape[1], -1, *key.shape[2:])[:, :pairs, 0]  # The first step's.

@@ -199,10 +199,10 @@ def rates_table(rows: Sequence[Row]) -> str:
 
 
 def differences(rows: Sequence[Row]) -> str:
-    """FwPKM minus backbone, hardened minus FwPKM, and with `extra` minus without, by section.
+    """FwPKM minus backbone, hardened minus FwPKM, and with an option minus without, by section.
 
     Intervals are over books. Of the same steps, rate and seed; the first two also of the same
-    `extra`. The mean of several seeds has an interval over these.
+    `extra`, the last with the last option of `extra` and without it. The mean of several seeds has an interval over these.
     """
     keys = ("steps", "rate", "seed", "ends", "characters", "extra")
     by_key = {(row["kind"], *(str(row[key]) for key in keys)): row for row in rows}
@@ -218,11 +218,11 @@ def differences(rows: Sequence[Row]) -> str:
         plainly = by_key.get(("fwpkm", *key))
         if kind == "hardened" and plainly is not None:
             pairs["hardened minus fwpkm, written"] = (row["writing"], plainly["writing"])
-        plain = by_key.get((kind, *key[:-1], str([])))
+        about = f" ({', beside '.join(reversed(row['extra']))})" if row["extra"] else ""
+        plain = by_key.get((kind, *key[:-1], str(row["extra"][:-1])))
         if row["extra"] and plain is not None:
             way = "writing" if "writing" in row else "frozen"
             pairs[f"{kind}, with it minus without"] = (row[way], plain[way])
-        about = "".join(f" ({option})" for option in row["extra"])
         for name, (one, two) in pairs.items():
             by_book = [_paired(*pair) for pair in zip(one, two, strict=True)]
             found.append([name + about, *key[:3], *map(_interval, by_book)])

@@ -28,6 +28,7 @@ def test_the_tables_compare_models_of_the_same_rate_and_seed(tmp_path, capsys):
     lines = [line("backbone", 0, 2.0), line("fwpkm", 0, 2.5, writing=[[1.9, 2.1]] * 4)]
     lines.append(line("fwpkm", 1, 9.0, writing=[[9.0, 9.0]] * 4))
     lines.append(line("backbone", 0, 1.5, extra=["model.a=b"]))
+    lines.append(line("backbone", 0, 1.25, extra=["model.a=b", "model.c=d"]))
     out = tmp_path / "lines.jsonl"
     out.write_text("\n".join(map(json.dumps, lines)))
     run("study.plain_text", "--kinds", "--out", out)
@@ -48,6 +49,8 @@ def test_the_tables_compare_models_of_the_same_rate_and_seed(tmp_path, capsys):
     assert expected in capsys.readouterr().out
     change = "backbone, with it minus without (model.a=b)"
     assert f"| {change} | 9 | 0.002 | 0 | -0.5000 [-0.5000, -0.5000] |" in printed
+    change = "backbone, with it minus without (model.c=d, beside model.a=b)"
+    assert f"| {change} | 9 | 0.002 | 0 | -0.2500 [-0.2500, -0.2500] |" in printed
     with pytest.raises(SystemExit, match="--kinds: lact"):
         run("study.plain_text", "--kinds", "lact", "--out", out)
 

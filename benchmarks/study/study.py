@@ -10,7 +10,8 @@ Memories mix their read by the paper's gate. A name that ends with `__ungated` s
 before the ending, with read and value added and every token written in full; one that ends with
 `__inner4` for the config with four value steps per chunk, in training and afterwards; one that ends
 with `__800` for 800 steps of training in place of 400; one that ends with `__open` for gates that
-start open.
+start open. A backbone with `__keeping` starts by keeping what it holds, and one with `__tied` with
+keys that are its queries.
 
 Finished parts are skipped; an interrupted training run continues. Results go to
 `runs/study/NAME_seedS/study/EVALUATION/`, and one line of JSON for each of them to `--out`.
@@ -58,8 +59,6 @@ KEEPING = "__keeping"
 """Ending of a name whose Gated DeltaNet starts by keeping what it holds, as published layers do."""
 TIED = "__tied"
 """Ending of a name whose Gated DeltaNet has keys that begin as its queries."""
-MOVED = "__moved"
-"""Ending of a name whose Gated DeltaNet has keys that begin as the queries of the byte before."""
 WITHOUT_GATES = (
     *("--model.fast_weight.gate_output", "False"),
     *("--model.fast_weight.weight_by_gate", "False"),
@@ -71,7 +70,6 @@ ENDINGS = {
     OPEN: ("--model.fast_weight.gate_bias", "2"),
     KEEPING: ("--model.gdn.decay_start", "time_steps"),
     TIED: ("--model.gdn.key_start", "queries"),
-    MOVED: ("--model.gdn.key_start", "queries_before"),
 }
 """More options of `fwpkm train` by the ending of a name."""
 SEEDS = {
@@ -82,9 +80,8 @@ SEEDS = {
     MAIN + LONGER: (2,),
     MAIN + UNGATED + LONGER: (2,),
     MAIN + OPEN: (0, 1, 2),
-    "gdn_swa" + KEEPING: (0, 1, 2),
-    "gdn_swa" + KEEPING + TIED: (0, 1, 2),
-    "gdn_swa" + KEEPING + MOVED: (0, 1, 2),
+    "gdn_swa" + KEEPING: (0,),
+    "gdn_swa" + KEEPING + TIED: (0,),
     "gdn_swa__pkm": (0,),
     "gdn_swa__pkm_fwpkm": (0,),
     "gdn_swa__fwmlp": (0,),

@@ -171,14 +171,14 @@ class GatedDeltaNet(AbstractMixer):
         else:
             dt_bias = softplus_bias(draw_time_steps(rngs.params(), (heads,)))
         self.dt_bias = nnx.Param(dt_bias)
-        if config.key_start != "own":
+        if config.key_start == "queries":
             keys = config.key_head_dim
             kernel = self.in_proj_qkvz.kernel[...]
             by_head = kernel.reshape(model_dim, config.num_key_heads, -1)
             by_head = by_head.at[..., keys : 2 * keys].set(by_head[..., :keys])
             self.in_proj_qkvz.kernel[...] = by_head.reshape(kernel.shape)
-            keys, moved = config.num_key_heads * keys, config.key_start == "queries_before"
-            self.conv_weight[...] = keys_as_queries(self.conv_weight[...], keys, moved=moved)
+            taps = self.conv_weight[...]
+            self.conv_weight[...] = keys_as_queries(taps, config.num_key_heads * keys)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> GatedDeltaNetCache:
         """An empty cache; its size does not depend on `max_length`. `dtype` of activations."""

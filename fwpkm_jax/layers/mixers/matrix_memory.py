@@ -148,12 +148,10 @@ class MatrixMemory(AbstractMixer):
         channels = (config.conv_width, sum(self.widths))
         conv_weight = init(rngs.params(), channels, jnp.float32) if rule.convolution else None
         self.conv_weight = None if conv_weight is None else nnx.Param(conv_weight)
-        if config.key_start != "own":
+        if config.key_start == "queries":
             self.in_proj.kernel[...] = keys_as_queries(self.in_proj.kernel[...], keys)
-            moved = config.key_start == "queries_before"
             if self.conv_weight is not None:
-                taps = self.conv_weight[...]
-                self.conv_weight[...] = keys_as_queries(taps, keys, moved=moved)
+                self.conv_weight[...] = keys_as_queries(self.conv_weight[...], keys)
         learned = rule.learned_gates
         start = config.decay_start
         decay_bias = bias_initializer(start, learned.decay_bias, learned.decay_of_step)

@@ -14,9 +14,8 @@ from fwpkm_jax.core.sequence.axis import SequenceAxis, places_of_part
 from fwpkm_jax.core.sequence.edges import tokens_before
 from fwpkm_jax.literals import check_literals
 
-KeyStart = Literal["own", "queries", "queries_before"]
-"""Initial map to keys. own: drawn by itself. queries: a copy of the map to queries. queries_before:
-that copy with the convolution moved by one token."""
+KeyStart = Literal["own", "queries"]
+"""Initial map to keys. own: drawn by itself. queries: a copy of the map to queries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +39,8 @@ class MemoryHeads:
     key_start: KeyStart = "own"
     """Where the map to keys begins, with its convolution. "own": drawn apart from that to queries,
     as in published layers. "queries": as a copy of it, so that a question's query is near the key
-    that it looks for before any training; then both are trained, each by itself. "queries_before":
-    as "queries", but a token's key begins as the query of the token before, so that a query finds
-    what followed its like; for layers with a convolution. Of several keys per token the first
-    begins so."""
+    that it looks for before any training; then both are trained, each by itself. Of several keys
+    per token the first begins so."""
 
     def __post_init__(self):
         check_literals(self)
@@ -92,16 +89,10 @@ def causal_convolution(
 
 
 def keys_as_queries(
-    weight: Float[Array, "inputs channels"], size: int, *, moved: bool = False
+    weight: Float[Array, "inputs channels"], size: int
 ) -> Float[Array, "inputs channels"]:
-    """A weight of all queries, all keys and more, with the `size` queries' columns as the keys'.
-
-    With `moved`, a convolution's weight whose keys are the queries of one input before.
-    """
-    queries = weight[:, :size]
-    if moved:
-        queries = jnp.concatenate([queries[1:], jnp.zeros_like(queries[:1])])
-    return weight.at[:, size : 2 * size].set(queries)
+    """A weight of all queries, all keys and more, with the `size` queries' columns as the keys'."""
+    return weight.at[:, size : 2 * size].set(weight[:, :size])
 
 
 def convolution_inputs(

@@ -202,7 +202,8 @@ def differences(rows: Sequence[Row]) -> str:
     """FwPKM minus backbone, hardened minus FwPKM, and with an option minus without, by section.
 
     Intervals are over books. Of the same steps, rate and seed; the first two also of the same
-    `extra`, the last with the last option of `extra` and without it. The mean of several seeds has an interval over these.
+    `extra`, the last with the last option of `extra` and without it. The mean of several seeds has
+    an interval over these.
     """
     keys = ("steps", "rate", "seed", "ends", "characters", "extra")
     by_key = {(row["kind"], *(str(row[key]) for key in keys)): row for row in rows}

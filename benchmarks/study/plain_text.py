@@ -219,8 +219,9 @@ def differences(rows: Sequence[Row]) -> str:
         plainly = by_key.get(("fwpkm", *key))
         if kind == "hardened" and plainly is not None:
             pairs["hardened minus fwpkm, written"] = (row["writing"], plainly["writing"])
-        *others, last = row["extra"] or ("",)
-        about = f" ({last}, beside {', '.join(others)})" if others else f" ({last})" * bool(last)
+        *others, last = row["extra"] or [""]
+        beside = f", beside {', '.join(others)}" if others else ""
+        about = f" ({last}{beside})" if last else ""
         plain = by_key.get((kind, *key[:-1], str(row["extra"][:-1])))
         if row["extra"] and plain is not None:
             way = "writing" if "writing" in row else "frozen"

@@ -11,7 +11,7 @@ before the ending, with read and value added and every token written in full; on
 `__inner4` for the config with four value steps per chunk, in training and afterwards; one that ends
 with `__800` for 800 steps of training in place of 400; one that ends with `__open` for gates that
 start open. A backbone with `__keeping` starts by keeping what it holds, and one with `__tied` with
-keys that are its queries.
+keys that begin as its queries.
 
 Finished parts are skipped; an interrupted training run continues. Results go to
 `runs/study/NAME_seedS/study/EVALUATION/`, and one line of JSON for each of them to `--out`.

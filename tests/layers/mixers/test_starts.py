@@ -125,6 +125,7 @@ def test_a_run_stored_without_the_option_has_the_constant_start():
     assert model.matrix == MatrixMemoryConfig(decay_start="constant")
 
 
+@pytest.mark.by_default("gdn", "deltaproduct", "linear_attention")
 @pytest.mark.parametrize("name", ["gdn", *MATRIX_RULES])
 def test_keys_that_start_as_queries_are_a_copy_and_nothing_else_changes(name):
     shape = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 3, "value_head_dim": 5}
@@ -154,7 +155,7 @@ def test_keys_that_start_as_queries_are_a_copy_and_nothing_else_changes(name):
 
 
 def test_a_head_whose_keys_start_as_queries_finds_each_token_itself():
-    """With q = k the matrix of questions and keys is symmetric; with maps drawn apart it is not."""
+    """Queries and keys have unit length, so a query is nearest to a key that equals it."""
     shape = {"num_key_heads": 1, "num_value_heads": 1, "key_head_dim": 16, "value_head_dim": 4}
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 9, 6)), jnp.float32)
 

@@ -12,6 +12,20 @@ from matplotlib.figure import Figure
 from benchmarks.comparison.mqar import best_rate
 from benchmarks.comparison.small_decoders import Row
 from fwpkm_jax.evaluation.display.plot_style import BLUE, GREY, TEXT, set_title, style_axes
+from fwpkm_jax.evaluation.intervals import student_t
+
+
+def of_seeds(shares: Sequence[float]) -> str:
+    """The mean; of three seeds or more with its 95 % interval; of several, the worst in brackets.
+
+    The interval is that of Student's t, from 0 to 1 at most.
+    """
+    count, mean = len(shares), float(np.mean(shares))
+    if count == 1:
+        return f"{mean:.3f}"
+    half = student_t(count) * float(np.std(shares, ddof=1)) / count**0.5
+    interval = f" [{max(0.0, mean - half):.2f}, {min(1.0, mean + half):.2f}]" * (count > 2)
+    return f"{mean:.3f}{interval} ({min(shares):.3f})"
 
 
 def rows_by_settings(path: Path) -> list[list[Row]]:
@@ -53,8 +67,8 @@ def changes(about: Row) -> list[str]:
 def mqar_table(rows: Sequence[Row]) -> str:
     """Accuracy on the test's documents by number of pairs, as Markdown, best first.
 
-    The mean over seeds, and in brackets the worst of several. Behind the rate is the number of
-    rates that were tried; updates are those of the first seed.
+    Over seeds as in `of_seeds`. Behind the rate is the number of rates that were tried; updates are
+    those of the first seed.
     """
     counts = [f"{x['pairs']} pairs" for x in rows[0]["test"]]
     header = ["memory", "state, bytes", "read per token", "rate (tried)", "seeds", *counts]
@@ -74,9 +88,7 @@ def mqar_table(rows: Sequence[Row]) -> str:
         cells = [f"`{name}`", f"{runs[0]['state_bytes']:,}", f"{runs[0]['bytes_touched']:,}"]
         cells += [f"{runs[0]['rate']:g} ({len(tried)})", str(len(runs))]
         for index in range(len(counts)):
-            found = shares(runs, index)
-            worst = f" ({min(found):.3f})" if len(found) > 1 else ""
-            cells.append(f"{np.mean(found):.3f}{worst}")
+            cells.append(of_seeds(shares(runs, index)))
         cells += [str(runs[0]["steps"]), f"{runs[0]['cpu_seconds'] / 60:.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

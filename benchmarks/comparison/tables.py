@@ -15,7 +15,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.comparison.mqar_tables import mqar_picture, mqar_table, rows_by_settings, title
+from benchmarks.comparison.mqar_tables import (
+    mqar_picture,
+    mqar_table,
+    of_seeds,
+    rows_by_settings,
+    title,
+)
 from benchmarks.comparison.small_decoders import Row
 from benchmarks.options import parse
 from fwpkm_jax.evaluation.display.plot_style import GREY, TEXT, save_figure, set_title
@@ -119,7 +125,7 @@ def sizes(row: Row) -> str:
 def state_tracking_table(rows: Sequence[Row]) -> str:
     """Accuracy within the training length and in the last range, by task, as Markdown.
 
-    The mean over seeds, in brackets the worst of several.
+    Over seeds as in `of_seeds`.
     """
     groups = list(dict.fromkeys(row["group"] for row in rows))
     ends = [(s["above"], s["up_to"]) for s in (rows[0]["spans"][0], rows[0]["spans"][-1])]
@@ -133,8 +139,7 @@ def state_tracking_table(rows: Sequence[Row]) -> str:
         for group, index in itertools.product(groups, (0, -1)):
             shares = [row["spans"][index]["accuracy"] for row in own if row["group"] == group]
             shares = [share for share in shares if share is not None]
-            worst = f" ({min(shares):.3f})" if len(shares) > 1 else ""
-            cells.append(f"{np.mean(shares):.3f}{worst}" if shares else "")
+            cells.append(of_seeds(shares) if shares else "")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -71,13 +71,15 @@ def domains_table(lines: Sequence[Line]) -> str:
     """Adaptation and forgetting in nats of each way to write, over the runs, by order.
 
     Means of several runs have a 95 % interval. Behind it, in how many runs adaptation is at least
-    that of the plain write, and forgetting at most half of it.
+    that of the plain write, and forgetting at most half of it. "Minus plain" is the difference to
+    the plain write of the same run.
     """
     domains = [line for line in lines if line["measure"] == "domains"]
     domains += _over_orders(domains)
     rows = [
-        "| write | order | text of each domain | runs | adaptation | forgetting |",
-        "|---" * 6 + "|",
+        "| write | order | text of each domain | runs | adaptation | minus plain "
+        "| forgetting | minus plain |",
+        "|---" * 8 + "|",
     ]
 
     def kind(line: Line) -> tuple[int, str]:
@@ -92,8 +94,9 @@ def domains_table(lines: Sequence[Line]) -> str:
         for key, better in (("adaptation", np.less_equal), ("forgetting_mean", _halved)):
             values = [line["change"][key][0] for line in own]
             theirs = [plain[group, x["run"]]["change"][key][0] for x in own]
-            mean = over_seeds(values, digits=4) if len(values) > 1 else f"{values[0]:.4f}"
-            cells.append(mean + _count(values, theirs, name, better=better))
+            cells.append(_over_runs(values) + _count(values, theirs, name, better=better))
+            differences = np.subtract(values, theirs).tolist()
+            cells.append("" if name == PLAIN else _over_runs(differences))
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
@@ -126,6 +129,40 @@ def each_domain_table(lines: Sequence[Line], method: str = PLAIN) -> str:
             cells = [f"{seed}{rest}, {line['order']}", domain]
             cells += [_interval(x) if x else "" for x in (just, end, forgetting)]
             rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def beside_plain_table(lines: Sequence[Line]) -> str:
+    """Each domain's change with every way to write, over the runs, by order.
+
+    What is forgotten "minus plain" is the difference to the plain write of the same run.
+    """
+    domains = [line for line in lines if line["measure"] == "domains"]
+    plain = {(x["order"], x["batches"], x["run"]): x for x in domains if x["method"] == PLAIN}
+    names = ("domain", "order", "write", "runs", "just read", "at the end", "forgetting")
+    rows = [f"| {' | '.join((*names, 'minus plain'))} |", "|---" * 8 + "|"]
+    groups = dict.fromkeys((x["order"], x["batches"]) for x in domains)
+    for order, batches in groups:
+        of_group = [x for x in domains if (x["order"], x["batches"]) == (order, batches)]
+        for number, domain in enumerate(of_group[0]["change"]["domains"]):
+            for name in _methods(of_group):
+                own = [x for x in of_group if x["method"] == name]
+                cells = [domain, order, name, str(len(own))]
+                for key in ("own", "end"):
+                    cells.append(_over_runs([x["change"][key][number][0] for x in own]))
+                lost = {x["run"]: x["change"]["forgetting"][number : number + 1] for x in own}
+                if all(lost.values()):  # Nothing follows the last domain.
+                    values = [value[0][0] for value in lost.values()]
+                    theirs = [
+                        plain[order, batches, run]["change"]["forgetting"][number][0]
+                        for run in lost
+                    ]
+                    differences = np.subtract(values, theirs).tolist()
+                    cells.append(_over_runs(values))
+                    cells.append("" if name == PLAIN else _over_runs(differences))
+                else:
+                    cells += ["", ""]
+                rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
@@ -296,6 +333,11 @@ def _against_plain(own: Sequence[Line], plain: dict[str, Line], moment: str) -> 
     mean, interval = clustered_mean(difference / questions, np.ones(len(difference)))
     assert interval is not None, "several people are told facts"
     return f"{mean:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def _over_runs(values: Sequence[float]) -> str:
+    """The mean, of several runs with its 95 % interval, in nats."""
+    return over_seeds(values, digits=4) if len(values) > 1 else f"{values[0]:.4f}"
 
 
 def _interval(values: Sequence[float]) -> str:

@@ -137,12 +137,13 @@ def test_the_domains_table_takes_the_same_order_of_the_plain_write():
         domains_line("a", "mixed", "plain", -0.05, 0.005, batches=4),
     ]
     *_, given, plain, still, over, longer = retention_tables.domains_table(lines).splitlines()
-    assert given == "| plain | given | 128 kB | 1 | -0.0100 | 0.0040 |"
-    assert plain.startswith("| plain | mixed | 128 kB | 2 | -0.0200 [-0.1471, 0.1071] |")
-    assert still == "| still | mixed | 128 kB | 1 | -0.0400 (1 of 1) | 0.0010 (1 of 1) |"
+    assert given == "| plain | given | 128 kB | 1 | -0.0100 |  | 0.0040 |  |"
+    assert plain.startswith("| plain | mixed | 128 kB | 2 | -0.0200 [-0.1471, 0.1071] |  |")
+    numbers = "-0.0400 (1 of 1) | -0.0100 | 0.0010 (1 of 1) | -0.0010"
+    assert still == f"| still | mixed | 128 kB | 1 | {numbers} |"
     # The other write has not read all orders of the plain one, so it has no mean.
-    assert over == "| plain | over orders | 128 kB | 1 | -0.0200 | 0.0030 |"
-    assert longer == "| plain | mixed | 256 kB | 1 | -0.0500 | 0.0050 |"
+    assert over == "| plain | over orders | 128 kB | 1 | -0.0200 |  | 0.0030 |  |"
+    assert longer == "| plain | mixed | 256 kB | 1 | -0.0500 |  | 0.0050 |  |"
 
 
 def test_the_domains_table_counts_runs_that_gain_as_much_and_lose_at_most_half():
@@ -153,9 +154,26 @@ def test_the_domains_table_counts_runs_that_gain_as_much_and_lose_at_most_half()
         domains_line("a", "mixed", "still", -0.02, 0.002),
     ]
     *_, given, _, mixed, _, over = retention_tables.domains_table(lines).splitlines()
-    assert given == "| still | given | 128 kB | 1 | -0.0300 (1 of 1) | 0.0020 (1 of 1) |"
-    assert mixed == "| still | mixed | 128 kB | 1 | -0.0200 (0 of 1) | 0.0020 (0 of 1) |"
-    assert over == "| still | over orders | 128 kB | 1 | -0.0250 (0 of 1) | 0.0020 (0 of 1) |"
+    given, mixed, over = (line.partition("kB | 1 | ")[2] for line in (given, mixed, over))
+    assert given == "-0.0300 (1 of 1) | -0.0100 | 0.0020 (1 of 1) | -0.0020 |"
+    assert mixed == "-0.0200 (0 of 1) | 0.0200 | 0.0020 (0 of 1) | 0.0000 |"
+    assert over == "-0.0250 (0 of 1) | 0.0050 | 0.0020 (0 of 1) | -0.0010 |"
+
+
+def test_each_domain_stands_beside_that_of_the_plain_write():
+    def line(run, method, own, end):
+        change = {"domains": ["a", "b"], "own": [[own, 0, 0], [-0.5, 0, 0]]}
+        change |= {"end": [[end, 0, 0], [-0.5, 0, 0]], "forgetting": [[end - own, 0, 0]]}
+        about = {"measure": "domains", "order": "given", "batches": 2, "change": change}
+        return about | {"run": run, "method": method}
+
+    lines = [line("x", "still", -0.25, -0.125), line("x", "plain", -0.25, 0.0)]
+    lines.append(line("y", "plain", -0.75, 0.0))
+    plain, still, *last = retention_tables.beside_plain_table(lines).splitlines()[2:]
+    assert plain.startswith("| a | given | plain | 2 | -0.5000 [")
+    assert plain.endswith("] | 0.0000 [0.0000, 0.0000] | 0.5000 [-2.6766, 3.6766] |  |")
+    assert still == "| a | given | still | 1 | -0.2500 | -0.1250 | 0.1250 | -0.1250 |"
+    assert last[1] == "| b | given | still | 1 | -0.5000 | -0.5000 |  |  |"
 
 
 def test_tables_without_a_plain_write_say_what_to_measure(tmp_path):

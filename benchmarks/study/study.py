@@ -84,7 +84,7 @@ SEEDS = {
     "gdn_swa" + KEEPING + TIED: (0,),
     "gdn_swa__pkm": (0,),
     "gdn_swa__pkm_fwpkm": (0,),
-    "gdn_swa__fwmlp": (0,),
+    "gdn_swa__fwmlp": (0, 1, 2),
     "lact": (0,),
     "fa": (0,),
     "fa__fwpkm": (0,),

@@ -183,10 +183,11 @@ def still_table(lines: Sequence[Line]) -> str:
 
 
 def gate_table(lines: Sequence[Line]) -> str:
-    """Mean gates by place, and the share of bytes with a gate above a half."""
+    """Mean gates by place, the share of bytes with a gate above a half, and the histogram."""
     rows = [
-        "| model | seed | layer | place | bytes | mean gate | above 0.5 |",
-        "|---" * 7 + "|",
+        "| model | seed | layer | place | bytes | mean gate | above 0.5 "
+        "| bytes by tenth of the gate, % |",
+        "|---" * 8 + "|",
     ]
     for line in _by_name(lines):
         for layer, places in line.get("gates", {}).items():
@@ -194,7 +195,9 @@ def gate_table(lines: Sequence[Line]) -> str:
                 counts = found["histogram"]
                 share = sum(counts[len(counts) // 2 :]) / max(found["bytes"], 1)
                 cells = [*_name(line), layer, place, str(found["bytes"])]
-                rows.append(_row([*cells, f"{found['mean']:.2f}", f"{share:.2f}"]))
+                tenths = [100 * count / max(found["bytes"], 1) for count in counts]
+                shown = ", ".join(f"{tenth:.0f}" for tenth in tenths)
+                rows.append(_row([*cells, f"{found['mean']:.2f}", f"{share:.2f}", shown]))
     return "\n".join(rows)
 
 

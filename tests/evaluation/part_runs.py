@@ -243,6 +243,7 @@ def as_double(x: jax.Array) -> jax.Array:
 
 MODELS: dict[str, dict[str, Any]] = {
     "tiny": {},
+    "one_layer": {"mixers": ("swa",), "memory_layers": (0,)},
     "steps": {"memory_layers": ()},
     "heads": {
         "memory_layers": (),

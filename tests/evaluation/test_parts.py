@@ -47,7 +47,7 @@ def test_texts_in_parts_give_the_same_results(tmp_path, case):
 @pytest.mark.parametrize("name", EVALUATIONS)
 def test_an_evaluation_over_devices_reports_what_it_reports_on_one(tmp_path, name):
     """To 1e-5: memories are kept in float32 between texts, and a map rounds to four places."""
-    case = f"{name}/tiny/1x2x1"
+    case = f"{name}/one_layer/1x2x1"
     assert run_apart(tmp_path / "out.json", case)[case] < 1e-5
 
 

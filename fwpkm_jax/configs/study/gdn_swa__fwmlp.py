@@ -14,6 +14,5 @@ def get_config() -> Experiment:
             rule=FwMLP(key_dim=64, value_dim=64, hidden_dim=64),
             chunk_size=CHUNK_SIZE,
             weight_by_gate=False,
-            gate_output=False,
         ),
     )

@@ -198,12 +198,16 @@ def _points(axes: Axes, runs_of: Mapping[str, Sequence[Row]], kind: str) -> None
         axes.plot(*where, "o", ms=4, color=BLUE)
         axes.vlines(where[0], min(shares), max(shares), color=BLUE, lw=1)
         points[name] = where
-    for name, (place, height) in label_places(points).items():
+    places = label_places(points)
+    first = min(place for place, _ in places.values())
+    alone = [place for place, _ in places.values()].count(first) == 1
+    for name, (place, height) in places.items():
+        left = alone and place == first  # On the other side are the names' lines.
         axes.annotate(
             *(name, points[name]),
-            xytext=(place * 1.06, height),
-            **{"fontsize": 6.5, "color": TEXT, "va": "center"},
-            arrowprops={"arrowstyle": "-", "lw": 0.3, "color": GREY, "relpos": (0, 0.5)},
+            xytext=(place / 1.06 if left else place * 1.06, height),
+            **{"fontsize": 6, "color": TEXT, "va": "center", "ha": "right" if left else "left"},
+            arrowprops={"arrowstyle": "-", "lw": 0.3, "color": GREY, "relpos": (left, 0.5)},
         )
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda kib, _: f"{kib:g}")

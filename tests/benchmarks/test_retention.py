@@ -48,6 +48,7 @@ def test_each_write_has_the_runs_weights_and_what_it_remembers(made_up):
     made_up, _ = made_up
     plain = made_up.model.config.fast_weight.rule
     assert isinstance(plain, FwPKM)
+    read_with = set()
     for method in retention.METHODS.values():
         model, memory = retention.written_so(made_up, method)
         rule = model.config.fast_weight.rule
@@ -58,11 +59,15 @@ def test_each_write_has_the_runs_weights_and_what_it_remembers(made_up):
         changed = {"value_step": None, "addressing_weight": 1.0, "retention": None}
         changed |= {"inner_steps": 1}
         assert dataclasses.replace(rule, **changed) == plain
-        written = jax.eval_shape(read, model, memory)
-        structures = [jax.tree.structure(x) for x in (memory, written)]
-        assert structures[0] == structures[1]
         (layer,) = memory.values()
         assert (layer.history is None) == (method.retention is None)
+        options = dataclasses.asdict(method.retention or retention.Retention())
+        kind = (*(name for name, value in options.items() if value), method.inner_steps is None)
+        if kind in read_with:  # Other sizes of the same options read alike.
+            continue
+        read_with.add(kind)
+        written = jax.eval_shape(read, model, memory)
+        assert jax.tree.structure(written) == jax.tree.structure(memory)
 
 
 @pytest.mark.thorough

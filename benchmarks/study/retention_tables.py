@@ -203,6 +203,8 @@ def cost_table(lines: Sequence[Line]) -> str:
 def draw(path: Path, lines: Sequence[Line], *, control: Sequence[str]) -> None:
     """Forgetting against what is learned: a point for each way and run, the control as a curve.
 
+    A measure without the control is left out where another has it.
+
     Args:
       path: file of the picture.
       lines: of both measures.
@@ -240,9 +242,12 @@ def draw(path: Path, lines: Sequence[Line], *, control: Sequence[str]) -> None:
                 ),
             )
         )
-    rows = len(panels) // 2 + 1  # A place is the legend's.
-    figure = Figure(figsize=(11, 4 * rows), layout="constrained")
-    axes = figure.subplots(rows, 2).ravel()
+    smaller = set(control[1:])
+    panels = [one for one in panels if any(x["method"] in smaller for x in one[2])] or panels
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(max(9, 5.5 * columns), 4 * rows + 2), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
     drawn = {line["method"] for *_, found, _ in panels for line in found}
     names = [name for name in dict.fromkeys(line["method"] for line in lines) if name in drawn]
     markers = "osv^D<>PX*hpd8"
@@ -263,9 +268,9 @@ def draw(path: Path, lines: Sequence[Line], *, control: Sequence[str]) -> None:
         axis.grid(alpha=0.3)
     for number, name in enumerate(names):
         style = {"color": f"C{number % 10}", "marker": markers[number % len(markers)]}
-        axes[-1].scatter([], [], label=name, **style)
-    axes[-1].plot([], [], color="0.4", label="control: mean over runs, by step")
-    axes[-1].legend(loc="center", ncols=2, frameon=False, fontsize=8)
+        axes[0].scatter([], [], label=name, **style)
+    axes[0].plot([], [], color="0.4", label="control: mean over runs, by step")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ def of_seeds(shares: Sequence[float]) -> str:
     if count == 1:
         return f"{mean:.3f}"
     half = student_t(count) * float(np.std(shares, ddof=1)) / count**0.5
-    interval = f" [{max(0.0, mean - half):.2f}, {min(1.0, mean + half):.2f}]" * (count > 2)
+    interval = f" [{max(0.0, mean - half):.3f}, {min(1.0, mean + half):.3f}]" * (count > 2)
     return f"{mean:.3f}{interval} ({min(shares):.3f})"
 
 

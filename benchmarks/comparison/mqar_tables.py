@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.comparison.mqar import best_rate
 from benchmarks.comparison.small_decoders import Row
+from benchmarks.study.tables import over_seeds
 from fwpkm_jax.evaluation.display.plot_style import BLUE, GREY, TEXT, set_title, style_axes
-from fwpkm_jax.evaluation.intervals import student_t
 
 
 def of_seeds(shares: Sequence[float]) -> str:
@@ -20,12 +20,11 @@ def of_seeds(shares: Sequence[float]) -> str:
 
     The interval is that of Student's t, from 0 to 1 at most.
     """
-    count, mean = len(shares), float(np.mean(shares))
-    if count == 1:
-        return f"{mean:.3f}"
-    half = student_t(count) * float(np.std(shares, ddof=1)) / count**0.5
-    interval = f" [{max(0.0, mean - half):.3f}, {min(1.0, mean + half):.3f}]" * (count > 2)
-    return f"{mean:.3f}{interval} ({min(shares):.3f})"
+    if len(shares) > 2:
+        shown = over_seeds(shares, digits=3, least=0, most=1)
+    else:
+        shown = f"{np.mean(shares):.3f}"
+    return shown + f" ({min(shares):.3f})" * (len(shares) > 1)
 
 
 def rows_by_settings(path: Path) -> list[list[Row]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,7 @@ def domains_table(lines: Sequence[Line]) -> str:
             values = [line["change"][key][0] for line in own]
             theirs = [plain[group, x["run"]]["change"][key][0] for x in own]
             cells.append(_over_runs(values) + _count(values, theirs, name, better=better))
-            differences = np.subtract(values, theirs).tolist()
-            cells.append("" if name == PLAIN else _over_runs(differences))
+            cells.append(_minus_plain(values, theirs, name))
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
@@ -141,28 +141,24 @@ def beside_plain_table(lines: Sequence[Line]) -> str:
     plain = {(x["order"], x["batches"], x["run"]): x for x in domains if x["method"] == PLAIN}
     names = ("domain", "order", "write", "runs", "just read", "at the end", "forgetting")
     rows = [f"| {' | '.join((*names, 'minus plain'))} |", "|---" * 8 + "|"]
-    groups = dict.fromkeys((x["order"], x["batches"]) for x in domains)
-    for order, batches in groups:
+    for order, batches in dict.fromkeys((x["order"], x["batches"]) for x in domains):
         of_group = [x for x in domains if (x["order"], x["batches"]) == (order, batches)]
-        for number, domain in enumerate(of_group[0]["change"]["domains"]):
-            for name in _methods(of_group):
-                own = [x for x in of_group if x["method"] == name]
-                cells = [domain, order, name, str(len(own))]
-                for key in ("own", "end"):
-                    cells.append(_over_runs([x["change"][key][number][0] for x in own]))
-                lost = {x["run"]: x["change"]["forgetting"][number : number + 1] for x in own}
-                if all(lost.values()):  # Nothing follows the last domain.
-                    values = [value[0][0] for value in lost.values()]
-                    theirs = [
-                        plain[order, batches, run]["change"]["forgetting"][number][0]
-                        for run in lost
-                    ]
-                    differences = np.subtract(values, theirs).tolist()
-                    cells.append(_over_runs(values))
-                    cells.append("" if name == PLAIN else _over_runs(differences))
-                else:
-                    cells += ["", ""]
-                rows.append(f"| {' | '.join(cells)} |")
+        named = of_group[0]["change"]["domains"]
+
+        def means(of: Sequence[Line], key: str, number: int) -> list[float]:
+            return [x["change"][key][number][0] for x in of]
+
+        for (number, domain), name in itertools.product(enumerate(named), _methods(of_group)):
+            own = [x for x in of_group if x["method"] == name]
+            cells = [domain, order, name, str(len(own))]
+            cells += [_over_runs(means(own, key, number)) for key in ("own", "end")]
+            if number + 1 < len(named):  # Nothing follows the last domain.
+                lost = means(own, "forgetting", number)
+                theirs = means([plain[order, batches, x["run"]] for x in own], "forgetting", number)
+                cells += [_over_runs(lost), _minus_plain(lost, theirs, name)]
+            else:
+                cells += ["", ""]
+            rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
@@ -338,6 +334,11 @@ def _against_plain(own: Sequence[Line], plain: dict[str, Line], moment: str) -> 
     mean, interval = clustered_mean(difference / questions, np.ones(len(difference)))
     assert interval is not None, "several people are told facts"
     return f"{mean:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def _minus_plain(values: Sequence[float], plain: Sequence[float], name: str) -> str:
+    """The difference to the plain write of the same runs, which has nothing beside it."""
+    return "" if name == PLAIN else _over_runs(np.subtract(values, plain).tolist())
 
 
 def _over_runs(values: Sequence[float]) -> str:

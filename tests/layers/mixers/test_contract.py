@@ -75,7 +75,7 @@ PACKED_MIXERS = MIXERS | {
     "titans_mal_without_chunks": wired("mal", chunk_size=None, window=3),
 }
 FEW = ("attention", "window", "gdn", "lact", "titans", "titans_mac", "titans_mal_persistent")
-"""Mixers whose packed documents CI reads; the others differ from one of them in one option."""
+"""Mixers whose packed documents CI reads; other wirings and options of Titans are slow cases."""
 PACKED_NAMES = [
     name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in PACKED_MIXERS
 ]

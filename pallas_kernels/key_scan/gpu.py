@@ -4,6 +4,7 @@ Every kernel reads its chunk where it lies in the arrays of all chunks and write
 each slice would be a launch. XLA computes vectors, a few numbers per token or sub-key.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -42,6 +43,12 @@ def forward(
 ) -> tuple[KeyScanOutput, jax.Array]:
     """The scan, and the keys before each chunk; as the loop in `core.slots.key_scan`."""
     del find
+    return _forward(top_k, key_write, keys, queries, token_weights)
+
+
+# `jit` traces these once for equal arguments, so a model with several memories lowers them once.
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _forward(top_k, key_write, keys, queries, token_weights) -> tuple[KeyScanOutput, jax.Array]:
     heads, _, subkeys, half = keys.shape
     chunks, tokens = token_weights.shape
     codebooks = 2 * heads
@@ -90,6 +97,7 @@ def forward(
     return KeyScanOutput(history[-1], _choice(ids, scores, heads)), history[:-1]
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def backward(
     key_write: KeyWrite, keys_bar: SubKeys, chunks: ScannedChunk, steps: KeyStep
 ) -> tuple[SubKeys, tuple[jax.Array, jax.Array]]:

@@ -1,9 +1,10 @@
 """GPU: adds each token's query, times coefficients, to the sub-keys that it chose.
 
 A program lays the coefficients of 64 tokens out over 64 sub-keys in registers, mostly zeros, and
-multiplies them with the queries on tensor cores; no array of them exists in device memory. The
-tokens of a chunk are split over several programs, whose sums are added by whoever reads them: no
-two programs write to the same place, so that two runs agree bit for bit.
+multiplies them with the queries on tensor cores; no array of them exists in device memory. What a
+program reads arrives in shared memory while the tile before is laid out and multiplied. The tokens
+of a chunk are split over several programs, whose sums are added by whoever reads them: no two
+programs write to the same place, so that two runs agree bit for bit.
 
 As in `core.slots.sub_keys`, each float32 operand is two bfloat16 terms and a product is three.
 """
@@ -19,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import dispatch
-from pallas_kernels.gated_delta.gpu_tiles import put, smem_halves
+from pallas_kernels.gated_delta.gpu_tiles import put, smem, smem_halves
 from pallas_kernels.mosaic_gpu import index32
 from pallas_kernels.product_top_k.gpu_registers import by_column, by_row, laid_out, load, matrix
 
@@ -27,8 +28,9 @@ TILE = 64
 """Tokens and sub-keys of one product."""
 COLUMNS = 128
 """Columns of the sub-keys that a program owns."""
-SPLITS = 4
-"""Parts of a chunk's tokens at most; each makes sums of its own."""
+SPLITS = 8
+"""Parts of a chunk's tokens at most; each makes sums of its own. At the paper's sizes two programs
+share a processor, and one computes while the other waits."""
 
 
 def splits_of(tokens: int) -> int:
@@ -59,30 +61,52 @@ def add(
     tiles = tokens // TILE // splits
     of_one = coefficients.shape[0] == 1
 
-    def kernel(queries, chunk, ids, coefficients, sums, totals, laid, rows):
+    def kernel(
+        queries, chunk, ids, coefficients, sums, totals,
+        laid, rows, stage, chosen, factors, choice_here, queries_here,
+    ):  # fmt: skip
         chunk = chunk[0]
+        of_chunk = 0 if of_one else chunk
         codebook, split = jax.lax.axis_index("codebook"), jax.lax.axis_index("split")
         mine = pl.ds(jax.lax.axis_index("tile") * TILE, TILE)
         block = jax.lax.axis_index("columns")
         sub_keys = _sub_keys() + jax.lax.axis_index("tile") * TILE
 
+        def tokens_of(i: Any) -> Any:
+            return pl.ds((split * tiles + index32(i)) * TILE, TILE)
+
+        def fetch_choice(i: Any) -> None:
+            for source, at, target in ((ids, chunk, chosen), (coefficients, of_chunk, factors)):
+                source = source.at[at, codebook, :, tokens_of(i)]
+                plgpu.copy_gmem_to_smem(source, target, choice_here)
+
+        def fetch_queries(i: Any) -> None:
+            for column in range(columns // TILE):
+                there = pl.ds(codebook * half + block * columns + column * TILE, TILE)
+                source = queries.at[chunk, tokens_of(i), there]
+                plgpu.copy_gmem_to_smem(source, stage.at[column], queries_here)
+
+        fetch_choice(jnp.int32(0))
+        fetch_queries(jnp.int32(0))
+
         def step(i: Any, total: Any, of_rows: jax.Array) -> jax.Array:
-            at = pl.ds((split * tiles + index32(i)) * TILE, TILE)
-            of_chunk = 0 if of_one else chunk
+            following = index32(i) + 1
 
             def place_one(place: Any, placed: jax.Array) -> jax.Array:
                 place = index32(place)
-                chosen = load(ids.at[chunk, codebook, place, at], by_column())
-                factor = load(coefficients.at[of_chunk, codebook, place, at], by_column())
-                return _placed([chosen], [factor], sub_keys, placed)
+                one, factor = (load(x.at[place], by_column()) for x in (chosen, factors))
+                return _placed([one], [factor], sub_keys, placed)
 
+            plgpu.barrier_wait(choice_here)
             # A loop: all places at once would take more registers than there are.
             placed = jax.lax.fori_loop(0, top_k, place_one, _nothing())
-            put(laid, placed)
-            for start in range(0, columns, TILE):
-                there = pl.ds(codebook * half + block * columns + start, TILE)
-                query = load(queries.at[chunk, at, there], matrix())
-                put(rows.at(slice(None), slice(start, start + TILE)), query)
+            put(laid, placed)  # From here on, all warps have read what was fetched.
+            pl.when(following < tiles)(lambda: fetch_choice(following))
+            plgpu.barrier_wait(queries_here)
+            for column in range(columns // TILE):
+                here = slice(column * TILE, (column + 1) * TILE)
+                put(rows.at(slice(None), here), load(stage.at[column], matrix()))
+            pl.when(following < tiles)(lambda: fetch_queries(following))
             for left, right in ((laid.lo, rows.hi), (laid.hi, rows.lo), (laid.hi, rows.hi)):
                 plgpu.wgmma(total, left, right)
             plgpu.wgmma_wait(0)
@@ -110,7 +134,15 @@ def add(
             jax.ShapeDtypeStruct((splits, codebooks, subkeys, half), jnp.float32),
             jax.ShapeDtypeStruct((splits, codebooks, subkeys), jnp.float32),
         ],
-        scratch_types=[smem_halves(TILE, TILE), smem_halves(TILE, columns)],
+        scratch_types=[
+            smem_halves(TILE, TILE),
+            smem_halves(TILE, columns),
+            smem(TILE, TILE, jnp.float32, slots=columns // TILE),
+            plgpu.SMEM((top_k, TILE), jnp.int32),
+            plgpu.SMEM((top_k, TILE), jnp.float32),
+            plgpu.Barrier(num_arrivals=2),
+            plgpu.Barrier(num_arrivals=columns // TILE),
+        ],
         grid=(half // columns, subkeys // TILE, codebooks, splits),
         grid_names=("columns", "tile", "codebook", "split"),
         kernel_name="key_scan_add",

@@ -31,10 +31,10 @@ class KeySpec(Spec):
 SPECS = (
     KeySpec(name="two_chunks", chunks=2, tokens=64, top_k=2),
     KeySpec(
-        name="two_heads", chunks=3, tokens=192, heads=2, half=256, top_k=3, weight_decay=0.1,
+        name="two_heads", chunks=3, tokens=704, heads=2, half=256, top_k=3, weight_decay=0.1,
         small=False,
     ),
-    KeySpec(name="paper_widths", chunks=3, tokens=512, subkeys=512, half=256, small=False),
+    KeySpec(name="paper_widths", chunks=3, tokens=2048, subkeys=512, half=256, small=False),
 )  # fmt: skip
 _CANDIDATES = 8
 """Random queries of which each token gets the clearest."""

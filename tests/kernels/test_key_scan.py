@@ -16,7 +16,7 @@ from fwpkm_jax.rules import FwPKM
 from pallas_kernels import dispatch
 from pallas_kernels.key_scan import key_loops
 from pallas_kernels.key_scan.api import loops_of
-from pallas_kernels.key_scan.gpu_add import add, totals
+from pallas_kernels.key_scan.gpu_add import TILE, add, totals
 from pallas_kernels.key_scan.gpu_rows import pulls_back, step, step_back
 from pallas_kernels.key_scan.specs import CHECK_RATIO, SPECS, errors_of
 from tests.kernels.entry import equal_or_close
@@ -41,7 +41,8 @@ def by_token(x):
 @pytest.mark.by_default("of_one_chunk")
 @pytest.mark.parametrize("of_all", [False, True], ids=["of_one_chunk", "of_all_chunks"])
 def test_queries_are_added_to_the_chosen_sub_keys_in_parts(of_all):
-    tokens, subkeys, half = 128, 64, 64
+    # Two parts of eleven tiles, of which all but the first arrive while another is multiplied.
+    tokens, subkeys, half = 22 * TILE, 64, 2 * TILE
     ids, queries = draw_ids(tokens, subkeys), draw(CHUNKS, tokens, CODEBOOKS * half)
     coefficients = draw(CHUNKS if of_all else 1, CODEBOOKS, TOP_K, tokens)
     with dispatch.interpret_kernels("gpu"):

@@ -12,6 +12,7 @@ Columns of the table do not interact: any slice of columns of V, v and y gives t
 results, and the cotangents of w, s and m are sums over the slices.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -73,6 +74,8 @@ def _primal(
 _scan = jax.custom_vjp(_primal, nondiff_argnums=(0,))
 
 
+# `jit` traces a scan once for equal arguments, so a model with several memories lowers it once.
+@functools.partial(jax.jit, static_argnums=0)
 def _scan_and_log(ops, values, slot_ids, rows, groups) -> tuple[ValueScanOutput, jax.Array]:
     """The scan, and the touched rows before each write: `[chunks * distinct + 1, value]`.
 
@@ -124,17 +127,29 @@ def _scan_backward(ops, residuals, cotangents):
     A row's cotangent is that of the same slot's row in the next chunk that touched it, plus what
     this chunk's reads add. `later` holds the place of that row, so no table is needed.
     """
-    log, output, rows, groups, slots, table = residuals
-    output_bar = cotangents.output
+    output_bar, values_bar = cotangents.output, cotangents.values
     if _is_zero(output_bar):
-        output_bar = jnp.zeros_like(output)
+        output_bar = jnp.zeros_like(residuals.output)
+    values_bar, rows_bar = _scan_back(
+        ops, residuals, output_bar, None if _is_zero(values_bar) else values_bar
+    )
+    return values_bar, None, rows_bar, None
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _scan_back(ops, residuals, output_bar, written_bar) -> tuple[jax.Array | None, ChunkRows]:
+    """Cotangents of the table before the scan, if they are used, and of the rows.
+
+    `written_bar` are those of the table after it, None if they are zero.
+    """
+    log, output, rows, groups, slots, table = residuals
     num_slots, chunks = slots.shape[0], output.shape[0]
     # Behind the log stand the rows that no later chunk touches: one of zeros, or the whole table's
     # cotangents.
     beyond = log.shape[0] - 1
     kept, untouched = log, jnp.full((num_slots,), beyond, jnp.int32)
-    if not _is_zero(cotangents.values):
-        kept = jnp.concatenate([log[:beyond], cotangents.values])
+    if written_bar is not None:
+        kept = jnp.concatenate([log[:beyond], written_bar])
         untouched = beyond + jnp.arange(num_slots, dtype=jnp.int32)
     touched = groups.slots[:, : logged_rows(num_slots, groups)]
     later = jax.lax.platform_dependent(
@@ -154,7 +169,7 @@ def _scan_backward(ops, residuals, cotangents):
         places = jnp.arange(touched.size, dtype=jnp.int32)
         first = untouched.at[touched.reshape(-1)].min(places, mode="drop")
         values_bar = kept.at[first].get(mode="promise_in_bounds")
-    return values_bar, None, rows_bar, None
+    return values_bar, rows_bar
 
 
 def _later_in_turn(

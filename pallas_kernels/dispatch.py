@@ -245,6 +245,11 @@ def _failure(op: str, kernel: Kernel, check: Callable[[Kernel], None]) -> str | 
 
         def run() -> Verdict:
             if kernel == "gpu" and verdicts.has_name(check):
+                _LOGGER.warning(
+                    "%s: its kernel is compared with plain JAX on this %s, once for each version; "
+                    "this takes about a minute.",
+                    *(op, kind),
+                )
                 return verdicts.run_apart(check, kernel, kind)
             # A new thread starts outside every trace. Inside `jax.ensure_compile_time_eval`
             # kernels cannot be traced, because their axes are unbound there.

@@ -2,7 +2,9 @@
 
 import functools
 import importlib
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import chex
 import jax
@@ -129,32 +131,32 @@ def _fill(x: jax.Array, multiples: dict[int, int]) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _run(chosen: Kernel, scale: float, *inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    output, final, _ = _forward(chosen, scale, False, Inputs(*inputs))
+    output, final, _ = _forward(_kernels(chosen).forward, scale, False, Inputs(*inputs))
     return output, final
 
 
 def _run_forward(chosen, scale, *inputs):
     inputs = Inputs(*inputs)
-    output, final, residuals = _forward(chosen, scale, True, inputs)
+    output, final, residuals = _forward(_kernels(chosen).forward, scale, True, inputs)
     return (output, final), (inputs, residuals)
 
 
 def _run_backward(chosen, scale, saved, cotangents):
-    return tuple(_backward(chosen, scale, saved, cotangents))
+    return tuple(_backward(_kernels(chosen).backward, scale, saved, cotangents))
 
 
 _run.defvjp(_run_forward, _run_backward)
 
 
-# `jit` traces these once for equal arguments, so a model lowers its kernels once, not in each layer.
+# `jit` traces these once for equal arguments, so a model lowers its kernels once, not per layer.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _forward(chosen: Kernel, scale: float, save: bool, inputs: Inputs):
-    return _kernels(chosen).forward(inputs, scale=scale, save=save)
+def _forward(kernels: Callable[..., Any], scale: float, save: bool, inputs: Inputs) -> Any:
+    return kernels(inputs, scale=scale, save=save)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _backward(chosen: Kernel, scale: float, saved, cotangents) -> Inputs:
-    return _kernels(chosen).backward(*saved, *cotangents, scale=scale)
+def _backward(kernels: Callable[..., Inputs], scale: float, saved: Any, cotangents: Any) -> Inputs:
+    return kernels(*saved, *cotangents, scale=scale)
 
 
 def _kernels(chosen: Kernel) -> ModuleType:

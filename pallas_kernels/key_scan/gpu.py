@@ -46,7 +46,7 @@ def forward(
     return _forward(top_k, key_write, keys, queries, token_weights)
 
 
-# `jit` traces these once for equal arguments, so a model with several memories lowers them once.
+# `jit` traces this once for equal arguments, so a model with several memories lowers it once.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _forward(top_k, key_write, keys, queries, token_weights) -> tuple[KeyScanOutput, jax.Array]:
     heads, _, subkeys, half = keys.shape
@@ -97,7 +97,6 @@ def _forward(top_k, key_write, keys, queries, token_weights) -> tuple[KeyScanOut
     return KeyScanOutput(history[-1], _choice(ids, scores, heads)), history[:-1]
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def backward(
     key_write: KeyWrite, keys_bar: SubKeys, chunks: ScannedChunk, steps: KeyStep
 ) -> tuple[SubKeys, tuple[jax.Array, jax.Array]]:

@@ -113,3 +113,12 @@ def equations(jaxpr):
         yield equation
         for inner in jaxprs_in_params(equation.params):
             yield from equations(inner)
+
+
+def programs(jaxpr, *names):
+    """The inner compiled functions of these names, the same object where one trace is shared."""
+    return [
+        equation.params["jaxpr"].jaxpr
+        for equation in equations(jaxpr)
+        if equation.params.get("name") in names
+    ]

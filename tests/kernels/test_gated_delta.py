@@ -20,7 +20,7 @@ from pallas_kernels.gated_delta import (
 )
 from pallas_kernels.gated_delta.gpu_prepare import prepare
 from pallas_kernels.gated_delta.specs import SPECS, GatedDeltaSpec, sample
-from tests.kernels.entry import equations
+from tests.kernels.entry import equations, programs
 
 SPEC = GatedDeltaSpec(name="here", length=20, key=8, value=16)
 
@@ -116,6 +116,22 @@ def test_float64_is_refused():
         arrays = jax.tree.map(lambda x: x.astype(jnp.float64), sample(SPEC, jnp.float32))
         with pytest.raises(NotImplementedError, match="float64"):
             chunk_gated_delta_rule(**arrays, backend="pallas")
+
+
+def test_a_model_lowers_the_kernels_of_all_layers_once():
+    arrays = sample(GatedDeltaSpec(name="here", length=64, key=64, value=64), jnp.float32)
+
+    def loss(values):
+        for _ in range(3):
+            values = chunk_gated_delta_rule(**arrays | {"value": values}).output
+        return jnp.sum(values)
+
+    with dispatch.compile_kernels("gpu"):
+        jaxpr = jax.make_jaxpr(jax.grad(loss))(arrays["value"]).jaxpr
+    for name in ("_forward", "_backward"):
+        found = programs(jaxpr, name)
+        assert len(found) == 3
+        assert len(set(map(id, found))) == 1
 
 
 def test_one_chunks_backward_pass_is_exact_in_float64():

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from fwpkm_jax.core.slots.key_scan import KeyLoops
+from fwpkm_jax.core.slots.addressing import best_sub_keys
+from fwpkm_jax.core.slots.key_scan import KeyLoops, key_scan
 from fwpkm_jax.core.slots.key_write import KeyWrite
 from fwpkm_jax.core.slots.sub_keys import add_to_sub_keys, sub_key_totals
 from fwpkm_jax.rules import FwPKM
@@ -19,7 +20,7 @@ from pallas_kernels.key_scan.api import loops_of
 from pallas_kernels.key_scan.gpu_add import TILE, add, totals
 from pallas_kernels.key_scan.gpu_rows import pulls_back, step, step_back
 from pallas_kernels.key_scan.specs import CHECK_RATIO, SPECS, errors_of
-from tests.kernels.entry import equal_or_close
+from tests.kernels.entry import equal_or_close, programs
 
 CHUNKS, CHUNK, HEADS, CODEBOOKS, TOP_K = 3, 1, 2, 4, 3
 KEEP, MOVE = 0.9, -0.4
@@ -56,6 +57,27 @@ def test_queries_are_added_to_the_chosen_sub_keys_in_parts(of_all):
     expected = sub_key_totals(one, chosen, subkeys)
     for actual in (of_rows, of_totals):
         equal_or_close(actual.sum(0).reshape(expected.shape), expected, ratio=1e-6)
+
+
+def test_memories_of_equal_sizes_share_one_trace():
+    queries, weights = draw(CHUNKS, 64, 1, 256), jnp.ones((CHUNKS, 64))
+    key_write = KeyWrite(learning_rate=1.0, loss_weight=1.0, score="idw")
+
+    def loss(keys):
+        for _ in range(2):  # The loops are made anew for each memory, as a model does.
+            find = functools.partial(best_sub_keys, top_k=TOP_K)
+            loops = loops_of("gpu", TOP_K)
+            keys = key_scan(
+                keys, queries, weights, find=find, key_write=key_write, loops=loops
+            ).keys
+        return jnp.sum(keys)
+
+    with dispatch.compile_kernels("gpu"):
+        jaxpr = jax.make_jaxpr(jax.grad(loss))(draw(1, 2, 128, 128)).jaxpr
+    for name in ("_forward", "_scan_back"):
+        found = programs(jaxpr, name)
+        assert len(found) == 2
+        assert len(set(map(id, found))) == 1
 
 
 def test_access_is_summed_from_scores_and_weights():

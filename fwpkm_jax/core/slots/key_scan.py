@@ -159,11 +159,17 @@ def _step_of(chunk: ScannedChunk, *, score: Score) -> KeyStep:
 def _scan_backward(find, key_write, loops, residuals, cotangents):
     """Goes from the last chunk to the first; only what depends on the keys' cotangent is inside."""
     del find
+    return _scan_back(key_write, loops.backward, residuals, cotangents)
+
+
+# `jit` traces this once for equal arguments, so a model with several memories lowers it once.
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _scan_back(key_write, loop, residuals, cotangents):
     before, queries, token_weights, choice = residuals
     score = key_write.score
     chunks = ScannedChunk(before, queries, token_weights, choice, cotangents.choice.sub_key_scores)
     steps = jax.vmap(functools.partial(_step_of, score=score))(chunks)
-    keys_bar, (gradient_bar, pulls) = loops.backward(key_write, cotangents.keys, chunks, steps)
+    keys_bar, (gradient_bar, pulls) = loop(key_write, cotangents.keys, chunks, steps)
     queries_bar, weights_bar = jax.lax.platform_dependent(
         *(chunks, steps.pulls, gradient_bar, pulls),
         # On a CPU one chunk at a time fits the cache.

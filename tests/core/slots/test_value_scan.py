@@ -13,6 +13,7 @@ from fwpkm_jax.core.slots import value_scan as value_scan_module
 from fwpkm_jax.core.slots.grouping import group_slots
 from fwpkm_jax.core.slots.row_ops import ChunkRows
 from fwpkm_jax.core.slots.value_scan import value_scan
+from tests.kernels.entry import programs
 
 pytestmark = pytest.mark.usefixtures("float64")
 SLOTS, VALUE, CHUNKS, TOKENS, PLACES = 9, 6, 3, 4, 2
@@ -35,6 +36,23 @@ def sample(slots=SLOTS, seed=0):
 def scan(values, ids, rows):
     groups = jax.vmap(lambda x: group_slots(x, num_slots=values.shape[0]))(ids)
     return value_scan(values, ids, rows, groups=groups)
+
+
+def test_memories_of_equal_sizes_share_one_trace():
+    values, ids, rows = sample()
+    groups = jax.vmap(lambda x: group_slots(x, num_slots=SLOTS))(ids)
+
+    def loss(targets):
+        for _ in range(3):
+            of_layer = rows._replace(targets=targets)
+            targets = value_scan(values, ids, of_layer, groups=groups).output
+        return jnp.sum(targets)
+
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(rows.targets).jaxpr
+    for name in ("_scan_and_log", "_scan_back"):
+        found = programs(jaxpr, name)
+        assert len(found) == 3
+        assert len(set(map(id, found))) == 1
 
 
 def loops(values, ids, rows):

@@ -7,6 +7,8 @@ bytes and operations of each launch from the text (`benchmarks.compiled.traffic`
 `launch_us`, and the longer of its bytes at the bandwidth and its operations at the rate of
 products. No launch overlaps another, and nothing stays in a cache. The layer's projections are
 added by formula. The backbone's time is given; the paper's is 147 ms for 8 sequences on an H100.
+With 7 or 8 chunks the 8 parts of the sums of `key_scan_add` look like those of 8 turns, and 7 of
+them are not counted: 7 MB too few written, and read, by each loop of the keys.
 
 `rows` has a row per loop and one for what runs once per sequence, `ratio` the speed of the step
 with memories relative to the one without, by backbone.

@@ -53,7 +53,8 @@ def test_the_cases_reach_the_steady_state_of_every_kernel():
         assert name in found
     operations = {name.split("/")[0] for name in found}
     assert operations == {name.split("/")[0] for name in cases.cases("tiny")}
-    assert all(case.limit_s <= 60 for name, case in found.items() if not name.startswith("choice"))
+    long = ("choice", "memory")
+    assert all(case.limit_s <= 120 for name, case in found.items() if not name.startswith(long))
 
 
 def test_an_error_that_is_no_number_is_too_large():

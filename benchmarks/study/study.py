@@ -82,13 +82,13 @@ SEEDS = {
     MAIN + OPEN: (0, 1, 2),
     "gdn_swa" + KEEPING: (0,),
     "gdn_swa" + KEEPING + TIED: (0,),
-    "gdn_swa__pkm": (0,),
-    "gdn_swa__pkm_fwpkm": (0,),
+    "gdn_swa__pkm": (0, 1, 2),
+    "gdn_swa__pkm_fwpkm": (0, 1, 2),
     "gdn_swa__fwmlp": (0, 1, 2),
-    "lact": (0,),
-    "fa": (0,),
-    "fa__fwpkm": (0,),
-    "fa__fwpkm__pswa": (0,),
+    "lact": (0, 1, 2),
+    "fa": (0, 1, 2),
+    "fa__fwpkm": (0, 1, 2),
+    "fa__fwpkm__pswa": (0, 1, 2),
 }
 """Configs, some with one of `ENDINGS` or several, and their seeds, in the order of the runs."""
 

@@ -122,7 +122,7 @@ def evaluations(name: str, *, has_memory: bool) -> dict[str, tuple[str, Any]]:
             for label, options in _needles(name, has_memory=has_memory).items()
         },
         **(_long_answers() if name.removesuffix(UNGATED) == MAIN else {}),
-        **(_controls() if _is_gated(name) else {}),
+        **(_controls() if _reads_slots(name) else {}),
         "continual": (
             "continual",
             ContinualConfig(domains=domains, max_batches=16, max_eval_batches=4),
@@ -169,7 +169,7 @@ def _frozen_needles(*, samples: int) -> NeedleConfig:
 
 
 def _controls() -> dict[str, tuple[str, Any]]:
-    """More of the main model: its memory reset, its reads taken out, needles in other words."""
+    """More of models with FwPKM: a memory that is reset, no reads, needles in other words."""
     text, (short, long, _) = (str(EXCERPTS),), HAYSTACKS.values()
     near = NeedleConfig(
         haystack_words=(short,), samples=100, readings=(1, 4), reset_memory_between_samples=True
@@ -243,6 +243,11 @@ def config_of(name: str) -> tuple[str, list[str]]:
 def _is_gated(name: str) -> bool:
     """Whether a run is of the main model with the paper's gate and one write of a chunk."""
     return config_of(name)[0] == MAIN and UNGATED not in name and REREADING not in name
+
+
+def _reads_slots(name: str) -> bool:
+    """Whether a run's memory is FwPKM, as trained by one write of a chunk."""
+    return config_of(name)[0].partition("__pswa")[0].endswith("fwpkm") and REREADING not in name
 
 
 def _asked(label: str, only: Sequence[str]) -> bool:

@@ -69,16 +69,19 @@ def test_endings_of_a_name_add_options():
     assert study.config_of(both) == ("gdn_swa__fwpkm", [*study.WITHOUT_GATES, *longer])
     assert list(study.evaluations(both, has_memory=True)) == [
         *("ppl", "needle_1x", "needle_8x", "needle_1x_still", "needle_8x_still", "needle_15x"),
-        *("needle_15x_still", "needle_frozen", "needle_reference", "continual"),
+        *("needle_15x_still", "needle_frozen", "needle_reference", "ppl_reset", "ppl_ablated"),
+        *("needle_reset", "needle_8x_reset", "needle_other", "continual"),
     ]
 
 
-def test_gated_runs_alone_have_controls():
+def test_runs_whose_slots_are_written_once_have_controls():
     opened = study.evaluations("gdn_swa__fwpkm__open", has_memory=True)
     assert {"ppl_reset", study.ABLATED, "needle_reset", study.OTHER} < set(opened)
     kind, far = opened["needle_8x_reset"]
     assert (kind, far.haystack_words, far.reset_memory_between_samples) == ("needle", (700,), True)
-    for name in ("gdn_swa__fwpkm__ungated", "gdn_swa__fwpkm__inner4", "gdn_swa__pkm_fwpkm"):
+    for name in ("gdn_swa__fwpkm__ungated", "gdn_swa__pkm_fwpkm", "fa__fwpkm__pswa"):
+        assert "needle_reset" in study.evaluations(name, has_memory=True)
+    for name in ("gdn_swa__fwpkm__inner4", "gdn_swa__fwmlp", "lact"):
         assert "needle_reset" not in study.evaluations(name, has_memory=True)
 
 
@@ -122,6 +125,8 @@ def test_the_study_trains_and_evaluates_what_is_not_done(runs, tmp_path, monkeyp
 
     monkeypatch.setattr(study, "run_suite", run_suite)
     monkeypatch.setattr(controls, "with_still_keys", lambda subject: f"{subject} still")
+    monkeypatch.setattr(controls, "without_reads", lambda subject: f"{subject} ablated")
+    monkeypatch.setattr(controls, "write_other_needles", lambda file, subject, **sizes: None)
     monkeypatch.setattr(study, "trained_loss", lambda directory: 1.5)
     monkeypatch.setattr(study, "tables", lambda lines, **names: ["table"])
     out = tmp_path / "lines.jsonl"
@@ -138,7 +143,8 @@ def test_the_study_trains_and_evaluates_what_is_not_done(runs, tmp_path, monkeyp
         "needle_frozen",
         "needle_reference",
     ]
-    ungated += ["longbench", "continual"]
+    ungated += ["longbench", "ppl_reset", "ppl_ablated", "needle_reset", "needle_8x_reset"]
+    ungated += ["needle_other", "continual"]
     fewer = [*every, "needle_frozen", "continual"]
     assert evaluated == [*fewer, *ungated, *fewer]
     first, second, third = runs

@@ -136,12 +136,13 @@ def reference_table(lines: Sequence[Line]) -> str:
 def control_table(lines: Sequence[Line]) -> str:
     """Controls: perplexity without reads or with resets, needles with resets or in other words.
 
-    Lines of one run, which may come from several files, count as one.
+    Lines of one run, which may come from several files, count as one; those without perplexity are
+    left out.
     """
     runs: dict[str, Line] = {}
     for line in lines:
         runs[line["run"]] = runs.get(line["run"], {}) | line
-    found = [line for line in _by_name(list(runs.values())) if "ppl_reset" in line]
+    found = [line for line in _by_name(list(runs.values())) if {"ppl", "ppl_reset"} <= line.keys()]
     labels = [label for label in _CONTROLS if all(label in line for line in found)]
     rows = [
         "| model | seed | perplexity: written | reset per book | frozen | slots at zero | "

@@ -150,6 +150,8 @@ def test_controls_of_one_run_may_come_from_several_files():
     head, _, row = control_table([first, {"run": "b:0", "ppl": {}}, second]).splitlines()
     assert "reset after" not in head
     assert row == "| a | 1 | 5.000 | 5.250 | 5.500 | 6.000 | 0.50, 1.00 | 0.00, 0.25 |"
+    # A file of controls alone, before the run's other lines are beside it.
+    assert len(control_table([second]).splitlines()) == 2
 
 
 def test_needles_with_still_keys_stand_beside_those_with_moving_ones():

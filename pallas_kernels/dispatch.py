@@ -247,7 +247,7 @@ def _failure(op: str, kernel: Kernel, check: Callable[[Kernel], None]) -> str | 
             if kernel == "gpu" and verdicts.has_name(check):
                 _LOGGER.warning(
                     "%s: its kernel is compared with plain JAX on this %s, once for each version; "
-                    "this takes about a minute.",
+                    "this takes a minute or two.",
                     *(op, kind),
                 )
                 return verdicts.run_apart(check, kernel, kind)

@@ -246,8 +246,8 @@ def _is_gated(name: str) -> bool:
 
 
 def _reads_slots(name: str) -> bool:
-    """Whether a run's memory is FwPKM, as trained by one write of a chunk."""
-    return config_of(name)[0].partition("__pswa")[0].endswith("fwpkm") and REREADING not in name
+    """Whether a run has FwPKM, and writes each chunk once."""
+    return "fwpkm" in name and REREADING not in name
 
 
 def _asked(label: str, only: Sequence[str]) -> bool:

@@ -115,10 +115,10 @@ def equations(jaxpr):
             yield from equations(inner)
 
 
-def programs(jaxpr, *names):
-    """The inner compiled functions of these names, the same object where one trace is shared."""
+def programs(jaxpr, name):
+    """The inner compiled functions of this name, the same object where one trace is shared."""
     return [
         equation.params["jaxpr"].jaxpr
         for equation in equations(jaxpr)
-        if equation.params.get("name") in names
+        if equation.params.get("name") == name
     ]

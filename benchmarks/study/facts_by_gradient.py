@@ -1,12 +1,15 @@
-"""Tells facts to the weights of the MLPs by gradient steps, and asks for them.
+"""Tells facts to slow weights by gradient steps, and asks for them.
 
     python -m benchmarks.study.study --runs gdn_swa__fwpkm:0   # and :1, :2
     python -m benchmarks.study.facts_by_gradient
 
 The facts, the texts and the questions are those of `benchmarks.study.retention`, which tells them
-to FwPKM. Here FwPKM stays as training left it, and every reading of the haystacks is one or more
-steps of gradient descent on the loss of their text: all people's haystacks are one batch, and all
-facts go into the same weights. Each result is a line of JSON; those in the file are skipped.
+to FwPKM. Every reading of the haystacks is one or more steps of gradient descent: all people's
+haystacks are one batch, and all facts go into the same weights. What learns is a way of
+`benchmarks.study.consolidation`. With the text as the teacher FwPKM stays as training left it. With
+the memory as the teacher each person's FwPKM is written first, as in `retention`; then the slow
+weights learn to predict the haystack without FwPKM's writes as the trained model does with them.
+Each result is a line of JSON; those in the file are skipped.
 """
 
 from __future__ import annotations
@@ -26,25 +29,37 @@ from flax import nnx
 
 from benchmarks.machine import environment_once
 from benchmarks.options import parse
-from benchmarks.study.consolidation import DENSE, cross_entropy
+from benchmarks.study.consolidation import WAYS as ALL_WAYS
+from benchmarks.study.consolidation import Way, cross_entropy
 from benchmarks.study.lasting_text import ask
-from benchmarks.study.retention import Line, Lines
-from benchmarks.study.retention_facts import FactsPlan, facts_texts, opened
+from benchmarks.study.retention import METHODS, Line, Lines, Method, written_so
+from benchmarks.study.retention_facts import (
+    FactsPlan,
+    facts_texts,
+    opened,
+    read_facts,
+    without_history,
+    write_facts,
+)
 from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.needle.samples import NeedleSample
-from fwpkm_jax.models.language_model import Memory
+from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.run import Run, load_run
 from fwpkm_jax.training.state import trained_part, with_trained
 
 MOMENTS = ("told_1", "told", "other")
+WAYS = {name: way for name, way in ALL_WAYS.items() if way.teacher != "text" or not way.carried}
+"""The ways whose FwPKM, if it is written, is written by the model that was trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Measures facts that gradient steps have told the weights of the MLPs."""
+    """Measures facts that gradient steps have told slow weights."""
 
     runs: tuple[Path, ...] = tuple(Path(f"runs/study/gdn_swa__fwpkm_seed{n}") for n in range(3))
     """Run directories of models that were trained on needles."""
+    ways: tuple[str, ...] = ("text, dense",)
+    """What learns; see `WAYS`."""
     rates: tuple[float, ...] = (1e-5,)
     """Of the steps, of a loss summed over the batch's tokens."""
     steps: tuple[int, ...] = (1, 16)
@@ -63,7 +78,7 @@ class Options:
     """File of the results, which are added to."""
 
 
-@partial(jax.jit, static_argnames="graphdef")
+@partial(jax.jit, static_argnames=("graphdef", "trained"))
 def learn(
     graphdef: Any,
     params: Any,
@@ -71,7 +86,10 @@ def learn(
     memory: Memory,
     tokens: jax.Array,
     mask: jax.Array,
+    target: jax.Array,
     rate: float,
+    *,
+    trained: str,
 ) -> dict[str, jax.Array]:
     """The weights that learn after one step of gradient descent.
 
@@ -82,30 +100,30 @@ def learn(
       memory: fast weights, which are not written.
       tokens: int `[people, length + 1]`.
       mask: of that shape, 1 for real tokens; labels that are not real do not count.
+      target: probabilities of the labels to learn, `[people, length, vocab]`.
       rate: of the step.
+      trained: pattern of the weights that learn.
     """
 
     def loss(slow: dict[str, jax.Array]) -> jax.Array:
-        return jnp.sum(mask[:, 1:]) * text_loss(graphdef, params, slow, memory, tokens, mask)
+        model = nnx.merge(graphdef, with_trained(params, slow, (trained,)))
+        return cross_entropy(read(model, memory, tokens, mask), target * mask[:, 1:, None])
 
     gradients = jax.grad(loss)(slow)
     return {name: x - rate * gradients[name] for name, x in slow.items()}
 
 
+def read(model: LanguageModel, memory: Memory, tokens: jax.Array, mask: jax.Array) -> jax.Array:
+    """Logits `[people, length, vocab]` of haystacks that are not written."""
+    return model(tokens[:, :-1], memory, mask=mask[:, :-1], write=False).logits
+
+
 @partial(jax.jit, static_argnames="graphdef")
-def text_loss(
-    graphdef: Any,
-    params: Any,
-    slow: dict[str, jax.Array],
-    memory: Memory,
-    tokens: jax.Array,
-    mask: jax.Array,
+def predictions(
+    graphdef: Any, params: Any, memory: Memory, tokens: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Mean loss of the real labels, in nats; the arguments are those of `learn`."""
-    model = nnx.merge(graphdef, with_trained(params, slow, (DENSE,)))
-    logits = model(tokens[:, :-1], memory, mask=mask[:, :-1], write=False).logits
-    labels = jax.nn.one_hot(tokens[:, 1:], logits.shape[-1])
-    return cross_entropy(logits, labels * mask[:, 1:, None]) / jnp.sum(mask[:, 1:])
+    """What a model predicts for each label, `[people, length, vocab]`."""
+    return jax.nn.softmax(read(nnx.merge(graphdef, params), memory, tokens, mask))
 
 
 def padded(
@@ -121,7 +139,7 @@ def padded(
     return jnp.asarray(tokens), jnp.asarray(mask)
 
 
-def facts_line(run: Run, rate: float, steps: int, plan: FactsPlan) -> Line:
+def facts_line(run: Run, way: Way, rate: float, steps: int, plan: FactsPlan) -> Line:
     """Shares of right answers after one reading and all, and after other facts.
 
     Returns:
@@ -132,53 +150,73 @@ def facts_line(run: Run, rate: float, steps: int, plan: FactsPlan) -> Line:
     assert isinstance(data, TextData)
     tokenizer = load_tokenizer(data.tokenizer)
     texts = facts_texts(data, tokenizer, plan)
-    graphdef, params = nnx.split(run.model)
-    memory = jax.tree.map(lambda x: jnp.repeat(x[:1], plan.people, axis=0), run.memory)
-    haystacks = (texts.told, *texts.other)
-    longest = max(len(tokenizer.encode(one.haystack)) for each in haystacks for one in each)
-    slow = trained_part(params, (DENSE,))
+    (writer, fast), (reader, _) = (written_so(run, METHODS[way.write]), written_so(run, Method()))
+    graphdef, params = nnx.split(reader)
+    fast = unread = jax.tree.map(lambda x: jnp.repeat(x[:1], plan.people, axis=0), fast)
+    start = without_history(unread)
+    waiting = None if way.teacher == "text" else read_facts(reader, start, texts, tokenizer)
+    slow = trained_part(params, (way.trained,))
+    if not slow and way.teacher is not None:
+        raise SystemExit(f"{run.experiment.run_dir}: no {way.trained} that can learn.")
+    write = partial(write_facts, *nnx.split(writer))
+    longest = max(
+        len(tokenizer.encode(one.haystack)) for each in (texts.told, *texts.other) for one in each
+    )
     found: dict[str, Any] = {}
     loss: dict[str, float] = {}
-    told = padded(texts.told, tokenizer, longest)
 
-    def read(samples: Sequence[NeedleSample], slow: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        tokens, mask = padded(samples, tokenizer, longest)
-        for _ in range(steps):
-            slow = learn(graphdef, params, slow, memory, tokens, mask, rate)
-        return slow
+    def tell(tokens: jax.Array, mask: jax.Array, layers: Any) -> None:
+        nonlocal slow, fast
+        target = jax.nn.one_hot(tokens[:, 1:], tokenizer.vocab_size)
+        if layers is not None:
+            fast = write(fast, layers)
+        if way.teacher == "memory":
+            target = predictions(graphdef, params, without_history(fast), tokens, mask)
+        for _ in range(steps if way.teacher else 0):
+            texts = (tokens, mask, target)
+            slow = learn(graphdef, params, slow, start, *texts, rate, trained=way.trained)
 
     def asked(moment: str) -> None:
-        model = nnx.merge(graphdef, with_trained(params, slow, (DENSE,)))
-        state = opened(model, memory, plan.length)
-        found[moment] = ask(model, state, texts.told, tokenizer)
-        loss[moment] = measured()
+        own = nnx.merge(graphdef, with_trained(params, slow, (way.trained,)))
+        memory = without_history(fast) if way.carried else start
+        if moment != "before":
+            found[moment] = ask(own, opened(own, memory, plan.length), texts.told, tokenizer)
+        labels = jax.nn.one_hot(told[0][:, 1:], tokenizer.vocab_size) * told[1][:, 1:, None]
+        mean = cross_entropy(jnp.log(predictions(*nnx.split(own), memory, *told)), labels)
+        loss[moment] = round(float(mean / jnp.sum(told[1][:, 1:])), 5)
 
-    def measured() -> float:
-        return round(float(text_loss(graphdef, params, slow, memory, *told)), 5)
-
-    loss["before"] = measured()
+    told = padded(texts.told, tokenizer, longest)
+    asked("before")
     for reading in range(plan.readings):
-        slow = read(texts.told, slow)
+        tell(*told, waiting and waiting.told)
         if reading == 0:
             asked("told_1")
     asked("told")
-    for samples in texts.other:
-        slow = read(samples, slow)
+    for number, samples in enumerate(texts.other):
+        fast = fast if way.carried else unread
+        tell(*padded(samples, tokenizer, longest), waiting and waiting.other[number])
     asked("other")
     return {"facts": found, "loss": loss, "settings": asdict(plan)}
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Shares of right answers by moment, of each run, rate and number of steps."""
+    """Shares of right answers by moment, of each run, way, rate and number of steps."""
     if not lines:
         return ""
     settings = lines[0]["settings"]
-    heads = ["run", "rate", "steps per reading", "told once", f"told {settings['readings']} times"]
+    heads = [
+        "run",
+        "what learns",
+        "rate",
+        "steps per reading",
+        "told once",
+        f"told {settings['readings']} times",
+    ]
     heads.append(f"after {settings['other_facts']} haystacks with other facts")
     heads += ["loss of the haystacks before", "and after all readings"]
     rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for line in lines:
-        cells = [line["run"], f"{line['rate']:g}", str(line["steps"])]
+        cells = [line["run"], line["way"], f"{line['rate']:g}", str(line["steps"])]
         cells += [f"{line['facts'][moment]['exact']:.2f}" for moment in MOMENTS]
         cells += [f"{line['loss'][moment]:.2f}" for moment in ("before", "told")]
         rows.append(f"| {' | '.join(cells)} |")
@@ -198,18 +236,27 @@ def main(argv: Sequence[str] | None = None) -> None:
         length=500,
         seed=options.seed,
     )
+    if unknown := set(options.ways) - set(WAYS):
+        raise SystemExit(f"--ways: {sorted(unknown)} are none of {tuple(WAYS)}.")
+    asked = [
+        (name, *one)
+        for name in options.ways
+        for one in (
+            itertools.product(options.rates, options.steps) if WAYS[name].teacher else [(0.0, 0)]
+        )
+    ]
     for path in options.runs:
         run = load_run(path)
-        for rate, steps in itertools.product(options.rates, options.steps):
-            what = {"run": path.name, "rate": rate, "steps": steps, "settings": asdict(plan)}
-            what["settings"]["pieces"] = list(plan.pieces)
+        for name, rate, steps in asked:
+            what = {"run": path.name, "way": name, "rate": rate, "steps": steps}
+            what["settings"] = {**asdict(plan), "pieces": list(plan.pieces)}
             if lines.has(**what):
                 continue
             began = time.monotonic()
-            found = facts_line(run, rate, steps, plan)
+            found = facts_line(run, WAYS[name], rate, steps, plan)
             seconds = round(time.monotonic() - began, 1)
             lines.add({**found, **what, "seconds": seconds, "environment": environment_once()})
-            print(f"{path.name} {rate:g} {steps}: {seconds} s", flush=True)
+            print(f"{path.name} {name} {rate:g} {steps}: {seconds} s", flush=True)
     print(table(lines.all))
 
 

@@ -27,7 +27,6 @@ from flax import nnx
 
 from benchmarks.options import parse
 from benchmarks.study.lines import make_lines, train_run
-from benchmarks.study.study import WITHOUT_GATES
 from fwpkm_jax.data import make_dataset
 from fwpkm_jax.evaluation.intervals import clustered_mean
 from fwpkm_jax.run.load import Run, load_run
@@ -41,9 +40,9 @@ KINDS: dict[str, tuple[str, ...]] = {
     "backbone_joined": ("study/gdn_swa", *JOINED),
     "keeping_resets": ("study/gdn_swa", *RESETS, *KEEPS),
     "keeping_joined": ("study/gdn_swa", *JOINED, *KEEPS),
-    "carry": ("study/gdn_swa__fwpkm", *RESETS, *WITHOUT_GATES),
-    "document": ("study/gdn_swa__fwpkm", *RESETS, *EACH, *WITHOUT_GATES),
-    "fwpkm_joined": ("study/gdn_swa__fwpkm", *JOINED, *WITHOUT_GATES),
+    "carry": ("study/gdn_swa__fwpkm", *RESETS),
+    "document": ("study/gdn_swa__fwpkm", *RESETS, *EACH),
+    "fwpkm_joined": ("study/gdn_swa__fwpkm", *JOINED),
 }
 """Configuration and options of each kind of run. The study's Gated DeltaNet forgets within a few
 bytes; that of `keeping` keeps most of its memory at the start."""

@@ -161,7 +161,7 @@ def facts_kept(
       instead, and `new_1` and `new` of facts that are told after all the text.
     """
     people = jax.tree.map(lambda x: jnp.repeat(x[:1], plan.people, axis=0), memory)
-    write = partial(_write, *nnx.split(writer))
+    write = partial(write_facts, *nnx.split(writer))
     found: dict[str, dict[str, Any]] = {}
 
     def asked(name: str, memory: Memory, samples: Sequence[NeedleSample]) -> None:
@@ -201,7 +201,7 @@ def opened(model: LanguageModel, memory: Memory, longest: int) -> Any:
 
 
 @partial(jax.jit, static_argnames="graphdef")
-def _write(graphdef: Any, params: Any, memory: Memory, layers: Any) -> Memory:
+def write_facts(graphdef: Any, params: Any, memory: Memory, layers: Any) -> Memory:
     """The memory after one write of each person's text."""
     model = nnx.merge(graphdef, params)
     return model.flush(Stream(memory, layers)).memory

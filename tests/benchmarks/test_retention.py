@@ -10,10 +10,11 @@ import pytest
 from flax import nnx
 
 from benchmarks.study import facts_by_gradient, retention, retention_domains, retention_tables
+from benchmarks.study.consolidation import DENSE, Way
 from fwpkm_jax.data import TextData
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run import Run
-from fwpkm_jax.training.state import init_state, model_graph
+from fwpkm_jax.training.state import init_state, model_graph, trained_part
 from tests.benchmarks.programs import run
 from tests.training.tiny_config import get_config
 
@@ -282,20 +283,54 @@ def test_facts_are_told_to_the_weights_by_gradient_steps(made_up, tmp_path, monk
         assert loss["other"] != loss["told"]
     assert few["loss"]["before"] == many["loss"]["before"]
     assert many["loss"]["told_1"] < few["loss"]["told_1"]
-    assert "| made_up | 0.001 | 3 | 0.00 |" in capsys.readouterr().out
+    run("study.facts_by_gradient", *options, "--ways", "plain")
+    plain = json.loads(out.read_text().splitlines()[-1])
+    assert (plain["way"], plain["rate"], plain["steps"]) == ("plain", 0, 0)
+    assert plain["loss"]["before"] == few["loss"]["before"]
+    table = capsys.readouterr().out
+    assert "| made_up | text, dense | 0.001 | 3 | 0.00 |" in table
+    assert "| made_up | plain | 0 | 0 | 0.00 |" in table
+    with pytest.raises(SystemExit, match=r"text, carried.*are none of"):
+        run("study.facts_by_gradient", *options, "--ways", "text, carried")
 
 
 @pytest.mark.thorough
 def test_padding_teaches_nothing(made_up):
     made_up, _ = made_up
     graphdef, params = nnx.split(made_up.model)
-    slow = facts_by_gradient.trained_part(params, (facts_by_gradient.DENSE,))
+    slow = trained_part(params, (DENSE,))
     tokens = jnp.tile(jnp.arange(5, 22), (2, 1))
     mask = jnp.ones(tokens.shape).at[:, 12:].set(0.0)
     one, two = (
-        facts_by_gradient.learn(graphdef, params, slow, made_up.memory, of, mask, 0.1)
+        facts_by_gradient.learn(
+            *(graphdef, params, slow, made_up.memory, of, mask),
+            *(jax.nn.one_hot(of[:, 1:], 257), 0.1),
+            trained=DENSE,
+        )
         for of in (tokens, tokens.at[:, 12:].set(99))
     )
     assert all(np.any(one[name] != slow[name]) for name in slow)
     for name in slow:
         np.testing.assert_allclose(one[name], two[name], atol=1e-7)
+
+
+@pytest.mark.thorough
+def test_the_weights_learn_what_the_memory_was_told(made_up):
+    made_up, _ = made_up
+    sizes = {"people": 2, "words": 8, "readings": 2, "other_facts": 1, "length": 500, "seed": 1}
+    plan = facts_by_gradient.FactsPlan(pieces=(0,), **sizes)
+
+    def told(way, rate=0.0):
+        found = facts_by_gradient.facts_line(made_up, way, rate, 1, plan)
+        return found["facts"], found["loss"]
+
+    plain = told(Way())
+    assert len(set(plain[1].values())) > 1, "what is written changes what is read"
+    taught = Way(teacher="memory", trained=DENSE)
+    assert told(taught) == plain
+    assert told(taught, rate=1.0)[1]["told"] != plain[1]["told"]
+    alone = dataclasses.replace(taught, carried=False)
+    assert set(told(alone)[1].values()) == {plain[1]["before"]}
+    assert told(alone, rate=1.0)[1]["told"] != plain[1]["before"]
+    with pytest.raises(SystemExit, match=r"no blocks/.*/values that can learn"):
+        told(Way(teacher="memory"))

@@ -43,7 +43,7 @@ from benchmarks.study.retention_facts import (
 )
 from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.needle.samples import NeedleSample
-from fwpkm_jax.models.language_model import LanguageModel, Memory
+from fwpkm_jax.models.language_model import Memory
 from fwpkm_jax.run import Run, load_run
 from fwpkm_jax.training.state import trained_part, with_trained
 
@@ -106,24 +106,21 @@ def learn(
     """
 
     def loss(slow: dict[str, jax.Array]) -> jax.Array:
-        model = nnx.merge(graphdef, with_trained(params, slow, (trained,)))
-        return cross_entropy(read(model, memory, tokens, mask), target * mask[:, 1:, None])
+        own = with_trained(params, slow, (trained,))
+        logits = logits_of(graphdef, own, memory, tokens, mask)
+        return cross_entropy(logits, target * mask[:, 1:, None])
 
     gradients = jax.grad(loss)(slow)
     return {name: x - rate * gradients[name] for name, x in slow.items()}
 
 
-def read(model: LanguageModel, memory: Memory, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-    """Logits `[people, length, vocab]` of haystacks that are not written."""
-    return model(tokens[:, :-1], memory, mask=mask[:, :-1], write=False).logits
-
-
 @partial(jax.jit, static_argnames="graphdef")
-def predictions(
+def logits_of(
     graphdef: Any, params: Any, memory: Memory, tokens: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """What a model predicts for each label, `[people, length, vocab]`."""
-    return jax.nn.softmax(read(nnx.merge(graphdef, params), memory, tokens, mask))
+    """Logits of each label of haystacks that are not written, `[people, length, vocab]`."""
+    model = nnx.merge(graphdef, params)
+    return model(tokens[:, :-1], memory, mask=mask[:, :-1], write=False).logits
 
 
 def padded(
@@ -171,7 +168,8 @@ def facts_line(run: Run, way: Way, rate: float, steps: int, plan: FactsPlan) -> 
         if layers is not None:
             fast = write(fast, layers)
         if way.teacher == "memory":
-            target = predictions(graphdef, params, without_history(fast), tokens, mask)
+            known = logits_of(graphdef, params, without_history(fast), tokens, mask)
+            target = jax.nn.softmax(known)
         for _ in range(steps if way.teacher else 0):
             texts = (tokens, mask, target)
             slow = learn(graphdef, params, slow, start, *texts, rate, trained=way.trained)
@@ -182,8 +180,8 @@ def facts_line(run: Run, way: Way, rate: float, steps: int, plan: FactsPlan) -> 
         if moment != "before":
             found[moment] = ask(own, opened(own, memory, plan.length), texts.told, tokenizer)
         labels = jax.nn.one_hot(told[0][:, 1:], tokenizer.vocab_size) * told[1][:, 1:, None]
-        mean = cross_entropy(jnp.log(predictions(*nnx.split(own), memory, *told)), labels)
-        loss[moment] = round(float(mean / jnp.sum(told[1][:, 1:])), 5)
+        total = cross_entropy(logits_of(*nnx.split(own), memory, *told), labels)
+        loss[moment] = round(float(total / jnp.sum(told[1][:, 1:])), 5)
 
     told = padded(texts.told, tokenizer, longest)
     asked("before")
@@ -204,14 +202,8 @@ def table(lines: Sequence[Line]) -> str:
     if not lines:
         return ""
     settings = lines[0]["settings"]
-    heads = [
-        "run",
-        "what learns",
-        "rate",
-        "steps per reading",
-        "told once",
-        f"told {settings['readings']} times",
-    ]
+    heads = ["run", "what learns", "rate", "steps per reading"]
+    heads += ["told once", f"told {settings['readings']} times"]
     heads.append(f"after {settings['other_facts']} haystacks with other facts")
     heads += ["loss of the haystacks before", "and after all readings"]
     rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]

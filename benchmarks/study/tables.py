@@ -92,10 +92,10 @@ def needle_table(lines: Sequence[Line]) -> str:
                 continue
             name, seed = _name(line)
             runs = {run["readings"]: run for run in line[label]}
-            seeds.setdefault(name, []).append(runs)
             words = next(iter(runs.values()))["words"]
             frozen = [x for x in line.get("needle_frozen", ()) if x["words"] == words]
             shown = f"{name}, window" if label == "needle_window" else name
+            seeds.setdefault(shown, []).append(runs)
             cells = [shown, seed, str(words)]
             cells.append(f"{frozen[0]['accuracy']:.2f}" if frozen and shown == name else "")
             cells += [_share(runs[n]) if n in runs else "" for n in (1, 2, 3, 4)]

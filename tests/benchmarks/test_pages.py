@@ -9,7 +9,7 @@ from benchmarks.comparison.mqar_tables import recall_by_seed
 from benchmarks.comparison.tables import spans_table, state_tracking_table
 from benchmarks.processes import ROOT
 from benchmarks.study.plain_text import rates_table
-from benchmarks.study.tables import control_table, still_table
+from benchmarks.study.tables import control_table, needle_table, still_table
 from tests.benchmarks.programs import run
 
 PAGE = """# Shares
@@ -137,8 +137,9 @@ def test_states_are_means_with_the_worst_of_several_seeds():
 
 
 def needles(*shares):
+    rest = {"words": 56, "interval": [0, 1], "digits": 3.0}
     return [
-        {"words": 56, "readings": n, "accuracy": x, "interval": [0, 1], "right_by_part": [n, 0]}
+        {**rest, "readings": n, "accuracy": x, "right_by_part": [n, 0]}
         for n, x in zip((1, 4), shares, strict=True)
     ]
 
@@ -163,6 +164,17 @@ def test_needles_with_still_keys_stand_beside_those_with_moving_ones():
         "| a | 1 | 1.00 | 56 | 0.50 [0.00, 1.00] | 1.00 [0.00, 1.00] | 4, 0 |"
         " 0.25 [0.00, 1.00] | 0.75 [0.00, 1.00] | 4, 0 |"
     )
+
+
+def test_means_over_seeds_are_of_the_rows_with_the_same_label():
+    rows = [
+        {"run": f"a:{seed}", "needle_1x": needles(0.5, 1.0), "needle_window": needles(share, 1.0)}
+        for seed, share in enumerate((0.0, 0.5))
+    ]
+    means = [row for row in needle_table(rows).splitlines() if "mean of 2" in row]
+    plain, limited = means
+    assert plain.startswith("| a | mean of 2 | 56 |  | 0.50")
+    assert limited.startswith("| a, window | mean of 2 | 56 |  | 0.25")
 
 
 def test_rates_are_those_of_the_first_seed():

@@ -123,6 +123,15 @@ def logits_of(
     return model(tokens[:, :-1], memory, mask=mask[:, :-1], write=False).logits
 
 
+def text_loss(
+    graphdef: Any, params: Any, memory: Memory, tokens: jax.Array, mask: jax.Array
+) -> float:
+    """Mean loss of the real labels, in nats; the arguments are those of `learn`."""
+    logits = logits_of(graphdef, params, memory, tokens, mask)
+    labels = jax.nn.one_hot(tokens[:, 1:], logits.shape[-1]) * mask[:, 1:, None]
+    return float(cross_entropy(logits, labels) / jnp.sum(mask[:, 1:]))
+
+
 def padded(
     samples: Sequence[NeedleSample], tokenizer: Tokenizer, length: int
 ) -> tuple[jax.Array, jax.Array]:
@@ -149,50 +158,50 @@ def facts_line(run: Run, way: Way, rate: float, steps: int, plan: FactsPlan) -> 
     texts = facts_texts(data, tokenizer, plan)
     (writer, fast), (reader, _) = (written_so(run, METHODS[way.write]), written_so(run, Method()))
     graphdef, params = nnx.split(reader)
-    fast = unread = jax.tree.map(lambda x: jnp.repeat(x[:1], plan.people, axis=0), fast)
-    start = without_history(unread)
-    waiting = None if way.teacher == "text" else read_facts(reader, start, texts, tokenizer)
     slow = trained_part(params, (way.trained,))
     if not slow and way.teacher is not None:
         raise SystemExit(f"{run.experiment.run_dir}: no {way.trained} that can learn.")
+    fast = unread = jax.tree.map(lambda x: jnp.repeat(x[:1], plan.people, axis=0), fast)
+    start = without_history(unread)
+    waiting = read_facts(reader, start, texts, tokenizer)
     write = partial(write_facts, *nnx.split(writer))
     longest = max(
         len(tokenizer.encode(one.haystack)) for each in (texts.told, *texts.other) for one in each
     )
+    told = padded(texts.told, tokenizer, longest)
     found: dict[str, Any] = {}
-    loss: dict[str, float] = {}
+    loss = {"before": round(text_loss(graphdef, params, start, *told), 5)}
 
     def tell(tokens: jax.Array, mask: jax.Array, layers: Any) -> None:
         nonlocal slow, fast
-        target = jax.nn.one_hot(tokens[:, 1:], tokenizer.vocab_size)
-        if layers is not None:
+        if way.teacher != "text":
             fast = write(fast, layers)
+        if way.teacher is None:
+            return
         if way.teacher == "memory":
-            known = logits_of(graphdef, params, without_history(fast), tokens, mask)
-            target = jax.nn.softmax(known)
-        for _ in range(steps if way.teacher else 0):
-            texts = (tokens, mask, target)
-            slow = learn(graphdef, params, slow, start, *texts, rate, trained=way.trained)
+            known = without_history(fast)
+            target = jax.nn.softmax(logits_of(graphdef, params, known, tokens, mask))
+        else:
+            target = jax.nn.one_hot(tokens[:, 1:], tokenizer.vocab_size)
+        for _ in range(steps):
+            read = (start, tokens, mask, target)
+            slow = learn(graphdef, params, slow, *read, rate, trained=way.trained)
 
     def asked(moment: str) -> None:
-        own = nnx.merge(graphdef, with_trained(params, slow, (way.trained,)))
-        memory = without_history(fast) if way.carried else start
-        if moment != "before":
-            found[moment] = ask(own, opened(own, memory, plan.length), texts.told, tokenizer)
-        labels = jax.nn.one_hot(told[0][:, 1:], tokenizer.vocab_size) * told[1][:, 1:, None]
-        total = cross_entropy(logits_of(*nnx.split(own), memory, *told), labels)
-        loss[moment] = round(float(total / jnp.sum(told[1][:, 1:])), 5)
+        own = with_trained(params, slow, (way.trained,))
+        model, memory = nnx.merge(graphdef, own), without_history(fast) if way.carried else start
+        found[moment] = ask(model, opened(model, memory, plan.length), texts.told, tokenizer)
+        loss[moment] = round(text_loss(graphdef, own, memory, *told), 5)
 
-    told = padded(texts.told, tokenizer, longest)
-    asked("before")
     for reading in range(plan.readings):
-        tell(*told, waiting and waiting.told)
+        tell(*told, waiting.told)
         if reading == 0:
             asked("told_1")
     asked("told")
-    for number, samples in enumerate(texts.other):
-        fast = fast if way.carried else unread
-        tell(*padded(samples, tokenizer, longest), waiting and waiting.other[number])
+    for samples, layers in zip(texts.other, waiting.other, strict=True):
+        if not way.carried:
+            fast = unread
+        tell(*padded(samples, tokenizer, longest), layers)
     asked("other")
     return {"facts": found, "loss": loss, "settings": asdict(plan)}
 
@@ -230,12 +239,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     if unknown := set(options.ways) - set(WAYS):
         raise SystemExit(f"--ways: {sorted(unknown)} are none of {tuple(WAYS)}.")
+    learned = tuple(itertools.product(options.rates, options.steps))
     asked = [
         (name, *one)
         for name in options.ways
-        for one in (
-            itertools.product(options.rates, options.steps) if WAYS[name].teacher else [(0.0, 0)]
-        )
+        for one in (learned if WAYS[name].teacher else ((0.0, 0),))
     ]
     for path in options.runs:
         run = load_run(path)

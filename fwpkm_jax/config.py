@@ -22,12 +22,12 @@ from fwpkm_jax.data import AbstractDataConfig
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import ModelConfig
+from fwpkm_jax.outside_files import read_json
 from fwpkm_jax.plugins import import_plugins, missing_plugins
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig
 from fwpkm_jax.training.config import WITHOUT_EFFECT, LogName, TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.runs.processes import DistributedConfig
-from fwpkm_jax.whole_files import read_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,15 +30,3 @@ def write_json(path: Path, value: Any) -> None:
       ValueError: there is a NaN or an infinity in it.
     """
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def read_json(path: Path, *, otherwise: str = "delete it") -> Any:
-    """The value of a JSON file.
-
-    Raises:
-      ValueError: it is damaged; `otherwise` is what to do then.
-    """
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); {otherwise}.") from error

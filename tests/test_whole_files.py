@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from fwpkm_jax.whole_files import read_json, unfinished, write_json
+from fwpkm_jax.outside_files import read_json
+from fwpkm_jax.whole_files import unfinished, write_json
 
 
 def test_a_value_comes_back_and_nothing_else_is_left(tmp_path):
@@ -27,10 +28,3 @@ def test_a_write_that_fails_leaves_the_old_value(tmp_path, monkeypatch):
         write_json(path, 2)
     assert read_json(path) == 1
     assert unfinished(path).exists()  # What a killed process would leave, too.
-
-
-def test_a_damaged_file_is_named_with_the_way_out(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_bytes(b'{"a": ')
-    with pytest.raises(ValueError, match=r"a\.json is damaged .*; delete it"):
-        read_json(path)

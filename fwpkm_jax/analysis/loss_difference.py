@@ -33,7 +33,7 @@ from fwpkm_jax.evaluation.display.plot_style import (
 from fwpkm_jax.evaluation.display.tables import format_table, signed
 from fwpkm_jax.evaluation.readers.token_losses import TokenLosses, differences
 from fwpkm_jax.literals import check_literals
-from fwpkm_jax.whole_files import read_json
+from fwpkm_jax.outside_files import read_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fwpkm_jax.config import Experiment, from_json
+from fwpkm_jax.outside_files import read_json
 from fwpkm_jax.training.config import WITHOUT_EFFECT
 from fwpkm_jax.training.runs.lock import RunLock
 from fwpkm_jax.training.runs.metrics import (
@@ -27,7 +28,7 @@ from fwpkm_jax.training.runs.run_directory import (
     record_session,
     refuse_changes,
 )
-from fwpkm_jax.whole_files import read_json, write_json
+from fwpkm_jax.whole_files import write_json
 
 
 class RunLog:

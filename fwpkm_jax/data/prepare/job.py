@@ -17,7 +17,8 @@ from fwpkm_jax.data.prepare.records import Source
 from fwpkm_jax.data.prepare.writing import Counts, State, first_state, write
 from fwpkm_jax.data.token_files import check_token_file
 from fwpkm_jax.data.tokenizers import Tokenizer, load_tokenizer
-from fwpkm_jax.whole_files import read_json, write_json
+from fwpkm_jax.outside_files import read_json
+from fwpkm_jax.whole_files import write_json
 
 
 class Manifest(TypedDict):

@@ -24,8 +24,9 @@ from fwpkm_jax.interchange.hf.tensor_files import INDEX, SINGLE
 from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.layers.lora import merged
 from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.outside_files import read_json
 from fwpkm_jax.run import load_run
-from fwpkm_jax.whole_files import read_json, write_json
+from fwpkm_jax.whole_files import write_json
 
 _MOST_BYTES = 5 * 10**9  # Of one file, as the library cuts them.
 _DTYPES: Mapping[str, Any] = {

@@ -18,8 +18,8 @@ from fwpkm_jax.interchange.weights import Weights, abstract_weights, checked, re
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.sharding import parameter_shardings
+from fwpkm_jax.outside_files import read_json
 from fwpkm_jax.training.state import model_graph, named_leaves
-from fwpkm_jax.whole_files import read_json
 
 NOTE = "fwpkm_jax"
 """Key in `config.json` for what the transformers library has nothing for."""

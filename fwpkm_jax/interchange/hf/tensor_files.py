@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from fwpkm_jax.host_memory import aligned
-from fwpkm_jax.whole_files import read_json
+from fwpkm_jax.outside_files import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

@@ -15,7 +15,8 @@ from typing import Any
 
 import jax
 
-from fwpkm_jax.whole_files import read_json, unfinished, write_json
+from fwpkm_jax.outside_files import read_json
+from fwpkm_jax.whole_files import unfinished, write_json
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 

@@ -27,11 +27,13 @@ class TitansNetwork(NamedTuple):
       scale: of the output's norm, minus 1; None without that norm.
       layers: matrices `[in, out]`.
       biases: added behind the matrices, `[out]`; None for a network without.
+      norm_bias: added behind the output's norm; None for a network without.
     """
 
     scale: Float[Array, "*n value"] | None
     layers: tuple[Float[Array, "*n _ _"], ...]
     biases: tuple[Float[Array, "*n _"], ...] | None = None
+    norm_bias: Float[Array, "*n value"] | None = None
 
 
 class TitansMemory(NamedTuple):
@@ -87,10 +89,12 @@ class TitansRule(AbstractGradientRule):
     as published, token by token. A token is read after the write that it completes. Tokens behind
     a chunk's last complete write are read but not written. The rule has one head.
 
-    TTT-Linear and TTT-MLP (arXiv:2407.04620) are the cases of one and two matrices with a residual
-    norm that is not written, biases, no momentum and nothing forgotten, chunks of 16 tokens.
+    TTT-Linear and TTT-MLP (arXiv:2407.04620) are the cases of one and two matrices with biases and
+    a residual norm (with a bias, eps 1e-6) that is not written, no momentum and nothing forgotten,
+    `average_steps`, the tanh form of GELU, and chunks of 16 tokens.
 
-    References: Behrouz et al. 2025, arXiv:2501.00663, Eqs. 8 to 18.
+    References: Behrouz et al. 2025, arXiv:2501.00663, Eqs. 8 to 18; Sun et al. 2024,
+    arXiv:2407.04620, and its published code.
 
     Example:
       >>> import jax
@@ -132,6 +136,17 @@ class TitansRule(AbstractGradientRule):
     """Writes the norm's scale too; off: every write leaves it as it is."""
     orthogonalize: bool = False
     """Makes each matrix's step nearly orthogonal by Newton-Schulz iterations."""
+    average_steps: bool = False
+    """After the i-th write of a chunk the weights are those before the chunk plus the mean of its i
+    steps, as TTT has it; off: plus their sum. Needs `momentum_order=0` and `forget=0`."""
+    norm_bias: bool = False
+    """Adds a bias behind the output's norm."""
+    norm_eps: float = 1e-5
+    """Added to the variance in the output's norm."""
+    gelu: Literal["exact", "tanh"] = "exact"
+    """Form of the GELU between the matrices."""
+    init_std: float | None = None
+    """Standard deviation of the first matrices, normal; None: Xavier-uniform."""
 
     def __post_init__(self):
         check_literals(self)
@@ -147,15 +162,27 @@ class TitansRule(AbstractGradientRule):
                 f"residual_norm=True adds keys of width {self.key_dim} to values of width "
                 f"{self.value_dim}; make them equal or turn it off."
             )
+        if self.norm_bias and not self.residual_norm:
+            raise ValueError("norm_bias=True needs residual_norm=True, the norm that it follows.")
+        if self.average_steps and (self.momentum_order or self.forget):
+            raise ValueError(
+                "average_steps=True averages plain steps; set momentum_order=0 and forget=0, not "
+                f"{self.momentum_order} and {self.forget}."
+            )
+        for name in ("norm_eps", "init_std"):
+            if not (getattr(self, name) is None or getattr(self, name) > 0):
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0.")
 
     @classmethod
     def tiny(cls) -> "TitansRule":
         return cls(key_dim=4, value_dim=4, hidden_dim=5, momentum_order=2)
 
     def init(self, rng: jax.Array) -> TitansMemory:
-        """Xavier-uniform matrices, no momentum."""
+        """Matrices as `init_std` says, biases of 0, no momentum."""
         widths = (self.key_dim, *[self.hidden_dim] * (self.depth - 1), self.value_dim)
         init = jax.nn.initializers.xavier_uniform()
+        if self.init_std is not None:
+            init = jax.nn.initializers.normal(self.init_std)
         rngs = jax.random.split(rng, self.depth)
         layers = [
             init(rng, shape, jnp.float32)
@@ -163,7 +190,8 @@ class TitansRule(AbstractGradientRule):
         ]
         scale = jnp.zeros((self.value_dim,), jnp.float32) if self.residual_norm else None
         biases = tuple(jnp.zeros(x.shape[1:], jnp.float32) for x in layers) if self.bias else None
-        return self.start(TitansNetwork(scale, tuple(layers), biases))
+        norm_bias = jnp.zeros((self.value_dim,), jnp.float32) if self.norm_bias else None
+        return self.start(TitansNetwork(scale, tuple(layers), biases, norm_bias))
 
     def start(self, weights: TitansNetwork) -> TitansMemory:
         """The memory of a sequence that begins with these weights."""
@@ -177,17 +205,21 @@ class TitansRule(AbstractGradientRule):
         """M(x)."""
         y = x
         for index, matrix in enumerate(network.layers):
-            y = (jax.nn.gelu(y, approximate=False) if index else y) @ matrix
+            y = (jax.nn.gelu(y, approximate=self.gelu == "tanh") if index else y) @ matrix
             if network.biases is not None:
                 y = y + network.biases[index][None]
         if network.scale is None:
             return y
-        return x + layer_normalize(y) * (1.0 + network.scale[None])
+        y = layer_normalize(y, eps=self.norm_eps) * (1.0 + network.scale[None])
+        return x + (y if network.norm_bias is None else y + network.norm_bias[None])
 
     def step(self, memory: TitansMemory, chunk: GradientChunk) -> StepOutput:
         chunk = cast(chunk, memory.weights.layers[0].dtype)
         writes = self._writes(chunk)
         after, momentum, losses = self.write(memory.weights, memory, writes)
+        if self.average_steps:
+            taken = jnp.concatenate([jnp.ones((1,), writes.real.dtype), jnp.cumsum(writes.real)])
+            after = scale_steps(memory.weights, after, 1.0 / jnp.maximum(taken, 1.0))
         output = self.read(after, chunk.query[:, 0])
         last = jax.tree.map(lambda x: x[-1], after)
         real = chunk.counted[: losses.size]
@@ -208,6 +240,8 @@ class TitansRule(AbstractGradientRule):
     ) -> tuple[TitansNetwork, TitansNetwork, Float[Array, "n w"]]:
         """The weights before the first and after each write, leaves `[n + 1, ...]`.
 
+        Steps are added, also under `average_steps`; `scale_steps` makes their means.
+
         Args:
           base: weights that the gradients are taken at.
           memory: before the first write.
@@ -224,6 +258,9 @@ class TitansRule(AbstractGradientRule):
         )
         if not self.write_norm and gradients.scale is not None:
             gradients = gradients._replace(scale=jnp.zeros_like(gradients.scale))
+            if gradients.norm_bias is not None:
+                norm_bias = jnp.zeros_like(gradients.norm_bias)
+                gradients = gradients._replace(norm_bias=norm_bias)
         if self.max_gradient_norm is not None:
             gradients = jax.tree.map(self._bounded, gradients)
         if writes.tensor_scale is not None:
@@ -309,6 +346,16 @@ class TitansRule(AbstractGradientRule):
         norm = jax.vmap(frobenius_norm)(gradients)
         bounded = half * (1.0 + jnp.tanh(norm / half))
         return _times(bounded / jnp.where(norm > 0, norm, 1.0), gradients)
+
+
+def scale_steps(
+    base: TitansNetwork, weights: TitansNetwork, factors: Float[Array, " n"]
+) -> TitansNetwork:
+    """`base + factors (weights - base)` for weights `[n, ...]`: a chunk's summed steps, scaled."""
+    return jax.tree.map(
+        lambda first, x: first[None] + _times(factors.astype(x.dtype), x - first[None]),
+        *(base, weights),
+    )
 
 
 def _times(scalars: Float[Array, " n"], x: Float[Array, "n ..."]) -> Float[Array, "n ..."]:

@@ -20,7 +20,7 @@ from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, ReadBefore, Starts
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import ParameterAxes
-from fwpkm_jax.rules.titans import TitansMemory, TitansNetwork, TitansWrites
+from fwpkm_jax.rules.titans import TitansMemory, TitansNetwork, TitansWrites, scale_steps
 
 _PIECE = 64  # Tokens of a stream read at once where no chunk ends.
 _NARROWED = 32  # Shorter chunks are read at their whole width wherever a document ends in them.
@@ -70,7 +70,8 @@ class Titans(AbstractMixer):
         "(rate|momentum|forget|combine|tensor_rate)_proj/bias": (None,),
         "out_proj/kernel": ("heads", "embed"),
         r"layers/\d+": (None, None, None),
-        r"scale|(query|key|output)_norm|biases/\d+": (None, None),
+        r"scale|norm_bias|(query|key|output)_norm|biases/\d+": (None, None),
+        "step_factor": (None,),
     }
 
     def __init__(
@@ -123,6 +124,10 @@ class Titans(AbstractMixer):
         self.scale = None if start.scale is None else nnx.Param(start.scale)
         biases = start.biases
         self.biases = None if biases is None else nnx.List([nnx.Param(x) for x in biases])
+        self.norm_bias = None if start.norm_bias is None else nnx.Param(start.norm_bias)
+        # Added to 1 / i, the factor on the sum of a chunk's first i steps.
+        writes = None if config.chunk_size is None else config.chunk_size // config.write_size
+        self.step_factor = nnx.Param(jnp.zeros((writes,), jnp.float32)) if config.average_steps else None
         tensors = config.num_tensors
         self.tensor_rate_proj = (
             linear(model_dim, heads * tensors, use_bias=True) if config.tensor_rates else None
@@ -145,7 +150,8 @@ class Titans(AbstractMixer):
         biases = self.biases
         if biases is not None:
             biases = tuple(x[...].astype(dtype) for x in biases)
-        memory = jax.vmap(self.rule.start)(TitansNetwork(scale, layers, biases))
+        norm_bias = None if self.norm_bias is None else self.norm_bias[...].astype(dtype)
+        memory = jax.vmap(self.rule.start)(TitansNetwork(scale, layers, biases, norm_bias))
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), memory)
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansCache:
@@ -225,8 +231,10 @@ class Titans(AbstractMixer):
             x = x[:, 0]
             complete = x.shape[1] // size * size
             writes = self._writes(x[:, :complete], count)
-            read, memory = self._advance(memory.weights, memory, writes, self.queries(x))
-            return memory, read[:, None]
+            base, none = memory.weights, jnp.zeros_like(count)
+            read, memory = self._advance(base, memory, writes, self.queries(x), none)
+            done = jnp.clip(count, 0, x.shape[1]) // size
+            return self._with_factors(base, memory, done), read[:, None]
 
         memory, read = in_chunks(
             *(read_and_write, self.initial_memory(x.shape[0], x.dtype), x[:, None]),
@@ -259,7 +267,8 @@ class Titans(AbstractMixer):
         queue = append(cache.waiting, x, count, capacity=room)
         joined, total = queue.tokens[:, 0], queue.num_waiting
         writes = self._writes(joined, total)
-        read, memory = self._advance(cache.base, cache.memory, writes, self.queries(joined))
+        done = (cache.position - (0 if chunk is None else cache.position // chunk * chunk)) // size
+        read, memory = self._advance(cache.base, cache.memory, writes, self.queries(joined), done)
         own = waiting[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
         read = jnp.take_along_axis(read, own[:, :, None, None], axis=1)
 
@@ -267,10 +276,18 @@ class Titans(AbstractMixer):
         base = cache.base
         if chunk is not None:
             ends = position % chunk == 0
-            base = jax.tree.map(
-                lambda new, old: jnp.where(ends.reshape(-1, *[1] * (old.ndim - 1)), new, old),
-                *(memory.weights, cache.base),
-            )
+
+            def at_ends(new: TitansNetwork, old: TitansNetwork) -> TitansNetwork:
+                return jax.tree.map(
+                    lambda new, old: jnp.where(ends.reshape(-1, *[1] * (old.ndim - 1)), new, old),
+                    *(new, old),
+                )
+
+            if self.step_factor is not None:
+                # Within a chunk the cache keeps the sum of its steps.
+                whole = self._with_factors(base, memory, jnp.full_like(position, chunk // size))
+                memory = memory._replace(weights=at_ends(whole.weights, memory.weights))
+            base = at_ends(memory.weights, base)
         left = drop(queue, total // size * size, size)
         return TitansCache(left, position, base, memory), self.merge(x[:, 0], read)[:, None]
 
@@ -282,17 +299,53 @@ class Titans(AbstractMixer):
         return self.merge(x, jnp.moveaxis(read, 1, 2))
 
     def _advance(
-        self, base: TitansNetwork, memory: TitansMemory, writes: TitansWrites, query: jax.Array
+        self,
+        base: TitansNetwork,
+        memory: TitansMemory,
+        writes: TitansWrites,
+        query: jax.Array,
+        done: Int[Array, " batch"],
     ) -> tuple[Float[Array, "batch length heads head"], TitansMemory]:
-        """Writes, and reads each query after the writes before it; for all sequences and heads."""
+        """Writes, and reads each query after the writes before it; for all sequences and heads.
 
-        def of_head(base, memory, writes, query):
+        `done` says how many writes of the chunk are in `memory` already. With `average_steps` the
+        returned memory has the sum of the chunk's steps.
+        """
+
+        def of_head(base, memory, writes, query, factors):
             weights, momentum, _ = self.rule.write(base, memory, writes)
             last = jax.tree.map(lambda x: x[-1], weights)
+            if factors is not None:
+                weights = scale_steps(base, weights, factors)
             return self.rule.read(weights, query), TitansMemory(last, momentum)
 
-        read, memory = jax.vmap(jax.vmap(of_head))(base, memory, writes, query)
+        number = writes.real.shape[-1] + 1
+        factors = self._factors(done[:, None] + jnp.arange(number, dtype=jnp.int32)[None])
+        of_heads = jax.vmap(of_head, in_axes=(0, 0, 0, 0, None))
+        read, memory = jax.vmap(of_heads)(base, memory, writes, query, factors)
         return jnp.moveaxis(read, 1, 2), memory
+
+    def _factors(self, done: Int[Array, "*dims"]) -> Float[Array, "*dims"] | None:
+        """The factor on the sum of a chunk's first `done` steps; None: 1."""
+        if self.step_factor is None:
+            return None
+        learned = self.step_factor[...]
+        inverse = 1.0 / jnp.arange(1, learned.size + 1, dtype=learned.dtype)
+        factors = jnp.maximum(inverse + learned, 0.0)
+        return factors[jnp.clip(done - 1, 0, learned.size - 1)]
+
+    def _with_factors(
+        self, base: TitansNetwork, memory: TitansMemory, done: Int[Array, " batch"]
+    ) -> TitansMemory:
+        """The memory with the sum of a chunk's first `done` steps scaled."""
+        factors = self._factors(done)
+        if factors is None:
+            return memory
+
+        def scaled(first: jax.Array, x: jax.Array) -> jax.Array:
+            return first + factors.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)) * (x - first)
+
+        return memory._replace(weights=jax.tree.map(scaled, base, memory.weights))
 
     def queries(self, x: jax.Array) -> Float[Array, "batch heads length head"]:
         query = self._heads(self.query_proj(self.retrieve_norm(x)))

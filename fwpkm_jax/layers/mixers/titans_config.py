@@ -1,8 +1,9 @@
 """The configuration of a Titans memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from fwpkm_jax.added_fields import meant_before
 from fwpkm_jax.core.recurrence.decay_starts import DecayStart
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.rules.titans import TitansRule
@@ -54,6 +55,24 @@ class TitansConfig:
     """See `TitansRule`."""
     write_norm: bool = True
     """See `TitansRule`."""
+    average_steps: bool = False
+    """Reads and keeps the mean of a chunk's steps so far in place of their sum, times 1 plus a
+    learned share for each position in the chunk; see `TitansRule`. Needs a `chunk_size`."""
+    norm_bias: bool = False
+    """See `TitansRule`."""
+    memory_norm_eps: float = 1e-5
+    """`TitansRule.norm_eps`."""
+    gelu: Literal["exact", "tanh"] = "exact"
+    """See `TitansRule`."""
+    memory_init_std: float | None = None
+    """`TitansRule.init_std`."""
+    ttt: Literal["published", "summed"] = field(
+        default="published", metadata=meant_before("summed")
+    )
+    """The writes of `ttt_linear` and `ttt_mlp`. "published": as the authors' code, with the mean of
+    a chunk's steps, a bias in the norm and its eps of 1e-6, the tanh form of GELU, first matrices
+    of standard deviation 0.02, and for `ttt_mlp` a tenth of the rate. "summed": the steps are added
+    and none of these; what both were before the option."""
     decay_start: DecayStart = "constant"
     """Where the share that a write forgets begins: at a hundredth, or at time steps that heads draw
     between 0.001 and 0.1."""
@@ -84,6 +103,11 @@ class TitansConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value} must be above 0.")
+        if self.average_steps and (self.chunk_size is None or self.forgetting):
+            raise ValueError(
+                "average_steps=True averages the plain steps of a chunk; give chunk_size a number "
+                "of tokens and set forgetting=False."
+            )
         if not 1 <= self.expansion * self.head_dim < 2**31:
             raise ValueError(
                 f"expansion={self.expansion} of head_dim={self.head_dim} is no width; "
@@ -94,7 +118,7 @@ class TitansConfig:
     @property
     def num_tensors(self) -> int:
         """Tensors of a network, each with its own share of the step under `tensor_rates`."""
-        return self.depth * (1 + self.bias) + self.residual_norm
+        return self.depth * (1 + self.bias) + self.residual_norm + self.norm_bias
 
     def rule(self) -> TitansRule:
         """Builds one head's rule. Raises ValueError if the values are invalid."""
@@ -111,4 +135,10 @@ class TitansConfig:
             orthogonalize=self.orthogonalize,
             bias=self.bias,
             write_norm=self.write_norm,
+            average_steps=self.average_steps,
+            norm_bias=self.norm_bias,
+            norm_eps=self.memory_norm_eps,
+            gelu=self.gelu,
+            init_std=self.memory_init_std,
+            **({"forget": 0.0} if self.average_steps else {}),
         )

@@ -49,6 +49,11 @@ class TitansMixerConfig(AbstractMixerConfig):
 
     def __post_init__(self):
         check_literals(self)
+        if self.wiring == "mac" and self.memory.average_steps:
+            raise ValueError(
+                "titans.average_steps=True is for a memory alone or beside attention; titans_mac "
+                "reads the weights in the middle of a chunk. Turn it off."
+            )
         if self.wiring == "mac" and self.memory.chunk_size is None:
             raise ValueError(
                 "titans.chunk_size=None leaves titans_mac without segments to attend in; give it a "
@@ -88,6 +93,16 @@ def _register_ttt(name: str, depth: int) -> None:
     """TTT's network and writes, with the heads of `model.titans`."""
 
     def build(model: Any) -> TitansMixerConfig:
+        published: dict[str, Any] = {}
+        if model.titans.ttt == "published":
+            published = {
+                "average_steps": True,
+                "norm_bias": True,
+                "memory_norm_eps": 1e-6,
+                "gelu": "tanh",
+                "memory_init_std": 0.02,
+                "max_rate": 0.5 if depth == 1 else 0.05,
+            }
         memory = TitansConfig(
             num_heads=model.titans.num_heads,
             head_dim=model.titans.head_dim,
@@ -95,10 +110,8 @@ def _register_ttt(name: str, depth: int) -> None:
             expansion=4.0,
             chunk_size=16,
             momentum_order=0,
-            max_rate=0.5,  # Of a whole square's mean: the published rate 1 of half of its sum.
-            forgetting=False,
-            bias=True,
-            write_norm=False,
+            # Of a whole square's mean: the published rate 1 of half of its sum.
+            **{"max_rate": 0.5, "forgetting": False, "bias": True, "write_norm": False} | published,
         )
         return TitansMixerConfig(wiring="alone", memory=memory)
 

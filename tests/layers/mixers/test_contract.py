@@ -35,6 +35,7 @@ TITANS |= {"momentum_order": 2, "combine_momenta": True, "tensor_rates": True, "
 TITANS |= {"pooling": "attention", "output_norm": True}
 TTT = {"num_heads": 2, "head_dim": 3, "depth": 1, "chunk_size": 4, "max_rate": 1.0}
 TTT |= {"momentum_order": 0, "forgetting": False, "bias": True, "write_norm": False}
+TTT |= {"average_steps": True, "norm_bias": True, "memory_norm_eps": 1e-6, "gelu": "tanh"}
 DEEP = TTT | {"depth": 2}
 WIRED = {"num_heads": 1, "head_dim": 6, "depth": 1, "residual_norm": False, "max_rate": 0.5}
 
@@ -187,6 +188,15 @@ def test_test_time_training_has_titans_heads_and_its_own_writes():
         assert layer.momentum_proj is None
         shapes = [bias.shape for bias in layer.biases]
         assert shapes == [(3, 32), (3, 8)][2 - depth :]
+        assert layer.norm_bias.shape == (3, 8)
+        assert layer.step_factor.shape == (16,)
+        assert memory.max_rate == {1: 0.5, 2: 0.05}[depth]
+        summed = dataclasses.replace(model, titans=dataclasses.replace(model.titans, ttt="summed"))
+        before = nnx.eval_shape(
+            lambda config=mixer_config(name, summed): Titans(config.memory, 24, rngs=nnx.Rngs(0))
+        )
+        assert before.norm_bias is None
+        assert before.step_factor is None
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ Dimension names used in every annotation of the package:
   value      width of a slot's value
 """
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Num
 
 Queries = Float[Array, "tokens heads key"]
 SubKeys = Float[Array, "heads 2 subkeys half"]
@@ -24,3 +24,5 @@ SlotIds = Int[Array, "tokens places"]
 SlotWeights = Float[Array, "tokens places"]
 TokenValues = Float[Array, "tokens value"]
 TokenWeights = Float[Array, " tokens"]
+TokenMask = Bool[Array, "batch length"] | Num[Array, "batch length"]
+"""1 or True for real tokens, 0 or False for padding; any dtype of numbers."""

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.padding import Packing
 
 
@@ -32,9 +33,7 @@ class Documents(NamedTuple):
         """Of rows with these segment ids; `before` as in `document_starts`."""
         return cls(document_starts(segment_ids, before=before), segment_ids != 0)
 
-    def mask(
-        self, mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None
-    ) -> Float[Array, "batch length"]:
+    def mask(self, mask: TokenMask | None) -> Float[Array, "batch length"]:
         """1 for tokens that are real here and in `mask`."""
         real = self.real if mask is None else self.real & (mask != 0)
         return real.astype(jnp.float32)
@@ -106,7 +105,7 @@ def pack_starts(
 
 def starts_at_real(
     starts: Bool[Array, "batch length"],
-    mask: Bool[Array, "batch length"] | Float[Array, "batch length"],
+    mask: TokenMask,
 ) -> Bool[Array, "batch length"]:
     """The starts with those at padding moved to the next real token, if there is one.
 

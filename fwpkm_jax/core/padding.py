@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from fwpkm_jax.core.array_types import TokenMask
+
 
 class Packing(NamedTuple):
     """Where real tokens go, from `pack_tokens`."""
@@ -26,7 +28,7 @@ class Packing(NamedTuple):
     """Real tokens of each sequence."""
 
 
-def pack_tokens(mask: Bool[Array, "batch length"] | Float[Array, "batch length"]) -> Packing:
+def pack_tokens(mask: TokenMask) -> Packing:
     """The reordering that puts each sequence's real tokens (`mask` not 0) first."""
     chex.assert_rank(mask, 2)
     real = mask.astype(bool)

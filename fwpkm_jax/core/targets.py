@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
+from fwpkm_jax.core.array_types import TokenMask
+
 _STD_EPSILON = 1e-6
 
 
@@ -57,7 +59,7 @@ def pair_weights(
 
 def write_weights(
     gate: Float[Array, "batch length"],
-    mask: Float[Array, "batch length"] | None,
+    mask: TokenMask | None,
     *,
     chunk_size: int,
     lookahead: int,

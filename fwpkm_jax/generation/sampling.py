@@ -62,7 +62,9 @@ def choose_tokens(
         logits = logits[:, : sampling.vocab_size]
     if sampling.temperature == 0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    logits = logits / sampling.temperature
+    # The largest is 0, so that no temperature overflows; as it goes to 0 the draw becomes greedy.
+    logits = logits - jnp.max(logits, axis=-1, keepdims=True)
+    logits = jnp.where(logits == 0, 0, logits / sampling.temperature)
     if sampling.top_k is None and sampling.top_p is None:
         return jax.vmap(jax.random.categorical)(rngs, logits).astype(jnp.int32)
     # A stable sort breaks ties by id, so that top_k never keeps more than k tokens.

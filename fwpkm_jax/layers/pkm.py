@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
+from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.slots.split_table import (
     MemoryAxes,
@@ -156,7 +157,7 @@ class PKM(nnx.Module):
         self,
         x: Float[Array, "batch length model"],
         *,
-        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        mask: TokenMask | None = None,
         partition: Partition | None = None,
         batch_statistics: bool = False,
     ) -> PKMOutput:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.core.documents import Documents
 from fwpkm_jax.core.streams.queue import ChunkSize, Pending, clear
@@ -90,7 +91,7 @@ class Block(nnx.Module):
         x: Float[Array, "batch length model"],
         memory: Memory | None,
         *,
-        mask: Float[Array, "batch length"] | None = None,
+        mask: TokenMask | None = None,
         documents: Documents | None = None,
         write: bool = True,
         pairing: Pairing = write_weights,
@@ -142,7 +143,7 @@ class Block(nnx.Module):
         memory: Memory | None,
         state: BlockStream,
         *,
-        mask: Float[Array, "batch length"] | None = None,
+        mask: TokenMask | None = None,
         starts: Bool[Array, "batch length"] | None = None,
         numbers: Int[Array, "batch length"] | None = None,
         initial: Memory | None = None,

@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.documents import starts_at_real
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer, FastWeightStream, HeadInputs
 from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
@@ -46,7 +47,7 @@ def read_head(
     readout: tuple[jax.Array, jax.Array | None],
     stream: FastWeightStream | None,
     *,
-    mask: Float[Array, "batch length"] | None,
+    mask: TokenMask | None,
     starts: Bool[Array, "batch length"] | None,
     write: bool,
     partition: Partition | None,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.core.documents import Documents
@@ -123,7 +124,7 @@ class LanguageModel(nnx.Module):
         tokens: Int[Array, "batch length"],
         memory: dict[str, Memory],
         *,
-        mask: Float[Array, "batch length"] | None = None,
+        mask: TokenMask | None = None,
         segment_ids: Int[Array, "batch length"] | None = None,
         write: bool = True,
         pairing: Pairing = write_weights,
@@ -165,7 +166,7 @@ class LanguageModel(nnx.Module):
         tokens: Int[Array, "batch length"],
         memory: dict[str, Memory],
         *,
-        mask: Float[Array, "batch length"] | None = None,
+        mask: TokenMask | None = None,
         segment_ids: Int[Array, "batch length"] | None = None,
         write: bool = True,
         pairing: Pairing = write_weights,
@@ -298,7 +299,7 @@ class LanguageModel(nnx.Module):
         tokens: Int[Array, "batch length"],
         stream: Stream,
         *,
-        mask: Float[Array, "batch length"] | None = None,
+        mask: TokenMask | None = None,
         segment_ids: Int[Array, "batch length"] | None = None,
         initial: dict[str, Memory] | None = None,
         chunk_size: ChunkSize | None = None,

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.core.documents import Documents, document_numbers
 from fwpkm_jax.layers.experts import RouterLoad
@@ -68,7 +69,7 @@ class StreamDocument(NamedTuple):
     def of_piece(
         cls,
         segment_ids: Int[Array, "batch length"],
-        mask: Float[Array, "batch length"] | None,
+        mask: TokenMask | None,
         before: "StreamDocument | None",
     ) -> "PieceDocuments":
         """What a piece with these segment ids says of its documents.

@@ -39,7 +39,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from fwpkm_jax.core.array_types import Queries, TokenValues
+from fwpkm_jax.core.array_types import Queries, TokenMask, TokenValues
 from fwpkm_jax.core.chunks import (
     AnyChunk,
     Chunk,
@@ -98,7 +98,7 @@ class AbstractRule(abc.ABC):
         value: Float[Array, "batch length value"],
         *,
         gate: Float[Array, "batch length"] | None = None,
-        mask: Float[Array, "batch length"] | None = None,
+        mask: TokenMask | None = None,
         chunk_size: int,
         pairing: Pairing = write_weights,
     ) -> AnyChunk:

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from fwpkm_jax.core.array_types import Queries, TokenValues
 from fwpkm_jax.core.chunks import Chunk, StepOutput, cast
 from fwpkm_jax.core.slots.block_write import ChunkBlocks
+from fwpkm_jax.core.targets import shift_left
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.rules.arguments import check_memory, check_query
 from fwpkm_jax.rules.base import AbstractChunkRule
@@ -62,8 +63,8 @@ class FwMLP(AbstractChunkRule):
     lookahead: int = 1
     """A token's target is the value this many tokens later."""
     target: Literal["later", "mean"] = "later"
-    """later: the value `lookahead` tokens on, as the paper says. mean: the average of that value
-    and the token's own, as the authors' release has it; lookahead 0 or 1."""
+    """later: the value `lookahead` tokens on, as the paper says. mean: the average of the values
+    from the token's own to that one, as the authors' release has it."""
     learning_rate: float = 0.1
     """Size of the write."""
     weight_decay: float = 0.0
@@ -86,11 +87,6 @@ class FwMLP(AbstractChunkRule):
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0.")
         if self.write_clip is not None and not self.write_clip > 0:
             raise ValueError(f"write_clip={self.write_clip} must be above 0, or None for no clip.")
-        if self.target == "mean" and self.lookahead > 1:
-            raise ValueError(
-                f"target='mean' averages two neighbours, lookahead={self.lookahead} is too far; "
-                "use 0 or 1, or target='later'."
-            )
 
     @classmethod
     def tiny(cls) -> "FwMLP":
@@ -116,8 +112,10 @@ class FwMLP(AbstractChunkRule):
     def targets(
         self, value: Float[Array, "batch length value"]
     ) -> Float[Array, "batch length value"]:
-        later = super().targets(value)
-        return later if self.target == "later" else 0.5 * (value + later)
+        if self.target == "later":
+            return super().targets(value)
+        seen = [shift_left(value, ahead) for ahead in range(self.lookahead + 1)]
+        return sum(seen[1:], start=seen[0]) * (1 / len(seen))
 
     def read(self, memory: FwMLPMemory, query: Queries) -> tuple[TokenValues, None]:
         check_memory(self, memory)

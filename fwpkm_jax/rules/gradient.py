@@ -5,6 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 from jaxtyping import Array, Float
 
+from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.chunks import Cut
 from fwpkm_jax.core.targets import Pairing, write_weights
@@ -47,7 +48,7 @@ class AbstractGradientRule(AbstractRule):
         value: Float[Array, "batch length value"],
         *,
         gate: Float[Array, "batch length"] | None = None,
-        mask: Float[Array, "batch length"] | None = None,
+        mask: TokenMask | None = None,
         chunk_size: int,
         pairing: Pairing = write_weights,
         key: Float[Array, "batch length heads key"] | None = None,

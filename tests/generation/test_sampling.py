@@ -42,6 +42,17 @@ def test_draws_have_the_distribution_that_is_asked_for(options, expected):
     assert np.all(np.abs(actual - expected) <= error + 1e-12)
 
 
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.9}])
+@pytest.mark.parametrize("temperature", [1e-30, 1e-37, 1e-44])
+def test_a_tiny_temperature_takes_the_most_likely_token(temperature, options):
+    logits = jnp.asarray([[-3.0, 1.0, 5.0, 4.5, -jnp.inf]] * 8, jnp.float32)
+    sampling = Sampling(temperature=temperature, **options)
+    drawn = jax.jit(lambda x, rngs: choose_tokens(x, rngs, sampling))(
+        logits, jax.random.split(jax.random.key(0), 8)
+    )
+    np.testing.assert_array_equal(drawn, [2] * 8)
+
+
 def test_of_equally_likely_tokens_top_k_keeps_k():
     rngs = jax.random.split(jax.random.key(1), 200)
     drawn = choose_tokens(jnp.zeros((200, 5)), rngs, Sampling(temperature=1.0, top_k=2))

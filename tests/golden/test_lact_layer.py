@@ -53,6 +53,9 @@ def with_weights(layer: LaCT, weights: dict[str, jax.Array]) -> LaCT:
             getattr(layer, f"fast_{name}_{ours}").set_value(both[:, column])
     layer.down.set_value(weights.pop("w1"))
     for ours, theirs in {"gate": "w0", "up": "w2"}.items():
+        if layer.config.low_rank is None:
+            getattr(layer, ours).set_value(weights.pop(theirs))
+            continue
         for side in ("left", "right"):
             getattr(layer, f"{ours}_{side}").set_value(weights.pop(f"{theirs}.w_{side}"))
     assert not weights, f"parameters without a place: {sorted(weights)}"
@@ -79,7 +82,7 @@ def test_the_layer_matches_the_published_one(golden_path, dtype):
             hidden_dim=width // config["num_lact_heads"],
             chunk_size=config["lact_chunk_size"],
             window=config["window_size"],
-            low_rank=config["w0_w2_low_rank"],
+            low_rank=None if config["w0_w2_low_rank"] == -1 else config["w0_w2_low_rank"],
             base_rate=_FIXED["base_lr"],
             qk_norm=config["attn_qk_norm"],
             value_silu=not config["no_v_silu"],

@@ -1,9 +1,10 @@
 """TTT-Linear's and TTT-MLP's writes and reads, against the authors' PyTorch code.
 
-`published/ttt_*.npz` hold what `TTTLinear.ttt` and `TTTMLP.ttt` of test-time-training/ttt-lm-pytorch
-gave (torch 2.13.0, CPU, float64, from float32 inputs) for drawn queries, keys, values, shares of the
-rate in (0, 1) and weights, in three mini-batches of four tokens, one of whose learned factors is cut
-off at 0. `w:` are parameters, `d:` gradients, `after:` the weights after the last mini-batch.
+`published/ttt_*.npz` hold what `TTTLinear.ttt` and `TTTMLP.ttt` of the repository
+test-time-training/ttt-lm-pytorch gave (torch 2.13.0, CPU, float64, from float32 inputs) for drawn
+queries, keys, values, shares of the rate in (0, 1) and weights, in three mini-batches of four
+tokens, one of whose learned factors is cut off at 0. `w:` are parameters, `d:` gradients, `after:`
+the weights after the last mini-batch.
 """
 
 from pathlib import Path

@@ -120,9 +120,13 @@ def test_a_stream_averages_the_same_neighbours(pieces):
     chex.assert_trees_all_close(*memories, rtol=1e-12)
 
 
-def test_a_mean_of_far_neighbours_is_refused():
-    with pytest.raises(ValueError, match="averages two neighbours, lookahead=2 is too far"):
-        FwMLP(target="mean", lookahead=2)
+def test_the_mean_target_averages_all_values_up_to_the_lookahead():
+    rule = dataclasses.replace(RULE, target="mean", lookahead=2)
+    signals = sample_signals(rule, length=7)
+    target = rule.sequence(*map(jnp.asarray, signals[:2]), chunk_size=4).target
+    value = np.asarray(signals.value)
+    expected = (value[:, :-2] + value[:, 1:-1] + value[:, 2:]) / 3
+    np.testing.assert_allclose(target[:, :-2], expected, rtol=1e-12)
 
 
 def test_an_empty_layer_is_refused():

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fwpkm_jax.core.recurrence.chunk_decay import softplus_decay
 from fwpkm_jax.rules.matrix import Tokens
 from fwpkm_jax.rules.matrix.base import GateInputs
 from fwpkm_jax.rules.matrix.comba import Comba
@@ -150,6 +151,52 @@ def test_omega_writes_each_error_of_its_window_anew_and_a_window_of_one_is_a_del
         errors = strength[window, None] * (value[window] - key[window] @ matrix)
         matrix = np.exp(log_decay[at]) * matrix + key[window].T @ errors / 3
         np.testing.assert_allclose(found[0, at, 0], query[at] @ matrix, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-9])
+def test_the_direction_that_rwkv7_erases_does_not_depend_on_the_length_of_the_key(size):
+    tokens = tokens_of(RWKV7())
+    key = size * tokens.key / jnp.linalg.norm(tokens.key, axis=-1, keepdims=True)
+    tokens = tokens._replace(key=key, value=0 * tokens.value)  # Nothing but decay and erasure.
+    start = jnp.asarray(np.random.default_rng(0).normal(size=(4, 4)))
+    token = jax.tree.map(lambda x: x[0, 0, 0], tokens)
+    start = jnp.resize(start, (token.key.size, token.value.size))
+    unit, strength = np.asarray(token.key) / size, np.asarray(token.strength)
+    expected = np.exp(np.asarray(token.log_decay))[:, None] * np.asarray(start)
+    expected -= np.outer(strength * unit, unit @ np.asarray(start))
+    np.testing.assert_allclose(RWKV7().write(start, token), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_comba_corrects_the_query_before_its_norm_and_its_scale():
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.normal(size=(2, 3, 1, 16)) for _ in range(3))
+    rule = Comba(feedback=0.5, correction=0.3)
+    found = rule.features(*map(jnp.asarray, (query, key, value)))
+    corrected = query - 0.3 * 0.5 * key
+    length = np.sqrt(np.sum(corrected**2, axis=-1, keepdims=True) + 1e-6)
+    np.testing.assert_allclose(found[0], corrected / length / 4, rtol=1e-10)
+    length = np.sqrt(np.sum(key**2, axis=-1, keepdims=True) + 1e-6)
+    np.testing.assert_allclose(found[1], key / length, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("log_rate", "step", "expected"),
+    [
+        (0.0, 0.0, -np.log(2)),
+        (2.0, -30.0, -np.exp(-28.0)),
+        (89.0, -200.0, -np.exp(-111.0)),  # exp(89) alone is beyond float32.
+        (100.0, -95.0, -np.exp(5.0)),
+        (100.0, 0.0, -1e4),
+        (89.0, 1e30, -1e4),
+        (-200.0, -200.0, 0.0),
+    ],
+)
+@jax.enable_x64(False)
+def test_a_softplus_decay_is_finite_with_its_gradients(log_rate, step, expected):
+    arguments = (jnp.float32(log_rate), jnp.float32(step))
+    found, gradients = jax.value_and_grad(softplus_decay, argnums=(0, 1))(*arguments)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-30)
+    assert np.all(np.isfinite(gradients))
 
 
 def test_a_short_key_cannot_make_falcons_step_longer_than_half_the_memory():

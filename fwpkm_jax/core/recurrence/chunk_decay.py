@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -9,6 +10,29 @@ from jaxtyping import Array, Float
 HIGHEST = "highest"
 # exp of anything below is 0 in float32 and float64; -inf would give NaN as 0 * inf in a product.
 LOWEST_LOG_DECAY = -1e4
+
+
+_LARGEST_LOG_RATE = 60.0
+_LOWEST_SOFTPLUS = -20.0  # Below, softplus(x) is exp(x) to rounding.
+
+
+def softplus_decay(log_rate: Float[Array, "..."], x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """`-exp(log_rate) softplus(x)`, a token's log decay, at least `LOWEST_LOG_DECAY`.
+
+    Finite, as are its gradients, for any finite arguments: where the rate alone would overflow,
+    the product is the exponential of a sum.
+
+    Args:
+      log_rate: broadcasts against `x`.
+      x: the time step before softplus.
+    """
+    usual = -jnp.exp(jnp.minimum(log_rate, _LARGEST_LOG_RATE)) * jax.nn.softplus(x)
+    log_softplus = jnp.where(
+        x < _LOWEST_SOFTPLUS, x, jnp.log(jax.nn.softplus(jnp.maximum(x, _LOWEST_SOFTPLUS)))
+    )
+    exponent = jnp.minimum(log_rate + log_softplus, float(np.log(-LOWEST_LOG_DECAY)))
+    decay = jnp.where(log_rate > _LARGEST_LOG_RATE, -jnp.exp(exponent), usual)
+    return jnp.maximum(decay, LOWEST_LOG_DECAY)
 
 
 class ChunkDecay(NamedTuple):

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
+from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.documents import document_numbers
 
 
@@ -98,7 +99,7 @@ def places_of_part(
     axis: SequenceAxis,
     shape: tuple[int, ...],
     first: Int[Array, " batch"] | None = None,
-    mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+    mask: TokenMask | None = None,
 ) -> Places:
     """Positions and document numbers of this device's tokens, counted over the whole sequence.
 

@@ -147,12 +147,17 @@ def slot_weights(
       nonlinearity: `softmax`, or an elementwise `silu` or `relu` that ignores `normalization`.
       temperature: divides the scores.
     """
-    scores = scores / temperature
     if nonlinearity == "silu":
-        return jax.nn.silu(scores)
+        return jax.nn.silu(scores / temperature)
     if nonlinearity == "relu":
-        return jax.nn.relu(scores)
-    return jax.nn.softmax(scores, axis=(-2, -1) if normalization == "token" else -1)
+        return jax.nn.relu(scores / temperature)
+    axis = (-2, -1) if normalization == "token" else -1
+    if temperature != 1:
+        # The best score becomes 0 first, so that no temperature overflows, gradients included.
+        temperature = max(temperature, float(jnp.finfo(jnp.float32).tiny))
+        scores = scores - jax.lax.stop_gradient(jnp.max(scores, axis=axis, keepdims=True))
+        scores = jnp.where(scores == 0, scores, scores / temperature)
+    return jax.nn.softmax(scores, axis=axis)
 
 
 class SubKeyUsage(NamedTuple):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.documents import document_numbers, document_positions, pack_starts
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
@@ -146,7 +147,7 @@ class FastWeightLayer(nnx.Module):
         tokens: Int[Array, "batch length"],
         readout: Readout,
         *,
-        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        mask: TokenMask | None = None,
         starts: Bool[Array, "batch length"] | None = None,
         write: bool = True,
     ) -> HeadInputs:
@@ -173,7 +174,7 @@ class FastWeightLayer(nnx.Module):
         readout: Readout,
         *,
         axis: SequenceAxis,
-        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        mask: TokenMask | None = None,
         starts: Bool[Array, "batch length"] | None = None,
         stream: FastWeightStream | None = None,
         write: bool = True,
@@ -237,7 +238,7 @@ class FastWeightLayer(nnx.Module):
         readout: Readout,
         stream: FastWeightStream,
         *,
-        mask: Bool[Array, "batch length"] | Float[Array, "batch length"] | None = None,
+        mask: TokenMask | None = None,
         starts: Bool[Array, "batch length"] | None = None,
         write: bool = True,
     ) -> tuple[HeadInputs, FastWeightStream]:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
+from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.chunks import AnyChunk, Memory, map_groups
 from fwpkm_jax.core.documents import document_numbers, document_positions, same_document
 from fwpkm_jax.core.sequence.axis import SequenceAxis, places_of_part
@@ -73,7 +74,7 @@ def run_documents(
     memory: Memory,
     signals: Signals,
     starts: Bool[Array, "batch length"],
-    mask: Float[Array, "batch length"] | None,
+    mask: TokenMask | None,
     *,
     chunk_size: int,
     pairing: Pairing,

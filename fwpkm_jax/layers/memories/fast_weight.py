@@ -13,6 +13,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.chunks import (
     Memory,
@@ -123,9 +124,7 @@ class FastWeight(nnx.Module):
         memory = self.config.rule.init(rng)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (groups, *x.shape)), memory)
 
-    def signals(
-        self, x: Float[Array, "batch length model"], mask: Float[Array, "batch length"] | None
-    ) -> Signals:
+    def signals(self, x: Float[Array, "batch length model"], mask: TokenMask | None) -> Signals:
         """The inputs of the memory for each token, in at least float32."""
         rule = self.config.rule
         memory_dtype = jnp.promote_types(x.dtype, jnp.float32)
@@ -162,7 +161,7 @@ class FastWeight(nnx.Module):
         x: Float[Array, "batch length model"],
         memory: Memory,
         *,
-        mask: Float[Array, "batch length"] | None = None,
+        mask: TokenMask | None = None,
         starts: Bool[Array, "batch length"] | None = None,
         write: bool = True,
         pairing: Pairing = write_weights,
@@ -253,7 +252,7 @@ class FastWeight(nnx.Module):
         memory: Memory,
         pending: Pending,
         *,
-        mask: Float[Array, "batch length"] | None = None,
+        mask: TokenMask | None = None,
         numbers: Int[Array, "batch length"] | None = None,
         starts: Bool[Array, "batch length"] | None = None,
         initial: Memory | None = None,

@@ -36,6 +36,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
+from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.documents import pack_starts, starts_at_real
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
@@ -43,7 +44,7 @@ from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.sequence.in_turn import state_in_turn
 from fwpkm_jax.layers.partition import BATCH, SEQUENCE, ParameterAxes, Partition
 
-Mask = Bool[Array, "batch length"] | Float[Array, "batch length"] | None
+Mask = TokenMask | None
 """1 for real tokens, 0 for padding; None: all are real."""
 
 Starts = Bool[Array, "batch length"] | None

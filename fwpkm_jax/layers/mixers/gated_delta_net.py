@@ -16,6 +16,7 @@ from fwpkm_jax.core.documents import document_numbers, pack_starts
 from fwpkm_jax.core.normalize import l2_normalize
 from fwpkm_jax.core.padding import Packing, pack, pack_all, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.recurrence.chunk_decay import softplus_decay
 from fwpkm_jax.core.recurrence.decay_starts import draw_time_steps, softplus_bias
 from fwpkm_jax.core.recurrence.gated_delta import recurrent_gated_delta_rule
 from fwpkm_jax.core.recurrence.transition import before_part, delta_transition
@@ -324,11 +325,10 @@ def split_projections(
 
     dtype = compute_dtype(qkvz.dtype)
     b, a = (y.reshape(*tokens, config.num_value_heads).astype(dtype) for y in (b, a))
-    rate = jnp.exp(weights.A_log)[None, None]
     return Projections(
         conv_inputs=jnp.concatenate([y.reshape(*tokens, -1) for y in (query, key, value)], axis=-1),
         gate=gate.reshape(*tokens, config.num_value_heads, config.value_head_dim),
-        log_decay=-rate * jax.nn.softplus(a + weights.dt_bias[None, None]),
+        log_decay=softplus_decay(weights.A_log[None, None], a + weights.dt_bias[None, None]),
         beta=config.max_strength * jax.nn.sigmoid(b),
     )
 

@@ -40,8 +40,9 @@ class LaCTConfig(AbstractMixerConfig):
     """Tokens between two writes."""
     window: int = 2048
     """Tokens that attention sees, the query's own included."""
-    low_rank: int = 32
-    """Rank of what the initial gate and up matrices add to half the identity."""
+    low_rank: int | None = 32
+    """Rank of what the initial gate and up matrices add to half the identity; None: both are whole
+    matrices, without the identity (-1 in the published code)."""
     base_rate: float = 1e-3
     """Step size where the projection of the rates gives 0."""
     qk_norm: bool = False
@@ -66,6 +67,8 @@ class LaCTConfig(AbstractMixerConfig):
     def __post_init__(self):
         names = ("num_heads", "num_fast_heads", "hidden_dim", "chunk_size", "window", "low_rank")
         for name in names:
+            if name == "low_rank" and self.low_rank is None:
+                continue
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
         if not self.base_rate > 0:
@@ -87,15 +90,18 @@ class LaCTConfig(AbstractMixerConfig):
     def extra_products(self, model_dim: int, length: int) -> float:
         """The fast networks' products: a token passes 3 matrices to be read and 6 to be written.
 
-        The count of parameters includes low-rank factors, but a token multiplies by whole matrices:
-        the factors are subtracted. The last chunk of a sequence is never written.
+        The count of parameters includes the initial gate and up matrices, whole or as factors. A
+        token multiplies by those of its sequence instead, so the initial ones are subtracted. The
+        last chunk of a sequence is never written.
         """
         width = model_dim // self.num_fast_heads
         matrix = self.num_fast_heads * width * self.hidden_dim
-        low_rank = 2 * self.num_fast_heads * self.low_rank * (width + self.hidden_dim)
+        starts = 2 * matrix
+        if self.low_rank is not None:
+            starts = 2 * self.num_fast_heads * self.low_rank * (width + self.hidden_dim)
         written = (length - 1) // self.chunk_size * self.chunk_size / length
         products = (3 + 6 * written) * matrix
-        return products - matrix - low_rank
+        return products - matrix - starts
 
 
 register_mixer("lact", lambda model: model.lact)
@@ -123,7 +129,7 @@ class LaCT(AbstractMixer):
         "(rate|momentum|scale)_proj/bias": (None,),
         "o_proj/kernel": ("heads", "embed"),
         "fast_(query|key)_(scale|shift)": (None,),
-        "(gate|up)_(left|right)|down": (None, None, None),
+        "(gate|up)(_left|_right)?|down": (None, None, None),
     }
 
     def __init__(
@@ -179,10 +185,16 @@ class LaCT(AbstractMixer):
         self.fast_query_scale, self.fast_query_shift = vector(1.0), vector(0.0)
         self.fast_key_scale, self.fast_key_shift = vector(1.0), vector(0.0)
         hidden, rank = config.hidden_dim, config.low_rank
-        self.gate_left = normal(heads, hidden, rank, fan_in=rank, gain=0.5)
-        self.gate_right = normal(heads, rank, width, fan_in=width, gain=0.5)
-        self.up_left = normal(heads, hidden, rank, fan_in=rank, gain=0.5)
-        self.up_right = normal(heads, rank, width, fan_in=width, gain=0.5)
+        if rank is None:
+            self.gate_left = self.gate_right = self.up_left = self.up_right = None
+            self.gate = normal(heads, hidden, width, fan_in=width)
+            self.up = normal(heads, hidden, width, fan_in=width)
+        else:
+            self.gate = self.up = None
+            self.gate_left = normal(heads, hidden, rank, fan_in=rank, gain=0.5)
+            self.gate_right = normal(heads, rank, width, fan_in=width, gain=0.5)
+            self.up_left = normal(heads, hidden, rank, fan_in=rank, gain=0.5)
+            self.up_right = normal(heads, rank, width, fan_in=width, gain=0.5)
         self.down = normal(heads, width, hidden, fan_in=hidden)
         self.rate_proj = linear(3 * heads, use_bias=True)
         self.momentum_proj = linear(heads, use_bias=True) if config.momentum else None
@@ -210,13 +222,15 @@ class LaCT(AbstractMixer):
         dtype = compute_dtype(dtype, jnp.float32)
         half = 0.5 * jnp.eye(self.config.hidden_dim, self.rule.key_dim, dtype=dtype)[None]
 
-        def product(left: nnx.Param, right: nnx.Param) -> jax.Array:
+        def start(whole: nnx.Param | None, left: Any, right: Any) -> jax.Array:
+            if whole is not None:
+                return whole[...].astype(dtype)
             return left[...].astype(dtype) @ right[...].astype(dtype) + half
 
         weights = SwiGLUWeights(
-            gate=product(self.gate_left, self.gate_right),
+            gate=start(self.gate, self.gate_left, self.gate_right),
             down=self.down[...].astype(dtype),
-            up=product(self.up_left, self.up_right),
+            up=start(self.up, self.up_left, self.up_right),
         )
         memory = jax.vmap(self.rule.start)(weights)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), memory)

@@ -126,8 +126,9 @@ class Titans(AbstractMixer):
         self.biases = None if biases is None else nnx.List([nnx.Param(x) for x in biases])
         self.norm_bias = None if start.norm_bias is None else nnx.Param(start.norm_bias)
         # Added to 1 / i, the factor on the sum of a chunk's first i steps.
-        writes = None if config.chunk_size is None else config.chunk_size // config.write_size
-        self.step_factor = nnx.Param(jnp.zeros((writes,), jnp.float32)) if config.average_steps else None
+        writes = (config.chunk_size or 0) // config.write_size
+        factor = jnp.zeros((writes,), jnp.float32) if config.average_steps else None
+        self.step_factor = None if factor is None else nnx.Param(factor)
         tensors = config.num_tensors
         self.tensor_rate_proj = (
             linear(model_dim, heads * tensors, use_bias=True) if config.tensor_rates else None

@@ -99,7 +99,7 @@ class TitansConfig:
                 "pooling='attention' weighs what momentum and forgetting are told, and there is "
                 "neither; use 'mean'."
             )
-        for name in ("max_rate", "max_gradient_norm"):
+        for name in ("max_rate", "max_gradient_norm", "memory_norm_eps", "memory_init_std"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value} must be above 0.")

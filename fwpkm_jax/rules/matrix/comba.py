@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
@@ -20,18 +21,19 @@ from fwpkm_jax.rules.matrix.base import (
 )
 from fwpkm_jax.rules.matrix.deltanet import delta_step, sigmoid_strength
 from fwpkm_jax.rules.matrix.features import FeatureMap
-from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES, gated_error_loss, softplus_decay
+from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES, gated_error_loss, projected_decay
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comba(AbstractMatrixRule):
-    """Gated DeltaNet that erases `feedback` (b) of what its key reads, and reads with q - d k.
+    """Gated DeltaNet that erases `feedback` (b) of what its key reads, and reads with q - d b k.
 
     Erasing with strength bβ and adding with strength β is one delta step of strength bβ towards
-    v / b. The published layer learns b and the `correction` d for each head; here they
-    are settings.
+    v / b. The query's correction is part of `features`, before the norm and the scale, where
+    the authors' layer in flash-linear-attention has it: the unit vector of q - d b k reads. That
+    layer learns b and the `correction` d for each head; here they are settings.
 
-    References: Hu et al. 2025, arXiv:2506.02475.
+    References: Hu et al. 2025, arXiv:2506.02475; flash-linear-attention, `layers/comba.py`.
     """
 
     form: ClassVar[Form] = Form(
@@ -39,7 +41,7 @@ class Comba(AbstractMatrixRule):
         left="$I$",
         right=r"$\alpha_t(I - b\beta_t kk^\top)$",
         written=r"$\beta_t vk^\top$",
-        read="$W(q - dk)$",
+        read=r"$Wq$, $q\propto q - dbk$",
         loss=r"$\tfrac{b\beta_t}{2\alpha_t}\lVert v/b - \alpha_t Wk\rVert^2 "
         r"+ \tfrac{1-\alpha_t}{2}\lVert W\rVert^2$",
         step_size="$1$",
@@ -54,8 +56,9 @@ class Comba(AbstractMatrixRule):
     convolution: bool = True
     feedback: float = 0.73
     """b, at least 0.001: erased share of the write strength. The default is the published start."""
-    correction: float = 0.02
-    """d: the share of a token's key that is subtracted from its query."""
+    correction: float = 1.0
+    """d: `d * feedback` of a token's key is subtracted from its query before both are normed. The
+    authors found 0.02 better in some small models."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -71,8 +74,10 @@ class Comba(AbstractMatrixRule):
         state = jnp.exp(given(token.log_decay)) * state
         return delta_step(state, *self._step(token))
 
-    def read(self, state: State, token: Tokens):
-        return (token.query - self.correction * token.key) @ state
+    def features(self, query: Array, key: Array, value: Array) -> tuple[Array, Array, Array]:
+        dtype = compute_dtype(query.dtype)
+        query = query.astype(dtype) - self.correction * self.feedback * key.astype(dtype)
+        return super().features(query, key, value)
 
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
@@ -80,8 +85,7 @@ class Comba(AbstractMatrixRule):
 
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         _, value, strength = self._step(tokens)
-        query = tokens.query - self.correction * tokens.key
-        tokens = tokens._replace(query=query, value=value, strength=strength)
+        tokens = tokens._replace(value=value, strength=strength)
         return super().chunked(tokens, state, starts)
 
     @property
@@ -89,7 +93,7 @@ class Comba(AbstractMatrixRule):
         return SOFTPLUS_GATES
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
-        return softplus_decay(inputs), sigmoid_strength(inputs, False)
+        return projected_decay(inputs), sigmoid_strength(inputs, False)
 
     def _step(self, tokens: Tokens) -> tuple[Array, Array, Array]:
         """Key, value and strength of the delta step that is the write."""

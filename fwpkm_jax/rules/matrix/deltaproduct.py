@@ -21,7 +21,7 @@ from fwpkm_jax.rules.matrix.features import FeatureMap
 from fwpkm_jax.rules.matrix.gated_deltanet import (
     SOFTPLUS_GATES,
     gated_error_loss,
-    softplus_decay,
+    projected_decay,
 )
 
 
@@ -87,7 +87,7 @@ class DeltaProduct(AbstractMatrixRule):
         strength = sigmoid_strength(inputs, self.negative_eigenvalues)
         if not self.gated:
             return jnp.zeros(inputs.shape, strength.dtype), strength
-        return softplus_decay(inputs), strength
+        return projected_decay(inputs), strength
 
     def _each(self, token: Tokens) -> list[tuple[Array, Array, Array]]:
         if self.num_steps == 1:

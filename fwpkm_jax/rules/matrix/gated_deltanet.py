@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from fwpkm_jax.core.recurrence.chunk_decay import softplus_decay
 from fwpkm_jax.core.recurrence.decay_starts import softplus_bias
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.rules.matrix.base import (
@@ -32,7 +32,7 @@ SOFTPLUS_GATES = LearnedGates(
     decay_bias=1.0,
     decay_of_step=softplus_bias,
 )
-"""What `softplus_decay` and a strength of their own need, for all rules that have both."""
+"""What `projected_decay` and a strength of their own need, for all rules that have both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +89,12 @@ class GatedDeltaNet(AbstractMatrixRule):
         return SOFTPLUS_GATES
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
-        return softplus_decay(inputs), sigmoid_strength(inputs, self.negative_eigenvalues)
+        return projected_decay(inputs), sigmoid_strength(inputs, self.negative_eigenvalues)
 
 
-def softplus_decay(inputs: GateInputs) -> Array:
+def projected_decay(inputs: GateInputs) -> Array:
     """`-rate * softplus(projection)`, the logarithm of the share kept."""
-    rate = jnp.exp(given(inputs.log_rate))[None, None]
-    return -rate * jax.nn.softplus(given(inputs.decay))
+    return softplus_decay(given(inputs.log_rate)[None, None], given(inputs.decay))
 
 
 def gated_error_loss(token: Tokens, key: Array, value: Array, strength: Array) -> LocalLoss:

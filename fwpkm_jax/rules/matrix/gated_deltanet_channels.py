@@ -21,7 +21,7 @@ from fwpkm_jax.rules.matrix.base import (
 )
 from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
 from fwpkm_jax.rules.matrix.features import FeatureMap
-from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES, softplus_decay
+from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES, projected_decay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,4 +101,4 @@ class GatedDeltaNetChannels(AbstractMatrixRule):
         return SOFTPLUS_GATES
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
-        return softplus_decay(inputs), sigmoid_strength(inputs, self.negative_eigenvalues)
+        return projected_decay(inputs), sigmoid_strength(inputs, self.negative_eigenvalues)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from fwpkm_jax.core.recurrence.chunk_decay import softplus_decay
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,
     Form,
@@ -67,8 +67,7 @@ class KDA(AbstractMatrixRule):
         return SOFTPLUS_GATES
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
-        rate = jnp.exp(given(inputs.log_rate))[None, None, :, None]
-        log_decay = -rate * jax.nn.softplus(given(inputs.decay))
+        log_decay = softplus_decay(given(inputs.log_rate)[None, None, :, None], given(inputs.decay))
         return log_decay, sigmoid_strength(inputs, self.negative_eigenvalues)
 
 

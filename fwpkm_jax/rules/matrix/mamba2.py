@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from fwpkm_jax.core.recurrence.chunk_decay import softplus_decay
 from fwpkm_jax.core.recurrence.decay_starts import softplus_bias
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput
 from fwpkm_jax.rules.matrix.base import (
@@ -74,5 +75,6 @@ class Mamba2(AbstractMatrixRule):
         )
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
-        step = jax.nn.softplus(given(inputs.strength))
-        return -step * jnp.exp(given(inputs.log_rate))[None, None], step
+        step = given(inputs.strength)
+        log_decay = softplus_decay(given(inputs.log_rate)[None, None], step)
+        return log_decay, jax.nn.softplus(step)

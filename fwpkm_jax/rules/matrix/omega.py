@@ -21,7 +21,7 @@ from fwpkm_jax.rules.matrix.base import (
 )
 from fwpkm_jax.rules.matrix.deltanet import sigmoid_strength
 from fwpkm_jax.rules.matrix.features import FeatureMap
-from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES, softplus_decay
+from fwpkm_jax.rules.matrix.gated_deltanet import SOFTPLUS_GATES, projected_decay
 
 
 class OmegaState(NamedTuple):
@@ -115,7 +115,7 @@ class Omega(AbstractMatrixRule):
         return SOFTPLUS_GATES
 
     def gates(self, inputs: GateInputs) -> tuple[Array | None, Array | None]:
-        return softplus_decay(inputs), sigmoid_strength(inputs, False)
+        return projected_decay(inputs), sigmoid_strength(inputs, False)
 
     def _window(self, state: OmegaState, token: Tokens) -> tuple[Array, Array, Array]:
         """Keys, values and strengths of one head's last tokens, its newest the last."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fwpkm_jax.core.normalize import l2_normalize
+from fwpkm_jax.core.normalize import unit_normalize
 from fwpkm_jax.core.recurrence.decay_starts import logit
 from fwpkm_jax.core.recurrence.linear_recurrence import (
     Erasure,
@@ -67,7 +67,7 @@ class RWKV7(AbstractMatrixRule):
 
     def losses(self, state: State, token: Tokens) -> tuple[LocalLoss, ...]:
         del state
-        unit, strength = l2_normalize(token.key), given(token.strength)[:, None]
+        unit, strength = unit_normalize(token.key), given(token.strength)[:, None]
         value = (token.key @ unit) / (unit @ unit) * token.value
         forget = (1 - jnp.exp(given(token.log_decay)))[:, None] / strength
 
@@ -104,5 +104,5 @@ class RWKV7(AbstractMatrixRule):
 
 def _directions(tokens: Tokens) -> tuple[Array, Array, Array]:
     """The directions of the read and the erasure, and the key under which the value is added."""
-    strength, unit = given(tokens.strength), l2_normalize(tokens.key)
+    strength, unit = given(tokens.strength), unit_normalize(tokens.key)
     return unit, strength * unit, strength * tokens.key

@@ -80,6 +80,15 @@ def test_every_sequence_starts_with_the_learned_weights():
     assert all(np.all(m == 0) for m in memory.momentum)
 
 
+def test_without_a_rank_the_first_matrices_are_whole():
+    layer = build(dataclasses.replace(CONFIG, low_rank=None))
+    memory = layer.initial_memory(2, jnp.float32)
+    for whole, weights in ((layer.gate, memory.weights.gate), (layer.up, memory.weights.up)):
+        np.testing.assert_array_equal(weights, np.broadcast_to(whole[...], weights.shape))
+    x = sample()
+    assert np.all(np.isfinite(jax.jit(lambda x: layer(x)[0])(x)))
+
+
 def test_a_finished_chunk_is_read_beyond_the_window():
     layer, x = build(), sample()
     call = jax.jit(lambda x: layer(x)[0])

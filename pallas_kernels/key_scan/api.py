@@ -68,7 +68,7 @@ def loops_of(chosen: dispatch.Implementation, top_k: int) -> KeyLoops:
         return KeyLoops()
     from pallas_kernels.key_scan import gpu
 
-    return KeyLoops(functools.partial(gpu.forward, top_k), gpu.backward)
+    return KeyLoops(functools.partial(gpu.forward, top_k), gpu.backward, gpu.to_queries)
 
 
 def _refuse(

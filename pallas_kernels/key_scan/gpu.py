@@ -28,6 +28,7 @@ from fwpkm_jax.core.slots.key_scan import (
 )
 from fwpkm_jax.core.slots.key_write import KeyWrite
 from fwpkm_jax.core.slots.row_ops import of_chunk
+from pallas_kernels.key_scan import gpu_rows
 from pallas_kernels.key_scan.gpu_add import add, totals
 from pallas_kernels.key_scan.gpu_rows import pulls_back, step, step_back
 from pallas_kernels.product_top_k.gpu_select import select_chunk, terms_of
@@ -139,6 +140,27 @@ def backward(
     (_, bars, pulls), _ = jax.lax.scan(body, start, length=number)
     bars = bars.reshape(number + 1, *keys_bar.shape)
     return bars[0], (factors["move"] * bars[1:], _by_token(pulls, heads))
+
+
+def to_queries(
+    key_write: KeyWrite,
+    chunks: ScannedChunk,
+    step_pulls: jax.Array,
+    gradient_bar: jax.Array,
+    pulls: jax.Array,
+) -> jax.Array:
+    """The cotangents of all queries; as in `core.slots.key_scan`."""
+    del key_write  # Its score is `idw`.
+    number, heads, _, subkeys, half = chunks.keys.shape
+    tokens = chunks.query.shape[1]
+    codebooks = 2 * heads
+    of_tokens = [chunks.choice.sub_key_ids, step_pulls, pulls]
+    out = gpu_rows.to_queries(
+        chunks.query.reshape(number, tokens, codebooks, half),
+        *(x.reshape(number, codebooks, subkeys, half) for x in (chunks.keys, gradient_bar)),
+        *(x.reshape(number, tokens, codebooks, -1) for x in of_tokens),
+    )
+    return out.reshape(chunks.query.shape)
 
 
 # Compiled, because a ref in GPU memory exists only inside a compiled function.

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.mosaic_gpu import launch, row
+from pallas_kernels.mosaic_gpu import IN_FLIGHT, launch, row
 
 
 def step(
@@ -91,6 +91,60 @@ def pulls_back(
         programs=tokens,
         out_type=[jax.ShapeDtypeStruct((codebooks, top_k, tokens), jnp.float32)],
         name="key_scan_pulls_back",
+    )
+    return out
+
+
+def to_queries(
+    queries: jax.Array,
+    history: jax.Array,
+    gradient_bar: jax.Array,
+    ids: jax.Array,
+    step_pulls: jax.Array,
+    pulls: jax.Array,
+) -> jax.Array:
+    """The cotangents of the queries of all chunks, `[chunks, tokens, codebooks, half]`.
+
+    Each is the sum over the token's places of
+
+        step_pulls * gradient_bar[id] + pulls * (query - keys[id])
+
+    so a token reads the rows that it chose, and those alone.
+
+    Args:
+      queries: `[chunks, tokens, codebooks, half]`.
+      history: the sub-keys before each chunk, `[chunks, codebooks, subkeys, half]`.
+      gradient_bar: the cotangents of each chunk's gradient, likewise.
+      ids: the chosen sub-keys, `[chunks, tokens, codebooks, top_k]`.
+      step_pulls: pulls of each chunk's step, likewise.
+      pulls: what the scores' cotangents cause, likewise.
+    """
+    chunks, tokens, codebooks, top_k = ids.shape
+
+    def body(program, queries, history, gradient_bar, ids, step_pulls, pulls, out):
+        chunk, token = program // tokens, program % tokens
+        for codebook in range(codebooks):
+            place = chunk, token, codebook
+            chosen = [ids[*place, one] for one in range(top_k)]
+            of_steps = [step_pulls[*place, one] for one in range(top_k)]
+            of_scores = [pulls[*place, one] for one in range(top_k)]
+            total = functools.reduce(operator.add, of_scores) * row(queries, place)
+            for first in range(0, top_k, IN_FLIGHT):
+                some = slice(first, first + IN_FLIGHT)
+                keys = [row(history, (chunk, codebook, one)) for one in chosen[some]]
+                bars = [row(gradient_bar, (chunk, codebook, one)) for one in chosen[some]]
+                for step_pull, bar in zip(of_steps[some], bars, strict=True):
+                    total += step_pull * bar
+                for pull, key in zip(of_scores[some], keys, strict=True):
+                    total -= pull * key
+            out[place] = total
+
+    (out,) = launch(
+        body,
+        *(queries, history, gradient_bar, ids, step_pulls, pulls),
+        programs=chunks * tokens,
+        out_type=[jax.ShapeDtypeStruct(queries.shape, jnp.float32)],
+        name="key_scan_to_queries",
     )
     return out
 

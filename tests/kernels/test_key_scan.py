@@ -18,7 +18,7 @@ from pallas_kernels import dispatch
 from pallas_kernels.key_scan import key_loops
 from pallas_kernels.key_scan.api import loops_of
 from pallas_kernels.key_scan.gpu_add import TILE, add, totals
-from pallas_kernels.key_scan.gpu_rows import pulls_back, step, step_back
+from pallas_kernels.key_scan.gpu_rows import pulls_back, step, step_back, to_queries
 from pallas_kernels.key_scan.specs import CHECK_RATIO, SPECS, errors_of
 from tests.kernels.entry import equal_or_close, programs
 
@@ -142,6 +142,23 @@ def test_the_way_back_of_pulls_and_of_a_step():
     gradient = sums.sum(0) - of_rows.sum(0)[..., None] * keys
     new = KEEP * after - MOVE * step_totals[CHUNK][..., None] * after - gradient
     equal_or_close(stepped, bars.at[CHUNK].set(new), ratio=1e-6)
+
+
+@pytest.mark.parametrize("top_k", [TOP_K, 10])
+def test_cotangents_of_queries_are_sums_over_the_chosen_sub_keys(top_k):
+    tokens, subkeys, half = 5, 12, 8
+    every = np.random.default_rng(top_k).random((CHUNKS, tokens, CODEBOOKS, subkeys))
+    ids = jnp.asarray(every.argsort(-1)[..., :top_k], jnp.int32)
+    queries = draw(CHUNKS, tokens, CODEBOOKS, half)
+    keys, bars = (draw(CHUNKS, CODEBOOKS, subkeys, size)[..., :half] for size in (half, half + 1))
+    of_steps, pulls = draw(*ids.shape), draw(*ids.shape, 2)[..., 0]
+    with dispatch.interpret_kernels("gpu"):
+        actual = to_queries(queries, keys, bars, ids, of_steps, pulls)
+    chunk, codebook = np.ogrid[:CHUNKS, :CODEBOOKS]
+    places = chunk[:, None, :, None], codebook[:, None, :, None], ids
+    expected = of_steps[..., None] * bars[places]
+    expected += pulls[..., None] * (queries[..., None, :] - keys[places])
+    equal_or_close(actual, expected.sum(-2), ratio=1e-6)
 
 
 @pytest.mark.thorough

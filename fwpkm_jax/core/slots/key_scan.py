@@ -159,22 +159,20 @@ def _step_of(chunk: ScannedChunk, *, score: Score) -> KeyStep:
 def _scan_backward(find, key_write, loops, residuals, cotangents):
     """Goes from the last chunk to the first; only what depends on the keys' cotangent is inside."""
     del find
-    return _scan_back(key_write, loops.backward, residuals, cotangents)
+    return _scan_back(key_write, loops.backward, loops.to_queries, residuals, cotangents)
 
 
 # `jit` traces this once for equal arguments, so a model with several memories lowers it once.
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _scan_back(key_write, loop, residuals, cotangents):
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _scan_back(key_write, loop, to_queries, residuals, cotangents):
     before, queries, token_weights, choice = residuals
     score = key_write.score
     chunks = ScannedChunk(before, queries, token_weights, choice, cotangents.choice.sub_key_scores)
     steps = jax.vmap(functools.partial(_step_of, score=score))(chunks)
     keys_bar, (gradient_bar, pulls) = loop(key_write, cotangents.keys, chunks, steps)
-    queries_bar, weights_bar = jax.lax.platform_dependent(
-        *(chunks, steps.pulls, gradient_bar, pulls),
-        # On a CPU one chunk at a time fits the cache.
-        cpu=lambda *x: jax.lax.map(lambda one: _token_cotangents(*one, score=score), x),
-        default=jax.vmap(functools.partial(_token_cotangents, score=score)),
+    queries_bar = to_queries(key_write, chunks, steps.pulls, gradient_bar, pulls)
+    weights_bar = _by_chunks(functools.partial(_weights_cotangent, score=score))(
+        chunks, gradient_bar
     )
     return keys_bar, queries_bar, weights_bar
 
@@ -243,30 +241,59 @@ def pulls_of_scores(
     return score_pulls(scores, chunk.scores_bar + scores_bar, score=score)
 
 
+def _to_queries(
+    key_write: KeyWrite,
+    chunks: ScannedChunk,
+    step_pulls: jax.Array,
+    gradient_bar: jax.Array,
+    pulls: jax.Array,
+) -> Float[Array, "chunks tokens heads key"]:
+    """The cotangents of all queries, once all others are known.
+
+    Args:
+      key_write: how the keys move.
+      chunks: leaves `[chunks, ...]`.
+      step_pulls: `KeyStep.pulls` of all chunks.
+      gradient_bar: the cotangents of all chunks' gradients.
+      pulls: `score_pulls` of all chunks.
+    """
+
+    def of_chunk(
+        chunk: ScannedChunk, step_pulls: jax.Array, gradient_bar: SubKeys, pulls: jax.Array
+    ) -> Queries:
+        ids = chunk.choice.sub_key_ids
+        query_bar = sum_of_sub_keys(step_pulls, ids, gradient_bar).reshape(chunk.query.shape)
+        return query_bar + queries_cotangent(
+            chunk.query, chunk.keys, ids, pulls, score=key_write.score
+        )
+
+    return _by_chunks(of_chunk)(chunks, step_pulls, gradient_bar, pulls)
+
+
 @dataclass(frozen=True)
 class KeyLoops:
     """The functions that go over the chunks; each has the signature and meaning of its default."""
 
     forward: Callable[..., tuple[KeyScanOutput, jax.Array]] = _forward
     backward: Callable[..., tuple[SubKeys, tuple[jax.Array, jax.Array]]] = _backward
+    to_queries: Callable[..., jax.Array] = _to_queries
 
 
-def _token_cotangents(
-    chunk: ScannedChunk,
-    step_pulls: jax.Array,
-    gradient_bar: SubKeys,
-    pulls: jax.Array,
-    *,
-    score: Score,
-) -> tuple[Queries, jax.Array]:
-    """The cotangents of a chunk's queries and weights, once all others are known."""
-    ids = chunk.choice.sub_key_ids
-    query_bar = sum_of_sub_keys(step_pulls, ids, gradient_bar).reshape(chunk.query.shape)
-    query_bar = query_bar + queries_cotangent(chunk.query, chunk.keys, ids, pulls, score=score)
+def _weights_cotangent(chunk: ScannedChunk, gradient_bar: SubKeys, *, score: Score) -> jax.Array:
+    """The cotangents of a chunk's weights from those of its gradient."""
 
     def gradient(weights: jax.Array) -> SubKeys:
         return addressing_gradient(
             *(chunk.query, chunk.keys, chunk.choice), token_weights=weights, score=score
         )
 
-    return query_bar, jax.vjp(gradient, chunk.weights)[1](gradient_bar)[0]
+    return jax.vjp(gradient, chunk.weights)[1](gradient_bar)[0]
+
+
+def _by_chunks(of_chunk: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """`of_chunk` of all chunks: on a CPU one at a time, which fits the cache, else at once."""
+    return lambda *chunks: jax.lax.platform_dependent(
+        *chunks,
+        cpu=lambda *x: jax.lax.map(lambda one: of_chunk(*one), x),
+        default=jax.vmap(of_chunk),
+    )

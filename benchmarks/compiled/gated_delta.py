@@ -7,16 +7,10 @@ A forward and backward pass is traced, and compiled for the H100, which needs it
 results, each counted once. Registers and spills are the assembler's report.
 """
 
-import contextlib
-import os
-import re
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -24,18 +18,13 @@ from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 from jax.sharding import SingleDeviceSharding
 
 from benchmarks.compiled.absent_devices import absent_device, kernels_for
+from benchmarks.compiled.assembler import assembled
 from benchmarks.machine import settings, write_result
 from benchmarks.options import parse
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 from pallas_kernels.gated_delta.specs import SPECS, sample
 
-_KERNEL = re.compile(
-    r"properties for (gated_delta_\w+)_mosaic_gpu_kernel\n"
-    r".* (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads\n"
-    r".*Used (?P<registers>\d+) registers"
-)
-_REPORT = "MOSAIC_GPU_DUMP_PTXAS"
-"""Variable that makes JAX print what the assembler says of each kernel."""
+_PREFIX = "gated_delta_"
 _NAMES = tuple(spec.name for spec in SPECS)
 
 
@@ -57,24 +46,12 @@ class Options:
             raise ValueError(f"size={self.size!r} is none of {', '.join(_NAMES)}.")
 
 
-def reported(text: str) -> dict[str, dict[str, int]]:
-    """Registers and spilled bytes of every kernel that the assembler's report names."""
-    return {
-        found[1].removeprefix("gated_delta_"): {
-            "registers": int(found["registers"]),
-            "spill_store_bytes": int(found["stores"]),
-            "spill_load_bytes": int(found["loads"]),
-        }
-        for found in _KERNEL.finditer(text)
-    }
-
-
 def kernel_bytes(jaxpr: Jaxpr) -> dict[str, int]:
     """Bytes of each kernel's operands and results, by its name."""
     found: dict[str, int] = {}
     for equation in _equations(jaxpr):
         if equation.primitive.name == "mpmd_map":
-            name = equation.params["name"].removeprefix("gated_delta_")
+            name = equation.params["name"].removeprefix(_PREFIX)
             arrays: list[Any] = [x.aval for x in (*equation.invars, *equation.outvars)]
             found[name] = sum(x.size * x.dtype.itemsize for x in arrays)
     return found
@@ -92,8 +69,7 @@ def measure(options: Options, dtype: str) -> list[dict[str, Any]]:
     """A row for each kernel, in the order in which they run, and the bytes of all.
 
     Raises:
-      RuntimeError: the assembler does not report a kernel; it reports no program again that this
-        process compiled before.
+      RuntimeError: the assembler does not report a kernel.
     """
     spec = SPECS[_NAMES.index(options.size)]
     sharding = SingleDeviceSharding(absent_device("h100")) if options.compile else None
@@ -110,7 +86,8 @@ def measure(options: Options, dtype: str) -> list[dict[str, Any]]:
 
     with kernels_for("h100"):
         traced = jax.jit(both).trace(arrays)
-        report = _assembled(traced) if options.compile else {}
+        report = assembled(traced) if options.compile else {}
+    report = {name.removeprefix(_PREFIX): row for name, row in report.items()}
     sizes = kernel_bytes(traced.jaxpr.jaxpr)
     if options.compile and report.keys() != sizes.keys():
         raise RuntimeError(f"the assembler reports {[*report]} of the kernels {[*sizes]}.")
@@ -122,30 +99,6 @@ def measure(options: Options, dtype: str) -> list[dict[str, Any]]:
         *rows,
         {"kernel": "all", "dtype": dtype, "megabytes": sum(x["megabytes"] for x in rows)},
     ]
-
-
-def _assembled(traced: Any) -> dict[str, dict[str, int]]:
-    """The assembler's report; it writes to the process's own output, not to Python's."""
-    with tempfile.TemporaryFile("w+") as file:
-        with mock.patch.dict(os.environ, {_REPORT: "1"}), _into(file.fileno()):
-            traced.lower().compile()
-        file.seek(0)
-        return reported(file.read())
-
-
-@contextlib.contextmanager
-def _into(descriptor: int) -> Iterator[None]:
-    """Sends what the process writes to its output and errors there."""
-    sys.stdout.flush()
-    kept = [os.dup(one) for one in (1, 2)]
-    try:
-        for one in (1, 2):
-            os.dup2(descriptor, one)
-        yield
-    finally:
-        for one, before in zip((1, 2), kept, strict=True):
-            os.dup2(before, one)
-            os.close(before)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

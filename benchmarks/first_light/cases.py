@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,6 +20,8 @@ from fwpkm_jax.core.slots.key_write import KeyWrite
 from fwpkm_jax.rules import FwPKM, FwPKMMemory
 from pallas_kernels import dispatch
 from pallas_kernels.checks import relative_errors, results_of
+from pallas_kernels.cross_entropy import api as cross_entropy
+from pallas_kernels.cross_entropy import specs as cross_entropy_specs
 from pallas_kernels.dispatch import Backend, Kernel
 from pallas_kernels.gated_delta import api as gated_delta
 from pallas_kernels.gated_delta import specs as gated_delta_specs
@@ -83,6 +86,17 @@ def cases(size: str) -> dict[str, Case]:
                 run=lambda spec=spec, dtype=dtype: _compare(
                     gated_delta.chunk_gated_delta_rule,
                     gated_delta_specs.sample(spec, jnp.dtype(dtype)),
+                ),
+                ratio=ratio,
+            )
+    for name in ("one_group",) if tiny else ("tiles_and_rest", "100_tokens", "widest", "paper"):
+        spec = _named(cross_entropy_specs.SPECS, name)
+        for dtype, ratio in cross_entropy_specs.CHECK_RATIOS.items():
+            found[f"cross_entropy/{name}/{dtype}"] = Case(
+                run=lambda spec=spec, dtype=dtype: _compare(
+                    partial(cross_entropy.row_cross_entropy, dtype=jnp.dtype(dtype)),
+                    cross_entropy_specs.sample(spec),
+                    fixed=("logits", "weights"),
                 ),
                 ratio=ratio,
             )
@@ -240,11 +254,20 @@ def _chosen_rule() -> dict[str, Any]:
     return {}
 
 
+def _chosen_losses() -> dict[str, Any]:
+    arrays: dict[str, Any] = cross_entropy_specs.sample(
+        _named(cross_entropy_specs.SPECS, "one_group")
+    )
+    cross_entropy.row_cross_entropy(**arrays, dtype=jnp.bfloat16)
+    return {}
+
+
 _CHOICES: dict[str, Callable[[], dict[str, Any]]] = {
     "product_top_k": _chosen_selection,
     "key_scan": _chosen_keys,
     "value_scan": _chosen_rows,
     "chunk_gated_delta_rule": _chosen_rule,
+    cross_entropy.OP: _chosen_losses,
 }
 """Operations that models ask for by `auto`: their check before first use runs as users run it."""
 

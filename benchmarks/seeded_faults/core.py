@@ -330,7 +330,7 @@ FAULTS = (
     ),
     Fault(
         "cross-entropy: logits in bfloat16",
-        "logits = jnp.matmul(x, readout, preferred_element_type=dtype)",
+        "logits = jnp.matmul(x, readout, preferred_element_type=compute_dtype(x.dtype))",
         "logits = jnp.matmul(x, readout)",
         ("tests/core/test_cross_entropy.py",),
     ),

@@ -6,9 +6,24 @@ _READ = ("tests/kernels/test_parity.py", "-k", "slot_read or slot_dot")
 _WRITE = ("tests/kernels/test_parity.py", "-k", "slot_add")
 _TOP_K = ("tests/kernels/test_product_top_k.py", "tests/kernels/test_parity.py", "-k", "top_k")
 _SHARED_MEMORY = ("tests/kernels/test_shared_memory.py",)
+_LOSS = ("tests/kernels/test_cross_entropy.py",)
 _DELTA = ("tests/kernels/test_gated_delta.py", "tests/kernels/test_parity.py", "-k", "delta")
 
 FAULTS = (
+    Fault(
+        "losses of rows: the sum of earlier tiles keeps the old maximum",
+        "total = factor * total + jnp.sum(terms)",
+        "total = total + jnp.sum(terms)",
+        _LOSS,
+        under="pallas_kernels/cross_entropy/gpu.py",
+    ),
+    Fault(
+        "losses of rows: a tile's first place left out of the label's",
+        "== label - tile * (TILE * lanes)",
+        "== label",
+        _LOSS,
+        under="pallas_kernels/cross_entropy/gpu.py",
+    ),
     Fault(
         "slot dot on a TPU: the first lanes left out",
         "for begin in range(0, width, LANES)]",

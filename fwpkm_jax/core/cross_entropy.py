@@ -6,10 +6,12 @@ loss is a weighted sum whose weights are known, so each block's gradient is form
 exist, and the backward pass only scales the sums. No logits are computed twice.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.checks import check_arrays
@@ -22,6 +24,30 @@ class _Gradients(NamedTuple):
     bias: jax.Array | None
 
 
+def row_cross_entropy(
+    logits: Float[Array, "tokens vocab"],
+    labels: Int[Array, " tokens"],
+    weights: Float[Array, " tokens"],
+    *,
+    dtype: DTypeLike,
+) -> tuple[Float[Array, " tokens"], Float[Array, "tokens vocab"]]:
+    """Cross-entropies of rows of logits, in nats, and the gradient of their weighted sum.
+
+    Args:
+      logits: `[tokens, vocab]`, in at least float32.
+      labels: `[tokens]`, each below `vocab`.
+      weights: `[tokens]`, in the dtype of the logits.
+      dtype: of the gradient.
+
+    Returns:
+      The losses `[tokens]`, without their weights, in the dtype of the logits, and the gradient
+      `weights * (softmax(logits) - one_hot(labels))`, `[tokens, vocab]`.
+    """
+    losses, probabilities, chosen = _losses(logits, labels)
+    slope = jnp.where(chosen, probabilities - 1, probabilities) * weights[:, None]
+    return losses, slope.astype(dtype)
+
+
 def linear_cross_entropy(
     x: Float[Array, "tokens model"],
     head: Float[Array, "model vocab"],
@@ -30,6 +56,7 @@ def linear_cross_entropy(
     weights: Float[Array, " tokens"],
     *,
     block: int,
+    of_rows: Callable[..., tuple[jax.Array, jax.Array]] = row_cross_entropy,
 ) -> Float[Array, ""]:
     """The sum of the labels' weighted cross-entropies in nats under the logits `x @ head + bias`.
 
@@ -43,6 +70,8 @@ def linear_cross_entropy(
       labels: `[tokens]`, each below `vocab`.
       weights: `[tokens]`; a weight of 0 hides a label from the loss.
       block: most tokens whose logits exist at once.
+      of_rows: `row_cross_entropy` or another function that computes the same; it is called where a
+        gradient is formed.
 
     Raises:
       ValueError: `block` is below 1.
@@ -58,32 +87,34 @@ def linear_cross_entropy(
         raise ValueError(f"block={block} must be at least 1 token.")
     blocks = -(-x.shape[0] // block)
     size = -(-x.shape[0] // blocks)  # Blocks of equal size, so that little is padded.
-    return _loss(size, x, head, bias, labels, weights)
+    return _loss(size, of_rows, x, head, bias, labels, weights)
 
 
-def _value(size, x, head, bias, labels, weights):
+def _value(size, of_rows, x, head, bias, labels, weights):
+    del of_rows
     readout = head.astype(x.dtype)
 
     def body(total, part):
         x, labels, weights = part
-        losses, _ = _losses(x, labels, readout, bias)
+        losses, *_ = _losses(_logits(x, readout, bias), labels)
         return total + jnp.sum(losses * weights.astype(losses.dtype)), None
 
     zero = jnp.zeros((), compute_dtype(x.dtype))
     return jax.lax.scan(body, zero, _blocks(size, x, labels, weights))[0]
 
 
-def _forward(size, x, head, bias, labels, weights):
+def _forward(size, of_rows, x, head, bias, labels, weights):
     readout = head.astype(x.dtype)
     dtype = compute_dtype(x.dtype)
 
     def body(carry, part):
         total, head_gradient, bias_gradient = carry
         x, labels, weights = part
-        losses, probabilities = _losses(x, labels, readout, bias)
         weights = weights.astype(dtype)
-        chosen = _chosen(labels, head.shape[1])
-        slope = jnp.where(chosen, probabilities - 1, probabilities) * weights[:, None]
+        # The gradient of a bias sums what is not rounded yet.
+        slope_dtype = x.dtype if bias is None else dtype
+        logits = _logits(x, readout, bias)
+        losses, slope = of_rows(logits, labels, weights, dtype=slope_dtype)
         if bias_gradient is not None:
             bias_gradient = bias_gradient + jnp.sum(slope, axis=0)
         slope = slope.astype(x.dtype)
@@ -107,28 +138,30 @@ def _forward(size, x, head, bias, labels, weights):
     return total, (gradients, losses.reshape(-1)[:tokens].astype(weights.dtype))
 
 
-def _backward(size, residuals, cotangent):
-    del size
+def _backward(size, of_rows, residuals, cotangent):
+    del size, of_rows
     gradients, losses = residuals
     scaled = jax.tree.map(lambda g: cotangent.astype(g.dtype) * g, (*gradients, losses))
     return *scaled[:3], None, scaled[3]
 
 
-_loss = jax.custom_vjp(_value, nondiff_argnums=(0,))
+_loss = jax.custom_vjp(_value, nondiff_argnums=(0, 1))
 _loss.defvjp(_forward, _backward)
 
 
-def _losses(x, labels, readout, bias) -> tuple[jax.Array, jax.Array]:
-    """Cross-entropies and probabilities of one block, `[size]` and `[size, vocab]`."""
-    dtype = compute_dtype(x.dtype)
-    logits = jnp.matmul(x, readout, preferred_element_type=dtype)
-    if bias is not None:
-        logits = logits + bias[None]
+def _logits(x, readout, bias) -> jax.Array:
+    """The logits of one block, `[size, vocab]`."""
+    logits = jnp.matmul(x, readout, preferred_element_type=compute_dtype(x.dtype))
+    return logits if bias is None else logits + bias[None]
+
+
+def _losses(logits, labels) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Cross-entropies `[size]`, probabilities and the mask of labels, `[size, vocab]`."""
     normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     # A sum over a mask rather than a gather: it fuses with the others over the vocabulary.
     chosen = _chosen(labels, logits.shape[1])
     losses = normalizer[:, 0] - jnp.sum(jnp.where(chosen, logits, 0), axis=-1)
-    return losses, jnp.exp(logits - normalizer)
+    return losses, jnp.exp(logits - normalizer), chosen
 
 
 def _chosen(labels: jax.Array, vocab: int) -> jax.Array:

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from fwpkm_jax.core.cross_entropy import linear_cross_entropy
 from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
 from fwpkm_jax.models.language_model import LanguageModel
+from pallas_kernels.cross_entropy import row_cross_entropy
 
 
 def weighted_loss(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> jax.Array:
@@ -55,7 +56,9 @@ def readout_loss(
     def of_tokens(x, head, bias, labels, weights):
         x = x.reshape(-1, x.shape[-1])
         labels, weights = labels.reshape(-1), weights.reshape(-1)
-        return linear_cross_entropy(x, head, bias, labels, weights, block=block)
+        return linear_cross_entropy(
+            x, head, bias, labels, weights, block=block, of_rows=row_cross_entropy
+        )
 
     head, bias = model.readout()
     if partition is None:

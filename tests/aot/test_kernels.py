@@ -1,5 +1,6 @@
 """Every kernel lowers for the TPU everywhere, and compiles for v5e, v5p, v6e and H100."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,6 +10,7 @@ from jax.sharding import SingleDeviceSharding
 
 from benchmarks.compiled import gated_delta
 from benchmarks.compiled.absent_devices import DEVICES, kernel_of, kernels_for
+from benchmarks.compiled.assembler import assembled
 from pallas_kernels.product_top_k import select_slots
 from pallas_kernels.product_top_k.api import WIDEST_HALF
 from tests.aot.devices import absent_device
@@ -77,6 +79,25 @@ def test_on_an_h100_the_gated_delta_rules_kernels_spill_no_registers(dtype):
     assert len(rows) == 6
     assert together["kernel"] == "all"
     assert all(row["spill_store_bytes"] == 0 < row["registers"] for row in rows)
+
+
+SPILL_NOTHING = ("cross_entropy",)
+"""Operations whose kernels keep all they hold in registers."""
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize(
+    ("entry", "spec", "direction"), [x for x in COMPILED if x.values[0].op in SPILL_NOTHING]
+)
+def test_on_an_h100_kernels_spill_no_registers(entry, spec, direction):
+    sharding = SingleDeviceSharding(absent_device("h100"))
+    # Of another size: the assembler says nothing about a kernel that was compiled before.
+    spec = dataclasses.replace(spec, tokens=spec.tokens + 1)
+    with kernels_for("h100"):
+        call = jax.jit(functools.partial(getattr(entry, direction), spec, "pallas"))
+        report = assembled(call.trace(abstract(entry, spec, sharding)))
+    assert report
+    assert all(row["spill_store_bytes"] == 0 < row["registers"] for row in report.values())
 
 
 @pytest.mark.aot

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from benchmarks.compiled import gated_delta, launches, traffic
+from benchmarks.compiled import assembler, gated_delta, launches, traffic
 from benchmarks.speed import models
 from tests.benchmarks.programs import result, run, run_apart
 
@@ -223,8 +223,10 @@ ptxas info    : Used 40 registers, used 1 barriers
 
 
 def test_the_assemblers_report_is_read_by_kernel():
-    read = {"registers": 163, "spill_store_bytes": 8, "spill_load_bytes": 12}
-    assert gated_delta.reported(REPORT) == {"read": read}
+    assert assembler.reported(REPORT) == {
+        "gated_delta_read": {"registers": 163, "spill_store_bytes": 8, "spill_load_bytes": 12},
+        "slot_add": {"registers": 40, "spill_store_bytes": 0, "spill_load_bytes": 0},
+    }
 
 
 def test_bytes_of_the_gated_delta_rules_kernels_need_no_compiler(tmp_path):

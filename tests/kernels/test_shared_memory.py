@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import dispatch
+from pallas_kernels import cross_entropy, dispatch
+from pallas_kernels.cross_entropy import specs as cross_entropy_specs
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 from pallas_kernels.gated_delta import specs as gated_delta_specs
 from pallas_kernels.key_scan.gpu_add import add
@@ -119,3 +120,20 @@ def test_the_sums_of_the_key_scan_have_the_barriers_that_they_need():
         jnp.zeros(chosen),
     )
     assert barriers_missing(kernels["key_scan_add"]) == []
+
+
+def losses_of_rows(vocab):
+    spec = cross_entropy_specs.RowSpec(name="here", tokens=3, vocab=vocab)
+    arrays = jax.eval_shape(lambda: cross_entropy_specs.sample(spec))
+    call = functools.partial(cross_entropy.row_cross_entropy, dtype=jnp.bfloat16, backend="pallas")
+    return kernels_of(lambda x: call(**x), arrays)["cross_entropy"]
+
+
+@pytest.mark.parametrize("vocab", [384, 4096, 32_000])
+def test_the_losses_of_rows_wait_for_their_logits(vocab):
+    assert barriers_missing(losses_of_rows(vocab)) == []
+
+
+def test_a_wait_that_the_losses_of_rows_leave_out_is_found(monkeypatch):
+    monkeypatch.setattr(plgpu, "barrier_wait", lambda _: None)
+    assert any("arriving before" in x for x in barriers_missing(losses_of_rows(8192)))

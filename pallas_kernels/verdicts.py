@@ -15,6 +15,7 @@ import functools
 import hashlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -140,10 +141,11 @@ def _content() -> str:
 
 def _keep(file: Path, facts: dict[str, str], found: Verdict) -> None:
     """Writes the file atomically. If it cannot be written, the next start runs the check again."""
-    partial = file.with_suffix(f".{os.getpid()}")
+    partial = file.with_suffix(f".{secrets.token_hex(8)}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({**facts, "failure": found.failure}), encoding="utf-8")
+        with partial.open("x", encoding="utf-8") as new:
+            json.dump({**facts, "failure": found.failure}, new)
         partial.replace(file)
     except OSError:
         with contextlib.suppress(OSError):

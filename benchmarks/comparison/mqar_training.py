@@ -17,7 +17,7 @@ from flax import nnx
 
 from benchmarks.comparison.mqar_decoder import Decoder, Frozen, Layout
 from benchmarks.comparison.mqar_tasks import Cell, Documents, Part, Split, documents
-from fwpkm_jax.whole_files import unfinished
+from fwpkm_jax.whole_files import replacing
 
 WEIGHT_DECAY = 0.1
 """Of all weights, as PyTorch's AdamW has it."""
@@ -335,9 +335,8 @@ def _divided(part: Documents, blocks: int, size: int) -> Documents:
 def _save(path: Path, state: Progress, curve: list[list[Any]], spent: float) -> None:
     about = json.dumps({"curve": curve, "spent": spent})
     path.parent.mkdir(parents=True, exist_ok=True)
-    with unfinished(path).open("wb") as file:
+    with replacing(path) as file:
         np.savez(file, np.asarray(about), *map(np.asarray, jax.tree.leaves(state)))
-    unfinished(path).replace(path)
 
 
 def _load(path: Path, like: Progress) -> tuple[Progress, list[list[Any]], float]:

@@ -45,9 +45,10 @@ FAULTS = (
     ),
     Fault(
         "memories: written in place",
-        "temporary=unfinished(path))",
-        "temporary=path)",
+        "with replacing(path) as file:",
+        'with path.open("wb") as file:',
         _MEMORIES,
+        "fwpkm_jax/memories",
     ),
     Fault(
         "memories: waiting tokens are dropped without caches",
@@ -57,8 +58,8 @@ FAULTS = (
     ),
     Fault(
         "memories: anyone may change one that is held",
-        "if _held.get(path) == threading.get_ident():",
-        "if path in _held:",
+        "if lock is not None and thread == threading.get_ident():",
+        "if lock is not None:",
         _MEMORIES,
     ),
     Fault(

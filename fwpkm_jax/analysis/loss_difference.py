@@ -10,7 +10,6 @@ References: Zhao and Jones 2026, arXiv:2601.00671, Figure 15.
 
 from __future__ import annotations
 
-import json
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -34,6 +33,7 @@ from fwpkm_jax.evaluation.display.tables import format_table, signed
 from fwpkm_jax.evaluation.readers.token_losses import TokenLosses, differences
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.outside_files import read_json
+from fwpkm_jax.whole_files import write_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str]) -> int:
     results = options.first.parent if first_is_file else options.first / "results"
     path = (options.out or results) / f"ppl_minus_{second.name}.png"
     plot_difference(found, path)
-    path.with_suffix(".json").write_text(json.dumps(found, indent=2) + "\n")
+    write_json(path.with_suffix(".json"), found)
     print(f"{difference_table(found)}\n\nwrote {path}\nwrote {path.with_suffix('.json')}")
     return 0
 

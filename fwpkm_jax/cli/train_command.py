@@ -33,6 +33,7 @@ def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
     from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
     from fwpkm_jax.training.compiling import abandoned_compilation
     from fwpkm_jax.training.diagnosis import NonFiniteError
+    from fwpkm_jax.training.runs.lock import LostLockError
     from fwpkm_jax.training.runs.processes import OtherProcessError, connect
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
@@ -44,6 +45,9 @@ def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
     try:
         connect(experiment.distributed)
         result = train(experiment)
+    except LostLockError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1
     except (ValueError, FileNotFoundError) as error:
         return report(program, error)
     except OSError as error:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fwpkm_jax.whole_files import replacing
+
 _DTYPE = np.dtype("<u2")
 _MAX_VOCAB_SIZE = 2**16
 
@@ -122,10 +124,11 @@ def write_token_file(
     """
     check_token_file(path, vocab_size=vocab_size)
     written = 0
-    with path.open("wb") as data, path.with_suffix(".idx").open("w", encoding="ascii") as index:
+    # The index gets its name last, as a reader asks for it last: the contexts end inside out.
+    with replacing(path.with_suffix(".idx")) as index, replacing(path) as data:
         for number, entry in enumerate(entries):
             data.write(entry_bytes(entry, number=number, vocab_size=vocab_size))
-            index.write(index_line(len(entry), start=written))
+            index.write(index_line(len(entry), start=written).encode("ascii"))
             written += len(entry)
             if max_tokens is not None and written >= max_tokens:
                 break

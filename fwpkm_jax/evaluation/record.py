@@ -13,7 +13,7 @@ import numpy as np
 
 from fwpkm_jax.core.chunks import map_own
 from fwpkm_jax.models.language_model import LanguageModel, Memory
-from fwpkm_jax.whole_files import write_json
+from fwpkm_jax.whole_files import replacing, write_json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,5 +145,6 @@ def save_result(result: Result, directory: Path) -> list[Path]:
         return [path]
     arrays = path.with_suffix(".npz")
     # Uncompressed: losses hardly compress, and compressing those of 8 million tokens takes long.
-    np.savez(arrays, allow_pickle=False, **result.arrays)
+    with replacing(arrays) as file:
+        np.savez(file, allow_pickle=False, **result.arrays)
     return [path, arrays]

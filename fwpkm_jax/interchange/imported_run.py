@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,27 @@ from fwpkm_jax.config import Experiment
 from fwpkm_jax.host_memory import freed_memory_returned
 from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
-from fwpkm_jax.training.runs.run_directory import claim
 from fwpkm_jax.training.state import TrainState, init_state
+from fwpkm_jax.whole_files import check_local, new_folder, write_json
 
 
-def start_run(experiment: Experiment, weights: Weights) -> Path:
+def start_run(
+    experiment: Experiment,
+    weights: Weights,
+    *,
+    add: Callable[[Path], None] = lambda directory: None,
+) -> Path:
     """Writes a run whose step 0 has these weights; `fwpkm train` continues from there.
 
-    The optimiser's state is not written: it starts with the first step of training.
+    The optimiser's state is not written: it starts with the first step of training. The directory
+    gets its name once all is written: an import that is killed leaves no run.
 
     Args:
       experiment: the run's configuration; `experiment.run_dir` must be new or empty.
       weights: weights of `experiment.model`, with one memory per group of the configuration, or
         with one memory, from which all groups then start.
+      add: writes further files into the directory it is given, which is the run's before it gets
+        its name.
 
     Returns:
       The run's directory.
@@ -33,6 +42,7 @@ def start_run(experiment: Experiment, weights: Weights) -> Path:
       ValueError: the directory is not empty, or the numbers of memories do not match.
     """
     directory = Path(experiment.run_dir)
+    check_local(directory)
     if directory.is_dir() and any(directory.iterdir()):
         raise ValueError(f"{directory} is not empty; choose another run directory.")
     config = experiment.training
@@ -47,16 +57,18 @@ def start_run(experiment: Experiment, weights: Weights) -> Path:
     # XLA drops the initial values of arrays that the weights replace.
     rest = jax.jit(lambda: init()._replace(params=None, memory={}))()
     state = rest._replace(params=params, memory=memory)
-    claim(directory, experiment.to_json(), may_change=())
     # The weights may fill the memory: no more than the largest is written at a time.
     largest = max(x.nbytes for x in jax.tree.leaves((params, memory)))
-    with (
-        freed_memory_returned(),
-        Checkpoints(
-            directory / "checkpoints", experiment.checkpoint, buffer_bytes=largest
-        ) as checkpoints,
-    ):
-        checkpoints.save(state, data_position=None, config=experiment.to_json())
+    with new_folder(directory, may_be_empty=True) as new:
+        add(new)
+        write_json(new / "config.json", experiment.to_json())
+        with (
+            freed_memory_returned(),
+            Checkpoints(
+                new / "checkpoints", experiment.checkpoint, buffer_bytes=largest
+            ) as checkpoints,
+        ):
+            checkpoints.save(state, data_position=None, config=experiment.to_json())
     return directory
 
 

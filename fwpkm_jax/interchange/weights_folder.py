@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from fwpkm_jax.config import Experiment, read_experiment
 from fwpkm_jax.interchange.weights import Weights, abstract_weights, checked, refuse_other_names
 from fwpkm_jax.run import load_run
-from fwpkm_jax.whole_files import write_json
+from fwpkm_jax.tensor_file import write_tensors
+from fwpkm_jax.whole_files import check_new, new_folder, replacing, write_json
 
 _FILE = "weights.safetensors"
 _FORMAT = "fwpkm_jax 1"
@@ -37,20 +36,14 @@ def export_run(
       FileExistsError: the folder exists.
     """
     folder = Path(folder)
-    if folder.exists():
-        raise FileExistsError(f"{folder} exists; choose a folder that does not.")
+    check_new(folder)
     run = load_run(run_dir, step)
     named = Weights(run.params, run.memory).named()
     arrays = {name: np.asarray(x) for name, x in jax.device_get(named).items()}
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    (partial / _FILE).touch()
-    mode = (partial / _FILE).stat().st_mode  # As the umask asks; save_file would make it private.
-    save_file(arrays, partial / _FILE, metadata={"format": _FORMAT, "step": str(run.step)})
-    (partial / _FILE).chmod(mode)
-    write_json(partial / "config.json", run.experiment.to_json())
-    partial.rename(folder)
+    with new_folder(folder) as partial:
+        with replacing(partial / _FILE) as file:
+            write_tensors(file, arrays, metadata={"format": _FORMAT, "step": str(run.step)})
+        write_json(partial / "config.json", run.experiment.to_json())
     return folder
 
 

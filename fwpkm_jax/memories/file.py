@@ -6,21 +6,26 @@ import contextlib
 import errno
 import hashlib
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+
+from fwpkm_jax.tensor_file import write_tensors
+from fwpkm_jax.whole_files import replacing
 
 FORMAT = "fwpkm_jax memory 1"
 SUFFIX = ".safetensors"
 
 
 def write(
-    path: Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], *, temporary: Path
+    path: Path,
+    arrays: Mapping[str, np.ndarray],
+    facts: Mapping[str, Any],
+    *,
+    check: Callable[[], None] = lambda: None,
 ) -> str:
     """Writes a file under its name once it is complete on disk.
 
@@ -28,7 +33,7 @@ def write(
       path: of the file, which is replaced if it is there.
       arrays: by name.
       facts: JSON values.
-      temporary: where the file is written before it gets its name.
+      check: called just before the file gets its name; if it raises, what was there before stays.
 
     Returns:
       The file's checksum, 64 hex digits.
@@ -40,22 +45,14 @@ def write(
     total = checksum(arrays, text)
     metadata = {"format": FORMAT, "checksum": total, "facts": text}
     try:
-        temporary.touch()
-        mode = temporary.stat().st_mode  # As the umask asks; save_file would make it private.
-        contiguous = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
-        save_file(contiguous, temporary, metadata=metadata)
-        temporary.chmod(mode)
-        _to_disk(temporary)  # Or the name may reach the disk before the contents.
-        temporary.replace(path)
-        _to_disk(path.parent)
-    except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        known = isinstance(error, OSError)
-        reason = (error.strerror if known else None) or str(error)
+        with replacing(path) as file:
+            write_tensors(file, arrays, metadata=metadata)
+            check()
+    except OSError as error:
         raise OSError(
-            (error.errno if known else None) or errno.EIO,
-            f"The memory cannot be written ({reason}); what was saved before is unchanged",
+            error.errno or errno.EIO,
+            f"The memory cannot be written ({error.strerror or error}); what was saved before is "
+            "unchanged",
             str(path),
         ) from error
     return total
@@ -130,12 +127,3 @@ def _facts(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error}.") from error
     return facts
-
-
-def _to_disk(path: Path) -> None:
-    """Returns once a file, or the names in a directory, are on disk."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

@@ -21,7 +21,6 @@ from fwpkm_jax.models.outputs import StreamDocument
 from fwpkm_jax.overlays import to_private
 from fwpkm_jax.training.runs.run_directory import differences
 from fwpkm_jax.training.state import named_leaves
-from fwpkm_jax.whole_files import unfinished
 
 Keep = Literal["all", "memory"]
 """What is saved. all: everything, so that a conversation goes on as if it had never stopped.
@@ -79,7 +78,7 @@ def save(
     state = to_private(state)
     arrays = _arrays(state if keep == "all" else _without_caches(state))
     _check_finite(name, arrays)
-    with store.hold(folder, name), store.bases_locked(folder):
+    with store.hold(folder, name) as held, store.bases_locked(folder):
         base, shared = None, {}
         if path.exists():
             old, _ = file.read_facts(path)
@@ -106,7 +105,7 @@ def save(
             },
         }
         own = {key: x for part in stored.values() for key, x in part.arrays.items()}
-        file.write(path, own, facts, temporary=unfinished(path))
+        file.write(path, own, facts, check=held.check)
 
 
 def load(

@@ -8,9 +8,11 @@ change. One that no memory needs any more goes when a memory is deleted.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
+import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -21,12 +23,14 @@ import numpy as np
 
 from fwpkm_jax.memories import file, rows
 from fwpkm_jax.training.runs.lock import RunLock
-from fwpkm_jax.whole_files import unfinished
+from fwpkm_jax.whole_files import open_own, own_folder
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
+_OURS = re.compile(r"[0-9a-f]{64}|[0-9a-f]{16}\.tmp")
+"""Names of bases, and of what a killed process leaves while it makes one."""
 _MOST_BASES = 1000
 
-_held: dict[Path, int] = {}
+_held: dict[Path, tuple[int, RunLock]] = {}
 """Locks of this process, and the thread that holds each."""
 
 
@@ -102,7 +106,7 @@ def existing(folder: str | Path, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def hold(folder: str | Path, name: str) -> Iterator[None]:
+def hold(folder: str | Path, name: str) -> Iterator[RunLock]:
     """While the context lasts, no other process or thread can change a memory.
 
     Hold it from loading to saving, so that of two conversations with one memory none is lost.
@@ -117,8 +121,9 @@ def hold(folder: str | Path, name: str) -> Iterator[None]:
       ...     pass  # load, read, save
     """
     path = path_of(folder, name).absolute()
-    if _held.get(path) == threading.get_ident():
-        yield
+    thread, lock = _held.get(path, (None, None))
+    if lock is not None and thread == threading.get_ident():
+        yield lock
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,9 +136,9 @@ def hold(folder: str | Path, name: str) -> Iterator[None]:
         thing=f"The memory {name!r} in {folder}",
         otherwise="choose another name",
     )
-    _held[path] = threading.get_ident()
+    _held[path] = threading.get_ident(), lock
     try:
-        yield
+        yield lock
     finally:
         del _held[path]
         lock.release()
@@ -157,12 +162,12 @@ def fork(folder: str | Path, name: str, new: str) -> None:
       >>> from fwpkm_jax import memories
       >>> memories.fork("memories", "alice", "bob")  # doctest: +SKIP
     """
-    with hold(folder, new):
+    with hold(folder, new) as held:
         if path_of(folder, new).exists():
             raise ValueError(
                 f"The memory {new!r} exists in {folder}; delete it first, or choose another name."
             )
-        _fork(folder, name, new)
+        _fork(folder, name, new, held)
 
 
 def restore(folder: str | Path, name: str, point: str) -> None:
@@ -180,8 +185,8 @@ def restore(folder: str | Path, name: str, point: str) -> None:
     """
     if name == point:
         raise ValueError(f"point={point!r} is the memory itself; name a fork of it.")
-    with hold(folder, name):
-        _fork(folder, point, name)
+    with hold(folder, name) as held:
+        _fork(folder, point, name, held)
 
 
 def delete(folder: str | Path, name: str, *, keep_forks: bool = False) -> None:
@@ -202,13 +207,14 @@ def delete(folder: str | Path, name: str, *, keep_forks: bool = False) -> None:
       >>> memories.delete("memories", "alice")  # doctest: +SKIP
     """
     path = existing(folder, name)
-    with hold(folder, name), bases_locked(folder, exclusive=True):
+    with hold(folder, name) as held, bases_locked(folder, exclusive=True):
         forks = forks_of(folder, name)
         if forks and not keep_forks:
             raise ValueError(
                 f"The memory {name!r} is the base of {', '.join(forks)}, which share its contents; "
                 "delete those first, or pass keep_forks=True, which keeps on disk what they share."
             )
+        held.check()
         path.unlink()
         _remove_unused(Path(folder))
 
@@ -285,9 +291,14 @@ def bases_locked(folder: str | Path, *, exclusive: bool = False) -> Iterator[Non
     It waits for other processes, which need it for moments. The system ends the lock with its
     process. On a file system without locks it does nothing.
     """
-    bases = Path(folder) / "bases"
-    bases.mkdir(parents=True, exist_ok=True)
-    number = os.open(bases / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        bases = own_folder(Path(folder) / "bases")
+        number = open_own(bases / "lock", os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        if exclusive or error.errno not in (errno.EROFS, errno.EACCES):
+            raise
+        yield  # Whoever may only read it removes no base.
+        return
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(number, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
@@ -296,13 +307,12 @@ def bases_locked(folder: str | Path, *, exclusive: bool = False) -> Iterator[Non
         os.close(number)
 
 
-def _fork(folder: str | Path, name: str, new: str) -> None:
-    """Writes the memory `new` with the contents of `name`; it is held."""
+def _fork(folder: str | Path, name: str, new: str, held: RunLock) -> None:
+    """Writes the memory `new`, which is held, with the contents of `name`."""
     source, target = existing(folder, name), path_of(folder, new)
     with bases_locked(folder):
         # Linked first, so that it is one file even if `name` is saved again meanwhile.
-        link = base_path(folder, f"{os.getpid()}-{threading.get_ident()}.tmp")
-        link.unlink(missing_ok=True)
+        link = base_path(folder, f"{secrets.token_hex(8)}.tmp")
         os.link(source, link)
         try:
             facts, checksum = file.read_facts(link)
@@ -313,7 +323,7 @@ def _fork(folder: str | Path, name: str, new: str) -> None:
                 link.replace(base_path(folder, checksum))
             facts |= {"base": base, "saved": now(), "parts": dict.fromkeys(facts["parts"], "same")}
             facts |= {"rows": {key: [0, total] for key, (_, total) in facts["rows"].items()}}
-            file.write(target, {}, facts, temporary=unfinished(target))
+            file.write(target, {}, facts, check=held.check)
         finally:
             link.unlink(missing_ok=True)
 
@@ -335,7 +345,8 @@ def _remove_unused(folder: Path) -> None:
             needed.add(base["checksum"])
             path = base_path(folder, base["checksum"])
     for path in (folder / "bases").glob(f"*{file.SUFFIX}"):
-        if path.name.removesuffix(file.SUFFIX) not in needed:
+        name = path.name.removesuffix(file.SUFFIX)
+        if name not in needed and _OURS.fullmatch(name):
             path.unlink()
 
 

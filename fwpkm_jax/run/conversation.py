@@ -19,6 +19,7 @@ from fwpkm_jax.generation import GenerationState, Sampling, generate, grow, init
 from fwpkm_jax.memories.saved import Keep
 from fwpkm_jax.run.load import Run, text_tokenizer
 from fwpkm_jax.training.runs.lock import RunInUseError
+from fwpkm_jax.whole_files import own_folder
 
 _START = "start-"
 """With a step: the memory that all others of a checkpoint are forks of, before any text."""
@@ -282,8 +283,15 @@ def is_start(name: str) -> bool:
 
 
 def memory_folder(run_dir: Path, folder: Path | None) -> Path:
-    """Where the memories of a run lie."""
-    return run_dir / "memories" if folder is None else folder
+    """Where the memories of a run lie.
+
+    Raises:
+      ValueError: in place of the run's own folder is a link.
+    """
+    if folder is not None:
+        return folder
+    own = run_dir / "memories"
+    return own_folder(own) if own.is_symlink() else own
 
 
 def memory_place(run_dir: Path, name: str | None, folder: Path | None, step: int) -> dict[str, Any]:

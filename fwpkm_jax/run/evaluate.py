@@ -12,6 +12,7 @@ from fwpkm_jax.evaluation.report import write_report
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.run.load import Run, load_run
 from fwpkm_jax.training.sharding import make_partition
+from fwpkm_jax.whole_files import own_folder
 
 
 def evaluate(
@@ -52,7 +53,7 @@ def evaluate(
     subject = subject_of(load_run(run_dir, step), name=str(run_dir))
     subject = dataclasses.replace(subject, partition=partition)
     chosen = choose_suite(suite, subject, configs)
-    directory = Path(run_dir) / "results"
+    directory = own_folder(Path(run_dir) / "results")
     results = run_suite(subject, chosen, directory=directory, configs=configs, limit=limit)
     print(f"wrote {write_report(Path(run_dir))}")
     return results

@@ -77,7 +77,7 @@ class RunLog:
         # Checked before the first write: a directory with other files stays unchanged.
         if find_config(self.directory) is None:
             make_directory(self.directory)
-        self._lock = RunLock(self.directory, say=self.say)
+        self._lock = RunLock(self.directory, say=self.say, whole=True)
         self._before = find_config(self.directory)
         if self._before is None:
             write_json(self.directory / "config.json", self.config_json)
@@ -96,6 +96,7 @@ class RunLog:
 
     def begin(self, step: int) -> None:
         """Opens the records for a session that starts after `step`."""
+        self.check_held()
         if not self._writes:
             return
         if self._before is not None:
@@ -104,12 +105,13 @@ class RunLog:
         record_session(self.directory, fingerprint=self._experiment.fingerprint, step=step)
         every = self._experiment.training.log_every
         sinks: list[Sink] = []
+        # First, so that leaving the context closes what of the rest is open.
+        self._writer = MetricsWriter(self.directory, step=step, every=every, sinks=sinks)
         for name in self._experiment.log:
             if name == "tensorboard":
                 sinks.append(TensorBoard(self.directory, step=step))
             else:
                 sinks.append(WeightsAndBiases(self.directory, config=self.config_json))
-        self._writer = MetricsWriter(self.directory, step=step, every=every, sinks=sinks)
 
     def _say_resumed(self, old_steps: int, step: int) -> None:
         steps = self._experiment.training.steps
@@ -125,16 +127,27 @@ class RunLog:
         if self._writes:
             self._progress.say(message)
 
+    def check_held(self) -> None:
+        """Call it before each write into the run's directory.
+
+        Raises:
+          LostLockError: the lock is gone, and another session may use the directory.
+        """
+        if self._lock is not None:
+            self._lock.check()
+
     def record(
         self, step: int, values: Mapping[str, float], *, seconds_per_step: float, event: bool
     ) -> None:
         """Writes a step's record and shows its line; see `MetricsWriter.write`."""
+        self.check_held()
         if self._writer is not None:
             self._writer.write(step, values, event=event)
             self._progress.show(step, values, seconds_per_step=seconds_per_step)
 
     def finish(self, results: Mapping[str, Any]) -> None:
         """Writes `results.json`."""
+        self.check_held()
         if self._writes:
             write_json(self.directory / "results.json", results)
 

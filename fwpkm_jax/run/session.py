@@ -142,6 +142,7 @@ class Session:
             self.best_loss = loss
         self.stop = self._signals.wait()
         if improved or self.stop is not None or self._saves_after(report.step):
+            self._log.check_held()
             self._checkpoints.save(
                 state,
                 data_position=self._batches.get_state(),

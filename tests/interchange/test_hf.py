@@ -31,7 +31,6 @@ from fwpkm_jax.layers.lora import merged
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.run import load_run, setup
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
-from fwpkm_jax.training.runs.run_directory import claim
 from fwpkm_jax.whole_files import write_json
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "hf"
@@ -290,7 +289,8 @@ def test_a_model_leaves_with_memories_and_merged_updates_and_comes_back(tmp_path
     command += ["--model.lora.maps", ".*/q_proj", "--model.lora.rank", "2"]
     experiment = parse_command_line(command, default="recall")
     parts = setup.make_setup(experiment)
-    claim(tmp_path / "new", experiment.to_json())
+    (tmp_path / "new").mkdir()
+    write_json(tmp_path / "new" / "config.json", experiment.to_json())
     with Checkpoints(tmp_path / "new" / "checkpoints", experiment.checkpoint) as checkpoints:
         state = setup.new_state(parts, checkpoints)
         moved = Weights(state.params, {})

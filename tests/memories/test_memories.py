@@ -174,11 +174,11 @@ def test_what_cannot_be_saved_leaves_what_was_there(model, state, tmp_path, monk
         with pytest.raises(ValueError, match="must be 1 to 100 letters"):
             memories.save(tmp_path, name, state, model=model)
 
-    def full(arrays, path, metadata):
-        path.write_bytes(b"half")
+    def full(open_file, arrays, metadata):
+        open_file.write(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(file, "save_file", full)
+    monkeypatch.setattr(file, "write_tensors", full)
     with pytest.raises(OSError, match=r"No space left on device\).*unchanged.*alice.safetensors"):
         memories.save(tmp_path, "alice", change(state, 1), model=model)
     assert_same(memories.load(tmp_path, "alice", model), state)
@@ -207,7 +207,7 @@ def test_a_save_or_fork_that_is_killed_anywhere_loses_nothing(
         return call
 
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr(file, "save_file", killed(file.save_file))
+        patch.setattr(file, "write_tensors", killed(file.write_tensors))
         for name in ("fsync", "link", "replace"):
             patch.setattr(os, name, killed(getattr(os, name)))
         memories.fork(tmp_path, "alice", "bob")

@@ -7,11 +7,12 @@ complete. Before that, `NAME.partial.json` says how much of the partial files is
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, TypedDict
 
 from fwpkm_jax.data.prepare.files import Checksum, checksum, hold
-from fwpkm_jax.data.prepare.output import Layout, discard, final_files, publish
+from fwpkm_jax.data.prepare.output import Layout, discard, final_files, partial_files, publish
 from fwpkm_jax.data.prepare.progress import Progress
 from fwpkm_jax.data.prepare.records import Source
 from fwpkm_jax.data.prepare.writing import Counts, State, first_state, write
@@ -82,27 +83,40 @@ def prepare(
     progress = progress or Progress()
     manifest_path, state_path = out.with_suffix(".json"), out.with_suffix(".partial.json")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with hold(out):
+    with hold(out) as check_held:
+
+        def save(state: State) -> None:
+            check_held()
+            write_json(state_path, state)
+
         if (manifest := _read_if_there(manifest_path)) is not None:
             _check_complete(out, manifest, job)
+            state_path.unlink(missing_ok=True)  # Of a job that was killed at its last line.
             progress.say(f"{out} is complete; its checksums are those of {manifest_path.name}")
             return manifest
         state: State | None = _read_if_there(state_path)
         if state is None:
             _check_absent(out)
             state = first_state(job)
+            save(state)  # From here on the partial files are this job's.
         _check_same_job(state["job"], job, what=str(state_path))
         if not state["finished"]:
-            state = write(
-                state,
-                source=source,
-                out=out,
-                encoder=encoder,
-                num_threads=num_threads,
-                progress=progress,
-                save=lambda state: write_json(state_path, state),
-                save_seconds=save_seconds,
-            )
+            try:
+                state = write(
+                    state,
+                    source=source,
+                    out=out,
+                    encoder=encoder,
+                    num_threads=num_threads,
+                    progress=progress,
+                    save=save,
+                    save_seconds=save_seconds,
+                )
+            except Exception:
+                if _read_if_there(state_path) == first_state(job):  # Nothing to go on from.
+                    discard(out)
+                    state_path.unlink()
+                raise
         if not state["written"]["entries"]:
             discard(out)
             state_path.unlink()
@@ -111,6 +125,7 @@ def prepare(
                 f"{state['read']['tokens']} tokens, less than one entry of layout {layout}; give "
                 "more text, or take the layout stream."
             )
+        check_held()
         publish(out)
         manifest = _manifest(out, state)
         write_json(manifest_path, manifest)
@@ -160,8 +175,8 @@ def _manifest(out: Path, state: State) -> Manifest:
 
 
 def _check_absent(out: Path) -> None:
-    for file in final_files(out):
-        if file.exists():
+    for file in (*final_files(out), *partial_files(out)):
+        if os.path.lexists(file):
             raise ValueError(
                 f"{file} exists without a manifest that says what it is; move it away or give "
                 "another output."

@@ -9,6 +9,7 @@ from typing import IO, Literal, TypedDict
 import numpy as np
 
 from fwpkm_jax.data.token_files import entry_bytes, index_line
+from fwpkm_jax.whole_files import open_own
 
 Layout = Literal["l4096", "stream"]
 """l4096: rows of 4097 tokens of all documents laid end to end, a short last one dropped.
@@ -150,7 +151,7 @@ def _check_size(path: Path, size: int) -> None:
 
 def _open(path: Path, *, size: int) -> IO[bytes]:
     """A file truncated to `size` bytes and opened for writing; created if it is missing."""
-    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+    file = os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT), "r+b")
     file.truncate(size)
     file.seek(size)
     return file

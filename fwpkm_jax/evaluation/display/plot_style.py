@@ -9,6 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
+from fwpkm_jax.whole_files import replacing
+
 DPI = 150
 # Blue and orange that colour-blind readers tell apart (Okabe and Ito 2008), and greys.
 BLUE, ORANGE, GREY, TEXT = "#0072B2", "#D55E00", "#8A8A8A", "#333333"
@@ -58,5 +60,6 @@ def set_title(axes: Axes, title: str, subtitle: str) -> None:
 def save_figure(figure: Figure, path: Path) -> Path:
     """Writes the figure, creates its directory if needed, and returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI)
+    with replacing(path) as file:
+        figure.savefig(file, dpi=DPI, format=path.suffix.removeprefix(".") or "png")
     return path

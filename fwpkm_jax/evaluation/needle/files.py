@@ -23,6 +23,7 @@ from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.needle.config import SampleSettings
 from fwpkm_jax.evaluation.needle.samples import Needle, NeedleSample, build_samples
 from fwpkm_jax.evaluation.sources import Source, text_sources
+from fwpkm_jax.whole_files import replacing
 
 _KIND = "needle samples"
 _SETTINGS = ("words", "seed", *(field.name for field in dataclasses.fields(SampleSettings)))
@@ -57,8 +58,8 @@ def write_samples(path: Path, samples: Iterable[NeedleSample], header: dict[str,
     """Writes a file of samples; returns their number."""
     path.parent.mkdir(parents=True, exist_ok=True)
     number = 0
-    with path.open("w", encoding="utf-8") as file:
-        file.write(json.dumps({"kind": _KIND, **header}) + "\n")
+    with replacing(path) as file:
+        file.write(json.dumps({"kind": _KIND, **header}).encode() + b"\n")
         for sample in samples:
             number += 1
             target = sample.needles[sample.target]
@@ -73,7 +74,7 @@ def write_samples(path: Path, samples: Iterable[NeedleSample], header: dict[str,
                 "document": sample.document,
                 "words": sample.words,
             }
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
     return number
 
 

@@ -12,7 +12,7 @@ from fwpkm_jax.evaluation.display import html
 from fwpkm_jax.evaluation.display.plot_style import DPI
 from fwpkm_jax.evaluation.report import training, words
 from fwpkm_jax.evaluation.suite import EVALS
-from fwpkm_jax.plugins import import_plugins
+from fwpkm_jax.whole_files import own_folder
 
 # Text on the left, pictures and tables on the right; one below the other on a narrow screen.
 _STYLE = """
@@ -37,13 +37,11 @@ def write_report(run: str | Path) -> Path:
 
     Raises:
       FileNotFoundError: there is no run.
-      ValueError: a plugin of the run is not installed.
     """
     run = Path(run)
     config = _read(run / "config.json")
     if config is None:
         raise FileNotFoundError(f"{run / 'config.json'} does not exist; {run} holds no run.")
-    import_plugins(config.get("plugins", ()))
     records = [
         record
         for path in sorted((run / "results").glob("*.json"))
@@ -60,7 +58,7 @@ def write_report(run: str | Path) -> Path:
         ]
     sections += [_provenance(run, records), _configuration(config)]
     page = html.page(f"Run {run.resolve().name}", *sections, style=_STYLE)
-    return html.save_page(page, run / "results" / "report.html")
+    return html.save_page(page, own_folder(run / "results") / "report.html")
 
 
 def _section(title: str, texts: Sequence[str], shown: Sequence[str]) -> str:

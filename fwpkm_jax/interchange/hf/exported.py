@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
-from safetensors.numpy import save_file
 
 from fwpkm_jax.config import Experiment, read_experiment
 from fwpkm_jax.config_json import to_json
@@ -26,7 +25,8 @@ from fwpkm_jax.layers.lora import merged
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.outside_files import read_json
 from fwpkm_jax.run import load_run
-from fwpkm_jax.whole_files import write_json
+from fwpkm_jax.tensor_file import write_tensors
+from fwpkm_jax.whole_files import check_new, new_folder, replacing, write_json
 
 _MOST_BYTES = 5 * 10**9  # Of one file, as the library cuts them.
 _DTYPES: Mapping[str, Any] = {
@@ -66,8 +66,7 @@ def export_model(
       ValueError: the run's model is another than was imported, or no family computes the same.
     """
     folder = Path(folder)
-    if folder.exists():
-        raise FileExistsError(f"{folder} exists; choose a folder that does not.")
+    check_new(folder)
     kept = _kept_files(Path(run_dir))
     experiment = read_experiment(Path(run_dir))
     model = experiment.model
@@ -79,11 +78,6 @@ def export_model(
         files = [file for file in kept.iterdir() if file.name not in ("config.json", TENSORS)]
         _check_same(model, model_config(text), run_dir)
     run = load_run(run_dir, step)
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for file in map(Path, files):
-        shutil.copyfile(file, partial / file.name)
     named = Weights(run.params, run.memory if model.memory_layers else {}).named()
     if model.lora is not None:
         named = merged(named, model.lora)
@@ -101,17 +95,21 @@ def export_model(
             embedding = np.asarray(named["params/embedding"])
             yield HEAD, np.ascontiguousarray(embedding, _DTYPES[original[HEAD]["dtype"]])
 
-    _write_tensors(partial, tensors(), most_bytes)
     ours = {name: np.asarray(x) for name, x in named.items() if name not in found}
     if ours:
-        save_file(ours, partial / MEMORIES, metadata={"format": NOTE})
         text[NOTE] = {
             "about": f"This model has fast-weight memories; fwpkm_jax reads them from {MEMORIES}. "
             "Other programs load the model without them.",
             "model": to_json(dataclasses.replace(model, lora=None)),
         }
-    write_json(partial / "config.json", text)
-    partial.rename(folder)
+    with new_folder(folder) as partial:
+        for file in map(Path, files):
+            shutil.copyfile(file, partial / file.name)
+        _write_tensors(partial, tensors(), most_bytes)
+        if ours:
+            with replacing(partial / MEMORIES) as file:
+                write_tensors(file, ours, metadata={"format": NOTE})
+        write_json(partial / "config.json", text)
     return folder
 
 
@@ -157,10 +155,8 @@ def _write_tensors(folder: Path, tensors: Iterator[tuple[str, np.ndarray]], most
     def write() -> None:
         path = folder / f"part-{len(files)}"
         size = sum(x.nbytes for x in held.values())
-        path.touch()
-        mode = path.stat().st_mode  # As the umask asks; save_file would make it private.
-        save_file(held, path, metadata={"format": "pt"})
-        path.chmod(mode)
+        with replacing(path) as file:
+            write_tensors(file, held, metadata={"format": "pt"})
         files.append((path, dict.fromkeys(held), size))
         held.clear()
 

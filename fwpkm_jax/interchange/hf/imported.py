@@ -73,9 +73,10 @@ def import_model(
     )
     if run.is_dir() and any(run.iterdir()):
         raise ValueError(f"{run} is not empty; choose another run directory.")
-    start_run(experiment, read_weights(source, partition=make_partition(mesh)))
-    _keep_files(Path(folder), run / KEPT, source)
-    return run
+    weights = read_weights(source, partition=make_partition(mesh))
+    return start_run(
+        experiment, weights, add=lambda new: _keep_files(Path(folder), new / KEPT, source)
+    )
 
 
 def _data(

@@ -32,6 +32,7 @@ from fwpkm_jax.training.checkpoints.restore import (
 )
 from fwpkm_jax.training.runs.processes import from_first, is_first, together
 from fwpkm_jax.training.state import TrainState, named_leaves
+from fwpkm_jax.whole_files import own_folder
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,11 @@ class Checkpoints:
         """
         self.directory = Path(directory).absolute()
         with together():
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self.directory.parent.mkdir(parents=True, exist_ok=True)
+            own_folder(self.directory)
+            for path in self.directory.iterdir():
+                if path.is_symlink():  # Old checkpoints are deleted.
+                    own_folder(path)
             for path in sorted(self.directory.glob(f"*{_TEMPORARY}*")) if is_first() else ():
                 logger.warning("Removing checkpoint %s: it was never completed.", path)
         self._config, self._buffer_bytes = config, buffer_bytes
@@ -289,8 +294,7 @@ class Checkpoints:
     def _set_aside(self, steps: list[int]) -> None:
         self._manager.close()
         with together():
-            aside = self.directory.parent / "damaged_checkpoints"
-            aside.mkdir(exist_ok=True)
+            aside = own_folder(self.directory.parent / "damaged_checkpoints")
             for step in steps if is_first() else ():
                 taken = len(list(aside.glob(f"{step}*")))
                 name = f"{step}.{taken}" if taken else str(step)

@@ -16,7 +16,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2, summary_pb2
 from tensorboardX.summary import scalar
 
-from fwpkm_jax.whole_files import unfinished, write_text
+from fwpkm_jax.whole_files import open_own, own_folder, replacing, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -31,17 +31,17 @@ def truncate_metrics(path: Path, *, step: int) -> None:
 
     The steps after the checkpoint are trained again, so their records are written again.
     """
-    if not path.is_file():
+    try:
+        number = open_own(path, os.O_RDONLY)
+    except FileNotFoundError:
         return
-    temporary = unfinished(path)
-    with path.open("rb") as old, temporary.open("wb") as new:
+    with os.fdopen(number, "rb") as old, replacing(path) as new:
         for number, line in enumerate(old, start=1):
             record_step = _record_step(line)
             if record_step is None:
                 logger.warning("Leaving out line %d of %s, which is no record.", number, path)
             elif record_step <= step:
                 new.write(line.rstrip(b"\n") + b"\n")
-    os.replace(temporary, path)
 
 
 def _record_step(line: bytes) -> int | None:
@@ -70,10 +70,11 @@ class TensorBoard:
     """Event files in `RUN/tensorboard`, starting with the step after `step`."""
 
     def __init__(self, directory: Path, *, step: int) -> None:
-        (directory / "tensorboard").mkdir(exist_ok=True)
+        folder = own_folder(directory / "tensorboard")
         # Not tensorboardX's SummaryWriter: if the disk is full, its thread dies, and the next write
         # then blocks for ever.
-        self._events = EventsWriter(str(directory / "tensorboard" / "events"))
+        # A name that nobody can have taken: tensorboardX would write through a link.
+        self._events = EventsWriter(str(folder / "events"), f".{secrets.token_hex(8)}")
         # TensorBoard hides the events of earlier sessions from this step on.
         start = SessionLog(status=SessionLog.START)
         self._add(Event(step=step + 1, session_log=start))
@@ -125,6 +126,7 @@ class WeightsAndBiases:
 
     def __init__(self, directory: Path, *, config: Mapping[str, Any]) -> None:
         wandb = import_wandb()
+        own_folder(directory / "wandb")
         identity = directory / "wandb_id.txt"
         if not identity.is_file():
             write_text(identity, secrets.token_hex(8))
@@ -168,7 +170,8 @@ class MetricsWriter:
 
     def __init__(self, directory: Path, *, step: int, every: int, sinks: Sequence[Sink]) -> None:
         truncate_metrics(directory / "metrics.jsonl", step=step)
-        self._file = (directory / "metrics.jsonl").open("a")
+        number = open_own(directory / "metrics.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._file = os.fdopen(number, "a")
         self._every = every
         self._sinks = sinks
 

@@ -8,6 +8,8 @@ from types import TracebackType
 
 import jax
 
+from fwpkm_jax.whole_files import own_folder
+
 WARM_UP = 3
 """Steps of a session before the trace: the first ones are slower than the others."""
 
@@ -34,6 +36,8 @@ class Profiler:
         """Must be called after each step, in order; the next step may have started already."""
         self._newest = step
         if self._steps is not None and step == self._first:
+            for part in ("", "plugins", "plugins/profile"):
+                own_folder(self._folder / part)
             jax.profiler.start_trace(str(self._folder))
             self._tracing = True
         elif self._tracing and step == self._first + (self._steps or 0):

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from fwpkm_jax.outside_files import read_json
-from fwpkm_jax.whole_files import unfinished, write_json
+from fwpkm_jax.whole_files import check_local, is_unfinished, write_json
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
@@ -82,7 +82,9 @@ def find_config(directory: Path) -> dict[str, Any] | None:
         return read_json(path, otherwise=copy)
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"{directory} is a file, not a directory; choose another --run_dir.")
-    if directory.is_dir() and set(directory.iterdir()) - {unfinished(path), directory / "lock"}:
+    if directory.is_dir() and any(
+        found.name != "lock" and not is_unfinished(found, path) for found in directory.iterdir()
+    ):
         raise ValueError(
             f"{directory} is not empty and holds no run (no config.json); choose another --run_dir."
         )
@@ -95,6 +97,7 @@ def make_directory(directory: Path) -> None:
     Raises:
       ValueError: it cannot be made, or is there and cannot be written to.
     """
+    check_local(directory, "run_dir")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -149,21 +152,6 @@ def first_command(directory: Path) -> str | None:
         return shlex.join(sessions[0]["command"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
-
-
-def claim(directory: Path, config: Mapping[str, Any], *, may_change: Sequence[str] = ()) -> None:
-    """Makes a new run's directory and `config.json`, or checks that the run there is this one.
-
-    Raises:
-      DifferentRunError: the directory holds a run with another configuration.
-      ValueError: it holds something that is not a run, or cannot be made.
-    """
-    old = find_config(directory)
-    if old is not None:
-        refuse_changes(directory, old, config, may_change=may_change)
-        return
-    make_directory(directory)
-    write_json(directory / "config.json", dict(config))
 
 
 def _within(name: str, section: str) -> bool:

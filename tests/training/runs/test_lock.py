@@ -15,7 +15,7 @@ import pytest
 
 from fwpkm_jax.run.train import train
 from fwpkm_jax.training.runs import lock as lock_module
-from fwpkm_jax.training.runs.lock import RunInUseError, RunLock
+from fwpkm_jax.training.runs.lock import LostLockError, RunInUseError, RunLock
 from tests.training.tiny_config import get_config
 
 ROOT = Path(__file__).parents[3]
@@ -150,6 +150,57 @@ def test_a_host_that_was_started_again_holds_nothing(tmp_path, patience):
 def test_a_damaged_lock_file_locks_nobody_out(tmp_path, text):
     (tmp_path / "lock").write_text(text)
     RunLock(tmp_path).release()
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced", "moved away with its directory"])
+def test_a_holder_whose_lock_is_gone_learns_it_and_removes_no_other(tmp_path, patience, how):
+    run = tmp_path / "run"
+    run.mkdir()
+    lock = RunLock(run, whole=True)
+    lock.check()
+    if how == "removed":
+        (run / "lock").unlink()
+    elif how == "replaced":
+        (run / "lock").unlink()
+        (run / "lock").write_text("another's")
+    else:
+        run.rename(tmp_path / "elsewhere")
+        run.mkdir()
+    time.sleep(0.2)  # Some beats.
+    with pytest.raises(LostLockError, match=rf"{run}/lock, by which .* was removed, replaced"):
+        lock.check()
+    lock.release()
+    if how == "replaced":
+        assert (run / "lock").read_text() == "another's"
+
+
+def test_no_second_session_starts_where_the_lock_was_removed_under_its_holder(tmp_path):
+    first = RunLock(tmp_path, whole=True)
+    (tmp_path / "lock").unlink()
+    with pytest.raises(RunInUseError, match=f"{tmp_path} is in use by another process"):
+        RunLock(tmp_path, whole=True)
+    assert list(tmp_path.iterdir()) == []
+    first.release()
+    RunLock(tmp_path, whole=True).release()
+
+
+@pytest.mark.thorough
+def test_training_stops_before_it_writes_where_its_lock_is_gone(tmp_path):
+    """The lock is removed after step 7; the last checkpoint is that of step 5."""
+    tiny = get_config()
+    training = dataclasses.replace(tiny.training, validate_every=7)
+    experiment = dataclasses.replace(tiny, run_dir=str(tmp_path), training=training)
+
+    def remove(model, memory):
+        (tmp_path / "lock").unlink()
+        return {"loss": 1.0}
+
+    with pytest.raises(LostLockError, match="Stopped before the next write"):
+        train(experiment, validate=remove, stream=io.StringIO())
+    records = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(records[-1])["step"] == 6
+    assert sorted(x.name for x in (tmp_path / "checkpoints").iterdir()) == ["5"]
+    assert not (tmp_path / "results.json").exists()
 
 
 def test_a_run_in_use_is_not_touched(holder, tmp_path):

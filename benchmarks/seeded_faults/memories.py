@@ -39,8 +39,8 @@ FAULTS = (
     ),
     Fault(
         "memories: a base that forks need is removed",
-        "if path.name.removesuffix(file.SUFFIX) not in needed:",
-        "if path.name:",
+        "if name not in needed and _OURS.fullmatch(name):",
+        "if _OURS.fullmatch(name):",
         _MEMORIES,
     ),
     Fault(

@@ -9,7 +9,7 @@ modelled: what one launch writes, the next one reads from memory.
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +20,8 @@ LAUNCHING = (
     *("fusion", "fusion-start", "custom-call", "copy", "copy-start"),
     *("sort", "dot", "gather", "scatter"),
 )
+LIBRARY_PRODUCT = 'custom_call_target="__cublas'
+"""What the line of a product by cuBLAS says."""
 _SAME = ("bitcast", "reshape", "copy", "convert", "get-tuple-element", "transpose")
 
 
@@ -79,7 +81,9 @@ class Launch(NamedTuple):
     operations: float
 
 
-class _Instruction(NamedTuple):
+class Instruction(NamedTuple):
+    """One line of a compiled program."""
+
     root: bool
     name: str
     type: str
@@ -96,18 +100,24 @@ class _Instruction(NamedTuple):
         return re.findall(r"%([\w.\-]+)", self.rest[:end])
 
 
-def program(text: str) -> dict[str, list[_Instruction]]:
+def program(text: str) -> dict[str, list[Instruction]]:
     """The instructions of each computation; that of the entry is also called `ENTRY`."""
     heads = list(COMPUTATION.finditer(text))
     ends = [head.start() for head in heads[1:]] + [len(text)]
     found = {}
     for head, end in zip(heads, ends, strict=True):
         lines = (_INSTRUCTION.match(line) for line in text[head.end() : end].splitlines())
-        parts = [_Instruction(bool(m[1]), m[2], m[3], m[4], m[5]) for m in lines if m]
+        parts = [Instruction(bool(m[1]), m[2], _type(m), m[4], m[5]) for m in lines if m]
         found[head.group(1)] = parts
         if head.group().startswith("ENTRY"):
             found["ENTRY"] = parts
     return found
+
+
+def _type(line: re.Match[str]) -> str:
+    """The type of a result; of a product by a library without its workspace."""
+    is_product = LIBRARY_PRODUCT in line[5]
+    return re.sub(r",\s*s8\[\d+\]\S*(?=\))", "", line[3]) if is_product else line[3]
 
 
 def launches(text: str, sizes: Sizes) -> dict[str, tuple[int, list[Launch]]]:
@@ -133,32 +143,65 @@ def launches(text: str, sizes: Sizes) -> dict[str, tuple[int, list[Launch]]]:
 def _launches_of(computations, name: str, sizes: Sizes, turns: int) -> Iterator[Launch]:
     types = {one.name: one.type for one in computations[name]}
     for one in computations[name]:
-        if one.kind not in LAUNCHING:
-            continue
-        called = re.search(r"calls=%?([\w.\-]+)", one.rest)
-        inner = computations.get(called.group(1), []) if called else []
-        kernel = next((k for k in map(_kernel, [one, *inner]) if k), None)
-        if inner:
-            moved = _fusion_bytes(inner, kernel, sizes, turns)
-        else:
-            arrays = [types[x] for x in one.operands if x in types] + [one.type]
-            moved = sum(_array_bytes(x, kernel, sizes, turns) for x in arrays)
-        label = kernel or one.name
-        if kernel == "slot_add" and _tables([one, *inner], sizes.tokens * sizes.places) > 1:
-            label = "slot_add into a log"
-        if label in KERNELS:
-            moved += sum(KERNELS[label]) * sizes.row_bytes
-        yield Launch(label, moved, sum(map(functools.partial(_operations, inner), inner)))
+        if one.kind in LAUNCHING:
+            yield launch_of(computations, types, one, sizes, turns)
 
 
-def _kernel(one: _Instruction) -> str | None:
+def launch_of(
+    computations: Mapping[str, list[Instruction]],
+    types: Mapping[str, str],
+    one: Instruction,
+    sizes: Sizes,
+    turns: int,
+) -> Launch:
+    """The bytes and operations of one instruction that launches something.
+
+    Args:
+      computations: the `program`.
+      types: of the instructions of its computation, by name.
+      one: the instruction.
+      sizes: what the text does not say.
+      turns: of the loop in which it is; 1 outside.
+    """
+    called = re.search(r"calls=%?([\w.\-]+)", one.rest)
+    inner = computations.get(called.group(1), []) if called else []
+    kernel = next((k for k in map(_kernel, [one, *inner]) if k), None)
+    if inner:
+        moved = _fusion_bytes(inner, kernel, sizes, turns)
+    else:
+        arrays = [types[x] for x in one.operands if x in types] + [one.type]
+        moved = sum(_array_bytes(x, kernel, sizes, turns) for x in arrays)
+    label = kernel or one.name
+    if kernel == "slot_add" and _tables([one, *inner], sizes.tokens * sizes.places) > 1:
+        label = "slot_add into a log"
+    if label in KERNELS:
+        moved += sum(KERNELS[label]) * sizes.row_bytes
+    operations = sum(map(functools.partial(_operations, inner), inner))
+    products = [x for x in (one, *inner) if LIBRARY_PRODUCT in x.rest]
+    types = {**types, **{x.name: x.type for x in inner}}
+    operations += sum(_library_operations(types, x) for x in products)
+    return Launch(label, moved, operations)
+
+
+def _library_operations(types: Mapping[str, str], one: Instruction) -> float:
+    """Of a product of cuBLAS."""
+    left = _ARRAY.search(types.get(one.operands[0], ""))
+    result = _ARRAY.search(one.type)
+    axes = re.search(r'lhs_contracting_dimensions":\["?([\d",]+)\]', one.rest)
+    if left is None or result is None or axes is None:
+        return 0.0
+    depth = math.prod(_shape(left)[int(axis)] for axis in re.findall(r"\d+", axes.group(1)))
+    return 2.0 * math.prod(_shape(result)) * depth
+
+
+def _kernel(one: Instruction) -> str | None:
     if one.kind != "custom-call" or "mosaic_gpu" not in one.rest:
         return None
     found = re.search(r'op_name="[^"]*?[/(](\w+)\)*/mpmd_map"', one.rest)
     return found.group(1) if found else "kernel"
 
 
-def _tables(parts: list[_Instruction], references: int) -> int:
+def _tables(parts: list[Instruction], references: int) -> int:
     """How many tables and logs a kernel writes."""
     calls = [one for one in parts if one.kind == "custom-call"]
     return max(
@@ -187,9 +230,9 @@ def _array_bytes(type_: str, kernel: str | None, sizes: Sizes, turns: int) -> fl
     return total
 
 
-def _fusion_bytes(inner: list[_Instruction], kernel: str | None, sizes: Sizes, turns: int) -> float:
+def _fusion_bytes(inner: list[Instruction], kernel: str | None, sizes: Sizes, turns: int) -> float:
     by_name = {one.name: one for one in inner}
-    users: dict[str, list[_Instruction]] = {one.name: [] for one in inner}
+    users: dict[str, list[Instruction]] = {one.name: [] for one in inner}
     for one in inner:
         for operand in one.operands:
             if operand in users:
@@ -212,7 +255,7 @@ def _fusion_bytes(inner: list[_Instruction], kernel: str | None, sizes: Sizes, t
                 return whole
         return min(total, whole)
 
-    def written(one: _Instruction) -> float:
+    def written(one: Instruction) -> float:
         if one.kind == "dynamic-update-slice":
             return _array_bytes(by_name[one.operands[1]].type, kernel, sizes, turns)
         if one.kind == "scatter":
@@ -229,7 +272,7 @@ def _fusion_bytes(inner: list[_Instruction], kernel: str | None, sizes: Sizes, t
     return moved + sum(written(one) for one in inner if one.root)
 
 
-def _operations(inner: list[_Instruction], one: _Instruction) -> float:
+def _operations(inner: list[Instruction], one: Instruction) -> float:
     """Of a product; a product of float32 in three bfloat16 parts counts three times."""
     if one.kind != "dot":
         return 0.0

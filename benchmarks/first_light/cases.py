@@ -39,7 +39,9 @@ LIMIT_S = 120.0
 """Seconds for a case, start of the process and compilation included: the longest took 55 s beside
 five others on a host of 16 cores."""
 LONG_LIMIT_S = 200.0
-"""The same for whole memories, and where the program checks kernels before their first use."""
+"""The same for whole memories."""
+CHOICE_LIMIT_S = 220.0
+"""The same where the program checks kernels before their first use."""
 MEMORY_RATIO = 1e-3
 """Chunks after a near tie among slots read a memory with another row in it."""
 
@@ -54,6 +56,8 @@ class Case:
     """Largest error allowed, relative to an array's norm."""
     limit_s: float = LIMIT_S
     """Seconds after which its process is ended."""
+    folders: tuple[str, ...] = ()
+    """Folders of `pallas_kernels` that it compares; none: all, and the library."""
 
 
 def cases(size: str) -> dict[str, Case]:
@@ -63,7 +67,9 @@ def cases(size: str) -> dict[str, Case]:
     for name in ("63_tokens",) if tiny else ("steady", "steady_dot", "paper"):
         spec = _named(product_top_k_specs.SPECS, name)
         found[f"product_top_k/{name}"] = Case(
-            run=lambda spec=spec: _selection(spec), ratio=product_top_k_specs.CHECK_RATIO
+            run=lambda spec=spec: _selection(spec),
+            ratio=product_top_k_specs.CHECK_RATIO,
+            folders=("product_top_k",),
         )
     names = ("63_tokens",) if tiny else (*slot_read_specs.CHECKED, "paper")
     for op, function, sample in (
@@ -78,6 +84,7 @@ def cases(size: str) -> dict[str, Case]:
                     function, sample(spec, jnp.float32)
                 ),
                 ratio=slot_read_specs.CHECK_RATIO,
+                folders=("slot_read", "slot_add"),
             )
     for name in ("narrow",) if tiny else (gated_delta_specs.CHECKED, "wide", "widest"):
         spec = _named(gated_delta_specs.SPECS, name)
@@ -88,6 +95,7 @@ def cases(size: str) -> dict[str, Case]:
                     gated_delta_specs.sample(spec, jnp.dtype(dtype)),
                 ),
                 ratio=ratio,
+                folders=("gated_delta",),
             )
     for name in ("one_group",) if tiny else ("tiles_and_rest", "100_tokens", "widest", "paper"):
         spec = _named(cross_entropy_specs.SPECS, name)
@@ -113,9 +121,10 @@ def cases(size: str) -> dict[str, Case]:
             run=lambda spec=spec: _keys(spec),
             ratio=key_scan_specs.CHECK_RATIO,
             limit_s=LONG_LIMIT_S,
+            folders=("key_scan", "product_top_k"),
         )
     for op in _CHOICES:
-        found[f"choice/{op}"] = Case(run=_CHOICES[op], limit_s=LONG_LIMIT_S)
+        found[f"choice/{op}"] = Case(run=_CHOICES[op], limit_s=CHOICE_LIMIT_S)
     return found
 
 

@@ -3,13 +3,17 @@
     python -m benchmarks.first_light.correctness --out cases.jsonl
 
 A case that hangs, dies or gives wrong numbers costs its own process: one line says so, and the
-others run. The file gets one line of JSON for each case, as soon as it has ended; cases that are in
-the file are not run again.
+others run. The file gets one line of JSON for each case, as soon as it has ended. A case whose line
+is in the file, of the same source and kind of device, is not run again.
+
+`--verdicts` names a file that takes the verdicts of kernels' checks before first use to another
+machine: those in it are put where `pallas_kernels.verdicts` looks, and all are written back.
 """
 
 import json
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks import processes
+from benchmarks.first_light import sources
 from benchmarks.first_light.files import read_lines
 from benchmarks.options import parse
 
@@ -34,23 +39,50 @@ class Options:
     jobs: int = 1
     """Cases that run at the same time; their times are then no measurements."""
     limit_s: float | None = None
-    """Seconds for each case; None: 60, or 200 where kernels are checked before their first use."""
+    """Seconds for each case; None: as the case says."""
+    seconds: float = 3600
+    """No case runs longer than until so many seconds after the start."""
+    device: str | None = None
+    """Kind of this machine's device: lines of another one are made again; None: any counts."""
+    verdicts: Path | None = None
+    """File with verdicts to take over, and for those found; None: they stay on this machine."""
 
 
 def run_cases(
-    limits: Mapping[str, float], options: Options, *, module: str = MODULE
+    limits: Mapping[str, float],
+    options: Options,
+    *,
+    module: str = MODULE,
+    folders: Mapping[str, Sequence[str]] | None = None,
 ) -> list[dict[str, Any]]:
-    """The rows of all cases, of which those that the file lacks are run by `module.work`."""
-    rows = {row["case"]: row for row in read_lines(options.out)}
+    """The rows of all cases, of which those that the file lacks are run by `module.work`.
+
+    Args:
+      limits: seconds of each case, in the order in which they start.
+      options: the program's.
+      module: where `work` is.
+      folders: of the kernels that each case compares; None: each line of the file counts.
+    """
+    source = {name: sources.of_case((folders or {}).get(name, ())) for name in limits}
+    rows = {
+        row["case"]: row
+        for row in read_lines(options.out)
+        if folders is None or sources.is_measured(row, source.get(row["case"], ""), options.device)
+    }
     # Without a line that was being written when the program was ended.
     options.out.write_text("".join(f"{json.dumps(row)}\n" for row in rows.values()))
-    lock = threading.Lock()
+    lock, stop = threading.Lock(), time.monotonic() + options.seconds
 
     def run(name: str) -> None:
         task = {"size": options.size, "case": name}
-        limit = options.limit_s or limits[name]
+        left = stop - time.monotonic()
+        if left <= 0:
+            print(f"{name}: not started, {options.seconds:g} s are over", flush=True)
+            return
+        limit = min(options.limit_s or limits[name], left)
         row = processes.run_worker(module, task, limit_s=limit)
         row = {"case": name, **({"verdict": "failed"} if "failed" in row else {}), **row}
+        row["source"] = source[name]
         with lock:
             rows[name] = row
             with options.out.open("a", encoding="utf-8") as file:
@@ -59,7 +91,7 @@ def run_cases(
 
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(run, (name for name in limits if name not in rows)))
-    return [rows[name] for name in limits]
+    return [rows[name] for name in limits if name in rows]
 
 
 def line_of(row: dict[str, Any]) -> str:
@@ -76,18 +108,30 @@ def line_of(row: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from benchmarks.first_light.cases import (
-        cases,  # Loads jax, which the tests' stand-ins need not.
-    )
+    # Load jax, which the tests' stand-ins need not.
+    from benchmarks.first_light.cases import cases
+    from pallas_kernels import verdicts
 
     options = parse(Options, argv, description=__doc__)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    limits = {name: case.limit_s for name, case in cases(options.size).items()}
-    rows = run_cases(limits, options)
+    found = cases(options.size)
+    first = sorted(found, key=lambda name: -found[name].limit_s)  # The longest, then by the table.
+    limits = {name: found[name].limit_s for name in first}
+    if options.verdicts is not None:
+        verdicts.take(options.verdicts)
+    try:
+        rows = run_cases(
+            limits, options, folders={name: case.folders for name, case in found.items()}
+        )
+    finally:
+        if options.verdicts is not None:
+            verdicts.give(options.verdicts)
     bad = [row["case"] for row in rows if row["verdict"] != "agrees"]
     if bad:
         print(f"{len(bad)} of {len(rows)} cases do not agree: {', '.join(bad)}", file=sys.stderr)
-    return 1 if bad else 0
+    elif len(rows) < len(limits):
+        print(f"{len(limits) - len(rows)} cases were not started.", file=sys.stderr)
+    return 1 if bad or len(rows) < len(limits) else 0
 
 
 if __name__ == "__main__":

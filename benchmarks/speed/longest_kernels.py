@@ -12,7 +12,7 @@ from jax.profiler import ProfileData
 
 
 def longest_kernels(
-    call: Callable[[], Any], *, number: int, calls: int = 2
+    call: Callable[[], Any], *, number: int | None, calls: int = 2
 ) -> list[dict[str, Any]]:
     """The `number` kernels with the largest total time in `calls` calls, longest first.
 
@@ -21,7 +21,7 @@ def longest_kernels(
 
     Args:
       call: one step, compiled before.
-      number: how many to return.
+      number: how many to return; None: all.
       calls: steps in the profile.
     """
     with tempfile.TemporaryDirectory() as folder:

@@ -5,3 +5,7 @@ from typing import Any
 
 def work(task: Any) -> dict[str, Any]:
     return {"got": task}
+
+
+def talk(task):
+    yield from ({"got": task, "turn": turn} for turn in range(2))

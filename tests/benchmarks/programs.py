@@ -38,7 +38,31 @@ def in_process(peer: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -
         assert Path(command[1]).is_file()
         return peer(json.loads(command[command.index("--task") + 1]))
 
+    class Conversation:
+        """Hears what a generator of this process yields, or what `peer` answers each time."""
+
+        def __init__(self, command: list[str], **_: Any):
+            assert peer is not None, command
+            task = json.loads(command[command.index("--task") + 1])
+            answer = peer
+            self._lines = iter(lambda: answer(task), None)
+
+        @classmethod
+        def of(cls, module: str, task: Any, **_: Any) -> "Conversation":
+            self = cls.__new__(cls)
+            self._lines = importlib.import_module(module).talk(json.loads(json.dumps(task)))
+            return self
+
+        def hear(self, limit_s: float) -> dict[str, Any]:
+            del limit_s
+            return json.loads(json.dumps(next(self._lines)))
+
+        def tell(self) -> None: ...
+
+        def end(self) -> None: ...
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "Conversation", Conversation)
         patch.setattr(processes, "run_worker", run_worker)
         patch.setattr(processes, "run_json", run_json)
         patch.setattr(machine, "copy_bandwidth", lambda num_bytes=None: 1e9)

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import processes
 from benchmarks.first_light import suite
+from benchmarks.first_light.files import read_lines
 from tests.benchmarks.programs import result
 
 BARE = Path(__file__).parent / "bare"
@@ -44,7 +45,8 @@ def python(code: str, *paths: Path) -> str:
 
 @pytest.mark.thorough
 def test_every_part_can_be_imported_with_the_wheels(wheels, tmp_path):
-    programs = ["benchmarks.first_light.cases", *(module for module, *_ in PARTS.values())]
+    programs = ["benchmarks.first_light.cases", "benchmarks.compiled.executables"]
+    programs += ["benchmarks.speed.train_step", *(module for module, *_ in PARTS.values())]
     lines = [f"import {', '.join(programs)}", "import sys, sitecustomize"]
     lines += ["print(len(sitecustomize.ABSENT), sitecustomize.ABSENT & set(sys.modules))"]
     printed = python("\n".join(lines), suite.unpack(wheels, tmp_path)).split(maxsplit=1)[1]
@@ -68,13 +70,30 @@ def test_the_whole_suite_runs(tmp_path, monkeypatch, wheels):
     out = tmp_path / "out"
     command = ["benchmarks.first_light", "--out", str(out), "--size", "tiny", "--jobs", "2"]
     command += ["--wheels", str(wheels), "--cache", str(tmp_path / "cache")]
-    command += ["--seconds", "3000", "--part-seconds", "900"]
+    command += ["--seconds", "3000", "--part-seconds", "900", "--operations", "value_scan"]
     assert suite.run_part(command, limit_s=3600) is None
     found = result(out / "results.json")
     assert list(found) == list(PARTS)
     assert all(part["status"] == "done" and part["result"] for part in found.values())
     assert set(found["cases"]["result"]) == {"agrees"}
-    assert {len(row["longest_kernels"]) for row in found["train_step"]["result"]["rows"]} == {25}
+    assert set(found["steps"]["result"]) == {"timed"}
+    rows = read_lines(out / "steps.jsonl")
+    variants = {(row["model"], row["variant"]) for row in rows}
+    assert {("gdn", "all"), ("gdn__fwpkm2_6_10", "baseline")} <= variants
+    assert len({row["final_loss"] for row in rows if row["model"] == "gdn"}) == 1
+    assert all(row["differing"] == [] for row in rows if row["variant"] == "all")
+    assert set(result(out / "profiles.json")) == {"gdn/all", "gdn__fwpkm2_6_10/all"}
     parity = found["parity"]["result"]
     assert parity["tests"] == parity["skipped"] > 100
-    assert sorted(x.name for x in out.iterdir()) == ["cases.jsonl", "results.json", "slots.npz"]
+    files = ["cases.jsonl", "compiled", "profiles.json", "results.json", "steps.jsonl"]
+    assert sorted(x.name for x in out.iterdir()) == [*files, "verdicts.json"]
+    assert len(list((out / "compiled").iterdir())) == 2
+    # The next call loads the executables, and measures nothing of the rest again.
+    command[2] = str(tmp_path / "next")
+    command += ["--earlier", str(out), "--parts", "device", "cases", "steps", "decode"]
+    assert suite.run_part(command, limit_s=600) is None
+    rows = read_lines(tmp_path / "next" / "steps.jsonl")
+    carried = {row["model"]: row for row in rows if row["variant"] == "carried"}
+    assert {row["model"]: row["final_loss"] for row in rows if row["variant"] == "all"} == {
+        model: row["final_loss"] for model, row in carried.items()
+    }

@@ -4,10 +4,11 @@ import importlib
 import json
 import time
 import zipfile
+from dataclasses import replace
 
 import pytest
 
-from benchmarks.first_light import cases, correctness, suite
+from benchmarks.first_light import cases, correctness, sources, steps, suite, variants
 from benchmarks.first_light.files import read_lines
 from benchmarks.options import parse
 from pallas_kernels import dispatch
@@ -39,6 +40,10 @@ def test_planted_cases_cost_a_line_each_and_the_rest_goes_on(tmp_path, capsys):
     # What is in the file is not run again.
     again = correctness.run_cases({"hangs": 0.1, "right": 0.1}, options, module="nowhere")
     assert [row["verdict"] for row in again] == ["failed", "agrees"]
+    # No case starts when the time is over.
+    over = replace(options, seconds=0)
+    assert correctness.run_cases({"right": 1, "late": 1}, over, module="nowhere") == [again[1]]
+    assert "late: not started, 0 s are over" in capsys.readouterr().out
 
 
 def test_the_cases_reach_the_steady_state_of_every_kernel():
@@ -74,20 +79,150 @@ def test_a_case_reports_error_time_and_what_ran(monkeypatch):
     assert {one["implementation"] for one in kernels} == {"tpu"}
 
 
+@pytest.mark.thorough
+def test_planted_variants_cost_a_line_each_and_the_rest_is_timed(tmp_path, capsys):
+    options = steps.Options(
+        out=tmp_path / "steps.jsonl",
+        profiles=tmp_path / "profiles.json",
+        models=("differs", "dies_in_profile"),
+        executables=tmp_path,
+        jobs=8,
+        compile_s=20,
+    )
+    rows = steps.run_variants(options, module="tests.benchmarks.planted_steps")
+    found = {(row["model"], row["variant"]): row for row in rows}
+    failures = {
+        "carried": "exit code 1: ValueError: INTERNAL: the topology is another one",
+        "flags": "died by SIGSEGV",
+        "both": "no result after 20 s",
+        "graphs": "exit code 1: MemoryError: RESOURCE_EXHAUSTED",
+    }
+    for model in options.models:
+        for name, failure in failures.items():
+            assert found[model, name]["failed"] == failure
+        for name, reference in {
+            "all": "",
+            "baseline": "new_op,other_op",
+            "without_new_op": "new_op",
+            "without_other_op": "other_op",
+        }.items():
+            row = found[model, name]
+            assert (row["milliseconds"], row["reference"]) == (10.0, reference)
+    assert len(rows) == 16
+    assert found["differs", "all"]["differing"] == ["[0].params"]
+    assert found["dies_in_profile", "all"]["profile_failed"] == "died by SIGKILL"
+    printed = capsys.readouterr().out
+    assert "differs all: 10.00 ms, 100.0 samples/s, NOT the same bits twice" in printed
+    assert "dies_in_profile all: 10.00 ms, 100.0 samples/s, profile failed, died by SIG" in printed
+    assert result(tmp_path / "profiles.json") == {"differs/all": [["fusion", 2.0, 0.5]]}
+    assert len(read_lines(options.out)) == 16
+
+    # What was measured of this source and device stays; what failed is measured again.
+    again = replace(options, device="a device", variants=("all", "flags"))
+    rows = steps.run_variants(again, module="nowhere")
+    assert [row["failed"][:5] for row in rows if row["variant"] == "flags"] == ["exit "] * 2
+    assert len([row for row in rows if "failed" not in row]) == 8
+    assert result(tmp_path / "profiles.json") == {"differs/all": [["fusion", 2.0, 0.5]]}
+    capsys.readouterr()
+    other = replace(again, device="another device", variants=("all",), seconds=0)
+    assert {row["failed"] for row in steps.run_variants(other, module="nowhere")} == {
+        "not started: the time was over"
+    }
+    assert result(tmp_path / "profiles.json") == {"differs/all": [["fusion", 2.0, 0.5]]}
+
+
+def test_timing_waits_for_a_file_and_says_what_it_left_out(tmp_path):
+    options = steps.Options(
+        out=tmp_path / "steps.jsonl",
+        models=("differs",),
+        variants=("all",),
+        operations=(),
+        wait_for=tmp_path / "go",
+        seconds=4,
+    )
+    (row,) = steps.run_variants(options, module="tests.benchmarks.planted_steps")
+    assert row["failed"] == "not timed: the time was over"
+    (tmp_path / "go").touch()
+    (row,) = steps.run_variants(options, module="tests.benchmarks.planted_steps")
+    assert row["milliseconds"] == 10.0
+
+
+def test_every_new_operation_gets_a_variant_without_it():
+    found = {one.name: one for one in variants.variants(("a", "b"), carried=True)}
+    assert list(found)[:2] == ["carried", "all"]
+    assert found["baseline"].reference == ("a", "b")
+    assert found["without_b"].reference == ("b",)
+    assert "triton_gemm=false" in found["both"].flags
+    assert "command_buffer" in found["both"].flags
+    alone = [one.name for one in variants.variants(("a",), carried=False)]
+    assert alone == ["all", "flags", "both", "graphs", "baseline"]
+
+
+@pytest.mark.thorough
+def test_the_operations_with_kernels_are_found_by_tracing():
+    from benchmarks.options import to_json
+
+    options = steps.Options(out=suite.ROOT, models=("gdn__fwpkm2_6_10",))
+    found = steps.work({"options": to_json(options)})["operations"]
+    assert {"chunk_gated_delta_rule", "key_scan", "value_scan"} <= set(found)
+
+
+def test_a_line_counts_for_its_source_and_device_only(tmp_path, monkeypatch):
+    for folder in ("pallas_kernels/one", "pallas_kernels/two", "fwpkm_jax", "benchmarks/speed"):
+        (tmp_path / folder).mkdir(parents=True)
+    files = ("one/a", "two/b", "dispatch")
+    for name in (*(f"pallas_kernels/{x}" for x in files), "fwpkm_jax/c", sources.STEP[:-3]):
+        (tmp_path / f"{name}.py").write_text("1")
+    monkeypatch.setattr(sources, "ROOT", tmp_path)
+
+    def hashes():
+        sources.digest.cache_clear()
+        return [sources.of_case(("one",)), sources.of_case(("two",)), sources.of_case(())]
+
+    def changed(file):
+        before = hashes()
+        (tmp_path / file).write_text("2")
+        return [one != other for one, other in zip(before, hashes(), strict=True)]
+
+    assert changed("pallas_kernels/one/a.py") == [True, False, True]
+    assert changed("pallas_kernels/dispatch.py") == [True, True, True]
+    assert changed("fwpkm_jax/c.py") == [False, False, True]
+    with pytest.raises(FileNotFoundError, match="three is neither a file nor a folder"):
+        sources.of_case(("three",))
+    sources.digest.cache_clear()
+    row = {"source": "s", "device": "H200"}
+    asked = [("s", "H200"), ("s", None), ("s", "H100"), ("t", "H200")]
+    assert [sources.is_measured(row, *one) for one in asked] == [True, True, False, False]
+
+
 @pytest.fixture
 def taken(monkeypatch):
-    """Makes parts of the suite; returns how each was called."""
+    """Makes parts of the suite; returns how each was called, and for how long waited for."""
     calls = []
 
-    def run_part(command, *, limit_s, added):
-        calls.append((command, limit_s, added))
-        out = command[command.index("--out") + 1]
-        with open(out, "w") as file:
-            row = {"case": "slot_read/x", "verdict": "agrees"}
-            file.write(json.dumps(row if out.endswith("jsonl") else {"rows": [1]}))
-        return "ended after its 7 s" if command[0].endswith("decode") else None
+    class Part:
+        def __init__(self, command, added):
+            self.command, self.began = command, time.perf_counter()
+            calls.append([command, None, added])
+            self.call = calls[-1]
 
-    monkeypatch.setattr(suite, "run_part", run_part)
+        def wait(self, limit_s):
+            self.call[1] = limit_s
+            out = self.command[self.command.index("--out") + 1]
+            row = {"rows": [1]}
+            if out.endswith("cases.jsonl"):
+                row = {"case": "slot_read/x", "verdict": "agrees"}
+            if out.endswith("steps.jsonl"):
+                row = {"model": "gdn", "variant": "all"}
+            if self.command[0].endswith("device"):
+                row = {"device": "a device"}
+            with open(out, "w") as file:
+                file.write(json.dumps(row))
+            return "ended after its 7 s" if self.command[0].endswith("decode") else None
+
+        def end(self): ...
+
+    monkeypatch.setattr(suite, "Part", Part)
     return calls
 
 
@@ -95,7 +230,7 @@ def names(calls):
     return [command[0].rpartition(".")[2] for command, *_ in calls]
 
 
-def test_the_suite_goes_on_where_it_stopped(tmp_path, taken, capsys):
+def test_the_suite_goes_on_where_it_stopped(tmp_path, taken, capsys, monkeypatch):
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     (tmp_path / "wheels").mkdir()
     with zipfile.ZipFile(tmp_path / "wheels" / "small.whl", "w") as wheel:
@@ -104,14 +239,15 @@ def test_the_suite_goes_on_where_it_stopped(tmp_path, taken, capsys):
         *("--size", "tiny", "--cache", tmp_path / "cache"),
         *("--peer", "C", "--peer-python", "p", "--peer-fla", "f", "--peer-titans", "t"),
     )
-    some = (*base, "--parts", "cases", "decode", "train_step")
+    some = (*base, "--parts", "device", "cases", "decode", "memory")
     limits = ("--seconds", 60, "--part-seconds", 7, "--wheels", tmp_path / "wheels")
-    more = ("--require-kernels", "--reference", "value_scan", "slot_read", "--jobs", 3)
+    more = ("--reference", "value_scan", "slot_read", "--jobs", 3)
     assert run("first_light.suite", "--out", first, *some, *limits, *more) == 1
-    assert names(taken) == ["correctness", "decode", "train_step"]
+    assert names(taken) == ["device", "correctness", "decode", "memory"]
     assert {limit for _, limit, _ in taken} == {7}
-    assert taken[0][0][-4:-2] == ["--jobs", "3"]
-    assert "--require-kernels" in taken[2][0]
+    cases_command = taken[1][0]
+    assert cases_command[cases_command.index("--jobs") + 1] == "3"
+    assert cases_command[-4:] == ["--device", "a device", "--seconds", "2"]
     added = taken[0][2]
     assert added["PALLAS_KERNELS_REFERENCE"] == "value_scan,slot_read"
     assert added["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path / "cache" / "compiled")
@@ -119,37 +255,63 @@ def test_the_suite_goes_on_where_it_stopped(tmp_path, taken, capsys):
     assert "decode: ended after its 7 s" in capsys.readouterr().out
     found = result(first / "results.json")
     assert found["decode"]["status"] == "ended after its 7 s"
-    assert found["decode"]["result"] == found["train_step"]["result"] == {"rows": [1]}
+    assert found["decode"]["result"] == found["memory"]["result"] == {"rows": [1]}
     assert found["cases"]["result"] == {"agrees": 1}
-    (first / "slots.npz").write_text("recorded")
+    assert {row["source"] for row in found.values()} == {sources.of_step()}
+    for name in (suite.PROFILES, suite.VERDICTS):
+        (first / name).write_text("{}")
 
+    # The device is described anew; parts with lines see for themselves what is measured.
     taken.clear()
     assert run("first_light.suite", "--out", second, "--earlier", first, *some) == 1
-    assert names(taken) == ["decode"]
+    assert names(taken) == ["device", "correctness", "decode"]
     assert "PALLAS_KERNELS_REFERENCE" not in taken[0][2]
     files = sorted(path.name for path in second.iterdir())
-    assert files == ["cases.jsonl", "results.json", "slots.npz"]
+    assert files == ["cases.jsonl", "profiles.json", "results.json", "verdicts.json"]
 
     taken.clear()
-    assert run("first_light.suite", "--out", second, *some, "--again", "slot_read", "train") == 1
-    assert names(taken) == ["correctness", "decode", "train_step"]
+    assert run("first_light.suite", "--out", second, *some, "--again", "slot_read", "mem") == 1
+    assert names(taken) == ["device", "correctness", "decode", "memory"]
     taken.clear()
+    capsys.readouterr()
     assert run("first_light.suite", "--out", second, *some, "--seconds", 0) == 1
     assert not taken
-    # Recorded slots are timed where there are some.
-    assert run("first_light.suite", "--out", second, *base, "--parts", "rows") == 0
-    assert run("first_light.suite", "--out", third, *base, "--parts", "rows") == 0
-    assert ["--stream" in command for command, *_ in taken] == [True, False]
+    assert "decode: not started, 0 s are over" in capsys.readouterr().out
+    assert result(second / "results.json")["memory"]["status"] == "done"
+    # Another source, or another device: everything is measured again.
+    monkeypatch.setattr(sources, "of_step", lambda: "another")
+    assert run("first_light.suite", "--out", second, *some) == 1
+    assert names(taken) == ["device", "correctness", "decode", "memory"]
     with pytest.raises(SystemExit, match="no such part"):
-        run("first_light.suite", "--out", second, *base, "--parts", "layers")
+        run("first_light.suite", "--out", third, *base, "--parts", "layers")
+
+
+def test_steps_compile_beside_the_comparisons_and_are_timed_after_them(tmp_path, taken):
+    some = ("--parts", "device", "cases", "steps", "gated_delta", "--peer-fla", "f")
+    options = ("--size", "tiny", "--cache", tmp_path, "--operations", "new_op")
+    earlier = tmp_path / "earlier"
+    (earlier / suite.COMPILED).mkdir(parents=True)
+    out = tmp_path / "out"
+    assert run("first_light.suite", "--out", out, "--earlier", earlier, *options, *some) == 0
+    assert names(taken) == ["device", "steps", "gated_delta", "correctness", "gated_delta"]
+    began, prepared = taken[1][0], taken[2][0]
+    assert began[began.index("--operations") + 1] == "new_op"
+    assert began[began.index("--executables") + 1] == str(earlier / suite.COMPILED)
+    assert 300 < float(began[began.index("--seconds") + 1]) < suite.LIMITS["steps"]
+    assert "--wait-for" in began
+    assert prepared[-1] == "--prepare"
+    assert "--prepare" not in taken[4][0]
+    found = result(out / "results.json")
+    assert list(found) == ["device", "cases", "steps", "gated_delta"]
+    assert found["steps"]["result"] == {"timed": 1}
+    assert all(row["status"] == "done" for row in found.values())
 
 
 def test_the_tiny_run_exercises_every_option_of_the_run_on_a_device(tmp_path):
     peers = ("--peer", "C", "--peer-python", "p", "--peer-fla", "f", "--peer-titans", "t")
     commands = {}
     for size in ("tiny", "paper"):
-        (tmp_path / suite.SLOTS).touch()
-        arguments = ("--out", tmp_path, "--size", size, "--require-kernels", *peers)
+        arguments = ("--out", tmp_path, "--size", size, "--executables", tmp_path, *peers)
         options = parse(suite.Options, [str(argument) for argument in arguments])
         commands[size] = suite.parts(options)
         for module, *rest in commands[size].values():

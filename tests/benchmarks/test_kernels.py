@@ -66,14 +66,27 @@ def test_the_gated_delta_rule_alone_and_beside_a_peer(tmp_path, monkeypatch):
     out = tmp_path / "gated_delta.json"
     options = (
         *("--shapes", "tiny", "--passes", "forward", "train", "--backends", "reference"),
-        *("--dtypes", "float32", "--repeats", 1, "--peer-fla", "python", "--out", out),
+        *("--dtypes", "bfloat16", "--repeats", 2, "--block-s", 0.001, "--limit-s", 60),
+        *("--peer-fla", "python", "--out", out),
     )
-    run("kernels.gated_delta", *options, peer=lambda task: {"seconds": 2.0, "train": task["train"]})
+    run("kernels.gated_delta", *options, peer=lambda task: {"seconds": 2.0, "blocks": task})
     written = result(out)["rows"]
     assert [(row["passes"], row["backend"]) for row in written] == [
         *(("forward", "reference"), ("forward", "fla"), ("train", "reference"), ("train", "fla"))
     ]
-    assert [row["train"] for row in written[1::2]] == [False, True]
+    for ours, peer in (written[:2], written[2:]):
+        assert len(ours["blocks"]) == len(peer["blocks"]) == 2
+        assert peer["seconds"] == 2.0 > ours["seconds"] == 2.0 * ours["time_of_peer"]
+        assert ours["relative_spread"] == pytest.approx(ours["spread"] / ours["seconds"])
+        assert ours["share_of_matmul"] > 0
+    run("kernels.gated_delta", *options, "--prepare", peer=lambda task: {})
+    assert result(out)["rows"] == [
+        {"shape": "tiny", "prepared": [["reference", "bfloat16"], ["fla", "bfloat16"]]}
+    ]
+    run("kernels.gated_delta", *options, peer=lambda task: {"failed": "no torch"})
+    written = result(out)["rows"]
+    assert [row.get("failed") for row in written] == [None, "no torch"] * 2
+    assert all(row["seconds"] > 0 and "time_of_peer" not in row for row in written[::2])
 
 
 def test_the_selection_by_its_kernel_and_by_plain_jax(tmp_path, monkeypatch):

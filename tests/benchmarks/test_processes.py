@@ -46,3 +46,36 @@ def test_a_program_that_is_not_there_is_one_row():
 def test_a_worker_gets_its_task_and_returns_its_result():
     result = processes.run_worker("tests.benchmarks.echo", {"value": [1, 2]})
     assert result == {"got": {"value": [1, 2]}}
+
+
+TALKS = """
+import json, sys
+print("a library's line"); print(json.dumps({"ready": True}), flush=True)
+while sys.stdin.readline():
+    print(json.dumps({"told": True}), flush=True)
+    raise SystemExit("the reason")
+"""
+
+
+def test_a_conversation_waits_until_it_is_told_to_go_on():
+    talk = processes.Conversation([sys.executable, "-c", TALKS])
+    assert talk.hear(60) == {"ready": True}
+    assert talk.hear(0.2) == {"failed": "no result after 0.2 s"}
+    talk = processes.Conversation([sys.executable, "-c", TALKS])
+    talk.hear(60)
+    talk.tell()
+    assert talk.hear(60) == {"told": True}
+    assert talk.hear(60) == {"failed": "exit code 1: the reason"}
+    talk.tell()  # It has ended: no error.
+    talk.end()
+    absent = processes.Conversation(["/nowhere/python"])
+    assert absent.hear(1)["failed"].startswith("/nowhere/python does not start: ")
+    absent.end()
+
+
+def test_a_conversation_with_a_module_gets_its_task():
+    talk = processes.Conversation.of("tests.benchmarks.echo", [1, 2])
+    assert talk.hear(60) == {"got": [1, 2], "turn": 0}
+    talk.tell()
+    assert talk.hear(60) == {"got": [1, 2], "turn": 1}
+    talk.end()

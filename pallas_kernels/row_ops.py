@@ -54,20 +54,26 @@ def _new_log_on_gpu(rows: int, values: jax.Array) -> jax.Array:
     return launch(body, programs=1, out_type=out_type, name="new_log")[0]
 
 
+def _runs_on_gpu(groups: SlotGroups, coefficients: jax.Array, source: jax.Array) -> Any:
+    from pallas_kernels.slot_add.gpu import runs_of
+
+    return runs_of(groups, coefficients, source)
+
+
 def _exchange_on_gpu(
     values: jax.Array,
     log: jax.Array,
     chunk: jax.Array,
     slot_ids: jax.Array,
-    groups: SlotGroups,
+    runs: Any,
     rows: ChunkRows,
 ) -> Exchange:
     from pallas_kernels.slot_add.gpu import add_logged
     from pallas_kernels.slot_read.gpu import read_chunk
 
-    weights, steps, targets, error_weights = rows
+    weights, _, targets, error_weights = rows
     output, errors = read_chunk(values, chunk, slot_ids, weights, targets, error_weights)
-    values, log = add_logged(values, log, chunk, groups, steps, errors)
+    values, log = add_logged(values, log, chunk, runs, errors)
     return Exchange(values, log, output, errors)
 
 
@@ -75,7 +81,7 @@ def _exchange_back_on_gpu(
     kept: jax.Array,
     chunk: jax.Array,
     later: jax.Array,
-    groups: SlotGroups,
+    runs: Any,
     rows: ChunkRows,
     output: jax.Array,
     output_bar: jax.Array,
@@ -83,9 +89,10 @@ def _exchange_back_on_gpu(
     from pallas_kernels.slot_add.gpu import add_kept
     from pallas_kernels.slot_read.gpu_back import back
 
-    read_bar, rows_bar = back(kept, chunk, later, groups.rank, rows, output, output_bar)
+    read_bar, rows_bar = back(kept, chunk, later, runs.groups.rank, rows, output, output_bar)
     # The addition needs `read_bar`, so that it waits for the reads of the rows that it replaces.
-    return ExchangeBack(add_kept(kept, later, chunk, groups, rows.weights, read_bar), rows_bar)
+    kept = add_kept(kept, chunk, runs, read_bar, distinct=later.shape[1])
+    return ExchangeBack(kept, rows_bar)
 
 
 def _exchange(
@@ -130,6 +137,7 @@ _KERNELS: dict[Implementation, RowOps] = {
     "reference": RowOps(),
     "gpu": RowOps(
         new_log=_new_log_on_gpu,
+        runs=_runs_on_gpu,
         exchange=_exchange_on_gpu,
         exchange_back=_exchange_back_on_gpu,
         dot=_dot,

@@ -5,11 +5,15 @@ or twice, a few very often. Therefore the sorted references are cut into segment
 first kernel sums the parts of long runs in each segment; it ends at once if there are none. A
 second kernel adds to each row either its references or the sums of its segments. Each row has one
 owner, so no two programs write to the same row.
+
+What an owner must know of a row stands in one record, which XLA makes for all chunks at once. So it
+waits for the record and then for rows, not for the order, a reference and a coefficient in turn.
 """
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +30,60 @@ SEGMENT = 64
 `IN_FLIGHT` segments, and each segment one step per `IN_FLIGHT` references; this size keeps both
 numbers small."""
 OWNED = 4
-"""Rows of one program. They are loaded together, because each needs three dependent loads."""
+"""Rows of one program. They are loaded together, because each needs two dependent loads."""
+FIRST = 2
+"""References of a run that its record holds: most runs have no more."""
+
+
+class Runs(NamedTuple):
+    """The references of all chunks by slot, with a record for each run.
+
+    Attributes:
+      groups: the slots that tokens read, leaves `[chunks, ...]`.
+      coefficients: of each reference, `[chunks, references]`.
+      records: of each distinct slot the row that its sum is added to, the sorted positions where
+        its run begins and ends, and the tokens of its first references,
+        `[chunks, slots, 3 + FIRST]`. Where a chunk has no more slots, the run is empty.
+      factors: the coefficients of these references, 0 where the run has fewer or is longer than
+        `SEGMENT`, `[chunks, slots, FIRST]`.
+    """
+
+    groups: SlotGroups
+    coefficients: jax.Array
+    records: jax.Array
+    factors: jax.Array
+
+
+def runs_of(groups: SlotGroups, coefficients: jax.Array, source: jax.Array) -> Runs:
+    """The runs of all chunks.
+
+    Args:
+      groups: the slots that tokens read, leaves `[chunks, ...]`.
+      coefficients: `[chunks, tokens, places]`.
+      source: the row of the table that the sum of each distinct slot is added to,
+        `[chunks, slots]`, or more than there can be distinct slots.
+    """
+    (chunks, _, places), slots = coefficients.shape, source.shape[1]
+    coefficients = coefficients.reshape(chunks, -1)
+    filled = pl.cdiv(slots, OWNED) * OWNED
+
+    def of_slots(x: jax.Array) -> jax.Array:
+        return jnp.pad(x[:, :slots], ((0, 0), (0, filled - slots)))
+
+    exists = jnp.arange(filled, dtype=jnp.int32)[None] < groups.num_groups[:, None]
+    # The entries after a chunk's last slot name rows outside the table.
+    source = jnp.where(exists, of_slots(source), 0)
+    begin, end = (of_slots(x) for x in (groups.starts, groups.starts[:, 1:]))
+    end = jnp.where(exists, end, begin)
+    is_short = end - begin <= SEGMENT
+    fields, factors = [source, begin, end], []
+    for i in range(FIRST):
+        position = jnp.clip(begin + i, 0, jnp.maximum(end - 1, 0))
+        reference = jnp.take_along_axis(groups.order, position, axis=1, mode="promise_in_bounds")
+        factor = jnp.take_along_axis(coefficients, reference, axis=1, mode="promise_in_bounds")
+        fields.append(reference // places)
+        factors.append(jnp.where(is_short & (begin + i < end), factor, 0.0))
+    return Runs(groups, coefficients, jnp.stack(fields, axis=-1), jnp.stack(factors, axis=-1))
 
 
 # Compiled, because a ref in GPU memory exists only inside a compiled function.
@@ -49,9 +106,9 @@ def add(
     table = jax.new_ref(values, memory_space=plgpu.GMEM)
     shape = (groups.order.shape[-1], rows.shape[1])
     groups, coefficients = jax.tree.map(lambda x: x[None], (groups, coefficients))
+    runs = runs_of(groups, coefficients, groups.slots)
     logs = _sum_runs(
-        *(jnp.zeros((), jnp.int32), groups, coefficients, rows, (table,)),
-        source=lambda chunk, group, slots, table, *old_rows: slots[chunk, group],
+        *(jnp.zeros((), jnp.int32), runs, rows, (table,)),
         store=store,
         out_type=[jax.ShapeDtypeStruct(shape, values.dtype)] * with_old_rows,
     )
@@ -63,8 +120,7 @@ def add_logged(
     values: jax.Array,
     log: jax.Array,
     chunk: jax.Array,
-    groups: SlotGroups,
-    coefficients: jax.Array,
+    runs: Runs,
     rows: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """`slot_add` in place; the changed rows before the addition go to the chunk's part of `log`.
@@ -73,66 +129,53 @@ def add_logged(
       values: `[slots, value]`.
       log: `[logged, value]`, updated in place.
       chunk: which of the chunks.
-      groups: the slots that tokens read, of all chunks.
-      coefficients: `[chunks, tokens, places]`.
+      runs: of all chunks; each sum is added to its slot.
       rows: of this chunk, `[tokens, value]`.
     """
-    distinct = logged_rows(values.shape[0], groups)
+    distinct = logged_rows(values.shape[0], runs.groups)
 
     def store(chunk, group, slot, old, new, table, log):
         table[slot] = new
         log[chunk * distinct + group] = old
 
     table, log_ref = (jax.new_ref(x, memory_space=plgpu.GMEM) for x in (values, log))
-    _sum_runs(
-        *(chunk, groups, coefficients, rows, (table, log_ref)),
-        source=lambda chunk, group, slots, *refs: slots[chunk, group],
-        store=store,
-    )
+    _sum_runs(*(chunk, runs, rows, (table, log_ref)), store=store)
     return jax.freeze(table), jax.freeze(log_ref)
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnames="distinct")
 def add_kept(
     kept: jax.Array,
-    later: jax.Array,
     chunk: jax.Array,
-    groups: SlotGroups,
-    coefficients: jax.Array,
+    runs: Runs,
     rows: jax.Array,
+    *,
+    distinct: int,
 ) -> jax.Array:
-    """`kept[start + g] = kept[later[g]] + sum of coefficients * rows` of distinct slot g, in place.
+    """`kept[start + g] = kept[source[g]] + sum of coefficients * rows` of slot g, in place.
 
     Args:
       kept: `[logged, value]`, updated in place. The chunk's part begins at `start`.
-      later: `[chunks, distinct]`; none of the rows that are written.
       chunk: which of the chunks.
-      groups: the slots that tokens read, of all chunks.
-      coefficients: `[chunks, tokens, places]`.
+      runs: of all chunks; their sources are none of the rows that are written.
       rows: of this chunk, `[tokens, value]`.
+      distinct: rows of a chunk's part.
     """
-    distinct = later.shape[1]
 
-    def store(chunk, group, slot, old, new, kept, later):
+    def store(chunk, group, source, old, new, kept):
         kept[chunk * distinct + group] = new
 
     ref = jax.new_ref(kept, memory_space=plgpu.GMEM)
-    _sum_runs(
-        *(chunk, groups, coefficients, rows, (ref, later)),
-        source=lambda chunk, group, slots, kept, later: later[chunk, group],
-        store=store,
-    )
+    _sum_runs(*(chunk, runs, rows, (ref,)), store=store)
     return jax.freeze(ref)
 
 
 def _sum_runs(
     chunk: jax.Array,
-    groups: SlotGroups,
-    coefficients: jax.Array,
+    runs: Runs,
     rows: jax.Array,
     refs: tuple[Any, ...],
     *,
-    source: Callable[..., jax.Array],
     store: Callable[..., None],
     out_type: Sequence[jax.ShapeDtypeStruct] = (),
 ) -> Any:
@@ -140,77 +183,68 @@ def _sum_runs(
 
     Args:
       chunk: which of the chunks.
-      groups: the slots that tokens read, leaves `[chunks, ...]`: a loop passes all of them, because
-        a slice would be a launch.
-      coefficients: `[chunks, tokens, places]`.
+      runs: of all chunks: a loop passes all of them, because a slice would be a launch.
       rows: of this chunk, `[tokens, value]`.
-      refs: what `source` and `store` need; the first one is the table.
-      source: from the chunk, a distinct slot's number, the distinct slots, `refs` and outputs to
-        the row of the table that its sum is added to.
-      store: takes chunk and number, that row's index, the row, the row plus the sum, `refs` and
-        outputs.
+      refs: what `store` needs; the first one is the table.
+      store: takes chunk, a distinct slot's number, the row's index in the table, the row, the row
+        plus the sum, `refs` and outputs.
       out_type: outputs.
     """
-    chunks, tokens, places = coefficients.shape
-    references = tokens * places
-    coefficients = coefficients.reshape(chunks, references)
     chunk = chunk[None]
-    partial_sums = _partial_sums(chunk, groups, coefficients, rows)
+    partial_sums = _partial_sums(chunk, runs, rows)
 
-    def body(program, chunk, order, slots, starts, num_groups, coefficients, rows, sums, *refs):
+    def body(program, chunk, records, factors, order, coefficients, rows, sums, *refs):
         chunk = chunk[0]
-        first, stop = program * OWNED, num_groups[chunk]
+        owned = [program * OWNED + i for i in range(OWNED)]
+        record = [[records[chunk, slot, field] for field in range(3 + FIRST)] for slot in owned]
+        source, begin, end, *tokens = zip(*record, strict=True)
+        factor = [[factors[chunk, slot, i] for i in range(FIRST)] for slot in owned]
 
         def own():
-            owned = [jnp.minimum(first + i, stop - 1) for i in range(OWNED)]
-            slot = [source(chunk, group, slots, *refs) for group in owned]
-            begin = [starts[chunk, group] for group in owned]
-            end = [starts[chunk, group + 1] for group in owned]
-            is_long = [e - b > SEGMENT for b, e in zip(begin, end, strict=True)]
-            old = [row(refs[0], s) for s in slot]
-            reference = [order[chunk, b] for b in begin]
-            factor = [
-                jnp.where(long, 0.0, coefficients[chunk, r])
-                for long, r in zip(is_long, reference, strict=True)
-            ]
-            total = [f * row(rows, r // places) for f, r in zip(factor, reference, strict=True)]
+            old = [row(refs[0], s) for s in source]
+            first = [[row(rows, token) for token in of_one] for of_one in zip(*tokens, strict=True)]
+            total = []
             for i in range(OWNED):
-                others = begin[i] + 1
-                total[i] = _add_references(
-                    *(total[i], chunk, order, coefficients, rows),
+                is_long = end[i] - begin[i] > SEGMENT
+                others = begin[i] + FIRST
+                summed = functools.reduce(
+                    operator.add, [f * x for f, x in zip(factor[i], first[i], strict=True)]
+                )
+                summed = _add_references(
+                    *(summed, chunk, order, coefficients, rows),
                     begin=others,
-                    end=jnp.where(is_long[i], others, end[i]),
+                    end=jnp.where(is_long, others, end[i]),
                 )
-                total[i] = _add_partial_sums(
-                    total[i], sums, begin[i], jnp.where(is_long[i], end[i], begin[i])
+                total.append(
+                    _add_partial_sums(summed, sums, begin[i], jnp.where(is_long, end[i], begin[i]))
                 )
             for i in range(OWNED):
 
-                @pl.when(first + i < stop)
+                @pl.when(begin[i] < end[i])
                 def _(i=i):
-                    store(chunk, owned[i], slot[i], old[i], old[i] + total[i], *refs)
+                    store(chunk, owned[i], source[i], old[i], old[i] + total[i], *refs)
 
-        pl.when(first < stop)(own)
+        # Empty runs stand after all others.
+        pl.when(begin[0] < end[0])(own)
 
     return launch(
         body,
-        *(chunk, groups.order, groups.slots, groups.starts, groups.num_groups),
-        *(coefficients, rows, partial_sums, *refs),
-        programs=pl.cdiv(references, OWNED),
+        *(chunk, runs.records, runs.factors, runs.groups.order, runs.coefficients),
+        *(rows, partial_sums, *refs),
+        programs=runs.records.shape[1] // OWNED,
         out_type=out_type,
         name="slot_add",
     )
 
 
-def _partial_sums(
-    chunk: jax.Array, groups: SlotGroups, coefficients: jax.Array, rows: jax.Array
-) -> jax.Array:
+def _partial_sums(chunk: jax.Array, runs: Runs, rows: jax.Array) -> jax.Array:
     """Each segment's partial sums of long runs, `[segments, 2, value]`.
 
     Entry 0 belongs to the run that contains the segment's first reference, entry 1 to the run that
     contains its last reference, if that is a different run. Entries of runs up to `SEGMENT` are
     neither written nor read.
     """
+    groups, coefficients = runs.groups, runs.coefficients
     references, width = coefficients.shape[1], rows.shape[1]
     segments = pl.cdiv(references, SEGMENT)
 

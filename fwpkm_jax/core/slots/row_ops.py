@@ -5,7 +5,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -189,6 +189,19 @@ def new_log(rows: int, values: ValueTable) -> Float[Array, "logged value"]:
     return jnp.zeros((rows, values.shape[1]), values.dtype)
 
 
+def groups_alone(groups: SlotGroups, coefficients: jax.Array, source: jax.Array) -> SlotGroups:
+    """What the exchanges of a loop get as its groups, made before the loop.
+
+    Args:
+      groups: of all chunks.
+      coefficients: what each reference is multiplied by where the exchanges add rows,
+        `[chunks, tokens, places]`.
+      source: the row that the sum of each distinct slot is added to, `[chunks, slots]`.
+    """
+    del coefficients, source
+    return groups
+
+
 def of_chunk(chunk: Int[Array, ""], chunks: _Tree) -> _Tree:
     """One chunk of leaves `[chunks, ...]`."""
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, chunk, keepdims=False), chunks)
@@ -325,6 +338,7 @@ class RowOps:
     """The functions that read and add rows; each has the signature and meaning of its default."""
 
     new_log: Callable[[int, ValueTable], jax.Array] = new_log
+    runs: Callable[[SlotGroups, jax.Array, jax.Array], Any] = groups_alone
     exchange: Callable[..., Exchange] = exchange_rows
     exchange_back: Callable[..., ExchangeBack] = exchange_back
     dot: Dot = dot_rows

@@ -82,10 +82,11 @@ def _scan_and_log(ops, values, slot_ids, rows, groups) -> tuple[ValueScanOutput,
     The last row is zero: it stands for a row that no later chunk touches.
     """
     distinct = logged_rows(values.shape[0], groups)
+    runs = ops.runs(groups, rows.steps, groups.slots[:, :distinct])
 
     def body(carry, _):
         chunk, *table_and_log = carry
-        everything = (slot_ids, groups, rows)
+        everything = (slot_ids, runs, rows)
         values, log, output, errors = ops.exchange(*table_and_log, chunk, *everything)
         # |change of a row|^2 = <change, sum of its references' steps * errors>.
         ids, rank, steps = of_chunk(chunk, (slot_ids, groups.rank, rows.steps))
@@ -156,9 +157,11 @@ def _scan_back(ops, residuals, output_bar, written_bar) -> tuple[jax.Array | Non
         touched, untouched, cpu=_later_in_turn, default=_later_by_sort
     )
 
+    runs = ops.runs(groups, rows.weights, later)
+
     def body(carry, _):
         chunk, kept = carry
-        everything = (later, groups, rows, output, output_bar)
+        everything = (later, runs, rows, output, output_bar)
         kept, rows_bar = ops.exchange_back(kept, chunk, *everything)
         return (chunk - 1, kept), rows_bar
 

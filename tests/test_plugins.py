@@ -32,6 +32,7 @@ import numpy as np
 from flax import nnx
 
 from fwpkm_jax.data import AbstractDataConfig
+from fwpkm_jax.layers import parameter
 from fwpkm_jax.layers.mixers import AbstractMixer, AbstractMixerConfig, register_mixer
 
 
@@ -46,10 +47,8 @@ class RunningSumConfig(AbstractMixerConfig):
 class RunningSum(AbstractMixer):
     """Each token gets the scaled sum of all tokens so far."""
 
-    parameter_axes: ClassVar = {"gain": None}
-
     def __init__(self, config, model_dim):
-        self.gain = nnx.Param(jnp.full((model_dim,), config.scale))
+        self.gain = parameter(jnp.full((model_dim,), config.scale), "scale")
 
     def init_cache(self, batch, *, max_length, dtype):
         return jnp.zeros((batch, self.gain.shape[0]), jnp.float32)

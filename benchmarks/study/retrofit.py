@@ -24,7 +24,7 @@ from benchmarks.study.lines import make_lines, train_run
 from fwpkm_jax.evaluation import NeedleConfig, PerplexityConfig, run_suite
 from fwpkm_jax.run import load_run
 from fwpkm_jax.run.evaluate import subject_of
-from fwpkm_jax.training.state import is_trained, named_leaves
+from fwpkm_jax.training.state import named_leaves, trained_names
 
 KINDS: dict[str, tuple[str, ...]] = {
     "backbone": (),
@@ -124,12 +124,12 @@ def evaluate(options: Options, kind: str, seed: int) -> dict[str, Any]:
         if not path.exists():
             run_suite(subject, (evaluation,), directory=folder, configs={evaluation: settings})
         found[label] = json.loads(path.read_text())["results"]
-    train = run.experiment.optimizer.train
+    trained = trained_names(run.params, run.experiment.optimizer.train)
     sizes = {name: x.size for name, x in named_leaves(run.params).items()}
     line: dict[str, Any] = {
         "run": f"{kind}:{seed}",
         "steps": run.experiment.training.steps,
-        "trained": sum(size for name, size in sizes.items() if is_trained(name, train)),
+        "trained": sum(size for name, size in sizes.items() if name in trained),
         "slow_weights": sum(sizes.values()),
         "perplexity": found["ppl"]["writing"]["all"]["perplexity"],
     }

@@ -25,6 +25,7 @@ from fwpkm_jax.layers.mixers import (
 )
 from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import GatedRMSNorm, RMSNorm
+from fwpkm_jax.layers.parameters import Declaration, declare, declare_linear, parameter
 from fwpkm_jax.layers.partition import MeshConfig, Partition
 from fwpkm_jax.layers.pkm import PKM, PKMConfig, PKMOutput
 from fwpkm_jax.layers.rotary import Llama3Scaling, YarnConfig
@@ -35,6 +36,7 @@ __all__ = [
     "AbstractMixerConfig",
     "Attention",
     "AttentionConfig",
+    "Declaration",
     "Experts",
     "ExpertsConfig",
     "FastWeight",
@@ -60,5 +62,8 @@ __all__ = [
     "Titans",
     "TitansConfig",
     "YarnConfig",
+    "declare",
+    "declare_linear",
+    "parameter",
     "register_mixer",
 ]

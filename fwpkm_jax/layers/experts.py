@@ -1,7 +1,7 @@
 """A mixture of experts in place of an MLP: a router sends each token to a few of them."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,8 @@ from jaxtyping import Array, Float, Int
 from fwpkm_jax.core.checks import check_arrays
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.layers.mlp import ACTIVATIONS, Activation, SwiGLU
-from fwpkm_jax.layers.partition import HEADS, ParameterAxes, Partition
+from fwpkm_jax.layers.parameters import LogicalAxes, declare_linear, parameter
+from fwpkm_jax.layers.partition import HEADS, Partition
 
 _LARGEST_BLOCK = 128  # Tokens that one expert takes at a time.
 
@@ -85,12 +86,6 @@ class Experts(nnx.Module):
     (balance).
     """
 
-    parameter_axes: ClassVar[ParameterAxes] = {
-        "(router|shared_gate)/kernel": ("embed", None),
-        "gate_up_kernel": ("experts", "embed", None),
-        "down_kernel": ("experts", None, "embed"),
-    }
-
     def __init__(
         self,
         config: ExpertsConfig,
@@ -115,15 +110,25 @@ class Experts(nnx.Module):
 
         def linear(outputs: int) -> nnx.Linear:
             return nnx.Linear(
-                model_dim, outputs, use_bias=False, dtype=dtype, kernel_init=init, rngs=rngs
+                *(model_dim, outputs),
+                use_bias=False,
+                dtype=dtype,
+                kernel_init=init,
+                rngs=rngs,
+                **declare_linear("embed"),
             )
+
+        def kernels(*shape: int, axes: LogicalAxes) -> nnx.Param:
+            return parameter(init(rngs.params(), shape), "matrix", axes)
 
         experts, hidden = config.num_experts, config.hidden_dim
         self.config, self.dtype = config, dtype
         self.activation: Activation = activation
         self.router = linear(experts)
-        self.gate_up_kernel = nnx.Param(init(rngs.params(), (experts, model_dim, 2 * hidden)))
-        self.down_kernel = nnx.Param(init(rngs.params(), (experts, hidden, model_dim)))
+        self.gate_up_kernel = kernels(
+            *(experts, model_dim, 2 * hidden), axes=("experts", "embed", None)
+        )
+        self.down_kernel = kernels(experts, hidden, model_dim, axes=("experts", None, "embed"))
         shared = None
         if config.shared_dim is not None:
             shared = SwiGLU(

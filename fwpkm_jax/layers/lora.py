@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fwpkm_jax.layers.parameters import declaration_of, parameter
+
 FACTORS = ("lora_a", "lora_b")
 """Names of the factors' parameters, beside the map's `kernel`: `[in, rank]` and `[rank, out]`."""
 
@@ -74,8 +76,10 @@ class LoRALinear(nnx.Linear):
         bound = inputs**-0.5
         a = jax.random.uniform(rngs.params(), (inputs, config.rank), minval=-bound, maxval=bound)
         self.scale = config.scale
-        self.lora_a = nnx.Param(a)
-        self.lora_b = nnx.Param(jnp.zeros((config.rank, outputs)))
+        declared = declaration_of(linear.kernel)
+        rows, columns = (None, None) if declared is None else declared.axes_of(linear.kernel.shape)
+        self.lora_a = parameter(a, "matrix", (rows, None))
+        self.lora_b = parameter(jnp.zeros((config.rank, outputs)), "matrix", (None, columns))
 
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         y = super().__call__(inputs, out_sharding)

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import jax
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from fwpkm_jax.layers.partition import ParameterAxes
+from fwpkm_jax.layers.parameters import declare_linear
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 """gelu is the exact one, gelu_tanh its usual approximation."""
@@ -28,13 +28,6 @@ class SwiGLU(nnx.Module):
 
     References: Shazeer 2020, arXiv:2002.05202.
     """
-
-    parameter_axes: ClassVar[ParameterAxes] = {
-        "(gate|up)_proj/kernel": ("embed", "mlp"),
-        "(gate|up)_proj/bias": ("mlp",),
-        "down_proj/kernel": ("mlp", "embed"),
-        "down_proj/bias": (None,),
-    }
 
     def __init__(
         self,
@@ -60,15 +53,14 @@ class SwiGLU(nnx.Module):
         """
         self.activation: Activation = activation
 
-        def linear(inputs: int, outputs: int) -> nnx.Linear:
+        def linear(inputs: int, outputs: int, *axes: str) -> nnx.Linear:
             init = nnx.initializers.normal(init_std)
-            return nnx.Linear(
-                inputs, outputs, use_bias=bias, dtype=dtype, kernel_init=init, rngs=rngs
-            )
+            options = {"use_bias": bias, "dtype": dtype, "kernel_init": init, "rngs": rngs}
+            return nnx.Linear(inputs, outputs, **options, **declare_linear(*axes))
 
-        self.gate_proj = linear(model_dim, hidden_dim)
-        self.up_proj = linear(model_dim, hidden_dim)
-        self.down_proj = linear(hidden_dim, model_dim)
+        self.gate_proj = linear(model_dim, hidden_dim, "embed", "mlp")
+        self.up_proj = linear(model_dim, hidden_dim, "embed", "mlp")
+        self.down_proj = linear(hidden_dim, model_dim, "mlp", "embed")
 
     def __call__(self, x: Float[Array, "*dims model"]) -> Float[Array, "*dims model"]:
         return self.down_proj(ACTIVATIONS[self.activation](self.gate_proj(x)) * self.up_proj(x))

@@ -1,7 +1,5 @@
 """Root-mean-square norms."""
 
-from typing import ClassVar
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -9,7 +7,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.normalize import rms_normalize
-from fwpkm_jax.layers.partition import ParameterAxes
+from fwpkm_jax.layers.parameters import parameter
 
 
 class RMSNorm(nnx.Module):
@@ -21,8 +19,6 @@ class RMSNorm(nnx.Module):
 
     References: Zhang and Sennrich 2019, arXiv:1910.07467.
     """
-
-    parameter_axes: ClassVar[ParameterAxes] = {"weight": (None,)}
 
     def __init__(
         self,
@@ -36,7 +32,9 @@ class RMSNorm(nnx.Module):
         self.eps = eps
         self.offset = offset
         self.dtype = dtype
-        self.weight = nnx.Param((jnp.zeros if offset else jnp.ones)((dim,), jnp.float32))
+        self.weight = parameter(
+            (jnp.zeros if offset else jnp.ones)((dim,), jnp.float32), "norm_scale", (None,)
+        )
 
     def __call__(self, x: Float[Array, "*dims dim"]) -> Float[Array, "*dims dim"]:
         weight = jnp.expand_dims(self.weight[...], range(x.ndim - 1))
@@ -50,13 +48,11 @@ class GatedRMSNorm(nnx.Module):
     The weight multiplies directly, unlike `RMSNorm`'s: the published layer has both kinds.
     """
 
-    parameter_axes: ClassVar[ParameterAxes] = {"weight": (None,)}
-
     def __init__(self, dim: int, *, eps: float = 1e-5, dtype: DTypeLike | None = None):
         """Args: `dim` the normalised width; `dtype` of the result, None for the gate's."""
         self.eps = eps
         self.dtype = dtype
-        self.weight = nnx.Param(jnp.ones((dim,), jnp.float32))
+        self.weight = parameter(jnp.ones((dim,), jnp.float32), "norm_scale", (None,))
 
     def __call__(
         self, x: Float[Array, "*dims dim"], gate: Float[Array, "*dims dim"]

@@ -5,7 +5,7 @@ set here. Operations that it cannot split, or would split badly (gathers, sorts,
 `Partition.run` on each device's own part.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,16 +27,6 @@ HEADS = "model"
 """Mesh axis over which heads and hidden units are split."""
 SEQUENCE = "sequence"
 """Mesh axis over which the tokens of each sequence are split; a mesh need not have it."""
-
-LogicalAxes = tuple[str | None, ...]
-"""What a parameter's dimensions are: "vocab", "embed" (the model's width), "heads" (all heads' or
-groups of heads' features, one head after the other), "mlp" (hidden units), "experts", "slots" and
-"columns" of a learned value table; None: not one of these. `models.sharding.mesh_axes` says which
-are split."""
-ParameterAxes = Mapping[str, LogicalAxes | None]
-"""The axes of a module's parameters, by a pattern (`re.fullmatch`) for the name within the module,
-as `o_proj/kernel`; None: whole on every device, whatever the rank. A module declares them in its
-class, as `parameter_axes`; the innermost module that names a parameter decides."""
 
 
 @dataclass(frozen=True, kw_only=True)

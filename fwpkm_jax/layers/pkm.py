@@ -1,7 +1,7 @@
 """Product-key memory: a large table of slots, trained by the slow optimiser, in place of an MLP."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,8 @@ from fwpkm_jax.core.slots.split_table import (
     own_slots,
     own_tokens,
 )
-from fwpkm_jax.layers.partition import ParameterAxes, Partition
+from fwpkm_jax.layers.parameters import declare, declare_linear, parameter
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.literals import check_literals
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.product_top_k import select_slots
@@ -104,18 +105,6 @@ class PKM(nnx.Module):
     References: Lample et al. 2019, arXiv:1907.05242.
     """
 
-    parameter_axes: ClassVar[ParameterAxes] = {
-        "values": ("slots", "columns"),
-        "keys": (None, None, None, None),
-        "query_(scale|shift|mean|variance)": (None,),
-        "query_proj/kernel": ("embed", None),
-        "query_proj/bias": (None,),
-        "gate_proj/kernel": ("embed", "mlp"),
-        "gate_proj/bias": ("mlp",),
-        "out_proj/kernel": ("mlp", "embed"),
-        "out_proj/bias": (None,),
-    }
-
     def __init__(
         self,
         config: PKMConfig,
@@ -130,28 +119,36 @@ class PKM(nnx.Module):
         heads, half = config.num_heads, config.key_dim // 2
         bound = config.key_dim**-0.5
         shape = (heads, 2, config.num_subkeys, half)
-        self.keys = nnx.Param(jax.random.uniform(rngs.params(), shape, minval=-bound, maxval=bound))
+        keys = jax.random.uniform(rngs.params(), shape, minval=-bound, maxval=bound)
+        self.keys = parameter(keys, "embedding")
         table = jax.random.normal(rngs.params(), (config.num_subkeys**2, config.value_dim))
-        self.values = nnx.Param(table * config.value_dim**-0.5)
+        self.values = parameter(table * config.value_dim**-0.5, "embedding", ("slots", "columns"))
         # These norms multiply by their weight directly; the decoder's norms multiply by 1 + weight.
         features = (heads * config.key_dim,)
         normed = config.query_norm or config.query_batch_norm
-        self.query_scale = nnx.Param(jnp.ones(features)) if normed else None
-        self.query_shift = nnx.Param(jnp.zeros(features)) if config.query_batch_norm else None
-        # Running statistics: they have no gradient; `with_statistics` updates them.
-        self.query_mean = nnx.BatchStat(jnp.zeros(features)) if config.query_batch_norm else None
-        self.query_variance = nnx.BatchStat(jnp.ones(features)) if config.query_batch_norm else None
-        xavier = nnx.initializers.xavier_uniform()
-        self.query_proj = nnx.Linear(
-            model_dim, heads * config.key_dim, dtype=dtype, kernel_init=xavier, rngs=rngs
+        self.query_scale = parameter(jnp.ones(features), "norm_scale") if normed else None
+        self.query_shift = (
+            parameter(jnp.zeros(features), "bias") if config.query_batch_norm else None
         )
+
+        # Running statistics: they have no gradient; `with_statistics` updates them.
+        def statistic(value: jax.Array) -> nnx.BatchStat | None:
+            wanted = config.query_batch_norm
+            return nnx.BatchStat(value, **declare("statistic")) if wanted else None
+
+        self.query_mean = statistic(jnp.zeros(features))
+        self.query_variance = statistic(jnp.ones(features))
+        xavier = nnx.initializers.xavier_uniform()
         init = nnx.initializers.normal(model_dim**-0.5)
 
-        def linear(features_in: int, features_out: int) -> nnx.Linear:
-            return nnx.Linear(features_in, features_out, dtype=dtype, kernel_init=init, rngs=rngs)
+        def linear(inputs: int, outputs: int, *axes: str, init: Any = init) -> nnx.Linear:
+            options = {"dtype": dtype, "kernel_init": init, "rngs": rngs}
+            return nnx.Linear(inputs, outputs, **options, **declare_linear(*axes))
 
-        self.gate_proj = linear(model_dim, config.value_dim) if config.gated else None
-        self.out_proj = linear(config.value_dim, model_dim if out_dim is None else out_dim)
+        self.query_proj = linear(model_dim, heads * config.key_dim, "embed", init=xavier)
+        values, out_dim = config.value_dim, model_dim if out_dim is None else out_dim
+        self.gate_proj = linear(model_dim, values, "embed", "mlp") if config.gated else None
+        self.out_proj = linear(values, out_dim, "mlp", "embed")
 
     def __call__(
         self,

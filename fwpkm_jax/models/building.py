@@ -4,15 +4,17 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from fwpkm_jax.layers.experts import Experts
 from fwpkm_jax.layers.memories.fast_weight import FastWeight
 from fwpkm_jax.layers.mlp import SwiGLU
+from fwpkm_jax.layers.parameters import MATRICES, Role
 from fwpkm_jax.layers.pkm import PKM
 from fwpkm_jax.models.block import Block
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.models.sharding import path_name
+from fwpkm_jax.models.sharding import declarations
 
 
 def build_blocks(config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs) -> list[Any]:
@@ -86,8 +88,13 @@ def scale_branches(block: Block, scale: float) -> None:
 def store_matrices(model: nnx.Module, dtype: Any) -> None:
     """Casts the parameters that `ModelConfig.parameter_dtype` applies to."""
 
-    def cast(path: Any, leaf: jax.Array) -> jax.Array:
-        of_memory = re.fullmatch(r"fast_weight_layer/.*|blocks/\d+/memory/.*", path_name(path))
-        return leaf if leaf.ndim < 2 or of_memory else leaf.astype(dtype)
+    params = nnx.state(model, nnx.Param)
+    leaves, structure = jax.tree.flatten(params)
 
-    nnx.update(model, jax.tree_util.tree_map_with_path(cast, nnx.state(model, nnx.Param)))
+    def stored(name: str, role: Role) -> Any:
+        of_memory = re.fullmatch(r"fast_weight_layer/.*|blocks/\d+/memory/.*", name)
+        return jnp.float32 if of_memory or role not in MATRICES else dtype
+
+    names = declarations(params).items()
+    cast = [x.astype(stored(name, of.role)) for (name, of), x in zip(names, leaves, strict=True)]
+    nnx.update(model, jax.tree.unflatten(structure, cast))

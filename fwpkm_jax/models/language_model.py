@@ -1,6 +1,6 @@
 """A decoder language model, built from a `ModelConfig`: embedding, blocks, head, memories."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,11 @@ from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer
 from fwpkm_jax.layers.lora import add_low_rank
 from fwpkm_jax.layers.norms import RMSNorm
+from fwpkm_jax.layers.parameters import LogicalAxes, parameter
 from fwpkm_jax.layers.partition import (
     BATCH,
     HEADS,
     SEQUENCE,
-    LogicalAxes,
-    ParameterAxes,
     Partition,
 )
 from fwpkm_jax.models.block import Remat
@@ -62,12 +61,6 @@ class LanguageModel(nnx.Module):
       ((1, 8, 32), ['layer_0'])
     """
 
-    parameter_axes: ClassVar[ParameterAxes] = {
-        "embedding": ("vocab", "embed"),
-        "head": _HEAD_AXES,
-        "head_bias": (None,),
-    }
-
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: Any = "config"):
         """Initialises the slow weights.
 
@@ -81,9 +74,8 @@ class LanguageModel(nnx.Module):
         dtype = jnp.dtype(config.activation_dtype) if dtype == "config" else dtype
         self.dtype = dtype
         dim, init = config.model_dim, nnx.initializers.normal
-        self.embedding = nnx.Param(
-            init(config.init_std)(rngs.params(), (config.vocab_size, dim), jnp.float32)
-        )
+        table = init(config.init_std)(rngs.params(), (config.vocab_size, dim), jnp.float32)
+        self.embedding = parameter(table, "embedding", ("vocab", "embed"))
         blocks = build_blocks(config, dtype=dtype, rngs=rngs)
         self.blocks = nnx.List(blocks)
         if config.branch_init_scale != 1.0:
@@ -95,9 +87,10 @@ class LanguageModel(nnx.Module):
         self.head = (
             None
             if config.tie_embeddings
-            else nnx.Param(init(std)(rngs.params(), head_shape, jnp.float32))
+            else parameter(init(std)(rngs.params(), head_shape, jnp.float32), "head", _HEAD_AXES)
         )
-        self.head_bias = nnx.Param(jnp.zeros((config.vocab_size,))) if config.head_bias else None
+        head_bias = parameter(jnp.zeros((config.vocab_size,)), "bias")
+        self.head_bias = head_bias if config.head_bias else None
         fwl = config.fast_weight_layer
         self.fast_weight_layer = (
             None if fwl is None else FastWeightLayer(fwl, dim, init_std=config.init_std, rngs=rngs)

@@ -1,20 +1,18 @@
 """Which mesh axis splits which dimension of each slow weight.
 
-Every module names the dimensions of its parameters in `parameter_axes` (see
-`layers.partition.ParameterAxes`); `mesh_axes` maps these names to axes of the mesh.
+Every parameter declares its dimensions where it is made (see `layers.parameters`); `mesh_axes` maps
+their names to axes of the mesh.
 """
 
 import functools
-import re
 from typing import Any
 
 import jax
-from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fwpkm_jax.layers.lora import FACTORS
-from fwpkm_jax.layers.partition import HEADS, LogicalAxes, Partition
+from fwpkm_jax.layers.parameters import Declaration, LogicalAxes, declaration_of, is_variable
+from fwpkm_jax.layers.partition import HEADS, Partition
 
 
 def path_name(path: Any) -> str:
@@ -37,45 +35,27 @@ def mesh_axes(partition: Partition) -> dict[str, tuple[str, ...]]:
     }
 
 
-def logical_axes(module: nnx.Module, path: Any, shape: tuple[int, ...]) -> LogicalAxes:
-    """Names of a parameter's dimensions, from the innermost module that declares them.
+def declarations(tree: Any) -> dict[str, Declaration]:
+    """What each parameter of a tree says about itself, by `path_name`, in the tree's order.
 
     Args:
-      module: the module that holds the parameter, at any depth.
-      path: pytree path of the parameter within `module`.
-      shape: shape of the parameter.
+      tree: Flax variables, as in `nnx.state(model)` or in a module.
 
     Raises:
-      ValueError: no module declares the parameter, or the number of axes differs from its rank.
+      ValueError: a parameter does not say what it is.
     """
-    keys = path_name(path).split("/")
-    if keys[-1] in FACTORS:  # Thin parts of the kernel beside them.
-        inputs, outputs = _declared_axes(module, [*keys[:-1], "kernel"], (0, 0))
-        return (inputs, None) if keys[-1] == FACTORS[0] else (None, outputs)
-    return _declared_axes(module, keys, shape)
-
-
-def _declared_axes(module: nnx.Module, keys: list[str], shape: tuple[int, ...]) -> LogicalAxes:
-    inner: Any = module
-    holders = [(inner, keys)]
-    for at, key in enumerate(keys[:-1], start=1):
-        inner = inner[int(key)] if key.isdigit() else getattr(inner, key)
-        holders.append((inner, keys[at:]))
-    for holder, rest in reversed(holders):
-        for pattern, axes in getattr(holder, "parameter_axes", {}).items():
-            if re.fullmatch(pattern, "/".join(rest)):
-                axes = (None,) * len(shape) if axes is None else axes
-                if len(axes) != len(shape):
-                    raise ValueError(
-                        f"parameter_axes of {type(holder).__name__} names {axes} for "
-                        f"{'/'.join(rest)}, its shape is {shape}."
-                    )
-                return axes
-    raise ValueError(
-        f"The parameter {'/'.join(keys)} of {type(module).__name__} matches no parameter_axes; add "
-        f'"{"/".join(keys)}": None to those of {type(module).__name__} to keep it whole on every '
-        "device, or name its dimensions."
-    )
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_variable)
+    found = {}
+    for path, leaf in leaves:
+        name, declaration = path_name(path), declaration_of(leaf)
+        if declaration is None:
+            raise ValueError(
+                f"The parameter {name} does not say what it is; make it with "
+                "fwpkm_jax.layers.parameter(value, role, axes), or give the Flax layer that makes "
+                "it kernel_metadata=declare(role, axes)."
+            )
+        found[name] = declaration
+    return found
 
 
 def parameter_spec(
@@ -106,23 +86,23 @@ def parameter_spec(
     return P(*spec)
 
 
-def parameter_shardings(partition: Partition, params: Any, *, graphdef: nnx.GraphDef[Any]) -> Any:
+def parameter_shardings(partition: Partition, params: Any) -> Any:
     """The sharding of every slow weight, in the tree structure of `params`.
 
     Args:
       partition: the mesh.
-      params: arrays or their shapes.
-      graphdef: the structure of the model they belong to.
+      params: arrays or their shapes, in Flax variables that say what they are.
+
+    Raises:
+      ValueError: a parameter does not say what it is, or does not divide into the mesh's parts.
     """
-    model = nnx.merge(graphdef, params)
-
-    def of(path: Any, leaf: Any) -> NamedSharding:
-        axes = logical_axes(model, path, leaf.shape)
-        return NamedSharding(
-            partition.mesh, parameter_spec(partition, axes, leaf.shape, name=path_name(path))
-        )
-
-    return jax.tree_util.tree_map_with_path(of, params)
+    leaves, structure = jax.tree.flatten(params)
+    shardings = []
+    for (name, declaration), leaf in zip(declarations(params).items(), leaves, strict=True):
+        axes = declaration.axes_of(leaf.shape, name)
+        spec = parameter_spec(partition, axes, leaf.shape, name=name)
+        shardings.append(NamedSharding(partition.mesh, spec))
+    return jax.tree.unflatten(structure, shardings)
 
 
 def gathered(partition: Partition | None, module: Any, name: str) -> Any:
@@ -137,12 +117,13 @@ def gathered(partition: Partition | None, module: Any, name: str) -> Any:
     """
     if partition is None or partition.size("fsdp") == 1:
         return module
-
-    def gather(path: Any, leaf: jax.Array) -> jax.Array:
-        axes = logical_axes(module, path, leaf.shape)
-        return gathered_array(partition, leaf, axes, name=f"{name}/{path_name(path)}")
-
-    return jax.tree_util.tree_map_with_path(gather, module)
+    leaves, structure = jax.tree.flatten(module)
+    whole = []
+    for (path, declaration), leaf in zip(declarations(module).items(), leaves, strict=True):
+        place = f"{name}/{path}"
+        axes = declaration.axes_of(leaf.shape, place)
+        whole.append(gathered_array(partition, leaf, axes, name=place))
+    return jax.tree.unflatten(structure, whole)
 
 
 def gathered_array(

@@ -43,9 +43,9 @@ from fwpkm_jax.training.sharding import (
 from fwpkm_jax.training.state import (
     TrainState,
     init_state,
-    is_trained,
     model_graph,
     named_leaves,
+    trained_names,
     trained_part,
 )
 from fwpkm_jax.training.step import TrainStep, make_train_step
@@ -311,7 +311,8 @@ def _state_from(base: Path, setup: Setup, checkpoints: Checkpoints) -> TrainStat
     memory = jax.tree.unflatten(jax.tree.structure(shapes.memory), memory)
     train = setup.experiment.optimizer.train
     if train:
-        frozen = {name: stored[name] for name in held if not is_trained(name, train)}
+        trained = trained_names(shapes.params, train)
+        frozen = {name: stored[name] for name in held if name not in trained}
         checkpoints.reference = Reference(str(checkpoint), frozen)
     return state._replace(
         params=params, memory=memory, opt_state=_optimizer_state(setup, params, layout)

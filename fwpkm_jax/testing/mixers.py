@@ -1,6 +1,5 @@
 """The contract of a token mixer as properties that `check_mixer` runs."""
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig
+from fwpkm_jax.layers.parameters import declaration_of
 from fwpkm_jax.testing.mixer_case import BATCH, LENGTH, MixerCase
 from fwpkm_jax.testing.mixer_documents import (
     packed_documents_equal_separate_rows,
@@ -85,20 +85,19 @@ def parameters_are_float32_and_share_no_buffer(case: MixerCase) -> None:
     require(len(buffers) == len(leaves), "two parameters share a buffer")
 
 
-def parameter_axes_have_the_parameters_ranks(case: MixerCase) -> None:
-    """Checks that `parameter_axes` gives matching parameters one axis for each dimension."""
-    mixer = case.build()
-    shapes = {
-        "/".join(str(part) for part in path): leaf.shape
-        for path, leaf in nnx.to_flat_state(nnx.state(mixer, nnx.Param))
-    }
-    for pattern, axes in type(mixer).parameter_axes.items():
-        for name, shape in shapes.items():
-            if axes is not None and re.fullmatch(pattern, name):
-                require(
-                    len(axes) == len(shape),
-                    f"parameter_axes gives {name}{list(shape)} the axes {axes}",
-                )
+def parameters_say_what_they_are(case: MixerCase) -> None:
+    """Checks that each parameter declares its role, and one axis for each of its dimensions."""
+    for path, leaf in nnx.to_flat_state(nnx.state(case.build())):
+        name = "/".join(str(part) for part in path)
+        declared = declaration_of(leaf)
+        if declared is None:
+            raise AssertionError(
+                f"{name} does not say what it is; make it with layers.parameter(value, role, axes)"
+            )
+        try:
+            declared.axes_of(leaf.shape, name)
+        except ValueError as error:
+            raise AssertionError(str(error)) from None
 
 
 def stream_cut_anywhere_equals_the_whole(case: MixerCase) -> None:
@@ -234,7 +233,7 @@ MIXER_PROPERTIES: dict[str, Property] = {
     for check in (
         config_is_a_frozen_value,
         parameters_are_float32_and_share_no_buffer,
-        parameter_axes_have_the_parameters_ranks,
+        parameters_say_what_they_are,
         stream_cut_anywhere_equals_the_whole,
         padding_anywhere_changes_no_token_and_no_cache,
         packed_documents_equal_separate_rows,

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import optax
 
-from fwpkm_jax.models.sharding import path_name
+from fwpkm_jax.models.sharding import declarations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +38,12 @@ class OptimizerConfig:
     eps: float = 1e-8
     """Added to the square root of the second moment in the denominator."""
     weight_decay: float = 0.1
-    """Decoupled weight decay; norms, biases and other vectors do not decay."""
+    """Decoupled weight decay of matrices, embeddings and convolutions. Norm scales, biases, gates
+    and other factors do not decay. Each parameter says what it is (`layers.parameters.Role`)."""
     train: tuple[str, ...] = ()
-    """Patterns (`re.fullmatch`) of the paths of the parameters to train, such as `.*/memory/.*`.
-    The others are frozen. (): all parameters train."""
+    """Patterns (`re.fullmatch`) of the paths of the parameters to train, such as `.*/memory/.*`, or
+    of their roles after `role=`, such as `role=norm_scale|bias`. The others are frozen. (): all
+    parameters train."""
     clip_norm: float | None = 1.0
     """Gradients with a larger global norm are scaled down to it. None: no clipping."""
 
@@ -97,15 +99,16 @@ def learning_rate_schedule(config: OptimizerConfig, *, steps: int) -> optax.Sche
 def decay_mask(params: Any) -> Any:
     """True for every parameter that weight decay applies to, in the tree structure of `params`.
 
-    Scalars and vectors (norm scales, biases, per-head constants) do not decay. Norms and biases
-    that are stored with more axes are found by their names and do not decay either.
+    Each parameter says so itself, where it is made: see `layers.parameters.Role`.
+
+    Args:
+      params: arrays or their shapes, in Flax variables.
+
+    Raises:
+      ValueError: a parameter does not say what it is.
     """
-
-    def decays(path: Any, leaf: jax.Array) -> bool:
-        name = path_name(path)
-        return leaf.ndim >= 2 and "norm" not in name and not name.endswith("bias")
-
-    return jax.tree_util.tree_map_with_path(decays, params)
+    decays = [declared.decays for declared in declarations(params).values()]
+    return jax.tree.unflatten(jax.tree.structure(params), decays)
 
 
 def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation:

@@ -113,7 +113,7 @@ def state_shardings(
 ) -> TrainState:
     """The layout of every array of a state.
 
-    Slow weights and the optimiser's moments follow the axes that their modules declare. Memories
+    Slow weights and the optimiser's moments follow the axes that the weights declare. Memories
     follow the mesh's memory layout. Scalars and random keys are on every device.
 
     Args:
@@ -127,7 +127,7 @@ def state_shardings(
       A `TrainState` with a sharding in place of each array.
     """
     everywhere: Any = NamedSharding(partition.mesh, P())
-    params = parameter_shardings(partition, state.params, graphdef=graphdef)
+    params = parameter_shardings(partition, state.params)
     rule = nnx.merge(graphdef, state.params).config.fast_weight.rule
     opt_state = state.opt_state
     if optimizer is not None:

@@ -14,9 +14,10 @@ import optax
 from flax import nnx
 
 from fwpkm_jax.core.chunks import Memory
+from fwpkm_jax.layers.parameters import is_variable
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
-from fwpkm_jax.models.sharding import path_name
+from fwpkm_jax.models.sharding import declarations, path_name
 
 Memories = dict[str, Memory]
 """Fast weights by layer name, leaves `[groups, ...]`."""
@@ -109,21 +110,46 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     return {path_name(path): leaf for path, leaf in leaves}
 
 
-def is_trained(name: str, patterns: Sequence[str]) -> bool:
-    """Whether the parameter with this path is trained; without patterns every one is."""
-    return not patterns or any(re.fullmatch(pattern, name) for pattern in patterns)
+ROLE = "role="
+"""Begins a pattern of `OptimizerConfig.train` that names roles instead of paths."""
+
+
+def matching(params: Any, pattern: str) -> list[str]:
+    """Paths of the parameters that a pattern of `OptimizerConfig.train` means.
+
+    Args:
+      params: arrays or their shapes, in Flax variables.
+      pattern: of paths, or of roles after `role=`.
+
+    Raises:
+      ValueError: the pattern names roles, and a parameter does not say what it is.
+    """
+    if not pattern.startswith(ROLE):
+        return [name for name in named_leaves(params) if re.fullmatch(pattern, name)]
+    roles = {name: declared.role for name, declared in declarations(params).items()}
+    return [name for name, role in roles.items() if re.fullmatch(pattern[len(ROLE) :], role)]
+
+
+def trained_names(params: Any, patterns: Sequence[str]) -> frozenset[str]:
+    """Paths of the parameters that train; without patterns, of all."""
+    if not patterns:
+        return frozenset(named_leaves(params))
+    return frozenset(name for pattern in patterns for name in matching(params, pattern))
 
 
 def trained_part(params: Any, patterns: Sequence[str]) -> Any:
-    """The trained parameters, as arrays by path; without patterns, `params` itself."""
+    """The trained parameters by path, each in its variable; without patterns, `params` itself."""
     if not patterns:
         return params
-    return {name: x for name, x in named_leaves(params).items() if is_trained(name, patterns)}
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_variable)
+    trained = trained_names(params, patterns)
+    return {name: x for path, x in leaves if (name := path_name(path)) in trained}
 
 
 def with_trained(params: Any, trained: Any, patterns: Sequence[str]) -> Any:
     """`params` with the trained parameters replaced by those in `trained`, from `trained_part`."""
     if not patterns:
         return trained
-    leaves = [trained.get(name, x) for name, x in named_leaves(params).items()]
+    new = named_leaves(trained)
+    leaves = [new.get(name, x) for name, x in named_leaves(params).items()]
     return jax.tree.unflatten(jax.tree.structure(params), leaves)

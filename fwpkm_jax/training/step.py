@@ -192,7 +192,7 @@ def _gradients(
     def grad_fn(*arguments: Any) -> Any:
         value, grads = value_and_grad(trained, params, *arguments)
         if config.partition is not None:
-            layout = parameter_shardings(config.partition, params, graphdef=graphdef)
+            layout = parameter_shardings(config.partition, params)
             layout = trained_part(layout, config.train)
             grads = jax.lax.with_sharding_constraint(grads, layout)
         return value, grads

@@ -9,18 +9,26 @@ from typing import Any
 
 import jax
 
-from fwpkm_jax.training.state import is_trained, named_leaves
+from fwpkm_jax.models.sharding import declarations
+from fwpkm_jax.training.state import ROLE, matching, named_leaves, trained_names
 
 
 def check_trained(params: Any, patterns: Sequence[str]) -> None:
     """Raises ValueError if a pattern matches no parameter."""
     names = list(named_leaves(params))
     for pattern in patterns:
-        if not any(re.fullmatch(pattern, name) for name in names):
+        if matching(params, pattern):
+            continue
+        if pattern.startswith(ROLE):
+            roles = sorted({declared.role for declared in declarations(params).values()})
             raise ValueError(
-                f"optimizer.train: {pattern!r} matches no parameter; paths are like {names[0]} and "
-                f"{names[-1]}, and .*/memory/.* are those around memories."
+                f"optimizer.train: {pattern!r} matches no parameter; the model's roles are "
+                f"{', '.join(roles)}."
             )
+        raise ValueError(
+            f"optimizer.train: {pattern!r} matches no parameter; paths are like {names[0]} and "
+            f"{names[-1]}, and .*/memory/.* are those around memories."
+        )
 
 
 def describe_trained(params: Any, patterns: Sequence[str]) -> str:
@@ -37,29 +45,29 @@ def describe_trained(params: Any, patterns: Sequence[str]) -> str:
     if not patterns:
         return ""
     total = sum(x.size for x in jax.tree.leaves(params))
-    named = named_leaves(params)
-    trained = sum(x.size for name, x in named.items() if is_trained(name, patterns))
+    named, names = named_leaves(params), trained_names(params, patterns)
+    trained = sum(x.size for name, x in named.items() if name in names)
     # AdamW needs a gradient and two moments for each trained parameter.
-    saved = 3 * sum(
-        x.size * x.dtype.itemsize for name, x in named.items() if not is_trained(name, patterns)
-    )
+    saved = 3 * sum(x.size * x.dtype.itemsize for name, x in named.items() if name not in names)
     return (
         f"Trains {trained:,} of {total:,} slow weights ({trained / total:.1%}); the others need no "
         f"gradient and no state of the optimiser, which saves {saved / 1e6:,.1f} MB. "
-        f"The linear maps take {_saved_operations(named, patterns):.0%} fewer operations per step."
+        f"The linear maps take {_saved_operations(params, names):.0%} fewer operations per step."
     )
 
 
-def _saved_operations(named: dict[str, Any], patterns: Sequence[str]) -> float:
+def _saved_operations(params: Any, trained: frozenset[str]) -> float:
     """The share of a step's operations in linear maps that frozen ones leave out."""
+    named, declared = named_leaves(params), declarations(params)
     head = "head" if "head" in named else "embedding"
-    first = min(_place(name) for name in named if is_trained(name, patterns))
+    first = min(map(_place, trained))
     full = saved = 0
     for name, x in named.items():
-        if name != head and not (name.endswith("/kernel") and x.ndim == 2):
+        # Not those of experts or of a memory's first weights, which are not applied once per token.
+        if name != head and not (declared[name].role == "matrix" and x.ndim == 2):
             continue
         full += 6 * x.size
-        if not is_trained(name, patterns):
+        if name not in trained:
             place = math.inf if name == head else _place(name)
             saved += (4 if place < first else 2) * x.size
     return saved / full

@@ -1,12 +1,12 @@
 """A small mixer with faults to plant, each of which breaks a property."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fwpkm_jax.layers import declare, parameter
 from fwpkm_jax.layers.mixers import AbstractMixer, AbstractMixerConfig
 
 
@@ -22,19 +22,20 @@ class SmallMixerConfig(AbstractMixerConfig):
 class SmallMixer(AbstractMixer):
     """Adds up half of the sum so far and each real token, times a matrix."""
 
-    parameter_axes: ClassVar = {"kernel": ("embed", "heads"), "extra": ("embed",)}
-
     def __init__(self, fault, model_dim, init_std, dtype, rngs):
         self.fault, self.dtype = fault, dtype
         kernel = init_std * jax.random.normal(rngs.params(), (model_dim, model_dim), jnp.float32)
         if fault == "bfloat16_parameters":
             kernel = kernel.astype(jnp.bfloat16)
-        self.kernel = nnx.Param(kernel)
+        self.kernel = parameter(kernel, "matrix", ("embed", "heads"))
         if fault == "shared_buffer":
-            self.other = nnx.Param(kernel)
-        if fault in ("unused_parameter", "parameter_of_other_rank"):
-            axes = 1 if fault == "unused_parameter" else 3
-            self.extra = nnx.Param(jnp.ones((1,) * axes, jnp.float32))
+            self.other = parameter(kernel, "matrix", ("embed", "heads"))
+        if fault == "unused_parameter":
+            self.extra = parameter(jnp.ones(1, jnp.float32), "scale")
+        if fault == "undeclared_parameter":
+            self.extra = nnx.Param(jnp.ones(1, jnp.float32))
+        if fault == "axes_of_other_rank":
+            self.extra = nnx.Param(jnp.ones((1, 1, 1)), **declare("scale", ("embed",)))
 
     def init_cache(self, batch, *, max_length, dtype):
         del max_length

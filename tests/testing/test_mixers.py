@@ -8,7 +8,8 @@ from tests.testing.small_mixer import SmallMixerConfig
 FAULTS = {
     "bfloat16_parameters": "parameters_are_float32_and_share_no_buffer",
     "shared_buffer": "parameters_are_float32_and_share_no_buffer",
-    "parameter_of_other_rank": "parameter_axes_have_the_parameters_ranks",
+    "undeclared_parameter": "parameters_say_what_they_are",
+    "axes_of_other_rank": "parameters_say_what_they_are",
     "forgets_the_cache": "stream_cut_anywhere_equals_the_whole",
     "always_a_cache": "stream_cut_anywhere_equals_the_whole",
     "sees_padding": "padding_anywhere_changes_no_token_and_no_cache",

@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
+from fwpkm_jax.layers import AttentionConfig, TitansConfig, parameter
+from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.training.optimizer import (
     OptimizerConfig,
     decay_mask,
@@ -44,19 +47,53 @@ def test_learning_rate_is_finite_without_warmup_and_with_one_longer_than_the_run
     assert np.all(values <= 1e-3 * (1 + 1e-6))
 
 
-def test_decay_spares_norms_biases_and_vectors():
+def test_a_parameter_decays_as_its_role_says_whatever_its_name_and_shape():
     params = {
-        "kernel": jnp.ones((2, 3)),
-        "bias": jnp.ones(3),
-        "log_decay": jnp.ones(4),
-        "heads": {"bias": jnp.ones((2, 3)), "query_norm": {"scale": jnp.ones((2, 3))}},
+        "norm_bias": parameter(jnp.ones(3), "matrix"),
+        "kernel": parameter(jnp.ones((2, 3)), "scale"),
+        "kernels": {"0": parameter(jnp.ones((2, 3, 3)), "norm_scale")},
+        "kept": parameter(jnp.ones((2, 3)), "matrix", decay=False),
     }
-    assert decay_mask(params) == {
-        "kernel": True,
-        "bias": False,
-        "log_decay": False,
-        "heads": {"bias": False, "query_norm": {"scale": False}},
+    assert named_leaves(decay_mask(params)) == {
+        "norm_bias": True,
+        "kernel": False,
+        "kernels/0": False,
+        "kept": False,
     }
+    with pytest.raises(ValueError, match=r"parameter kernel does not say what it is; make it with"):
+        decay_mask({"kernel": jnp.ones((2, 3))})
+
+
+@pytest.mark.parametrize(
+    "name", ["titans", "titans_mac", "titans_mag", "titans_mal", "ttt_linear", "ttt_mlp"]
+)
+def test_norms_and_biases_per_head_keep_their_values_in_100_empty_steps(name):
+    titans = TitansConfig(
+        num_heads=2, head_dim=8, chunk_size=4, qk_norm=True, output_norm=True, bias=True
+    )
+    swa = AttentionConfig(num_heads=2, num_kv_heads=2, head_dim=8)
+    model = ModelConfig(
+        mixers=(name,), vocab_size=8, model_dim=16, mlp_dim=8, attention=swa, titans=titans
+    )
+    mixer = LanguageModel(model, rngs=nnx.Rngs(0)).blocks[0].mixer
+    params = jax.tree.map(jnp.ones_like, nnx.state(mixer))
+    config = OptimizerConfig(learning_rate=1e-2, warmup_steps=0, decay_steps=1, weight_decay=0.1)
+    optimizer = make_optimizer(config, steps=100)
+
+    def step(_, carried):
+        params, state = carried
+        updates, state = optimizer.update(jax.tree.map(jnp.zeros_like, params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    start = (params, optimizer.init(params))
+    after = named_leaves(jax.jit(lambda x: jax.lax.fori_loop(0, 100, step, x)[0])(start))
+    kept = {path for path, x in after.items() if np.all(np.asarray(x) == 1)}
+    words = ("norm", "scale", "bias", "factor")
+    assert kept == {path for path in after if any(word in path for word in words)}
+    heads = {path for path in kept if after[path].ndim > 1}
+    assert any(path.endswith("scale") for path in heads)
+    assert any("biases/" in path for path in heads)
+    assert any("/layers/" in f"/{path}" for path in after.keys() - kept)
 
 
 def test_the_model_decays_its_matrices_and_nothing_else():
@@ -77,21 +114,24 @@ def test_the_model_decays_its_matrices_and_nothing_else():
 def test_weight_decay_is_decoupled():
     config = OptimizerConfig(learning_rate=0.5, warmup_steps=0, weight_decay=0.1, clip_norm=None)
     optimizer = make_optimizer(config, steps=10)
-    params = {"kernel": jnp.full((2, 2), 3.0), "bias": jnp.full(2, 3.0)}
+    params = {
+        "kernel": parameter(jnp.full((2, 2), 3.0), "matrix"),
+        "bias": parameter(jnp.full(2, 3.0), "bias"),
+    }
     zeros = jax.tree.map(jnp.zeros_like, params)
     updates, _ = optimizer.update(zeros, optimizer.init(params), params)
-    np.testing.assert_allclose(updates["kernel"], -0.5 * 0.1 * 3.0, rtol=1e-6)
-    np.testing.assert_array_equal(updates["bias"], 0)
+    np.testing.assert_allclose(updates["kernel"][...], -0.5 * 0.1 * 3.0, rtol=1e-6)
+    np.testing.assert_array_equal(updates["bias"][...], 0)
 
 
 def test_first_update_is_adams():
     # After one step both moments are unbiased: the update is lr * g / (|g| + eps).
     config = OptimizerConfig(learning_rate=0.5, warmup_steps=0, weight_decay=0.0, clip_norm=None)
     optimizer = make_optimizer(config, steps=10)
-    params = {"bias": jnp.array([1.0, 2.0])}
-    grads = {"bias": jnp.array([1e-3, -40.0])}
+    params = {"bias": parameter(jnp.array([1.0, 2.0]), "bias")}
+    grads = {"bias": parameter(jnp.array([1e-3, -40.0]), "bias")}
     updates, _ = optimizer.update(grads, optimizer.init(params), params)
-    np.testing.assert_allclose(updates["bias"], [-0.5, 0.5], rtol=1e-4)
+    np.testing.assert_allclose(updates["bias"][...], [-0.5, 0.5], rtol=1e-4)
 
 
 @pytest.mark.parametrize(("clip_norm", "scale"), [(1.0, 1 / 5), (10.0, 1.0), (None, 1.0)])
@@ -99,10 +139,11 @@ def test_gradients_are_clipped_by_their_global_norm(clip_norm, scale):
     # The first moment is (1 - beta1) times the gradient that AdamW saw.
     optimizer = make_optimizer(OptimizerConfig(clip_norm=clip_norm), steps=10)
     grads = {"a": jnp.array([3.0]), "b": jnp.array([4.0])}  # Norm 5.
+    grads = {name: parameter(x, "bias") for name, x in grads.items()}
     _, state = optimizer.update(grads, optimizer.init(grads), grads)
     first_moment = optax.tree.get(state, "mu")
-    np.testing.assert_allclose(first_moment["a"], 0.1 * 3 * scale, rtol=1e-6)
-    np.testing.assert_allclose(first_moment["b"], 0.1 * 4 * scale, rtol=1e-6)
+    np.testing.assert_allclose(first_moment["a"][...], 0.1 * 3 * scale, rtol=1e-6)
+    np.testing.assert_allclose(first_moment["b"][...], 0.1 * 4 * scale, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

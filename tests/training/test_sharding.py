@@ -4,32 +4,28 @@ import dataclasses
 import fcntl
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from fwpkm_jax.layers.experts import ExpertsConfig
-from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
-from fwpkm_jax.layers.mixers import AttentionConfig, TitansConfig
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.partition import MeshConfig, ParameterAxes, Partition
-from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
-from fwpkm_jax.models.sharding import logical_axes, parameter_shardings, parameter_spec, path_name
+from fwpkm_jax.layers.parameters import declare, parameter
+from fwpkm_jax.layers.partition import MeshConfig, Partition
+from fwpkm_jax.models.sharding import parameter_shardings, parameter_spec
 from fwpkm_jax.paper import TABLE_1, paper_model
 from fwpkm_jax.rules import FwMLP
 from fwpkm_jax.run.train import train
 from fwpkm_jax.training.sharding import check_mesh, make_partition
-from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph, named_leaves
+from fwpkm_jax.training.state import MemoryConfig, init_state, named_leaves
 from tests.training.tiny_config import get_config
 
 SLOTS, CHUNKS = 144, 2
@@ -230,35 +226,36 @@ def test_a_weight_that_does_not_divide_is_named():
 
 
 class Declared(nnx.Module):
-    """Declares one parameter correctly, one with a wrong rank, one as whole, and one not at all."""
-
-    parameter_axes: ClassVar[ParameterAxes] = {
-        "inner/weight|wrong": ("heads", "embed"),
-        "whole": None,
-    }
-
-    def __init__(self):
-        self.inner = nnx.Dict(weight=nnx.Param(jnp.zeros((2, 3))))
-        self.whole = nnx.Param(jnp.zeros((2, 3, 4)))
-        self.wrong, self.unheard_of = nnx.Param(jnp.zeros(8)), nnx.Param(jnp.zeros(8))
+    def __init__(self, **more):
+        self.inner = nnx.Dict(weight=parameter(jnp.zeros((2, 8)), "matrix", ("heads", "embed")))
+        self.whole = parameter(jnp.zeros((2, 3, 4)), "matrix")
         self.norm = RMSNorm(8, eps=1e-5)
+        self.more = nnx.Dict(more)
 
 
-def test_a_parameter_has_the_axes_that_the_innermost_module_declares():
-    module = Declared()
-    leaves, _ = jax.tree_util.tree_flatten_with_path(nnx.state(module))
-    paths = {path_name(path): (path, leaf.shape) for path, leaf in leaves}
-
-    def axes(name):
-        return logical_axes(module, *paths[name])
-
-    assert axes("inner/weight") == ("heads", "embed")
-    assert axes("whole") == (None, None, None)
-    assert axes("norm/weight") == (None,)
-    with pytest.raises(ValueError, match=r"names \('heads', 'embed'\) for wrong, its .* \(8,\)"):
-        axes("wrong")
-    with pytest.raises(ValueError, match=r'unheard_of of Declared .* "unheard_of": None'):
-        axes("unheard_of")
+def test_a_parameter_is_split_as_it_says_where_it_is_made():
+    partition = abstract_partition(fsdp=4, model=2)
+    specs = {
+        name: layout.spec
+        for name, layout in named_leaves(
+            parameter_shardings(partition, nnx.state(Declared()))
+        ).items()
+    }
+    assert specs == {
+        "inner/weight": P(("model",), ("fsdp",)),
+        "norm/weight": P(None),
+        "whole": P(None, None, None),
+    }
+    silent = Declared(unheard_of=nnx.Param(jnp.zeros(8)))
+    with pytest.raises(ValueError, match=r"more/unheard_of does not say what it is; .*parameter\("):
+        parameter_shardings(partition, nnx.state(silent))
+    wrong = Declared(wrong=nnx.Param(jnp.zeros(8), **declare("matrix", ("heads", "embed"))))
+    with pytest.raises(ValueError, match=r"more/wrong \[8\] .* axes \('heads', 'embed'\);"):
+        parameter_shardings(partition, nnx.state(wrong))
+    with pytest.raises(ValueError, match=r"a parameter \[8\] is declared with the axes"):
+        parameter(jnp.zeros(8), "matrix", ("heads", "embed"))
+    with pytest.raises((ValueError, jaxtyping.TypeCheckError), match="'weight'"):
+        parameter(jnp.zeros(8), "weight")  # pyright: ignore
 
 
 @pytest.mark.by_default("gdn_swa__pkm6_fwpkm2_10")
@@ -269,32 +266,12 @@ def test_every_weight_of_the_papers_models_has_its_rule(name):
     params = jax.eval_shape(
         lambda: init_state(model, memory=MemoryConfig(), optimizer=None, seed=0)
     ).params
-    partition, graphdef = abstract_partition(4, 16, 4), model_graph(model)
-    layouts = named_leaves(parameter_shardings(partition, params, graphdef=graphdef))
+    layouts = named_leaves(parameter_shardings(abstract_partition(4, 16, 4), params))
     shapes = named_leaves(params)
     assert layouts.keys() == shapes.keys()
     # Whole are vectors, sub-keys, and what LaCT makes its first weights of.
     whole = {n for n, layout in layouts.items() if not any(layout.spec)}
     assert sum(shapes[n].size for n in whole) < 0.03 * sum(x.size for x in shapes.values())
-
-
-def test_declared_patterns_do_not_shadow_each_other():
-    mixers = ("gdn", "swa", "lact", "gla", "titans", "titans_mac", "titans_mag", "titans_mal")
-    titans = TitansConfig(num_heads=2, head_dim=8, chunk_size=32, num_persistent=2)
-    config = ModelConfig(
-        mixers=mixers, titans=titans, pkm_layers=(1,), memory_layers=(2,), head_bias=True,
-        tie_embeddings=False, fast_weight_layer=FastWeightLayerConfig(hidden_dim=8),
-        expert_layers=(3,), experts=ExpertsConfig(shared_dim=8), mlp_bias=True,
-        attention=AttentionConfig(bias=True),
-    )  # fmt: skip
-    model, matched = nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0))), set()
-    for path, module in nnx.iter_modules(model):
-        names = named_leaves(nnx.state(module))
-        for pattern in getattr(module, "parameter_axes", {}):
-            found = {(path, name) for name in names if re.fullmatch(pattern, name)}
-            assert not found & matched, f"{type(module).__name__} names these by two patterns"
-            matched |= found
-    assert len(matched) == len(named_leaves(nnx.state(model)))
 
 
 @pytest.mark.slow

@@ -1,12 +1,13 @@
 """A token mixer: a gated moving average of the tokens, with a learned rate for each channel."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fwpkm_jax.layers import declare_linear, parameter
 from fwpkm_jax.layers.mixers import AbstractMixer, AbstractMixerConfig
 
 
@@ -35,12 +36,6 @@ class MovingAverage(AbstractMixer):
     average_t = keep * average_{t-1} + (1 - keep) * v_t,    y_t = W_o (sigmoid(g_t) average_t)
     """
 
-    parameter_axes: ClassVar = {
-        "(value|gate)_proj/kernel": ("embed", None),
-        "o_proj/kernel": (None, "embed"),
-        "rate": (None,),
-    }
-
     def __init__(
         self,
         config: MovingAverageConfig,
@@ -50,15 +45,20 @@ class MovingAverage(AbstractMixer):
         dtype: Any,
         rngs: nnx.Rngs,
     ):
-        def linear() -> nnx.Linear:
-            init = nnx.initializers.normal(init_std)
+        def linear(inputs: str | None, outputs: str | None) -> nnx.Linear:
             return nnx.Linear(
-                model_dim, model_dim, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs
+                *(model_dim, model_dim),
+                use_bias=False,
+                kernel_init=nnx.initializers.normal(init_std),
+                dtype=dtype,
+                rngs=rngs,
+                **declare_linear(inputs, outputs),
             )
 
-        self.value_proj, self.gate_proj, self.o_proj = linear(), linear(), linear()
+        self.value_proj, self.gate_proj = linear("embed", None), linear("embed", None)
+        self.o_proj = linear(None, "embed")
         logit = jnp.log(config.start / (1 - config.start))
-        self.rate = nnx.Param(jnp.full((model_dim,), logit, jnp.float32))
+        self.rate = parameter(jnp.full((model_dim,), logit, jnp.float32), "gate")
 
     def init_cache(self, batch: int, *, max_length: int, dtype: Any) -> jax.Array:
         """An average of zeros, `[batch, model]`; its size does not depend on the length."""

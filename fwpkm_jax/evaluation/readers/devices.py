@@ -20,7 +20,7 @@ def model_on_devices(partition: Partition | None, model: LanguageModel) -> Langu
     if partition is None:
         return model
     graphdef, params = nnx.split(model)
-    params = jax.device_put(params, parameter_shardings(partition, params, graphdef=graphdef))
+    params = jax.device_put(params, parameter_shardings(partition, params))
     return nnx.merge(graphdef, params)
 
 

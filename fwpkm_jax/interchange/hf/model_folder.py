@@ -19,7 +19,7 @@ from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.sharding import parameter_shardings
 from fwpkm_jax.outside_files import read_json
-from fwpkm_jax.training.state import model_graph, named_leaves
+from fwpkm_jax.training.state import named_leaves
 
 NOTE = "fwpkm_jax"
 """Key in `config.json` for what the transformers library has nothing for."""
@@ -126,8 +126,7 @@ def read_weights(folder: ModelFolder, *, partition: Partition | None = None) -> 
     like = abstract_weights(folder.config, groups=groups)
     layout: dict[str, Any] = {}
     if partition is not None:
-        graphdef = model_graph(folder.config)
-        layout = named_leaves(parameter_shardings(partition, like.params, graphdef=graphdef))
+        layout = named_leaves(parameter_shardings(partition, like.params))
     arrays = {}
     with freed_memory_returned():
         for name, leaf in like.named().items():

@@ -1,7 +1,7 @@
 """Fast Weight Layers: a last layer that takes a gradient step on every token it has seen."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from fwpkm_jax.layers.fast_weight_layers.steps import (
     move_vector,
     token_gradients,
 )
-from fwpkm_jax.layers.partition import ParameterAxes
+from fwpkm_jax.layers.parameters import LogicalAxes, Role, parameter
 from fwpkm_jax.literals import check_literals
 
 Readout = tuple[Float[Array, "model vocab"], Float[Array, " vocab"] | None]
@@ -107,12 +107,6 @@ class FastWeightLayer(nnx.Module):
     References: Clark et al. 2022, arXiv:2212.02475.
     """
 
-    parameter_axes: ClassVar[ParameterAxes] = {
-        "tensors/up": ("embed", None),
-        "tensors/down": (None, "embed"),
-        "tensors/(up_bias|down_bias|scale|shift)|log_rates|decay_logits": (None,),
-    }
-
     def __init__(
         self,
         config: FastWeightLayerConfig,
@@ -124,22 +118,25 @@ class FastWeightLayer(nnx.Module):
         self.config = config
         init, hidden = nnx.initializers.normal(init_std), config.hidden_dim
 
-        def vector(width: int, value: jax.Array | float = 0.0) -> nnx.Param:
-            return nnx.Param(jnp.full((width,), value, jnp.float32))
+        def vector(role: Role, width: int, value: jax.Array | float = 0.0) -> nnx.Param:
+            return parameter(jnp.full((width,), value, jnp.float32), role)
+
+        def matrix(*shape: int, axes: LogicalAxes) -> nnx.Param:
+            return parameter(init(rngs.params(), shape, jnp.float32), "matrix", axes)
 
         # By the names of `HeadTensors`.
         self.tensors = nnx.Dict(
-            up=nnx.Param(init(rngs.params(), (model_dim, hidden), jnp.float32)),
-            up_bias=vector(hidden),
-            down=nnx.Param(init(rngs.params(), (hidden, model_dim), jnp.float32)),
-            down_bias=vector(model_dim),
-            scale=vector(model_dim, 1.0),
-            shift=vector(model_dim),
+            up=matrix(model_dim, hidden, axes=("embed", None)),
+            up_bias=vector("bias", hidden),
+            down=matrix(hidden, model_dim, axes=(None, "embed")),
+            down_bias=vector("bias", model_dim),
+            scale=vector("norm_scale", model_dim, 1.0),
+            shift=vector("bias", model_dim),
         )
         moving = 1 if config.steps == "output_bias" else len(HeadTensors._fields)
-        self.log_rates = vector(moving, jnp.log(config.initial_rate))
+        self.log_rates = vector("gate", moving, jnp.log(config.initial_rate))
         odds = jnp.log(config.initial_decay) - jnp.log1p(-config.initial_decay)
-        self.decay_logits = vector(moving, odds) if config.segment_length else None
+        self.decay_logits = vector("gate", moving, odds) if config.segment_length else None
 
     def __call__(
         self,

@@ -5,7 +5,7 @@ returns its output, the memory and a record. It does not add the residual: the b
 does.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,8 @@ from fwpkm_jax.layers.memories.parts import read_partitioned, run_partitioned
 from fwpkm_jax.layers.memories.record import FastWeightInfo, call_info
 from fwpkm_jax.layers.memories.stream import advance, write_waiting
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.partition import ParameterAxes, Partition
+from fwpkm_jax.layers.parameters import declare_linear
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.rules.arguments import check_memory
 
 _NORMALIZERS = {"none": lambda x: x, "standardize": standardize, "l2": l2_normalize}
@@ -67,13 +68,6 @@ class FastWeight(nnx.Module):
       (2, 12, 16)
     """
 
-    # All devices of a sequence find its slots.
-    parameter_axes: ClassVar[ParameterAxes] = {
-        "(query|value|gate)_proj/kernel": ("embed", None),
-        "out_proj/kernel": (None, "embed"),
-        r"\w+_proj/bias": (None,),
-    }
-
     def __init__(
         self,
         config: FastWeightConfig,
@@ -97,25 +91,29 @@ class FastWeight(nnx.Module):
         rule = config.rule
         self.config = config
 
-        def linear(features_in: int, features_out: int, *, bias: float = 0.0) -> nnx.Linear:
-            init = nnx.initializers.normal(init_std)
-            start = nnx.initializers.constant(bias)
+        def linear(inputs: int, outputs: int, *axes: str | None, bias: float = 0.0) -> nnx.Linear:
+            # Not split along heads: all devices of a sequence find its slots.
             return nnx.Linear(
-                features_in, features_out, dtype=dtype, kernel_init=init, bias_init=start, rngs=rngs
+                *(inputs, outputs),
+                dtype=dtype,
+                kernel_init=nnx.initializers.normal(init_std),
+                bias_init=nnx.initializers.constant(bias),
+                rngs=rngs,
+                **declare_linear(*axes),
             )
 
         def norm(features: int) -> RMSNorm:
             return RMSNorm(features, eps=norm_eps)
 
         self.query_norm = norm(model_dim)
-        self.query_proj = linear(model_dim, rule.num_heads * rule.key_dim)
+        self.query_proj = linear(model_dim, rule.num_heads * rule.key_dim, "embed")
         self.value_norm = norm(model_dim)
-        self.value_proj = linear(model_dim, rule.value_dim)
+        self.value_proj = linear(model_dim, rule.value_dim, "embed")
         # Drawn in any case, so that later weights are the same with and without a gate.
-        gate = norm(model_dim), linear(model_dim, _GATE_WIDTH, bias=config.gate_bias)
+        gate = norm(model_dim), linear(model_dim, _GATE_WIDTH, "embed", bias=config.gate_bias)
         self.gate_norm, self.gate_proj = gate if config.has_gate else (None, None)
         self.out_norm = norm(rule.value_dim)
-        self.out_proj = linear(rule.value_dim, model_dim)
+        self.out_proj = linear(rule.value_dim, model_dim, None, "embed")
 
     def init_memory(self, rng: jax.Array, *, groups: int = 1) -> Memory:
         """Fast weights before the first token, leaves `[groups, ...]`, every group the same."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,8 @@ from fwpkm_jax.layers.mixers.window_cache import (
     places,
 )
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.partition import BATCH, HEADS, ParameterAxes, Partition
+from fwpkm_jax.layers.parameters import declare_linear
+from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
 from fwpkm_jax.layers.rotary import (
     Llama3Scaling,
     YarnConfig,
@@ -158,13 +159,6 @@ class Attention(AbstractMixer):
     (query and key norm); Ainslie et al. 2023, arXiv:2305.13245 (shared key heads).
     """
 
-    parameter_axes: ClassVar[ParameterAxes] = {
-        "[qkv]_proj/kernel": ("embed", "heads"),
-        "[qkv]_proj/bias": ("heads",),
-        "o_proj/kernel": ("heads", "embed"),
-        "o_proj/bias": (None,),
-    }
-
     def __init__(
         self,
         config: AttentionConfig,
@@ -177,17 +171,17 @@ class Attention(AbstractMixer):
     ):
         """Args: `dtype` of activations, None for the input's; parameters are float32."""
 
-        def linear(inputs: int, outputs: int) -> nnx.Linear:
+        def linear(inputs: int, outputs: int, *axes: str) -> nnx.Linear:
             init = nnx.initializers.normal(init_std)
-            return nnx.Linear(
-                inputs, outputs, use_bias=config.bias, dtype=dtype, kernel_init=init, rngs=rngs
-            )
+            options = {"use_bias": config.bias, "dtype": dtype, "kernel_init": init, "rngs": rngs}
+            return nnx.Linear(inputs, outputs, **options, **declare_linear(*axes))
 
         self.config = config
-        self.q_proj = linear(model_dim, config.num_heads * (1 + config.gated) * config.head_dim)
-        self.k_proj = linear(model_dim, config.num_kv_heads * config.head_dim)
-        self.v_proj = linear(model_dim, config.num_kv_heads * config.head_dim)
-        self.o_proj = linear(config.num_heads * config.head_dim, model_dim)
+        heads, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.q_proj = linear(model_dim, heads * (1 + config.gated), "embed", "heads")
+        self.k_proj = linear(model_dim, keys, "embed", "heads")
+        self.v_proj = linear(model_dim, keys, "embed", "heads")
+        self.o_proj = linear(heads, model_dim, "heads", "embed")
 
         def norm(heads: int) -> RMSNorm | None:
             if config.qk_norm == "none":

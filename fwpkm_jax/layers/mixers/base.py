@@ -5,8 +5,9 @@ A mixer is two classes in one file. Its configuration, a frozen dataclass below
 module, below `AbstractMixer`, mixes the tokens of each sequence. A name for it is one call of
 `layers.mixers.register_mixer`; `ModelConfig.mixers` takes names and configurations alike.
 
-Required are `AbstractMixerConfig.build`, `AbstractMixer.init_cache`, `AbstractMixer.mix` and, if
-the mixer creates parameters itself, `parameter_axes`. Everything else has a default:
+Required are `AbstractMixerConfig.build`, `AbstractMixer.init_cache` and `AbstractMixer.mix`. A
+parameter that the mixer creates itself says what it is (`layers.parameters`). Everything else has a
+default:
 
 | what | default |
 |---|---|
@@ -42,7 +43,7 @@ from fwpkm_jax.core.documents import pack_starts, starts_at_real
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.sequence.in_turn import state_in_turn
-from fwpkm_jax.layers.partition import BATCH, SEQUENCE, ParameterAxes, Partition
+from fwpkm_jax.layers.partition import BATCH, SEQUENCE, Partition
 
 Mask = TokenMask | None
 """1 for real tokens, 0 for padding; None: all are real."""
@@ -153,8 +154,6 @@ class AbstractMixer(nnx.Module):
     gives the same outputs as in a row of its own.
     """
 
-    parameter_axes: ClassVar[ParameterAxes] = {}
-    """What the dimensions of the parameters are; see `layers.partition.ParameterAxes`."""
     takes_parts: ClassVar[bool] = True
     """Whether several devices may hold a part of each sequence (`mesh.sequence`)."""
 

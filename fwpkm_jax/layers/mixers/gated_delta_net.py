@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,8 @@ from fwpkm_jax.layers.mixers.memory_heads import (
 from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.mlp import ACTIVATIONS, Activation
 from fwpkm_jax.layers.norms import GatedRMSNorm
-from fwpkm_jax.layers.partition import BATCH, HEADS, ParameterAxes, Partition
+from fwpkm_jax.layers.parameters import declare_linear, parameter
+from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 
@@ -130,13 +131,6 @@ class GatedDeltaNet(AbstractMixer):
     to 2).
     """
 
-    parameter_axes: ClassVar[ParameterAxes] = {
-        "in_proj_(qkvz|ba)/kernel": ("embed", "heads"),
-        "out_proj/kernel": ("heads", "embed"),
-        "A_log|dt_bias": ("heads",),
-        "conv_weight": (None, None),
-    }
-
     def __init__(
         self,
         config: GatedDeltaNetConfig,
@@ -150,28 +144,28 @@ class GatedDeltaNet(AbstractMixer):
         """Args: `dtype` of activations, None for the input's; parameters are float32."""
         init = nnx.initializers.normal(init_std)
 
-        def linear(inputs: int, outputs: int) -> nnx.Linear:
-            return nnx.Linear(
-                inputs, outputs, use_bias=False, dtype=dtype, kernel_init=init, rngs=rngs
-            )
+        def linear(inputs: int, outputs: int, *axes: str) -> nnx.Linear:
+            options = {"use_bias": False, "dtype": dtype, "kernel_init": init, "rngs": rngs}
+            return nnx.Linear(inputs, outputs, **options, **declare_linear(*axes))
 
         values = config.num_value_heads * config.value_head_dim
         heads = config.num_value_heads
         self.config = config
-        self.in_proj_qkvz = linear(model_dim, config.conv_channels + values)
-        self.in_proj_ba = linear(model_dim, 2 * heads)
-        self.out_proj = linear(values, model_dim)
+        self.in_proj_qkvz = linear(model_dim, config.conv_channels + values, "embed", "heads")
+        self.in_proj_ba = linear(model_dim, 2 * heads, "embed", "heads")
+        self.out_proj = linear(values, model_dim, "heads", "embed")
         self.norm = GatedRMSNorm(config.value_head_dim, eps=config.norm_eps or norm_eps)
         conv_shape = (config.conv_width, config.conv_channels)
-        self.conv_weight = nnx.Param(init(rngs.params(), conv_shape, jnp.float32))
+        taps = init(rngs.params(), conv_shape, jnp.float32)
+        self.conv_weight = parameter(taps, "convolution")
         # A uniform in (0, 16]: 1 - u, because u can be 0 and log 0 must not occur.
         uniform = 1 - jax.random.uniform(rngs.params(), (heads,), jnp.float32)
-        self.A_log = nnx.Param(jnp.log(16 * uniform))
+        self.A_log = parameter(jnp.log(16 * uniform), "gate", ("heads",))
         if config.decay_start == "constant":
             dt_bias = jnp.ones((heads,), jnp.float32)
         else:
             dt_bias = softplus_bias(draw_time_steps(rngs.params(), (heads,)))
-        self.dt_bias = nnx.Param(dt_bias)
+        self.dt_bias = parameter(dt_bias, "gate", ("heads",))
         if config.key_start == "queries":
             keys = config.key_head_dim
             kernel = self.in_proj_qkvz.kernel[...]

@@ -1,7 +1,7 @@
 """LaCT: windowed attention and a fast SwiGLU that share queries, keys and values."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from fwpkm_jax.layers.mixers.lact_stream import FastStream, FastTokens, read_doc
 from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.mixers.window_cache import AttentionCache, of_last_document, places
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.partition import ParameterAxes
+from fwpkm_jax.layers.parameters import Role, declare_linear, parameter
 from fwpkm_jax.layers.rotary import YarnConfig, apply_rotary, rotary_frequencies
 from fwpkm_jax.rules.lact import LaCTMemory, LaCTRule, SwiGLUWeights
 
@@ -123,15 +123,6 @@ class LaCT(AbstractMixer):
     References: Zhang et al. 2025, arXiv:2505.23884.
     """
 
-    # Every device computes all heads of its sequences.
-    parameter_axes: ClassVar[ParameterAxes] = {
-        "(qkv|rate|momentum|scale)_proj/kernel": ("embed", None),
-        "(rate|momentum|scale)_proj/bias": (None,),
-        "o_proj/kernel": ("heads", "embed"),
-        "fast_(query|key)_(scale|shift)": (None,),
-        "(gate|up)(_left|_right)?|down": (None, None, None),
-    }
-
     def __init__(
         self,
         config: LaCTConfig,
@@ -154,14 +145,20 @@ class LaCT(AbstractMixer):
                 )
         init = nnx.initializers.normal(init_std)
 
-        def linear(outputs: int, *, use_bias: bool) -> nnx.Linear:
+        def linear(outputs: int, *axes: str, use_bias: bool) -> nnx.Linear:
+            # Not split along heads: every device computes all heads of its sequences.
             return nnx.Linear(
-                *(model_dim, outputs), use_bias=use_bias, dtype=dtype, kernel_init=init, rngs=rngs
+                *(model_dim, outputs),
+                use_bias=use_bias,
+                dtype=dtype,
+                kernel_init=init,
+                rngs=rngs,
+                **declare_linear(*axes or ("embed",)),
             )
 
         def normal(*shape: int, fan_in: int, gain: float = 1.0) -> nnx.Param:
             noise = jax.random.normal(rngs.params(), shape, jnp.float32)
-            return nnx.Param(noise * gain * fan_in**-0.5)
+            return parameter(noise * gain * fan_in**-0.5, "matrix")
 
         self.config = config
         heads, width = config.num_fast_heads, model_dim // config.num_fast_heads
@@ -174,16 +171,15 @@ class LaCT(AbstractMixer):
             muon=config.muon,
         )
         self.qkv_proj = linear(3 * model_dim, use_bias=False)
-        self.o_proj = linear(model_dim, use_bias=False)
+        self.o_proj = linear(model_dim, "heads", "embed", use_bias=False)
         self.q_norm = RMSNorm(model_dim, eps=norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(model_dim, eps=norm_eps) if config.qk_norm else None
-        # Vectors, because weight decay applies to matrices only.
 
-        def vector(value: float) -> nnx.Param:
-            return nnx.Param(jnp.full((model_dim,), value, jnp.float32))
+        def vector(role: Role, value: float) -> nnx.Param:
+            return parameter(jnp.full((model_dim,), value, jnp.float32), role)
 
-        self.fast_query_scale, self.fast_query_shift = vector(1.0), vector(0.0)
-        self.fast_key_scale, self.fast_key_shift = vector(1.0), vector(0.0)
+        self.fast_query_scale, self.fast_query_shift = vector("scale", 1.0), vector("bias", 0.0)
+        self.fast_key_scale, self.fast_key_shift = vector("scale", 1.0), vector("bias", 0.0)
         hidden, rank = config.hidden_dim, config.low_rank
         if rank is None:
             self.gate_left = self.gate_right = self.up_left = self.up_right = None

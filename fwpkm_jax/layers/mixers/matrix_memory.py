@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from fwpkm_jax.layers.mixers.memory_heads import (
     keys_as_queries,
 )
 from fwpkm_jax.layers.norms import GatedRMSNorm
-from fwpkm_jax.layers.partition import ParameterAxes
+from fwpkm_jax.layers.parameters import declare_linear, parameter
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule, Tokens
 from fwpkm_jax.rules.matrix.base import GateInputs
 
@@ -104,16 +104,6 @@ class MatrixMemory(AbstractMixer):
     rotation) are left out, so that comparisons are between rules, not between blocks.
     """
 
-    # Every device computes all heads of its sequences.
-    parameter_axes: ClassVar[ParameterAxes] = {
-        "(in|strength)_proj/kernel": ("embed", None),
-        "out_proj/kernel": ("heads", "embed"),
-        r"(decay_proj/|(decay|strength)_proj/layers/\d+/)kernel": (None, None),
-        r"(decay|strength)_proj/(layers/\d+/)?bias": (None,),
-        "log_rate|key_bias": (None,),
-        "conv_weight": (None, None),
-    }
-
     def __init__(
         self,
         rule: AbstractMatrixRule,
@@ -128,7 +118,8 @@ class MatrixMemory(AbstractMixer):
         """Args: `dtype` of activations, None for the input's; parameters are float32."""
         init = nnx.initializers.normal(init_std)
 
-        def linear(inputs: int, outputs: int, bias: Any = None) -> nnx.Linear:
+        def linear(inputs: int, outputs: int, *axes: str | None, bias: Any = None) -> nnx.Linear:
+            # Not split along heads: every device computes all heads of its sequences.
             return nnx.Linear(
                 *(inputs, outputs),
                 use_bias=bias is not None,
@@ -136,18 +127,19 @@ class MatrixMemory(AbstractMixer):
                 dtype=dtype,
                 kernel_init=init,
                 rngs=rngs,
+                **declare_linear(*axes),
             )
 
         heads, values = config.num_value_heads, config.num_value_heads * config.value_head_dim
         keys = config.num_key_heads * config.key_head_dim
         self.rule, self.config = rule, config
         self.widths = (keys, rule.steps * keys, rule.steps * values)
-        self.in_proj = linear(model_dim, sum(self.widths) + values)
-        self.out_proj = linear(values, model_dim)
+        self.in_proj = linear(model_dim, sum(self.widths) + values, "embed")
+        self.out_proj = linear(values, model_dim, "heads", "embed")
         self.norm = GatedRMSNorm(config.value_head_dim, eps=norm_eps)
         channels = (config.conv_width, sum(self.widths))
         conv_weight = init(rngs.params(), channels, jnp.float32) if rule.convolution else None
-        self.conv_weight = None if conv_weight is None else nnx.Param(conv_weight)
+        self.conv_weight = None if conv_weight is None else parameter(conv_weight, "convolution")
         if config.key_start == "queries":
             self.in_proj.kernel[...] = keys_as_queries(self.in_proj.kernel[...], keys)
             if self.conv_weight is not None:
@@ -157,26 +149,26 @@ class MatrixMemory(AbstractMixer):
         decay_bias = bias_initializer(start, learned.decay_bias, learned.decay_of_step)
         strength_bias = bias_initializer(start, learned.strength_bias, learned.strength_of_step)
 
-        def gate(per: str | bool, numbers: int, bias: Any) -> nnx.Module:
+        def gate(per: str | bool, numbers: int, inputs: str | None, bias: Any) -> nnx.Module:
             """A projection to numbers per head, by way of a low rank if there are several."""
             if per not in self._channels:
-                return linear(model_dim, numbers, bias)
-            up = linear(config.decay_rank, numbers * self._channels[per], bias)
+                return linear(model_dim, numbers, inputs, bias=bias)
+            up = linear(config.decay_rank, numbers * self._channels[per], bias=bias)
             return nnx.Sequential(linear(model_dim, config.decay_rank), up)
 
-        decay = gate(rule.decay, heads, decay_bias) if learned.decay else None
+        decay = gate(rule.decay, heads, None, decay_bias) if learned.decay else None
         strength = None
         if learned.strength:
-            strength = gate(rule.strength, rule.steps * heads, strength_bias)
+            strength = gate(rule.strength, rule.steps * heads, "embed", strength_bias)
         self.decay_proj, self.strength_proj = decay, strength
         # As Gated DeltaNet's: uniform in (0, 16]; 1 - u, because log 0 must not occur.
         uniform = 1 - jax.random.uniform(rngs.params(), (heads,), jnp.float32)
-        self.log_rate = nnx.Param(jnp.log(16 * uniform)) if learned.log_rate else None
+        self.log_rate = parameter(jnp.log(16 * uniform), "gate") if learned.log_rate else None
         key_bias = None
         if learned.key_of_step is not None:
             draw = bias_initializer(start, 0.0, learned.key_of_step)
             key_bias = draw(rngs.params(), (self.widths[1],), jnp.float32)
-        self.key_bias = None if key_bias is None else nnx.Param(key_bias)
+        self.key_bias = None if key_bias is None else parameter(key_bias, "bias")
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> MatrixMemoryCache:
         """An empty cache; its size does not depend on `max_length`. `dtype` of activations."""

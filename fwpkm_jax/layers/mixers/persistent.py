@@ -1,7 +1,7 @@
 """Persistent memory: learned tokens that a mixer reads before every sequence."""
 
 import inspect
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, ReadBefore, Starts
-from fwpkm_jax.layers.partition import ParameterAxes, Partition
+from fwpkm_jax.layers.parameters import parameter
+from fwpkm_jax.layers.partition import Partition
 
 
 class PersistentTokens(AbstractMixer):
@@ -23,14 +24,12 @@ class PersistentTokens(AbstractMixer):
     References: Behrouz et al. 2025, arXiv:2501.00663, section 3.3.
     """
 
-    parameter_axes: ClassVar[ParameterAxes] = {"tokens": (None, "embed")}
-
     def __init__(self, mixer: AbstractMixer, number: int, model_dim: int, *, rngs: nnx.Rngs):
         """Args: `mixer` of width `model_dim`."""
         self.mixer = mixer
         # Unit variance, like the normed input of a mixer.
         tokens = nnx.initializers.normal(1.0)(rngs.params(), (number, model_dim), jnp.float32)
-        self.tokens = nnx.Param(tokens)
+        self.tokens = parameter(tokens, "embedding", (None, "embed"))
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> Any:
         """The mixer's cache after it has read the tokens; see its own `init_cache`."""

@@ -1,6 +1,6 @@
 """Titans' neural memory as a layer: a network per sequence and head that learns as it reads."""
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from fwpkm_jax.core.streams.queue import Pending, append, drop, init_pending
 from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, ReadBefore, Starts
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.partition import ParameterAxes
+from fwpkm_jax.layers.parameters import declare_linear, parameter
 from fwpkm_jax.rules.titans import TitansMemory, TitansNetwork, TitansWrites, scale_steps
 
 _PIECE = 64  # Tokens of a stream read at once where no chunk ends.
@@ -61,19 +61,6 @@ class Titans(AbstractMixer):
     References: Behrouz et al. 2025, arXiv:2501.00663.
     """
 
-    # Every device computes all heads of its sequences.
-    parameter_axes: ClassVar[ParameterAxes] = {
-        "(query|key|value|pool|gate|rate|momentum|forget|combine|tensor_rate)_proj/kernel": (
-            "embed",
-            None,
-        ),
-        "(rate|momentum|forget|combine|tensor_rate)_proj/bias": (None,),
-        "out_proj/kernel": ("heads", "embed"),
-        r"layers/\d+": (None, None, None),
-        r"scale|norm_bias|(query|key|output)_norm|biases/\d+": (None, None),
-        "step_factor": (None,),
-    }
-
     def __init__(
         self,
         config: TitansConfig,
@@ -96,9 +83,11 @@ class Titans(AbstractMixer):
             )
         init = nnx.initializers.normal(init_std)
 
-        def linear(inputs: int, outputs: int, **options: Any) -> nnx.Linear:
-            options = {"use_bias": False} | options
-            return nnx.Linear(inputs, outputs, dtype=dtype, kernel_init=init, rngs=rngs, **options)
+        def linear(inputs: int, outputs: int, *axes: str, **options: Any) -> nnx.Linear:
+            # Not split along heads: every device computes all heads of its sequences.
+            options |= declare_linear(*axes or ("embed",))
+            options = {"use_bias": False, "dtype": dtype, "kernel_init": init} | options
+            return nnx.Linear(inputs, outputs, rngs=rngs, **options)
 
         self.config, self.rule, self.norm_eps = config, config.rule(), norm_eps
         self.store_norm = RMSNorm(model_dim, eps=norm_eps)
@@ -120,28 +109,31 @@ class Titans(AbstractMixer):
             linear(model_dim, heads * orders, use_bias=True) if config.combine_momenta else None
         )
         start = jax.vmap(self.rule.init)(jax.random.split(rngs.params(), heads)).weights
-        self.layers = nnx.List([nnx.Param(x) for x in start.layers])
-        self.scale = None if start.scale is None else nnx.Param(start.scale)
+        self.layers = nnx.List([parameter(x, "matrix") for x in start.layers])
+        self.scale = None if start.scale is None else parameter(start.scale, "norm_scale")
         biases = start.biases
-        self.biases = None if biases is None else nnx.List([nnx.Param(x) for x in biases])
-        self.norm_bias = None if start.norm_bias is None else nnx.Param(start.norm_bias)
+        self.biases = None if biases is None else nnx.List([parameter(x, "bias") for x in biases])
+        norm_bias = start.norm_bias
+        self.norm_bias = None if norm_bias is None else parameter(norm_bias, "bias")
         # Added to 1 / i, the factor on the sum of a chunk's first i steps.
         writes = (config.chunk_size or 0) // config.write_size
         factor = jnp.zeros((writes,), jnp.float32) if config.average_steps else None
-        self.step_factor = None if factor is None else nnx.Param(factor)
+        self.step_factor = None if factor is None else parameter(factor, "gate")
         tensors = config.num_tensors
         self.tensor_rate_proj = (
             linear(model_dim, heads * tensors, use_bias=True) if config.tensor_rates else None
         )
         self.pool_proj = linear(model_dim, model_dim) if config.pooling == "attention" else None
 
+        zeros = jnp.zeros((heads, head), jnp.float32)
+
         def head_norm(wanted: bool) -> nnx.Param | None:
-            return nnx.Param(jnp.zeros((heads, head), jnp.float32)) if wanted else None
+            return parameter(zeros, "norm_scale") if wanted else None
 
         self.query_norm, self.key_norm = head_norm(config.qk_norm), head_norm(config.qk_norm)
         self.output_norm = head_norm(config.output_norm)
         self.gate_proj = linear(model_dim, heads) if heads > 1 else None
-        self.out_proj = linear(heads * head, model_dim) if heads > 1 else None
+        self.out_proj = linear(heads * head, model_dim, "heads", "embed") if heads > 1 else None
 
     def initial_memory(self, batch: int, dtype: DTypeLike) -> TitansMemory:
         """The learned weights for every sequence, leaves `[batch, heads, ...]`."""

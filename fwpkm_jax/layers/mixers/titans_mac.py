@@ -4,7 +4,7 @@ References: Behrouz et al. 2025, arXiv:2501.00663, section 4.1.
 """
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from fwpkm_jax.layers.mixers.titans import Titans, TitansCache, narrow_width
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
 from fwpkm_jax.layers.mixers.titans_gate import TitansGate
 from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.partition import ParameterAxes
+from fwpkm_jax.layers.parameters import parameter
 
 Output = Float[Array, "batch length model"]
 
@@ -59,8 +59,6 @@ class TitansMAC(AbstractMixer):
     here both are.
     """
 
-    parameter_axes: ClassVar[ParameterAxes] = {"tokens": (None, "embed")}
-
     def __init__(
         self, config: TitansConfig, attention: AttentionConfig, model_dim: int, **shared: Any
     ):
@@ -79,7 +77,9 @@ class TitansMAC(AbstractMixer):
         self.gate = TitansGate(model_dim, **shared)
         shape = (config.num_persistent, model_dim)
         tokens = nnx.initializers.normal(1.0)(shared["rngs"].params(), shape, jnp.float32)
-        self.tokens = nnx.Param(tokens) if config.num_persistent else None
+        self.tokens = (
+            parameter(tokens, "embedding", (None, "embed")) if config.num_persistent else None
+        )
 
     def init_cache(self, batch: int, *, max_length: int, dtype: DTypeLike) -> TitansMACCache:
         """An empty cache; segments need no `max_length`."""

@@ -95,11 +95,11 @@ def implementation(
     if _under_check.value is not None:
         return _decided(op, _under_check.value, "under check")
 
-    simulation: _Simulation | None = _simulation.value
     platform = jax.default_backend()
-    tried: list[Kernel] = [kernel for kernel in _kernels_here(platform) if kernel in kernels]
-    if simulation is None and backend == "auto" and not tried:
-        return _fall_back(op, f"no kernels for {platform}", logging.INFO)
+    here = _kernels_here(platform)
+    tried: list[Kernel] = [kernel for kernel in here if kernel in kernels]
+    if not by_name and not tried and (here or backend == "auto"):
+        return _fall_back(op, f"no kernels for {[*here, platform][0]}", logging.INFO)
     if not tried:
         raise ValueError(
             f"{op}: backend='pallas' has no kernel for platform {platform!r}; use 'auto' or "

@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from fwpkm_jax.core.recurrence.decay_starts import DecayStart
+from fwpkm_jax.core.sequence.convolution import causal_convolution
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
 from fwpkm_jax.layers.mixers import (
     AbstractMixer,
@@ -26,7 +27,7 @@ from fwpkm_jax.layers.mixers import (
 )
 from fwpkm_jax.layers.mixers.lact import LaCT, LaCTConfig
 from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemory, MatrixMemoryConfig
-from fwpkm_jax.layers.mixers.memory_heads import causal_convolution, keys_as_queries
+from fwpkm_jax.layers.mixers.memory_heads import keys_as_queries
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules import FwMLP, FwPKM
 from fwpkm_jax.rules.matrix import MATRIX_RULES

@@ -30,6 +30,8 @@ from pallas_kernels.key_scan import specs as key_scan_specs
 from pallas_kernels.product_top_k import api as product_top_k
 from pallas_kernels.product_top_k import specs as product_top_k_specs
 from pallas_kernels.row_ops import row_ops
+from pallas_kernels.short_convolution import api as short_convolution
+from pallas_kernels.short_convolution import specs as short_convolution_specs
 from pallas_kernels.slot_add import specs as slot_add_specs
 from pallas_kernels.slot_add.api import add_logged
 from pallas_kernels.slot_read import specs as slot_read_specs
@@ -108,6 +110,14 @@ def cases(size: str) -> dict[str, Case]:
                 ),
                 ratio=ratio,
             )
+    for name in ("packed",) if tiny else short_convolution_specs.ON_DEVICE:
+        spec = _named(short_convolution_specs.SPECS, name)
+        for dtype, ratio in short_convolution_specs.CHECK_RATIOS.items():
+            found[f"short_convolution/{name}/{dtype}"] = Case(
+                run=lambda spec=spec, dtype=dtype: _convolution(spec, dtype),
+                ratio=ratio,
+                folders=("short_convolution",),
+            )
     for groups in (1, 2 if tiny else 8):
         found[f"memory/{groups}_groups"] = Case(
             run=lambda groups=groups: _memory(groups, tiny=tiny),
@@ -160,21 +170,30 @@ def _size(error: float) -> float:
     return error if error == error else float("inf")
 
 
-def _kernels() -> tuple[Kernel, contextlib.AbstractContextManager[None]]:
-    """This device's kernels, and the context that runs them without a check before first use."""
+def _kernels(
+    on_cpu: Kernel = "tpu",
+) -> tuple[Kernel, contextlib.AbstractContextManager[None]]:
+    """This device's kernels, and the context that runs them without a check before first use.
+
+    A CPU interprets those for `on_cpu`.
+    """
     platform = jax.default_backend()
     if platform == "cpu":
-        return "tpu", dispatch.interpret_kernels("tpu")
+        return on_cpu, dispatch.interpret_kernels(on_cpu)
     kernel: Kernel = "tpu" if platform == "tpu" else "gpu"
     return kernel, dispatch.compile_kernels(kernel)
 
 
 def _compare(
-    op: Callable[..., Any], arrays: dict[str, Any], *, fixed: Sequence[str] = ()
+    op: Callable[..., Any],
+    arrays: dict[str, Any],
+    *,
+    fixed: Sequence[str] = (),
+    on_cpu: Kernel = "tpu",
 ) -> dict[str, Any]:
     """Errors of outputs and cotangents, and the time of both, of an operation's kernels."""
     results = results_of(op, arrays, fixed=fixed)
-    with _kernels()[1]:
+    with _kernels(on_cpu)[1]:
         actual = results("pallas")
         kernel_s, _ = queued_seconds(lambda: results("pallas"), repeats=3)
     expected = results("reference")
@@ -184,6 +203,11 @@ def _compare(
         "milliseconds": 1e3 * kernel_s,
         "reference_milliseconds": 1e3 * reference_s,
     }
+
+
+def _convolution(spec: short_convolution_specs.ConvolutionSpec, dtype: str) -> dict[str, Any]:
+    call = partial(short_convolution.short_convolution, parts=spec.parts, dtype=jnp.dtype(dtype))
+    return _compare(call, short_convolution_specs.sample(spec, jnp.dtype(dtype)), on_cpu="gpu")
 
 
 def _selection(spec: product_top_k_specs.TopKSpec) -> dict[str, Any]:
@@ -271,12 +295,20 @@ def _chosen_losses() -> dict[str, Any]:
     return {}
 
 
+def _chosen_convolution() -> dict[str, Any]:
+    spec = _named(short_convolution_specs.SPECS, "one_token")
+    arrays: dict[str, Any] = short_convolution_specs.sample(spec, jnp.float32)
+    short_convolution.short_convolution(**arrays, parts=spec.parts)
+    return {}
+
+
 _CHOICES: dict[str, Callable[[], dict[str, Any]]] = {
     "product_top_k": _chosen_selection,
     "key_scan": _chosen_keys,
     "value_scan": _chosen_rows,
     "chunk_gated_delta_rule": _chosen_rule,
     cross_entropy.OP: _chosen_losses,
+    "short_convolution": _chosen_convolution,
 }
 """Operations that models ask for by `auto`: their check before first use runs as users run it."""
 

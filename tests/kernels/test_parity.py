@@ -61,7 +61,10 @@ def on_device(kernel):
 
 
 @pytest.mark.by_default(
-    "slot_add-tpu-many_tiles", "slot_dot-tpu-many_places", "slot_read-tpu_sparse_core-63_tokens"
+    "short_convolution-gpu-packed",
+    "slot_add-tpu-many_tiles",
+    "slot_dot-tpu-many_places",
+    "slot_read-tpu_sparse_core-63_tokens",
 )
 @pytest.mark.parametrize(("entry", "kernel", "spec"), INTERPRETED)
 def test_interpreted_kernels_and_their_vjps_equal_the_reference(entry, kernel, spec):

@@ -13,7 +13,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.documents import document_numbers, pack_starts
-from fwpkm_jax.core.normalize import l2_normalize
 from fwpkm_jax.core.padding import Packing, pack, pack_all, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.recurrence.chunk_decay import softplus_decay
@@ -21,14 +20,9 @@ from fwpkm_jax.core.recurrence.decay_starts import draw_time_steps, softplus_bia
 from fwpkm_jax.core.recurrence.gated_delta import recurrent_gated_delta_rule
 from fwpkm_jax.core.recurrence.transition import before_part, delta_transition
 from fwpkm_jax.core.sequence.axis import SequenceAxis
+from fwpkm_jax.core.sequence.convolution import convolution_inputs, inputs_before
 from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, Starts
-from fwpkm_jax.layers.mixers.memory_heads import (
-    MemoryHeads,
-    causal_convolution,
-    convolution_inputs,
-    inputs_before,
-    keys_as_queries,
-)
+from fwpkm_jax.layers.mixers.memory_heads import MemoryHeads, keys_as_queries
 from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.mlp import ACTIVATIONS, Activation
 from fwpkm_jax.layers.norms import GatedRMSNorm
@@ -36,6 +30,7 @@ from fwpkm_jax.layers.parameters import declare_linear, parameter
 from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
+from pallas_kernels.short_convolution import Part, joined_inputs, short_convolution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +40,8 @@ class GatedDeltaNetConfig(MemoryHeads, AbstractMixerConfig):
     chunk_size: int = 64
     """Tokens solved for at once in plain JAX; changes speed, and results only by rounding."""
     backend: Backend = "auto"
-    """Kernels or plain JAX for more than one token: "auto", "reference" or "pallas"."""
+    """Kernels or plain JAX for more than one token: "auto", "reference" or "pallas". The
+    convolution has a kernel for Hopper GPUs and some sizes only, and is plain JAX otherwise."""
     max_strength: float = 1.0
     """Strongest write: 1 replaces what the memory has under a key, 2 turns its sign."""
     activation: Activation = "silu"
@@ -68,6 +64,14 @@ class GatedDeltaNetConfig(MemoryHeads, AbstractMixerConfig):
         """Channels of the convolution: all queries, all keys, all values."""
         keys = 2 * self.num_key_heads * self.key_head_dim
         return keys + self.num_value_heads * self.value_head_dim
+
+    @property
+    def projected_parts(self) -> tuple[Part, ...]:
+        """What the fused projection yields for a key head: query, key, its values, their gates."""
+        keys = self.key_head_dim
+        values = self.num_value_heads // self.num_key_heads * self.value_head_dim
+        key = Part(keys, head=keys)
+        return key, key, Part(values), Part(values, convolved=False)
 
     def build(self, model_dim: int, **shared: Any) -> "GatedDeltaNet":
         return GatedDeltaNet(self, model_dim, **shared)
@@ -96,10 +100,9 @@ class GatedDeltaNetCache(NamedTuple):
 class Projections(NamedTuple):
     """What the layer computes from the two input projections of a token."""
 
-    conv_inputs: Float[Array, "batch length channels"]
-    """All queries, all keys, all values, joined."""
-    gate: Float[Array, "batch length heads value"]
-    """Output gate, before SiLU."""
+    qkvz: Float[Array, "batch length key_heads columns"]
+    """Of each key head its `projected_parts`: the convolution's inputs, and the output gates before
+    SiLU."""
     log_decay: Float[Array, "batch length heads"]
     """Log of the share of the memory kept, at least float32."""
     beta: Float[Array, "batch length heads"]
@@ -203,7 +206,7 @@ class GatedDeltaNet(AbstractMixer):
         counts = None if packing is None else packing.counts
         start = cache
         if start is None:
-            start = self.init_cache(batch, max_length=length, dtype=projections.conv_inputs.dtype)
+            start = self.init_cache(batch, max_length=length, dtype=projections.qkvz.dtype)
         output, end = mix_heads(
             self.config, self.head_weights(), self.norm, projections, start, counts, starts
         )
@@ -211,7 +214,7 @@ class GatedDeltaNet(AbstractMixer):
         return y, None if cache is None else end
 
     def project(self, x: Float[Array, "batch length model"]) -> Projections:
-        """The convolution's inputs, the gate, and how strongly to forget and write."""
+        """The convolution's inputs, the gates, and how strongly to forget and write."""
         return split_projections(
             self.config, self.in_proj_qkvz(x), self.in_proj_ba(x), self.head_weights()
         )
@@ -257,7 +260,7 @@ class GatedDeltaNet(AbstractMixer):
             weights = HeadWeights(jnp.concatenate(conv_parts, axis=1), A_log, dt_bias)
             projections = _without_padding(split_projections(own, qkvz, ba, weights), packing)
             counts = None if packing is None else packing.counts
-            start = empty_cache(own, qkvz.shape[0], projections.conv_inputs.dtype)
+            start = empty_cache(own, qkvz.shape[0], projections.qkvz.dtype)
             if before is not None:
                 start = GatedDeltaNetCache(jnp.concatenate(before[0], axis=-1), before[1])
             output, end = mix_heads(
@@ -310,18 +313,14 @@ def split_projections(
     ba: Float[Array, "batch length ba"],
     weights: HeadWeights,
 ) -> Projections:
-    """The two input projections split into their parts, for any subset of the heads."""
-    tokens, key_heads, key_dim = qkvz.shape[:2], config.num_key_heads, config.key_head_dim
-    joined_values = config.num_value_heads // key_heads * config.value_head_dim
-    ends = (key_dim, 2 * key_dim, 2 * key_dim + joined_values)
-    query, key, value, gate = jnp.split(qkvz.reshape(*tokens, key_heads, -1), ends, axis=-1)
+    """The two input projections by key head, and the gates of the rule, of any subset of heads."""
+    tokens, key_heads = qkvz.shape[:2], config.num_key_heads
     b, a = jnp.split(ba.reshape(*tokens, key_heads, -1), 2, axis=-1)
 
     dtype = compute_dtype(qkvz.dtype)
     b, a = (y.reshape(*tokens, config.num_value_heads).astype(dtype) for y in (b, a))
     return Projections(
-        conv_inputs=jnp.concatenate([y.reshape(*tokens, -1) for y in (query, key, value)], axis=-1),
-        gate=gate.reshape(*tokens, config.num_value_heads, config.value_head_dim),
+        qkvz=qkvz.reshape(*tokens, key_heads, -1),
         log_decay=softplus_decay(weights.A_log[None, None], a + weights.dt_bias[None, None]),
         beta=config.max_strength * jax.nn.sigmoid(b),
     )
@@ -354,34 +353,37 @@ def mix_heads(
     `starts`, at which documents start. With an `axis` the tokens are this device's part of each
     sequence, and the caches are those before and after the whole sequence.
     """
-    conv_inputs, gate, log_decay, beta = projections
-    tokens, length = conv_inputs.shape[:2], conv_inputs.shape[1]
+    qkvz, log_decay, beta = projections
+    parts, dtype = config.projected_parts, qkvz.dtype
+    tokens, length = qkvz.shape[:2], qkvz.shape[1]
+    conv_inputs = joined_inputs(qkvz, parts)
     documents = None if starts is None else document_numbers(starts)
     before = cache.conv_inputs
     if axis is not None:
         before = inputs_before(conv_inputs, before, starts, axis=axis, counts=counts)
-    mixed = causal_convolution(conv_inputs, before, weights.conv_weight, documents)
-    keys = config.num_key_heads * config.key_head_dim
-    query, key, value = jnp.split(ACTIVATIONS[config.activation](mixed), (keys, 2 * keys), axis=-1)
-
     shared_by = config.num_value_heads // config.num_key_heads
-    query, key = (
-        jnp.repeat(
-            l2_normalize(y.reshape(*tokens, config.num_key_heads, config.key_head_dim)),
-            shared_by,
-            axis=2,
-        )
-        for y in (query, key)
+    query, key, value, gate = short_convolution(
+        qkvz,
+        before,
+        weights.conv_weight,
+        documents=documents,
+        parts=parts,
+        activation=ACTIVATIONS[config.activation],
+        # Cotangents of queries and keys that heads share are summed before they are rounded.
+        dtype=dtype if shared_by == 1 else compute_dtype(dtype),
+        backend="reference" if length == 1 or config.backend == "reference" else "auto",
     )
+    heads = (*tokens, config.num_key_heads, config.key_head_dim)
+    query, key = (jnp.repeat(y.reshape(heads), shared_by, axis=2) for y in (query, key))
     # The convolution and the norm compute in float32; activations go on in their own dtype, of
     # which kernels for bfloat16 read half the bytes.
-    query, key, value = (y.astype(conv_inputs.dtype) for y in (query, key, value))
+    query, key, value = (y.astype(dtype) for y in (query, key, value))
+    value, gate = (y.reshape(*tokens, -1, config.value_head_dim) for y in (value, gate))
     rule = recurrent_gated_delta_rule
     if length > 1:
         rule = functools.partial(
             chunk_gated_delta_rule, chunk_size=config.chunk_size, backend=config.backend
         )
-    value = value.reshape(*tokens, -1, config.value_head_dim)
     memory = cache.memory
     gates = {"log_decay": log_decay, "beta": beta, "starts": starts}
     if axis is not None:

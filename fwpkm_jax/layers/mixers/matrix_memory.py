@@ -15,18 +15,14 @@ from fwpkm_jax.core.padding import pack, pack_all, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.recurrence.decay_starts import bias_initializer
 from fwpkm_jax.core.sequence.axis import SequenceAxis
+from fwpkm_jax.core.sequence.convolution import convolution_inputs, inputs_before
 from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, Starts
-from fwpkm_jax.layers.mixers.memory_heads import (
-    MemoryHeads,
-    causal_convolution,
-    convolution_inputs,
-    inputs_before,
-    keys_as_queries,
-)
+from fwpkm_jax.layers.mixers.memory_heads import MemoryHeads, keys_as_queries
 from fwpkm_jax.layers.norms import GatedRMSNorm
 from fwpkm_jax.layers.parameters import declare_linear, parameter
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule, Tokens
 from fwpkm_jax.rules.matrix.base import GateInputs
+from pallas_kernels.short_convolution import Part, short_convolution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,11 +197,13 @@ class MatrixMemory(AbstractMixer):
         packing = None if mask is None else pack_tokens(mask)
         x, starts = pack(x, packing), None if starts is None else pack_starts(starts, packing)
         documents = None if starts is None else document_numbers(starts)
-        conv_inputs, gate = jnp.split(self.in_proj(x), [sum(self.widths)], axis=-1)
+        projected = self.in_proj(x)
+        conv_inputs = projected[..., : sum(self.widths)]
         start = cache
         if start is None:
             start = self.init_cache(batch, max_length=length, dtype=conv_inputs.dtype)
-        tokens = self.tokens(x, self._convolve(conv_inputs, start.conv_inputs, documents))
+        mixed, gate = self._convolve(projected, start.conv_inputs, documents)
+        tokens = self.tokens(x, mixed)
         if packing is not None:
             tokens = self.rule.skip(tokens, packing.is_real)
         form = self.rule.run if length > 1 else self.rule.recurrent
@@ -231,13 +229,15 @@ class MatrixMemory(AbstractMixer):
         packing = None if mask is None else pack_tokens(mask)
         counts = None if packing is None else packing.counts
         x, starts = pack_all((x, starts), packing)
-        conv_inputs, gate = jnp.split(self.in_proj(x), [sum(self.widths)], axis=-1)
+        projected = self.in_proj(x)
+        conv_inputs = projected[..., : sum(self.widths)]
         start = cache
         if start is None:
             start = self.init_cache(x.shape[0], max_length=1, dtype=conv_inputs.dtype)
         documents = None if starts is None else document_numbers(starts)
         before = inputs_before(conv_inputs, start.conv_inputs, starts, axis=axis, counts=counts)
-        tokens = self.tokens(x, self._convolve(conv_inputs, before, documents))
+        mixed, gate = self._convolve(projected, before, documents)
+        tokens = self.tokens(x, mixed)
         if packing is not None:
             tokens = self.rule.skip(tokens, packing.is_real)
         output, memory = self.rule.run_part(tokens, start.memory, starts, axis=axis)
@@ -296,11 +296,21 @@ class MatrixMemory(AbstractMixer):
 
     def _convolve(
         self,
-        inputs: Float[Array, "batch length channels"],
+        projected: Float[Array, "batch length columns"],
         before: Float[Array, "batch reach channels"],
         documents: Int[Array, "batch length"] | None,
-    ) -> Float[Array, "batch length channels"]:
+    ) -> tuple[Float[Array, "batch length channels"], Float[Array, "batch length gates"]]:
+        """Queries, keys and values, with SiLU and in at least float32 if convolved, and gates."""
+        channels = sum(self.widths)
         if self.conv_weight is None:
-            return inputs
-        weight = self.conv_weight[...]
-        return jax.nn.silu(causal_convolution(inputs, before, weight, documents))
+            mixed, gate = jnp.split(projected, [channels], axis=-1)
+            return mixed, gate
+        mixed, gate = short_convolution(
+            projected[:, :, None],
+            before,
+            self.conv_weight[...],
+            documents=documents,
+            parts=(Part(channels), Part(projected.shape[-1] - channels, convolved=False)),
+            backend="reference" if projected.shape[1] == 1 else "auto",
+        )
+        return mixed, gate

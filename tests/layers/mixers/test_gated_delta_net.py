@@ -11,6 +11,7 @@ from flax import nnx
 from fwpkm_jax.layers.mixers import gated_delta_net
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
 from pallas_kernels import dispatch
+from pallas_kernels.short_convolution import joined_inputs
 
 SMALL = GatedDeltaNetConfig(
     num_key_heads=2,
@@ -53,9 +54,10 @@ def test_fused_projections_are_grouped_by_key_head():
     projections = layer.project(x)
     qkvz = np.asarray(x @ layer.in_proj_qkvz.kernel[...]).reshape(1, 2, 2, 3 + 3 + 10 + 10)
     ba = np.asarray(x @ layer.in_proj_ba.kernel[...]).reshape(1, 2, 2, 2 + 2)
+    np.testing.assert_allclose(projections.qkvz, qkvz, rtol=1e-5)
     joined = [qkvz[..., part].reshape(1, 2, -1) for part in (slice(3), slice(3, 6), slice(6, 16))]
-    np.testing.assert_allclose(projections.conv_inputs, np.concatenate(joined, -1), rtol=1e-5)
-    np.testing.assert_allclose(projections.gate, qkvz[..., 16:].reshape(1, 2, 4, 5), rtol=1e-5)
+    conv_inputs = joined_inputs(projections.qkvz, SMALL.projected_parts)
+    np.testing.assert_allclose(conv_inputs, np.concatenate(joined, -1), rtol=1e-5)
     beta = 1 / (1 + np.exp(-ba[..., :2].reshape(1, 2, 4)))
     np.testing.assert_allclose(projections.beta, beta, rtol=1e-5)
     softplus = np.log1p(np.exp(ba[..., 2:].reshape(1, 2, 4) + 1))

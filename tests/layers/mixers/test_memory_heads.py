@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fwpkm_jax.core.sequence.convolution import causal_convolution
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
-from fwpkm_jax.layers.mixers.memory_heads import causal_convolution
 
 
 @pytest.mark.parametrize("config", [GatedDeltaNetConfig, MatrixMemoryConfig])

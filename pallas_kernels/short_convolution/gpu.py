@@ -1,0 +1,128 @@
+"""GPU (Hopper): one kernel computes all parts of the convolution, and one all of its cotangents.
+
+Each reads the projection in place, at the columns of a part, and computes in float32. The forward
+kernel keeps nothing for the backward pass, which computes the convolution again.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.dispatch import gpu_interpreter
+from pallas_kernels.short_convolution.arguments import EPS, Part
+from pallas_kernels.short_convolution.gpu_back import backward as backward
+from pallas_kernels.short_convolution.gpu_program import (
+    IN_FLIGHT,
+    Block,
+    activated,
+    compiler_params,
+    for_each_block,
+    in_turn,
+    inputs_before_tile,
+    load,
+    over_columns,
+    plan,
+    rows_of,
+    tile_of,
+    visible,
+    weighted_sum,
+)
+from pallas_kernels.short_convolution.reference import parts_of
+
+
+def length_step() -> int:
+    """The length must be a multiple of this, which both kernels' tiles divide."""
+    return max(tile_of("forward"), tile_of("backward"))
+
+
+def forward(
+    x: jax.Array,
+    before: jax.Array,
+    weight: jax.Array,
+    seen: jax.Array | None,
+    *,
+    parts: Sequence[Part],
+    dtype: Any,
+) -> tuple[jax.Array, ...]:
+    """The result of each part, `[batch, length, groups * width]`.
+
+    Args:
+      x: `[batch, length, groups, columns]`; length a multiple of the tile.
+      before: `[batch, width - 1, channels]`.
+      weight: `[width, channels]` float32.
+      seen: inputs before each token that it sees, `[batch, length]` int32; None: all.
+      parts: what the columns become.
+      dtype: of the results that have taps.
+    """
+    batch, length, groups, _ = x.shape
+    found = plan(groups, parts)
+    assert not isinstance(found, str), found
+    blocks = [block for block in found.blocks if block.part.convolved]
+    tile = tile_of("forward")
+    taps = len(weight)
+    arrays = {
+        "x": x.reshape(batch, length, found.rows, -1),
+        "before": [rows_of(before, block) for block in blocks],
+        "weight": [rows_of(weight, block) for block in blocks],
+        "seen": seen,
+    }
+    leaves, structure = jax.tree.flatten(arrays)
+
+    def kernel(*refs: Any) -> None:
+        given = jax.tree.unflatten(structure, refs[: len(leaves)])
+        results = refs[len(leaves) :]
+        sequence, first = jax.lax.axis_index("batch"), jax.lax.axis_index("tile") * tile
+
+        def of_block(number: int, block: Block, row: Any) -> None:
+            mine = pl.ds(row, block.rows_here)
+            there = pl.ds(block.first + row, block.rows_here), pl.ds(block.column, block.width)
+            tap = [load(given["weight"][number].at[j, mine], block) for j in range(taps)]
+            recent = inputs_before_tile(
+                given["x"].at[sequence, :, *there], given["before"][number].at[sequence, :, mine],
+                first, block,
+            )  # fmt: skip
+            together = IN_FLIGHT["forward"] // block.vector
+
+            def fetch(i: Any) -> Any:
+                tokens = [
+                    jnp.minimum(first + i * together + j, length - 1) for j in range(together)
+                ]
+                loaded = [load(given["x"].at[sequence, token, *there], block) for token in tokens]
+                sees = [None if seen is None else given["seen"][sequence, t] for t in tokens]
+                return list(zip(loaded, sees, strict=True))
+
+            def use(i: Any, loaded: Any, recent: Any) -> Any:
+                for j, (new, sees) in enumerate(loaded):
+                    inputs = [*recent, new.astype(jnp.float32)]
+                    y, _ = activated(weighted_sum(tap, visible(inputs, sees)))
+                    if block.part.head is not None:
+                        scale = jax.lax.rsqrt(jnp.sum(y * y, axis=1) + EPS)
+                        y = y * over_columns(scale, block)
+                    token = first + i * together + j
+                    results[number].at[sequence, token, mine][...] = y.astype(dtype)
+                    recent = inputs[1:]
+                return recent
+
+            in_turn(tile // together, fetch, use, recent)
+
+        for_each_block(blocks, of_block)
+
+    shapes = [(batch, length, block.rows, block.width) for block in blocks]
+    made = plgpu.kernel(
+        kernel,
+        out_type=[jax.ShapeDtypeStruct(shape, dtype) for shape in shapes],
+        grid=(sum(block.programs for block in blocks), length // tile, batch),
+        grid_names=("block", "tile", "batch"),
+        kernel_name="short_convolution",
+        compiler_params=compiler_params(),
+        interpret=gpu_interpreter(),
+    )(*leaves)
+    results = iter(y.reshape(batch, length, -1) for y in made)
+    return tuple(
+        next(results) if part.convolved else y
+        for y, part in zip(parts_of(x, parts), parts, strict=True)
+    )

@@ -11,7 +11,7 @@ from flax import nnx
 
 from fwpkm_jax.core.chunks import Memory, Shared, put_shared, take_shared
 from fwpkm_jax.core.streams.queue import ChunkSize
-from fwpkm_jax.generation.prompts import check_lengths, check_prompts, check_room, pad_in_front
+from fwpkm_jax.generation.prompts import check_lengths, check_prompts, check_room, split_prompts
 from fwpkm_jax.generation.sampling import Sampling, choose_tokens
 from fwpkm_jax.generation.state import GenerationOutput, GenerationState
 from fwpkm_jax.models.language_model import LanguageModel, Stream
@@ -19,6 +19,8 @@ from fwpkm_jax.models.outputs import StreamOutput
 from fwpkm_jax.overlays import refuse_lost
 
 _NO_TOKEN = -1
+NEW_AT_ONCE = 256
+"""New tokens of each sequence that one call of the device makes at most."""
 
 
 def generate(
@@ -38,9 +40,10 @@ def generate(
     """Tokens that follow the prompts, generated one by one on the device.
 
     Generation can be split over calls without changing its result: the state holds the next token's
-    logits and the number of each sequence's draws. Prompts of different lengths are padded in
-    front. The padding changes no result of a sequence whose memory is its own or is not written.
-    Sequences that share a written memory are aligned at the ends of their prompts.
+    logits and the number of each sequence's draws. Lengths of prompts and answers are data: other
+    ones compile nothing, once a prompt of each of the few padded sizes has been read. Prompts are
+    padded in front. The padding changes no result of a sequence whose memory is its own or is not
+    written. Sequences that share a written memory are aligned at the ends of their prompts.
 
     Args:
       model: the language model.
@@ -110,28 +113,55 @@ def generate(
     if keep_state:
         state = jax.tree.map(jnp.copy, state)
     if lengths.max():
-        tokens, mask = pad_in_front(rows, piece_length=piece_length)
-        state = _prefill(graphdef, params, state, tokens, mask, **options)
+        for pieces in split_prompts(rows, piece_length=piece_length):
+            state = _prefill(graphdef, params, state, *pieces, **options)
     # With batch 1 the loop ends when the sequence stops, so no step needs a mask.
     ragged = batch > 1 and (bool(stop_ids) or bool(np.any(state.finished)))
     rng = jax.random.key(0) if rng is None else rng  # The key is not used: greedy.
-    if max_new_tokens:
-        out = _decode(
-            graphdef,
-            params,
-            state,
-            rng,
-            max_new_tokens=max_new_tokens,
+    blocks: list[_Block] = []
+    for start in range(0, max_new_tokens, NEW_AT_ONCE):
+        state, block = _decode(
+            *(graphdef, params, state, rng),
+            # Data of the program, so that another number compiles nothing.
+            np.int32(min(NEW_AT_ONCE, max_new_tokens - start)),
             sampling=sampling,
             stop_ids=tuple(int(token) for token in stop_ids),
             ragged=ragged,
             **options,
         )
-    else:
-        out = _nothing_new(state)
-    memory = aside.whole(out.state.stream.memory)
+        blocks.append(block)
+        if start + NEW_AT_ONCE < max_new_tokens and bool(np.all(state.finished)):
+            break
+    memory = aside.whole(state.stream.memory)
     refuse_lost(memory)
-    return out._replace(state=_with_memory(out.state, memory))
+    tokens, log_probs = _joined(blocks, batch, max_new_tokens, state.logits.dtype)
+    return GenerationOutput(
+        tokens=jax.device_put(tokens),
+        lengths=jax.device_put(np.sum(tokens != _NO_TOKEN, axis=1, dtype=np.int32)),
+        log_probs=jax.device_put(log_probs),
+        state=_with_memory(state, memory),
+    )
+
+
+class _Block(NamedTuple):
+    """New tokens of one call of `_decode`, `[batch, NEW_AT_ONCE]`; the first `limit` count."""
+
+    tokens: jax.Array
+    log_probs: jax.Array
+
+
+def _joined(
+    blocks: Sequence[_Block], batch: int, length: int, dtype: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and log-probabilities `[batch, length]`, cut on the host, which compiles nothing."""
+    tokens = np.full((batch, length), _NO_TOKEN, np.int32)
+    log_probs = np.zeros((batch, length), dtype)
+    for number, block in enumerate(blocks):
+        own = slice(number * NEW_AT_ONCE, (number + 1) * NEW_AT_ONCE)
+        width = tokens[:, own].shape[1]
+        tokens[:, own] = np.asarray(block.tokens)[:, :width]
+        log_probs[:, own] = np.asarray(block.log_probs)[:, :width]
+    return tokens, log_probs
 
 
 class _Aside(NamedTuple):
@@ -162,17 +192,6 @@ class _Aside(NamedTuple):
 _NOTHING = _Aside()
 
 
-def _nothing_new(state: GenerationState) -> GenerationOutput:
-    """The result of a call that only read."""
-    batch = state.finished.shape[0]
-    return GenerationOutput(
-        tokens=jnp.zeros((batch, 0), jnp.int32),
-        lengths=jnp.zeros((batch,), jnp.int32),
-        log_probs=jnp.zeros((batch, 0), state.logits.dtype),
-        state=state,
-    )
-
-
 def _with_memory(state: GenerationState, memory: dict[str, Memory]) -> GenerationState:
     return state._replace(stream=state.stream._replace(memory=memory))
 
@@ -193,23 +212,26 @@ def _prefill(
     state: GenerationState,
     tokens: jax.Array,
     mask: jax.Array | None,
+    count: jax.Array,
     *,
     write: bool,
     chunk_size: ChunkSize | None,
     aside: _Aside = _NOTHING,
 ) -> GenerationState:
+    """The state after the first `count` of the pieces `[pieces, batch, piece]`."""
     model = nnx.merge(graphdef, params)
 
-    def read(carry: tuple[Stream, jax.Array], piece: tuple[jax.Array, jax.Array | None]):
-        options = {"mask": piece[1], "write": write, "chunk_size": chunk_size}
-        out = _read(model, piece[0], carry[0], aside, **options)
+    def read(index: jax.Array, carry: tuple[Stream, jax.Array]) -> tuple[Stream, jax.Array]:
+        of_piece = None if mask is None else mask[index]
+        options = {"mask": of_piece, "write": write, "chunk_size": chunk_size}
+        out = _read(model, tokens[index], carry[0], aside, **options)
         # Prompts end with the last piece, so its last position is real in every prompt.
-        return (out.stream, out.logits[:, -1]), None
+        return out.stream, out.logits[:, -1]
 
-    (stream, logits), _ = jax.lax.scan(read, (state.stream, state.logits), (tokens, mask))
+    stream, logits = jax.lax.fori_loop(0, count, read, (state.stream, state.logits))
     if mask is None:
-        num_new = jnp.full_like(state.num_read, tokens.shape[0] * tokens.shape[2])
-    else:
+        num_new = jnp.full_like(state.num_read, tokens.shape[2]) * count
+    else:  # The pieces behind `count` are all padding.
         num_new = jnp.sum(mask, axis=(0, 2)).astype(state.num_read.dtype)
     has_prompt = num_new > 0
     return GenerationState(
@@ -223,10 +245,7 @@ def _prefill(
 
 @partial(
     jax.jit,
-    static_argnames=(
-        *("graphdef", "max_new_tokens", "sampling", "stop_ids", "ragged"),
-        *("write", "chunk_size"),
-    ),
+    static_argnames=(*("graphdef", "sampling", "stop_ids", "ragged", "write", "chunk_size"),),
     donate_argnames="state",
 )
 def _decode(
@@ -234,27 +253,28 @@ def _decode(
     params: Any,
     state: GenerationState,
     rng: jax.Array,
+    limit: jax.Array,
     *,
-    max_new_tokens: int,
     sampling: Sampling,
     stop_ids: tuple[int, ...],
     ragged: bool,
     write: bool,
     chunk_size: ChunkSize | None,
     aside: _Aside = _NOTHING,
-) -> GenerationOutput:
+) -> tuple[GenerationState, _Block]:
+    """The state after at most `limit` new tokens of each sequence, and these tokens."""
     model = nnx.merge(graphdef, params)
     batch = state.finished.shape[0]
     # One key per sequence, so that its draws do not depend on the other sequences.
     keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(batch))
     stops = jnp.asarray(stop_ids, jnp.int32)
 
-    def unfinished(carry: tuple[jax.Array, GenerationOutput]) -> jax.Array:
-        step, out = carry
-        return (step < max_new_tokens) & ~jnp.all(out.state.finished)
+    def unfinished(carry: tuple[jax.Array, GenerationState, _Block]) -> jax.Array:
+        step, state, _ = carry
+        return (step < limit) & ~jnp.all(state.finished)
 
-    def extend(carry: tuple[jax.Array, GenerationOutput]):
-        step, (tokens, lengths, log_probs, state) = carry
+    def extend(carry: tuple[jax.Array, GenerationState, _Block]):
+        step, state, (tokens, log_probs) = carry
         active = ~state.finished
         draws = jax.vmap(jax.random.fold_in)(keys, state.num_drawn)
         chosen = choose_tokens(state.logits, draws, sampling)
@@ -278,17 +298,15 @@ def _decode(
             num_read=state.num_read + count,
             num_drawn=state.num_drawn + count,
         )
-        return step + 1, GenerationOutput(
+        block = _Block(
             tokens=tokens.at[:, step].set(jnp.where(active, chosen, _NO_TOKEN)),
-            lengths=lengths + count,
             log_probs=log_probs.at[:, step].set(jnp.where(active, score, 0)),
-            state=state,
         )
+        return step + 1, state, block
 
-    out = GenerationOutput(
-        tokens=jnp.full((batch, max_new_tokens), _NO_TOKEN, jnp.int32),
-        lengths=jnp.zeros((batch,), jnp.int32),
-        log_probs=jnp.zeros((batch, max_new_tokens), state.logits.dtype),
-        state=state,
+    block = _Block(
+        tokens=jnp.full((batch, NEW_AT_ONCE), _NO_TOKEN, jnp.int32),
+        log_probs=jnp.zeros((batch, NEW_AT_ONCE), state.logits.dtype),
     )
-    return jax.lax.while_loop(unfinished, extend, (jnp.zeros((), jnp.int32), out))[1]
+    carry = (jnp.zeros((), jnp.int32), state, block)
+    return jax.lax.while_loop(unfinished, extend, carry)[1:]

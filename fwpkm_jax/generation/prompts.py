@@ -1,7 +1,7 @@
 """Checks prompts of different lengths and pads them to one shape."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -9,6 +9,11 @@ import numpy as np
 from fwpkm_jax.generation.state import GenerationState
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.outputs import layer_name
+
+SHORT_PIECES = (16, 64, 256)
+"""Tokens of a prompt's first piece, where that is shorter than the others."""
+PIECES_AT_ONCE = 8
+"""Whole pieces that one call of the device reads."""
 
 
 def check_prompts(prompts: Any, *, batch: int, vocab_size: int) -> list[np.ndarray]:
@@ -89,23 +94,48 @@ def check_room(state: GenerationState, lengths: np.ndarray, max_new_tokens: int)
             )
 
 
-def pad_in_front(
-    rows: Sequence[np.ndarray], *, piece_length: int
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Tokens (int32) and mask (float32), `[pieces, batch, piece]`; no padding gives mask None.
+class Pieces(NamedTuple):
+    """Some pieces of the prompts, of which a call reads the first `count`.
 
-    Prompts end with the last piece, so the last position of every sequence is not padding.
+    Attributes:
+      tokens: int32 `[pieces, batch, piece]`.
+      mask: float32, 0 at padding; None without padding in these pieces.
+      count: pieces that hold tokens; those behind only make the shape the same in every call.
+    """
+
+    tokens: np.ndarray
+    mask: np.ndarray | None
+    count: int
+
+
+def split_prompts(rows: Sequence[np.ndarray], *, piece_length: int) -> Iterator[Pieces]:
+    """The prompts in pieces of few shapes, so that prompts of new lengths compile nothing.
+
+    Padding stands in front, so prompts end with the last piece, whose last position is real in
+    every prompt. The first piece is as long as the smallest of `SHORT_PIECES` that holds what is
+    left over whole pieces. The others are `piece_length` tokens long and come `PIECES_AT_ONCE` at a
+    time, the last of these filled up with pieces that are not read.
     """
     longest = max(len(row) for row in rows)
-    piece = min(piece_length, longest)
-    padded = -(-longest // piece) * piece
+    first = longest % piece_length
+    first = next((size for size in SHORT_PIECES if first <= size < piece_length), piece_length)
+    first = first if longest % piece_length else 0
+    whole = longest // piece_length
+    padded = first + whole * piece_length
     tokens = np.zeros((len(rows), padded), np.int32)
     mask = np.zeros((len(rows), padded), np.float32)
     for number, row in enumerate(rows):
         tokens[number, padded - len(row) :] = row
         mask[number, padded - len(row) :] = 1
+    if first:
+        yield Pieces(tokens[None, :, :first], mask[None, :, :first], 1)
 
     def cut(x: np.ndarray) -> np.ndarray:
-        return x.reshape(len(rows), -1, piece).swapaxes(0, 1)
+        x = x.reshape(len(rows), -1, piece_length).swapaxes(0, 1)
+        return np.pad(x, ((0, PIECES_AT_ONCE - len(x)), (0, 0), (0, 0)))
 
-    return cut(tokens), None if mask.all() else cut(mask)
+    for start in range(0, whole, PIECES_AT_ONCE):
+        count = min(PIECES_AT_ONCE, whole - start)
+        own = slice(first + start * piece_length, first + (start + count) * piece_length)
+        padding = None if mask[:, own].all() else cut(mask[:, own])
+        yield Pieces(cut(tokens[:, own]), padding, count)

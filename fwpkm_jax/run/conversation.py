@@ -23,6 +23,7 @@ from fwpkm_jax.whole_files import own_folder
 
 _START = "start-"
 """With a step: the memory that all others of a checkpoint are forks of, before any text."""
+_LEAST_ROOM = 1024  # Tokens that full attention keeps from the first text on.
 _LONGEST_WAIT = 60.0  # Seconds that another process may take to save it.
 
 
@@ -180,7 +181,7 @@ class Conversation:
             )
             self.state, prompts, left = out.state, None, left - count
             if count:
-                yield np.asarray(out.tokens[0, : int(out.lengths[0])])
+                yield np.asarray(out.tokens)[0, : int(out.lengths[0])]
             if not left or bool(self.state.finished[0]):
                 return
 
@@ -270,10 +271,8 @@ class Conversation:
 
     def _make_room(self, new: int) -> None:
         """Makes room for more tokens in full attention."""
-        length = max(1, self.tokens_read + new)
-        if self.name is not None:
-            # Powers of two, so that few programs are compiled.
-            length = 1 << (length - 1).bit_length()
+        # Powers of two, so that few programs are compiled.
+        length = max(_LEAST_ROOM, 1 << (self.tokens_read + new - 1).bit_length())
         self.state = grow(self._model, self.state, max_length=length)
 
 

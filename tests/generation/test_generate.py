@@ -1,6 +1,7 @@
 """Generation against the whole pass, and against reading one token after another by hand."""
 
 import functools
+import importlib
 from dataclasses import replace
 
 import jax
@@ -258,6 +259,36 @@ def test_each_token_has_a_draw_and_a_sequence_without_a_prompt_keeps_its_logits(
     assert np.any(after[1] != before[1])
 
 
+def test_other_lengths_of_prompts_and_answers_compile_nothing(caplog):
+    model, _, state = start(replace(SMALL, mixers=("attention",)), batch=1, groups=1, max_length=99)
+    options = {"stop_ids": [0], "piece_length": 8}
+    # A piece with padding, and whole ones.
+    state = generate(model, prompts(9), state, max_new_tokens=3, **options).state
+    with jax.log_compiles():
+        for length, new in ((7, 5), (10, 1), (16, 2), (21, 6)):
+            out = generate(model, prompts(length), state, max_new_tokens=new, **options)
+            assert out.tokens.shape == (1, new)
+            state = out.state
+    assert [record.message for record in caplog.records] == []
+
+
+@pytest.mark.thorough
+def test_an_answer_of_several_blocks_is_that_of_one(monkeypatch):
+    def answers():
+        model, _, state = start(batch=2, groups=2)
+        return generate(model, prompts(3, 9), state, max_new_tokens=7, stop_ids=[0])
+
+    whole = answers()
+    module = importlib.import_module("fwpkm_jax.generation.generate")  # Not the function.
+    monkeypatch.setattr(module, "NEW_AT_ONCE", 3)
+    jax.clear_caches()
+    cut = answers()
+    np.testing.assert_array_equal(cut.tokens, whole.tokens)
+    np.testing.assert_array_equal(cut.lengths, whole.lengths)
+    assert_close(cut.log_probs, whole.log_probs)
+    jax.clear_caches()
+
+
 @pytest.mark.thorough
 def test_a_decoding_loop_copies_no_table():
     """The table of 40 x 40 slots stays where it is, from call to call and token to token."""
@@ -266,8 +297,8 @@ def test_a_decoding_loop_copies_no_table():
     model, _, state = start(config, batch=1, groups=1)
     graphdef, params = nnx.split(model)
     text = _decode.lower(
-        *(graphdef, params, state, jax.random.key(0)),
-        **{"max_new_tokens": 4, "sampling": Sampling(), "stop_ids": (), "ragged": False},
+        *(graphdef, params, state, jax.random.key(0), np.int32(4)),
+        **{"sampling": Sampling(), "stop_ids": (), "ragged": False},
         **{"write": True, "chunk_size": None},
     )
     lines = text.compile().as_text().splitlines()

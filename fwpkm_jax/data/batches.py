@@ -9,6 +9,8 @@ import grain
 import numpy as np
 from absl import flags
 
+from fwpkm_jax.data.identity import check_same
+
 Example = dict[str, np.ndarray]
 Batch = dict[str, np.ndarray]
 
@@ -97,13 +99,7 @@ class BatchIterator(grain.DatasetIterator):
                 f"{state!r} is not a position in this data of {len(self._batches)} batches; pass "
                 "what get_state returned on data of the same configuration."
             )
-        now, saved = self._source or {}, state.get("source", {})
-        changed = [f"{n}: {saved[n]} -> {now.get(n)}" for n in saved if saved[n] != now.get(n)]
-        if changed:
-            raise ValueError(
-                "The text has changed since the run was saved, and its order would be "
-                f"another ({'; '.join(changed)}); put the old files back, or start a new run."
-            )
+        check_same(state.get("source", {}), self._source or {})
         self.close()
         self._next_index = next_index
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fwpkm_jax import outside_files
+
 SUFFIXES = (".jsonl", ".txt", ".bin")
 PACKAGED = "package:"
 """Prefix of paths inside the installed package."""
+
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class TextDocument(NamedTuple):
@@ -24,35 +31,89 @@ def find_files(path: str | Path) -> list[Path]:
     """The data files of a path: the file itself, or all files below the folder in sorted order.
 
     Args:
-      path: a file or a folder; `package:sample/train.jsonl` is a file of this package.
+      path: a file or a folder, whose other files one logged line names;
+        `package:sample/train.jsonl` is a file of this package.
 
     Raises:
       FileNotFoundError: `path` does not exist.
-      ValueError: it is a file of another kind, a folder without data files, or a folder with a
-        text and a tokenised file of the same name.
+      ValueError: it is a file of another kind, a folder without data files, with a hidden one, or
+        with a text and a tokenised file of the same name.
     """
     if str(path).startswith(PACKAGED):
         path = Path(__file__).parent / str(path).removeprefix(PACKAGED)
     path = Path(path).expanduser()
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
-        if not files:
-            raise ValueError(
-                f"The folder {path} holds no {', '.join(SUFFIXES)} file; name another."
-            )
-        present = set(files)
-        for text in files:
-            if text.suffix != ".bin" and (encoded := text.with_suffix(".bin")) in present:
-                raise ValueError(
-                    f"{path} holds {text} and {encoded}, which reads as the same text twice; "
-                    "name the files to use, or rename one."
-                )
-        return files
+        return _files_below(path)
     if not path.exists():
         raise FileNotFoundError(f"There is no file or folder {path.absolute()}; check the path.")
-    if path.suffix not in SUFFIXES:
+    if kind_of(path) not in SUFFIXES:
         raise ValueError(f"{path} is not a {', '.join(SUFFIXES)} file; rename or convert it.")
     return [path]
+
+
+def kind_of(path: Path) -> str:
+    """The end of a file's name in small letters, as `.txt`."""
+    return path.suffix.lower()
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """The data files of a folder; one logged line says what else it holds and why that is not read.
+
+    Raises:
+      ValueError: it has none, a hidden one, or a text and a tokenised file of the same name.
+    """
+    found = sorted(file for file in folder.rglob("*") if file.is_file())
+    files = [file for file in found if kind_of(file) in SUFFIXES]
+    for file in files:
+        if any(part.startswith(".") for part in file.relative_to(folder).parts):
+            raise ValueError(
+                f"{file} is hidden, so it is hardly meant to be read; delete it, or name the files "
+                f"and folders of {folder} that are."
+            )
+    present, passed = set(files), [file for file in found if kind_of(file) not in SUFFIXES]
+    # An index or a manifest belongs to the tokenised file beside it.
+    beside = (".idx", ".json")
+    others = [
+        file
+        for file in passed
+        if not (kind_of(file) in beside and file.with_suffix(".bin") in present)
+    ]
+    if others:
+        reasons = "; ".join(f"{name} ({why})" for name, why in _reasons(others))
+        if not files:
+            raise ValueError(
+                f"The folder {folder} holds no {', '.join(SUFFIXES)} file, only {reasons}; name "
+                "another."
+            )
+        _LOGGER.warning("%s: %d files are read. Passed over: %s.", folder, len(files), reasons)
+    if not files:
+        raise ValueError(f"The folder {folder} holds no {', '.join(SUFFIXES)} file; name another.")
+    for text in files:
+        if kind_of(text) != ".bin" and (encoded := text.with_suffix(".bin")) in present:
+            raise ValueError(
+                f"{folder} holds {text} and {encoded}, which reads as the same text twice; "
+                "name the files to use, or rename one."
+            )
+    return files
+
+
+def _reasons(files: list[Path]) -> list[tuple[str, str]]:
+    """Kinds of files that are not read, how many there are or which one, and why."""
+    kinds: dict[str, list[Path]] = {}
+    for file in files:
+        kinds.setdefault(kind_of(file) or "no ending", []).append(file)
+    why = {
+        **dict.fromkeys((".gz", ".xz", ".zst", ".bz2", ".zip"), "compressed; unpack it"),
+        ".parquet": "`python -m fwpkm_jax.data.prepare` reads it",
+        ".idx": "its .bin is missing",
+    }
+    return [
+        (
+            repr(members[0].name) if len(members) == 1 else f"{len(members)} of {kind}",
+            why.get(kind, "no text that is read"),
+        )
+        for kind, members in sorted(kinds.items())
+    ]
 
 
 def read_documents(path: Path, *, field: str) -> Iterator[TextDocument]:
@@ -67,7 +128,8 @@ def read_documents(path: Path, *, field: str) -> Iterator[TextDocument]:
     Raises:
       ValueError: a line is not UTF-8, not JSON or has no such field; the error names it.
     """
-    if path.suffix == ".txt":
+    refuse_pointer(path)
+    if kind_of(path) == ".txt":
         if text := read_text(path):
             yield TextDocument(path.name, text)
         return
@@ -76,6 +138,13 @@ def read_documents(path: Path, *, field: str) -> Iterator[TextDocument]:
             if text := text_field(record, field, place=f"{path}, line {number}"):
                 own = record.get("id")
                 yield TextDocument(f"{path.name}:{number}" if own in (None, "") else str(own), text)
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raises the error of a git-lfs pointer, which stands for a file that was not fetched."""
+    with path.open("rb") as file:
+        if outside_files.is_pointer(file.read(100)):
+            outside_files.refuse_pointer(path)
 
 
 def read_text(path: Path) -> str:
@@ -111,9 +180,13 @@ def read_json_lines(
 def decode_utf8(content: bytes, *, name: str, start: int = 0, first_line: int = 1) -> str:
     """Text of the bytes of file `name` from offset `start` on, which lies in line `first_line`.
 
+    A byte order mark at the start of the file is no part of the text.
+
     Raises:
       ValueError: they are not UTF-8; the error names the place.
     """
+    if start == 0 and content.startswith(codecs.BOM_UTF8):
+        start, content = len(codecs.BOM_UTF8), content[len(codecs.BOM_UTF8) :]
     try:
         return content.decode()
     except UnicodeDecodeError as error:

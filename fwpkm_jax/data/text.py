@@ -13,10 +13,11 @@ import numpy as np
 
 from fwpkm_jax.data.base import AbstractDataConfig, Dataset, Source, Split
 from fwpkm_jax.data.batches import batch_examples
-from fwpkm_jax.data.documents import find_files, read_documents
+from fwpkm_jax.data.documents import find_files, kind_of, read_documents
+from fwpkm_jax.data.identity import FILES, identities
 from fwpkm_jax.data.needles import Example, NeedleMix
 from fwpkm_jax.data.packing import BestFitRows, PackedRows, Packing, TokenSegment
-from fwpkm_jax.data.token_files import TokenFile, TokenFileEntry
+from fwpkm_jax.data.token_files import TokenFile, TokenFileEntry, token_dtype
 from fwpkm_jax.data.tokenizers import BYTES, Tokenizer, load_tokenizer
 from fwpkm_jax.literals import check_literals
 
@@ -164,14 +165,19 @@ def train_rows(config: TextData, *, seed: int) -> tuple[grain.MapDataset, dict[s
     Needles, where the configuration has any, are a function of (seed, row's number) alone.
 
     Returns:
-      The rows, and what decides their order beside the configuration, as JSON values: the
-      tokenizer's fingerprint and the tokens of each source.
+      The rows, and what they and the validation text are made of beside the configuration, as
+      JSON values: the tokenizer's fingerprint, the tokens of each source, and the content of each
+      file.
     """
     tokenizer = load_tokenizer(config.tokenizer)
     sources = [_rows([path], config, tokenizer) for path in config.train_paths]
     made_of = {
         "tokenizer": tokenizer.fingerprint,
         "tokens": [rows.num_tokens for rows in sources],
+        FILES: {
+            "train": [identities(find_files(path)) for path in config.train_paths],
+            "valid": [identities(find_files(path)) for path in config.valid_paths],
+        },
     }
     rows = _mixture(config, sources, seed=seed)
     needles = config.needles
@@ -236,25 +242,25 @@ def _rows(paths: tuple[str, ...] | list[str], config: TextData, tokenizer: Token
 
 def _documents(file: Path, config: TextData, tokenizer: Tokenizer) -> Iterator[TokenSegment]:
     """The documents of a file, each with two bytes a token if the vocabulary allows."""
-    if file.suffix == ".bin":
+    if kind_of(file) == ".bin":
         entries = TokenFile(file, vocab_size=tokenizer.vocab_size)
         yield from (TokenFileEntry(entries, number) for number in range(entries.num_entries))
         return
-    dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
+    dtype = token_dtype(tokenizer.vocab_size)
     yield from (document.tokens.astype(dtype) for document in _read(file, config, tokenizer))
 
 
 def _segment(file: Path, config: TextData, tokenizer: Tokenizer) -> TokenSegment:
     """All tokens of a file, with two bytes each if the vocabulary allows."""
-    if file.suffix == ".bin":
+    if kind_of(file) == ".bin":
         return TokenFile(file, vocab_size=tokenizer.vocab_size)
-    dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
+    dtype = token_dtype(tokenizer.vocab_size)
     documents = [document.tokens.astype(dtype) for document in _read(file, config, tokenizer)]
     return np.concatenate(documents) if documents else np.zeros(0, dtype)
 
 
 def _read(file: Path, config: TextData, tokenizer: Tokenizer) -> Iterator[Document]:
-    if file.suffix == ".bin":
+    if kind_of(file) == ".bin":
         entries = TokenFile(file, vocab_size=tokenizer.vocab_size)
         for number in range(entries.num_entries):
             yield Document(f"{file.name}:{number + 1}", entries.entry(number).astype(np.int32))

@@ -1,8 +1,10 @@
-"""Tokenised files: a `.bin` of uint16 ids and an `.idx` with the position of each entry.
+"""Tokenised files: a `.bin` of token ids and an `.idx` with the position of each entry.
 
-`.bin` holds little-endian uint16 token ids. Each line of `.idx` is `length offset`, the length in
-tokens and the offset in bytes; entries follow each other without gaps. Two layouts share the
-format: fixed-length rows of the concatenation of all documents, and one entry per document.
+`.bin` holds little-endian ids, uint16 for a vocabulary of up to 65,536 ids and uint32 for a larger
+one, of which the first line of `.idx` then says `# uint32`. Each other line of `.idx` is `length
+offset`, the length in tokens and the offset in bytes; entries follow each other without gaps. Two
+layouts share the format: fixed-length rows of the concatenation of all documents, and one entry per
+document.
 """
 
 from __future__ import annotations
@@ -14,8 +16,19 @@ import numpy as np
 
 from fwpkm_jax.whole_files import replacing
 
-_DTYPE = np.dtype("<u2")
-_MAX_VOCAB_SIZE = 2**16
+_WIDE = b"# uint32\n"
+"""The first line of the index of a file with four bytes per token."""
+_MAX_VOCAB_SIZE = 2**31  # Models take int32.
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The type of ids in a tokenised file of this vocabulary."""
+    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
+
+
+def index_header(vocab_size: int) -> bytes:
+    """What the index of a file of this vocabulary begins with."""
+    return b"" if token_dtype(vocab_size).itemsize == 2 else _WIDE
 
 
 class TokenFile:
@@ -44,12 +57,12 @@ class TokenFile:
                 raise FileNotFoundError(
                     f"There is no {file.absolute()}; a tokenised text is a .bin and an .idx file."
                 )
-        lengths = _read_index(index)
+        lengths, self._dtype = _read_index(index)
         self._bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        if (size := path.stat().st_size) != _DTYPE.itemsize * len(self):
+        if (size := path.stat().st_size) != self._dtype.itemsize * len(self):
             raise ValueError(
                 f"{path} holds {size} bytes, but the {len(lengths)} entries of {index.name} need "
-                f"{_DTYPE.itemsize * len(self)}; write both files again."
+                f"{self._dtype.itemsize * len(self)}; write both files again."
             )
 
     def __len__(self) -> int:
@@ -57,14 +70,17 @@ class TokenFile:
         return int(self._bounds[-1])
 
     def __getitem__(self, tokens: slice) -> np.ndarray:
-        """The ids at a slice of the concatenated entries, uint16.
+        """The ids at a slice of the concatenated entries, uint16 or uint32.
 
         Raises:
           ValueError: an id lies outside the vocabulary, or the file has shrunk.
         """
         start, stop, _ = tokens.indices(len(self))
         ids = np.fromfile(
-            self.path, _DTYPE, count=max(stop - start, 0), offset=start * _DTYPE.itemsize
+            self.path,
+            self._dtype,
+            count=max(stop - start, 0),
+            offset=start * self._dtype.itemsize,
         )
         if len(ids) < stop - start:
             raise ValueError(
@@ -89,7 +105,7 @@ class TokenFile:
         return int(self._bounds[index + 1] - self._bounds[index])
 
     def entry(self, index: int, tokens: slice = slice(None)) -> np.ndarray:
-        """The ids of one entry, or of a slice of it, uint16 `[tokens]`."""
+        """The ids of one entry, or of a slice of it, uint16 or uint32 `[tokens]`."""
         first = int(self._bounds[index])
         start, stop, _ = tokens.indices(self.entry_length(index))
         return self[first + start : first + stop]
@@ -120,15 +136,16 @@ def write_token_file(
       max_tokens: stop after the entry that reaches this many tokens.
 
     Raises:
-      ValueError: the name does not end in `.bin`, or ids are outside the vocabulary or uint16.
+      ValueError: the name does not end in `.bin`, or an id lies outside the vocabulary.
     """
     check_token_file(path, vocab_size=vocab_size)
     written = 0
     # The index gets its name last, as a reader asks for it last: the contexts end inside out.
     with replacing(path.with_suffix(".idx")) as index, replacing(path) as data:
+        index.write(index_header(vocab_size))
         for number, entry in enumerate(entries):
             data.write(entry_bytes(entry, number=number, vocab_size=vocab_size))
-            index.write(index_line(len(entry), start=written).encode("ascii"))
+            index.write(index_line(len(entry), start=written, vocab_size=vocab_size))
             written += len(entry)
             if max_tokens is not None and written >= max_tokens:
                 break
@@ -141,7 +158,7 @@ def check_token_file(path: Path, *, vocab_size: int) -> None:
         raise ValueError(f"{path} must end in .bin; its index gets the same name and .idx.")
     if vocab_size > _MAX_VOCAB_SIZE:
         raise ValueError(
-            f"vocab_size={vocab_size} exceeds the {_MAX_VOCAB_SIZE} ids of uint16; "
+            f"vocab_size={vocab_size} exceeds the {_MAX_VOCAB_SIZE} ids of int32; "
             "the format cannot hold this tokenizer's text."
         )
 
@@ -153,19 +170,23 @@ def entry_bytes(entry: np.ndarray, *, number: int, vocab_size: int) -> bytes:
         raise ValueError(
             f"Entry {number} holds the id {outside}, outside a vocabulary of {vocab_size}."
         )
-    return entry.astype(_DTYPE).tobytes()
+    return entry.astype(token_dtype(vocab_size)).tobytes()
 
 
-def index_line(length: int, *, start: int) -> str:
+def index_line(length: int, *, start: int, vocab_size: int) -> bytes:
     """The line of `.idx` for an entry of `length` tokens after `start` earlier ones."""
-    return f"{length} {start * _DTYPE.itemsize}\n"
+    return f"{length} {start * token_dtype(vocab_size).itemsize}\n".encode("ascii")
 
 
-def _read_index(path: Path) -> np.ndarray:
-    """Lengths in tokens of all entries, int64, having checked that offsets leave no gap."""
-    lengths, end = [], 0
+def _read_index(path: Path) -> tuple[np.ndarray, np.dtype]:
+    """Lengths in tokens of all entries, int64, having checked that offsets leave no gap; the type
+    of the ids."""
+    lengths, end, dtype = [], 0, np.dtype("<u2")
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
+            if number == 1 and line == _WIDE:
+                dtype = np.dtype("<u4")
+                continue
             try:
                 length, offset = map(int, line.split())
             except ValueError as error:
@@ -178,5 +199,5 @@ def _read_index(path: Path) -> np.ndarray:
                     f"not follow the last, which ends at byte {end}; write both files again."
                 )
             lengths.append(length)
-            end += length * _DTYPE.itemsize
-    return np.asarray(lengths, np.int64)
+            end += length * dtype.itemsize
+    return np.asarray(lengths, np.int64), dtype

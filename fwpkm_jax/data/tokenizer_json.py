@@ -39,12 +39,24 @@ class JSONTokenizer:
             self._tokenizer: Any = tokenizers.Tokenizer.from_str(content.decode())
         except Exception as error:  # The library raises plain ones.
             raise ValueError(f"{path} is no tokenizer.json ({error}).") from error
+        self._as_built()
         self._tokenizer.encode_special_tokens = True  # As characters.
         self.fingerprint = hashlib.sha256(content).hexdigest()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         self._config = self._beside("tokenizer_config.json")
         self.stop_ids = self._ends()
         self.eos_id = self.stop_ids[0]
+
+    def _as_built(self) -> None:
+        """Switches off what a fine-tuning script left in the file, as transformers does.
+
+        Truncation and padding are settings of one call, and dropout draws other pieces of the same
+        text each time.
+        """
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        if getattr(self._tokenizer.model, "dropout", None):
+            self._tokenizer.model.dropout = None
 
     def _beside(self, name: str) -> dict[str, Any]:
         file = self._path.with_name(name)

@@ -124,3 +124,44 @@ def test_a_text_beside_its_own_tokens_is_not_read_twice(tmp_path):
         (tmp_path / name).write_text("")
     with pytest.raises(ValueError, match=r"x\.jsonl and .*x\.bin, which reads as the same text"):
         find_files(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".TXT", ".jsonl"])
+def test_a_byte_order_mark_is_no_text(tmp_path, suffix):
+    path = tmp_path / f"x{suffix}"
+    text = "sp\u00e4ter"
+    content = json.dumps({"text": text}) if suffix == ".jsonl" else text
+    path.write_text(content, encoding="utf-8-sig")
+    assert [document.text for document in read_documents(path, field="text")] == [text]
+
+
+def test_a_folder_says_what_it_does_not_read_and_why(tmp_path, caplog):
+    names = ("a.txt", "b.jsonl.gz", "c.parquet", "d.TXT", "e.bin", "e.idx", "e.json", "f.md")
+    for name in names:
+        (tmp_path / name).write_text("")
+    (tmp_path / "books.txt").mkdir()
+    (tmp_path / "books.txt" / "inside.txt").write_text("")
+    found = [file.relative_to(tmp_path).as_posix() for file in find_files(tmp_path)]
+    assert found == ["a.txt", "books.txt/inside.txt", "d.TXT", "e.bin"]
+    (line,) = (record.message for record in caplog.records)
+    assert "4 files are read" in line
+    for part in ("b.jsonl.gz' (compressed; unpack it)", "c.parquet'", "data.prepare", "f.md'"):
+        assert part in line
+    assert "e.idx" not in line
+
+
+@pytest.mark.parametrize("name", ["._a.txt", ".ipynb_checkpoints/a.txt", ".cache/x/b.jsonl"])
+def test_a_hidden_text_is_refused_by_name(tmp_path, name):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("other")
+    with pytest.raises(ValueError, match=f"{name} is hidden"):
+        find_files(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_a_git_lfs_pointer_is_refused_by_name(tmp_path, name):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n"
+    (tmp_path / name).write_text(pointer)
+    with pytest.raises(ValueError, match=f"{name} is a git-lfs pointer.*git lfs pull"):
+        list(read_documents(tmp_path / name, field="text"))

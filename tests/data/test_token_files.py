@@ -65,7 +65,7 @@ def test_an_empty_file_has_no_entries(tmp_path):
     [
         ([np.asarray([0]), np.asarray([3, 7, 9])], 5, "Entry 1 holds the id 7, outside .* of 5"),
         ([np.asarray([-1])], 5, "Entry 0 holds the id -1"),
-        ([np.asarray([1])], 65537, "vocab_size=65537 exceeds the 65536 ids of uint16"),
+        ([np.asarray([1])], 2**31 + 1, "vocab_size=2147483649 exceeds the 2147483648 ids of int32"),
     ],
 )
 def test_ids_the_format_cannot_hold_are_refused(tmp_path, entries, vocab_size, message):
@@ -110,3 +110,16 @@ def test_an_id_outside_the_vocabulary_is_named_with_its_place(tmp_path):
     np.testing.assert_array_equal(file.entry(0), [1, 2])
     with pytest.raises(ValueError, match=r"x.bin holds the id 400 at token 3, .* of 257"):
         file.entry(1)
+
+
+@pytest.mark.parametrize("vocab_size", [2**16, 2**16 + 1, 151_936])
+def test_any_vocabulary_comes_back_with_two_bytes_a_token_where_they_suffice(tmp_path, vocab_size):
+    entries = [np.asarray([0, vocab_size - 1, 7]), np.asarray([65_535])]
+    write(tmp_path / "x.bin", entries, vocab_size=vocab_size)
+    file = TokenFile(tmp_path / "x.bin", vocab_size=vocab_size)
+    np.testing.assert_array_equal(file[0:4], np.concatenate(entries))
+    np.testing.assert_array_equal(file.entry(0, slice(1, 3)), entries[0][1:])
+    wide = vocab_size > 2**16
+    assert (tmp_path / "x.bin").stat().st_size == 4 * (4 if wide else 2)
+    first = (tmp_path / "x.idx").read_text().splitlines()[0]
+    assert first == ("# uint32" if wide else "3 0")

@@ -73,3 +73,64 @@ def test_a_file_that_is_none_or_has_no_end_is_refused(path):
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"is no tokenizer\.json"):
         load_tokenizer(str(path))
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        {
+            "truncation": {
+                "direction": "Right",
+                "max_length": 2,
+                "strategy": "LongestFirst",
+                "stride": 0,
+            }
+        },
+        {
+            "padding": {
+                **{"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None},
+                **{"pad_id": 0, "pad_type_id": 0, "pad_token": "t"},
+            }
+        },
+        {
+            "padding": {
+                **{"strategy": "BatchLongest", "direction": "Left", "pad_to_multiple_of": 8},
+                **{"pad_id": 0, "pad_type_id": 0, "pad_token": "t"},
+            }
+        },
+        {"dropout": 0.5},
+        {
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [
+                    {"SpecialToken": {"id": "<|text|>", "type_id": 0}},
+                    {"Sequence": {"id": "A", "type_id": 0}},
+                ],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+                "special_tokens": {
+                    "<|text|>": {"id": "<|text|>", "ids": [1], "tokens": ["<|text|>"]}
+                },
+            }
+        },
+    ],
+    ids=["truncation", "fixed_padding", "longest_padding", "dropout", "post_processor"],
+)
+def test_what_a_fine_tuning_script_left_in_the_file_changes_no_token(path, left):
+    texts = ["the cat sat on the mat and the hat", "the"]
+    clean = load_tokenizer(str(path))
+    expected = [clean.encode(text) for text in texts]
+    written = clean.encode_written("<|user|>the cat")
+    content = json.loads(path.read_bytes())
+    if "dropout" in left:
+        content["model"]["dropout"] = left["dropout"]
+    else:
+        content |= left
+    path.write_text(json.dumps(content))
+    tokenizer = load_tokenizer(str(path))
+    for _ in range(3):  # Dropout would draw.
+        for ids, of_batch, text in zip(
+            expected, tokenizer.encode_batch(texts, num_threads=1), texts, strict=True
+        ):
+            np.testing.assert_array_equal(tokenizer.encode(text), ids)
+            np.testing.assert_array_equal(of_batch, ids)
+        np.testing.assert_array_equal(tokenizer.encode_written("<|user|>the cat"), written)

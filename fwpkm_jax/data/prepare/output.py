@@ -8,7 +8,7 @@ from typing import IO, Literal, TypedDict
 
 import numpy as np
 
-from fwpkm_jax.data.token_files import entry_bytes, index_line
+from fwpkm_jax.data.token_files import entry_bytes, index_header, index_line, token_dtype
 from fwpkm_jax.whole_files import open_own
 
 Layout = Literal["l4096", "stream"]
@@ -59,12 +59,15 @@ class TokenOutput:
         self._vocab_size = vocab_size
         self._max_tokens = max_tokens
         data, index = partial_files(path)
-        _check_size(data, 2 * written["tokens"])
+        data_bytes = token_dtype(vocab_size).itemsize * written["tokens"]
+        _check_size(data, data_bytes)
         _check_size(index, written["index_bytes"])
-        self._data = _open(data, size=2 * written["tokens"])
+        self._data = _open(data, size=data_bytes)
         self._index = _open(index, size=written["index_bytes"])
         self.entries, self.tokens = written["entries"], written["tokens"]
         self._index_bytes = written["index_bytes"]
+        if not self._index_bytes:
+            self._index_bytes += self._index.write(index_header(vocab_size))
         self._pending = np.asarray(written["pending"], np.int32)
 
     @property
@@ -91,7 +94,7 @@ class TokenOutput:
 
     def _write(self, entry: np.ndarray) -> None:
         content = entry_bytes(entry, number=self.entries, vocab_size=self._vocab_size)
-        line = index_line(len(entry), start=self.tokens).encode("ascii")
+        line = index_line(len(entry), start=self.tokens, vocab_size=self._vocab_size)
         self._data.write(content)
         self._index.write(line)
         self.entries += 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fwpkm_jax.data.documents import find_files, read_json_lines, read_text, text_field
+from fwpkm_jax.data.documents import find_files, kind_of, read_json_lines, read_text, text_field
 from fwpkm_jax.data.prepare.records import Record, Source, select
 
 
@@ -72,10 +72,10 @@ def text_files(
     parts = []
     for file in find_files(path):
         name = file.relative_to(path).as_posix() if path.is_dir() else file.name
-        if file.suffix == ".bin":
+        if kind_of(file) == ".bin":
             raise ValueError(f"{file} is tokenised already; name the texts alone.")
         parts.append(
-            JsonLines(file, name, field) if file.suffix == ".jsonl" else PlainText(file, name)
+            JsonLines(file, name, field) if kind_of(file) == ".jsonl" else PlainText(file, name)
         )
     return Source(
         name="jsonl", spans=select(parts, start=start, stop=stop), settings={"field": field}

@@ -1,0 +1,107 @@
+"""Knows text by the content of its files, so that a run is resumed with the text it was made of."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fwpkm_jax.data.documents import kind_of
+
+FILES = "files"
+"""Name of the files' identities in what a data position says of its source."""
+WHOLE = 2**30
+"""Bytes up to which every byte of a file counts; of a larger one blocks all over it do."""
+BLOCKS, BLOCK = 2**14, 2**12
+"""Number and bytes of these blocks: 64 MiB."""
+MOST_NAMED = 256
+"""Files of a source that are kept one by one; of more, all together."""
+_LOGGER = logging.getLogger(__name__)
+
+
+def identities(files: Sequence[Path]) -> list[list[str]]:
+    """Name and hash of each file, in the order in which they are read, as JSON values.
+
+    A source of more than `MOST_NAMED` files has one entry, for all of them.
+    """
+    found = [[file.name, identity(file)] for file in files]
+    if len(found) <= MOST_NAMED:
+        return found
+    joined = hashlib.sha256("\n".join(digest for _, digest in found).encode()).hexdigest()
+    return [[f"{len(found)} files from {files[0].parent}", joined]]
+
+
+def identity(file: Path) -> str:
+    """A hash of a file's content; a tokenised file's index counts too.
+
+    Of a file of more than `WHOLE` bytes the size, both ends and `BLOCKS` blocks spread evenly over
+    it are hashed. Text that was changed between these blocks alone is taken for the same.
+    """
+    digest = hashlib.sha256()
+    for part in (file, file.with_suffix(".idx")) if kind_of(file) == ".bin" else (file,):
+        with part.open("rb") as content:
+            size = os.fstat(content.fileno()).st_size
+            digest.update(f"{size} ".encode())
+            if size <= WHOLE:
+                while block := content.read(2**20):
+                    digest.update(block)
+                continue
+            for number in range(BLOCKS):
+                content.seek(number * (size - BLOCK) // (BLOCKS - 1))
+                digest.update(content.read(BLOCK))
+    return digest.hexdigest()
+
+
+def check_same(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises ValueError, naming the file, if text is not that of a saved data position.
+
+    A file may have another name or lie elsewhere. A position that was saved before text was known
+    by its content passes with a logged line.
+
+    Args:
+      saved: what a position says of its source.
+      now: the same of the text that is there.
+    """
+    changed = [
+        f"{name}: {saved[name]} -> {now.get(name)}"
+        for name in saved
+        if name != FILES and saved[name] != now.get(name)
+    ]
+    if FILES in now and FILES not in saved:
+        _LOGGER.warning(
+            "This run was saved before text was known by its content: whether its text has changed "
+            "at equal length cannot be told; from the next checkpoint on it can."
+        )
+    elif FILES in now:
+        changed += _changed_files(saved[FILES], now[FILES])
+    if changed:
+        raise ValueError(
+            "The text has changed since the run was saved, so it would go on with other data "
+            f"({'; '.join(changed)}); put the old files back, or start a new run."
+        )
+
+
+def _changed_files(saved: Any, now: Mapping[str, Any]) -> list[str]:
+    """The first file of each split that is not the one it was."""
+    changed = []
+    for split in now:
+        before = [tuple(file) for source in saved.get(split, []) for file in source]
+        there = [tuple(file) for source in now[split] for file in source]
+        if [digest for _, digest in before] == [digest for _, digest in there]:
+            continue
+        same = 0
+        while same < min(len(before), len(there)) and before[same][1] == there[same][1]:
+            same += 1
+        if same == len(before):
+            what = f"{there[same][0]} was not there"
+        elif same == len(there):
+            what = f"{before[same][0]} is gone"
+        elif before[same][0] == there[same][0]:
+            what = f"{there[same][0]} has other content"
+        else:
+            what = f"{there[same][0]} is where {before[same][0]} was"
+        changed.append(f"{split} text: {what}")
+    return changed

@@ -52,7 +52,10 @@ def check_options(arguments: Sequence[str], config: Any) -> None:
     names = {"--help", *_option_names(config)}
     for argument in arguments:
         if argument.startswith("--") and argument not in names:
-            hint = nearest(argument, names) or "; --help lists the options"
+            # An option whose last part is the whole name is meant, rather than a similar one.
+            own = [n for n in sorted(names) if n.rpartition(".")[2] == argument.removeprefix("--")]
+            hint = f"; the nearest name is {own[0]}" if own else nearest(argument, names)
+            hint = hint or "; --help lists the options"
             raise ValueError(f"{argument} is not an option{hint}.")
 
 

@@ -15,6 +15,28 @@ _KINDS = {
 }
 
 
+def check_rngs(rngs: Any) -> None:
+    """Raises ValueError unless `rngs` gives random keys for parameters, as `nnx.Rngs` does."""
+    if not hasattr(rngs, "params"):
+        raise ValueError(
+            f"rngs is {_shown(rngs)}; expected random streams, as nnx.Rngs(0) of flax.nnx."
+        )
+
+
+def check_key(rng: Any) -> None:
+    """Raises ValueError unless `rng` is a random key."""
+    dtype = getattr(rng, "dtype", None)
+    is_key = dtype is not None and (
+        jnp.issubdtype(dtype, jax.dtypes.prng_key) or (dtype == jnp.uint32 and rng.ndim == 1)
+    )
+    if not is_key:
+        raise ValueError(f"rng is {_shown(rng)}; expected a random key, as jax.random.key(0).")
+
+
+def _shown(x: Any) -> str:
+    return _describe(x) if hasattr(x, "dtype") else f"{x!r:.40} ({type(x).__name__})"
+
+
 def check_arrays(
     *, sizes: dict[str, int] | None = None, **arguments: tuple[Any, str]
 ) -> dict[str, int]:

@@ -200,5 +200,6 @@ def _package(name: str, what: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(
-            f"{what} by the package {name.split('.')[0]}; run: pip install 'fwpkm-jax[hf]'"
+            f"{what} by the package {name.split('.')[0]}; in a checkout of fwpkm_jax run: "
+            "pip install -e '.[hf]'"
         ) from error

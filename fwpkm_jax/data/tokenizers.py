@@ -167,7 +167,8 @@ def _mistral_v1_model() -> bytes:
     except (ModuleNotFoundError, FileNotFoundError) as error:
         raise ImportError(
             f"tokenizer={MISTRAL_V1!r} is read from the package mistral-common, which is not "
-            "installed or lacks the file; run: pip install 'fwpkm-jax[tokenizers]'"
+            "installed or lacks the file; in a checkout of fwpkm_jax run: "
+            "pip install -e '.[tokenizers]'"
         ) from error
     digest = hashlib.sha256(model).hexdigest()
     if digest != _MISTRAL_V1_SHA256:

@@ -86,7 +86,7 @@ def path_of(folder: str | Path, name: str) -> Path:
     """
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"name={name!r} must be 1 to 100 letters, digits and . _ @ + -, and begin with a "
+            f"name={name!r} must be 1 to 100 ASCII letters, digits and . _ @ + -, and begin with a "
             "letter or digit."
         )
     return Path(folder) / f"{name}{file.SUFFIX}"

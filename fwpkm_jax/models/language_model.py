@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import TokenMask
-from fwpkm_jax.core.checks import check_arrays
+from fwpkm_jax.core.checks import check_arrays, check_key, check_rngs
 from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.core.documents import Documents
 from fwpkm_jax.core.streams.queue import ChunkSize
@@ -70,6 +70,7 @@ class LanguageModel(nnx.Module):
           dtype: dtype of activations. "config": `config.activation_dtype`. None: that of the
             parameters.
         """
+        check_rngs(rngs)
         self.config = config
         dtype = jnp.dtype(config.activation_dtype) if dtype == "config" else dtype
         self.dtype = dtype
@@ -105,6 +106,7 @@ class LanguageModel(nnx.Module):
 
         All groups of a layer start with equal values; each layer has its own random draw.
         """
+        check_key(rng)
         return {
             layer_name(index): self.blocks[index].memory.init_memory(
                 jax.random.fold_in(rng, index), groups=groups

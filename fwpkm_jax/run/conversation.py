@@ -17,6 +17,7 @@ from fwpkm_jax import memories
 from fwpkm_jax.data.chat_turns import START, Turn, closing_tokens, has_template, message_tokens
 from fwpkm_jax.generation import GenerationState, Sampling, generate, grow, init_generation
 from fwpkm_jax.memories.saved import Keep
+from fwpkm_jax.models.outputs import layer_name
 from fwpkm_jax.run.load import Run, text_tokenizer
 from fwpkm_jax.training.runs.lock import RunInUseError
 from fwpkm_jax.whole_files import own_folder
@@ -240,7 +241,15 @@ class Conversation:
                 f"{key}: {rows:,} of {total:,} rows written ({rows / total:.2%}), "
                 f"{since[key][0]:,} since it was last saved."
             )
-        lines += [f"{name}: {count} tokens wait to be written." for name, count in waiting.items()]
+        for index in self._model.config.memory_layers:
+            name = layer_name(index)
+            config = self._model.blocks[index].memory.config
+            # A chunk is written when the targets of its last tokens have been read.
+            left = config.chunk_size + config.rule.lookahead - waiting[name]
+            lines.append(
+                f"{name}: written after every {config.chunk_size} tokens; {waiting[name]} wait, "
+                f"{left} to go."
+            )
         if is_saved:
             about = memories.describe(self._folder, self.name)
             lines.append(f"Saved {about.saved}, {about.num_bytes:,} bytes.")

@@ -43,6 +43,11 @@ def text_tokenizer(run: Run) -> Tokenizer:
       ValueError: the run was trained on generated tokens.
     """
     data = run.experiment.data
+    if data.text is None and run.step == 0:  # Imported, and never trained.
+        raise ValueError(
+            "The run has no tokenizer: the folder that it was imported from had no tokenizer.json. "
+            "Add the file there and import it again."
+        )
     if data.text is None:
         raise ValueError(
             f"The run was trained on {type(data).__name__}, whose tokens are no text; choose a run "

@@ -86,6 +86,9 @@ class RunLog:
         if self._experiment.checkpoint.regroup != "refuse":
             may_change.append("training.memory.groups")
         old = _with_new_fields(self._before)
+        decay = self.config_json["optimizer"]["decay_steps"]
+        if old["optimizer"]["decay_steps"] is None and decay == old["training"]["steps"]:
+            may_change.append("optimizer.decay_steps")  # The schedule that the run began with.
         refuse_changes(self.directory, old, self.config_json, may_change=may_change)
 
     def old_results(self) -> dict[str, Any] | None:
@@ -119,7 +122,8 @@ class RunLog:
         if old_steps != steps and self._experiment.optimizer.decay_steps is None:
             self.say(
                 f"training.steps went from {old_steps} to {steps}: the learning rate "
-                f"now decays until step {steps} (optimizer.decay_steps fixes it)."
+                f"now decays until step {steps} (--optimizer.decay_steps {old_steps} keeps the "
+                "schedule as it was)."
             )
 
     def say(self, message: str) -> None:

@@ -151,6 +151,7 @@ def _train(
             with signals.nothing_to_save():
                 state = parts.new_state(setup, checkpoints) if state is None else state
                 first = setup.put(next(batches))
+                log.say("Compiling the training step ...")
                 began = time.perf_counter()
                 step = parts.compile_step(setup, state, first)
                 compile_seconds = time.perf_counter() - began

@@ -30,14 +30,14 @@ def check_split(batch_size: int, *, micro_batches: int, memory: MemoryConfig) ->
             )
         if batch_size % memory.groups:
             raise ValueError(
-                f"memory.groups={memory.groups} does not divide batch_size={batch_size}; "
-                "make it a divisor."
+                f"training.memory.groups={memory.groups} does not divide training.batch_size="
+                f"{batch_size}; make it a divisor."
             )
     elif (batch_size // micro_batches) % memory.groups:
         raise ValueError(
-            f"memory.groups={memory.groups} does not divide the {batch_size // micro_batches} "
-            f"sequences of a micro-batch (batch_size={batch_size}, "
-            f"micro_batches={micro_batches}); lower groups or micro_batches."
+            f"training.memory.groups={memory.groups} does not divide the "
+            f"{batch_size // micro_batches} sequences of a micro-batch (training.batch_size="
+            f"{batch_size}, training.micro_batches={micro_batches}); lower groups or micro_batches."
         )
 
 

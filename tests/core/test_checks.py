@@ -2,11 +2,12 @@
 
 import doctest
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from fwpkm_jax.core import checks
-from fwpkm_jax.core.checks import check_arrays, check_tree
+from fwpkm_jax.core.checks import check_arrays, check_key, check_rngs, check_tree
 
 
 def test_the_example():
@@ -58,3 +59,13 @@ def test_a_number_without_axes_is_told_from_one_for_each_group():
     check_tree("memory", {"count": jnp.zeros(5)}, one, leading=("groups",))
     with pytest.raises(ValueError, match="take one group"):
         check_tree("memory", {"count": jnp.zeros(5)}, one)
+
+
+def test_random_keys_and_streams_that_are_none_are_named():
+    with pytest.raises(ValueError, match=r"rngs is 0 \(int\); expected .* nnx\.Rngs\(0\)"):
+        check_rngs(0)
+    for wrong in (0, jnp.zeros(3), "a"):
+        with pytest.raises(ValueError, match=r"expected a random key, as jax\.random\.key\(0\)"):
+            check_key(wrong)
+    check_key(jax.random.key(0))
+    check_key(jax.random.PRNGKey(0))

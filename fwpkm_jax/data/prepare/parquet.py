@@ -119,6 +119,6 @@ def _import_parquet() -> Any:
     except ModuleNotFoundError as error:
         raise ImportError(
             "Parquet files are read with pyarrow, which is not installed; run: "
-            "pip install 'fwpkm-jax[data]'"
+            "pip install -e '.[data]' in a checkout of fwpkm_jax"
         ) from error
     return pyarrow.parquet

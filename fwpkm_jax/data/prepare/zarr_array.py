@@ -90,6 +90,6 @@ def _import_tensorstore() -> Any:
     except ModuleNotFoundError as error:
         raise ImportError(
             "Zarr arrays are read with tensorstore, which is not installed; run: "
-            "pip install 'fwpkm-jax[data]'"
+            "pip install -e '.[data]' in a checkout of fwpkm_jax"
         ) from error
     return tensorstore

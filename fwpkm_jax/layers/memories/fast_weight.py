@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.array_types import TokenMask
-from fwpkm_jax.core.checks import check_arrays
+from fwpkm_jax.core.checks import check_arrays, check_key, check_rngs
 from fwpkm_jax.core.chunks import (
     Memory,
     merge_groups,
@@ -88,6 +88,7 @@ class FastWeight(nnx.Module):
           dtype: of the activations; None follows the input.
           rngs: for the initial weights.
         """
+        check_rngs(rngs)
         rule = config.rule
         self.config = config
 
@@ -117,6 +118,7 @@ class FastWeight(nnx.Module):
 
     def init_memory(self, rng: jax.Array, *, groups: int = 1) -> Memory:
         """Fast weights before the first token, leaves `[groups, ...]`, every group the same."""
+        check_key(rng)
         if groups < 1:
             raise ValueError(f"groups={groups} must be at least 1; 1 is one memory for all.")
         memory = self.config.rule.init(rng)

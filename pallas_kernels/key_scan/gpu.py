@@ -24,6 +24,7 @@ from fwpkm_jax.core.slots.key_scan import (
     KeyScanOutput,
     KeyStep,
     ScannedChunk,
+    StepSums,
     pulls_of_scores,
 )
 from fwpkm_jax.core.slots.key_write import KeyWrite
@@ -41,15 +42,15 @@ def forward(
     keys: SubKeys,
     queries: jax.Array,
     token_weights: jax.Array,
-) -> tuple[KeyScanOutput, jax.Array]:
-    """The scan, and the keys before each chunk; as the loop in `core.slots.key_scan`."""
+) -> tuple[KeyScanOutput, jax.Array, StepSums]:
+    """The scan, the keys before each chunk, the steps' sums; as in `core.slots.key_scan`."""
     del find
     return _forward(top_k, key_write, keys, queries, token_weights)
 
 
 # `jit` traces this once for equal arguments, so a model with several memories lowers it once.
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _forward(top_k, key_write, keys, queries, token_weights) -> tuple[KeyScanOutput, jax.Array]:
+def _forward(top_k, key_write, keys, queries, token_weights):
     heads, _, subkeys, half = keys.shape
     chunks, tokens = token_weights.shape
     codebooks = 2 * heads
@@ -60,11 +61,11 @@ def _forward(top_k, key_write, keys, queries, token_weights) -> tuple[KeyScanOut
     weights = heads * jnp.sum(token_weights, axis=1)
 
     @jax.jit
-    def turn(chunk, history, terms, norms, ids, scores, rows, token_weights):
-        refs = [_ref(x) for x in (history, ids, scores)]
+    def turn(chunk, history, sums_of, terms, norms, ids, scores, rows, token_weights):
+        refs = [_ref(x) for x in (history, sums_of, ids, scores)]
         number = chunk[None]
-        select_chunk(rows, number, terms, norms, *refs[1:], score=key_write.score)
-        ids, scores = (jax.freeze(x) for x in refs[1:])
+        select_chunk(rows, number, terms, norms, *refs[2:], score=key_write.score)
+        ids, scores = (jax.freeze(x) for x in refs[2:])
         access, shares = totals(number, ids, scores, token_weights, subkeys=subkeys)
         assert shares is not None
         usage = SubKeyUsage(_summed(access), of_chunk(chunk, weights))
@@ -76,26 +77,30 @@ def _forward(top_k, key_write, keys, queries, token_weights) -> tuple[KeyScanOut
             probabilities=_by_token(shares, heads),
         )
         sums, of_sub_keys = add(rows, number, ids, _by_codebook(pulls)[None], subkeys=subkeys)
-        terms, norms = step(refs[0], number, sums, of_sub_keys, **_factors(key_write))
-        return jax.freeze(refs[0]), terms, norms, ids, scores
+        terms, norms = step(refs[0], refs[1], number, sums, of_sub_keys, **_factors(key_write))
+        history, sums_of = (jax.freeze(x) for x in refs[:2])
+        return (history, sums_of, terms, norms, ids, scores), usage.access
 
     def body(carry, _):
         chunk, *state = carry
-        return (chunk + 1, *turn(chunk, *state, rows, token_weights)), None
+        state, access = turn(chunk, *state, rows, token_weights)
+        return (chunk + 1, *state), access
 
     history = jnp.zeros((chunks + 1, *first.shape), first.dtype).at[0].set(first)
     chosen = (chunks, codebooks, top_k, tokens)
     start = (
         jnp.zeros((), jnp.int32),
         history,
+        jnp.zeros((chunks, codebooks, subkeys), jnp.float32),
         tuple(terms_of(first)),
         jnp.sum(first**2, axis=-1),
         jnp.zeros(chosen, jnp.int32),
         jnp.zeros(chosen, jnp.float32),
     )
-    (_, history, _, _, ids, scores), _ = jax.lax.scan(body, start, length=chunks)
+    (_, history, sums_of, _, _, ids, scores), access = jax.lax.scan(body, start, length=chunks)
     history = history.reshape(chunks + 1, *keys.shape)
-    return KeyScanOutput(history[-1], _choice(ids, scores, heads)), history[:-1]
+    out = KeyScanOutput(history[-1], _choice(ids, scores, heads))
+    return out, history[:-1], StepSums(access, sums_of.reshape(chunks, heads, 2, subkeys))
 
 
 def backward(

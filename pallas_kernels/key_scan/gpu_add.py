@@ -31,6 +31,8 @@ COLUMNS = 128
 SPLITS = 8
 """Parts of a chunk's tokens at most; each makes sums of its own. At the paper's sizes two programs
 share a processor, and one computes while the other waits."""
+PARTS = 32
+"""The same of `totals`, which holds less: four of its programs share a processor."""
 
 
 def splits_of(tokens: int) -> int:
@@ -70,7 +72,7 @@ def add(
         codebook, split = jax.lax.axis_index("codebook"), jax.lax.axis_index("split")
         mine = pl.ds(jax.lax.axis_index("tile") * TILE, TILE)
         block = jax.lax.axis_index("columns")
-        sub_keys = _sub_keys() + jax.lax.axis_index("tile") * TILE
+        sub_keys = _iota(0) + jax.lax.axis_index("tile") * TILE
 
         def tokens_of(i: Any) -> Any:
             return pl.ds((split * tiles + index32(i)) * TILE, TILE)
@@ -175,7 +177,7 @@ def totals(
     """
     _, codebooks, top_k, tokens = ids.shape
     tiles = tokens // TILE
-    parts = max(n for n in range(1, 2 * SPLITS + 1) if tiles % n == 0)
+    parts = max(n for n in range(1, PARTS + 1) if tiles % n == 0)
     tiles //= parts
     of_one, weighted = coefficients.shape[0] == 1, weights is not None
 
@@ -184,20 +186,20 @@ def totals(
         chunk = chunk[0]
         codebook, part = jax.lax.axis_index("codebook"), jax.lax.axis_index("part")
         tile = jax.lax.axis_index("tile")
-        sub_keys = _sub_keys() + tile * TILE
+        sub_keys = _iota(1) + tile * TILE
 
         def step(i: Any, total: jax.Array) -> jax.Array:
             at = pl.ds((part * tiles + index32(i)) * TILE, TILE)
             of_chunk = 0 if of_one else chunk
-            chosen = [load(ids.at[chunk, codebook, p, at], by_column()) for p in range(top_k)]
+            chosen = [load(ids.at[chunk, codebook, p, at], by_row()) for p in range(top_k)]
             factors = [
-                load(coefficients.at[of_chunk, codebook, p, at], by_column()) for p in range(top_k)
+                load(coefficients.at[of_chunk, codebook, p, at], by_row()) for p in range(top_k)
             ]
             if weighted:
                 shares = [jnp.exp(score - factors[0]) for score in factors]
                 whole = functools.reduce(operator.add, shares)
                 shares = [share / whole for share in shares]
-                each = load(refs[0].at[chunk, at], by_column())
+                each = load(refs[0].at[chunk, at], by_row())
                 factors = [each * share for share in shares]
 
                 @pl.when(tile == 0)
@@ -205,10 +207,15 @@ def totals(
                     for place, share in enumerate(shares):
                         shares_out[0][codebook, place, at] = share
 
-            return total + jnp.sum(_placed(chosen, factors, sub_keys, _nothing()), axis=1)
+            for pair in zip(chosen, factors, strict=True):
+                one, factor = (jax.lax.broadcast_in_dim(x, (TILE, TILE), (0,)) for x in pair)
+                total = jnp.where(one == sub_keys, total + factor, total)
+            return total
 
-        nothing = laid_out(jnp.zeros((TILE,), jnp.float32), by_row())
-        out[part, codebook, pl.ds(tile * TILE, TILE)] = jax.lax.fori_loop(0, tiles, step, nothing)
+        # Tokens are rows, so that a thread holds two of them and reads few numbers; sums over rows
+        # need all threads, once.
+        total = jax.lax.fori_loop(0, tiles, step, _nothing())
+        out[part, codebook, pl.ds(tile * TILE, TILE)] = jnp.sum(total, axis=0)
 
     sums, *shares = plgpu.kernel(
         kernel,
@@ -239,12 +246,12 @@ def _placed(
 
 
 def _nothing() -> jax.Array:
-    """A tile `[sub-keys, tokens]` of zeros."""
+    """A tile of zeros."""
     return laid_out(jnp.zeros((TILE, TILE), jnp.float32), matrix())
 
 
-def _sub_keys() -> jax.Array:
-    """The number of each row of a tile."""
+def _iota(axis: int) -> jax.Array:
+    """The number of each row or column of a tile."""
     if dispatch.interpreted():
-        return jax.lax.broadcasted_iota(jnp.int32, (TILE, TILE), 0)
-    return plgpu.broadcasted_iota(jnp.int32, (TILE, TILE), 0, layout=matrix())
+        return jax.lax.broadcasted_iota(jnp.int32, (TILE, TILE), axis)
+    return plgpu.broadcasted_iota(jnp.int32, (TILE, TILE), axis, layout=matrix())

@@ -11,13 +11,22 @@ from pallas_kernels.mosaic_gpu import IN_FLIGHT, launch, row
 
 
 def step(
-    history: Any, chunk: jax.Array, sums: jax.Array, totals: jax.Array, *, keep: float, move: float
+    history: Any,
+    step_totals: Any,
+    chunk: jax.Array,
+    sums: jax.Array,
+    totals: jax.Array,
+    *,
+    keep: float,
+    move: float,
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
     """The sub-keys after a chunk's step, and what the next chunk's selection needs of them.
 
     Args:
       history: the ref of the sub-keys before each chunk and after the last,
         `[chunks + 1, codebooks, subkeys, half]`; the next ones are written.
+      step_totals: the ref of the pulls' sums of all chunks, `[chunks, codebooks, subkeys]`; this
+        chunk's are written.
       chunk: which of the chunks, `[1]`.
       sums: of pulled queries by sub-key, `[splits, codebooks, subkeys, half]`.
       totals: of pulls, `[splits, codebooks, subkeys]`.
@@ -30,11 +39,12 @@ def step(
     """
     splits, codebooks, subkeys, half = sums.shape
 
-    def body(program, chunk, sums, totals, history, *outs):
+    def body(program, chunk, sums, totals, history, step_totals, *outs):
         *terms, norms = outs
         chunk, place = chunk[0], (program // subkeys, program % subkeys)
         old = row(history, (chunk, *place))
-        gradient = _summed(sums, totals, place, splits, old)
+        gradient, total = _summed(sums, totals, place, splits, old)
+        step_totals[chunk, *place] = total
         new = keep * old + move * gradient
         history[chunk + 1, *place] = new
         norms[place] = jnp.sum(new * new)
@@ -46,7 +56,7 @@ def step(
     term = jax.ShapeDtypeStruct((codebooks, subkeys, half), jnp.bfloat16)
     *terms, norms = launch(
         body,
-        *(chunk, sums, totals, history),
+        *(chunk, sums, totals, history, step_totals),
         programs=codebooks * subkeys,
         out_type=[term] * 3 + [jax.ShapeDtypeStruct((codebooks, subkeys), jnp.float32)],
         name="key_scan_step",
@@ -178,7 +188,7 @@ def step_back(
     def body(program, chunk, history, step_totals, sums, totals, bars):
         chunk, place = chunk[0], (program // subkeys, program % subkeys)
         after = row(bars, (chunk + 1, *place))
-        gradient = _summed(sums, totals, place, splits, row(history, (chunk, *place)))
+        gradient, _ = _summed(sums, totals, place, splits, row(history, (chunk, *place)))
         kept = keep - move * step_totals[chunk, *place]
         bars[chunk, *place] = kept * after - gradient
 
@@ -191,7 +201,7 @@ def step_back(
 
 
 def _summed(sums, totals, place, splits, keys):
-    """The sum over tokens of `pull * (query - sub-key)` for one sub-key."""
+    """The sum over tokens of `pull * (query - sub-key)` for one sub-key, and that of the pulls."""
     parts = [row(sums, (split, *place)) for split in range(splits)]
     total = functools.reduce(operator.add, [totals[split, *place] for split in range(splits)])
-    return functools.reduce(operator.add, parts) - total * keys
+    return functools.reduce(operator.add, parts) - total * keys, total

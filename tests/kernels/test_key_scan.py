@@ -101,12 +101,15 @@ def test_a_step_moves_the_next_keys_and_splits_them():
 
     @jax.jit
     def run(history):
-        ref = jax.new_ref(history, memory_space=plgpu.GMEM)
-        after = step(ref, jnp.array([CHUNK]), sums, of_rows, keep=KEEP, move=MOVE)
-        return jax.freeze(ref), *after
+        arrays = history, jnp.zeros((CHUNKS, CODEBOOKS, subkeys))
+        refs = [jax.new_ref(x, memory_space=plgpu.GMEM) for x in arrays]
+        after = step(*refs, jnp.array([CHUNK]), sums, of_rows, keep=KEEP, move=MOVE)
+        return *map(jax.freeze, refs), *after
 
     with dispatch.interpret_kernels("gpu"):
-        moved, terms, norms = run(history)
+        moved, kept, terms, norms = run(history)
+    equal_or_close(kept[CHUNK], of_rows.sum(0), ratio=1e-6)
+    assert not jnp.any(kept[CHUNK + 1])
     keys = history[CHUNK]
     new = KEEP * keys + MOVE * (sums.sum(0) - of_rows.sum(0)[..., None] * keys)
     equal_or_close(moved, history.at[CHUNK + 1].set(new), ratio=1e-6)

@@ -33,6 +33,19 @@ from fwpkm_jax.core.slots.choice_gradients import keys_cotangent, queries_cotang
 from fwpkm_jax.core.slots.key_write import KeyWrite
 from fwpkm_jax.core.slots.sub_keys import dots_of_sub_keys, sub_key_totals, sum_of_sub_keys
 
+
+class StepSums(NamedTuple):
+    """Sums over a chunk's tokens that its step made; of all chunks, leaves `[chunks, ...]`.
+
+    Attributes:
+      access: `SubKeyUsage.access`, `[2, subkeys]`.
+      totals: sums of the pulls, `[heads, 2, subkeys]`.
+    """
+
+    access: jax.Array
+    totals: jax.Array
+
+
 Find = Callable[[Queries, SubKeys], SubKeyChoice]
 """From queries and keys to the best sub-keys of each query."""
 
@@ -91,8 +104,10 @@ def _primal(
 _scan = jax.custom_vjp(_primal, nondiff_argnums=(0, 1, 2))
 
 
-def _forward(find, key_write, keys, queries, token_weights) -> tuple[KeyScanOutput, jax.Array]:
-    """The scan, and the keys before each chunk."""
+def _forward(
+    find: Find, key_write: KeyWrite, keys: SubKeys, queries: jax.Array, token_weights: jax.Array
+) -> tuple[KeyScanOutput, jax.Array, StepSums | None]:
+    """The scan, the keys before each chunk, and the sums of all steps; None: not kept."""
 
     def body(keys, chunk):
         query, weights = chunk
@@ -101,12 +116,12 @@ def _forward(find, key_write, keys, queries, token_weights) -> tuple[KeyScanOutp
         return key_write.step(keys, gradient), (choice, keys)
 
     keys, (choice, before) = jax.lax.scan(body, keys, (queries, token_weights))
-    return KeyScanOutput(keys, choice), before
+    return KeyScanOutput(keys, choice), before, None
 
 
 def _scan_forward(find, key_write, loops, keys, queries, token_weights):
-    out, before = loops.forward(find, key_write, keys, queries, token_weights)
-    return out, (before, queries, token_weights, out.choice)
+    out, before, sums = loops.forward(find, key_write, keys, queries, token_weights)
+    return out, (before, queries, token_weights, out.choice, sums)
 
 
 class ScannedChunk(NamedTuple):
@@ -142,9 +157,12 @@ class KeyStep(NamedTuple):
     of_access: Callable[[jax.Array], tuple[jax.Array]]
 
 
-def _step_of(chunk: ScannedChunk, *, score: Score) -> KeyStep:
+def _step_of(chunk: ScannedChunk, sums: StepSums | None, *, score: Score) -> KeyStep:
     (ids, scores), num_subkeys = chunk.choice, chunk.keys.shape[2]
-    usage = sub_key_usage(chunk.choice, num_subkeys=num_subkeys, token_weights=chunk.weights)
+    if sums is None:
+        usage = sub_key_usage(chunk.choice, num_subkeys=num_subkeys, token_weights=chunk.weights)
+    else:
+        usage = SubKeyUsage(sums.access, ids.shape[1] * jnp.sum(chunk.weights))
 
     def pulls_of(scores: jax.Array, slopes: jax.Array) -> jax.Array:
         return addressing_pulls(scores, slopes, chunk.weights, usage, score=score)
@@ -152,7 +170,7 @@ def _step_of(chunk: ScannedChunk, *, score: Score) -> KeyStep:
     slopes, of_slopes = jax.vjp(usage_slopes, usage)
     pulls, of_pulls = jax.vjp(pulls_of, scores, of_chosen(slopes, ids))
     _, of_access = jax.vjp(lambda scores: sub_key_access(scores, chunk.weights), scores)
-    totals = sub_key_totals(pulls, ids, num_subkeys)
+    totals = sub_key_totals(pulls, ids, num_subkeys) if sums is None else sums.totals
     return KeyStep(pulls, totals, of_pulls, of_slopes, of_access)
 
 
@@ -165,10 +183,10 @@ def _scan_backward(find, key_write, loops, residuals, cotangents):
 # `jit` traces this once for equal arguments, so a model with several memories lowers it once.
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _scan_back(key_write, loop, to_queries, residuals, cotangents):
-    before, queries, token_weights, choice = residuals
+    before, queries, token_weights, choice, sums = residuals
     score = key_write.score
     chunks = ScannedChunk(before, queries, token_weights, choice, cotangents.choice.sub_key_scores)
-    steps = jax.vmap(functools.partial(_step_of, score=score))(chunks)
+    steps = jax.vmap(functools.partial(_step_of, score=score))(chunks, sums)
     keys_bar, (gradient_bar, pulls) = loop(key_write, cotangents.keys, chunks, steps)
     queries_bar = to_queries(key_write, chunks, steps.pulls, gradient_bar, pulls)
     weights_bar = _by_chunks(functools.partial(_weights_cotangent, score=score))(
@@ -274,7 +292,7 @@ def _to_queries(
 class KeyLoops:
     """The functions that go over the chunks; each has the signature and meaning of its default."""
 
-    forward: Callable[..., tuple[KeyScanOutput, jax.Array]] = _forward
+    forward: Callable[..., tuple[KeyScanOutput, jax.Array, StepSums | None]] = _forward
     backward: Callable[..., tuple[SubKeys, tuple[jax.Array, jax.Array]]] = _backward
     to_queries: Callable[..., jax.Array] = _to_queries
 

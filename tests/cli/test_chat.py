@@ -110,7 +110,7 @@ def test_a_memory_stays_with_the_step_it_belongs_to(programs, text_run, tmp_path
 def test_what_no_chat_can_begin_with_is_refused(programs):
     for arguments, message in (
         (["--memory=start-0"], "name='start-0' is the memory that others begin with"),
-        (["--memory=../x"], "name='../x' must be 1 to 100 letters"),
+        (["--memory=../x"], "name='../x' must be 1 to 100 ASCII letters"),
     ):
         code, _, errors = programs(chat_command, *arguments)
         assert code == 2

@@ -104,7 +104,7 @@ def test_a_batch_is_encoded_as_its_texts_are(mistral, num_threads):
 
 def test_without_its_package_the_papers_tokenizer_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mistral_common", None)
-    with pytest.raises(ImportError, match=r"pip install 'fwpkm-jax\[tokenizers\]'"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[tokenizers\]'"):
         load_tokenizer("mistral-v1")
 
 

@@ -148,7 +148,7 @@ def test_what_is_missing_is_said_with_its_address(tmp_path, array, vocabulary):
 
 def test_without_its_package_the_extra_is_named(array, vocabulary, monkeypatch, texts_of):
     monkeypatch.setitem(sys.modules, "tensorstore", None)
-    with pytest.raises(ImportError, match=r"pip install 'fwpkm-jax\[data\]'"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[data\]'"):
         texts_of(longcrawl64(array, vocabulary=vocabulary))
 
 

@@ -195,5 +195,5 @@ def test_what_is_missing_is_said_with_its_address(tmp_path, name):
 
 def test_without_its_package_the_extra_is_named(pile, monkeypatch, texts_of):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ImportError, match=r"pip install 'fwpkm-jax\[data\]'"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[data\]'"):
         texts_of(pile_domain(pile, "FreeLaw"))

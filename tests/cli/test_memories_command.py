@@ -68,7 +68,7 @@ def test_memories_are_listed_described_and_deleted(program, tmp_path):
 def test_what_the_command_cannot_do_is_one_line(program, tmp_path):
     for arguments, message in (
         (("--show", "alice"), f"There is no memory 'alice' in {tmp_path / 'memories'}, but no mem"),
-        (("--delete", "../x"), "name='../x' must be 1 to 100 letters"),
+        (("--delete", "../x"), "name='../x' must be 1 to 100 ASCII letters"),
         (("--shwo", "alice"), "the nearest name is --show"),
     ):
         code, shown = program(*arguments)

@@ -171,7 +171,7 @@ def test_what_cannot_be_saved_leaves_what_was_there(model, state, tmp_path, monk
     ):
         memories.save(tmp_path, "alice", change(state, 1, value=np.nan), model=model)
     for name in ("", ".alice", "a/b", "..", "a" * 101, "ä"):
-        with pytest.raises(ValueError, match="must be 1 to 100 letters"):
+        with pytest.raises(ValueError, match="must be 1 to 100 ASCII letters"):
             memories.save(tmp_path, name, state, model=model)
 
     def full(open_file, arrays, metadata):

@@ -37,6 +37,7 @@ from benchmarks.study import (
     shipped,
     tables,
 )
+from benchmarks.study.real_size.tables import table as real_size_table
 from benchmarks.study.study import DOMAINS
 
 Line = dict[str, Any]
@@ -74,6 +75,7 @@ TABLES: dict[str, Callable[[list[Line]], str]] = {
     "facts_by_gradient": facts_by_gradient.table,
     "lasting": lasting.table,
     "shipped": shipped.table,
+    "real_size": real_size_table,
     "gates_by_step": shipped.gates_table,
 }
 """What makes a table of lines, by the name that a comment has for it."""

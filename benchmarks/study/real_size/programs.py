@@ -1,0 +1,211 @@
+"""The compiled programs of a variant: training step, reading, reading a frozen memory, answers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from benchmarks.study.real_size.sizes import Size
+from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.training.optimizer import decay_mask
+from fwpkm_jax.training.state import MemoryConfig, TrainState, init_state, model_graph
+from fwpkm_jax.training.step import make_train_step
+
+QUESTIONS = 5
+"""Needles of a haystack that is asked."""
+DIGITS = slice(ord("0"), ord("9") + 1)
+_WARMUP = 100
+
+
+class Reading(NamedTuple):
+    """What a model says of a piece of text.
+
+    Attributes:
+      nats: loss of every label, `[batch, length]`.
+      best: the likeliest byte, uint8.
+      best_digit: the likeliest of the ten digits, 0 to 9.
+      gates: of each memory layer, `[layers, batch, length]`.
+    """
+
+    nats: jax.Array
+    best: jax.Array
+    best_digit: jax.Array
+    gates: jax.Array
+
+
+class Programs(NamedTuple):
+    """Of one variant. Each field is a compiled program, or the future of one.
+
+    Attributes:
+      init: the state before the first step, of a seed.
+      step: `(state, batch) -> (state, metrics)`; donates the state.
+      read: `(params, memory, tokens) -> (Reading, memory)`, which writes the memory.
+      read_frozen: `(params, memory, tokens) -> Reading`; None without a memory.
+      ask: like `read_frozen`, of `asked` rows.
+    """
+
+    init: Any
+    step: Any
+    read: Any
+    read_frozen: Any
+    ask: Any
+
+
+class PlannedRate(NamedTuple):
+    """State of the learning rate's schedule, whose length is known only after compilation."""
+
+    taken: jax.Array
+    steps: jax.Array
+
+
+def planned_rate(peak: float) -> optax.GradientTransformation:
+    """Scales updates by minus the rate: linear warm-up, then a cosine to a tenth of the peak."""
+
+    def rate(state: PlannedRate) -> jax.Array:
+        count, steps = state.taken.astype(jnp.float32), state.steps.astype(jnp.float32)
+        warmup = jnp.minimum(_WARMUP, steps / 10)
+        done = jnp.clip((count - warmup) / jnp.maximum(steps - warmup, 1), 0, 1)
+        cosine = 0.1 + 0.9 * 0.5 * (1 + jnp.cos(jnp.pi * done))
+        return peak * jnp.minimum((count + 1) / (warmup + 1), cosine)
+
+    def init(params: Any) -> PlannedRate:
+        del params
+        return PlannedRate(jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, PlannedRate]:
+        del params
+        scaled = jax.tree.map(lambda x: -rate(state) * x, updates)
+        return scaled, PlannedRate(state.taken + 1, state.steps)
+
+    return optax.GradientTransformation(init, update)
+
+
+def plan(state: TrainState, steps: int) -> TrainState:
+    """The state with a schedule of `steps` steps."""
+    opt_state: Any = state.opt_state
+    *others, schedule = opt_state
+    schedule = schedule._replace(steps=jnp.asarray(steps, jnp.int32))
+    return state._replace(opt_state=(*others, schedule))
+
+
+def make_optimizer(size: Size) -> optax.GradientTransformation:
+    """AdamW with clipping, as `fwpkm_jax.training.optimizer`, and the planned schedule."""
+    return optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.scale_by_adam(b1=0.9, b2=0.95),
+        optax.add_decayed_weights(0.1, mask=decay_mask),
+        planned_rate(size.learning_rate),
+    )
+
+
+def frozen(model: ModelConfig) -> ModelConfig:
+    """The model with writes of size zero: it reads by the same kernels, and nothing changes."""
+    if not model.memory_layers:
+        return model
+    rule = replace(model.fast_weight.rule, learning_rate=0.0)
+    return replace(model, fast_weight=replace(model.fast_weight, rule=rule))
+
+
+def compile_programs(
+    models: Mapping[str, ModelConfig],
+    size: Size,
+    *,
+    compile_for: Callable[[Any], Any] = lambda tree: tree,
+    threads: int = 16,
+) -> dict[str, Programs]:
+    """Starts to compile every program; the fields are futures.
+
+    Programs are traced one after another here and compiled side by side, the training steps first.
+
+    Args:
+      models: the variants by name.
+      size: of rows and batch.
+      compile_for: changes the shapes of arguments, to compile for a device that is not here.
+      threads: programs that are compiled at once.
+    """
+    pool = ThreadPoolExecutor(threads)
+    memory = MemoryConfig(groups=size.batch, lifetime="carried")
+    optimizer = make_optimizer(size)
+    shapes = {
+        name: compile_for(
+            jax.eval_shape(
+                lambda model=model: init_state(model, memory=memory, optimizer=optimizer, seed=0)
+            )
+        )
+        for name, model in models.items()
+    }
+
+    def tokens(rows: int, length: int) -> Any:
+        return compile_for(jax.ShapeDtypeStruct((rows, length + 1), jnp.int32))
+
+    def start(function: Any, *arguments: Any) -> Future[Any]:
+        return pool.submit(function.lower(*arguments).compile)
+
+    found: dict[str, dict[str, Any]] = {name: {} for name in models}
+    for name, model in models.items():
+        step = make_train_step(
+            model_graph(model),
+            optimizer,
+            schedule=lambda count: jnp.zeros(()),  # Only for a metric that is not used.
+            micro_batches=1,
+            memory=memory,
+        )
+        weights = jax.ShapeDtypeStruct((size.batch, size.length), jnp.float32)
+        batch = {"tokens": tokens(size.batch, size.length), "loss_weight": compile_for(weights)}
+        found[name]["step"] = start(step, shapes[name], batch)
+    for name, model in models.items():
+        make = functools.partial(init_state, model, memory=memory, optimizer=optimizer)
+        found[name]["init"] = start(
+            jax.jit(lambda seed, make=make: make(seed=seed)),
+            compile_for(jax.ShapeDtypeStruct((), jnp.int32)),
+        )
+    for name, model in models.items():
+        state, still = shapes[name], frozen(model)
+        text = state.params, state.memory, tokens(size.batch, size.length)
+        asked = (*text[:2], tokens(size.batch * QUESTIONS, size.ask_length))
+        found[name]["read"] = start(jax.jit(reader(model)), *text)
+        read_only = jax.jit(read_only_reader(still))
+        found[name]["read_frozen"] = start(read_only, *text) if model.memory_layers else None
+        found[name]["ask"] = start(read_only, *asked)
+    pool.shutdown(wait=False)
+    return {name: Programs(**programs) for name, programs in found.items()}
+
+
+def read_only_reader(model: ModelConfig) -> Callable[..., Reading]:
+    """`reader` without the memory that it would return."""
+    read = reader(model)
+    return lambda *arguments: read(*arguments)[0]
+
+
+def reader(model: ModelConfig) -> Callable[..., tuple[Reading, Any]]:
+    """What reads tokens `[batch, length + 1]` with parameters and memory."""
+    graph = model_graph(model)
+
+    def read(params: Any, memory: Any, tokens: jax.Array) -> tuple[Reading, Any]:
+        lm: LanguageModel = nnx.merge(graph, params)
+        out = lm(tokens[:, :-1], memory)
+        # `jax.nn.logsumexp` and one gather, in place of a second array as large as the logits.
+        chosen = jnp.take_along_axis(out.logits, tokens[:, 1:, None], axis=-1)[..., 0]
+        gates = [facts.gate for facts in out.info.values()]
+        return Reading(
+            nats=jax.nn.logsumexp(out.logits, axis=-1) - chosen,
+            best=jnp.argmax(out.logits, axis=-1).astype(jnp.uint8),
+            best_digit=jnp.argmax(out.logits[..., DIGITS], axis=-1).astype(jnp.uint8),
+            gates=jnp.stack(gates) if gates else jnp.zeros((0, *tokens[:, 1:].shape)),
+        ), out.memory
+
+    return read
+
+
+def wait(programs: Programs) -> Programs:
+    """The compiled programs of their futures."""
+    return Programs(*(x.result() if isinstance(x, Future) else x for x in programs))

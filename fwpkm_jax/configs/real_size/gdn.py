@@ -1,0 +1,38 @@
+"""Bytes of books, 24M slow weights: six layers of Gated DeltaNet, no memory; the others' parent.
+
+    fwpkm train real_size/gdn
+
+Reads the package's own sample of text unless `--data.train_paths` and `--data.valid_paths` name
+more. The sitting of docs/measurements/real_size.md trains the same models on 75 MB of books with
+needles in many wordings (`benchmarks.study.real_size`): about a minute each on one H100.
+"""
+
+from fwpkm_jax.config import Experiment
+from fwpkm_jax.data import TextData, sample
+from fwpkm_jax.models.real_size import real_size_model
+from fwpkm_jax.training.config import TrainingConfig
+from fwpkm_jax.training.optimizer import OptimizerConfig
+from fwpkm_jax.training.state import MemoryConfig
+
+BATCH_SIZE = 8
+
+
+def get_config() -> Experiment:
+    return variant("gdn")
+
+
+def variant(name: str) -> Experiment:
+    """The experiment of a model of `fwpkm_jax.models.real_size`; they differ in nothing else."""
+    return Experiment(
+        model=real_size_model(name),
+        data=TextData(train_paths=(sample.TRAIN,), valid_paths=(sample.VALID,), length=4096),
+        optimizer=OptimizerConfig(learning_rate=1.5e-3, warmup_steps=100),
+        training=TrainingConfig(
+            steps=2000,
+            batch_size=BATCH_SIZE,
+            # One memory for each place in the batch, carried from step to step.
+            memory=MemoryConfig(groups=BATCH_SIZE, lifetime="carried"),
+            log_every=20,
+        ),
+        run_dir=f"runs/real_size/{name}",
+    )

@@ -8,6 +8,7 @@ from benchmarks.seeded_faults import (
     kernels,
     layers,
     memories,
+    outside,
     rules,
     training,
 )
@@ -15,7 +16,7 @@ from benchmarks.seeded_faults import (
 AREAS = {
     module.__name__.rpartition(".")[2]: module.FAULTS
     for module in (
-        *(core, rules, kernels, layers, training, data, evaluation, interchange, memories),
+        *(core, rules, kernels, layers, training, data, evaluation, interchange, memories, outside),
     )
 }
 """The faults of each area, named after the part of the library that they lie in."""

@@ -74,7 +74,7 @@ FAULTS = (
         "end=None if counts is None else reach + counts)",
         "end=None if counts is None else counts + 0 * reach)",
         _GDN,
-        under="fwpkm_jax/layers/mixers/memory_heads.py",
+        under="fwpkm_jax/core/sequence/convolution.py",
     ),
     Fault(
         "attention: streams start at position 0 again",

@@ -44,8 +44,8 @@ FAULTS = (
     ),
     Fault(
         "FwMLP: the mean target is a sum",
-        "0.5 * (value + later)",
-        "(value + later)",
+        "sum(seen[1:], start=seen[0]) * (1 / len(seen))",
+        "sum(seen[1:], start=seen[0])",
         ("tests/rules/test_fwmlp.py",),
     ),
     Fault(

@@ -44,8 +44,8 @@ FAULTS = (
     ),
     Fault(
         "optimizer: vectors decay",
-        'return leaf.ndim >= 2 and "norm" not in name',
-        'return leaf.ndim >= 1 and "norm" not in name',
+        "return self.role in MATRICES if self.decay is None else self.decay",
+        "return self.decay is not False",
         ("tests/training/test_optimizer.py",),
     ),
     Fault(

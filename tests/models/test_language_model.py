@@ -232,3 +232,16 @@ def test_a_memory_of_another_model_is_refused():
 def test_layouts_that_make_no_sense_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         replace(CONFIG, **change)
+
+
+def test_a_mask_of_any_numbers_is_taken():
+    """Of the decoder, with a memory, PKM and every kind of mixer in it."""
+    params = build()[1]
+    memory = nnx.merge(build()[0], params).init_memory(jax.random.key(1))
+    tokens = jnp.arange(BATCH * LENGTH).reshape(BATCH, LENGTH) % CONFIG.vocab_size
+    mask = np.ones((BATCH, LENGTH))
+    mask[1, :4] = 0
+    expected = whole(params, tokens, memory, jnp.asarray(mask, jnp.float32))
+    for dtype in (jnp.int32, bool):
+        found = whole(params, tokens, memory, jnp.asarray(mask, dtype))
+        jax.tree.map(np.testing.assert_array_equal, found, expected)

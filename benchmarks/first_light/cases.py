@@ -19,6 +19,8 @@ from benchmarks.machine import queued_seconds
 from fwpkm_jax.core.slots.key_write import KeyWrite
 from fwpkm_jax.rules import FwPKM, FwPKMMemory
 from pallas_kernels import dispatch
+from pallas_kernels.add_rms_norm import api as add_rms_norm
+from pallas_kernels.add_rms_norm import specs as add_rms_norm_specs
 from pallas_kernels.checks import relative_errors, results_of
 from pallas_kernels.cross_entropy import api as cross_entropy
 from pallas_kernels.cross_entropy import specs as cross_entropy_specs
@@ -109,6 +111,7 @@ def cases(size: str) -> dict[str, Case]:
                     fixed=("logits", "weights"),
                 ),
                 ratio=ratio,
+                folders=("cross_entropy",),
             )
     for name in ("packed",) if tiny else short_convolution_specs.ON_DEVICE:
         spec = _named(short_convolution_specs.SPECS, name)
@@ -117,6 +120,17 @@ def cases(size: str) -> dict[str, Case]:
                 run=lambda spec=spec, dtype=dtype: _convolution(spec, dtype),
                 ratio=ratio,
                 folders=("short_convolution",),
+            )
+    for name in ("one_token",) if tiny else ("100_tokens", "widest", "paper", "paper_alone"):
+        spec = _named(add_rms_norm_specs.SPECS, name)
+        for dtype, ratio in add_rms_norm_specs.CHECK_RATIOS.items():
+            found[f"add_rms_norm/{name}/{dtype}"] = Case(
+                run=lambda spec=spec, dtype=dtype: _compare(
+                    partial(add_rms_norm.add_rms_norm, eps=spec.eps),
+                    add_rms_norm_specs.sample(spec, jnp.dtype(dtype)),
+                ),
+                ratio=ratio,
+                folders=("add_rms_norm",),
             )
     for groups in (1, 2 if tiny else 8):
         found[f"memory/{groups}_groups"] = Case(
@@ -302,6 +316,13 @@ def _chosen_convolution() -> dict[str, Any]:
     return {}
 
 
+def _chosen_norms() -> dict[str, Any]:
+    spec = _named(add_rms_norm_specs.SPECS, "one_token")
+    arrays: dict[str, Any] = add_rms_norm_specs.sample(spec, jnp.bfloat16)
+    add_rms_norm.add_rms_norm(**arrays, eps=spec.eps)
+    return {}
+
+
 _CHOICES: dict[str, Callable[[], dict[str, Any]]] = {
     "product_top_k": _chosen_selection,
     "key_scan": _chosen_keys,
@@ -309,6 +330,7 @@ _CHOICES: dict[str, Callable[[], dict[str, Any]]] = {
     "chunk_gated_delta_rule": _chosen_rule,
     cross_entropy.OP: _chosen_losses,
     "short_convolution": _chosen_convolution,
+    add_rms_norm.OP: _chosen_norms,
 }
 """Operations that models ask for by `auto`: their check before first use runs as users run it."""
 

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from fwpkm_jax.core.normalize import rms_normalize
 from fwpkm_jax.layers.parameters import parameter
+from pallas_kernels.add_rms_norm import add_rms_norm
 
 
 class RMSNorm(nnx.Module):
@@ -40,6 +41,17 @@ class RMSNorm(nnx.Module):
         weight = jnp.expand_dims(self.weight[...], range(x.ndim - 1))
         scale = 1 + weight if self.offset else weight
         return (rms_normalize(x, eps=self.eps) * scale).astype(self.dtype or x.dtype)
+
+    def after_sum(
+        self, x: Float[Array, "*dims dim"], branch: Float[Array, "*dims dim"] | None
+    ) -> tuple[Float[Array, "*dims dim"], Float[Array, "*dims dim"]]:
+        """`x + branch` and its norm, in one pass where a kernel takes them; None adds nothing.
+
+        For the arrays of one device, and a norm in the dtype of `x`.
+        """
+        assert self.dtype is None, "the kernel's results have one dtype"
+        scale = 1 + self.weight[...] if self.offset else self.weight[...]
+        return add_rms_norm(x, branch, scale, eps=self.eps)
 
 
 class GatedRMSNorm(nnx.Module):

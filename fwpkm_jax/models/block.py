@@ -178,10 +178,10 @@ class Block(nnx.Module):
             )
             x = x + y
         mixer = gathered(partition, self.mixer, f"{name}/mixer")
-        x, cache = self._mix(
+        x, mixed, cache = self._mix(
             mixer, x, mask=mask, starts=starts, cache=state.cache, partition=partition
         )
-        x, _ = self._feed_forward(x, partition, name)
+        x, _ = self._feed_forward(x + mixed, None, partition, name)
         x = x if partition is None else partition.by_sequence(x)
         return x, memory, BlockStream(cache, pending), info
 
@@ -218,27 +218,48 @@ class Block(nnx.Module):
         # Weights are gathered here, so that `jax.checkpoint` does not keep the gathered copies.
         mixer = gathered(partition, self.mixer, f"{name}/mixer")
         starts = None if documents is None else documents.starts
-        x, _ = self._mix(mixer, x, mask=mask, starts=starts, partition=partition)
+        x, mixed, _ = self._mix(
+            mixer, x, whole=partition is None, mask=mask, starts=starts, partition=partition
+        )
         if partition is not None:
-            x = partition.by_sequence(x)
+            x, mixed = partition.by_sequence(x + mixed), None
         counted = mask if documents is None else documents.mask(mask)
-        x, facts = self._feed_forward(x, partition, name, batch_statistics, counted)
+        x, facts = self._feed_forward(
+            x, mixed, partition, name, batch_statistics, counted, whole=partition is None
+        )
         return x if partition is None else partition.by_sequence(x), facts
 
-    def _mix(self, mixer: AbstractMixer, x: jax.Array, **arguments: Any) -> tuple[jax.Array, Any]:
-        """The residual stream after the mixer, and the mixer's cache."""
-        mixed, cache = mixer(x if self.post_norm else self.mixer_norm(x), **arguments)
-        return x + (self.mixer_norm(mixed) if self.post_norm else mixed), cache
+    def _mix(
+        self, mixer: AbstractMixer, x: jax.Array, *, whole: bool = False, **arguments: Any
+    ) -> tuple[jax.Array, jax.Array, Any]:
+        """The residual stream, what the mixer adds to it, and the mixer's cache.
+
+        `whole` says that one device holds whole sequences, whose norms a kernel may compute.
+        """
+        x, normed = self._normed(self.mixer_norm, x, None, whole)
+        mixed, cache = mixer(normed, **arguments)
+        return x, self.mixer_norm(mixed) if self.post_norm else mixed, cache
+
+    def _normed(
+        self, norm: RMSNorm, x: jax.Array, branch: jax.Array | None, whole: bool
+    ) -> tuple[jax.Array, jax.Array]:
+        """The residual stream with a branch added, and what the next sub-layer reads of it."""
+        if whole and not self.post_norm:
+            return norm.after_sum(x, branch)
+        x = x if branch is None else x + branch
+        return x, x if self.post_norm else norm(x)
 
     def _feed_forward(
         self,
         x: jax.Array,
+        mixed: jax.Array | None,
         partition: Partition | None = None,
         name: str = "",
         batch_statistics: bool = False,
         mask: jax.Array | None = None,
+        whole: bool = False,
     ) -> tuple[jax.Array, "_FeedForwardFacts"]:
-        normed = x if self.post_norm else self.feed_forward_norm(x)
+        x, normed = self._normed(self.feed_forward_norm, x, mixed, whole)
         feed_forward = gathered(partition, self.feed_forward, f"{name}/feed_forward")
         if isinstance(feed_forward, PKM):
             out = feed_forward(

@@ -250,3 +250,12 @@ def test_decisions_are_counted():
     before = dispatch.decisions["op", "reference", "by request"]
     choose("reference")
     assert dispatch.decisions["op", "reference", "by request"] == before + 1
+
+
+@pytest.mark.parametrize("backend", ["auto", "pallas"])
+def test_an_operation_without_a_kernel_for_the_simulated_device_is_plain_unless_named(backend):
+    with dispatch.interpret_kernels("tpu"), dispatch.default_backend(backend):
+        chosen = dispatch.implementation("gpu_alone", "auto", kernels=("gpu",), check=None)
+        assert chosen == "reference"
+        with pytest.raises(ValueError, match="has no kernel"):
+            dispatch.implementation("gpu_alone", "pallas", kernels=("gpu",), check=None)

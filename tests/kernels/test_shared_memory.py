@@ -12,6 +12,8 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import cross_entropy, dispatch
+from pallas_kernels.add_rms_norm import add_rms_norm
+from pallas_kernels.add_rms_norm import specs as add_rms_norm_specs
 from pallas_kernels.cross_entropy import specs as cross_entropy_specs
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 from pallas_kernels.gated_delta import specs as gated_delta_specs
@@ -137,3 +139,19 @@ def test_the_losses_of_rows_wait_for_their_logits(vocab):
 def test_a_wait_that_the_losses_of_rows_leave_out_is_found(monkeypatch):
     monkeypatch.setattr(plgpu, "barrier_wait", lambda _: None)
     assert any("arriving before" in x for x in barriers_missing(losses_of_rows(8192)))
+
+
+def test_norms_share_no_memory_but_for_the_sums_of_their_rows():
+    spec = add_rms_norm_specs.NormSpec(name="here", length=96, width=256)
+    arrays = jax.eval_shape(lambda: add_rms_norm_specs.sample(spec, jnp.bfloat16))
+
+    def both(arrays):
+        call = functools.partial(add_rms_norm, eps=spec.eps, backend="pallas")
+        outputs, back = jax.vjp(lambda x: call(**x), arrays)
+        return back(outputs)
+
+    kernels = kernels_of(both, arrays)
+    assert set(kernels) == {"add_rms_norm", "add_rms_norm_back"}
+    for kernel in kernels.values():
+        assert barriers_missing(kernel) == []
+        assert not kernel.params["jaxprs"][0].invars[len(kernel.invars) + len(kernel.outvars) :]

@@ -1,5 +1,10 @@
 """Root-mean-square norms."""
 
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -37,9 +42,13 @@ class RMSNorm(nnx.Module):
             (jnp.zeros if offset else jnp.ones)((dim,), jnp.float32), "norm_scale", (None,)
         )
 
+    @property
+    def scale(self) -> Float[Array, " dim"]:
+        """What multiplies the normalised input."""
+        return 1 + self.weight[...] if self.offset else self.weight[...]
+
     def __call__(self, x: Float[Array, "*dims dim"]) -> Float[Array, "*dims dim"]:
-        weight = jnp.expand_dims(self.weight[...], range(x.ndim - 1))
-        scale = 1 + weight if self.offset else weight
+        scale = jnp.expand_dims(self.scale, range(x.ndim - 1))
         return (rms_normalize(x, eps=self.eps) * scale).astype(self.dtype or x.dtype)
 
     def after_sum(
@@ -52,6 +61,58 @@ class RMSNorm(nnx.Module):
         assert self.dtype is None, "the kernel's results have one dtype"
         scale = 1 + self.weight[...] if self.offset else self.weight[...]
         return add_rms_norm(x, branch, scale, eps=self.eps)
+
+
+def normed_maps(
+    x: Float[Array, "*dims dim"],
+    maps: Sequence[tuple[RMSNorm, nnx.Linear]],
+    *,
+    dtype: DTypeLike | None = None,
+) -> list[Array]:
+    """Linear maps of `x`, each under a norm of its own: `linear(norm(x).astype(dtype))`.
+
+    An NVIDIA GPU multiplies the kernels by the norms' factors, not the normalised inputs. All maps
+    are then one product with one normalised array, and send back one cotangent; the gradients of
+    the factors are sums over kernels. The results are equal up to the rounding of `dtype`. Maps
+    that are more than a kernel and a bias, as with low-rank updates, are computed as written.
+
+    Args:
+      x: what is normed.
+      maps: norms of one epsilon, and linear maps of one dtype with a bias.
+      dtype: of the normed inputs; None: that of `x`.
+    """
+    dtype = x.dtype if dtype is None else dtype
+
+    def written(x: jax.Array) -> list[jax.Array]:
+        return [linear(norm(x).astype(dtype)) for norm, linear in maps]
+
+    if any(type(linear) is not nnx.Linear for _, linear in maps):
+        return written(x)
+    return jax.lax.platform_dependent(
+        x, cuda=functools.partial(folded_maps, maps=maps, dtype=dtype), default=written
+    )
+
+
+def folded_maps(
+    x: Float[Array, "*dims dim"], *, maps: Sequence[tuple[RMSNorm, nnx.Linear]], dtype: DTypeLike
+) -> list[Array]:
+    """`normed_maps` as a GPU computes them."""
+    norms, linears = zip(*maps, strict=True)
+    (eps,), first = {norm.eps for norm in norms}, linears[0]
+    kernels = [norm.scale[:, None] * linear.kernel[...] for norm, linear in maps]
+    arrays: Any = first.promote_dtype(
+        (
+            rms_normalize(x, eps=eps).astype(dtype),
+            jnp.concatenate(kernels, axis=1),
+            jnp.concatenate([linear.bias[...] for linear in linears]),
+        ),
+        dtype=first.dtype,
+    )
+    normalized, kernel, bias = arrays
+    y = jnp.matmul(normalized, kernel, precision=first.precision)
+    y = y + jnp.expand_dims(bias, range(y.ndim - 1))
+    ends = list(itertools.accumulate(x.shape[1] for x in kernels))
+    return jnp.split(y, ends[:-1], axis=-1)
 
 
 class GatedRMSNorm(nnx.Module):

@@ -40,7 +40,7 @@ from fwpkm_jax.layers.memories.documents import run_documents, within_documents
 from fwpkm_jax.layers.memories.parts import read_partitioned, run_partitioned
 from fwpkm_jax.layers.memories.record import FastWeightInfo, call_info
 from fwpkm_jax.layers.memories.stream import advance, write_waiting
-from fwpkm_jax.layers.norms import RMSNorm
+from fwpkm_jax.layers.norms import RMSNorm, normed_maps
 from fwpkm_jax.layers.parameters import declare_linear
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.rules.arguments import check_memory
@@ -128,17 +128,18 @@ class FastWeight(nnx.Module):
         """The inputs of the memory for each token, in at least float32."""
         rule = self.config.rule
         memory_dtype = jnp.promote_types(x.dtype, jnp.float32)
-        query = self.query_proj(self.query_norm(x)).astype(memory_dtype)
+        maps = [(self.query_norm, self.query_proj), (self.value_norm, self.value_proj)]
+        if self.gate_proj is not None and self.gate_norm is not None:
+            maps.append((self.gate_norm, self.gate_proj))
+        query, value, *gates = (y.astype(memory_dtype) for y in normed_maps(x, maps))
         # The halves of the whole query, all heads together, as in the authors' release.
         halves = query.reshape(*query.shape[:-1], 2, -1)
         query = _NORMALIZERS[self.config.query_norm](halves)
         query = query.reshape(*x.shape[:2], rule.num_heads, rule.key_dim)
-        value = self.value_proj(self.value_norm(x)).astype(memory_dtype)
         value = _NORMALIZERS[self.config.value_norm](value)
         gate = jnp.ones(x.shape[:2], memory_dtype)
-        if self.gate_proj is not None and self.gate_norm is not None:
-            gate = self.gate_proj(self.gate_norm(x)).astype(memory_dtype)
-            gate = jax.nn.sigmoid(jnp.mean(gate, axis=-1))
+        if gates:
+            gate = jax.nn.sigmoid(jnp.mean(gates[0], axis=-1))
         real = jnp.ones_like(gate) if mask is None else mask.astype(memory_dtype)
         return Signals(query, value, gate, real)
 
@@ -151,7 +152,7 @@ class FastWeight(nnx.Module):
             mixed = gate * read + (1.0 - gate) * signals.value
         else:
             mixed = read + signals.value
-        output = self.out_proj(self.out_norm(mixed).astype(dtype))
+        (output,) = normed_maps(mixed, [(self.out_norm, self.out_proj)], dtype=dtype)
         if self.config.gate_residual:
             output = gate * output
         return output.astype(dtype)

@@ -13,6 +13,10 @@ Waiting is `launch_us` for each launch. `benchmarks.compiled.traffic` says how b
 JSON of `benchmarks.speed.train_step --profile`. Kernels of XLA have the same names there as in the
 compiled text, those of libraries and Pallas are recognised by theirs, so each class has its
 measured time beside the modelled one.
+
+`--before` names such an account, measured, of an earlier state of the code. What a class took there
+relative to its modelled time is expected again: `expected_ms` is the modelled time times that, for
+each device. Classes that had no measured time are expected as modelled.
 """
 
 import json
@@ -36,6 +40,7 @@ from benchmarks.compiled.traffic import (
     launch_of,
     program,
 )
+from benchmarks.first_light.files import read_lines, read_object
 from benchmarks.machine import settings, write_result
 from benchmarks.options import parse
 
@@ -50,7 +55,7 @@ class Rates(NamedTuple):
 
 
 DEVICES = {"h100": Rates(3.0e12, 725e12), "h200": Rates(4.1e12, 725e12)}
-WAITING, OTHERS = "waiting", "casts, embedding, others"
+WAITING, OTHERS, UNKNOWN = "waiting", "casts, embedding, others", "not in the text"
 KERNELS = (
     (r"^gated_delta", "kernels of the gated delta rule"),
     (r"^(slot_|key_scan|product_top_k|new_log|value_)", "memories: kernels"),
@@ -96,6 +101,8 @@ class Options(Compiled):
     """Folder for the texts that were compiled."""
     profile: Path | None = None
     """JSON of a device's profile; None: no time is measured."""
+    before: Path | None = None
+    """JSON of an earlier account with measured times; None: no time is expected."""
     variant: str = "all"
     """Variant of `benchmarks.first_light.variants` whose profile is taken."""
     chunk_size: int = 512
@@ -108,6 +115,14 @@ class Options(Compiled):
     """Share of a chunk's references that are distinct rows."""
     launch_us: float = 1.7
     """Waiting for each launch: 3.1 ms for 1,800 of them on an H200."""
+
+
+class Profile(NamedTuple):
+    """Every kernel of a step as name, launches and milliseconds; the step's milliseconds; where."""
+
+    kernels: Sequence[tuple[str, float, float]]
+    step_ms: float
+    device: str
 
 
 class Entry(NamedTuple):
@@ -215,7 +230,9 @@ def class_of(kernel: str, one: Instruction, where: str, *, is_product: bool) -> 
       is_product: whether it multiplies matrices.
     """
     if kernel != one.name:
-        return next((kind for name, kind in KERNELS if re.search(name, kernel)), OTHERS)
+        named = next((kind for name, kind in KERNELS if re.search(name, kernel)), None)
+        if named is not None:
+            return named
     if is_product:
         if re.search(_MEMORY, where):
             return MEMORY_PRODUCTS
@@ -256,22 +273,18 @@ def account(options: Options, text: str) -> dict[str, Any]:
     return {"rows": rows, "total": total, "names": names}
 
 
-def measured(
-    found: Mapping[str, Any], kernels: Sequence[tuple[str, float, float]], step_ms: float | None
-) -> dict[str, float]:
-    """Milliseconds of each class by a device's profile, waiting too if the step's time is known.
+def measured(found: Mapping[str, Any], profile: Profile) -> dict[str, float]:
+    """Milliseconds of each class by a device's profile; the rest of the step is waiting.
 
     Args:
       found: what `account` returns.
-      kernels: name, launches per step and milliseconds per step of every kernel.
-      step_ms: milliseconds of a step.
+      profile: of the same code.
     """
     by_name = {re.sub(r"[.\-]", "_", name): kind for name, kind in found["names"].items()}
     times: dict[str, float] = defaultdict(float)
-    for name, _, milliseconds in kernels:
+    for name, _, milliseconds in profile.kernels:
         times[_measured_class(name, by_name)] += milliseconds
-    if step_ms is not None:
-        times[WAITING] = step_ms - sum(times.values())
+    times[WAITING] = profile.step_ms - sum(times.values())
     return dict(times)
 
 
@@ -280,14 +293,48 @@ def _measured_class(name: str, by_name: Mapping[str, str]) -> str:
         return by_name[name]
     kernel = re.match(r"(\w+?)_mosaic_gpu_kernel", name)
     if kernel:
-        return next((kind for one, kind in KERNELS if re.search(one, kernel.group(1))), OTHERS)
-    return next((kind for one, kind in LIBRARY if re.search(one, name)), "not in the text")
+        return by_name.get(kernel.group(1), UNKNOWN)
+    return next((kind for one, kind in LIBRARY if re.search(one, name)), UNKNOWN)
 
 
-def profile_of(
-    options: Options, name: str
-) -> tuple[list[tuple[str, float, float]], float | None] | None:
-    """Every kernel of a model's step as a device measured it, and the step's milliseconds."""
+def expected(found: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Milliseconds of each class by device, if its launches reach the share that they reached.
+
+    Args:
+      found: what `account` returns.
+      before: the same of earlier code, with `measured_ms` and the device's name, `measured_on`.
+    """
+    device = before["measured_on"]
+    factors = {
+        row["class"]: row["measured_ms"] / row[f"{device}_ms"]
+        for row in before["rows"]
+        if row.get("measured_ms") and row[f"{device}_ms"]
+    }
+    times = {
+        row["class"]: {one: row[f"{one}_ms"] * factors.get(row["class"], 1.0) for one in DEVICES}
+        for row in found["rows"]
+    }
+    for row in before["rows"]:
+        # What only the profile has, such as clearing of memory, stays as it was.
+        if row.get("measured_ms") and not row["launches"] and row["class"] not in times:
+            times[row["class"]] = dict.fromkeys(DEVICES, row["measured_ms"])
+    return times
+
+
+def device_of(kind: str) -> str:
+    """The name in `DEVICES` of a kind of device, such as NVIDIA H200.
+
+    Raises:
+      SystemExit: there is none.
+    """
+    for name in DEVICES:
+        if name in kind.lower():
+            return name
+    raise SystemExit(f"--profile: it was measured on {kind!r}; DEVICES knows {', '.join(DEVICES)}.")
+
+
+def profile_of(options: Options, name: str) -> Profile | None:
+    """A model's step as a device measured it, if it did."""
     if options.profile is None:
         return None
     kept = json.loads(options.profile.read_text(encoding="utf-8"))
@@ -298,35 +345,33 @@ def profile_of(
                 listed = [(one["name"], one["launches"], one["milliseconds"]) for one in kernels]
                 share = sum(one["share"] for one in kernels)
                 rest = sum(one["milliseconds"] for one in kernels) * (1 / share - 1)
-                return [*listed, ("kernels that the profile does not list", 0, rest)], row[
-                    "milliseconds"
-                ]
+                rest = ("kernels that the profile does not list", 0.0, rest)
+                return Profile([*listed, rest], row["milliseconds"], kept["environment"]["device"])
         return None
     kernels = kept.get(f"{name}/{options.variant}")
     if kernels is None:
         return None
-    steps = options.profile.with_name("steps.jsonl")
-    lines = [json.loads(x) for x in steps.read_text().splitlines()] if steps.exists() else []
-    times = [
-        row.get("milliseconds")
-        for row in lines
-        if (row["model"], row["variant"]) == (name, options.variant)
-    ]
-    return [tuple(one) for one in kernels], times[-1] if times else None
+    lines = read_lines(options.profile.with_name("steps.jsonl"))
+    for row in lines:
+        if (row["model"], row["variant"]) == (name, options.variant) and "milliseconds" in row:
+            return Profile([tuple(one) for one in kernels], row["milliseconds"], row["device"])
+    raise SystemExit(f"--profile {options.profile}: beside it, no steps.jsonl has {name}'s step.")
 
 
 def table_of(name: str, found: Mapping[str, Any]) -> str:
     """The account of a model as a table of Markdown."""
-    has_measured = any("measured_ms" in row for row in found["rows"])
-    head = ["`" + name + "`", "launches", "GB", "TFLOP", *(f"{d.upper()}, ms" for d in DEVICES)]
-    head += ["measured, ms"] if has_measured else []
+    times = {f"{one}_ms": f"{one.upper()}, ms" for one in DEVICES}
+    if "expected_h100_ms" in found["total"]:  # At most six columns.
+        times = {f"expected_{one}_ms": f"{one.upper()} expected, ms" for one in DEVICES}
+    elif "measured_on" in found:
+        device = found["measured_on"]
+        times = {f"{device}_ms": f"{device.upper()}, ms", "measured_ms": "measured, ms"}
+    head = [f"`{name}`", "launches", "GB", "TFLOP", *times.values()]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row in [*found["rows"], {"class": "all", **found["total"]}]:
         cells = [row["class"], f"{row['launches']:,.0f}", f"{row['gigabytes']:.1f}"]
         cells += [f"{row['teraflop']:.2f}" if row["teraflop"] >= 0.005 else ""]
-        cells += [f"{row[f'{device}_ms']:.1f}" for device in DEVICES]
-        if has_measured:
-            cells += [f"{row['measured_ms']:.1f}" if "measured_ms" in row else ""]
+        cells += [f"{row[time]:.1f}" if time in row else "" for time in times]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -338,7 +383,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"--texts: {len(options.texts)} files for {len(options.models)} models; name one each."
         )
     jax.config.update("jax_traceback_in_locations_limit", 30)  # Whole paths in the text.
-    result: dict[str, Any] = {"jax": jax.__version__, "options": settings(options), "models": {}}
+    given = settings(options)
+    del given["texts"]  # Paths.
+    result: dict[str, Any] = {"jax": jax.__version__, "options": given, "models": {}}
     tables = []
     for index, name in enumerate(options.models):
         if options.texts:
@@ -351,7 +398,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         found = account(options, text)
         profile = profile_of(options, name)
         if profile is not None:
-            times = measured(found, *profile)
+            times = measured(found, profile)
+            found["measured_on"] = device_of(profile.device)
             for row in found["rows"]:
                 row["measured_ms"] = times.pop(row["class"], 0.0)
             zero = dict.fromkeys(found["total"], 0.0)
@@ -359,6 +407,19 @@ def main(argv: Sequence[str] | None = None) -> None:
                 {"class": kind, **zero, "measured_ms": time_} for kind, time_ in times.items()
             ]
             found["total"]["measured_ms"] = sum(row["measured_ms"] for row in found["rows"])
+        if options.before is not None:
+            before = read_object(options.before).get("models", {}).get(name)
+            if before is None:
+                raise SystemExit(f"--before {options.before}: it has no account of {name}.")
+            times_of = expected(found, before)
+            known = {row["class"] for row in found["rows"]}
+            zero = dict.fromkeys(found["total"], 0.0)
+            found["rows"] += [{"class": kind, **zero} for kind in times_of if kind not in known]
+            for row in found["rows"]:
+                row |= {f"expected_{one}_ms": t for one, t in times_of[row["class"]].items()}
+            for one in DEVICES:
+                sums = sum(row[f"expected_{one}_ms"] for row in found["rows"])
+                found["total"][f"expected_{one}_ms"] = sums
         del found["names"]
         result["models"][name] = found
         tables.append(table_of(name, found))

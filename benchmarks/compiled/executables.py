@@ -5,8 +5,8 @@
 
 writes a file for each model: the step's machine code, kernels included, compressed, with what the
 loading process needs to call it. A process on the device that loads it neither traces nor compiles
-the step, nor checks its kernels. `--topology` names the result of `benchmarks.first_light.device`
-from such a machine; without it the topology is that of `benchmarks/compiled/h100.txtpb`.
+the step, nor checks its kernels. `--topology` names the results of `benchmarks.first_light` on such
+a machine; without it the topology is that of `benchmarks/compiled/h100.txtpb`.
 
 By default products are cuBLASLt's, because a compiler without a device cannot choose the tiles of
 its own. `python -m benchmarks.first_light --executables build/exe` loads and times the files.
@@ -62,7 +62,7 @@ class Options:
     triton: bool = False
     """Whether XLA may multiply by Triton's kernels, with tiles that no device has tried."""
     topology: Path | None = None
-    """JSON with the device's own `topology`; None: the description beside this file."""
+    """`results.json` with the device's own topology; None: the description beside this file."""
 
 
 def compile_step(options: Options, name: str) -> Any:
@@ -90,7 +90,8 @@ def _device(options: Options) -> Any:
     if options.topology is None:
         return absent_device(options.device)
     absent_device(options.device)  # Registers the platform, or says which package is missing.
-    kept = read_object(options.topology).get("topology")
+    found = read_object(options.topology)
+    kept = found.get("device", {}).get("result", found).get("topology")
     if not isinstance(kept, str):
         raise SystemExit(f"--topology {options.topology}: the file has no bytes of a topology.")
     return topologies.TopologyDescription.deserialize(  # pyright: ignore[reportAttributeAccessIssue]

@@ -68,8 +68,9 @@ class Options:
 def compile_step(options: Options, name: str) -> Any:
     """The compiled training step of a model for the device."""
     contexts, sharding, flags = contextlib.ExitStack(), None, {}
+    topology = _topology(options)
     if options.device != "cpu":
-        sharding = SingleDeviceSharding(_device(options))
+        sharding = SingleDeviceSharding(_device(options, topology))
         contexts.enter_context(kernels_for(options.device))
         flags = {} if options.triton else CUBLAS
     with contexts:
@@ -86,17 +87,28 @@ def compile_step(options: Options, name: str) -> Any:
         return step.trace(*arguments).lower().compile(compiler_options=flags)
 
 
-def _device(options: Options) -> Any:
+def _device(options: Options, topology: bytes | None) -> Any:
+    device = absent_device(options.device)  # Says which package is missing.
+    if topology is None:
+        return device
+    return topologies.TopologyDescription.deserialize(  # pyright: ignore[reportAttributeAccessIssue]
+        topology
+    ).devices[0]
+
+
+def _topology(options: Options) -> bytes | None:
+    """The bytes that a real device's description has.
+
+    Raises:
+      SystemExit: the file has none.
+    """
     if options.topology is None:
-        return absent_device(options.device)
-    absent_device(options.device)  # Registers the platform, or says which package is missing.
+        return None
     found = read_object(options.topology)
     kept = found.get("device", {}).get("result", found).get("topology")
     if not isinstance(kept, str):
         raise SystemExit(f"--topology {options.topology}: the file has no bytes of a topology.")
-    return topologies.TopologyDescription.deserialize(  # pyright: ignore[reportAttributeAccessIssue]
-        base64.b64decode(kept)
-    ).devices[0]
+    return base64.b64decode(kept)
 
 
 def write(path: Path, compiled: Any, **facts: Any) -> int:

@@ -188,15 +188,19 @@ def test_a_profile_of_some_kernels_says_how_much_it_does_not_list(tmp_path, text
 def test_a_step_compiled_here_is_accounted_for_by_its_source(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "TINY_LAYERS", 3)
     out = tmp_path / "account.json"
-    options = ("--device", "cpu", "--size", "tiny", "--models", "gdn__fwpkm2_6_10", "--batch", 1)
-    options += ("--length", 64, "--loss-block", 64, "--chunk-size", 64, "--width", 64)
-    options += ("--places", 8, "--distinct", 0.5, "--no-triton")
+    options = (
+        *("--device", "cpu", "--size", "tiny", "--models", "gdn__fwpkm2_6_10", "--batch", 1),
+        *("--length", 64, "--loss-block", 64, "--chunk-size", 64, "--width", 64),
+        *("--places", 8, "--distinct", 0.5, "--no-triton"),
+    )
     run("compiled.account", *options, "--keep-texts", tmp_path, "--out", out)
     found = result(out)["models"]["gdn__fwpkm2_6_10"]
     kinds = {row["class"] for row in found["rows"]}
     assert {"SwiGLU", "optimiser", "memories: elementwise", "gated norm"} <= kinds
     assert (tmp_path / "gdn__fwpkm2_6_10.hlo").read_text().startswith("HloModule jit_step")
     assert found["total"]["launches"] > 100
+    with pytest.raises(SystemExit, match="the file has no bytes of a topology"):
+        run("compiled.account", *options, "--topology", tmp_path / "none.json")
 
 
 @pytest.mark.thorough
@@ -207,9 +211,11 @@ def test_an_executable_takes_the_steps_that_the_compiled_one_takes(tmp_path, mon
     from benchmarks.speed import train_step
 
     monkeypatch.setattr(models, "TINY_LAYERS", 1)
-    options = ("--device", "cpu", "--size", "tiny", "--batch", 1, "--length", 32)
-    options += ("--loss-block", 32, "--models", "gdn", "--no-triton")
-    run("compiled.executables", *options, "--out", tmp_path)
+    options = (
+        *("--device", "cpu", "--size", "tiny", "--batch", 1, "--length", 32),
+        *("--loss-block", 32, "--models", "gdn", "--no-triton", "--out", tmp_path),
+    )
+    run("compiled.executables", *options)
     compiled, facts = executables.load(tmp_path / "gdn.exe.xz")
     assert (facts["model"], facts["jax"]) == ("gdn", jax.__version__)
     assert facts["planned"]["argument"] > 0
@@ -224,5 +230,7 @@ def test_an_executable_takes_the_steps_that_the_compiled_one_takes(tmp_path, mon
     damaged.write_bytes(damaged.read_bytes()[:-100])
     with pytest.raises(lzma.LZMAError):
         executables.load(damaged)
-    with pytest.raises(ValueError, match="no model"):
+    with pytest.raises(SystemExit, match="the file has no bytes of a topology"):
+        run("compiled.executables", *options, "--topology", tmp_path / "none.json")
+    with pytest.raises(ValueError, match="gdm"):
         run("compiled.executables", "--device", "cpu", "--models", "gdm", "--out", tmp_path)

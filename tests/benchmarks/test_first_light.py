@@ -6,11 +6,13 @@ import time
 import zipfile
 from dataclasses import replace
 
+import jax
 import pytest
 
 from benchmarks.first_light import cases, correctness, sources, steps, suite, variants
 from benchmarks.first_light.files import read_lines
 from benchmarks.options import parse
+from benchmarks.speed import models
 from pallas_kernels import dispatch
 from tests.benchmarks import planted_cases
 from tests.benchmarks.programs import result, run
@@ -131,6 +133,7 @@ def test_planted_variants_cost_a_line_each_and_the_rest_is_timed(tmp_path, capsy
     assert result(tmp_path / "profiles.json") == {"differs/all": [["fusion", 2.0, 0.5]]}
 
 
+@pytest.mark.thorough
 def test_timing_waits_for_a_file_and_says_what_it_left_out(tmp_path):
     options = steps.Options(
         out=tmp_path / "steps.jsonl",
@@ -156,6 +159,48 @@ def test_every_new_operation_gets_a_variant_without_it():
     assert "command_buffer" in found["both"].flags
     alone = [one.name for one in variants.variants(("a",), carried=False)]
     assert alone == ["all", "flags", "both", "graphs", "baseline"]
+
+
+@pytest.mark.thorough
+def test_variants_of_a_real_step_agree_and_its_executable_comes_home(tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "TINY_LAYERS", 1)
+    sizes = ("--size", "tiny", "--models", "gdn", "--batch", 1, "--length", 32)
+    run("compiled.executables", "--device", "cpu", *sizes, "--out", tmp_path / "made")
+    (tmp_path / "go").touch()
+    out, profiles = tmp_path / "steps.jsonl", tmp_path / "profiles.json"
+    options = (
+        *("--out", out, "--profiles", profiles, "--keep", tmp_path / "kept", "--steps", 1),
+        *("--variants", "carried", "all", "baseline", "--operations", "new_op", "--blocks", 2),
+        *("--executables", tmp_path / "made", "--wait-for", tmp_path / "go", "--jobs", 1),
+        *("--device", "cpu", "--compile-s", 600, "--run-s", 600, "--seconds", 1200),
+        *("--size", "tiny", "--models", "gdn", "--batch", 1, "--length", 32),
+    )
+    assert run("first_light.steps", *options) == 0
+    rows = {row["variant"]: row for row in read_lines(out)}
+    assert list(rows) == ["carried", "all", "baseline"]
+    assert len({row["final_loss"] for row in rows.values()}) == 1
+    assert rows["all"]["differing"] == []
+    assert rows["all"]["first_loss"] != rows["all"]["final_loss"]
+    assert rows["all"]["implementations"][0]["op"] == "chunk_gated_delta_rule"
+    assert rows["carried"]["facts"]["model"] == "gdn"
+    names, *_ = zip(*result(profiles)["gdn/all"], strict=True)
+    assert len(names) > 50
+    assert (tmp_path / "kept" / "gdn.exe.xz").stat().st_size == pytest.approx(
+        1e6 * rows["all"]["kept_megabytes"]
+    )
+    # All three are measured: the second call runs none of them.
+    monkeypatch.setattr(steps, "talk", None)
+    assert run("first_light.steps", *options) == 0
+
+
+def test_the_device_is_described_before_it_is_measured(tmp_path):
+    out = tmp_path / "device.json"
+    run("first_light.device", "--out", out)
+    found = result(out)
+    assert found["device"] == jax.devices()[0].device_kind
+    assert found["environment"]["copy_gigabytes_per_second"] == 1.0
+    assert found["libraries"]["jax"] == jax.__version__
+    assert set(found["driver"]) == {"unknown"} or isinstance(found["driver"], str)
 
 
 @pytest.mark.thorough
@@ -302,6 +347,10 @@ def test_steps_compile_beside_the_comparisons_and_are_timed_after_them(tmp_path,
     assert prepared[-1] == "--prepare"
     assert "--prepare" not in taken[4][0]
     found = result(out / "results.json")
+    given = ("--executables", tmp_path, "--parts", "steps")
+    assert run("first_light.suite", "--out", tmp_path / "given", *options, *given) == 0
+    last = taken[-1][0]
+    assert last[last.index("--executables") + 1] == str(tmp_path)
     assert list(found) == ["device", "cases", "steps", "gated_delta"]
     assert found["steps"]["result"] == {"timed": 1}
     assert all(row["status"] == "done" for row in found.values())
@@ -365,8 +414,13 @@ def test_the_comparison_fails_if_a_case_does_not_agree(tmp_path, monkeypatch, ca
     }
     monkeypatch.setattr(cases, "cases", lambda size: found)
     out = tmp_path / "cases.jsonl"
-    options = ("--out", out, "--size", "tiny", "--jobs", 1, "--limit-s", 60)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options = (
+        *("--out", out, "--size", "tiny", "--jobs", 1, "--limit-s", 60, "--seconds", 600),
+        *("--device", jax.devices()[0].device_kind, "--verdicts", tmp_path / "verdicts.json"),
+    )
     assert run("first_light.correctness", *options) == 1
+    assert result(tmp_path / "verdicts.json") == {}
     assert "1 of 2 cases do not agree: two\n" in capsys.readouterr().err
     del found["two"]
     assert run("first_light.correctness", *options) == 0

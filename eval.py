@@ -2,7 +2,7 @@
 
 import sys
 
-from fwpkm_jax.cli.eval_command import main
+from fwpkm_jax.cli.program import run
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], program="eval.py"))
+    sys.exit(run("eval", sys.argv[1:], program="eval.py"))

@@ -2,7 +2,7 @@
 
 import sys
 
-from fwpkm_jax.cli.generate_command import main
+from fwpkm_jax.cli.program import run
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], program="generate.py"))
+    sys.exit(run("generate", sys.argv[1:], program="generate.py"))

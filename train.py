@@ -2,7 +2,7 @@
 
 import sys
 
-from fwpkm_jax.cli.train_command import main
+from fwpkm_jax.cli.program import run
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], program="train.py"))
+    sys.exit(run("train", sys.argv[1:], program="train.py"))

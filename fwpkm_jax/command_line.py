@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
+import logging
+import os
+import signal
 import sys
+import threading
 import traceback
 import typing
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from fwpkm_jax.literals import nearest
+
+INTERRUPTED = "interrupted."
+"""What a command says that SIGINT ends before it can do anything else."""
 
 _PACKAGE = Path(__file__).parent
 
@@ -18,16 +29,91 @@ _PACKAGE = Path(__file__).parent
 def report(program: str, error: Exception) -> int:
     """Prints why `program` failed; its exit code.
 
-    An error raised by this package's own code on purpose reads as one clear line (exit code 2).
-    One raised inside a library is nobody's message to the user and keeps its traceback (1).
+    An error raised by this package's own code on purpose reads as one clear line (exit code 2),
+    and so does one of the system, such as a full disk (1). Another one that is raised inside a
+    library keeps its traceback (1).
     """
     frames = traceback.extract_tb(error.__traceback__)
     deliberate = bool(frames) and _PACKAGE in Path(frames[-1].filename).resolve().parents
     if deliberate:
-        print(f"{program}: {error}", file=sys.stderr)
+        say_error(program, error)
         return 2
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        say_error(program, f"{where}{error.strerror or error}")
+        return 1
     traceback.print_exception(error)
     return 1
+
+
+def say_error(program: str, error: object) -> None:
+    """Prints the last thing that a failing program says, on standard error."""
+    sys.stdout.flush()
+    print(f"{program}: {visible(str(error))}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def interruptible(program: str) -> Iterator[None]:
+    """While the context lasts, SIGINT ends the process in one line with exit code 130.
+
+    For imports: an exception in the middle of one would end in a traceback of a library's.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        del number, frame
+        os.write(2, f"{program}: {INTERRUPTED}\n".encode())
+        os._exit(128 + signal.SIGINT)
+
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield  # Only the main thread may, and a handler of the program that calls this one stays.
+        return
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def visible(text: str) -> str:
+    """A text that a terminal shows and does not obey.
+
+    Control characters but line feeds and tabs, and those that turn the direction of writing,
+    become escapes such as `\\x1b`. Whatever comes from a file or a model is printed by it.
+    """
+    return "".join(x.encode("unicode_escape").decode() if _is_control(x) else x for x in text)
+
+
+def _is_control(character: str) -> bool:
+    if character in "\n\t":
+        return False
+    return character in _TURNS or unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
+
+
+_TURNS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+class _Visible(logging.Formatter):
+    """Formats records as a terminal shows them, without the tracebacks of libraries."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        record = copy.copy(record)
+        record.exc_info = record.exc_text = record.stack_info = None
+        return visible(super().format(record))
+
+
+def start_logging(form: str = "%(message)s", *, force: bool = True) -> None:
+    """Prints warnings on standard error in a form of `logging`, one line each.
+
+    Args:
+      form: of a line.
+      force: in place of what was set up before; otherwise only if nothing was.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Visible(form))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=force)
 
 
 def separate_options(arguments: Sequence[str]) -> list[str]:

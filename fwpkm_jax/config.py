@@ -22,12 +22,13 @@ from fwpkm_jax.data import AbstractDataConfig
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import ModelConfig
-from fwpkm_jax.outside_files import read_json
-from fwpkm_jax.plugins import import_plugins, missing_plugins
+from fwpkm_jax.outside_files import OutsideFileError, read_json, shown
+from fwpkm_jax.plugins import missing_plugins, refuse_unnamed
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig
 from fwpkm_jax.training.config import WITHOUT_EFFECT, LogName, TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.runs.processes import DistributedConfig
+from fwpkm_jax.whole_files import check_local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class Experiment:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     """The devices that share the work; one by default."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
-    """The processes that share it."""
+    """The processes that share it, at this start; it is not stored with the run."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When the run is saved, and what is kept."""
     log: tuple[LogName, ...] = ("tensorboard",)
@@ -73,14 +74,16 @@ class Experiment:
     what trains, and refer to the base's for the rest. None: weights are drawn."""
     plugins: tuple[str, ...] = ()
     """Modules outside this package that define or register what the run uses: rules, mixers, data.
-    They are imported before the configuration is read again. Those of classes and registered names
-    in the configuration are added by themselves."""
+    Those of classes and registered names in the configuration are added by themselves. Whoever
+    opens the run names them again with --plugins: a run's file alone imports no module."""
 
     def __post_init__(self) -> None:
         """Checks the types and limits that are the same everywhere; sections check their own."""
         check_literals(self)
         for name, hint in config_json.hints(Experiment).items():
             config_json.from_json(to_json(getattr(self, name)), hint, path=name)
+        for name in ("run_dir", "base"):
+            check_local(getattr(self, name) or "", name)
         if self.seed < 0:
             raise ValueError(f"seed={self.seed} must be at least 0.")
         if self.profile is not None and self.profile < 1:
@@ -91,6 +94,7 @@ class Experiment:
     def to_json(self) -> dict[str, Any]:
         """The experiment as JSON values; `from_json` gives it back."""
         values = to_json(self)
+        del values["distributed"]  # Of a start, not of the run.
         if not self.plugins:  # As in runs written before there were plugins.
             del values["plugins"]
         return values
@@ -110,10 +114,18 @@ class Experiment:
 
 
 def from_json(values: Any, annotation: Any = Experiment, *, path: str = "config") -> Any:
-    """`config_json.from_json` of what a run stored, by default an `Experiment`, whose plugins it
-    imports first."""
+    """`config_json.from_json` of what a run stored, by default an `Experiment`.
+
+    How the processes of an earlier start found each other, which runs once stored, is left out.
+
+    Raises:
+      ValueError: also where plugins are named that this program did not import.
+    """
     if annotation is Experiment and isinstance(values, dict):
-        _import_plugins_of(values)
+        names = values.get("plugins", [])
+        names = config_json.from_json(names, tuple[str, ...], path=f"{path}.plugins")
+        refuse_unnamed(names, path)
+        values = {name: value for name, value in values.items() if name != "distributed"}
     return config_json.from_json(values, annotation, path=path, stored=True)
 
 
@@ -190,31 +202,54 @@ def read_experiment(run_dir: str | Path) -> Experiment:
 
     Raises:
       FileNotFoundError: there is no run.
-      ValueError: a plugin of the run is not installed, or this version of the code cannot read
-        the configuration; the message names the commit that wrote it.
+      ValueError: the run names plugins that this program did not import, or the configuration
+        cannot be read; the message names the value, or the commit that wrote it.
     """
-    path = Path(run_dir) / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist; {run_dir} holds no run.")
-    values = read_json(path, otherwise="put back a copy")
-    _import_plugins_of(values)
+    path = config_file(run_dir)
+    values = read_json(path, otherwise=_COPY, kind=dict)
     try:
         return from_json(values, path=str(path))
+    except OutsideFileError:
+        raise
     except ValueError as error:
-        raise ValueError(
-            f"{str(error).rstrip('.')}. Another version of fwpkm_jax wrote this run "
-            f"({_commit_of(Path(run_dir))}); read it with that version."
+        problem = f"cannot be used ({str(error).removeprefix(str(path)).lstrip(':. ').rstrip('.')})"
+        if not isinstance(error, config_json.UnknownNameError):
+            raise OutsideFileError(path, problem, otherwise=_COPY) from error
+        raise OutsideFileError(
+            path,
+            f"{problem}: another version of fwpkm_jax wrote this run ({_commit_of(Path(run_dir))})",
+            otherwise="read it with that version",
         ) from error
 
 
-def _import_plugins_of(values: dict[str, Any]) -> None:
-    names = values.get("plugins", [])
-    import_plugins(config_json.from_json(names, tuple[str, ...], path="config.plugins"))
+_COPY = "put back a copy: each checkpoint has one, checkpoints/STEP/config/metadata"
+
+
+def config_file(run_dir: str | Path) -> Path:
+    """The configuration of a run, which is not read.
+
+    Raises:
+      FileNotFoundError: there is no run.
+      ValueError: `run_dir` is an address.
+    """
+    check_local(run_dir)
+    path = Path(run_dir) / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist; {run_dir} holds no run.")
+    return path
+
+
+def stored_processes(run_dir: str | Path) -> dict[str, Any]:
+    """How the processes of an earlier start found each other, which runs once stored; {} if not."""
+    stored = read_json(config_file(run_dir), otherwise=_COPY, kind=dict).get("distributed")
+    fields = stored.items() if isinstance(stored, dict) else ()
+    return {name: value for name, value in fields if name != "class" and value not in (None, False)}
 
 
 def _commit_of(run_dir: Path) -> str:
     """The code of a run's first session, as `environment.json` tells."""
-    path = run_dir / "environment.json"
-    sessions = read_json(path).get("sessions") if path.is_file() else None
-    commit = sessions[0].get("commit") if sessions else None
-    return f"commit {commit}" if commit else "its commit was not recorded"
+    try:
+        commit = read_json(run_dir / "environment.json")["sessions"][0]["commit"]
+    except (OSError, ValueError, LookupError, TypeError):
+        commit = None
+    return f"commit {shown(commit, 50)}" if commit else "its commit was not recorded"

@@ -20,6 +20,10 @@ _MOST_INT = 2**31 - 1
 _MOST_FLOAT = float(np.finfo(np.float32).max)
 
 
+class UnknownNameError(ValueError):
+    """A configuration names a field or a class that this version does not have."""
+
+
 def to_json(config: Any) -> Any:
     """JSON values of a dataclass tree; a dataclass carries its name under `class`."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
@@ -45,8 +49,9 @@ def from_json(values: Any, annotation: Any, *, path: str = "config", stored: boo
         added since mean what `meant_before` says. Otherwise they have their defaults.
 
     Raises:
-      ValueError: a field or class is unknown (the nearest name is given), a required field is
-        missing, a value has the wrong type, or a dataclass refuses its values.
+      UnknownNameError: a field or class is unknown (the nearest name is given), or a required
+        field is missing.
+      ValueError: a value has the wrong type, or a dataclass refuses its values.
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (Union, types.UnionType):
@@ -82,7 +87,7 @@ def _from_json_union(values: Any, options: Sequence[Any], path: str, stored: boo
         classes = {cls.__name__: option for option in options for cls in final_classes(option)}
         name = values.get("class")
         if name not in classes:
-            raise ValueError(
+            raise UnknownNameError(
                 f"{path}.class={name!r} is none of {sorted(classes)}{nearest(str(name), classes)}."
             )
         return from_json(values, classes[name], path=path, stored=stored)
@@ -116,17 +121,21 @@ def _from_json_dataclass(values: Any, annotation: type, path: str, stored: bool)
     name = values.pop("class", annotation.__name__)
     if name not in classes:
         hint = nearest(str(name), classes)
-        raise ValueError(f"{path}.class={name!r} is none of {sorted(classes)}{hint}.")
+        raise UnknownNameError(f"{path}.class={name!r} is none of {sorted(classes)}{hint}.")
     cls = classes[name]
     types_of = hints(cls)
     names = [f.name for f in dataclasses.fields(cls)]
     for unknown in values.keys() - set(names):
-        raise ValueError(f"{path}.{unknown} is not a field{nearest(unknown, names)}.")
+        raise UnknownNameError(f"{path}.{unknown} is not a field{nearest(unknown, names)}.")
     decoded = {
         n: from_json(v, types_of[n], path=f"{path}.{n}", stored=stored) for n, v in values.items()
     }
     if stored:
         decoded = values_before(cls) | decoded
+    for field in dataclasses.fields(cls):
+        defaults = (field.default, field.default_factory)
+        if field.init and field.name not in decoded and defaults == (dataclasses.MISSING,) * 2:
+            raise UnknownNameError(f"{path}.{field.name} is missing.")
     try:
         return cls(**decoded)
     except (TypeError, ValueError) as error:

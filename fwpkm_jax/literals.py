@@ -5,7 +5,7 @@ import difflib
 import functools
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, Union
 
 
@@ -16,6 +16,20 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.6)
     return f"; the nearest name is {close[0]}" if close else ""
+
+
+def some(names: Sequence[str], *, like: str = "", most: int = 6) -> str:
+    """Names for a message: all of a few, or those nearest to `like` and how many more there are.
+
+    Example:
+      >>> some(["a", "b"]), some([f"user{n}" for n in range(9999)], like="user77x", most=2)
+      ('a, b', 'user77, user877 and 9,997 others')
+    """
+    if len(names) <= most:
+        return ", ".join(names)
+    close = difflib.get_close_matches(like, names, n=most, cutoff=0.6) if like else []
+    shown = close or names[:most]
+    return f"{', '.join(shown)} and {len(names) - len(shown):,} others"
 
 
 def check_literals(config: Any) -> None:

@@ -1,30 +1,70 @@
-"""Modules of other packages that a run needs: imported by name, and found by what it uses."""
+"""Modules of other packages that a run needs: imported where the user names them, never because a
+run's file does, and found by what a configuration uses."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from fwpkm_jax.literals import some
+from fwpkm_jax.outside_files import OutsideFileError
+
 
 def import_plugins(modules: Sequence[str]) -> None:
-    """Imports modules that define or register what a configuration names.
+    """Imports modules that the user named on a command line.
+
+    A module that only the current folder has is not found: it may be a stranger's.
 
     Raises:
       ValueError: a module is not installed.
     """
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-                raise  # The plugin is here, and lacks something itself.
-            raise ValueError(
-                f"plugins names the module {module}, which is not installed; install its package "
-                "into this environment, or put its folder on PYTHONPATH."
-            ) from error
+    before = list(sys.path)
+    sys.path[:] = [entry for entry in sys.path if entry not in ("", ".")]
+    try:
+        for module in modules:
+            _import(module)
+    finally:
+        sys.path[:] = before
+
+
+def _import(module: str) -> None:
+    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", module):
+        raise ValueError(f"plugins={module!r} is not the name of a module, such as package.module.")
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # The plugin is here, and lacks something itself.
+        raise ValueError(
+            f"plugins names the module {module}, which is not installed; install its package "
+            "into this environment, or put its folder on PYTHONPATH."
+        ) from error
+
+
+def refuse_unnamed(modules: Sequence[str], path: str) -> None:
+    """Checks that the modules a run's configuration names were imported, because the user said so.
+
+    A configuration is a file that may come from anyone, and to import a module is to run it.
+
+    Args:
+      modules: as the configuration names them.
+      path: of the configuration.
+
+    Raises:
+      OutsideFileError: one was not imported; the message says how to go on.
+    """
+    unnamed = [module for module in modules if module not in sys.modules]
+    if unnamed:
+        raise OutsideFileError(
+            path,
+            f"names plugins, which are code: {some(unnamed)}",
+            otherwise="if you trust it, add `--plugins "
+            f"{' '.join(unnamed[:6])}` to the command (in Python: import it first)",
+        )
 
 
 def missing_plugins(config: Any, plugins: Sequence[str]) -> tuple[str, ...]:

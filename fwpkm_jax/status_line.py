@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
+from fwpkm_jax.command_line import visible
+
 
 def format_duration(seconds: float) -> str:
     """`1:02:03`, `2:03` or `0:03`."""
@@ -28,14 +30,14 @@ class StatusLine:
         """Prints where the work stands, on a terminal over what was shown before."""
         if self.on_terminal:
             # Erases to the end of the line: the line before may have been longer.
-            print(f"\r{line}\x1b[K", end="", file=self._stream, flush=True)
+            print(f"\r{visible(line)}\x1b[K", end="", file=self._stream, flush=True)
             self._open = True
         else:
-            print(line, file=self._stream, flush=True)
+            print(visible(line), file=self._stream, flush=True)
 
     def say(self, message: str) -> None:
         """Prints a line of its own, below the one that changes."""
         if self._open:
             print(file=self._stream)
             self._open = False
-        print(message, file=self._stream, flush=True)
+        print(visible(message), file=self._stream, flush=True)

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,10 @@ from fwpkm_jax.evaluation.report import words
 from fwpkm_jax.layers.mixers import AttentionConfig, register_mixer
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.plugins import import_plugins
 from tests.training.tiny_config import get_config
+
+ROOT = Path(__file__).parents[1]
 
 MODULE = '''
 from dataclasses import dataclass
@@ -145,29 +149,108 @@ def test_a_run_is_read_in_a_process_that_knows_nothing_of_the_plugin(another, pa
     (tmp_path / "config.json").write_text(json.dumps(experiment.to_json()))
     program = (
         "import sys\n"
-        f"sys.path += [{str(package)!r}, {str(Path(__file__).parents[1])!r}]\n"
+        f"sys.path += [{str(package)!r}, {str(ROOT)!r}]\n"
         "from fwpkm_jax.config import read_experiment\n"
+        "import sums_of_another.layer\n"
         f"print(read_experiment({str(tmp_path)!r}).fingerprint)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == experiment.fingerprint, done.stderr[-2000:]
 
 
-def test_a_run_whose_plugin_is_not_installed_is_refused(tmp_path):
-    values = {**get_config().to_json(), "plugins": ["never_installed.mixers"]}
-    (tmp_path / "config.json").write_text(json.dumps(values))
+def test_a_plugin_that_is_not_installed_is_refused():
     said = "plugins names the module never_installed.mixers, which is not installed; .*PYTHONPATH"
     with pytest.raises(ValueError, match=said):
-        read_experiment(tmp_path)
-    with pytest.raises(ValueError, match=said):
         parse_command_line(["recall", "--plugins", "never_installed.mixers"], default="")
+    with pytest.raises(ValueError, match=r"plugins='\.\./evil' is not the name of a module"):
+        import_plugins(["../evil"])
 
 
 def test_a_plugin_that_lacks_a_module_says_which(package):
     (package / "lacking.py").write_text("import something_else_entirely\n")
-    values = {**get_config().to_json(), "plugins": ["lacking"]}
     with pytest.raises(ModuleNotFoundError, match="something_else_entirely"):
-        from_json(values)
+        import_plugins(["lacking"])
+
+
+def test_the_current_folder_is_not_where_plugins_are_found(tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text("raise SystemExit('it ran')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    with pytest.raises(ValueError, match="only_here, which is not installed"):
+        import_plugins(["only_here"])
+    assert sys.path[0] == ""
+
+
+EVIL = "from pathlib import Path\nPath(r'{mark}').write_text('it ran')\n"
+
+
+@pytest.fixture
+def received(tmp_path):
+    """A run of another's whose configuration names a module that lies in its own folder, beside
+    files that are called like modules of the system."""
+    run = tmp_path / "run"
+    run.mkdir()
+    values = {**get_config().to_json(), "plugins": ["evil_plugin", "antigravity"]}
+    (run / "config.json").write_text(json.dumps(values))
+    (run / "weights.safetensors").touch()
+    code = EVIL.format(mark=tmp_path / "mark")
+    for name in ("evil_plugin", "tyro", "json", "jax", "jinja2", "tokenizers", "numpy"):
+        (run / f"{name}.py").write_text(code)
+    yield run
+    assert not (tmp_path / "mark").exists()
+
+
+def fwpkm(*arguments, cwd, **environment):
+    """`python -m fwpkm_jax` in a folder, from an installed package: not from this checkout."""
+    return subprocess.run(
+        [sys.executable, "-m", "fwpkm_jax", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_run_folder_runs_no_code(received):
+    """One that opens the run names the plugins and the way to go on; two do without them."""
+    listed = fwpkm("memories", ".", cwd=received)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    refused = fwpkm("generate", ".", cwd=received)
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "fwpkm generate: config.json names plugins, which are code: evil_plugin, antigravity; if "
+        "you trust it, add `--plugins evil_plugin antigravity` to the command (in Python: import "
+        "it first).\n"
+    )
+    named = fwpkm("generate", ".", "--plugins", "evil_plugin", cwd=received)
+    assert named.returncode == 2
+    assert "evil_plugin, which is not installed" in named.stderr
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "arguments",
+    ["report .", "eval --help", "eval .", "export . out", "export hf . out", "train --resume .",
+     "train --base . --run_dir new", "chat . --memory a", "import weights . new"],
+)  # fmt: skip
+def test_no_command_runs_code_of_a_run_folder(received, arguments):
+    done = fwpkm(*arguments.split(), cwd=received)
+    ends_well = arguments in ("report .", "eval --help")
+    assert done.returncode == (0 if ends_well else 2)
+    assert "Traceback" not in done.stderr
+    if not ends_well:
+        assert "names plugins, which are code: evil_plugin, antigravity" in done.stderr
+
+
+def test_a_run_of_plugins_that_the_program_imported_is_read(another, tmp_path):
+    experiment = own_experiment(another, "running_sum", "swa", run_dir=str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(experiment.to_json()))
+    assert read_experiment(tmp_path) == experiment
+    again = parse_command_line(
+        ["--resume", str(tmp_path), "--plugins", "sums_of_another"], default=""
+    )
+    assert again == experiment
 
 
 def test_the_command_line_imports_plugins_before_it_reads_names(another):

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import tyro
 
-from fwpkm_jax.command_line import report
+from fwpkm_jax.command_line import report, visible
 from fwpkm_jax.evaluation.display.plot_style import (
     BLUE,
     GREY,
@@ -206,7 +206,7 @@ def main(arguments: Sequence[str]) -> int:
     path = (options.out or results) / f"ppl_minus_{second.name}.png"
     plot_difference(found, path)
     write_json(path.with_suffix(".json"), found)
-    print(f"{difference_table(found)}\n\nwrote {path}\nwrote {path.with_suffix('.json')}")
+    print(f"{visible(difference_table(found))}\n\nwrote {path}\nwrote {path.with_suffix('.json')}")
     return 0
 
 

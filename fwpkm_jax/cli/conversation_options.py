@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +9,8 @@ from typing import Literal, TypeVar
 
 import tyro
 
-from fwpkm_jax.cli.options import parse_options
-from fwpkm_jax.command_line import report
+from fwpkm_jax.cli.options import PluginOptions, parse_options
+from fwpkm_jax.command_line import report, say_error, start_logging
 from fwpkm_jax.compile_cache import enable_compile_cache
 from fwpkm_jax.generation import Sampling
 from fwpkm_jax.run.conversation import Conversation, memory_place
@@ -21,7 +19,7 @@ from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConversationOptions:
+class ConversationOptions(PluginOptions):
     """Of any conversation with a run's model."""
 
     run: tyro.conf.Positional[Path]
@@ -67,11 +65,11 @@ def converse(
       empty: options of the command's class, whose values are not used.
       carry_out: gets the options of the command line.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
+    start_logging()
     try:
         return carry_out(parse_options(arguments, program, empty))
     except (ValueError, OSError, ImportError) as error:
         return report(program, error)
     except DamagedCheckpointError as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        say_error(program, error)
         return 2

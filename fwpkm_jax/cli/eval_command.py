@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import Any, Literal
 
 import tyro
 
-from fwpkm_jax.cli.options import parse_options
-from fwpkm_jax.command_line import report
+from fwpkm_jax.cli.options import PluginOptions, parse_options
+from fwpkm_jax.command_line import report, say_error, start_logging
 from fwpkm_jax.compile_cache import enable_compile_cache
 from fwpkm_jax.evaluation import EVALS
 from fwpkm_jax.layers.partition import MeshConfig
@@ -27,7 +26,7 @@ from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalOptions:
+class EvalOptions(PluginOptions):
     """Evaluates a run and writes tables and plots into RUN/results."""
 
     run: tyro.conf.Positional[Path]
@@ -70,7 +69,7 @@ def parse(arguments: Sequence[str], program: str = "fwpkm eval") -> Any:
 
 def main(arguments: Sequence[str], program: str = "fwpkm eval") -> int:
     """Runs the evaluations of a command line; returns the program's exit code."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
+    start_logging()
     logging.getLogger("fwpkm_jax").setLevel(logging.INFO)
     try:
         options = parse(arguments, program)
@@ -84,9 +83,9 @@ def main(arguments: Sequence[str], program: str = "fwpkm eval") -> int:
             limit=options.limit,
             mesh=options.mesh,
         )
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         return report(program, error)
     except DamagedCheckpointError as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        say_error(program, error)
         return 2
     return 0

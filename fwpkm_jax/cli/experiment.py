@@ -23,6 +23,7 @@ from fwpkm_jax.layers.mixers.registry import check_mixer_name, mixer_names
 from fwpkm_jax.models.config import Mixer
 from fwpkm_jax.plugins import import_plugins
 from fwpkm_jax.run.train import resume_experiment
+from fwpkm_jax.whole_files import check_local
 
 _DESCRIPTION = (
     "Trains {origin}; the defaults shown are its own. In place of its name, give that of another "
@@ -52,6 +53,8 @@ def parse_command_line(
       FileNotFoundError: there is no such config or run.
     """
     arguments = separate_options(arguments)
+    for option, value in itertools.pairwise(["", *arguments]):
+        check_local(value, option.removeprefix("--"))
     import_plugins(_values_of("--plugins", arguments))
     if "--resume" in arguments:
         origin, experiment, arguments = _resumed(arguments)
@@ -132,13 +135,22 @@ def _values_of(option: str, arguments: list[str]) -> list[str]:
     return list(itertools.takewhile(lambda value: not value.startswith("-"), values))
 
 
+def _without(option: str, arguments: list[str]) -> list[str]:
+    """The arguments without an option that takes several values."""
+    if option not in arguments:
+        return arguments
+    at = arguments.index(option)
+    return arguments[:at] + arguments[at + 1 + len(_values_of(option, arguments)) :]
+
+
 def _resumed(arguments: list[str]) -> tuple[str, Experiment, list[str]]:
     """A label for `--help`, the configuration of the run after `--resume`, other arguments."""
     at = arguments.index("--resume")
     value = arguments[at + 1 : at + 2]
     if not value or value[0].startswith("-"):
         raise ValueError("--resume names no run directory; write --resume RUN.")
-    others = arguments[:at] + arguments[at + 2 :]
+    # Plugins are imported by now; those of the run stay as they are.
+    others = _without("--plugins", arguments[:at] + arguments[at + 2 :])
     if others and not others[0].startswith("-"):
         raise ValueError(
             f"--resume {value[0]} continues with the run's own configuration; "

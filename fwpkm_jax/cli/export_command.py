@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +12,15 @@ from typing import Literal
 
 import tyro
 
-from fwpkm_jax.command_line import report
+from fwpkm_jax.cli.options import PluginOptions, parse_options
+from fwpkm_jax.command_line import report, say_error
 from fwpkm_jax.interchange import export_run
 from fwpkm_jax.interchange.hf import export_model
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions:
+class ExportOptions(PluginOptions):
     """Writes a run's slow and fast weights into a folder: weights.safetensors and config.json.
 
     `fwpkm export hf RUN FOLDER` writes a folder of the transformers library instead."""
@@ -45,12 +45,12 @@ def main(arguments: Sequence[str], program: str = "fwpkm export") -> int:
     if arguments[:1] == ["hf"]:
         arguments, kind, export = arguments[1:], ExportHF, export_model
         program = f"{program} hf"
-    options = tyro.cli(kind, args=arguments, prog=program, use_underscores=True)
     try:
+        options = parse_options(arguments, program, kind(run=Path(), folder=Path()))
         print(f"wrote {export(options.run, options.folder, step=options.step)}")
     except (ValueError, OSError) as error:
         return report(program, error)
     except DamagedCheckpointError as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        say_error(program, error)
         return 2
     return 0

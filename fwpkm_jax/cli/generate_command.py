@@ -1,7 +1,9 @@
 """`fwpkm generate RUN --prompt TEXT [--seed 1] [--memory alice]`.
 
-Prints the prompt and the generated text. Exit codes: 0 done; 2 wrong command line, the run was not
-trained on text, or the memory cannot be loaded or saved.
+Prints the prompt and the generated text. Control bytes that a model of bytes writes are shown as
+escapes such as `\\x1b`, in a terminal or a pipe; `continue_text` gives the text itself. Exit codes:
+0 done; 2 wrong command line, the run was not trained on text, or the memory cannot be loaded or
+saved.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fwpkm_jax.cli.conversation_options import ConversationOptions, converse
+from fwpkm_jax.command_line import visible
 from fwpkm_jax.run.chat import read_text
 from fwpkm_jax.run.continue_text import answered
 
@@ -49,5 +52,5 @@ def _generate(options: GenerateOptions) -> int:
             read=read,
         )
         talk.save()
-    print(text)
+    print(visible(text))
     return 0

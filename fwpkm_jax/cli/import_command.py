@@ -12,6 +12,7 @@ from typing import Annotated
 
 import tyro
 
+from fwpkm_jax.cli.options import PluginOptions, checked
 from fwpkm_jax.command_line import report
 from fwpkm_jax.config import load_config
 from fwpkm_jax.interchange import read_folder, read_release, start_run
@@ -21,7 +22,7 @@ from fwpkm_jax.layers.partition import MeshConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportWeights:
+class ImportWeights(PluginOptions):
     """Starts a run from a folder that `fwpkm export` wrote."""
 
     folder: tyro.conf.Positional[Path]
@@ -35,7 +36,7 @@ class ImportWeights:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportRelease:
+class ImportRelease(PluginOptions):
     """Starts a run from a checkpoint of the authors' release."""
 
     checkpoint: tyro.conf.Positional[Path]
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str], program: str = "fwpkm import") -> int:
         use_underscores=True,
     )
     try:
-        print(f"wrote {source.start()}")
+        print(f"wrote {checked(source).start()}")
     except (ValueError, OSError) as error:
         return report(program, error)
     return 0

@@ -14,9 +14,11 @@ import tyro
 from fwpkm_jax import memories
 from fwpkm_jax.cli.options import parse_options
 from fwpkm_jax.command_line import report
-from fwpkm_jax.config import read_experiment
+from fwpkm_jax.config import config_file
 from fwpkm_jax.evaluation.display.tables import format_table
+from fwpkm_jax.literals import some
 from fwpkm_jax.memories import Description
+from fwpkm_jax.outside_files import printable, shown
 from fwpkm_jax.run.conversation import is_start, memory_folder
 
 
@@ -63,7 +65,7 @@ def carried_out(options: MemoriesOptions) -> str:
             f"delete={delete!r} is the memory that all others of its step begin with, and are "
             "compared with; delete those first, without keep_forks=True."
         )
-    read_experiment(options.run)  # A mistyped run has no memories, which is another matter.
+    config_file(options.run)  # A mistyped run has no memories, which is another matter.
     folder = memory_folder(options.run, options.memories)
     if delete is not None:
         memories.delete(folder, delete, keep_forks=options.keep_forks)
@@ -79,15 +81,22 @@ def _list(folder: Path) -> str:
         return f"There are no memories in {folder}."
     described = {name: one for name, one in found.items() if not isinstance(one, str)}
     rows = [
-        [name, one.saved, _tokens(one), one.keep, f"{one.num_bytes:,}", one.base or "-"]
+        [
+            name,
+            shown(one.saved, 40),
+            _tokens(one),
+            one.keep,
+            f"{one.num_bytes:,}",
+            shown(one.base or "-"),
+        ]
         for name, one in described.items()
     ]
-    lines = [one for one in found.values() if isinstance(one, str)]
+    lines = [printable(one) for one in found.values() if isinstance(one, str)]
     if rows:
         header = ["name", "saved", "tokens read", "kept", "bytes", "forked from"]
         lines.insert(0, format_table(header, rows))
     # A base and the memory that it once was may be one file under two names.
-    files = [path.stat() for path in folder.rglob("*.safetensors")]
+    files = [path.lstat() for path in folder.rglob("*.safetensors")]
     size = sum({stat.st_ino: stat.st_size for stat in files}.values())
     lines.append(f"{len(found)} in {folder}, {size:,} bytes with what forks share.")
     return "\n".join(lines)
@@ -96,16 +105,17 @@ def _list(folder: Path) -> str:
 def _facts(one: Description) -> list[str]:
     kept = {"all": "caches, too", "memory": "without caches"}[one.keep]
     lines = [
-        f"{one.name}: {_tokens(one)} tokens read, saved {one.saved} ({kept}), "
+        f"{one.name}: {_tokens(one)} tokens read, saved {shown(one.saved, 40)} ({kept}), "
         f"{one.num_bytes:,} bytes.",
-        f"Of {one.origin}." if one.origin else "",
-        f"Forked from {one.base}." if one.base else "",
-        f"Forks: {', '.join(one.forks)}." if one.forks else "",
+        f"Of {shown(one.origin)}." if one.origin else "",
+        f"Forked from {shown(one.base)}." if one.base else "",
+        f"Forks: {some(one.forks)}." if one.forks else "",
     ]
     for name, (own, total) in one.rows.items():
         if own and name.startswith("stream/memory/"):
-            name = name.removeprefix("stream/memory/")
-            lines.append(f"{name}: {own:,} of {total:,} rows in its own file ({own / total:.2%}).")
+            name = shown(name.removeprefix("stream/memory/"))
+            share = own / max(total, 1)
+            lines.append(f"{name}: {own:,} of {total:,} rows in its own file ({share:.2%}).")
     return [line for line in lines if line]
 
 

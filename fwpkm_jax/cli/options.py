@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 import tyro
 
 from fwpkm_jax.command_line import check_options, separate_options
+from fwpkm_jax.plugins import import_plugins
+from fwpkm_jax.whole_files import check_local
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PluginOptions:
+    """Of any command that opens a run."""
+
+    plugins: tuple[str, ...] = ()
+    """Modules outside this package that the run uses. They are imported, which runs them; a run's
+    file alone imports none."""
+
 
 Options = TypeVar("Options")
 
@@ -22,14 +36,38 @@ def parse_options(arguments: Sequence[str], program: str, empty: Options) -> Opt
 
     Raises:
       SystemExit: 0 after `--help`; 2, with a message, for a wrong type or a refused value.
-      ValueError: an option does not exist; the nearest name is given.
+      ValueError: an option does not exist (the nearest name is given), or a path is an address.
     """
     arguments = separate_options(arguments)
     check_options(arguments, empty)
-    return tyro.cli(
+    options = tyro.cli(
         type(empty),
         args=arguments,
         prog=program,
         use_underscores=True,
         config=(tyro.conf.FlagConversionOff,),
     )
+    return checked(options)
+
+
+def checked(options: Options) -> Options:
+    """The options of a command line, once its paths are checked and its plugins are imported.
+
+    Raises:
+      ValueError: a path is an address, or a plugin is not installed.
+    """
+    for name, path in _paths(options):
+        check_local(path, name)
+    if isinstance(options, PluginOptions):
+        import_plugins(options.plugins)
+    return options
+
+
+def _paths(options: Any, prefix: str = "") -> Iterator[tuple[str, Path]]:
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _paths(value, f"{prefix}{field.name}.")
+        for path in value if isinstance(value, tuple) else (value,):
+            if isinstance(path, Path):
+                yield f"{prefix}{field.name}", path

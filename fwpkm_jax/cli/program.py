@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
-from fwpkm_jax.command_line import nearest
+from fwpkm_jax.command_line import INTERRUPTED, interruptible, nearest, report, say_error
 
 COMMANDS = {
     "train": "Trains a model: a shipped config's name or your own config file.",
@@ -55,8 +57,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = nearest(name, COMMANDS)
         print(f"fwpkm: {name!r} is none of {', '.join(COMMANDS)}{hint}.", file=sys.stderr)
         return 2
-    command = importlib.import_module(f"fwpkm_jax.cli.{name}_command")
-    return command.main(rest, program=f"fwpkm {name}")
+    return run(name, rest, program=f"fwpkm {name}")
+
+
+def run(name: str, arguments: Sequence[str], *, program: str) -> int:
+    """Runs a subcommand, whose failures end in one line.
+
+    Args:
+      name: in `COMMANDS`.
+      arguments: its command line.
+      program: what its messages call it.
+
+    Returns:
+      The exit code, as `main`.
+    """
+    try:
+        with interruptible(program):
+            command = importlib.import_module(f"fwpkm_jax.cli.{name}_command")
+        return command.main(arguments, program=program)
+    except KeyboardInterrupt:
+        say_error(program, INTERRUPTED)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # Whoever read the output has gone: `fwpkm memories RUN | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        return report(program, error)
 
 
 def usage() -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tyro
 
+from fwpkm_jax.cli.options import parse_options
 from fwpkm_jax.command_line import report
 from fwpkm_jax.evaluation.report import write_report
 
@@ -22,9 +23,9 @@ class ReportOptions:
 
 def main(arguments: Sequence[str], program: str = "fwpkm report") -> int:
     """Writes the report; returns the program's exit code."""
-    options = tyro.cli(ReportOptions, args=list(arguments), prog=program, use_underscores=True)
     try:
+        options = parse_options(arguments, program, ReportOptions(run=Path()))
         print(f"wrote {write_report(options.run)}")
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         return report(program, error)
     return 0

@@ -13,6 +13,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from fwpkm_jax.command_line import interruptible, report, say_error, start_logging
+
 DEFAULT_CONFIG = "recall"
 
 LOST = (
@@ -23,20 +25,20 @@ LOST = (
 
 def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
     """Trains the experiment of a command line; returns the program's exit code."""
-    # Imported here so that the data's worker processes, which import this file, start fast.
-    import jax
+    with interruptible(program):
+        # Imported here so that the data's worker processes, which import this file, start fast.
+        import jax
 
-    from fwpkm_jax.cli.experiment import parse_command_line
-    from fwpkm_jax.command_line import report
-    from fwpkm_jax.compile_cache import enable_compile_cache
-    from fwpkm_jax.run.train import train
-    from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
-    from fwpkm_jax.training.compiling import abandoned_compilation
-    from fwpkm_jax.training.diagnosis import NonFiniteError
-    from fwpkm_jax.training.runs.lock import LostLockError
-    from fwpkm_jax.training.runs.processes import OtherProcessError, connect
+        from fwpkm_jax.cli.experiment import parse_command_line
+        from fwpkm_jax.compile_cache import enable_compile_cache
+        from fwpkm_jax.run.train import train
+        from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
+        from fwpkm_jax.training.compiling import abandoned_compilation
+        from fwpkm_jax.training.diagnosis import NonFiniteError
+        from fwpkm_jax.training.runs.lock import LostLockError
+        from fwpkm_jax.training.runs.processes import OtherProcessError, connect
 
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    start_logging("%(levelname)s: %(message)s", force=False)
     try:
         experiment = parse_command_line(arguments, default=DEFAULT_CONFIG, prog=program)
     except (ValueError, FileNotFoundError) as error:
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
         connect(experiment.distributed)
         result = train(experiment)
     except LostLockError as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        say_error(program, error)
         return 1
     except (ValueError, FileNotFoundError) as error:
         return report(program, error)
@@ -54,14 +56,14 @@ def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
         # Silences messages of abandoned writes, which would follow the error message.
         logging.disable()
         sys.unraisablehook = lambda _: None
-        print(
-            f"{program}: {error}. Fix the cause; the same command then continues from the newest "
-            f"checkpoint in {experiment.run_dir}.",
-            file=sys.stderr,
+        say_error(
+            program,
+            f"{error}. Fix the cause; the same command then continues from the newest checkpoint "
+            f"in {experiment.run_dir}.",
         )
         return 1
     except (NonFiniteError, DamagedCheckpointError, OtherProcessError) as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        say_error(program, error)
         return 1
     except jax.errors.JaxRuntimeError as error:
         if jax.process_count() > 1:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fwpkm_jax import outside_files
+from fwpkm_jax.literals import some
 
 SUFFIXES = (".jsonl", ".txt", ".bin")
 PACKAGED = "package:"
@@ -204,8 +205,9 @@ def text_field(record: dict[str, Any], field: str, *, place: str) -> str:
       ValueError: there is no such field or it holds no text; the error names `place`.
     """
     if field not in record:
+        there = some(list(map(repr, record)), like=repr(field)) or "none"
         raise ValueError(
-            f"{place} has no field {field!r}, only {', '.join(map(repr, record)) or 'none'}; "
+            f"{place} has no field {field!r}, only {there}; "
             "set `field` to the one that holds the text."
         )
     text = record[field]

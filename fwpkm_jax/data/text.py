@@ -19,7 +19,8 @@ from fwpkm_jax.data.needles import Example, NeedleMix
 from fwpkm_jax.data.packing import BestFitRows, PackedRows, Packing, TokenSegment
 from fwpkm_jax.data.token_files import TokenFile, TokenFileEntry, token_dtype
 from fwpkm_jax.data.tokenizers import BYTES, Tokenizer, load_tokenizer
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_literals, some
+from fwpkm_jax.whole_files import check_local
 
 # Rows of a mixture are shuffled within windows of this many; see `train_rows`.
 _MIXTURE_WINDOW = 1024
@@ -71,6 +72,10 @@ class TextData(AbstractDataConfig):
 
     def __post_init__(self) -> None:
         check_literals(self)
+        for name in ("train_paths", "valid_paths"):
+            for path in getattr(self, name):
+                check_local(path, name)
+        check_local(self.tokenizer, "tokenizer")
         if not self.train_paths:
             raise ValueError("train_paths=() names no text; give at least one file or folder.")
         if self.length < 1:
@@ -114,7 +119,7 @@ class TextData(AbstractDataConfig):
 
     @property
     def about(self) -> str:
-        paths = ", ".join(self.train_paths)
+        paths = some(self.train_paths)
         return f"text in pieces of {self.length:,} tokens (tokenizer {self.tokenizer}; {paths})"
 
     def _check_needles(self, needles: NeedleMix) -> None:
@@ -234,7 +239,7 @@ def _rows(paths: tuple[str, ...] | list[str], config: TextData, tokenizer: Token
         rows = PackedRows(segments, length=config.length, eos_id=eos_id)
     if not len(rows):
         raise ValueError(
-            f"{', '.join(map(str, paths))} holds {rows.num_tokens} tokens, less than one row of "
+            f"{some(list(map(str, paths)))} holds {rows.num_tokens} tokens, less than one row of "
             f"length + 1 = {config.length + 1}; lower length or give more text."
         )
     return rows

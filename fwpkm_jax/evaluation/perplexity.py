@@ -24,7 +24,7 @@ from fwpkm_jax.evaluation.readers.token_losses import TokenLosses, curves, diffe
 from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.evaluation.sources import Source, capped, missing_text, num_labels, text_sources
 from fwpkm_jax.layers.partition import Partition
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_literals, some
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 
@@ -202,7 +202,7 @@ def _read_all(
                 forecast.add(len(losses))
             document_ids.append(document.id)
     if not tokens:
-        names = ", ".join(source.name for source in sources)
+        names = some([source.name for source in sources])
         raise ValueError(f"{names}: no document has the two tokens that a prediction needs.")
     summary = {
         "gate_mean": {layer: total / tokens for layer, total in gate_sums.items()},

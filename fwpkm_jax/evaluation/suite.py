@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fwpkm_jax.command_line import visible
 from fwpkm_jax.evaluation.continual.evaluate import CONTINUAL
 from fwpkm_jax.evaluation.dynamic.evaluate import DYNAMIC
 from fwpkm_jax.evaluation.gates.gate_map import GATE_MAP
@@ -113,5 +114,5 @@ def run_suite(
         results[name] = result = evaluation.run(subject, config)
         files = [*save_result(result, directory), *evaluation.plot(result.record, directory)]
         written = "\n".join(f"wrote {path}" for path in files)
-        print(f"\n{evaluation.table(result.record)}\n\n{written}", flush=True)
+        print(f"\n{visible(evaluation.table(result.record))}\n\n{written}", flush=True)
     return results

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from fwpkm_jax.outside_files import OutsideFileError, parse_json, shown
 from fwpkm_jax.tensor_file import write_tensors
 from fwpkm_jax.whole_files import replacing
 
@@ -108,22 +110,61 @@ def _opened(path: Path):
             yield file
     except FileNotFoundError:
         raise
-    except (SafetensorError, UnicodeDecodeError, OSError) as error:
-        reason = " ".join(str(error).split())[:150]
-        raise ValueError(f"{path} is damaged, or no memory: {reason}.") from error
+    except (SafetensorError, UnicodeDecodeError, OSError, KeyError, TypeError) as error:
+        problem = f"is damaged, or no memory: {shown(error, 150)}"
+        raise OutsideFileError(path, problem, otherwise=_WAY_OUT) from error
 
 
 def _facts(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     found = metadata.get("format")
     if found != FORMAT:
-        raise ValueError(
-            f"{path} has the format {found!r}, not {FORMAT!r}: it is no memory that this version "
-            "saved."
+        raise OutsideFileError(
+            path,
+            f"has the format {shown(found, 60)!r}, not {FORMAT!r}: it is no memory that this "
+            "version saved",
+            otherwise=_WAY_OUT,
         )
-    try:
-        facts = json.loads(metadata["facts"])
-        if not isinstance(facts, dict) or not metadata["checksum"].isalnum():
-            raise TypeError("its header is not one that was saved")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {error}.") from error
+    facts = parse_json(
+        metadata.get("facts", ""), path, place="its facts", otherwise=_WAY_OUT, kind=dict
+    )
+    wrong = [
+        *(name for name, is_right in _KINDS.items() if not is_right(facts.get(name))),
+        *(["checksum"] if not _CHECKSUM.fullmatch(metadata.get("checksum", "")) else []),
+    ]
+    if wrong:
+        raise OutsideFileError(
+            path, f"is damaged: it has no {wrong[0]}, or a wrong one", otherwise=_WAY_OUT
+        )
     return facts
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+_WAY_OUT = "delete it, or put back a copy"
+_CHECKSUM = re.compile(r"[0-9a-f]{64}")
+_KINDS: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("saved", "origin", "weights"), lambda x: isinstance(x, str)),
+    "keep": lambda x: x in ("all", "memory"),
+    "documents": lambda x: isinstance(x, bool),
+    "model": lambda x: isinstance(x, dict),
+    "num_read": lambda x: isinstance(x, list) and all(map(_is_count, x)),
+    "parts": lambda x: (
+        isinstance(x, dict) and all(part in ("same", "rows", "whole") for part in x.values())
+    ),
+    "rows": lambda x: (
+        isinstance(x, dict)
+        and all(isinstance(n, list) and len(n) == 2 and all(map(_is_count, n)) for n in x.values())
+    ),
+    "base": lambda x: (
+        x is None
+        or (
+            isinstance(x, dict)
+            and isinstance(x.get("name"), str)
+            and isinstance(x.get("checksum"), str)
+            and _CHECKSUM.fullmatch(x["checksum"]) is not None
+        )
+    ),
+}
+"""What each of a memory's facts is, beside the note, which may be any value."""

@@ -18,6 +18,7 @@ from fwpkm_jax.memories import file, rows, store
 from fwpkm_jax.memories.store import Description
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.outputs import StreamDocument
+from fwpkm_jax.outside_files import shown
 from fwpkm_jax.overlays import to_private
 from fwpkm_jax.training.runs.run_directory import differences
 from fwpkm_jax.training.state import named_leaves
@@ -125,7 +126,7 @@ def load(
         without caches needs it.
 
     Raises:
-      FileNotFoundError: there is no such memory; the error lists those that are.
+      FileNotFoundError: there is no such memory; the error names some of those that are.
       ValueError: it is damaged, or belongs to another model or other weights.
 
     Example:
@@ -153,7 +154,7 @@ def describe(folder: str | Path, name: str) -> Description:
     """What is known of a memory without reading its arrays.
 
     Raises:
-      FileNotFoundError: there is no such memory; the error lists those that are.
+      FileNotFoundError: there is no such memory; the error names some of those that are.
       ValueError: it is damaged.
 
     Example:
@@ -204,7 +205,7 @@ def written_rows(
       For each array, as `layer_1/values`: rows that differ, all rows. A slot is a row of `values`.
 
     Raises:
-      FileNotFoundError: there is no such memory; the error lists those that are.
+      FileNotFoundError: there is no such memory; the error names some of those that are.
       ValueError: it is damaged, or has arrays of other shapes.
 
     Example:
@@ -337,7 +338,7 @@ def _check_finite(name: str, arrays: Mapping[str, np.ndarray]) -> None:
 
 def _check_belongs(path: Path, facts: Mapping[str, Any], model: Any, weights: str) -> None:
     """Raises ValueError unless a file's memory belongs to this model and these weights."""
-    origin = f", of {facts['origin']}" if facts["origin"] else ""
+    origin = f", of {shown(facts['origin'], 200)}" if facts["origin"] else ""
     changed = differences(facts["model"], model)
     if changed:
         raise ValueError(

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fwpkm_jax.literals import some
 from fwpkm_jax.memories import file, rows
 from fwpkm_jax.training.runs.lock import RunLock
 from fwpkm_jax.whole_files import open_own, own_folder
@@ -96,11 +97,11 @@ def existing(folder: str | Path, name: str) -> Path:
     """The file of a memory that is there.
 
     Raises:
-      FileNotFoundError: it is not; the error lists those that are.
+      FileNotFoundError: it is not; the error names some of those that are.
     """
     path = path_of(folder, name)
     if not path.is_file():
-        there = ", ".join(names(folder)) or "no memory"
+        there = some(names(folder), like=name) or "no memory"
         raise FileNotFoundError(f"There is no memory {name!r} in {folder}, but {there}.")
     return path
 
@@ -211,7 +212,7 @@ def delete(folder: str | Path, name: str, *, keep_forks: bool = False) -> None:
         forks = forks_of(folder, name)
         if forks and not keep_forks:
             raise ValueError(
-                f"The memory {name!r} is the base of {', '.join(forks)}, which share its contents; "
+                f"The memory {name!r} is the base of {some(forks)}, which share its contents; "
                 "delete those first, or pass keep_forks=True, which keeps on disk what they share."
             )
         held.check()

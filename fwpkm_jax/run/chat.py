@@ -13,6 +13,7 @@ from typing import TextIO
 
 import numpy as np
 
+from fwpkm_jax.command_line import visible
 from fwpkm_jax.literals import nearest
 from fwpkm_jax.run.conversation import Conversation
 
@@ -81,7 +82,7 @@ class Chat:
                 elif line:
                     self._answer(line)
             except (ValueError, OSError) as error:
-                print(error, file=self._errors, flush=True)
+                print(visible(str(error)), file=self._errors, flush=True)
 
     def _answer(self, line: str) -> None:
         """Prints an answer as it is made; a character of several tokens when it is complete."""
@@ -92,7 +93,7 @@ class Chat:
             text = talk.tokenizer.decode(new)
             complete = text.rstrip("\ufffd")
             if complete.startswith(shown):
-                print(complete[len(shown) :], end="", file=self._sink, flush=True)
+                print(visible(complete[len(shown) :]), end="", file=self._sink, flush=True)
                 shown = complete
             if self.caught is not None:
                 break
@@ -121,7 +122,7 @@ class Chat:
             raise ValueError(f"{command} is none of {', '.join(names)}{nearest(command, names)}.")
 
     def _say(self, text: str) -> None:
-        print(text, file=self._sink, flush=True)
+        print(visible(text), file=self._sink, flush=True)
 
     def _next_line(self) -> str | None:
         """The next line; None at the end of the input."""

@@ -16,6 +16,7 @@ import numpy as np
 from fwpkm_jax import memories
 from fwpkm_jax.data.chat_turns import START, Turn, closing_tokens, has_template, message_tokens
 from fwpkm_jax.generation import GenerationState, Sampling, generate, grow, init_generation
+from fwpkm_jax.literals import some
 from fwpkm_jax.memories.saved import Keep
 from fwpkm_jax.models.outputs import layer_name
 from fwpkm_jax.run.load import Run, text_tokenizer
@@ -215,7 +216,7 @@ class Conversation:
         assert self.name is not None, "only a memory with a name is saved"
         if point is not None:
             if point not in self.points:
-                there = ", ".join(self.points) or "none"
+                there = some(self.points, like=point) or "none"
                 raise ValueError(f"There is no point {point!r}; saved are {there}.")
             memories.restore(self._folder, self.name, f"{self.name}@{point}")
         self._load(self.name if self.name in memories.names(self._folder) else self._start)
@@ -254,7 +255,7 @@ class Conversation:
             about = memories.describe(self._folder, self.name)
             lines.append(f"Saved {about.saved}, {about.num_bytes:,} bytes.")
         if self.points:
-            lines.append(f"Points to go back to: {', '.join(self.points)}.")
+            lines.append(f"Points to go back to: {some(self.points)}.")
         return lines
 
     def _load(self, name: str) -> None:

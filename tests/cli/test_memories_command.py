@@ -2,10 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from fwpkm_jax import memories
 from fwpkm_jax.cli import memories_command
+from fwpkm_jax.memories import file
+from fwpkm_jax.tensor_file import write_tensors
 from tests.memories.models import ONE, make_model, make_state
 
 
@@ -75,3 +78,84 @@ def test_what_the_command_cannot_do_is_one_line(program, tmp_path):
         assert (code, len(shown.splitlines())) == (2, 1)
         assert message in shown
     assert memories_command.main([str(tmp_path / "nowhere")]) == 2
+
+
+def write_facts(path, text, checksum="0" * 64):
+    """A memory's file without arrays whose header holds this text as its facts."""
+    metadata = {"format": file.FORMAT, "checksum": checksum, "facts": text}
+    with path.open("wb") as content:
+        write_tensors(content, {}, metadata=metadata)
+
+
+def facts_of(folder, name):
+    return file.read_facts(folder / f"{name}.safetensors")[0]
+
+
+def test_a_damaged_memory_is_one_line_and_the_others_are_listed(program, tmp_path):
+    folder, model = tmp_path / "memories", make_model(ONE)
+    memories.save(folder, "alice", make_state(model), model=model)
+    whole = (folder / "alice.safetensors").read_bytes()
+    facts = facts_of(folder, "alice")
+    wrong = {
+        "without": {name: x for name, x in facts.items() if name != "saved"},
+        "number": facts | {"saved": 3},
+        "counts": facts | {"num_read": [1.5]},
+        "rows": facts | {"rows": {"a": [1]}},
+        "base": facts | {"base": {"name": "b", "checksum": "../../../etc/passwd"}},
+        "keep": facts | {"keep": "\x1b[2J"},
+        "list": [],
+    }
+    for name, value in wrong.items():
+        write_facts(folder / f"{name}.safetensors", json.dumps(value))
+    write_facts(folder / "deep.safetensors", "[" * 100_000)
+    write_facts(folder / "sum.safetensors", json.dumps(facts), checksum="x")
+    (folder / "cut.safetensors").write_bytes(whole[:40])
+    (folder / "empty.safetensors").touch()
+    (folder / "folder.safetensors").mkdir()
+    (folder / "nowhere.safetensors").symlink_to(folder / "gone")
+    rng = np.random.default_rng(0)
+    header = int.from_bytes(whole[:8], "little")
+    for number in range(100):
+        at = int(rng.integers(8 + header))
+        changed = whole[:at] + bytes([rng.integers(256)]) + whole[at + 1 :]
+        (folder / f"random{number}.safetensors").write_bytes(changed)
+    code, shown = program()
+    assert code == 0
+    assert shown.isprintable() or set(filter(lambda x: not x.isprintable(), shown)) == {"\n"}
+    lines = shown.splitlines()
+    assert any(line.startswith("alice ") for line in lines)
+    for name in (*wrong, "deep", "sum", "cut", "empty"):
+        (line,) = [line for line in lines if f"{name}.safetensors" in line]
+        assert line.endswith("; delete it, or put back a copy.")
+    for name in ("without", "deep"):
+        code, shown = program("--show", name)
+        assert (code, shown.count("\n")) == (2, 1)
+
+
+def test_what_a_file_says_is_shown_and_not_obeyed(program, tmp_path):
+    folder, model = tmp_path / "memories", make_model(ONE)
+    evil = "\x1b]0;owned\x07\x1b[2J\nfwpkm: all is well\u202e"
+    memories.save(folder, "alice", make_state(model), model=model, origin=evil)
+    facts = facts_of(folder, "alice") | {"saved": "\x1b[8m2026"}
+    write_facts(folder / "bob.safetensors", json.dumps(facts))
+    shown = program()[1] + program("--show", "alice")[1] + program("--show", "bob")[1]
+    assert r"Of \x1b]0;owned\x07\x1b[2J fwpkm: all is well\u202e." in shown
+    assert r"\x1b[8m2026" in shown
+    assert not {"\x1b", "\x07", "\u202e"} & set(shown)
+    other = make_model(ONE, seed=5)
+    with pytest.raises(ValueError, match=r"other weights, of \\x1b\]0;owned.*well") as error:
+        memories.load(folder, "alice", other)
+    assert str(error.value).isprintable()
+
+
+def test_of_many_names_the_nearest_are_given(program, tmp_path):
+    folder = tmp_path / "memories"
+    folder.mkdir()
+    for number in range(3000):
+        (folder / f"user{number}.safetensors").touch()
+    code, shown = program("--show", "user77x")
+    assert code == 2
+    assert "There is no memory 'user77x'" in shown
+    assert "user77" in shown
+    assert "2,994 others" in shown
+    assert len(shown) < 500

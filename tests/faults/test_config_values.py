@@ -73,7 +73,9 @@ NEGATIVE_MEANS_SOMETHING = {"FastWeightConfig.gate_bias"}
 def refusal(field: Field, value: object) -> str | None:
     """The message of the error that such a value raises; None if the value is accepted."""
     try:
-        from_json(json_with(BASES[field.base].to_json(), field.path, value))
+        # Of `distributed` runs store nothing; the command line reads it in the same way.
+        values = config_json.to_json(BASES[field.base])
+        config_json.from_json(json_with(values, field.path, value), Experiment, stored=True)
     except ValueError as error:
         return str(error)
     return None

@@ -12,7 +12,7 @@ import sys
 import jax
 import numpy as np
 
-import train
+from fwpkm_jax.cli.train_command import main
 from fwpkm_jax.run import setup as parts
 
 THIRD = 2
@@ -67,4 +67,4 @@ def install(kind):
 
 if __name__ == "__main__":
     install(sys.argv[1])
-    sys.exit(train.main(sys.argv[2:], program="train.py"))
+    sys.exit(main(sys.argv[2:], program="train.py"))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import eval as eval_program
+from fwpkm_jax.cli import eval_command as eval_program
 from fwpkm_jax.config import from_json, read_experiment
 from fwpkm_jax.run import load_run
 from fwpkm_jax.run.train import train
@@ -97,7 +97,9 @@ def test_an_old_configuration_is_written_again_with_all_its_fields():
             assert new == old, path
 
     for tree in TREES.values():
-        assert_within(tree["config"], from_json(tree["config"]).to_json())
+        # How the processes of that start found each other is no part of a run any more.
+        stored = {name: x for name, x in tree["config"].items() if name != "distributed"}
+        assert_within(stored, from_json(tree["config"]).to_json())
 
 
 def test_a_run_that_cannot_be_read_is_refused_with_the_way_out(old_run):

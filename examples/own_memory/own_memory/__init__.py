@@ -1,6 +1,7 @@
 """A memory and a token mixer that fwpkm_jax does not know; importing this package registers both.
 
-A run names the package in `plugins`, so that evaluating or resuming it imports the package again.
+A run names the package in `plugins`; whoever evaluates or resumes it names it, too, with
+`--plugins own_memory`.
 """
 
 from fwpkm_jax.layers.mixers import register_mixer

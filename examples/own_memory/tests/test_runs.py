@@ -41,7 +41,7 @@ def test_a_run_that_lost_its_last_steps_ends_as_the_unbroken_one(fwpkm, trained,
     directory = tmp_path / "run"
     shutil.copytree(trained, directory)
     shutil.rmtree(directory / "checkpoints" / "6")  # As if it had been stopped after step 3.
-    fwpkm("train", "--resume", directory)
+    fwpkm("train", "--resume", directory, "--plugins", "own_memory")
     assert (directory / "checkpoints" / "6").exists()
     assert losses(directory) == losses(trained)
 
@@ -56,7 +56,7 @@ def test_eight_devices_train_as_one(fwpkm, trained, losses, tmp_path):
 
 
 def test_it_is_evaluated(fwpkm, trained):
-    assert "all answers" in fwpkm("eval", trained, "--limit", 1)
+    assert "all answers" in fwpkm("eval", trained, "--limit", 1, "--plugins", "own_memory")
     assert (trained / "results" / "report.html").exists()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fwpkm_jax.data.prepare.records import Record
+from fwpkm_jax.literals import some
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
@@ -78,8 +79,8 @@ class ParquetText:
             if name not in columns:
                 file.close()
                 raise ValueError(
-                    f"{self.path} has no column {name!r}, only {', '.join(columns)}; it is of "
-                    "another data set."
+                    f"{self.path} has no column {name!r}, only {some(columns, like=name)}; it is "
+                    "of another data set."
                 )
         return file
 

@@ -12,6 +12,7 @@ from fwpkm_jax.data.documents import SUFFIXES
 from fwpkm_jax.data.packing import PackedRows
 from fwpkm_jax.data.text import valid_rows
 from fwpkm_jax.evaluation.sources import file_hashes
+from fwpkm_jax.literals import some
 
 
 class Part(NamedTuple):
@@ -77,7 +78,7 @@ def _find_part(folder: Path, name: str) -> Path:
         if path.stem == name and (path.is_dir() or path.suffix in SUFFIXES)
     ]
     if len(found) != 1:
-        there = ", ".join(str(path) for path in found) or "none"
+        there = some([str(path) for path in found]) or "none"
         raise ValueError(
             f"A domain's folder needs one {name}{{{','.join(SUFFIXES)}}}, {folder} has {there}; "
             "name a file to take its halves."

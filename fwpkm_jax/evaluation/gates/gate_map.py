@@ -18,6 +18,7 @@ from fwpkm_jax.evaluation.readers.segment_reader import SegmentReader
 from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
 from fwpkm_jax.evaluation.sources import missing_text, text_sources
 from fwpkm_jax.layers.partition import Partition
+from fwpkm_jax.literals import some
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 
@@ -118,7 +119,7 @@ def _run(subject: Subject, config: GateMapConfig) -> Result:
     documents = itertools.chain.from_iterable(source.documents() for source in sources)
     document = next(itertools.islice(documents, config.document, None), None)
     if document is None:
-        names = ", ".join(source.name for source in sources)
+        names = some([source.name for source in sources])
         raise ValueError(f"document={config.document} is beyond the last document of {names}.")
     tokenizer = load_tokenizer(subject.text.tokenizer)
     return gate_map(

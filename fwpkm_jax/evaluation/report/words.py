@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from fwpkm_jax.config_json import from_json
+from fwpkm_jax.config_json import UnknownNameError, from_json
 from fwpkm_jax.data import AbstractDataConfig
 from fwpkm_jax.models.config import ModelConfig
 
@@ -61,8 +61,7 @@ def describe_model(config: Config, results: Config | None) -> str:
       results: the run's `results.json`; None if the run has not finished.
     """
     model = config["model"]
-    layout = from_json(model, ModelConfig, path="model")
-    counted = Counter(mixer.label for mixer in layout.mixer_configs)
+    counted = Counter(_mixer_labels(model))
     mixers = " and ".join(f"{label} in {count} of them" for label, count in counted.items())
     text = (
         f"A language model of {len(model['mixers'])} layers, {model['model_dim']:,} wide, with "
@@ -81,10 +80,26 @@ def describe_model(config: Config, results: Config | None) -> str:
     return text + (f" and {memory:,} numbers of memory." if memory else ".")
 
 
+def _mixer_labels(model: Config) -> list[str]:
+    """What the model's mixers are called; those of plugins, which a report does not import, as the
+    configuration names them."""
+    try:
+        layout = from_json(model, ModelConfig, path="model")
+        return [mixer.label for mixer in layout.mixer_configs]
+    except ValueError:
+        mixers = model["mixers"]
+        return [
+            str(x["class"]).removesuffix("Config") if isinstance(x, dict) else x for x in mixers
+        ]
+
+
 def describe_task(config: Config) -> str:
     """The training data and the length of training, in sentences."""
     data, training = config["data"], config["training"]
-    kind = from_json(data, AbstractDataConfig, path="data").about
+    try:
+        kind = from_json(data, AbstractDataConfig, path="data").about
+    except UnknownNameError:  # Of a plugin, which a report does not import.
+        kind = str(data["class"])
     lifetime = training["memory"]["lifetime"]
     text = (
         f"It was trained for {training['steps']:,} steps of {training['batch_size']} sequences on "

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from fwpkm_jax.literals import some
 from fwpkm_jax.training.checkpoints.checksum import checksums
 from fwpkm_jax.training.checkpoints.regroup import Regroup, all_groups, regroup
 from fwpkm_jax.training.runs.processes import OtherProcessError, together
@@ -311,11 +312,12 @@ def find_step(directory: str | Path, which: int | Literal["best"] | None) -> int
         if not judged:
             raise FileNotFoundError(
                 f"No checkpoint in {directory} has a validation loss, so none is the best; "
-                f"name a step out of {steps} or set training.validate_every."
+                f"name a step out of {some(list(map(str, steps)))} or set training.validate_every."
             )
         return min(judged, key=lambda step: judged[step])
     if which not in steps:
-        raise FileNotFoundError(f"There is no checkpoint of step {which} in {directory}: {steps}.")
+        there = some(list(map(str, steps)), like=str(which))
+        raise FileNotFoundError(f"There is no checkpoint of step {which} in {directory}: {there}.")
     return which
 
 

@@ -85,21 +85,23 @@ def _scan_and_log(ops, values, slot_ids, rows, groups) -> tuple[ValueScanOutput,
     runs = ops.runs(groups, rows.steps, groups.slots[:, :distinct])
 
     def body(carry, _):
-        chunk, *table_and_log = carry
+        chunk, values, log, read = carry
         everything = (slot_ids, runs, rows)
-        values, log, output, errors = ops.exchange(*table_and_log, chunk, *everything)
+        values, log, output, errors = ops.exchange(values, log, chunk, *everything)
+        read = _of_chunk_set(read, output, chunk)
         # |change of a row|^2 = <change, sum of its references' steps * errors>.
         ids, rank, steps = of_chunk(chunk, (slot_ids, groups.rank, rows.steps))
         before = ops.dot(log, chunk * distinct + rank, errors)
         change = ops.dot(values, ids, errors) - before
-        return (chunk + 1, values, log), (output, jnp.sum(steps * change, axis=-1))
+        return (chunk + 1, values, log, read), jnp.sum(steps * change, axis=-1)
 
     chunks = slot_ids.shape[0]
     log = ops.new_log(chunks * distinct + 1, values)
-    # The number of the chunk is carried: a slice of all numbers would be a launch.
-    start = jnp.zeros((), jnp.int32), values, log
-    (_, values, log), (output, change) = jax.lax.scan(body, start, length=chunks)
-    return ValueScanOutput(values, output, change), log
+    # The number of the chunk is carried: a slice of all numbers would be a launch. What a scan
+    # stacks would first be filled with zeros.
+    start = jnp.zeros((), jnp.int32), values, log, _new_chunks(ops, rows.targets)
+    (_, values, log, read), change = jax.lax.scan(body, start, length=chunks)
+    return ValueScanOutput(values, read, change), log
 
 
 class _Residuals(NamedTuple):
@@ -160,19 +162,31 @@ def _scan_back(ops, residuals, output_bar, written_bar) -> tuple[jax.Array | Non
     runs = ops.runs(groups, rows.weights, later)
 
     def body(carry, _):
-        chunk, kept = carry
+        chunk, kept, targets_bar = carry
         everything = (later, runs, rows, output, output_bar)
         kept, rows_bar = ops.exchange_back(kept, chunk, *everything)
-        return (chunk - 1, kept), rows_bar
+        targets_bar = _of_chunk_set(targets_bar, rows_bar.targets, chunk)
+        return (chunk - 1, kept, targets_bar), rows_bar._replace(targets=None)
 
-    start = jnp.full((), chunks - 1, jnp.int32), kept
-    (_, kept), rows_bar = jax.lax.scan(body, start, length=chunks, reverse=True)
+    start = jnp.full((), chunks - 1, jnp.int32), kept, _new_chunks(ops, rows.targets)
+    (_, kept, targets_bar), rows_bar = jax.lax.scan(body, start, length=chunks, reverse=True)
+    rows_bar = rows_bar._replace(targets=targets_bar)
     values_bar = None
     if table is not None:
         places = jnp.arange(touched.size, dtype=jnp.int32)
         first = untouched.at[touched.reshape(-1)].min(places, mode="drop")
         values_bar = kept.at[first].get(mode="promise_in_bounds")
     return values_bar, rows_bar
+
+
+def _new_chunks(ops: RowOps, like: jax.Array) -> jax.Array:
+    """An array like this one, `[chunks, tokens, value]`, of which a loop writes every chunk."""
+    return ops.new_log(like.shape[0] * like.shape[1], like[0]).reshape(like.shape)
+
+
+def _of_chunk_set(chunks: jax.Array, one: jax.Array, chunk: jax.Array) -> jax.Array:
+    """The array of all chunks with one of them written."""
+    return jax.lax.dynamic_update_index_in_dim(chunks, one, chunk, axis=0)
 
 
 def _later_in_turn(

@@ -179,7 +179,7 @@ def test_the_table_pairs_books_and_has_a_column_for_each_run():
         about = {"part": "about", "size": "real", "device": "H100", "seed": seed}
         losses = [1.0, 2.0, 4.0]
         lines = [about]
-        for variant, way, less in (("backbone", "written", 0), ("fwpkm", "written", gain)):
+        for variant, way, less in (("backbone", "rows", 0), ("fwpkm", "written", gain)):
             nats = [[loss, loss - less, None if loss == 4 else loss - less] for loss in losses]
             lines.append({"part": "text", "variant": variant, "way": way, "nats": nats})
         return lines
@@ -223,14 +223,14 @@ def test_a_sitting_packs_books_trains_in_turns_and_evaluates(tmp_path):
     assert turns == [("backbone", 2), ("fwpkm", 2), ("backbone", 4), ("fwpkm", 4)]
     ways = [(x["variant"], x["way"]) for x in lines if x["part"] == "text"]
     assert ways == [
-        *(("backbone", "written"), ("fwpkm", "written")),
+        *(("backbone", "rows"), ("backbone", "carried"), ("fwpkm", "written")),
         *(("fwpkm", "frozen"), ("fwpkm", "no reads")),
     ]
     needles = [x for x in lines if x["part"] == "needles"]
     assert {(x["variant"], x["way"], x["reading"]) for x in needles} == {
-        *(("backbone", "written", 0), ("backbone", "written", 1)),
+        *(("backbone", "rows", 0), ("backbone", "rows", 1)),
         *(("fwpkm", way, reading) for way in ("written", "frozen") for reading in (0, 1)),
-        ("fwpkm", "written", 2),
+        *(("fwpkm", "written", 2), ("backbone", "carried", 1)),
     }
     assert {x["bytes"] for x in needles} == {768, 1536}
     checkpoint = next(x for x in lines if x["part"] == "checkpoint")

@@ -41,11 +41,17 @@ class Trained(NamedTuple):
         return bool(self.memory)
 
     def ways(self) -> tuple[str, ...]:
-        """How it can read: with its memory written, frozen, or without what the memory holds."""
-        return ("written", "frozen", "no reads") if self.has_memory else ("written",)
+        """How it can read, the way that training reads first.
+
+        With a memory: written, frozen, or without what the memory holds. Without one the mixers'
+        state starts anew in every row, as in training, or is carried from row to row.
+        """
+        return ("written", "frozen", "no reads") if self.has_memory else ("rows", "carried")
 
     def start(self, way: str) -> Any:
-        """The memory before a text: as training left it, or with slots of zero."""
+        """The memory before a text: as training left it, or with slots of zero; or a stream."""
+        if way == "carried":
+            return self.programs.stream(self.params)
         if way != "no reads":
             return self.memory
         return {
@@ -56,9 +62,16 @@ class Trained(NamedTuple):
     def read(self, memory: Any, tokens: np.ndarray, way: str) -> tuple[Reading, Any]:
         """What it says of a piece, and the memory behind it."""
         piece = jax.device_put(tokens)
-        if way == "written" or not self.has_memory:
+        if way == "carried":
+            return self.programs.carry(self.params, memory, piece)
+        if way in ("written", "rows"):
             return self.programs.read(self.params, memory, piece)
         return self.programs.read_frozen(self.params, memory, piece), memory
+
+    def answer(self, memory: Any, asked: np.ndarray, way: str) -> Reading:
+        """What it says of questions, a fixed number for each memory, which stays as it is."""
+        ask = self.programs.ask_carried if way == "carried" else self.programs.ask
+        return ask(self.params, memory, jax.device_put(asked))
 
 
 def read_unseen(
@@ -238,8 +251,9 @@ def ask_needles(
     """Scores of needles behind haystacks, after each reading, a line for each.
 
     A question is a row of its own: other text, then the question. Only the memory reaches it from
-    the haystack; a model without one can only guess. With haystacks of one row a line of reading 0
-    tells of questions at the end of the row that states the needle, which the mixers reach too.
+    the haystack, or the mixers' state where it is carried; without both a model can only guess.
+    With haystacks of one row a line of reading 0 tells of questions at the end of the row that
+    states the needle, which the mixers reach too.
 
     Args:
       variants: by name.
@@ -263,25 +277,23 @@ def ask_needles(
         drawn = text.haystacks(books, size, rng, **options)
         for name, variant in variants.items():
             for way in variant.ways()[:2]:
-                memory = variant.memory
-                if rows == 1:
+                memory = variant.start(way)
+                if rows == 1 and way != "carried":
                     reading, _ = variant.read(memory, drawn.same_row, way)
                     of_row = scores(reading, drawn.same_row, questions=1)
                     found.setdefault((name, way, 0), []).extend(of_row)
-                for number in range(readings if way == "written" and variant.has_memory else 1):
+                for number in range(readings if way == "written" else 1):
                     at_digits: list[Any] = []
-                    if variant.has_memory:
+                    if way != "rows":
                         for piece in text.rows_of(drawn.tokens, size.length):
                             reading, memory = variant.read(memory, piece, way)
                             at_digits.append(reading.gates)
-                    answers = variant.programs.ask(
-                        variant.params, memory, jax.device_put(drawn.asked)
-                    )
+                    answers = variant.answer(memory, drawn.asked, way)
                     key = (name, way, number + 1)
                     found.setdefault(key, []).extend(
                         scores(answers, drawn.asked, questions=QUESTIONS)
                     )
-                    if way == "written" and variant.has_memory and number == 0:
+                    if way == "written" and number == 0:
                         each = np.concatenate(jax.device_get(at_digits), axis=2)
                         mean = [each[:, drawn.stated].mean(), each[:, ~drawn.stated].mean()]
                         gates.setdefault(name, []).append([round(float(x), 4) for x in mean])

@@ -51,6 +51,9 @@ class Programs(NamedTuple):
       read: `(params, memory, tokens) -> (Reading, memory)`, which writes the memory.
       read_frozen: `(params, memory, tokens) -> Reading`; None without a memory.
       ask: like `read_frozen`, of `asked` rows.
+      stream: from parameters to the start of a stream; None with a memory, like the next two.
+      carry: like `read`, with a stream in place of the memory: the mixers' state goes on.
+      ask_carried: `(params, stream, asked) -> Reading`, from where the stream stands.
     """
 
     init: Any
@@ -58,6 +61,9 @@ class Programs(NamedTuple):
     read: Any
     read_frozen: Any
     ask: Any
+    stream: Any
+    carry: Any
+    ask_carried: Any
 
 
 class PlannedRate(NamedTuple):
@@ -173,16 +179,23 @@ def compile_programs(
         text = state.params, state.memory, tokens(size.batch, size.length)
         asked = (*text[:2], tokens(size.batch * QUESTIONS, size.ask_length))
         found[name]["read"] = start(jax.jit(reader(model)), *text)
-        read_only = jax.jit(read_only_reader(still))
+        read_only = jax.jit(without_state(reader(still)))
         found[name]["read_frozen"] = start(read_only, *text) if model.memory_layers else None
         found[name]["ask"] = start(read_only, *asked)
+        found[name] |= dict.fromkeys(("stream", "carry", "ask_carried"))
+        if not model.memory_layers:
+            begin, carry = stream_reader(model, size)
+            stream = compile_for(jax.eval_shape(begin, state.params))
+            found[name]["stream"] = start(jax.jit(begin), state.params)
+            found[name]["carry"] = start(jax.jit(carry), state.params, stream, text[2])
+            ask = jax.jit(without_state(carry))
+            found[name]["ask_carried"] = start(ask, state.params, stream, asked[2])
     pool.shutdown(wait=False)
     return {name: Programs(**programs) for name, programs in found.items()}
 
 
-def read_only_reader(model: ModelConfig) -> Callable[..., Reading]:
-    """`reader` without the memory that it would return."""
-    read = reader(model)
+def without_state(read: Callable[..., tuple[Reading, Any]]) -> Callable[..., Reading]:
+    """A reader without the memory or stream that it would return."""
     return lambda *arguments: read(*arguments)[0]
 
 
@@ -193,17 +206,47 @@ def reader(model: ModelConfig) -> Callable[..., tuple[Reading, Any]]:
     def read(params: Any, memory: Any, tokens: jax.Array) -> tuple[Reading, Any]:
         lm: LanguageModel = nnx.merge(graph, params)
         out = lm(tokens[:, :-1], memory)
-        # `jax.nn.logsumexp` and one gather, in place of a second array as large as the logits.
-        chosen = jnp.take_along_axis(out.logits, tokens[:, 1:, None], axis=-1)[..., 0]
-        gates = [facts.gate for facts in out.info.values()]
-        return Reading(
-            nats=jax.nn.logsumexp(out.logits, axis=-1) - chosen,
-            best=jnp.argmax(out.logits, axis=-1).astype(jnp.uint8),
-            best_digit=jnp.argmax(out.logits[..., DIGITS], axis=-1).astype(jnp.uint8),
-            gates=jnp.stack(gates) if gates else jnp.zeros((0, *tokens[:, 1:].shape)),
-        ), out.memory
+        return _reading(out.logits, tokens[:, 1:], out.info), out.memory
 
     return read
+
+
+def stream_reader(model: ModelConfig, size: Size) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """What begins a stream of a model without a memory, and what reads its next piece.
+
+    A piece may have several rows for each of the stream, neighbours first; all go on from there.
+    """
+    graph = model_graph(model)
+
+    def begin(params: Any) -> Any:
+        lm: LanguageModel = nnx.merge(graph, params)
+        return lm.init_stream({}, batch=size.batch, max_length=size.length)
+
+    def carry(params: Any, stream: Any, tokens: jax.Array) -> tuple[Reading, Any]:
+        lm: LanguageModel = nnx.merge(graph, params)
+        times = len(tokens) // size.batch
+        stream = jax.tree.map(lambda x: jnp.repeat(x, times, axis=0), stream)
+        out = lm.stream(tokens[:, :-1], stream)
+        return _reading(out.logits, tokens[:, 1:], out.info), out.stream
+
+    return begin, carry
+
+
+def _reading(logits: jax.Array, labels: jax.Array, info: Mapping[str, Any]) -> Reading:
+    # `jax.nn.logsumexp` and one gather, in place of a second array as large as the logits.
+    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    gates = [facts.gate for facts in info.values()]
+    return Reading(
+        nats=jax.nn.logsumexp(logits, axis=-1) - chosen,
+        best=jnp.argmax(logits, axis=-1).astype(jnp.uint8),
+        best_digit=jnp.argmax(logits[..., DIGITS], axis=-1).astype(jnp.uint8),
+        gates=jnp.stack(gates) if gates else jnp.zeros((0, *labels.shape)),
+    )
+
+
+def futures_of(programs: Programs) -> list[Future[Any]]:
+    """The futures among a variant's programs."""
+    return [x for x in programs if isinstance(x, Future)]
 
 
 def wait(programs: Programs) -> Programs:

@@ -127,16 +127,19 @@ _OUT: dict[str, Any] = {"words": "held out"}
 _ROWS: dict[str, Callable[[_Run], str]] = {
     "steps of each variant": _trained,
     "ms per step": _time,
-    "backbone's loss, first two rows": _loss("backbone", "written", 0),
-    "backbone's loss, from row nine": _loss("backbone", "written", -1),
+    "backbone's loss, first two rows": _loss("backbone", "rows", 0),
+    "backbone's loss, from row nine": _loss("backbone", "rows", -1),
     "FwPKM minus backbone, first two rows": _difference(
-        ("fwpkm", "written"), ("backbone", "written"), 0
+        ("fwpkm", "written"), ("backbone", "rows"), 0
     ),
     "FwPKM minus backbone, from row nine": _difference(
-        ("fwpkm", "written"), ("backbone", "written"), -1
+        ("fwpkm", "written"), ("backbone", "rows"), -1
+    ),
+    "FwPKM minus backbone that carries its state, from row nine": _difference(
+        ("fwpkm", "written"), ("backbone", "carried"), -1
     ),
     "FwPKM frozen minus backbone, from row nine": _difference(
-        ("fwpkm", "frozen"), ("backbone", "written"), -1
+        ("fwpkm", "frozen"), ("backbone", "rows"), -1
     ),
     "FwPKM written minus frozen, from row nine": _difference(
         ("fwpkm", "written"), ("fwpkm", "frozen"), -1
@@ -144,14 +147,15 @@ _ROWS: dict[str, Callable[[_Run], str]] = {
     "FwPKM written minus no reads, from row nine": _difference(
         ("fwpkm", "written"), ("fwpkm", "no reads"), -1
     ),
-    "PKM minus backbone, from row nine": _difference(
-        ("pkm", "written"), ("backbone", "written"), -1
-    ),
-    "both minus PKM, from row nine": _difference(("both", "written"), ("pkm", "written"), -1),
+    "PKM minus backbone, from row nine": _difference(("pkm", "rows"), ("backbone", "rows"), -1),
+    "both minus PKM, from row nine": _difference(("both", "written"), ("pkm", "rows"), -1),
     "first digit, one row, FwPKM": _needles("first", "fwpkm", "written", reading=1, **_OUT),
     "the same, read four times": _needles("first", "fwpkm", "written", reading=4, **_OUT),
     "the same, frozen": _needles("first", "fwpkm", "frozen", reading=1, **_OUT),
-    "the same, backbone": _needles("first", "backbone", "written", reading=1, **_OUT),
+    "the same, backbone": _needles("first", "backbone", "rows", reading=1, **_OUT),
+    "the same, backbone that carries its state": _needles(
+        "first", "backbone", "carried", reading=1, **_OUT
+    ),
     "first digit, trained words, FwPKM": _needles(
         "first", "fwpkm", "written", reading=1, words="trained"
     ),
@@ -168,8 +172,11 @@ _ROWS: dict[str, Callable[[_Run], str]] = {
     "longest text, read four times": _needles(
         "first", "fwpkm", "written", reading=4, longest=True, **_OUT
     ),
+    "longest text, backbone that carries its state": _needles(
+        "first", "backbone", "carried", reading=1, longest=True, **_OUT
+    ),
     "first digit in the stating row, backbone": _needles(
-        "first", "backbone", "written", reading=0, **_OUT
+        "first", "backbone", "rows", reading=0, **_OUT
     ),
     "first digit in the stating row, FwPKM": _needles(
         "first", "fwpkm", "written", reading=0, **_OUT

@@ -84,7 +84,7 @@ def short_convolution(
     fill = -length % kernels.length_step()
     seen = None if documents is None else _fill(_seen(documents, reach), fill)
     dtype = jnp.dtype(jnp.float32 if dtype is None else dtype)
-    results = _run(chosen, parts, dtype, _fill(x, fill), before, weight, seen)
+    results: Any = _run(chosen, parts, dtype, _fill(x, fill), before, weight, seen)
     return tuple(y[:, :length] for y in results)
 
 

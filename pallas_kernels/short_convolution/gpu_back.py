@@ -127,8 +127,8 @@ def backward(
 
             def one(loaded, recent, partial, sums, *, whether_real=None, whether_own=None):
                 """Takes a token's share in: the finished sum, and what is carried on."""
-                *arrays, sees = loaded
-                new, bar = (y.astype(jnp.float32) for y in arrays)
+                *tiles, sees = loaded
+                new, bar = (y.astype(jnp.float32) for y in tiles)
                 inputs = [*recent, new]
                 here = visible(inputs, sees)
                 mixed = weighted_sum(tap, here)
@@ -155,7 +155,7 @@ def backward(
                 given["x"].at[sequence, :, *there], given["before"][number].at[sequence, :, mine],
                 first, block,
             )  # fmt: skip
-            carry = recent, [nothing] * reach, [nothing] * taps
+            carry: Any = (recent, [nothing] * reach, [nothing] * taps)
             for i, loaded in enumerate(fetch([first + i for i in range(reach)])):
                 # The first tokens' shares for the taps are the program's before, if there is one.
                 done, carry = one(loaded, *carry, whether_own=own_tile == 0)
@@ -167,15 +167,15 @@ def backward(
             def use(i: Any, loaded: Any, carry: Any) -> Any:
                 for j, each in enumerate(loaded):
                     token = first + i * together + j
-                    # Only a tile's last group reaches beyond the end, if it is no smaller.
+                    # Where groups have `reach` tokens or more, only the last ones can be too late.
                     may_end = j + reach >= together
                     real = token + reach < length if may_end else None
                     done, carry = one(each, *carry, whether_real=real)
                     out["x"].at[sequence, token, *there][...] = done.astype(x.dtype)
                 return carry
 
-            *_, sums = in_turn(tile // together, lambda i: fetch(group(i, reach)), use, carry)
-            for j, total in enumerate(sums):
+            carry = in_turn(tile // together, lambda i: fetch(group(i, reach)), use, carry)
+            for j, total in enumerate(carry[2]):
                 out["weight"][number].at[sequence, own_tile, j, mine][...] = total
 
         for_each_block(blocks, of_block)

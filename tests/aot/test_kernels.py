@@ -102,6 +102,20 @@ def test_on_an_h100_kernels_spill_no_registers(entry, spec, direction):
 
 
 @pytest.mark.aot
+@pytest.mark.parametrize("name", ["paper", "paper_packed", "wide_packed"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_on_an_h100_the_short_convolutions_kernels_spill_no_registers(name, dtype):
+    entry = next(entry for entry in entries() if entry.op == "short_convolution")
+    spec = next(spec for spec in entry.specs if spec.name == name)
+    arrays = abstract(entry, spec, SingleDeviceSharding(absent_device("h100")), dtype)
+    with kernels_for("h100"):
+        both = jax.jit(lambda x: entry.outputs_and_cotangents(spec, "pallas", x))
+        rows = gated_delta.assembled(both.trace(arrays))
+    assert set(rows) == {"short_convolution", "short_convolution_back"}
+    assert all(row["spill_store_bytes"] == 0 < row["registers"] for row in rows.values())
+
+
+@pytest.mark.aot
 def test_the_widest_keys_that_the_gpus_kernel_takes_fit_its_shared_memory():
     half = WIDEST_HALF["gpu"]
     sharding = SingleDeviceSharding(absent_device("h100"))

@@ -20,6 +20,8 @@ from pallas_kernels.gated_delta import specs as gated_delta_specs
 from pallas_kernels.key_scan.gpu_add import add
 from pallas_kernels.product_top_k import select_slots
 from pallas_kernels.product_top_k import specs as top_k_specs
+from pallas_kernels.short_convolution import short_convolution
+from pallas_kernels.short_convolution import specs as convolution_specs
 from tests.kernels.entry import equations
 from tests.kernels.shared_memory import barriers_missing, unordered_accesses
 
@@ -155,3 +157,19 @@ def test_norms_share_no_memory_but_for_the_sums_of_their_rows():
     for kernel in kernels.values():
         assert barriers_missing(kernel) == []
         assert not kernel.params["jaxprs"][0].invars[len(kernel.invars) + len(kernel.outvars) :]
+
+
+def test_the_short_convolutions_kernels_share_no_memory():
+    spec = next(spec for spec in convolution_specs.SPECS if spec.name == "several_tiles")
+    arrays = jax.eval_shape(lambda: convolution_specs.sample(spec, jnp.bfloat16))
+    documents = arrays.pop("documents")
+
+    def both(arrays, documents):
+        call = functools.partial(short_convolution, parts=spec.parts, backend="pallas")
+        outputs, back = jax.vjp(lambda x: call(**x, documents=documents), arrays)
+        return back(outputs)
+
+    kernels = kernels_of(both, arrays, documents)
+    assert set(kernels) == {"short_convolution", "short_convolution_back"}
+    for kernel in kernels.values():
+        assert barriers_missing(kernel) == []

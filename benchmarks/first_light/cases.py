@@ -220,7 +220,7 @@ def _compare(
 
 
 def _convolution(spec: short_convolution_specs.ConvolutionSpec, dtype: str) -> dict[str, Any]:
-    call = partial(short_convolution.short_convolution, parts=spec.parts, dtype=jnp.dtype(dtype))
+    call = short_convolution.compared(spec, jnp.dtype(dtype))
     return _compare(call, short_convolution_specs.sample(spec, jnp.dtype(dtype)), on_cpu="gpu")
 
 

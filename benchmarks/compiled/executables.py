@@ -32,13 +32,13 @@ from jax.sharding import SingleDeviceSharding
 from benchmarks.compiled.absent_devices import absent_device, kernels_for
 from benchmarks.first_light import sources
 from benchmarks.first_light.files import read_object
+from benchmarks.first_light.steps import ENDING
 from benchmarks.machine import planned_megabytes
 from benchmarks.options import parse
 from benchmarks.speed.models import Size, model_of
 from benchmarks.speed.train_step import default_length, make_step
 
 CUBLAS: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False}
-ENDING = ".exe.xz"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks import processes
 from benchmarks.first_light import sources
@@ -33,7 +33,6 @@ from benchmarks.first_light.files import read_lines, read_object
 from benchmarks.first_light.variants import KNOWN, Variant, variants
 from benchmarks.options import from_json, parse, to_json
 
-Size = str
 MODULE = "benchmarks.first_light.steps"
 ENDING = ".exe.xz"
 LARGEST_FILE = 2**24
@@ -48,7 +47,7 @@ class Options:
     """File for the lines."""
     profiles: Path | None = None
     """File for the kernels of each profiled step; None: no profiles."""
-    size: str = "paper"
+    size: Literal["tiny", "paper"] = "paper"
     """tiny: 4 narrow layers; paper: the paper's widths."""
     models: tuple[str, ...] = ("gdn", "gdn__fwpkm2_6_10")
     """The paper's models by name."""
@@ -275,9 +274,9 @@ def talk(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
     options = from_json(Options, task["options"])
     variant = Variant(**task["variant"])
-    model = model_of(task["model"], options.size)  # pyright: ignore[reportArgumentType]
+    model = model_of(task["model"], options.size)
     of_batch = train_step.Options(
-        size=options.size,  # pyright: ignore[reportArgumentType]
+        size=options.size,
         batch=options.batch,
         length=options.length,
     )

@@ -23,6 +23,7 @@ whole suite was ended, and in `compiled` the executables of two steps.
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -390,11 +391,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"--parts: no such part: {sorted(unknown)}; there are {list(parts(options))}."
         )
     suite = _Suite(options)
+    # Otherwise what the parts have started would go on beside the next program.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         for name in suite.wanted:
             suite.run(name)
     finally:
         suite.end()
+        signal.signal(signal.SIGTERM, before)
     return 1 if suite.failed else 0
 
 

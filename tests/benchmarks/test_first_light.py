@@ -2,13 +2,18 @@
 
 import importlib
 import json
+import os
+import subprocess
+import sys
 import time
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import pytest
 
+from benchmarks import processes
 from benchmarks.first_light import cases, correctness, sources, steps, suite, variants
 from benchmarks.first_light.files import read_lines
 from benchmarks.options import parse
@@ -404,6 +409,25 @@ def test_a_part_that_hangs_is_ended_with_all_it_started_and_one_that_fails_is_re
     assert "some output\n" in printed
     time.sleep(max(0.0, began + 3 - time.perf_counter()))
     assert not alive.exists()
+
+
+def test_a_suite_that_is_stopped_ends_what_it_started(tmp_path):
+    alive = tmp_path / "alive"
+    code = f"import time; open({str(alive)!r}, 'w'); time.sleep(600)"
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nif sys.orig_argv[1:3] == ['-m', 'benchmarks.first_light.device']: {code}"
+    )
+    command = [sys.executable, "-m", "benchmarks.first_light", "--out", str(tmp_path / "out")]
+    command += ["--cache", str(tmp_path), "--parts", "device"]
+    paths = os.pathsep.join((str(tmp_path), str(suite.ROOT)))
+    run = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths})
+    while not alive.exists():
+        time.sleep(0.05)
+    (part,) = processes.descendants(run.pid)
+    run.terminate()
+    assert run.wait(timeout=30) == 143
+    assert not Path(f"/proc/{part}").exists()
+    assert result(tmp_path / "out" / "results.json") == {}
 
 
 def test_the_comparison_fails_if_a_case_does_not_agree(tmp_path, monkeypatch, capsys):

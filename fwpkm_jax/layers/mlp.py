@@ -5,16 +5,12 @@ from functools import partial
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.layers.parameters import declare_linear
-from pallas_kernels.dispatch import implementation
 
-MERGED = "merged_projections"
-"""The name by which `PALLAS_KERNELS_REFERENCE` makes gate and up two products on a GPU as well."""
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 """gelu is the exact one, gelu_tanh its usual approximation."""
 
@@ -66,30 +62,5 @@ class SwiGLU(nnx.Module):
         self.up_proj = linear(model_dim, hidden_dim, "embed", "mlp")
         self.down_proj = linear(hidden_dim, model_dim, "mlp", "embed")
 
-    def __call__(
-        self, x: Float[Array, "*dims model"], *, whole: bool = False
-    ) -> Float[Array, "*dims model"]:
-        """The layer's output; `whole` says that one device holds whole sequences and all weights.
-
-        Then a GPU computes gate and up as one product, of both weights side by side. Its gradient
-        with respect to `x` is one product too, where two would be written, read and added. The
-        weights stay two parameters.
-        """
-        gate, up = self._together(x) if whole and self._merges() else self._apart(x)
-        return self.down_proj(ACTIVATIONS[self.activation](gate) * up)
-
-    def _apart(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return self.gate_proj(x), self.up_proj(x)
-
-    def _together(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        linear = self.gate_proj
-        kernel = jnp.concatenate([linear.kernel[...], self.up_proj.kernel[...]], axis=1)
-        x, kernel = linear.promote_dtype((x, kernel), dtype=linear.dtype)
-        gate, up = jnp.split(x @ kernel, 2, axis=-1)
-        return gate, up
-
-    def _merges(self) -> bool:
-        plain = all(
-            type(x) is nnx.Linear and not x.use_bias for x in (self.gate_proj, self.up_proj)
-        )
-        return plain and implementation(MERGED, "auto", kernels=("gpu",), check=None) == "gpu"
+    def __call__(self, x: Float[Array, "*dims model"]) -> Float[Array, "*dims model"]:
+        return self.down_proj(ACTIVATIONS[self.activation](self.gate_proj(x)) * self.up_proj(x))

@@ -270,7 +270,7 @@ class Block(nnx.Module):
             y, load = feed_forward(normed, partition=partition)
             facts = _FeedForwardFacts(None, None, load)
         else:
-            y, facts = feed_forward(normed, whole=whole), _FeedForwardFacts(None, None, None)
+            y, facts = feed_forward(normed), _FeedForwardFacts(None, None, None)
         return x + (self.feed_forward_norm(y) if self.post_norm else y), facts
 
 

@@ -30,7 +30,7 @@ def real_size_model(name: str) -> ModelConfig:
     if name not in MEMORIES:
         raise ValueError(f"{name!r} is none of the models {', '.join(MEMORIES)}.")
     return ModelConfig(
-        vocab_size=264,  # 256 bytes and the end of a document, up to a multiple of eight.
+        vocab_size=384,  # 256 bytes, the end of a document, and up to a multiple of 128: a tile.
         model_dim=512,
         mixers=("gdn",) * 6,
         mlp_dim=1792,

@@ -157,7 +157,8 @@ def compile_programs(
         return pool.submit(function.lower(*arguments).compile)
 
     found: dict[str, dict[str, Any]] = {name: {} for name in models}
-    for name, model in models.items():
+    # A step with a memory takes longest to compile.
+    for name, model in sorted(models.items(), key=lambda one: not one[1].memory_layers):
         step = make_train_step(
             model_graph(model),
             optimizer,

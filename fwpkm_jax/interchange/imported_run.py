@@ -8,11 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.host_memory import freed_memory_returned
-from fwpkm_jax.interchange.weights import Weights
+from fwpkm_jax.interchange.weights import Weights, check_shape, refuse_other_names
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
+from fwpkm_jax.training.checkpoints.checksum import non_finite_leaves
 from fwpkm_jax.training.state import TrainState, init_state
 from fwpkm_jax.whole_files import check_local, new_folder, write_json
 
@@ -25,8 +27,9 @@ def start_run(
 ) -> Path:
     """Writes a run whose step 0 has these weights; `fwpkm train` continues from there.
 
-    The optimiser's state is not written: it starts with the first step of training. The directory
-    gets its name once all is written: an import that is killed leaves no run.
+    Every weight is checked before anything is written, whatever importer read it. The optimiser's
+    state is not written: it starts with the first step of training. The directory gets its name
+    once all is written: an import that is killed leaves no run.
 
     Args:
       experiment: the run's configuration; `experiment.run_dir` must be new or empty.
@@ -39,7 +42,8 @@ def start_run(
       The run's directory.
 
     Raises:
-      ValueError: the directory is not empty, or the numbers of memories do not match.
+      ValueError: the directory is not empty; an array has another shape than the model's, is of
+        integers, or holds NaN or infinity; or the numbers of memories do not match.
     """
     directory = Path(experiment.run_dir)
     check_local(directory)
@@ -52,8 +56,17 @@ def start_run(
             experiment.model, memory=config.memory, optimizer=None, seed=experiment.seed
         )
 
-    params = jax.tree.map(jnp.asarray, weights.params)
-    memory = jax.tree.map(_for_groups, weights.memory, jax.eval_shape(init).memory)
+    like = jax.eval_shape(init)
+    _check_arrays(weights, like)
+    with np.errstate(over="ignore"):  # Gives an infinity, which is then found.
+        params = jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), weights.params, like.params)
+        memory = jax.tree.map(_for_groups, weights.memory, like.memory)
+    bad = non_finite_leaves(Weights(params, memory))
+    if bad:
+        more = f", and so do {len(bad) - 1} more arrays" if bad[1:] else ""
+        raise ValueError(
+            f"{bad[0]} holds NaN or infinity{more}; import weights from before they became so."
+        )
     # XLA drops the initial values of arrays that the weights replace.
     rest = jax.jit(lambda: init()._replace(params=None, memory={}))()
     state = rest._replace(params=params, memory=memory)
@@ -72,8 +85,21 @@ def start_run(
     return directory
 
 
+def _check_arrays(weights: Weights, like: TrainState) -> None:
+    """Raises ValueError unless the weights are arrays of the model's names, shapes and kind."""
+    groups = {leaf.shape[0] for leaf in jax.tree.leaves(weights.memory) if leaf.ndim}
+    number = groups.pop() if len(groups) == 1 else 1
+    found, expected = weights.named(), Weights(like.params, like.memory).named()
+    refuse_other_names(found, expected, "The weights")
+    for name, leaf in expected.items():
+        shape = leaf.shape if name.startswith("params/") else (number, *leaf.shape[1:])
+        check_shape(name, found[name].shape, shape, "The weights")
+        if not jnp.issubdtype(found[name].dtype, jnp.floating):
+            raise ValueError(f"{name} holds {found[name].dtype}; weights are of floating point.")
+
+
 def _for_groups(memory: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
-    memory = jnp.asarray(memory)
+    memory = jnp.asarray(memory, like.dtype)
     if memory.shape[0] == like.shape[0]:
         return memory
     if memory.shape[0] != 1:

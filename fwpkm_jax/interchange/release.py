@@ -8,7 +8,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import load_file
 
 from fwpkm_jax.interchange.release_names import (
     Names,
@@ -18,8 +17,16 @@ from fwpkm_jax.interchange.release_names import (
     to_theirs,
 )
 from fwpkm_jax.interchange.torch_file import read_torch_file
-from fwpkm_jax.interchange.weights import Weights, abstract_weights, checked, refuse_other_names
+from fwpkm_jax.interchange.weights import (
+    Weights,
+    abstract_weights,
+    check_finite,
+    checked,
+    refuse_other_names,
+)
 from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.outside_files import OutsideFileError, shown
+from fwpkm_jax.safetensors_file import SafetensorsFile
 
 
 def from_release(tensors: Mapping[str, Any], config: ModelConfig) -> Weights:
@@ -32,26 +39,40 @@ def from_release(tensors: Mapping[str, Any], config: ModelConfig) -> Weights:
       config: the model to which they belong.
 
     Raises:
-      ValueError: a tensor is missing, unknown or of another shape; or the release has no such
-        model.
+      ValueError: a tensor is missing, unknown, of another shape or not finite; or the release has
+        no such model.
     """
-    names = release_names(config)
+    return _from_release(tensors, config, where="The checkpoint")
+
+
+def _from_release(
+    tensors: Mapping[str, Any], config: ModelConfig, *, where: str | Path, dtype: Any = None
+) -> Weights:
     like = abstract_weights(config)
-    arrays = converted(tensors, names, _shapes(like), where="The checkpoint")
+    arrays = converted(tensors, release_names(config), _shapes(like), where=where, dtype=dtype)
     return like.replaced({path: x[None] if _is_fast(path) else x for path, x in arrays.items()})
 
 
 def converted(
-    tensors: Mapping[str, Any], names: Names, shapes: Mapping[str, tuple[int, ...]], *, where: str
+    tensors: Mapping[str, Any],
+    names: Names,
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    where: str | Path,
+    dtype: Any = None,
 ) -> dict[str, Any]:
-    """The arrays of `from_release` by their paths in the model."""
+    """The arrays of `from_release` by their paths in the model, in a dtype or their own."""
     needed = {t.name: None for t in names.values() if not t.optional or t.name in tensors}
     refuse_other_names(tensors, needed, where)
     arrays = {}
     for path, (name, layout, _) in names.items():
         shape = shapes[path]
         if name in tensors:
-            tensor = checked(name, tensors[name], shape_there(shape, layout))
+            tensor = checked(name, tensors[name], shape_there(shape, layout), where)
+            if dtype is not None and tensor.dtype != dtype:
+                with np.errstate(over="ignore"):
+                    tensor = np.asarray(tensor).astype(dtype)
+                check_finite(name, tensor, where)  # It may be too large for the dtype.
             arrays[path] = to_ours(tensor, shape, layout)
         else:
             arrays[path] = jnp.zeros(shape)
@@ -93,20 +114,32 @@ def read_release(path: str | Path, config: ModelConfig) -> Weights:
         `from_release`.
     """
     path = Path(path)
-    tensors: Any = load_file(path) if path.suffix == ".safetensors" else read_torch_file(path)
-    tensors = tensors.get("module", tensors)
-    strangers = [name for name, x in tensors.items() if not isinstance(x, np.ndarray)]
-    if strangers:
-        raise ValueError(f"{path}: {strangers[0]!r} is not a tensor; save the model's state_dict.")
-    tensors = {name: np.asarray(x, np.float32) for name, x in tensors.items()}
+    if path.suffix == ".safetensors":
+        file = SafetensorsFile(path)
+        tensors: Any = {name: file.read(name) for name in file}
+    else:
+        tensors = read_torch_file(path)
+    tensors = tensors.get("module", tensors) if isinstance(tensors, dict) else tensors
+    if not isinstance(tensors, dict):
+        raise OutsideFileError(path, "holds no dict of tensors", otherwise=_STATE_DICT)
+    for name, x in tensors.items():
+        if not isinstance(name, str) or not isinstance(x, np.ndarray):
+            problem = f"holds {shown(name, 100)!r}, which is not a tensor"
+            raise OutsideFileError(path, problem, otherwise=_STATE_DICT)
     if config.tie_embeddings and "lm_head.weight" in tensors:
         head = tensors.pop("lm_head.weight")
-        if not np.array_equal(head, tensors.get("model.embed_tokens.weight")):
-            raise ValueError(
-                f"{path}: lm_head.weight differs from the embedding; the configuration needs "
-                "model.tie_embeddings=False."
+        embedding = tensors.get("model.embed_tokens.weight")
+        same = embedding is None or head.shape == embedding.shape
+        if not same or (embedding is not None and not np.array_equal(head, embedding)):
+            raise OutsideFileError(
+                path,
+                "holds an lm_head.weight that differs from the embedding",
+                otherwise="the configuration needs model.tie_embeddings=False",
             )
-    return from_release(tensors, config)
+    return _from_release(tensors, config, where=path, dtype=np.float32)
+
+
+_STATE_DICT = "save the model's state_dict"
 
 
 def _shapes(like: Weights) -> dict[str, tuple[int, ...]]:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.core import Tracer
 
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
+from fwpkm_jax.outside_files import OutsideFileError, shown
 from fwpkm_jax.training.state import Memories, named_leaves
+
+_OTHER_CONFIG = "choose the configuration that it was trained with"
+_BLOCK = 2**20
 
 
 class Weights(NamedTuple):
@@ -46,31 +54,82 @@ def abstract_weights(config: ModelConfig, *, groups: int = 1) -> Weights:
     return jax.eval_shape(build)
 
 
-def refuse_other_names(found: Mapping[str, Any], expected: Mapping[str, Any], where: str) -> None:
-    """Raises a ValueError that lists missing and surplus tensors."""
+def refuse_other_names(
+    found: Mapping[str, Any], expected: Mapping[str, Any], where: str | Path
+) -> None:
+    """Raises an OutsideFileError that lists missing and surplus tensors."""
     faults = {
         "lacks": [name for name in expected if name not in found],
         "holds, without a place in the model,": [name for name in found if name not in expected],
     }
-    lines = [f"{where} {what} {_listed(names)}." for what, names in faults.items() if names]
-    if lines:
-        raise ValueError(" ".join(lines) + " Choose the configuration that it was trained with.")
+    problems = [f"{what} {_listed(names)}" for what, names in faults.items() if names]
+    if problems:
+        raise OutsideFileError(where, " and ".join(problems), otherwise=_OTHER_CONFIG)
 
 
 def _listed(names: list[str], most: int = 5) -> str:
     rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    return ", ".join(shown(name, 100) for name in names[:most]) + rest
 
 
-def checked(name: str, tensor: Any, shape: tuple[int, ...]) -> Any:
-    """Returns the tensor if it has the shape that the model needs.
+def checked(name: str, tensor: Any, shape: tuple[int, ...], where: str | Path) -> Any:
+    """Returns a tensor from outside if it has the model's shape and its numbers are finite.
+
+    Of a tensor that is traced the numbers are not known, and not checked.
+
+    Args:
+      name: of the tensor.
+      tensor: an array of NumPy or JAX.
+      shape: that the model needs.
+      where: the file, for the message.
 
     Raises:
-      ValueError: it has another shape; the message names both.
+      OutsideFileError: it has another shape, holds other things than floating-point numbers, or
+        NaN or infinity.
     """
-    if tuple(tensor.shape) != tuple(shape):
-        raise ValueError(
-            f"{name} has the shape {tuple(tensor.shape)}; the model's is {tuple(shape)}. "
-            "Choose the configuration that it was trained with."
+    check_shape(name, tensor.shape, shape, where)
+    if not jnp.issubdtype(tensor.dtype, jnp.floating):
+        problem = f"holds {tensor.dtype}, and weights are floating-point numbers"
+        raise OutsideFileError(
+            where, problem, f"tensor {name!r}", "import the model it was made from"
         )
+    if not isinstance(tensor, Tracer):
+        check_finite(name, tensor, where)
     return tensor
+
+
+def check_shape(name: str, found: Sequence[int], shape: Sequence[int], where: str | Path) -> None:
+    """Raises an OutsideFileError if a tensor has another shape than the model needs."""
+    if tuple(found) != tuple(shape):
+        problem = f"has the shape {list(found)}; the model's is {list(shape)}"
+        raise OutsideFileError(where, problem, f"tensor {name!r}", _OTHER_CONFIG)
+
+
+def check_finite(name: str, tensor: Any, where: str | Path) -> None:
+    """Raises an OutsideFileError if a floating-point array holds NaN or infinity."""
+    bad = _num_not_finite(np.asarray(tensor))
+    if bad:
+        raise OutsideFileError(
+            where,
+            f"holds NaN or infinity in {bad:,} of {tensor.size:,} numbers",
+            f"tensor {name!r}",
+            "fetch it again, or take weights from before they became so",
+        )
+
+
+def _num_not_finite(array: np.ndarray) -> int:
+    """The number of entries that are NaN or infinite; needs little memory beside the array."""
+    words = np.dtype(f"u{array.itemsize}")
+    # The exponent of such a number is all ones, and no masked word is larger.
+    ones = {
+        "float64": 0x7FF << 52,
+        "float32": 0xFF << 23,
+        "bfloat16": 0xFF << 7,
+        "float16": 0x1F << 10,
+    }.get(array.dtype.name)
+    if ones is None:
+        return int(array.size - np.count_nonzero(np.isfinite(array)))
+    flat, mask, found = np.ravel(array, order="K").view(words), words.type(ones), 0
+    for first in range(0, flat.size, _BLOCK):
+        found += int(np.count_nonzero((flat[first : first + _BLOCK] & mask) == mask))
+    return found

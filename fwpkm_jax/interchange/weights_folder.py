@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from fwpkm_jax.config import Experiment, read_experiment
-from fwpkm_jax.interchange.weights import Weights, abstract_weights, checked, refuse_other_names
+from fwpkm_jax.interchange.weights import (
+    Weights,
+    abstract_weights,
+    check_shape,
+    checked,
+    refuse_other_names,
+)
+from fwpkm_jax.outside_files import OutsideFileError, shown
 from fwpkm_jax.run import load_run
+from fwpkm_jax.safetensors_file import SafetensorsFile
 from fwpkm_jax.tensor_file import write_tensors
 from fwpkm_jax.whole_files import check_new, new_folder, replacing, write_json
 
@@ -59,25 +66,22 @@ def read_folder(folder: str | Path) -> tuple[Experiment, Weights]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; {folder} holds no exported weights.")
     experiment = read_experiment(folder)
-    arrays = _arrays(path)
-    groups = [x.shape[0] for name, x in arrays.items() if name.startswith("memory/") and x.ndim]
+    file = SafetensorsFile(path, otherwise="export the run again")
+    found = file.metadata.get("format")
+    if found != _FORMAT:
+        raise OutsideFileError(
+            path,
+            f"has the format {shown(found, 60)!r}, not {_FORMAT!r}",
+            otherwise="checkpoints of the authors' release are read by `fwpkm import release`",
+        )
+    groups = [x.shape[0] for name, x in file.items() if name.startswith("memory/") and x.shape]
+    if groups and not 1 <= groups[0] < 2**31:
+        raise OutsideFileError(path, f"holds {groups[0]} memories per layer")
     like = abstract_weights(experiment.model, groups=groups[0] if groups else 1)
     expected = like.named()
-    refuse_other_names(arrays, expected, str(path))
+    refuse_other_names(file, expected, path)
     for name, leaf in expected.items():
-        checked(f"{path}: {name}", arrays[name], leaf.shape)
-    return experiment, like.replaced(arrays)
-
-
-def _arrays(path: Path) -> dict[str, Any]:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            found = (file.metadata() or {}).get("format")
-            if found != _FORMAT:
-                raise ValueError(
-                    f"{path} has the format {found!r}, not {_FORMAT!r}; checkpoints of the "
-                    "authors' release are read by `fwpkm import release`."
-                )
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        check_shape(name, file[name].shape, leaf.shape, path)
+    return experiment, like.replaced(
+        {name: checked(name, file.read(name), leaf.shape, path) for name, leaf in expected.items()}
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from fwpkm_jax.outside_files import OutsideFileError, parse_json, shown
+from fwpkm_jax.safetensors_file import SafetensorsFile
 from fwpkm_jax.tensor_file import write_tensors
 from fwpkm_jax.whole_files import replacing
 
@@ -66,9 +65,8 @@ def read_facts(path: Path) -> tuple[dict[str, Any], str]:
     Raises:
       ValueError: it is damaged, or no memory.
     """
-    with _opened(path) as file:
-        metadata = file.metadata() or {}
-        return _facts(path, metadata), metadata["checksum"]
+    metadata = SafetensorsFile(path, otherwise=_WAY_OUT).metadata
+    return _facts(path, metadata), metadata["checksum"]
 
 
 def read(path: Path, *, expected: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -81,10 +79,10 @@ def read(path: Path, *, expected: str | None = None) -> tuple[dict[str, Any], di
     Raises:
       ValueError: it is damaged, or no memory, or another file than expected.
     """
-    with _opened(path) as file:
-        metadata = file.metadata() or {}
-        facts = _facts(path, metadata)
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    file = SafetensorsFile(path, otherwise=_WAY_OUT)
+    metadata = file.metadata
+    facts = _facts(path, metadata)
+    arrays = {name: file.read(name) for name in file}
     found = checksum(arrays, metadata["facts"])
     if found != metadata["checksum"]:
         raise ValueError(f"{path} is damaged: its contents are not what was saved.")
@@ -101,18 +99,6 @@ def checksum(arrays: Mapping[str, np.ndarray], text: str = "") -> str:
         total.update(f"\n{name} {x.dtype} {arrays[name].shape}\n".encode())
         total.update(x.reshape(-1).view(np.uint8).data)
     return total.hexdigest()
-
-
-@contextlib.contextmanager
-def _opened(path: Path):
-    try:
-        with safe_open(path, framework="numpy") as file:
-            yield file
-    except FileNotFoundError:
-        raise
-    except (SafetensorError, UnicodeDecodeError, OSError, KeyError, TypeError) as error:
-        problem = f"is damaged, or no memory: {shown(error, 150)}"
-        raise OutsideFileError(path, problem, otherwise=_WAY_OUT) from error
 
 
 def _facts(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:

@@ -243,7 +243,7 @@ def test_the_index_of_several_files_is_checked(tmp_path):
     values = json.loads(index.read_text())
     values["weight_map"]["nowhere"] = "model-00001-of-00004.safetensors"
     index.write_text(json.dumps(values))
-    with pytest.raises(ValueError, match="names nowhere, which is in none of its files"):
+    with pytest.raises(ValueError, match="'nowhere' is named, and is in none of its files"):
         open_folder(folder)
     (folder / "model-00002-of-00004.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="00002"):

@@ -59,7 +59,7 @@ def test_a_name_that_is_no_tensor_is_refused_and_not_called(path, tmp_path):
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (Tensor(np.zeros(4, np.float32), 0, (3, 2), (2, 1)), "reaches beyond its storage"),
+        (Tensor(np.zeros(4, np.float32), 0, (3, 2), (2, 1)), "more numbers than its storage"),
         (Tensor(np.zeros(4, np.float32), 1, (2, 2), (2, 1)), "reaches beyond its storage"),
         (Tensor(np.zeros(4, np.float32), 2, (2,), (-1,)), "negative"),
     ],

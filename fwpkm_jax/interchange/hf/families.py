@@ -16,6 +16,7 @@ from fwpkm_jax.layers.mixers import AttentionConfig, GatedDeltaNetConfig
 from fwpkm_jax.layers.mlp import Activation
 from fwpkm_jax.layers.rotary import Llama3Scaling, YarnConfig
 from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.outside_files import shown
 
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -26,6 +27,9 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "relu": "relu",
 }
 _MIXERS = {"full_attention": "attention", "sliding_attention": "swa", "linear_attention": "gdn"}
+_MOST_SIZE = 2**31 - 1  # What devices count in.
+_MOST_LAYERS = 10_000  # A name of Python's for each is made before the weights are looked at.
+_MOST_EXPERTS = 2**16
 _OLMO_GATED_NORM_EPS = 1e-5  # Fixed in the family's code, whatever rms_norm_eps says.
 
 
@@ -153,8 +157,13 @@ def text_config(values: Mapping[str, Any]) -> dict[str, Any]:
       ValueError: `model_type` is not one of a family that can be imported.
     """
     name = values.get("model_type")
+    if not isinstance(name, str):
+        raise ValueError(f"model_type={shown(repr(name), 60)} must be a name.")
     if name in TEXT_PARTS:
-        part = dict(values.get("text_config") or {})
+        part = values.get("text_config") or {}
+        if not isinstance(part, Mapping):
+            raise ValueError(f"text_config={shown(repr(part), 60)} must be an object.")
+        part = dict(part)
         part["model_type"] = TEXT_PARTS[name]
         part["architectures"] = ["Qwen3_5ForCausalLM"]
         for key in ("tie_word_embeddings", "dtype", "torch_dtype"):
@@ -163,7 +172,8 @@ def text_config(values: Mapping[str, Any]) -> dict[str, Any]:
         return part
     if name not in FAMILIES:
         raise ValueError(
-            f"model_type={name!r} is none of {', '.join(sorted({*FAMILIES, *TEXT_PARTS}))}."
+            f"model_type={shown(name, 60)!r} is none of "
+            f"{', '.join(sorted({*FAMILIES, *TEXT_PARTS}))}."
         )
     return dict(values)
 
@@ -194,46 +204,67 @@ class _Reader:
         value = self._values.get(key)
         return self.family.defaults.get(key) if value is None else value
 
+    def count(self, key: str, *, least: int = 1, most: int = _MOST_SIZE) -> int:
+        """The value of a key that must have one, as an integer."""
+        return _count(self.get(key), key, least=least, most=most)
+
+    def optional_count(self, key: str) -> int | None:
+        """The value of a key that may be missing, null or zero, each of which means None."""
+        value = self.get(key)
+        return _count(value, key, least=0) or None if value is not None else None
+
+    def flag(self, key: str) -> bool:
+        """The value of a key that is true or false; a missing one is false."""
+        value = self.get(key)
+        if value not in (None, True, False):
+            raise ValueError(f"{key}={shown(repr(value), 60)} must be true or false.")
+        return bool(value)
+
     def model(self) -> ModelConfig:
         activation = self.get("hidden_act")
-        if activation not in _ACTIVATIONS:
+        if not isinstance(activation, str) or activation not in _ACTIVATIONS:
             raise ValueError(
-                f"hidden_act={activation!r} is none of {', '.join(sorted(_ACTIVATIONS))}."
+                f"hidden_act={shown(repr(activation), 60)} is none of "
+                f"{', '.join(sorted(_ACTIVATIONS))}."
             )
         if self.get("attn_output_gate") is False and self.family.gated:
             raise ValueError("attn_output_gate=False: the family's attention has a gate.")
         layer_types = self._layer_types()
-        window = self.get("sliding_window")
-        if "sliding_attention" in layer_types and not (self.get("use_sliding_window") and window):
+        slides, window = self.flag("use_sliding_window"), self.optional_count("sliding_window")
+        if "sliding_attention" in layer_types and not (slides and window):
             raise ValueError(
-                f"layer_types has sliding_attention, but use_sliding_window="
-                f"{self.get('use_sliding_window')} and sliding_window={window} give no window."
+                f"layer_types has sliding_attention, but use_sliding_window={slides} and "
+                f"sliding_window={window} give no window."
             )
         expert_layers = self._expert_layers(len(layer_types))
         attention = [i for i, kind in enumerate(layer_types) if kind != "linear_attention"]
         delta = "linear_attention" in self.family.layer_types
         return ModelConfig(
-            vocab_size=self.get("vocab_size"),
-            model_dim=self.get("hidden_size"),
+            vocab_size=self.count("vocab_size"),
+            model_dim=self.count("hidden_size"),
             mixers=tuple(_MIXERS[kind] for kind in layer_types),
-            mlp_dim=self.get("intermediate_size"),
+            mlp_dim=self.count("intermediate_size"),
             mlp_activation=_ACTIVATIONS[activation],
             # Of these families' code only Llama's asks for it.
-            mlp_bias=self._values["model_type"] == "llama" and bool(self.get("mlp_bias")),
+            mlp_bias=self._values["model_type"] == "llama" and self.flag("mlp_bias"),
             expert_layers=expert_layers,
             experts=self._experts() if expert_layers else ExpertsConfig(),
             post_norm_layers=tuple(attention) if self.family.post_norm_attention else (),
-            window=window if "sliding_attention" in layer_types else 512,
+            window=window if window and "sliding_attention" in layer_types else 512,
             attention=self._attention(),
             gdn=self._delta(_ACTIVATIONS[activation]) if delta else GatedDeltaNetConfig(),
-            tie_embeddings=bool(self.get("tie_word_embeddings")),
-            norm_eps=self.get("rms_norm_eps"),
+            tie_embeddings=self.flag("tie_word_embeddings"),
+            norm_eps=_real(self.get("rms_norm_eps"), "rms_norm_eps"),
             norm_offset=self.family.norm_offset,
         )
 
     def _layer_types(self) -> list[str]:
-        number = self.get("num_hidden_layers")
+        number = self.count("num_hidden_layers", most=_MOST_LAYERS)
         kinds = self._values.get("layer_types")
+        if kinds is not None and not (
+            isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
+        ):
+            raise ValueError(f"layer_types={shown(repr(kinds), 60)} must be a list of names.")
         if self.family.layer_types == ("full_attention",):
             kinds = ["full_attention"] * number
         elif kinds is None:
@@ -241,7 +272,7 @@ class _Reader:
         unknown = sorted(set(kinds) - set(self.family.layer_types))
         if unknown:
             raise ValueError(
-                f"layer_types holds {unknown[0]!r}; a {self._values['model_type']} has "
+                f"layer_types holds {shown(unknown[0], 60)!r}; a {self._values['model_type']} has "
                 f"{' and '.join(self.family.layer_types)}."
             )
         if len(kinds) != number:
@@ -253,13 +284,13 @@ class _Reader:
 
     def _default_layer_types(self, number: int) -> list[str]:
         if "sliding_attention" in self.family.layer_types:
-            first = self.get("max_window_layers")
-            slides = self.get("use_sliding_window") and self.get("sliding_window")
+            first = self.count("max_window_layers", least=0)
+            slides = self.flag("use_sliding_window") and self.optional_count("sliding_window")
             return [
                 "sliding_attention" if slides and i >= first else "full_attention"
                 for i in range(number)
             ]
-        every = self.get("full_attention_interval")
+        every = self.count("full_attention_interval")
         kinds = [
             "full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(number)
         ]
@@ -268,16 +299,16 @@ class _Reader:
         return kinds
 
     def _attention(self) -> AttentionConfig:
-        heads = self.get("num_attention_heads")
-        head_dim = self.get("head_dim") or self.get("hidden_size") // heads
+        heads = self.count("num_attention_heads")
+        head_dim = self.optional_count("head_dim") or self.count("hidden_size") // heads
         return AttentionConfig(
             num_heads=heads,
-            num_kv_heads=self.get("num_key_value_heads") or heads,
+            num_kv_heads=self.optional_count("num_key_value_heads") or heads,
             head_dim=head_dim,
             gated=self.family.gated,
             qk_norm=self.family.qk_norm,
             norm_offset=self.family.norm_offset,
-            bias=bool(self.get("attention_bias")),
+            bias=self.flag("attention_bias"),
             **self._rotary(),
         )
 
@@ -285,7 +316,10 @@ class _Reader:
         """The settings of `AttentionConfig` that turn queries and keys."""
         old = self._values.get("rope_scaling")
         key = "rope_scaling" if old else "rope_parameters"
-        rope = dict(self._values.get(key) or {})
+        rope = self._values.get(key) or {}
+        if not isinstance(rope, Mapping):
+            raise ValueError(f"{key}={shown(repr(rope), 60)} must be an object.")
+        rope = dict(rope)
         nested = sorted(name for name in rope if name in _MIXERS)
         if nested:
             raise ValueError(
@@ -299,32 +333,43 @@ class _Reader:
             return {"rotary_fraction": 0.0}  # OLMo-Hybrid without positions.
         if share != 1 and not self.family.partial_rotary:
             raise ValueError(
-                f"partial_rotary_factor={share} has no meaning in a {self._values['model_type']}."
+                f"partial_rotary_factor={shown(repr(share), 60)} has no meaning in a "
+                f"{self._values['model_type']}."
             )
-        settings = {"rotary_fraction": float(share), "rope_theta": float(rope["rope_theta"])}
+        settings = {
+            "rotary_fraction": _real(share, f"{key}.partial_rotary_factor"),
+            "rope_theta": _real(rope["rope_theta"], f"{key}.rope_theta"),
+        }
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind in ("default", "mrope"):  # Three equal positions turn like one.
             return settings
         if kind not in ("linear", "llama3", "yarn"):
             raise ValueError(
-                f"{key}: rope_type={kind!r} is none of default, linear, llama3 and yarn."
+                f"{key}: rope_type={shown(repr(kind), 60)} is none of default, linear, llama3 and "
+                "yarn."
             )
         if kind == "linear":
-            return {**settings, "linear_scaling": float(self._rope_value(rope, key, "factor"))}
+            return {**settings, "linear_scaling": self._rope_value(rope, key, "factor")}
         original = self._values.get("original_max_position_embeddings")
         original = original or rope.get("original_max_position_embeddings")
-        original = int(original or self.get("max_position_embeddings"))
+        original = original or self.get("max_position_embeddings")
+        original = _count(original, "max_position_embeddings")
         if kind == "llama3":
             values = ("factor", "low_freq_factor", "high_freq_factor")
-            numbers = {name: float(self._rope_value(rope, key, name)) for name in values}
+            numbers = {name: self._rope_value(rope, key, name) for name in values}
             return {**settings, "llama3": Llama3Scaling(original_length=original, **numbers)}
         return {**settings, "yarn": self._yarn(rope, original)}
 
     def _yarn(self, rope: Mapping[str, Any], original: int) -> YarnConfig:
-        factor = rope.get("factor")
-        factor = self.get("max_position_embeddings") / original if factor is None else factor
-        attention_factor = rope.get("attention_factor")
-        mscale, mscale_all = rope.get("mscale"), rope.get("mscale_all_dim")
+
+        def real(name: str) -> float | None:
+            value = rope.get(name)
+            return None if value is None else _real(value, name)
+
+        factor = real("factor")
+        factor = self.count("max_position_embeddings") / original if factor is None else factor
+        attention_factor = real("attention_factor")
+        mscale, mscale_all = real("mscale"), real("mscale_all_dim")
         if attention_factor is None and mscale and mscale_all:
             attention_factor = 1.0
             if factor > 1:
@@ -332,47 +377,67 @@ class _Reader:
                 attention_factor = (mscale * log + 1) / (mscale_all * log + 1)
         truncate = rope.get("truncate")
         return YarnConfig(
-            factor=float(factor),
+            factor=factor,
             original_length=original,
-            beta_fast=float(rope.get("beta_fast") or 32),
-            beta_slow=float(rope.get("beta_slow") or 1),
-            attention_factor=None if attention_factor is None else float(attention_factor),
+            beta_fast=real("beta_fast") or 32.0,
+            beta_slow=real("beta_slow") or 1.0,
+            attention_factor=attention_factor,
             truncate=True if truncate is None else bool(truncate),
         )
 
-    def _rope_value(self, rope: Mapping[str, Any], key: str, name: str) -> Any:
+    def _rope_value(self, rope: Mapping[str, Any], key: str, name: str) -> float:
         if rope.get(name) is None:
             raise ValueError(f"{key} has no {name}, which rope_type={rope.get('rope_type')} needs.")
-        return rope[name]
+        return _real(rope[name], f"{key}.{name}")
 
     def _delta(self, activation: Activation) -> GatedDeltaNetConfig:
         olmo = self.family.projections == "single"
-        key_heads = self.get("linear_num_key_heads") or self.get("num_attention_heads")
-        value_heads = self.get("linear_num_value_heads") or self.get("num_attention_heads")
-        key_dim = self.get("linear_key_head_dim") or int(0.75 * self.get("hidden_size") / key_heads)
+        heads = self.count("num_attention_heads")
+        key_heads = self.optional_count("linear_num_key_heads") or heads
+        value_heads = self.optional_count("linear_num_value_heads") or heads
+        key_dim = self.optional_count("linear_key_head_dim")
+        key_dim = key_dim or int(0.75 * self.count("hidden_size") / key_heads)
         return GatedDeltaNetConfig(
             num_key_heads=key_heads,
             num_value_heads=value_heads,
             key_head_dim=key_dim,
-            value_head_dim=self.get("linear_value_head_dim") or 2 * key_dim,
-            conv_width=self.get("linear_conv_kernel_dim"),
-            max_strength=2.0 if olmo and self.get("linear_allow_neg_eigval") else 1.0,
+            value_head_dim=self.optional_count("linear_value_head_dim") or 2 * key_dim,
+            conv_width=self.count("linear_conv_kernel_dim"),
+            max_strength=2.0 if olmo and self.flag("linear_allow_neg_eigval") else 1.0,
             activation=activation,
             norm_eps=_OLMO_GATED_NORM_EPS if olmo else None,
         )
 
     def _expert_layers(self, number: int) -> tuple[int, ...]:
-        if not self.family.experts or not self.get("num_experts"):
+        if not self.family.experts or not self.optional_count("num_experts"):
             return ()
-        dense, every = self.get("mlp_only_layers") or (), self.get("decoder_sparse_step")
+        dense, every = self.get("mlp_only_layers") or [], self.count("decoder_sparse_step")
+        if not isinstance(dense, list) or len(dense) > _MOST_LAYERS:
+            raise ValueError(f"mlp_only_layers={shown(repr(dense), 60)} must be a list of layers.")
         return tuple(i for i in range(number) if i not in dense and (i + 1) % every == 0)
 
     def _experts(self) -> ExpertsConfig:
         return ExpertsConfig(
-            num_experts=self.get("num_experts"),
-            top_k=self.get("num_experts_per_tok"),
-            hidden_dim=self.get("moe_intermediate_size"),
-            shared_dim=self.get("shared_expert_intermediate_size"),
-            renormalize=bool(self.get("norm_topk_prob")),
-            balance_weight=float(self.get("router_aux_loss_coef")),
+            num_experts=self.count("num_experts", most=_MOST_EXPERTS),
+            top_k=self.count("num_experts_per_tok"),
+            hidden_dim=self.count("moe_intermediate_size"),
+            shared_dim=self.count("shared_expert_intermediate_size"),
+            renormalize=self.flag("norm_topk_prob"),
+            balance_weight=_real(self.get("router_aux_loss_coef"), "router_aux_loss_coef"),
         )
+
+
+def _count(value: Any, key: str, *, least: int = 1, most: int = _MOST_SIZE) -> int:
+    """An integer of a file, within bounds."""
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(
+            f"{key}={shown(repr(value), 60)} must be an integer from {least} to {most}."
+        )
+    return value
+
+
+def _real(value: Any, key: str) -> float:
+    """A number of a file that is finite in float32."""
+    if type(value) not in (int, float) or not abs(value) < 3e38:
+        raise ValueError(f"{key}={shown(repr(value), 60)} must be a finite number.")
+    return float(value)

@@ -1,50 +1,23 @@
-"""Reads safetensors files one tensor at a time.
+"""The tensors of a folder of the transformers library: one safetensors file, or several.
 
-A file is the length of a header in eight bytes, the header in JSON, and the tensors' bytes. Nothing
-is mapped: a tensor is read into memory of its own, which goes when the caller lets go of it.
+Which files are read is the library's choice: the single file where there is one, whatever lies
+beside it, otherwise those that the index names.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
 
-from fwpkm_jax.host_memory import aligned
-from fwpkm_jax.outside_files import read_json
+from fwpkm_jax.outside_files import OutsideFileError, read_json, shown
+from fwpkm_jax.safetensors_file import FLOATS, SafetensorsFile, StoredTensor, read_tensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-_MOST_HEADER_BYTES = 100_000_000
-_DTYPES: Mapping[str, np.dtype] = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
-
-
-class StoredTensor(NamedTuple):
-    """Where a tensor is.
-
-    Attributes:
-      file: that holds it.
-      dtype: as the format calls it, "BF16".
-      shape: of the tensor.
-      start: of its first byte.
-      end: behind its last byte.
-    """
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_FETCH = "fetch the folder again"
 
 
 class TensorFiles(Mapping[str, StoredTensor]):
@@ -58,27 +31,17 @@ class TensorFiles(Mapping[str, StoredTensor]):
           file: a file of another name, read alone.
 
         Raises:
-          FileNotFoundError: a file is missing.
-          ValueError: a file is damaged, or is not what the index says.
+          FileNotFoundError: a file is missing; the message says what is there in its place.
+          OutsideFileError: a file is damaged, or is not what the index says.
         """
         folder = Path(folder)
-        self._tensors: dict[str, StoredTensor] = {}
-        index = folder / INDEX
-        if file is not None or not index.is_file():
-            path = folder / (file or SINGLE)
-            if not path.is_file():
-                other = "" if file is not None else f", and no {INDEX} is there"
-                raise FileNotFoundError(f"{path} does not exist{other}.")
-            self._tensors = _read_header(path)
-            return
-        places = read_json(index, otherwise="fetch it again").get("weight_map", {})
-        for name in dict.fromkeys(places.values()):
-            if Path(name).name != name or not (folder / name).is_file():
-                raise FileNotFoundError(f"{index} names {name!r}, which is not in {folder}.")
-            self._tensors |= _read_header(folder / name)
-        lost = [name for name in places if name not in self._tensors]
-        if lost:
-            raise ValueError(f"{index} names {lost[0]}, which is in none of its files.")
+        path = folder / (file or SINGLE)
+        if path.is_file():
+            self._tensors = dict(SafetensorsFile(path, otherwise=_FETCH))
+        elif file is None and (folder / INDEX).is_file():
+            self._tensors = _indexed(folder)
+        else:
+            raise FileNotFoundError(_why_missing(folder, path, alone=file is not None))
 
     def __getitem__(self, name: str) -> StoredTensor:
         return self._tensors[name]
@@ -93,51 +56,73 @@ class TensorFiles(Mapping[str, StoredTensor]):
         """The tensor in its own dtype.
 
         Raises:
-          ValueError: its dtype is none of float64, float32, float16 and bfloat16.
+          OutsideFileError: its dtype is none of float64, float32, float16 and bfloat16; or the
+            file has become shorter.
         """
-        file, dtype, shape, start, _ = self._tensors[name]
-        if dtype not in _DTYPES:
-            raise ValueError(
-                f"{file.name}: {name} is stored as {dtype}; weights of {', '.join(_DTYPES)} can be "
-                "read, quantised ones cannot."
+        tensor = self._tensors[name]
+        if tensor.dtype not in FLOATS:
+            raise OutsideFileError(
+                tensor.file,
+                f"is stored as {shown(tensor.dtype, 40)}; weights of {', '.join(FLOATS)} can be "
+                "read, quantised ones cannot",
+                f"tensor {name!r}",
+                "import the model it was made from",
             )
-        array = aligned(shape, _DTYPES[dtype])
-        # Whether the file holds so many bytes has been checked.
-        with file.open("rb", buffering=0) as stream:
-            stream.seek(start)
-            rest = array.reshape(-1).view(np.uint8).data
-            while rest and (count := stream.readinto(rest)):
-                rest = rest[count:]
-        return array
+        return read_tensor(name, tensor, otherwise=_FETCH)
 
 
-def _read_header(path: Path) -> dict[str, StoredTensor]:
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if not 2 <= length <= min(size - 8, _MOST_HEADER_BYTES):
-            raise ValueError(f"{path} is no whole safetensors file: its header has {length} bytes.")
-        try:
-            header = json.loads(stream.read(length))
-            header.pop("__metadata__", None)
-            tensors = {
-                name: StoredTensor(
-                    path,
-                    str(entry["dtype"]),
-                    tuple(int(n) for n in entry["shape"]),
-                    *(8 + length + int(n) for n in entry["data_offsets"]),
-                )
-                for name, entry in header.items()
-            }
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged: its header cannot be read ({error}).") from error
-    for name, tensor in tensors.items():
-        held = tensor.end - tensor.start
-        item = _DTYPES.get(tensor.dtype)
-        needed = held if item is None else math.prod(tensor.shape) * item.itemsize
-        if min(tensor.shape, default=0) < 0 or held != needed or not tensor.end <= size:
-            raise ValueError(
-                f"{path} is damaged or cut short: {name} of {tensor.dtype}{list(tensor.shape)} "
-                f"would stand at bytes {tensor.start} to {tensor.end} of {size}."
+def _indexed(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of all files that the index names."""
+    index = folder / INDEX
+    values = read_json(index, otherwise=_FETCH, most=2**24, kind=dict, unique=True)
+    places = values.get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise OutsideFileError(index, "has no weight_map of tensors to files", otherwise=_FETCH)
+    tensors: dict[str, StoredTensor] = {}
+    for name, file in places.items():
+        if not isinstance(file, str) or not file or Path(file).name != file or file == "..":
+            problem = f"names {shown(repr(file), 100)}, which is no file of the folder"
+            raise OutsideFileError(index, problem, f"tensor {name!r}", _FETCH)
+    for file in dict.fromkeys(places.values()):
+        if not (folder / file).is_file():
+            raise FileNotFoundError(
+                f"{index} names {shown(repr(file), 100)}, which is not in {folder}; {_FETCH}."
             )
+        found = SafetensorsFile(folder / file, otherwise=_FETCH)
+        double = [name for name in found if name in tensors]
+        if double:
+            other = tensors[double[0]].file.name
+            problem = f"holds it, and so does {other}"
+            raise OutsideFileError(folder / file, problem, f"tensor {double[0]!r}", _FETCH)
+        tensors |= found
+    for name, file in places.items():
+        if name not in tensors:
+            problem = "is named, and is in none of its files"
+        elif tensors[name].file.name != file:
+            problem = f"stands in {tensors[name].file.name}, and the index says {file}"
+        else:
+            continue
+        raise OutsideFileError(index, problem, f"tensor {name!r}", _FETCH)
     return tensors
+
+
+def _why_missing(folder: Path, path: Path, *, alone: bool) -> str:
+    """The message for a folder without the files that should be there."""
+    if alone:
+        return f"{path} does not exist; {_FETCH}."
+    if not folder.is_dir():
+        return f"{folder} is no folder; name the folder of a model."
+    shards = sorted(file.name for file in folder.glob("*.safetensors"))
+    if shards:
+        return (
+            f"{folder} holds {shown(shards[0], 100)}"
+            + (f" and {len(shards) - 1} more" if shards[1:] else "")
+            + f", but neither {SINGLE} nor {INDEX}, which says what is in which file; fetch the "
+            "index too."
+        )
+    if any((folder / name).is_file() for name in _PICKLES):
+        return (
+            f"{folder} holds its weights as {_PICKLES[0]} alone, and this reads safetensors; save "
+            "it again with transformers' save_pretrained, which writes them."
+        )
+    return f"{path} does not exist, and no {INDEX} is there; {_FETCH}."

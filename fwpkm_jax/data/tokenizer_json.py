@@ -7,15 +7,28 @@ transformers library writes them.
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import importlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
+
+from fwpkm_jax.data import chat_template
+from fwpkm_jax.outside_files import (
+    OutsideFileError,
+    is_pointer,
+    read_bytes,
+    read_json,
+    read_text,
+    reading,
+    refuse_pointer,
+    shown,
+)
+
+_MOST_BYTES = 2**27
+_MOST_TEMPLATE_BYTES = 2**20
 
 
 class JSONTokenizer:
@@ -34,15 +47,18 @@ class JSONTokenizer:
         """
         tokenizers = _package("tokenizers", f"{path} is read")
         self._path = Path(path)
-        content = self._path.read_bytes()
-        try:
-            self._tokenizer: Any = tokenizers.Tokenizer.from_str(content.decode())
-        except Exception as error:  # The library raises plain ones.
-            raise ValueError(f"{path} is no tokenizer.json ({error}).") from error
-        self._as_built()
+        content = read_bytes(self._path, most=_MOST_BYTES)
+        if is_pointer(content):
+            refuse_pointer(self._path)
+        with reading(self._path, problem="is no tokenizer.json"):
+            self._tokenizer: Any = _parsed(tokenizers, content)
+            self._as_built()
         self._tokenizer.encode_special_tokens = True  # As characters.
         self.fingerprint = hashlib.sha256(content).hexdigest()
-        self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise OutsideFileError(self._path, "has no tokens", otherwise="fetch it again")
+        self.vocab_size = 1 + max(vocabulary.values())
         self._config = self._beside("tokenizer_config.json")
         self.stop_ids = self._ends()
         self.eos_id = self.stop_ids[0]
@@ -60,15 +76,24 @@ class JSONTokenizer:
 
     def _beside(self, name: str) -> dict[str, Any]:
         file = self._path.with_name(name)
-        return json.loads(file.read_bytes()) if file.is_file() else {}
+        return read_json(file, otherwise="fetch it again", kind=dict) if file.is_file() else {}
 
     def _ends(self) -> tuple[int, ...]:
         """The ids that end a text, that of the document's end first."""
         ends = [self._tokenizer.token_to_id(self.special_text("eos_token"))]
         for name in ("generation_config.json", "config.json"):
             ids = self._beside(name).get("eos_token_id")
-            ends += ids if isinstance(ids, list) else [ids]
-        ends = tuple(dict.fromkeys(int(token) for token in ends if token is not None))
+            ids = ids if isinstance(ids, list) else [ids]
+            for token in ids:
+                if token is not None and (type(token) is not int or not 0 <= token < 2**31):
+                    raise OutsideFileError(
+                        self._path.with_name(name),
+                        f"is {shown(repr(token), 60)}; ids of tokens are integers from 0",
+                        "eos_token_id",
+                        "fetch it again",
+                    )
+            ends += ids
+        ends = tuple(dict.fromkeys(token for token in ends if token is not None))
         if not ends:
             raise ValueError(
                 f"Nothing beside {self._path} names the token that ends a document; write "
@@ -79,7 +104,15 @@ class JSONTokenizer:
     def special_text(self, name: str) -> str:
         """The text of a control token, as `eos_token`; "" where the tokenizer has none."""
         value = self._config.get(name)
-        return value.get("content", "") if isinstance(value, dict) else value or ""
+        value = value.get("content") if isinstance(value, dict) else value
+        if value is not None and not isinstance(value, str):
+            raise OutsideFileError(
+                self._path.with_name("tokenizer_config.json"),
+                f"is {shown(repr(value), 60)}; a text is expected",
+                name,
+                "fetch it again",
+            )
+        return value or ""
 
     def encode(self, text: str) -> np.ndarray:
         """Token ids of `text`, int32 `[tokens]`."""
@@ -155,43 +188,47 @@ class JSONTokenizer:
                     f"The message holds the control token {spelt[0]!r}; leave it out, or send the "
                     "text without a chat template."
                 )
-        jinja2 = _package("jinja2", "Chat templates are filled in")
-        sandbox = _package("jinja2.sandbox", "Chat templates are filled in")
-        # A template is a program from elsewhere: it sees these values and nothing else.
-        environment = sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        _package("jinja2", "Chat templates are filled in")
         names = ("bos_token", "eos_token", "unk_token", "pad_token")
+        template, file = self._template()
+        values = {
+            "messages": [dict(message) for message in messages],
+            "add_generation_prompt": for_answer,
+            **{name: self.special_text(name) for name in names},
+        }
         try:
-            return environment.from_string(self._template()).render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=for_answer,
-                **{name: self.special_text(name) for name in names},
-            )
-        except jinja2.TemplateError as error:
-            raise ValueError(f"The chat template of {self._path.parent}: {error}.") from error
+            return chat_template.render(template, values)
+        except chat_template.TemplateFailedError as error:
+            raise OutsideFileError(
+                file, f"cannot be filled in: {error}", "chat template", "leave out --chat"
+            ) from error
 
-    def _template(self) -> str:
+    def _template(self) -> tuple[str, Path]:
+        """The chat template and the file that holds it."""
         file = self._path.with_name("chat_template.jinja")
         if file.is_file():
-            return file.read_text(encoding="utf-8")
+            return read_text(file, most=_MOST_TEMPLATE_BYTES), file
+        file = self._path.with_name("tokenizer_config.json")
         template = self._config.get("chat_template")
         if isinstance(template, list):  # Several, by name.
-            template = {one["name"]: one["template"] for one in template}.get("default")
+            named = [one for one in template if isinstance(one, dict)]
+            template = {str(one.get("name")): one.get("template") for one in named}.get("default")
         if template is None:
             raise ValueError(f"{self._path.parent} has no chat template; leave out --chat.")
-        return template
+        if not isinstance(template, str):
+            raise OutsideFileError(file, "is no text", "chat_template", "leave out --chat")
+        return template, file
 
 
-def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise _package("jinja2", "Chat templates are filled in").TemplateError(message)
+def _parsed(tokenizers: Any, content: bytes) -> Any:
+    try:
+        return tokenizers.Tokenizer.from_str(content.decode())
+    except Exception:
+        raise
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # What Rust's panics become.
+            raise
+        raise ValueError(str(error)) from error
 
 
 def _package(name: str, what: str) -> Any:

@@ -18,6 +18,7 @@ from fwpkm_jax.evaluation.display import findings, plots, tables
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
+from fwpkm_jax.evaluation.readers.finite import require_finite
 from fwpkm_jax.evaluation.readers.segment_reader import SegmentReader, SegmentReading
 from fwpkm_jax.evaluation.readers.segments import Segmentation
 from fwpkm_jax.evaluation.readers.token_losses import TokenLosses, curves, differences, scores
@@ -189,6 +190,7 @@ def _read_all(
         for document in documents:
             for index, reading in enumerate(_one_behind(reader.read(document.tokens))):
                 losses, gates, slot_ids = reading.fetch()
+                require_finite(losses, where=f"{source.name}, {document.id}")
                 if slot_ids:
                     windows.add(slot_ids)
                 for layer, gate in gates.items():

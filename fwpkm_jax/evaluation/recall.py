@@ -26,6 +26,7 @@ from fwpkm_jax.evaluation.readers.devices import (
     model_on_devices,
     rows_on_devices,
 )
+from fwpkm_jax.evaluation.readers.finite import NONE, likeliest, not_finite
 from fwpkm_jax.evaluation.record import Origin, Result, make_result
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import ModelConfig
@@ -116,7 +117,7 @@ def recall_accuracy(
     answer = partial(_answer, graphdef, params, partition=partition)
     distances, right = [], {"writing": [], "frozen": []}
     start = _share_out(memory, groups)
-    carried = start
+    carried = written = start
     length = 0
     for batch in itertools.islice(batches, config.batches):
         tokens, distance = batch["tokens"], batch["answer_distance"]
@@ -129,10 +130,12 @@ def recall_accuracy(
         length = max(length, distance.shape[1])
         distances.append(distance[asked])
         begin = carried if lifetime == "carried" else start
-        correct, written = answer(begin, tokens, write=True)
-        right["writing"].append(np.asarray(correct)[asked])
-        correct, _ = answer(start, tokens, write=False)
-        right["frozen"].append(np.asarray(correct)[asked])
+        for name, first, write in (("writing", begin, True), ("frozen", start, False)):
+            correct, finite, after = answer(first, tokens, write=write)
+            if not np.all(np.asarray(finite)[asked]):
+                raise not_finite(f"recall, {name}")
+            right[name].append(np.asarray(correct)[asked])
+            written = after if write else written
         if lifetime == "carried":
             carried = written
         if forecast is not None:
@@ -170,13 +173,14 @@ def _answer(
     *,
     write: bool,
     partition: Partition | None,
-) -> tuple[jax.Array, Memory]:
-    """Whether each label `[batch, length]` is the most likely token; the memory afterwards."""
+) -> tuple[jax.Array, jax.Array, Memory]:
+    """Whether each label `[batch, length]` is the most likely token, whether there is one, and the
+    memory afterwards."""
     model, inputs = nnx.merge(graphdef, params), tokens[:, :-1]
     rows = rows_on_devices(partition, model, inputs, memory)
     out = model(rows.tokens, memory, write=write, **rows.options)
-    likeliest = jnp.argmax(out.logits, axis=-1)
-    return likeliest[:, : inputs.shape[1]] == tokens[:, 1:], out.memory
+    found = likeliest(out.logits)[:, : inputs.shape[1]]
+    return found == tokens[:, 1:], found != NONE, out.memory
 
 
 def _share_out(memory: Memory, groups: int) -> Memory:

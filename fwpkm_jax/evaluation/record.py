@@ -132,7 +132,13 @@ def make_result(
         "results": dict(results),
     }
     # Through JSON and back: the caller sees exactly what the file will hold, and NaN is refused.
-    record = json.loads(json.dumps(record, default=str, allow_nan=False))
+    try:
+        record = json.loads(json.dumps(record, default=str, allow_nan=False))
+    except ValueError as error:
+        raise ValueError(
+            f"{evaluation}: a number of its results is not finite; evaluate an earlier checkpoint "
+            "(--step)."
+        ) from error
     return Result(record, dict(arrays or {}))
 
 

@@ -45,6 +45,9 @@ def generate(
     padded in front. The padding changes no result of a sequence whose memory is its own or is not
     written. Sequences that share a written memory are aligned at the ends of their prompts.
 
+    A sequence whose log-probabilities are not finite ends (`GenerationOutput.failed`); those of
+    other memories go on, and their numbers are unchanged.
+
     Args:
       model: the language model.
       prompts: token ids of each sequence, `batch` prompts of any lengths, or None to continue all
@@ -290,17 +293,21 @@ def _decode(
             write=write,
             chunk_size=chunk_size,
         )
+        # Of logits that are not finite a token would be chosen, too, the same one for ever.
+        failed = active & ~jnp.isfinite(score)
+        active &= ~failed
+        score = jnp.where(failed, jnp.nan, jnp.where(active, score, 0))
         count = active.astype(jnp.int32)
         state = GenerationState(
             stream=read.stream,
             logits=jnp.where(active[:, None], read.logits[:, 0], state.logits),
-            finished=state.finished | jnp.isin(chosen, stops),
+            finished=state.finished | jnp.isin(chosen, stops) | failed,
             num_read=state.num_read + count,
             num_drawn=state.num_drawn + count,
         )
         block = _Block(
             tokens=tokens.at[:, step].set(jnp.where(active, chosen, _NO_TOKEN)),
-            log_probs=log_probs.at[:, step].set(jnp.where(active, score, 0)),
+            log_probs=log_probs.at[:, step].set(score),
         )
         return step + 1, state, block
 

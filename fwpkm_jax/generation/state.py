@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.chunks import Memory
@@ -36,7 +37,8 @@ class GenerationOutput(NamedTuple):
       tokens: token ids `[batch, max_new_tokens]`; -1 after a sequence's stop token.
       lengths: number of tokens generated for each sequence, the stop token included.
       log_probs: log-probability of each token in nats under the model's distribution, before
-        temperature, `top_k` and `top_p`; 0 where `tokens` is -1.
+        temperature, `top_k` and `top_p`; 0 where `tokens` is -1. NaN where a sequence ended because
+        its log-probabilities were not finite.
       state: the state after all of these tokens were read.
     """
 
@@ -44,6 +46,11 @@ class GenerationOutput(NamedTuple):
     lengths: Int[Array, " batch"]
     log_probs: Float[Array, "batch new"]
     state: GenerationState
+
+    @property
+    def failed(self) -> np.ndarray:
+        """Whether each sequence ended because its log-probabilities were not finite, `[batch]`."""
+        return np.any(np.isnan(np.asarray(self.log_probs)), axis=1)  # Compiles nothing.
 
 
 def init_generation(

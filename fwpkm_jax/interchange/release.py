@@ -48,8 +48,9 @@ def from_release(tensors: Mapping[str, Any], config: ModelConfig) -> Weights:
 def _from_release(
     tensors: Mapping[str, Any], config: ModelConfig, *, where: str | Path, dtype: Any = None
 ) -> Weights:
+    names = release_names(config)
     like = abstract_weights(config)
-    arrays = converted(tensors, release_names(config), _shapes(like), where=where, dtype=dtype)
+    arrays = converted(tensors, names, _shapes(like), where=where, dtype=dtype)
     return like.replaced({path: x[None] if _is_fast(path) else x for path, x in arrays.items()})
 
 

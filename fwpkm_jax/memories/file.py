@@ -85,7 +85,8 @@ def read(path: Path, *, expected: str | None = None) -> tuple[dict[str, Any], di
     arrays = {name: file.read(name) for name in file}
     found = checksum(arrays, metadata["facts"])
     if found != metadata["checksum"]:
-        raise ValueError(f"{path} is damaged: its contents are not what was saved.")
+        problem = "is damaged: its contents are not what was saved"
+        raise OutsideFileError(path, problem, otherwise=_WAY_OUT)
     if expected is not None and found != expected:
         raise ValueError(f"{path} is another memory than the one that was saved under this name.")
     return facts, arrays

@@ -182,6 +182,12 @@ class Conversation:
                 write=self._write,
             )
             self.state, prompts, left = out.state, None, left - count
+            if bool(out.failed[0]):
+                raise ValueError(
+                    f"The log probabilities of token {self.tokens_read} are not finite: the run's "
+                    "weights or this memory hold NaN or infinity, or grew too large; go back to an "
+                    "earlier checkpoint (--step) or memory."
+                )
             if count:
                 yield np.asarray(out.tokens)[0, : int(out.lengths[0])]
             if not left or bool(self.state.finished[0]):

@@ -54,7 +54,7 @@ def test_a_template_puts_a_message_into_its_form(path):
     [
         ("{{ raise_exception('no') }}", "no"),
         ("{{ messages.__class__.__mro__ }}", "unsafe"),
-        ("{% if %}", "chat template of"),
+        ("{% if %}", "chat template cannot be filled in"),
         (None, "has no chat template"),
     ],
 )

@@ -326,3 +326,27 @@ def test_what_cannot_be_generated_is_refused(changes, message):
     arguments = {"prompts": [[1], [2]], "state": state, "max_new_tokens": 1} | changes
     with pytest.raises(ValueError, match=message):
         generate(model, **arguments)
+
+
+@pytest.mark.parametrize("stop_ids", [(), (3,)])
+def test_a_memory_that_is_not_finite_ends_its_sequence_and_no_other(stop_ids):
+    """Of two users' memories in one batch one holds NaN."""
+    model, memory, state = start(batch=2, groups=2)
+    rows = prompts(7, 4)
+    options = {"max_new_tokens": 9, "stop_ids": stop_ids}
+    sound = generate(model, rows, state, **options)
+    assert not np.any(sound.failed)
+    broken = jax.tree.map(lambda x: x.at[0].set(jnp.nan), memory)
+    state = init_generation(model, broken, batch=2, max_length=32)
+    out = generate(model, rows, state, **options)
+    np.testing.assert_array_equal(out.failed, [True, False])
+    np.testing.assert_array_equal(out.lengths, [0, sound.lengths[1]])
+    np.testing.assert_array_equal(out.tokens[0], [-1] * 9)
+    np.testing.assert_array_equal(out.tokens[1], sound.tokens[1])
+    np.testing.assert_array_equal(out.log_probs[1], sound.log_probs[1])
+    for leaf, expected in zip(
+        jax.tree.leaves(out.state.stream.memory),
+        jax.tree.leaves(sound.state.stream.memory),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(leaf[1], expected[1])

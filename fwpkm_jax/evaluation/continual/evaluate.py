@@ -28,6 +28,7 @@ from fwpkm_jax.evaluation.interface import Evaluation, Subject
 from fwpkm_jax.evaluation.intervals import clustered_mean
 from fwpkm_jax.evaluation.readers.devices import memory_on_devices, model_on_devices
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
+from fwpkm_jax.evaluation.readers.finite import require_finite
 from fwpkm_jax.evaluation.readers.whole_pass import frozen_row_losses, row_batches, write_rows
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
 from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
@@ -224,6 +225,7 @@ class _Stages:
             for batch in self._batches(part, evaluate=True)
         ]
         losses = np.concatenate(jax.device_get(found))
+        require_finite(losses, where="continual")
         self._forecast.add(self.num_tokens(part, evaluate=True))
         return losses
 

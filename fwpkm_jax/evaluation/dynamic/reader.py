@@ -21,6 +21,7 @@ from fwpkm_jax.evaluation.readers.devices import (
     padding_mask,
     parts_of,
 )
+from fwpkm_jax.evaluation.readers.finite import require_finite
 from fwpkm_jax.evaluation.readers.segments import split_into_segments
 from fwpkm_jax.evaluation.readers.stream_calls import label_losses, reset_caches
 from fwpkm_jax.evaluation.readers.token_losses import TokenLosses
@@ -107,6 +108,7 @@ def read_dynamically(
     for number, documents in enumerate(sources):
         for document in documents:
             for index, losses in enumerate(reader.read(document.tokens)):
+                require_finite(losses, where=document.id)
                 size = len(losses)
                 columns["source"].append(np.full(size, number, np.int8))
                 columns["document"].append(np.full(size, len(document_ids), np.int32))

@@ -20,6 +20,7 @@ from fwpkm_jax.evaluation.readers.devices import (
     parts_of,
 )
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
+from fwpkm_jax.evaluation.readers.finite import NONE, likeliest, not_finite, require_finite
 from fwpkm_jax.evaluation.readers.segments import cut_into_pieces, piece_sizes
 from fwpkm_jax.evaluation.readers.stream_calls import flush, label_losses, reset_caches
 from fwpkm_jax.layers.partition import Partition
@@ -153,7 +154,8 @@ class HaystackReader:
                 self._graphdef, self._params, self._stream, piece, answers, mask, **self._options
             )
             losses.append(loss)
-        return np.concatenate(jax.device_get(losses))[: len(tokens)]
+        found = np.concatenate(jax.device_get(losses))[: len(tokens)]
+        return require_finite(found, where="The answer")
 
     def write(self) -> None:
         """Writes all waiting pairs as one chunk."""
@@ -165,8 +167,15 @@ class HaystackReader:
             self._store()
 
     def next_token(self) -> int:
-        """The most likely next token."""
-        return int(self._next)
+        """The most likely next token.
+
+        Raises:
+          ValueError: a log probability is not finite.
+        """
+        token = int(self._next)
+        if token == NONE:
+            raise not_finite("The next token")
+        return token
 
     def last_read(self) -> dict[str, LastRead]:
         """What each memory layer did at the last token read, by layer name."""
@@ -232,7 +241,7 @@ def _read_piece(
         layer: jax.tree.map(lambda x: x[0, last], LastRead(facts.gate, facts.access))
         for layer, facts in out.info.items()
     }
-    return jnp.argmax(out.logits[0, last, :vocab_size]), last_read, out.stream
+    return likeliest(out.logits[0, last, :vocab_size]), last_read, out.stream
 
 
 @partial(

@@ -63,8 +63,8 @@ FAULTS = (
     ),
     Fault(
         "recall: frozen reads start from the written memory",
-        "correct, _ = answer(start, tokens, write=False)",
-        "correct, _ = answer(written, tokens, write=False)",
+        '(("writing", begin, True), ("frozen", start, False))',
+        '(("writing", begin, True), ("frozen", begin, False))',
         ("tests/evaluation/test_recall.py",),
     ),
     Fault(

@@ -111,7 +111,8 @@ def show_token(text: str) -> str:
 def save_page(markup: str, path: Path) -> Path:
     """Writes a page completely or not at all; creates its folder if needed; returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, markup)
+    # Values of JSON files may hold halves of surrogate pairs, which UTF-8 has not.
+    write_text(path, markup.encode("utf-8", "replace").decode())
     return path
 
 

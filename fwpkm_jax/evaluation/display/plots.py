@@ -105,7 +105,11 @@ def plot_perplexity(record: Record, directory: Path) -> list[Path]:
 
 def _positions(curve: Record) -> np.ndarray:
     """Position where each point's tokens end; the last one is the end of the document."""
-    ends = curve["run"] * np.arange(1, -(-curve["tokens"] // curve["run"]) + 1)
+    points = -(-curve["tokens"] // curve["run"])
+    held = max((len(x) for x in curve.values() if isinstance(x, list)), default=0)
+    if points > held:
+        raise ValueError(f"a curve of {points} points holds {held} values.")
+    ends = curve["run"] * np.arange(1, points + 1)
     return np.minimum(ends, curve["tokens"])
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,13 @@ from fwpkm_jax.evaluation.display import html
 from fwpkm_jax.evaluation.display.plot_style import DPI
 from fwpkm_jax.evaluation.report import training, words
 from fwpkm_jax.evaluation.suite import EVALS
+from fwpkm_jax.outside_files import OutsideFileError, read_json, reading
 from fwpkm_jax.whole_files import own_folder
+
+logger = logging.getLogger(__name__)
+
+_COPY = "put back a copy: each checkpoint has one, checkpoints/STEP/config/metadata"
+_RESUME = "delete it; resuming the run writes it again"
 
 # Text on the left, pictures and tables on the right; one below the other on a narrow screen.
 _STYLE = """
@@ -35,28 +43,36 @@ dt { font-weight: 600; } dd { margin: 0 0 .5rem 1rem; }
 def write_report(run: str | Path) -> Path:
     """Writes RUN/results/report.html from what the run directory holds; returns its path.
 
+    A result whose file is damaged or of another form is left out, with a warning that names it.
+
     Raises:
       FileNotFoundError: there is no run.
+      OutsideFileError: the run's configuration or log cannot be read.
     """
     run = Path(run)
-    config = _read(run / "config.json")
+    config = _read(run / "config.json", otherwise=_COPY)
     if config is None:
         raise FileNotFoundError(f"{run / 'config.json'} does not exist; {run} holds no run.")
-    records = [
-        record
-        for path in sorted((run / "results").glob("*.json"))
-        if (record := _read(path)) and record.get("evaluation") in EVALS
-    ]
-    records.sort(key=lambda record: list(EVALS).index(record["evaluation"]))
+    found = {path: record for path in _result_files(run) if (record := _record(path)) is not None}
+    order = sorted(found, key=lambda path: list(EVALS).index(found[path]["evaluation"]))
     with tempfile.TemporaryDirectory() as folder:
-        results = [_result(record, Path(folder)) for record in records] or [_not_evaluated()]
-        sections = [
-            *results,
-            _glossary(),
-            _about(config, _read(run / "results.json")),
-            _training(run, Path(folder)),
-        ]
-    sections += [_provenance(run, records), _configuration(config)]
+        results = [_result(path, found[path], Path(folder)) for path in order]
+        summary = run / "results.json"
+        sections = [*(results or [_not_evaluated()]), _glossary()]
+        with _showing(run / "config.json", otherwise=_COPY):
+            model = words.describe_model(config, None)
+            task = words.describe_task(config)
+        if (numbers := _read(summary, otherwise=_RESUME)) is not None:
+            with _showing(summary, otherwise=_RESUME):
+                model = words.describe_model(config, numbers)
+        sections.append(
+            _section("The model and its task", [*map(html.paragraph, (model, task))], [])
+        )
+        with _showing(run / "metrics.jsonl", otherwise="delete the line that is damaged"):
+            sections.append(_training(run, Path(folder)))
+    sections.append(_provenance(run, {path: found[path] for path in order}))
+    with _showing(run / "config.json", otherwise=_COPY):
+        sections.append(_configuration(config))
     page = html.page(f"Run {run.resolve().name}", *sections, style=_STYLE)
     return html.save_page(page, own_folder(run / "results") / "report.html")
 
@@ -75,11 +91,6 @@ def _not_evaluated() -> str:
     return _section("Results", [text], [])
 
 
-def _about(config: Mapping[str, Any], results: Mapping[str, Any] | None) -> str:
-    texts = (words.describe_model(config, results), words.describe_task(config))
-    return _section("The model and its task", [html.paragraph(text) for text in texts], [])
-
-
 def _training(run: Path, folder: Path) -> str:
     metrics = training.read_metrics(run / "metrics.jsonl")
     texts = (training.describe_training(metrics), training.describe_memory_curves(metrics))
@@ -87,24 +98,45 @@ def _training(run: Path, folder: Path) -> str:
     return _section("Training", [html.paragraph(text) for text in texts if text], _pictures(plots))
 
 
-def _result(record: Mapping[str, Any], folder: Path) -> str:
+def _result(path: Path, record: Mapping[str, Any], folder: Path) -> str:
     evaluation = EVALS[record["evaluation"]]
     texts, shown = [html.paragraph(evaluation.about)], []
     try:
-        finding = evaluation.finding(record)
+        with _showing(path, otherwise=_again(record["evaluation"])):
+            finding = evaluation.finding(record)
+            pictures = [_show(path, evaluation.title) for path in evaluation.plot(record, folder)]
+            table = f"<pre>{html.escape(evaluation.table(record))}</pre>"
+    except OutsideFileError as error:
+        logger.warning("%s", error)
+        texts.append(html.paragraph(str(error)))
+    else:
         texts = [html.paragraph(finding, kind="finding"), *texts] if finding else texts
-        shown += _pictures(
-            [_show(path, evaluation.title) for path in evaluation.plot(record, folder)]
-        )
-        shown.append(f"<pre>{html.escape(evaluation.table(record))}</pre>")
-    except KeyError as missing:
-        texts.append(
-            html.paragraph(
-                f"The file of this result has no {missing}: another version of the program wrote "
-                f"it. fwpkm eval RUN --suite {record['evaluation']} replaces it."
-            )
-        )
+        shown = [*_pictures(pictures), table]
     return _section(evaluation.title, texts, shown)
+
+
+def _showing(path: Path, *, otherwise: str) -> AbstractContextManager[None]:
+    """While values of a file are shown, whatever is wrong with them is the file's fault."""
+    return reading(path, problem="has another form than this version shows", otherwise=otherwise)
+
+
+def _again(evaluation: str) -> str:
+    return f"fwpkm eval RUN --suite {evaluation} replaces it"
+
+
+def _result_files(run: Path) -> list[Path]:
+    return sorted(path for path in (run / "results").glob("*.json") if path.is_file())
+
+
+def _record(path: Path) -> dict[str, Any] | None:
+    """A result; None, with a warning, for a damaged one, and for what is no result of ours."""
+    try:
+        record = _read(path, otherwise="delete it, and evaluate the run again")
+    except OutsideFileError as error:
+        logger.warning("%s", error)
+        return None
+    name = (record or {}).get("evaluation")
+    return record if isinstance(name, str) and name in EVALS else None
 
 
 def _pictures(pictures: Sequence[str]) -> list[str]:
@@ -129,29 +161,31 @@ def _glossary() -> str:
     return f"<details><summary>What the words mean</summary><dl>{entries}</dl></details>"
 
 
-def _provenance(run: Path, records: list[dict[str, Any]]) -> str:
+def _provenance(run: Path, records: Mapping[Path, dict[str, Any]]) -> str:
     parts = []
-    environment = _read(run / "environment.json") or {"sessions": []}
-    rows = [
-        [
-            session["from_step"],
-            session["started"],
-            session["commit"] or "unknown",
-            f"{session['device_count']} {session['device_kind']}",
-            ", ".join(f"{name} {version}" for name, version in session["versions"].items()),
-            " ".join(session["command"]),
+    path = run / "environment.json"
+    environment = _read(path, otherwise="delete it") or {"sessions": []}
+    with _showing(path, otherwise="delete it"):
+        rows = [
+            [
+                session["from_step"],
+                session["started"],
+                session["commit"] or "unknown",
+                f"{session['device_count']} {session['device_kind']}",
+                ", ".join(f"{name} {version}" for name, version in session["versions"].items()),
+                " ".join(session["command"]),
+            ]
+            for session in environment["sessions"]
         ]
-        for session in environment["sessions"]
-    ]
     if rows:
         header = ["from step", "started", "commit", "device", "versions", "command"]
         parts += [
             html.paragraph("Training sessions", kind="small"),
             html.table(header, rows, kind="pairs"),
         ]
-    for record in records:
-        rows = [[name, value] for name, value in _flat(record["provenance"])]
-        rows += [[f"option {name}", value] for name, value in _flat(record["config"])]
+    for record in records.values():
+        rows = [[name, value] for name, value in _flat(record.get("provenance"))]
+        rows += [[f"option {name}", value] for name, value in _flat(record.get("config"))]
         parts.append(
             f"<details><summary>{html.escape(EVALS[record['evaluation']].title)}</summary>"
             f"{html.table(['', ''], rows, kind='pairs')}</details>"
@@ -168,8 +202,9 @@ def _configuration(config: Mapping[str, Any]) -> str:
     return _section("Configuration", [options], [])
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested values as pairs of a dotted name and a text."""
+def _flat(values: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """Nested values as pairs of a dotted name and a text; what is not nested has none."""
+    values = values if isinstance(values, Mapping) else {}
     pairs: list[tuple[str, str]] = []
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -181,5 +216,5 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     return pairs
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+def _read(path: Path, *, otherwise: str) -> dict[str, Any] | None:
+    return read_json(path, otherwise=otherwise, kind=dict) if path.is_file() else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from fwpkm_jax.evaluation.display.plot_style import (
     set_title,
     style_axes,
 )
+from fwpkm_jax.outside_files import OutsideFileError, parse_json
 
 _SIZE = (4.3, 3.3)  # Inches; two pictures fit beside each other next to the text.
 _POINTS = 200  # Most points of a curve; longer runs are averaged over equal ranges of steps.
@@ -36,21 +37,29 @@ class Curve(NamedTuple):
 def read_metrics(path: Path) -> dict[str, Curve]:
     """Every metric of a `metrics.jsonl`, by name; empty if there is no such file.
 
-    Values that were not finite are left out, and so is an incomplete last line.
+    Values that were not finite are left out, and so are an incomplete last line and whatever is no
+    record of numbers.
     """
     measures: dict[str, tuple[list[int], list[float]]] = {}
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            break
-        step = record.pop("step")
-        for name, value in record.items():
-            if value is not None:
-                steps, values = measures.setdefault(name, ([], []))
-                steps.append(step)
-                values.append(value)
+    with contextlib.ExitStack() as opened:
+        lines = opened.enter_context(path.open("rb")) if path.is_file() else []
+        for line in lines:
+            try:
+                record = parse_json(line, path, kind=dict)
+            except OutsideFileError:
+                continue
+            step = record.pop("step", None)
+            for name, value in record.items():
+                if _is_number(value) and type(step) is int and 0 <= step < 2**53:
+                    steps, values = measures.setdefault(name, ([], []))
+                    steps.append(step)
+                    values.append(value)
     return {name: Curve(np.array(s), np.array(v)) for name, (s, v) in measures.items()}
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is one that was measured; null is one that was not finite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def plot_training(metrics: dict[str, Curve], directory: Path) -> list[Path]:
@@ -59,7 +68,7 @@ def plot_training(metrics: dict[str, Curve], directory: Path) -> list[Path]:
         return []
     layers = sorted(
         (name.split("/")[0] for name in metrics if name.endswith("/memory_loss")),
-        key=lambda name: int(name.split("_")[1]),
+        key=lambda name: (len(name), name),  # layer_2 before layer_10.
     )
     figure, axes = new_figure(*_SIZE)
     _plot_loss(axes, metrics)

@@ -63,8 +63,8 @@ FAULTS = (
     ),
     Fault(
         "recall: frozen reads start from the written memory",
-        '(("writing", begin, True), ("frozen", start, False))',
-        '(("writing", begin, True), ("frozen", begin, False))',
+        "answer(first, tokens, write=write)",
+        "answer(first if write else written, tokens, write=write)",
         ("tests/evaluation/test_recall.py",),
     ),
     Fault(

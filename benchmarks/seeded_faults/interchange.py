@@ -57,7 +57,7 @@ FAULTS = (
     Fault(
         "hf: the index goes before the single file",
         "        if path.is_file():\n            self._tensors = dict(",
-        "        if path.is_file() and not (folder / INDEX).is_file():\n            self._tensors = dict(",
+        "        if path.is_file() and file:\n            self._tensors = dict(",
         _OUTSIDE,
     ),
     Fault(

@@ -142,7 +142,7 @@ def load_tokenizer(name_or_path: str) -> Tokenizer:
     if name_or_path == BYTES:
         return ByteTokenizer()
     if name_or_path == MISTRAL_V1:
-        return SentencePieceTokenizer(_mistral_v1_model(), name=MISTRAL_V1)
+        return SentencePieceTokenizer(mistral_v1_model(), name=MISTRAL_V1)
     path = Path(name_or_path).expanduser()
     if path.is_file() and path.suffix == ".json":
         from fwpkm_jax.data.tokenizer_json import JSONTokenizer
@@ -159,8 +159,13 @@ def load_tokenizer(name_or_path: str) -> Tokenizer:
     )
 
 
-def _mistral_v1_model() -> bytes:
-    """Contents of the paper's tokenizer file, checked."""
+def mistral_v1_model() -> bytes:
+    """Contents of the paper's tokenizer file, checked.
+
+    Raises:
+      ImportError: the package that has it is not installed.
+      ValueError: the file is another one.
+    """
     try:
         file = importlib.resources.files("mistral_common") / "data" / _MISTRAL_V1_FILE
         model = file.read_bytes()

@@ -185,6 +185,47 @@ def test_a_run_that_began_here_leaves_as_a_folder_and_is_imported_again(tmp_path
     assert "model.head_bias" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
+def test_an_export_says_which_tokenizer_is_meant_and_what_a_model_without_attention_needs(
+    tmp_path, capsys, monkeypatch
+):
+    """As the paper's configurations have them: the tokenizer by name, Gated DeltaNet alone."""
+    base = load_config("study/gdn_swa")
+    model = changed(mixers=("gdn", "gdn"), memory_layers=())
+    run = tmp_path / "run"
+
+    def exported(name, tokenizer):
+        data = dataclasses.replace(base.data, tokenizer=tokenizer, needles=None)
+        experiment = dataclasses.replace(base, model=model, data=data, run_dir=str(run))
+        write_json(run / "config.json", experiment.to_json())
+        assert program.main(["export", "hf", str(run), str(tmp_path / name)]) == 0
+        return tmp_path / name, capsys.readouterr().out
+
+    like = abstract_weights(model)
+    ones = like.replaced({n: np.full(x.shape, 0.1, x.dtype) for n, x in like.named().items()})
+    start_run(dataclasses.replace(base, model=model, run_dir=str(run)), ones)
+    capsys.readouterr()
+
+    pytest.importorskip("mistral_common")
+    folder, said = exported("found", "mistral-v1")
+    assert "is the run's tokenizer, 'mistral-v1', that of Mistral-7B-v0.1" in said
+    assert "call the model there with use_cache=False" in said
+    read = load_tokenizer(str(folder / "tokenizer.model"))
+    assert read.fingerprint == load_tokenizer("mistral-v1").fingerprint
+
+    def missing():
+        raise ImportError("it is not installed")
+
+    monkeypatch.setattr("fwpkm_jax.interchange.hf.exported.mistral_v1_model", missing)
+    folder, said = exported("named", "mistral-v1")
+    assert "put its tokenizer.model into the folder, or install mistral-common" in said
+    assert not (folder / "tokenizer.model").exists()
+    folder, said = exported("gone", str(tmp_path / "tokenizer.json"))
+    assert "is not there any more; put it into the folder" in said
+    model = OURS  # With attention the line is not needed.
+    assert {*config_text(model, context=64)["layer_types"]} != {"linear_attention"}
+
+
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "open_model.md"
 SMALLER = {
     "--model.memory_layers": "1", "--model.fast_weight.rule.num_subkeys": "8",

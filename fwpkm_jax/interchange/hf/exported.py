@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from fwpkm_jax.config import Experiment, read_experiment
 from fwpkm_jax.config_json import to_json
-from fwpkm_jax.data.tokenizers import BYTES
+from fwpkm_jax.data.tokenizers import BYTES, MISTRAL_V1, mistral_v1_model
 from fwpkm_jax.interchange.hf.described import changes, config_text
 from fwpkm_jax.interchange.hf.families import FAMILIES, model_config
 from fwpkm_jax.interchange.hf.imported import KEPT, TENSORS
@@ -43,6 +42,7 @@ def export_model(
     *,
     step: int | Literal["best"] | None = None,
     most_bytes: int = _MOST_BYTES,
+    say: Callable[[str], None] = print,
 ) -> Path:
     """Writes a checkpoint of a run as a folder that the transformers library loads.
 
@@ -57,6 +57,7 @@ def export_model(
       folder: a new folder; an interrupted export leaves none.
       step: as in `load_run`.
       most_bytes: of one file.
+      say: prints a line.
 
     Returns:
       The folder.
@@ -72,10 +73,12 @@ def export_model(
     model = experiment.model
     original: dict[str, Any] = {}
     if kept is None:
-        text, files = _described(experiment, run_dir)
+        text = _described(experiment, run_dir)
+        files = _tokenizer_files(experiment, say)
     else:
-        text, original = (read_json(kept / name) for name in ("config.json", TENSORS))
-        files = [file for file in kept.iterdir() if file.name not in ("config.json", TENSORS)]
+        text, original = (read_json(kept / name, kind=dict) for name in ("config.json", TENSORS))
+        others = [file for file in kept.iterdir() if file.name not in ("config.json", TENSORS)]
+        files = {file.name: file.read_bytes() for file in others}
         _check_same(model, model_config(text), run_dir)
     run = load_run(run_dir, step)
     named = Weights(run.params, run.memory if model.memory_layers else {}).named()
@@ -103,13 +106,19 @@ def export_model(
             "model": to_json(dataclasses.replace(model, lora=None)),
         }
     with new_folder(folder) as partial:
-        for file in map(Path, files):
-            shutil.copyfile(file, partial / file.name)
+        for name, content in files.items():
+            with replacing(partial / name) as file:
+                file.write(content)
         _write_tensors(partial, tensors(), most_bytes)
         if ours:
             with replacing(partial / MEMORIES) as file:
                 write_tensors(file, ours, metadata={"format": NOTE})
         write_json(partial / "config.json", text)
+    if {*text.get("layer_types", ["full_attention"])} == {"linear_attention"}:
+        say(
+            "No layer of this model has attention, without which transformers cannot make a cache: "
+            "call the model there with use_cache=False."
+        )
     return folder
 
 
@@ -124,16 +133,38 @@ def _kept_files(run_dir: Path) -> Path | None:
     return directory / KEPT
 
 
-def _described(experiment: Experiment, run_dir: str | Path) -> tuple[dict[str, Any], list[str]]:
-    """`config.json` of a run that nobody imported, and the files that go with it."""
+def _described(experiment: Experiment, run_dir: str | Path) -> dict[str, Any]:
+    """`config.json` of a run that nobody imported."""
     try:
         text = config_text(experiment.model, context=experiment.data.length)
     except ValueError as error:
         raise ValueError(
             f"{run_dir}: {error} `fwpkm export RUN FOLDER` writes its weights for this package."
         ) from error
-    tokenizer = getattr(experiment.data, "tokenizer", BYTES)
-    return text, [] if tokenizer == BYTES else [tokenizer]
+    return text
+
+
+def _tokenizer_files(experiment: Experiment, say: Callable[[str], None]) -> dict[str, bytes]:
+    """The run's tokenizer by file name; says which one is meant where there is no file."""
+    name = getattr(experiment.data, "tokenizer", BYTES)
+    if name == BYTES:
+        return {}
+    if name != MISTRAL_V1:
+        path = Path(name).expanduser()
+        if path.is_file():
+            return {path.name: path.read_bytes()}
+        say(f"The run's tokenizer, {path}, is not there any more; put it into the folder.")
+        return {}
+    try:
+        model = mistral_v1_model()
+    except ImportError:
+        say(
+            f"The run's tokenizer is {MISTRAL_V1!r}, that of Mistral-7B-v0.1; put its "
+            "tokenizer.model into the folder, or install mistral-common and export again."
+        )
+        return {}
+    say(f"tokenizer.model is the run's tokenizer, {MISTRAL_V1!r}, that of Mistral-7B-v0.1.")
+    return {"tokenizer.model": model}
 
 
 def _check_same(model: ModelConfig, imported: ModelConfig, run_dir: str | Path) -> None:

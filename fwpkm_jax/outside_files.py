@@ -98,7 +98,8 @@ def reading(
         reason = error.strerror or str(error)
         raise OutsideFileError(path, f"cannot be read: {reason}", place, otherwise) from error
     except Exception as error:
-        reason = str(error) if isinstance(error, ValueError) else repr(error)
+        lost = f"it has no {error}" if isinstance(error, KeyError) else repr(error)
+        reason = str(error) if isinstance(error, ValueError) else lost
         raise OutsideFileError(path, f"{problem} ({shown(reason)})", place, otherwise) from error
 
 

@@ -136,7 +136,7 @@ class SafetensorsFile(Mapping[str, StoredTensor]):
             refuse_pointer(self.path)
         if not whole:
             raise self._error(
-                f"is no whole safetensors file: of its {size:,} bytes the header would take "
+                f"is damaged, or no safetensors file: of its {size:,} bytes the header would take "
                 f"{length:,} (at most {_MOST_HEADER_BYTES:,})"
             )
         header = parse_json(

@@ -46,7 +46,7 @@ def test_memories_are_listed_described_and_deleted(program, tmp_path):
     assert found["alice"][1:] == [about.saved, *read, "all", f"{about.num_bytes:,}", "start-0"]
     assert found["start-0"][-3] == "memory"
     assert found["start-0"][-1] == "-"
-    assert damaged.startswith(f"{folder / 'other.safetensors'} is damaged, or no memory")
+    assert damaged.startswith(f"{folder / 'other.safetensors'} is damaged, or no safetensors file")
     # The link that the fork needs is no second copy.
     sizes = [path.stat().st_size for path in folder.glob("*.safetensors")]
     assert last == f"4 in {folder}, {sum(sizes):,} bytes with what forks share."

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fwpkm_jax.cli import report_command
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import NeedleMix, RecallData, TextData
 from fwpkm_jax.evaluation import EVALS
@@ -150,3 +151,53 @@ def test_a_long_curve_is_averaged_and_a_short_one_is_not():
     np.testing.assert_allclose(drawn[0][1], np.array(drawn[0][0]) / 10)
     assert drawn[0][0][0] == 3  # The middle of the first five steps.
     assert drawn[1][0] == list(range(1, 201))
+
+
+MALFORMED = {
+    "results/recall.json": [
+        "[1]", "{", '{"evaluation": "recall"}', '{"evaluation": ["recall"]}', "[" * 10**5,
+        '{"evaluation": "recall", "results": {"writing": 5}, "provenance": 3, "config": null}',
+        '{"evaluation": "recall", "results": null, "note": "\\ud800"}',
+    ],
+    "results.json": ["[1]", '{"parameters": "many"}', '{"parameters": {}}'],
+    "environment.json": ["[]", '{"sessions": 5}', '{"sessions": [{}]}', '{"sessions": [null]}'],
+    "config.json": ["[]", '{"model": 5}', '{"model": {}, "data": [], "training": null}'],
+}  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", MALFORMED)
+def test_files_of_another_form_are_named_in_one_line_and_other_results_shown(run, capsys, name):
+    train(run)
+    write_json(run / "results" / "recall.json", result(39))
+    whole = (run / name).read_text() if (run / name).is_file() else None
+    for content in MALFORMED[name]:
+        (run / name).write_text(content)
+        code = report_command.main([str(run)])
+        said = [line for line in capsys.readouterr().err.splitlines() if "WARNING" not in line]
+        if name.startswith("results/"):
+            assert code == 0
+        else:
+            assert code == 2
+            assert len(said) == 1
+            assert f"{run / name} " in said[0], said
+    if whole is not None:
+        (run / name).write_text(whole)
+        assert report_command.main([str(run)]) == 0
+
+
+def test_lines_of_the_log_that_are_no_records_of_numbers_are_left_out(run):
+    train(run)
+    path = run / "metrics.jsonl"
+    hostile = ["[]", "5", '{"step": "a", "loss": 1}', '{"step": 3, "loss": [1]}', "[" * 10**5]
+    hostile += [
+        '{"step": 3, "loss": 1e308}',
+        '{"loss": 2}',
+        '{"step": 4, "layer_x/memory_loss": 1}',
+    ]
+    expected = training.read_metrics(path)["loss"]
+    path.write_text("\n".join([*hostile, path.read_text()]))
+    found = training.read_metrics(path)
+    np.testing.assert_array_equal(found["loss"].steps, expected.steps)
+    np.testing.assert_array_equal(found["loss"].values, expected.values)
+    assert write_report(run).is_file()

@@ -292,6 +292,7 @@ def talk(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
         assert options.executables is not None
         compiled, facts = executables.load(options.executables / f"{task['model']}{ENDING}")
         ready: dict[str, Any] = {"load_seconds": time.perf_counter() - began, "facts": facts}
+        ready["of_this_source"] = facts.get("source") == sources.of_step()
     else:
         with _kernels():
             lowered = step.lower(jax.eval_shape(start), batch)

@@ -188,6 +188,7 @@ def test_variants_of_a_real_step_agree_and_its_executable_comes_home(tmp_path, m
     assert rows["all"]["first_loss"] != rows["all"]["final_loss"]
     assert rows["all"]["implementations"][0]["op"] == "chunk_gated_delta_rule"
     assert rows["carried"]["facts"]["model"] == "gdn"
+    assert rows["carried"]["of_this_source"]
     names, *_ = zip(*result(profiles)["gdn/all"], strict=True)
     assert len(names) > 50
     assert (tmp_path / "kept" / "gdn.exe.xz").stat().st_size == pytest.approx(

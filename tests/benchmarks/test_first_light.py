@@ -186,7 +186,8 @@ def test_variants_of_a_real_step_agree_and_its_executable_comes_home(tmp_path, m
     assert len({row["final_loss"] for row in rows.values()}) == 1
     assert rows["all"]["differing"] == []
     assert rows["all"]["first_loss"] != rows["all"]["final_loss"]
-    assert rows["all"]["implementations"][0]["op"] == "chunk_gated_delta_rule"
+    chosen = {one["op"] for one in rows["all"]["implementations"]}
+    assert "chunk_gated_delta_rule" in chosen
     assert rows["carried"]["facts"]["model"] == "gdn"
     assert rows["carried"]["of_this_source"]
     names, *_ = zip(*result(profiles)["gdn/all"], strict=True)

@@ -11,6 +11,7 @@ import jax
 import pytest
 
 from fwpkm_jax.compile_cache import default_folder, enable_compile_cache
+from tests.training import mesh_flags
 
 ROOT = Path(__file__).parents[1]
 OLD_RUN = ROOT / "tests" / "training" / "data" / "run_before_registries"
@@ -72,6 +73,39 @@ def test_a_folder_that_cannot_be_made_is_one_warning(monkeypatch, tmp_path, capl
     (record,) = caplog.records
     assert "Set FWPKM_JAX_CACHE to another folder, or to off." in record.getMessage()
     assert jax.config.values["jax_compilation_cache_dir"] is None
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("mesh", [{}, {"data": 2}, {"data": 2, "fsdp": 2, "memory": "columns"}])
+def test_a_run_compiles_nothing_when_it_is_first_resumed(tmp_path, mesh):
+    cache, run = tmp_path / "cache", tmp_path / "run"
+    devices = mesh.get("data", 1) * mesh.get("fsdp", 1)
+    environment = {
+        **{name: value for name, value in os.environ.items() if "CACHE" not in name},
+        **mesh_flags.environment(devices),
+        "FWPKM_JAX_CACHE": str(cache),
+        "PYTHONPATH": str(ROOT),
+    }
+    steps = ["--training.steps=4", "--checkpoint.every=2", "--training.validate_every=2"]
+    options = [f"--mesh.{name}={value}" for name, value in mesh.items()]
+    begin = ["tests/training/tiny_config.py", "--run_dir", run, *steps, *options]
+    kept = []
+    for arguments in (begin, ["--resume", run]):
+        subprocess.run(
+            [sys.executable, "train.py", *arguments],
+            cwd=ROOT,
+            env=environment,
+            check=True,
+            capture_output=True,
+        )
+        kept.append({path.name for path in cache.rglob("*-cache")})
+        if not kept[1:]:  # As if it had been killed before its last checkpoint.
+            shutil.rmtree(run / "checkpoints" / "4")
+            (run / "results.json").unlink()
+    first, second = kept
+    assert sum("jit_step" in name for name in first) == 1
+    assert (run / "checkpoints" / "4").is_dir()
+    assert second - first == set()
 
 
 @pytest.mark.thorough

@@ -220,6 +220,14 @@ class Partition:
         axes = self.axes_of(rule)
         return rule.memory_specs(memory, group_axes=self.group_axes, axes=axes)
 
+    def shortest(self, spec: P) -> P:
+        """A spec without mesh axes of size 1, as a compiled function's results have it.
+
+        Arrays that lie alike, but whose specs differ, are compiled for twice.
+        """
+        entries = [self._used(*((one,) if isinstance(one, str) else one or ())) for one in spec]
+        return P(*(axes[0] if len(axes) == 1 else axes or None for axes in entries))
+
     def _used(self, *axes: str) -> tuple[str, ...]:
         return tuple(axis for axis in axes if self.size(axis) > 1)
 

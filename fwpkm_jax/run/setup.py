@@ -228,19 +228,19 @@ def restore_state(
         )
     if shapes.memory and not state.memory:
         say(f"The checkpoint of step {step} holds no memories; new ones are used.")
-        fresh = jax.jit(lambda: setup.init().memory, out_shardings=layout and layout.memory)
+        fresh = jax.jit(lambda: setup.init().memory, out_shardings=layout.memory)
         state = state._replace(memory=fresh())
     if not jax.tree.leaves(state.opt_state):  # Imported weights.
         state = state._replace(opt_state=_optimizer_state(setup, state.params, layout))
     return state
 
 
-def _optimizer_state(setup: Setup, params: Any, layout: TrainState | None) -> Any:
+def _optimizer_state(setup: Setup, params: Any, layout: TrainState) -> Any:
     """The optimizer's state before the first step."""
     train = setup.experiment.optimizer.train
     start = jax.jit(
         lambda params: setup.optimizer.init(trained_part(params, train)),
-        out_shardings=layout and layout.opt_state,
+        out_shardings=layout.opt_state,
     )
     return start(params)
 
@@ -272,16 +272,11 @@ def _state_from(base: Path, setup: Setup, checkpoints: Checkpoints) -> TrainStat
     ours = named_leaves(shapes.params)
     new = [name for name in ours if name not in stored]
     _check_base(base, stored, ours, new)
-    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def read(item: Literal["params", "memory"], names: Iterable[str]) -> dict[str, jax.Array]:
-        like, places = (named_leaves(getattr(tree, item)) for tree in (shapes, layout or shapes))
+        like, places = (named_leaves(getattr(tree, item)) for tree in (shapes, layout))
         wanted = {
-            name: jax.ShapeDtypeStruct(
-                like[name].shape,
-                like[name].dtype,
-                sharding=device if layout is None else places[name],
-            )
+            name: jax.ShapeDtypeStruct(like[name].shape, like[name].dtype, sharding=places[name])
             for name in names
         }
         return read_arrays(checkpoint, wanted, item=item) if wanted else {}
@@ -296,11 +291,8 @@ def _state_from(base: Path, setup: Setup, checkpoints: Checkpoints) -> TrainStat
         }
         return drawn, state._replace(params=None, opt_state=())
 
-    places = None
-    if layout is not None:
-        named = named_leaves(layout.params)
-        drawn_places = {name: named[name] for name in new}
-        places = drawn_places, layout._replace(params=None, opt_state=())  # pyright: ignore
+    named = named_leaves(layout.params)
+    places = {name: named[name] for name in new}, layout._replace(params=None, opt_state=())
     drawn, state = jax.jit(draw, out_shardings=places)()
     held = read("params", (name for name in ours if name in stored))
     leaves = [{**held, **drawn}[name] for name in ours]
@@ -335,10 +327,15 @@ def _check_base(base: Path, stored: Iterable[str], ours: Iterable[str], new: Ite
         )
 
 
-def state_layout(setup: Setup, shapes: TrainState) -> TrainState | None:
-    """The sharding of each array of the state; None: all arrays are on one device."""
+def state_layout(setup: Setup, shapes: TrainState) -> TrainState:
+    """The sharding of each array of the state, in `TrainState`'s structure.
+
+    A new state and a restored one get the same one. On one device, too, it is given: an array
+    whose device is only JAX's default is compiled for by itself.
+    """
     if setup.partition is None:
-        return None
+        device: Any = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        return jax.tree.map(lambda _: device, shapes)
     return state_shardings(
         setup.partition,
         shapes,

@@ -161,7 +161,7 @@ def memory_shardings(partition: Partition, memory: Memories, rule: AbstractRule)
             axes = (axes,) if isinstance(axes, str) else axes or ()
             partition.check_divides(f"A value table of {what}", size, *axes)
         groups = spec[0] if leaf.shape[0] > 1 else None
-        return NamedSharding(partition.mesh, P(groups, *spec[1:]))
+        return NamedSharding(partition.mesh, partition.shortest(P(groups, *spec[1:])))
 
     return {
         name: jax.tree.map(of, partition.memory_specs(rule, layer), layer)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -147,17 +146,12 @@ def read_checkpoint(
     memory: Any = {}
     if "memory" in arrays:
         memory = _regrouped(arrays["memory"], abstract.memory, places.memory, merge)
-    # Under jit, because a process cannot put arrays on other processes' devices.
-    numbers = jax.jit(
-        lambda: (jnp.asarray(step, jnp.int32), jax.random.wrap_key_data(jnp.asarray(rng))),
-        out_shardings=(places.step, places.rng),
-    )()
     state = TrainState(
-        step=numbers[0],
+        step=_put(np.asarray(step, np.int32), places.step),
         params=arrays["params"],
         opt_state=arrays.get("optimizer", ()),
         memory=memory,
-        rng=numbers[1],
+        rng=jax.random.wrap_key_data(_put(rng, places.rng)),
     )
     return Restored(state, position["data"], position["metrics"], reference)
 
@@ -272,6 +266,11 @@ def _read_arrays(path: Any, abstract: Any, layout: Any) -> Any:
     finally:
         handler.close()
     return _like(abstract, read)
+
+
+def _put(array: np.ndarray, place: Any) -> jax.Array:
+    """The array on its devices; in a run of several processes, on those of this one."""
+    return jax.make_array_from_callback(array.shape, place, lambda index: array[index])
 
 
 def _regrouped(memory: Any, abstract: Any, layout: Any, merge: Regroup) -> Any:

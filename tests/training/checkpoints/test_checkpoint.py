@@ -6,12 +6,14 @@ import logging
 import shutil
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fwpkm_jax.run import setup as parts
 from fwpkm_jax.training.checkpoints import restore
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig, Checkpoints
 from fwpkm_jax.training.checkpoints.restore import (
@@ -66,6 +68,23 @@ def test_a_checkpoint_gives_back_what_was_saved(unbroken, abstract):
 
 
 @pytest.mark.thorough
+def test_a_restored_state_lies_as_a_new_one(unbroken, tmp_path):
+    setup = parts.make_setup(unbroken.experiment)
+    with Checkpoints(unbroken.directory / "checkpoints", CheckpointConfig()) as checkpoints:
+        batches = SimpleNamespace(set_state=lambda position: None)
+        restored = parts.restore_state(setup, checkpoints, batches, say=lambda line: None)
+        new = parts.new_state(setup, checkpoints)
+
+    def lies(state):  # What the key of a compiled program depends on.
+        return [
+            (x.shape, x.dtype, x.sharding, x.committed, getattr(x, "weak_type", False))
+            for x in jax.tree.leaves(state)
+        ]
+
+    assert jax.tree.structure(restored) == jax.tree.structure(new)
+    assert lies(restored) == lies(new) == lies(unbroken.result.state)
+
+
 @pytest.mark.usefixtures("abandoned_reads")
 @pytest.mark.parametrize(
     "damage",

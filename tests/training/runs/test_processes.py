@@ -1,8 +1,11 @@
 """Several processes on this machine train together as one process does."""
 
 import json
+import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 
@@ -14,8 +17,9 @@ from fwpkm_jax.training.checkpoints.restore import checkpoint_steps, read_checkp
 from fwpkm_jax.training.optimizer import make_optimizer
 from fwpkm_jax.training.runs.processes import DistributedConfig
 from fwpkm_jax.training.state import init_state
+from tests.training import mesh_flags
 from tests.training.conftest import read_records
-from tests.training.processes import finish, start
+from tests.training.processes import ROOT, finish, start
 
 
 @pytest.fixture
@@ -111,6 +115,33 @@ def test_two_and_four_processes_train_alike_and_as_one_with_as_many_devices(tmp_
     for name in ("four", "changing"):
         assert read_records(tmp_path / name) == two
         assert checksums_of(tmp_path / name, 6) == checksums_of(tmp_path / "two", 6)
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_goes_on_in_one_and_on_another_mesh(tmp_path, cached):
+    run, alone = tmp_path / "run", tmp_path / "alone"
+    end = ("--training.steps=6", "--training.validate_every=3", "--checkpoint.every=3")
+    run_to_its_end(run, *MESH, *end, count=2, devices=2, environment=cached)
+    run_to_its_end(alone, *end, MESH[-1], count=1, devices=1, environment=cached)
+    saved = checksums_of(run, 3)
+    shutil.rmtree(run / "checkpoints" / "6")
+    (run / "results.json").unlink()
+    resumed = subprocess.run(
+        [sys.executable, "train.py", "--resume", run, "--mesh.fsdp=1"],
+        cwd=ROOT,
+        env={**os.environ, **mesh_flags.environment(2), "PYTHONPATH": str(ROOT), **dict(cached)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert "Resuming" in resumed.stdout
+    assert checksums_of(run, 3) == saved  # Read whole: a checkpoint that differs is set aside.
+    assert not (run / "damaged_checkpoints").exists()
+    for mine, one in zip(read_records(run), read_records(alone), strict=True):
+        for name, value in one.items():  # Meshes add up in another order.
+            np.testing.assert_allclose(mine[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 FAULTS = {

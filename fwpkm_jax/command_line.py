@@ -33,9 +33,7 @@ def report(program: str, error: Exception) -> int:
     and so does one of the system, such as a full disk (1). Another one that is raised inside a
     library keeps its traceback (1).
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    deliberate = bool(frames) and _PACKAGE in Path(frames[-1].filename).resolve().parents
-    if deliberate:
+    if is_deliberate(error):
         say_error(program, error)
         return 2
     if isinstance(error, OSError):
@@ -44,6 +42,12 @@ def report(program: str, error: Exception) -> int:
         return 1
     traceback.print_exception(error)
     return 1
+
+
+def is_deliberate(error: BaseException) -> bool:
+    """Whether this package's own code raised an error, and not a library."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and _PACKAGE in Path(frames[-1].filename).resolve().parents
 
 
 def say_error(program: str, error: object) -> None:
@@ -104,16 +108,50 @@ class _Visible(logging.Formatter):
         return visible(super().format(record))
 
 
-def start_logging(form: str = "%(message)s", *, force: bool = True) -> None:
-    """Prints warnings on standard error in a form of `logging`, one line each.
+class _ToTerminal(logging.StreamHandler):
+    """Writes to what `sys.stderr` is at the time; what libraries log of an error that they also
+    raise is left out."""
 
-    Args:
-      form: of a line.
-      force: in place of what was set up before; otherwise only if nothing was.
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.setFormatter(_Visible(form))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.name.split(".")[0] in ("absl", "asyncio", "orbax"):
+            return
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def start_logging(form: str = "%(message)s") -> None:
+    """Prints warnings on standard error in a form of `logging`, one line each."""
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if type(handler) in (logging.StreamHandler, _ToTerminal) or _is_of_absl(handler):
+            root.removeHandler(handler)
+    root.addHandler(_ToTerminal(form))
+    if root.level == logging.NOTSET or root.level > logging.WARNING:
+        root.setLevel(logging.WARNING)
+
+
+def _is_of_absl(handler: logging.Handler) -> bool:
+    return type(handler).__module__.split(".")[0] == "absl"
+
+
+def leave_out_abandoned_writes() -> None:
+    """Keeps what the storage library says of writes that it gave up from being printed.
+
+    If one of its parallel writes fails, it closes the loop in which the others report; each of
+    them then prints a traceback. The error of the first one is raised.
     """
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Visible(form))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=force)
+    before = sys.unraisablehook
+
+    def hook(found: Any) -> None:
+        if str(found.exc_value) != "Event loop is closed":
+            before(found)
+
+    if getattr(before, "__qualname__", "") != hook.__qualname__:
+        sys.unraisablehook = hook
 
 
 def separate_options(arguments: Sequence[str]) -> list[str]:

@@ -8,7 +8,15 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from fwpkm_jax.command_line import INTERRUPTED, interruptible, nearest, report, say_error
+from fwpkm_jax.command_line import (
+    INTERRUPTED,
+    interruptible,
+    leave_out_abandoned_writes,
+    nearest,
+    report,
+    say_error,
+    start_logging,
+)
 
 COMMANDS = {
     "train": "Trains a model: a shipped config's name or your own config file.",
@@ -71,6 +79,8 @@ def run(name: str, arguments: Sequence[str], *, program: str) -> int:
     Returns:
       The exit code, as `main`.
     """
+    start_logging()
+    leave_out_abandoned_writes()
     try:
         with interruptible(program):
             command = importlib.import_module(f"fwpkm_jax.cli.{name}_command")

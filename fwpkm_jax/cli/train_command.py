@@ -12,15 +12,13 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
+from typing import NoReturn
 
-from fwpkm_jax.command_line import interruptible, report, say_error, start_logging
+from fwpkm_jax.command_line import interruptible, is_deliberate, report, say_error, start_logging
+from fwpkm_jax.outside_files import shown
 
 DEFAULT_CONFIG = "recall"
-
-LOST = (
-    "Another process of this run may have failed first; its own message names the cause. The same "
-    "commands continue the run from its newest checkpoint."
-)
 
 
 def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
@@ -36,21 +34,24 @@ def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
         from fwpkm_jax.training.compiling import abandoned_compilation
         from fwpkm_jax.training.diagnosis import NonFiniteError
         from fwpkm_jax.training.runs.lock import LostLockError
-        from fwpkm_jax.training.runs.processes import OtherProcessError, connect
+        from fwpkm_jax.training.runs.processes import DistributedConfig, OtherProcessError, connect
 
-    start_logging("%(levelname)s: %(message)s", force=False)
+    start_logging("%(levelname)s: %(message)s")
     try:
         experiment = parse_command_line(arguments, default=DEFAULT_CONFIG, prog=program)
     except (ValueError, FileNotFoundError) as error:
         return report(program, error)
     enable_compile_cache()
+    alone = experiment.distributed == DistributedConfig()
     try:
-        connect(experiment.distributed)
+        connect(experiment.distributed, say=partial(print, flush=True), program=program)
         result = train(experiment)
     except LostLockError as error:
         say_error(program, error)
-        return 1
+        return _failed(alone)
     except (ValueError, FileNotFoundError) as error:
+        if not alone and not is_deliberate(error):
+            _end_without_others(program, error)
         return report(program, error)
     except OSError as error:
         # Silences messages of abandoned writes, which would follow the error message.
@@ -61,17 +62,33 @@ def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
             f"{error}. Fix the cause; the same command then continues from the newest checkpoint "
             f"in {experiment.run_dir}.",
         )
-        return 1
+        return _failed(alone)
     except (NonFiniteError, DamagedCheckpointError, OtherProcessError) as error:
         say_error(program, error)
         return 1
     except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() > 1:
-            error.add_note(LOST)
-        raise
+        if alone:
+            raise
+        _end_without_others(program, error)
     code = 0 if result.signal is None else 128 + result.signal
     if abandoned_compilation():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # The compiler's threads would crash while the interpreter ends.
     return code
+
+
+def _failed(alone: bool) -> int:
+    """The exit code after an error that this process alone has met. Where there are others, the
+    process ends here: JAX would wait for them, and then abort."""
+    if not alone:
+        os._exit(1)
+    return 1
+
+
+def _end_without_others(program: str, error: Exception) -> NoReturn:
+    """Ends this process where another one is gone: JAX would wait for it, then abort this one."""
+    from fwpkm_jax.training.runs.processes import LOST
+
+    say_error(program, f"{shown(error)}. {LOST}")
+    os._exit(1)

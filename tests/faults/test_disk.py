@@ -88,10 +88,12 @@ def test_a_run_goes_on_once_a_full_disk_has_room(fault, mounted, unbroken, tmp_p
             "mount -o remount,size=100m $DISK; train; cp -a $DISK/run $OUT/run"
         )
         full, _, room = output.partition("with room")
-        (line,) = [line for line in full.splitlines() if line.startswith("train.py: ")]
+        line, code = full.strip().splitlines()[-2:]
+        assert line.startswith("train.py: ")
         assert "No space left on device" in line
         assert f"{tmp_path / 'disk' / 'run'}" in line
-        assert "code 1" in full
+        assert code == "code 1"
+        assert "Traceback" not in full
         assert "code 0" in room, room
         assert_ends_as(unbroken, tmp_path / "run")
 
@@ -115,3 +117,22 @@ def test_a_run_goes_on_once_a_read_only_disk_can_be_written(fault, mounted, unbr
             assert f"code {code}" in part
         assert "code 0" in writable, writable
         assert_ends_as(unbroken, tmp_path / "run")
+
+
+def test_a_report_of_a_read_only_run_is_one_line(fault, mounted, unbroken, tmp_path):
+    with fault("a read-only directory, met by report and export"):
+        said = '2>&1 && echo "code 0" || echo "code $?"'
+        output = mounted(
+            f"mount -t tmpfs none $DISK; cp -a {unbroken.directory} $DISK/run;"
+            "mount -o remount,ro $DISK;"
+            "for command in 'report $DISK/run' 'export $DISK/run $DISK/out' 'memories $DISK/run';"
+            f'do echo; eval "{sys.executable} -m fwpkm_jax $command" {said}; done'
+        )
+        report, export, listed = output.strip().split("\n\n")
+        assert report.splitlines()[0].startswith("fwpkm report: ")
+        assert export.splitlines()[-2].startswith("fwpkm export: ")
+        for part in (report, export):
+            assert part.splitlines()[-2].endswith("Read-only file system")
+            assert part.splitlines()[-1] == "code 1"
+            assert "Traceback" not in part
+        assert listed.splitlines()[-1] == "code 0"

@@ -7,14 +7,21 @@ failed or received a stop signal, and what the first process found in the run di
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import json
-from collections.abc import Iterator
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src import distributed
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -22,6 +29,7 @@ from jax.sharding import PartitionSpec as P
 # How long a process that ends waits for the others before the runtime ends them all.
 _LEAVING_SECONDS = 30
 _LONGEST_MESSAGE = 1000
+_WAITING_LINE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,31 +73,114 @@ class OtherProcessError(RuntimeError):
     """Another process of the run failed; the message says which one, and its error."""
 
 
-def connect(config: DistributedConfig) -> None:
+LOST = (
+    "Another process of this run may have failed first; its own message names the cause. The same "
+    "commands continue the run from its newest checkpoint."
+)
+
+
+def connect(
+    config: DistributedConfig, *, say: Callable[[str], None] = lambda line: None, program: str = ""
+) -> None:
     """Joins the run's other processes. Call it before any other use of JAX.
 
     With the default configuration it does nothing.
+
+    Args:
+      config: who they are.
+      say: prints a line; while this process waits, it says for whom and where.
+      program: once JAX's runtime finds that another process is gone, it aborts this one. A
+        program's name: this process then ends with `LOST` as its last line and exit code 1.
 
     Raises:
       ValueError: `detect` found no cluster.
       RuntimeError: the other processes did not connect in time.
     """
     if config.coordinator is not None:
-        jax.distributed.initialize(
-            config.coordinator,
-            config.num_processes,
-            config.process_id,
-            cluster_detection_method="deactivate",
-            shutdown_timeout_seconds=_LEAVING_SECONDS,
-        )
+        with _said_while_waiting(_whom(config), say), _ends_in_a_line(program):
+            jax.distributed.initialize(
+                config.coordinator,
+                config.num_processes,
+                config.process_id,
+                cluster_detection_method="deactivate",
+                shutdown_timeout_seconds=_LEAVING_SECONDS,
+            )
     elif config.detect:
+        whom = "This process waits for the others that its cluster started"
         try:
-            jax.distributed.initialize(shutdown_timeout_seconds=_LEAVING_SECONDS)
+            with _said_while_waiting(whom, say), _ends_in_a_line(program):
+                jax.distributed.initialize(shutdown_timeout_seconds=_LEAVING_SECONDS)
         except ValueError as error:
             raise ValueError(
                 f"distributed.detect found no cluster that started this process ({error}); give "
                 "distributed.coordinator, num_processes and process_id."
             ) from error
+
+
+def _whom(config: DistributedConfig) -> str:
+    """For whom a process waits, and where."""
+    count, mine = config.num_processes or 1, config.process_id or 0
+    if mine:
+        return f"Process {mine} of {count} waits for process 0 at {config.coordinator}"
+    others = "process 1" if count == 2 else f"processes 1 to {count - 1}"
+    return f"Process 0 of {count} waits for {others} at {config.coordinator}"
+
+
+@contextlib.contextmanager
+def _said_while_waiting(whom: str, say: Callable[[str], None]) -> Iterator[None]:
+    began, ended = time.monotonic(), threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(_WAITING_LINE_SECONDS):
+            say(
+                f"{whom}, for {time.monotonic() - began:.0f} s now; each process is started with "
+                "the same command and its own --distributed.process_id."
+            )
+
+    thread = threading.Thread(target=repeat, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def _ends_in_a_line(program: str) -> Iterator[None]:
+    """While the context lasts, JAX's runtime gets a way to end this process in one line.
+
+    By default it writes a stack of C++ and aborts. The runtime of jax 0.10 cannot pass its reason
+    to a function of Python and aborts on trying, without a stack: the line is that of SIGABRT then.
+    """
+    if not program:
+        yield
+        return
+
+    def end(*_: object) -> None:
+        os.write(2, f"{program}: {LOST}\n".encode())
+        os._exit(1)
+
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(end)
+    _kept.append(handler)
+    # The handlers of Python's `signal` run later, and an abort does not wait for them.
+    set_handler = ctypes.CDLL(None).signal
+    set_handler.argtypes, set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    set_handler(signal.SIGABRT, ctypes.cast(handler, ctypes.c_void_p))
+    runtime: Any = getattr(distributed, "_jax", None)
+    make = getattr(runtime, "get_distributed_runtime_client", None)
+    if make is None:  # Another version of JAX: then with its stack above the line.
+        yield
+        return
+    runtime.get_distributed_runtime_client = functools.partial(make, missed_heartbeat_callback=end)
+    try:
+        yield
+    finally:
+        runtime.get_distributed_runtime_client = make
+
+
+_kept: list[Any] = []
+"""What C code calls must outlive this module's functions."""
 
 
 def is_first() -> bool:

@@ -1,7 +1,9 @@
 """Several processes on this machine train together as one process does."""
 
+import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,13 +15,17 @@ import jax
 import numpy as np
 import pytest
 
+from fwpkm_jax.config_json import to_json
+from fwpkm_jax.run.train import resume_experiment
 from fwpkm_jax.training.checkpoints.restore import checkpoint_steps, read_checkpoint
 from fwpkm_jax.training.optimizer import make_optimizer
-from fwpkm_jax.training.runs.processes import DistributedConfig
+from fwpkm_jax.training.runs import processes as processes_module
+from fwpkm_jax.training.runs.processes import LOST, DistributedConfig
 from fwpkm_jax.training.state import init_state
 from tests.training import mesh_flags
 from tests.training.conftest import read_records
 from tests.training.processes import ROOT, finish, start
+from tests.training.tiny_config import get_config
 
 
 @pytest.fixture
@@ -201,6 +207,72 @@ def test_a_checkpoint_that_one_process_finds_damaged_is_skipped_by_all(tmp_path,
     unbroken[3].pop("valid/loss")  # Step 4 was the last of one session.
     unbroken[3].pop("valid/answer_accuracy")
     assert again == unbroken
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_lost_another_ends_in_one_line_and_one_resumes(tmp_path, cached, victim):
+    """Two processes, one killed; then one process alone goes on, on another mesh."""
+    run = tmp_path / "run"
+    arguments = ("--training.steps=100000", "--optimizer.decay_steps=20", "--checkpoint.every=3")
+    processes = start(run, "--mesh.data=2", *arguments, environment=cached)
+    wait_for_step(run, 8, processes)
+    processes[victim].kill()
+    code, _, errors = finish(processes)[1 - victim]
+    assert code == 1, errors
+    assert errors.splitlines()[-1].startswith("train.py: ")
+    assert errors.splitlines()[-1].endswith(LOST)
+    assert "distributed" not in json.loads((run / "config.json").read_text())
+    step = checkpoint_steps(run / "checkpoints")[-1]
+    resume = f"train.py --resume {run} --training.steps {step + 2} --mesh.data 2 --mesh.fsdp 2"
+    process = subprocess.Popen(
+        [sys.executable, *resume.split()],
+        cwd=ROOT,
+        env={**os.environ, **mesh_flags.environment(4), **cached, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    ((code, out, errors),) = finish([process])
+    assert code == 0, errors
+    assert f"at step {step}." in out
+    assert [record["step"] for record in read_records(run)] == list(range(1, step + 3))
+
+
+@pytest.mark.thorough
+def test_a_process_that_waits_says_for_whom_and_where(tmp_path):
+    processes = start(tmp_path / "run", count=2)
+    processes[1].kill()  # Before it has connected.
+    line = processes[0].stdout.readline()
+    processes[0].kill()
+    assert re.match(r"Process 0 of 2 waits for process 1 at localhost:\d+, for 1\d s now; ", line)
+    assert not (tmp_path / "run").exists()
+    config = DistributedConfig(coordinator="host:7", num_processes=4, process_id=2)
+    assert processes_module._whom(config) == "Process 2 of 4 waits for process 0 at host:7"
+    config = dataclasses.replace(config, process_id=0)
+    assert processes_module._whom(config) == ("Process 0 of 4 waits for processes 1 to 3 at host:7")
+
+
+def test_a_run_stores_no_processes_and_takes_none_from_an_old_one(tmp_path, caplog):
+    """As earlier versions stored them; whoever resumes is told, once."""
+    experiment = get_config()
+    config = DistributedConfig(coordinator="localhost:8476", num_processes=2, process_id=0)
+    several = dataclasses.replace(experiment, distributed=config, run_dir=str(tmp_path))
+    assert "distributed" not in several.to_json()
+    assert several.fingerprint == experiment.fingerprint
+    old = {**several.to_json(), "distributed": to_json(config)}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    with caplog.at_level("WARNING"):
+        resumed = resume_experiment(tmp_path)
+    assert resumed.distributed == DistributedConfig()
+    (record,) = caplog.records
+    assert "coordinator localhost:8476, num_processes 2, process_id 0), which are not used" in (
+        record.getMessage()
+    )
+    (tmp_path / "config.json").write_text(json.dumps(several.to_json()))
+    caplog.clear()
+    resume_experiment(tmp_path)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,9 @@ class ModelConfig:
     activation_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """dtype of activations; memories and logits are float32."""
     parameter_dtype: Literal["float32", "bfloat16"] = "float32"
-    """dtype of embedding, head and the matrices of mixers, MLPs and experts. Vectors and all
-    parameters of memories are float32."""
+    """dtype in which embedding, head and the matrices and convolutions of mixers, MLPs and experts
+    are stored where they do not train, see `OptimizerConfig.precision`. Other parameters and all
+    of memories are float32."""
 
     def __post_init__(self):
         check_literals(self)

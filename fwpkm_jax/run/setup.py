@@ -31,7 +31,11 @@ from fwpkm_jax.training.checkpoints.restore import (
 from fwpkm_jax.training.compiling import compile_answering
 from fwpkm_jax.training.limited import Limited, limited_attention
 from fwpkm_jax.training.micro_batches import Batch
-from fwpkm_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from fwpkm_jax.training.optimizer import (
+    describe_precision,
+    learning_rate_schedule,
+    make_optimizer,
+)
 from fwpkm_jax.training.runs.processes import from_first
 from fwpkm_jax.training.sharding import (
     check_mesh,
@@ -105,6 +109,7 @@ def make_setup(experiment: Experiment) -> Setup:
         optimizer=optimizer,
         seed=experiment.seed,
         train=experiment.optimizer.train,
+        precision=experiment.optimizer.precision,
     )
     if experiment.optimizer.train:
         check_trained(jax.eval_shape(init).params, experiment.optimizer.train)
@@ -225,6 +230,12 @@ def restore_state(
         raise ValueError(
             f"training.steps={steps}, but {directory} has {step} steps done; raise training.steps "
             "or choose another --run_dir."
+        )
+    if restored.converted:
+        say(
+            f"Weights or moments of step {step} go from {' and '.join(restored.converted)}: "
+            f"optimizer.precision={setup.experiment.optimizer.precision} trains with "
+            f"{describe_precision(setup.experiment.optimizer)}."
         )
     if shapes.memory and not state.memory:
         say(f"The checkpoint of step {step} holds no memories; new ones are used.")

@@ -146,7 +146,9 @@ def _train(
         say=log.say,
     )
     if said := describe_trained(
-        jax.eval_shape(setup.init).params, setup.experiment.optimizer.train
+        jax.eval_shape(setup.init).params,
+        setup.experiment.optimizer.train,
+        setup.experiment.optimizer.precision,
     ):
         log.say(said)
     session = Session(

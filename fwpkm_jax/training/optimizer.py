@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import optax
 
+from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.sharding import declarations
+from fwpkm_jax.training.state import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +46,17 @@ class OptimizerConfig:
     """Patterns (`re.fullmatch`) of the paths of the parameters to train, such as `.*/memory/.*`, or
     of their roles after `role=`, such as `role=norm_scale|bias`. The others are frozen. (): all
     parameters train."""
+    precision: Precision = "float32"
+    """dtype of trained weights while they train, of their two moments and of gradients summed over
+    micro-batches. float32: 16 bytes per trained weight, whatever `model.parameter_dtype` is; layers
+    compute in `model.activation_dtype`. parameters: that of `model.parameter_dtype`; with bfloat16
+    8 bytes per trained weight, but a step that would change a weight by less than about 1/500
+    leaves it as it is. Frozen weights always have the dtype of `model.parameter_dtype`."""
     clip_norm: float | None = 1.0
     """Gradients with a larger global norm are scaled down to it. None: no clipping."""
 
     def __post_init__(self) -> None:
+        check_literals(self)
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate={self.learning_rate} must be above 0.")
         if not 0 <= self.final_fraction <= 1:
@@ -73,6 +82,16 @@ class OptimizerConfig:
             raise ValueError(
                 f"clip_norm={self.clip_norm} must be above 0; None turns clipping off."
             )
+
+
+def describe_precision(config: OptimizerConfig) -> str:
+    """What trained weights take: a weight, its gradient and two moments."""
+    if config.precision == "float32":
+        return "float32 weights and moments, 16 bytes per trained weight (8 with parameters)"
+    return (
+        "weights and moments in model.parameter_dtype, in bfloat16 8 bytes per trained weight and "
+        "without small changes (16 with float32)"
+    )
 
 
 def learning_rate_schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:

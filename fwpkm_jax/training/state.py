@@ -19,6 +19,9 @@ from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.models.sharding import declarations, path_name
 
+Precision = Literal["float32", "parameters"]
+"""dtype of trained weights, see `OptimizerConfig.precision`."""
+
 Memories = dict[str, Memory]
 """Fast weights by layer name, leaves `[groups, ...]`."""
 
@@ -80,6 +83,7 @@ def init_state(
     optimizer: optax.GradientTransformation | None,
     seed: int,
     train: Sequence[str] = (),
+    precision: Precision = "float32",
 ) -> TrainState:
     """The state before the first step.
 
@@ -91,10 +95,13 @@ def init_state(
       optimizer: None leaves `opt_state` empty, for reading a finished run.
       seed: the run's seed; parameters, memory and training use separate random streams.
       train: patterns of the parameters that train, see `OptimizerConfig.train`.
+      precision: dtype of the weights that `optimizer` trains, see `OptimizerConfig.precision`.
     """
     model = LanguageModel(config, rngs=nnx.Rngs(params=named_rng(seed, "params")))
     groups = memory.groups if memory.lifetime == "carried" else 1
     params = nnx.state(model)
+    if optimizer is not None and precision == "float32":
+        params = _in_float32(params, train)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -102,6 +109,16 @@ def init_state(
         memory=model.init_memory(named_rng(seed, "memory"), groups=groups),
         rng=named_rng(seed, "train"),
     )
+
+
+def _in_float32(params: Any, train: Sequence[str]) -> Any:
+    """The parameters, those that train in float32."""
+    trained = trained_names(params, train)
+    leaves = [
+        x.astype(jnp.promote_types(x.dtype, jnp.float32)) if name in trained else x
+        for name, x in named_leaves(params).items()
+    ]
+    return jax.tree.unflatten(jax.tree.structure(params), leaves)
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:

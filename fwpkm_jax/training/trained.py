@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from fwpkm_jax.models.sharding import declarations
-from fwpkm_jax.training.state import ROLE, matching, named_leaves, trained_names
+from fwpkm_jax.training.state import ROLE, Precision, matching, named_leaves, trained_names
 
 
 def check_trained(params: Any, patterns: Sequence[str]) -> None:
@@ -31,7 +31,7 @@ def check_trained(params: Any, patterns: Sequence[str]) -> None:
         )
 
 
-def describe_trained(params: Any, patterns: Sequence[str]) -> str:
+def describe_trained(params: Any, patterns: Sequence[str], precision: Precision = "float32") -> str:
     """How many weights train, the memory and the operations that this saves; "" if all train.
 
     Operations are those of the linear maps, without what a step recomputes. A frozen map leaves out
@@ -41,14 +41,20 @@ def describe_trained(params: Any, patterns: Sequence[str]) -> str:
     Args:
       params: arrays or their shapes.
       patterns: patterns of the paths that train, see `OptimizerConfig.train`.
+      precision: dtype of the weights that train, see `OptimizerConfig.precision`.
     """
     if not patterns:
         return ""
     total = sum(x.size for x in jax.tree.leaves(params))
     named, names = named_leaves(params), trained_names(params, patterns)
     trained = sum(x.size for name, x in named.items() if name in names)
-    # AdamW needs a gradient and two moments for each trained parameter.
-    saved = 3 * sum(x.size * x.dtype.itemsize for name, x in named.items() if name not in names)
+    # Trained, it would have a gradient and two moments, and with the weight all may be float32.
+    width = 4 if precision == "float32" else 0
+    saved = sum(
+        x.size * (4 * max(width, x.dtype.itemsize) - x.dtype.itemsize)
+        for name, x in named.items()
+        if name not in names
+    )
     return (
         f"Trains {trained:,} of {total:,} slow weights ({trained / total:.1%}); the others need no "
         f"gradient and no state of the optimiser, which saves {saved / 1e6:,.1f} MB. "

@@ -7,12 +7,14 @@ checkpoint damaged, all processes treat it as damaged.
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -49,6 +51,8 @@ class Restored(NamedTuple):
     """Validation metrics at that step; empty if there was no validation."""
     reference: Reference | None
     """Where frozen weights were read from; None: all weights are in the checkpoint."""
+    converted: tuple[str, ...] = ()
+    """Which dtypes were converted, as "bfloat16 to float32"."""
 
 
 def array_items(state: TrainState) -> dict[str, Any]:
@@ -94,6 +98,9 @@ def read_checkpoint(
     merge: Regroup = "refuse",
 ) -> Restored:
     """Reads one checkpoint and checks the shape, dtype and checksum of every array.
+
+    Weights and moments that are stored in another dtype of real numbers than `abstract` has, as
+    those of a bfloat16 model that trains in float32, are converted after the check.
 
     Args:
       directory: `RUN/checkpoints`.
@@ -143,6 +150,11 @@ def read_checkpoint(
             raise DamagedCheckpointError(
                 f"{path}: {name}/{wrong[0]} is not what was saved (its checksum differs)"
             )
+    converted = set()
+    for name, tree in arrays.items():
+        pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(items[name]), strict=True)
+        converted |= {f"{x.dtype} to {like.dtype}" for x, like in pairs if x.dtype != like.dtype}
+        arrays[name] = jax.tree.map(_as_dtype, tree, items[name], layouts[name])
     memory: Any = {}
     if "memory" in arrays:
         memory = _regrouped(arrays["memory"], abstract.memory, places.memory, merge)
@@ -153,7 +165,9 @@ def read_checkpoint(
         memory=memory,
         rng=jax.random.wrap_key_data(_put(rng, places.rng)),
     )
-    return Restored(state, position["data"], position["metrics"], reference)
+    return Restored(
+        state, position["data"], position["metrics"], reference, tuple(sorted(converted))
+    )
 
 
 def _reference(position: Mapping[str, Any]) -> Reference | None:
@@ -191,6 +205,14 @@ def read_arrays(
         or dtype.
     """
     path = Path(checkpoint).absolute()
+    return {
+        name: _as_dtype(x, wanted[name], wanted[name].sharding)
+        for name, x in _read_stored(path, wanted, item).items()
+    }
+
+
+def _read_stored(path: Path, wanted: Mapping[str, Any], item: str) -> dict[str, jax.Array]:
+    """`read_arrays` in the dtypes in which they are stored."""
     if not path.is_dir():
         raise ValueError(f"{path}, which holds frozen weights, does not exist; put it back")
     position = _read_json(path)
@@ -206,7 +228,7 @@ def read_arrays(
         reference = _reference(position)
         if reference is None or item != "params":
             raise ValueError(f"{path} has no {next(iter(elsewhere))}")
-        found |= read_arrays(reference.checkpoint, elsewhere, item=item)
+        found |= _read_stored(Path(reference.checkpoint).absolute(), elsewhere, item)
     return found
 
 
@@ -218,8 +240,8 @@ def _read_params(path: Any, abstract: Any, layout: Any, reference: Reference) ->
     named = named_leaves(like)
     frozen = {name: named[name] for name in reference.checksums}
     own = {name: x for name, x in named.items() if name not in frozen}
-    found = read_arrays(reference.checkpoint, frozen, item="params")
-    found |= read_arrays(path, own, item="params")
+    found = _read_stored(Path(reference.checkpoint).absolute(), frozen, "params")
+    found |= _read_stored(Path(path), own, "params")
     return jax.tree.unflatten(jax.tree.structure(abstract), [found[name] for name in named])
 
 
@@ -231,12 +253,13 @@ def _read_some(path: Any, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
         targets = {}
         for name, stored in named_leaves(handler.metadata(path).tree).items():
             like = jax.ShapeDtypeStruct(stored.shape, stored.dtype, sharding=device)
-            targets[name] = wanted.get(name, like)
-            if (targets[name].shape, targets[name].dtype) != (like.shape, like.dtype):
+            targets[name] = ours = wanted.get(name, like)
+            if ours.shape != like.shape or not _converts(like.dtype, ours.dtype):
                 raise ValueError(
                     f"{path}/{name} is {like.dtype}{list(like.shape)}; the model's is "
-                    f"{targets[name].dtype}{list(targets[name].shape)}"
+                    f"{ours.dtype}{list(ours.shape)}"
                 )
+            targets[name] = jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=ours.sharding)
         read = named_leaves(handler.restore(path, args=ocp.args.StandardRestore(nested(targets))))
     finally:
         handler.close()
@@ -250,22 +273,44 @@ def _read_arrays(path: Any, abstract: Any, layout: Any) -> Any:
     """
     handler = ocp.StandardCheckpointHandler()
 
-    def target(x: Any, sharding: Any) -> Any:
-        shape = x.shape
+    def target(x: Any, sharding: Any, stored: Any) -> Any:
+        shape, dtype = x.shape, x.dtype
         if saved is not None and saved != shape[0]:
             shape, sharding = (saved, *shape[1:]), all_groups(sharding)
-        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
+        if stored is not None and _converts(stored.dtype, dtype):
+            dtype = stored.dtype
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     try:
-        saved = None
+        saved, there = None, named_leaves(handler.metadata(path).tree)
         if path.name == "memory":
-            saved = jax.tree.leaves(handler.metadata(path).tree)[0].shape[0]
-        targets = jax.tree.map(target, abstract, layout)
+            saved, there = next(iter(there.values())).shape[0], {}
+        like = [there.get(name) for name in named_leaves(abstract)]
+        targets = jax.tree.unflatten(
+            jax.tree.structure(abstract),
+            map(target, jax.tree.leaves(abstract), jax.tree.leaves(layout), like),
+        )
         args = ocp.args.StandardRestore(nested(targets))
         read = handler.restore(path, args=args)
     finally:
         handler.close()
     return _like(abstract, read)
+
+
+def _converts(stored: Any, wanted: Any) -> bool:
+    """Whether an array may be read in another dtype than it is stored in."""
+    real = jnp.issubdtype(stored, jnp.floating) and jnp.issubdtype(wanted, jnp.floating)
+    return stored == wanted or real
+
+
+def _as_dtype(x: jax.Array, like: Any, place: Any) -> jax.Array:
+    """The array in the dtype of `like`, on the devices of `place`."""
+    return x if x.dtype == like.dtype else _cast(like.dtype, place)(x)
+
+
+@functools.cache
+def _cast(dtype: Any, place: Any) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda x: x.astype(dtype), out_shardings=place)
 
 
 def _put(array: np.ndarray, place: Any) -> jax.Array:

@@ -56,7 +56,7 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
     """
     path = Path(path)
     check_local(path)
-    _remove_abandoned(path)
+    remove_unfinished(path, after=_ABANDONED)
     temporary = path.with_name(f"{_start(path)}{secrets.token_hex(8)}.tmp")
     number = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -85,21 +85,26 @@ def _start(path: Path) -> str:
     return f".{path.name[:100]}."
 
 
-def _remove_abandoned(path: Path) -> None:
-    """Removes what killed processes left of earlier writes of a file."""
+def remove_unfinished(path: Path, *, after: float = 0.0) -> None:
+    """Removes what killed processes left of earlier writes of a file.
+
+    Args:
+      path: of the file.
+      after: seconds without a change; 0 where the caller holds a lock that all writers need.
+    """
     with contextlib.suppress(OSError):
         start = _start(path)
         for name in os.listdir(path.parent):
             if name.startswith(start) and is_unfinished(path.with_name(name), path):
-                _remove_if_abandoned(path.with_name(name))
+                _remove_if_abandoned(path.with_name(name), after)
 
 
-def _remove_if_abandoned(path: Path) -> None:
+def _remove_if_abandoned(path: Path, after: float) -> None:
     with contextlib.suppress(OSError):
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             facts = os.fstat(number)
-            silent = time.time() - facts.st_mtime > _ABANDONED
+            silent = time.time() - facts.st_mtime >= after
             if stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1 and silent:
                 fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()

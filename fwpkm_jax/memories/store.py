@@ -24,7 +24,7 @@ import numpy as np
 from fwpkm_jax.literals import some
 from fwpkm_jax.memories import file, rows
 from fwpkm_jax.training.runs.lock import RunLock
-from fwpkm_jax.whole_files import open_own, own_folder
+from fwpkm_jax.whole_files import open_own, own_folder, remove_unfinished
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 _OURS = re.compile(r"[0-9a-f]{64}|[0-9a-f]{16}\.tmp")
@@ -139,6 +139,7 @@ def hold(folder: str | Path, name: str) -> Iterator[RunLock]:
     )
     _held[path] = threading.get_ident(), lock
     try:
+        remove_unfinished(path)
         yield lock
     finally:
         del _held[path]

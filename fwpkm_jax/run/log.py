@@ -28,7 +28,7 @@ from fwpkm_jax.training.runs.run_directory import (
     record_session,
     refuse_changes,
 )
-from fwpkm_jax.whole_files import write_json
+from fwpkm_jax.whole_files import remove_unfinished, write_json
 
 
 class RunLog:
@@ -78,6 +78,8 @@ class RunLog:
         if find_config(self.directory) is None:
             make_directory(self.directory)
         self._lock = RunLock(self.directory, say=self.say, whole=True)
+        for name in ("config.json", "environment.json", "results.json", "metrics.jsonl"):
+            remove_unfinished(self.directory / name)
         self._before = find_config(self.directory)
         if self._before is None:
             write_json(self.directory / "config.json", self.config_json)

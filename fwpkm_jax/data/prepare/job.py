@@ -19,7 +19,7 @@ from fwpkm_jax.data.prepare.writing import Counts, State, first_state, write
 from fwpkm_jax.data.token_files import check_token_file
 from fwpkm_jax.data.tokenizers import Tokenizer, load_tokenizer
 from fwpkm_jax.outside_files import read_json
-from fwpkm_jax.whole_files import write_json
+from fwpkm_jax.whole_files import remove_unfinished, write_json
 
 
 class Manifest(TypedDict):
@@ -84,6 +84,8 @@ def prepare(
     manifest_path, state_path = out.with_suffix(".json"), out.with_suffix(".partial.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     with hold(out) as check_held:
+        for path in (state_path, manifest_path):
+            remove_unfinished(path)
 
         def save(state: State) -> None:
             check_held()

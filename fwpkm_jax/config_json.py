@@ -86,7 +86,7 @@ def _from_json_union(values: Any, options: Sequence[Any], path: str, stored: boo
         options = [o for o in options if _is_section(o)]
         classes = {cls.__name__: option for option in options for cls in final_classes(option)}
         name = values.get("class")
-        if name not in classes:
+        if not isinstance(name, str) or name not in classes:
             raise UnknownNameError(
                 f"{path}.class={name!r} is none of {sorted(classes)}{nearest(str(name), classes)}."
             )
@@ -119,7 +119,7 @@ def _from_json_dataclass(values: Any, annotation: type, path: str, stored: bool)
     values = dict(values)
     classes = {cls.__name__: cls for cls in final_classes(annotation)}
     name = values.pop("class", annotation.__name__)
-    if name not in classes:
+    if not isinstance(name, str) or name not in classes:
         hint = nearest(str(name), classes)
         raise UnknownNameError(f"{path}.class={name!r} is none of {sorted(classes)}{hint}.")
     cls = classes[name]

@@ -14,11 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
+from fwpkm_jax.outside_files import OutsideFileError, reading, shown, size_of
 from fwpkm_jax.whole_files import replacing
 
 _WIDE = b"# uint32\n"
 """The first line of the index of a file with four bytes per token."""
 _MAX_VOCAB_SIZE = 2**31  # Models take int32.
+_MOST_LINE_BYTES = 64  # Two numbers of 64 bits, and more.
+_WRITE = "write both files again"
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -57,13 +60,15 @@ class TokenFile:
                 raise FileNotFoundError(
                     f"There is no {file.absolute()}; a tokenised text is a .bin and an .idx file."
                 )
-        lengths, self._dtype = _read_index(index)
+        size = size_of(path)
+        lengths, self._dtype = _read_index(index, size)
         self._bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        if (size := path.stat().st_size) != self._dtype.itemsize * len(self):
-            raise ValueError(
-                f"{path} holds {size} bytes, but the {len(lengths)} entries of {index.name} need "
-                f"{self._dtype.itemsize * len(self)}; write both files again."
+        if size != self._dtype.itemsize * len(self):
+            problem = (
+                f"holds {size} bytes, but the {len(lengths)} entries of {index.name} need "
+                f"{self._dtype.itemsize * len(self)}"
             )
+            raise OutsideFileError(path, problem, otherwise=_WRITE)
 
     def __len__(self) -> int:
         """Number of tokens."""
@@ -83,16 +88,19 @@ class TokenFile:
             offset=start * self._dtype.itemsize,
         )
         if len(ids) < stop - start:
-            raise ValueError(
-                f"{self.path} has lost its end since it was opened: {stop - start} tokens from "
-                f"token {start} on were asked for, {len(ids)} are there; put the file back."
+            problem = (
+                f"has lost its end since it was opened: {stop - start} tokens from token {start} "
+                f"on were asked for, {len(ids)} are there"
             )
+            raise OutsideFileError(self.path, problem, otherwise="put the file back")
         if ids.size and ids.max() >= self._vocab_size:
             position = start + int(ids.argmax())
-            raise ValueError(
-                f"{self.path} holds the id {ids.max()} at token {position}, outside a vocabulary "
-                f"of {self._vocab_size}; name the tokenizer that wrote the file."
+            problem = (
+                f"holds the id {ids.max()} at token {position}, outside a vocabulary of "
+                f"{self._vocab_size}"
             )
+            way_out = "name the tokenizer that wrote the file"
+            raise OutsideFileError(self.path, problem, otherwise=way_out)
         return ids
 
     @property
@@ -178,11 +186,18 @@ def index_line(length: int, *, start: int, vocab_size: int) -> bytes:
     return f"{length} {start * token_dtype(vocab_size).itemsize}\n".encode("ascii")
 
 
-def _read_index(path: Path) -> tuple[np.ndarray, np.dtype]:
+def _read_index(path: Path, size: int) -> tuple[np.ndarray, np.dtype]:
     """Lengths in tokens of all entries, int64, having checked that offsets leave no gap; the type
-    of the ids."""
+    of the ids.
+
+    Args:
+      path: the index.
+      size: bytes of the file that it belongs to; entries behind its end are refused at once.
+    """
     lengths, end, dtype = [], 0, np.dtype("<u2")
-    with path.open("rb") as lines:
+    size_of(path)
+    with reading(path, otherwise=_WRITE), path.open("rb") as file:
+        lines = iter(lambda: file.readline(_MOST_LINE_BYTES), b"")
         for number, line in enumerate(lines, start=1):
             if number == 1 and line == _WIDE:
                 dtype = np.dtype("<u4")
@@ -190,14 +205,20 @@ def _read_index(path: Path) -> tuple[np.ndarray, np.dtype]:
             try:
                 length, offset = map(int, line.split())
             except ValueError as error:
-                raise ValueError(
-                    f"{path}, line {number} is {line!r}, not `length offset`; write it again."
-                ) from error
+                problem = f"is {line!r}, not `length offset`"
+                raise OutsideFileError(path, problem, f"line {number}", _WRITE) from error
             if length < 0 or offset != end:
-                raise ValueError(
-                    f"{path}, line {number}: an entry of {length} tokens at byte {offset} does "
-                    f"not follow the last, which ends at byte {end}; write both files again."
+                problem = (
+                    f"has an entry of {shown(length, 30)} tokens at byte {shown(offset, 30)} that "
+                    f"does not follow the last, which ends at byte {end}"
                 )
+                raise OutsideFileError(path, problem, f"line {number}", _WRITE)
+            if end + length * dtype.itemsize > size:
+                problem = (
+                    f"has an entry that ends behind the {size} bytes of {path.stem}.bin: "
+                    f"{shown(length, 30)} tokens at byte {end}"
+                )
+                raise OutsideFileError(path, problem, f"line {number}", _WRITE)
             lengths.append(length)
             end += length * dtype.itemsize
     return np.asarray(lengths, np.int64), dtype

@@ -214,7 +214,8 @@ class JSONTokenizer:
             named = [one for one in template if isinstance(one, dict)]
             template = {str(one.get("name")): one.get("template") for one in named}.get("default")
         if template is None:
-            raise ValueError(f"{self._path.parent} has no chat template; leave out --chat.")
+            problem = "has no chat template"
+            raise OutsideFileError(self._path.parent, problem, otherwise="leave out --chat")
         if not isinstance(template, str):
             raise OutsideFileError(file, "is no text", "chat_template", "leave out --chat")
         return template, file

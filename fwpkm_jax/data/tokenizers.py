@@ -16,8 +16,11 @@ from typing import Protocol
 import numpy as np
 import sentencepiece
 
+from fwpkm_jax.outside_files import OutsideFileError, is_pointer, read_bytes, refuse_pointer
+
 BYTES = "bytes"
 MISTRAL_V1 = "mistral-v1"
+_MOST_MODEL_BYTES = 2**26
 
 # The tokenizer of Mistral-7B-v0.1, which the paper uses; mistral-common ships the same bytes.
 _MISTRAL_V1_FILE = "tokenizer.model.v1"
@@ -107,13 +110,15 @@ class SentencePieceTokenizer:
         try:
             self._processor.LoadFromSerializedProto(model)
         except (RuntimeError, OSError) as error:
-            raise ValueError(f"{name} is not a SentencePiece model; pass a .model file.") from error
+            problem = "is not a SentencePiece model"
+            raise OutsideFileError(name, problem, otherwise="pass a .model file") from error
         self.vocab_size = int(self._processor.vocab_size())
         self.eos_id = int(self._processor.eos_id())
         self.stop_ids = (self.eos_id,)
         self.fingerprint = hashlib.sha256(model).hexdigest()
         if self.eos_id < 0:
-            raise ValueError(f"{name} has no eos piece to end a document; train one with an eos.")
+            problem = "has no eos piece to end a document"
+            raise OutsideFileError(name, problem, otherwise="train one with an eos")
 
     def encode(self, text: str) -> np.ndarray:
         """Piece ids of `text`, int32 `[pieces]`."""
@@ -149,7 +154,10 @@ def load_tokenizer(name_or_path: str) -> Tokenizer:
 
         return JSONTokenizer(path)
     if path.is_file():
-        return SentencePieceTokenizer(path.read_bytes(), name=str(path))
+        model = read_bytes(path, most=_MOST_MODEL_BYTES)
+        if is_pointer(model):
+            refuse_pointer(path)
+        return SentencePieceTokenizer(model, name=str(path))
     names = (BYTES, MISTRAL_V1)
     nearest = difflib.get_close_matches(name_or_path, names, n=1)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else "."

@@ -18,7 +18,7 @@ from fwpkm_jax.memories import file, rows, store
 from fwpkm_jax.memories.store import Description
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.outputs import StreamDocument
-from fwpkm_jax.outside_files import shown
+from fwpkm_jax.outside_files import OutsideFileError, reading, shown
 from fwpkm_jax.overlays import to_private
 from fwpkm_jax.training.runs.run_directory import differences
 from fwpkm_jax.training.state import named_leaves
@@ -146,7 +146,7 @@ def load(
                 "tokens that full attention keeps."
             )
         return _with_empty_caches(model, path, facts, arrays, max_length)
-    state = _filled(_template(model, facts, arrays), path, arrays)
+    state = _filled(_template(model, path, facts, arrays), path, arrays)
     return state if max_length is None else grow(model, state, max_length=max_length)
 
 
@@ -268,9 +268,12 @@ def _without_caches(state: GenerationState) -> Any:
     return {"stream": state.stream._replace(layers=layers), "num_drawn": state.num_drawn}
 
 
-def _template(model: LanguageModel, facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> Any:
+def _template(
+    model: LanguageModel, path: Path, facts: Mapping[str, Any], arrays: Mapping[str, Any]
+) -> Any:
     """A state of the same structure and dtypes; its sizes may differ."""
-    batch = len(arrays["num_drawn"])
+    with reading(path, problem="is damaged", otherwise="delete it, or put back a copy"):
+        batch = len(arrays["num_drawn"])
 
     def start() -> GenerationState:
         state = init_generation(
@@ -291,17 +294,20 @@ def _filled(template: Any, path: Path, arrays: Mapping[str, np.ndarray]) -> Any:
     lost = [name for name in expected if name not in arrays]
     other = [name for name in arrays if name not in expected]
     if lost or other:
-        raise ValueError(
-            f"{path} was saved by a version with another layout: it has "
-            + (f"no {lost[0]}." if lost else f"{other[0]}, which this version has not.")
+        problem = "was saved by a version with another layout: it has " + (
+            f"no {lost[0]}" if lost else f"{shown(other[0], 100)}, which this version has not"
         )
+        raise OutsideFileError(path, problem, otherwise="delete it, or use that version")
     for name, leaf in expected.items():
         found = arrays[name]
-        if (found.dtype, found.ndim) != (leaf.dtype, leaf.ndim):
-            raise ValueError(
-                f"{path}: {name} is {found.dtype}{list(found.shape)}, and this version's is "
-                f"{leaf.dtype} with {leaf.ndim} axes."
+        # The first axis is that of memories, of which there may be others, and caches grow.
+        same = found.shape[1:] == leaf.shape[1:] or not name.startswith("stream/memory/")
+        if (found.dtype, found.ndim) != (leaf.dtype, leaf.ndim) or not same:
+            problem = (
+                f"is {found.dtype}{list(found.shape)}, and this version's is {leaf.dtype} with "
+                f"{leaf.ndim} axes, one memory's {list(leaf.shape[1:])}"
             )
+            raise OutsideFileError(path, problem, name, "delete it, or use that version")
     return jax.tree.unflatten(structure, [jnp.array(arrays[name]) for name in expected])
 
 
@@ -313,7 +319,7 @@ def _with_empty_caches(
     max_length: int,
 ) -> GenerationState:
     """A state at position 0 with a file's memories and waiting tokens."""
-    saved = _filled(_without_caches(_template(model, facts, arrays)), path, arrays)
+    saved = _filled(_without_caches(_template(model, path, facts, arrays)), path, arrays)
     stream, batch = saved["stream"], len(arrays["num_drawn"])
     fresh = init_generation(model, stream.memory, batch=batch, max_length=max_length)
     layers = {
@@ -341,8 +347,8 @@ def _check_belongs(path: Path, facts: Mapping[str, Any], model: Any, weights: st
     origin = f", of {shown(facts['origin'], 200)}" if facts["origin"] else ""
     changed = differences(facts["model"], model)
     if changed:
-        raise ValueError(
-            f"{path} belongs to another model{origin}: {changed[0]}; use that one, or another name."
-        )
+        problem = f"belongs to another model{origin}: {shown(changed[0])}"
+        raise OutsideFileError(path, problem, otherwise="use that one, or another name")
     if facts["weights"] != weights:
-        raise ValueError(f"{path} belongs to other weights{origin}; use those, or another name.")
+        problem = f"belongs to other weights{origin}"
+        raise OutsideFileError(path, problem, otherwise="use those, or another name")

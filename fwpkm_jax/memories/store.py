@@ -23,6 +23,7 @@ import numpy as np
 
 from fwpkm_jax.literals import some
 from fwpkm_jax.memories import file, rows
+from fwpkm_jax.outside_files import OutsideFileError, reading, shown
 from fwpkm_jax.training.runs.lock import RunLock
 from fwpkm_jax.whole_files import open_own, own_folder, remove_unfinished
 
@@ -246,13 +247,7 @@ def read_arrays(folder: str | Path, path: Path) -> tuple[dict[str, Any], dict[st
     facts, own = file.read(path)
     base = base_of(facts)
     shared = {} if base is None else read_base(folder, base, path)
-    try:
-        return facts, {
-            name: rows.put_together(name, part, own, shared.get(name))
-            for name, part in facts["parts"].items()
-        }
-    except (AssertionError, KeyError, IndexError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: its arrays do not fit those of its base.") from error
+    return facts, _put_together(path, facts, own, shared)
 
 
 def read_base(folder: str | Path, base: dict[str, str], path: Path) -> dict[str, np.ndarray]:
@@ -266,19 +261,32 @@ def read_base(folder: str | Path, base: dict[str, str], path: Path) -> dict[str,
     while at is not None:
         link = base_path(folder, at["checksum"])
         if not link.is_file() or len(chain) > _MOST_BASES:
-            raise ValueError(
-                f"{path} needs its base, a former {at['name']!r}, which is missing: {link}."
+            problem = (
+                f"needs its base, a former {shown(at['name'], 100)!r}, which is missing: {link}"
             )
+            raise OutsideFileError(path, problem)
         facts, own = file.read(link, expected=at["checksum"])
-        chain.append((facts, own))
+        chain.append((link, facts, own))
         at = base_of(facts)
     arrays: dict[str, np.ndarray] = {}
-    for facts, own in reversed(chain):
-        arrays = {
-            name: rows.put_together(name, part, own, arrays.get(name))
+    for link, facts, own in reversed(chain):
+        arrays = _put_together(link, facts, own, arrays)
+    return arrays
+
+
+def _put_together(
+    path: Path,
+    facts: dict[str, Any],
+    own: dict[str, np.ndarray],
+    shared: dict[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+    """A memory's arrays, from what its file holds and its base's arrays."""
+    problem = "is damaged: its arrays do not fit those of its base"
+    with reading(path, problem=problem, otherwise="delete it, or put back a copy"):
+        return {
+            name: rows.put_together(name, part, own, shared.get(name))
             for name, part in facts["parts"].items()
         }
-    return arrays
 
 
 def base_path(folder: str | Path, checksum: str) -> Path:

@@ -9,6 +9,7 @@ import typing
 
 import pytest
 
+from fwpkm_jax import config_json
 from fwpkm_jax.config import Experiment, from_json
 from fwpkm_jax.config_json import final_classes
 from fwpkm_jax.run.train import train

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fwpkm_jax.outside_files import OutsideFileError, read_json, shown
+from fwpkm_jax.outside_files import OutsideFileError, read_json, reading, shown
 from fwpkm_jax.safetensors_file import FLOATS, SafetensorsFile, StoredTensor, read_tensor
 
 INDEX = "model.safetensors.index.json"
@@ -84,7 +84,9 @@ def _indexed(folder: Path) -> dict[str, StoredTensor]:
             problem = f"names {shown(repr(file), 100)}, which is no file of the folder"
             raise OutsideFileError(index, problem, f"tensor {name!r}", _FETCH)
     for file in dict.fromkeys(places.values()):
-        if not (folder / file).is_file():
+        with reading(index, place=f"the name {shown(file, 60)!r}", otherwise=_FETCH):
+            there = (folder / file).is_file()
+        if not there:
             raise FileNotFoundError(
                 f"{index} names {shown(repr(file), 100)}, which is not in {folder}; {_FETCH}."
             )

@@ -1,0 +1,301 @@
+"""What is done to good files: bytes, JSON values, headers of tensors, pickles, templates."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import json
+import pickle
+import pickletools
+import random
+import struct
+import zipfile
+from typing import Any
+
+HOSTILE: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, -8, 2, 3, 7, 255, 2**16, 2**31 - 1, 2**31, 2**32, 2**53),
+    *(2**62, 2**63, 2**64, -(2**31), -(2**63), 10**30, 0.0, -0.0, 0.5, 1e-300, 1e38, 1e300, -1e308),
+    *(float("nan"), float("inf"), float("-inf")),
+    *("", "a", "../x", "/etc/passwd", "\0", "\x1b[31m", "\ud800", "a" * 5000, "F32", "1e999", "*"),
+    *([], {}, [[]], [None], {"": None}, [1, 2, 3], [0] * 100, {"class": "X"}, ["a", 1, None]),
+)
+_BYTES = (b"\0", b"\xff", b"\x7f", b"\x80", b"{", b"[", b'"', b"]", b"}", b"\n", b",", b"9", b"-")
+_OPCODES = [opcode.code.encode("latin1") for opcode in pickletools.opcodes]
+
+
+def of_bytes(content: bytes, rng: random.Random) -> bytes:
+    """A file of the same kind with some bytes changed, lost, added or repeated."""
+    data = bytearray(content)
+    for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
+        at = rng.randrange(len(data) + 1)
+        kind = rng.randrange(7)
+        if kind == 0 and data:
+            data[at % len(data)] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            del data[at:]
+        elif kind == 2:
+            del data[at : at + rng.randrange(1, 40)]
+        elif kind == 3:
+            data[at:at] = rng.choice(_BYTES) * rng.choice((1, 1, 8, 1000))
+        elif kind == 4:
+            data[at:at] = rng.randbytes(rng.randrange(1, 40))
+        elif kind == 5:
+            start = rng.randrange(len(data) + 1)
+            data[at:at] = data[start : start + rng.randrange(1, 200)]
+        else:
+            number = rng.choice((0, 1, 2**16, 2**31, 2**32, 2**63, 2**64 - 1))
+            data[at : at + 8] = number.to_bytes(8, rng.choice(("little", "big")))
+    return bytes(data)
+
+
+def of_json(content: bytes, rng: random.Random) -> bytes:
+    """A JSON text with values, names or depths that it should not have."""
+    if rng.random() < 0.2:
+        return of_bytes(content, rng)
+    value = json.loads(content)
+    for _ in range(rng.choice((1, 1, 1, 2, 5))):
+        value = _changed(value, rng)
+    text = json.dumps(value, allow_nan=True)
+    if rng.random() < 0.05:
+        text = text.replace('"', rng.choice(("'", '""', "")), 3)
+    if rng.random() < 0.03:
+        deep = rng.choice((50, 120, 3000, 100_000))
+        text = text.replace(":", ":" + "[" * deep, 1)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _changed(value: Any, rng: random.Random) -> Any:
+    """A value, one place of which is changed; every place is as likely as every other one."""
+    places: list[tuple[Any, Any]] = []
+    level = [value] if isinstance(value, dict | list) else []
+    while level:
+        inner = level.pop()
+        for key in inner if isinstance(inner, dict) else range(len(inner)):
+            places.append((inner, key))
+            if isinstance(inner[key], dict | list):
+                level.append(inner[key])
+    if not places or rng.random() < 0.02:
+        return copy.deepcopy(rng.choice(HOSTILE))
+    inner, key = rng.choice(places)
+    kind = rng.randrange(8)
+    if kind == 0:
+        del inner[key]
+    elif kind == 1 and isinstance(inner, dict):
+        name = rng.choice(("", "x", "class", "__metadata__", str(key) + "x", "\0"))
+        inner[name] = inner.pop(key)
+    elif kind == 2:
+        other, place = rng.choice(places)
+        inner[key] = copy.deepcopy(other.get(place) if isinstance(other, dict) else None)
+    elif kind == 3 and isinstance(inner, list):
+        inner *= rng.choice((0, 2, 50))
+    elif kind == 4 and type(inner[key]) in (int, float) and abs(inner[key]) < 1e300:
+        inner[key] = rng.choice(
+            (-inner[key], inner[key] + 1, inner[key] * 1000, -1, str(inner[key]))
+        )
+    elif kind == 5:
+        nested: Any = inner[key]
+        for _ in range(rng.choice((1, 3, 90, 400))):
+            nested = rng.choice(([nested], {"a": nested}))
+        inner[key] = nested
+    else:
+        inner[key] = copy.deepcopy(rng.choice(HOSTILE))
+    return value
+
+
+def of_lines(content: bytes, rng: random.Random) -> bytes:
+    """A file of JSON or number lines, some of which are changed."""
+    lines = content.split(b"\n")
+    for _ in range(rng.choice((1, 2, 5))):
+        at = rng.randrange(len(lines))
+        try:
+            lines[at] = of_json(lines[at], rng)
+        except ValueError:
+            lines[at] = of_bytes(lines[at], rng)
+    return b"\n".join(lines) if rng.random() < 0.8 else of_bytes(content, rng)
+
+
+def of_numbers(content: bytes, rng: random.Random) -> bytes:
+    """A file of lines of numbers, some of which are others."""
+    if rng.random() < 0.3:
+        return of_bytes(content, rng)
+    lines = [line.split() for line in content.split(b"\n")]
+    for _ in range(rng.choice((1, 2, 5))):
+        line = rng.choice(lines)
+        if line:
+            number = rng.choice((0, 1, -1, 2**31, 2**62, 2**63, 2**64, 10**25, b"x", b"1e5", b"+1"))
+            line[rng.randrange(len(line))] = number if isinstance(number, bytes) else b"%d" % number
+    return b"\n".join(b" ".join(line) for line in lines)
+
+
+def of_safetensors(content: bytes, rng: random.Random) -> bytes:
+    """A safetensors file whose header or tensors are changed, often with the right length."""
+    if rng.random() < 0.25:
+        return of_bytes(content, rng)
+    length = int.from_bytes(content[:8], "little")
+    header, data = content[8 : 8 + length], content[8 + length :]
+    kind = rng.random()
+    if kind < 0.65:
+        header = of_json(header, rng)
+    elif kind < 0.85:
+        values = json.loads(header)
+        names = [name for name in values if name != "__metadata__"] or ["__metadata__"]
+        entry = values[rng.choice(names)]
+        entry |= {"data_offsets": entry.get("data_offsets", [0, 0])}
+        entry |= {"shape": entry.get("shape", [])}
+        which = rng.randrange(5)
+        if which == 0:
+            entry["data_offsets"] = list(values[rng.choice(names)].get("data_offsets", [0, 8]))
+        elif which == 1:
+            shift = rng.choice((-8, -4, 1, 4, 8, 2**32, -(2**40)))
+            entry["data_offsets"] = [x + shift for x in entry["data_offsets"]]
+        elif which == 2:
+            entry["shape"] = [*entry["shape"], *rng.choice(([0], [1], [1] * 70, [2**62], [-1, -1]))]
+        elif which == 3:
+            entry["dtype"] = rng.choice(("F64", "F8_E4M3", "I4", "BOOL", "C64", "f32", "", "F16"))
+        else:
+            values[rng.choice(("x", "a.b", "model.norm.weight"))] = copy.deepcopy(entry)
+        header = json.dumps(values).encode()
+    else:
+        data = of_bytes(data, rng)
+    if rng.random() < 0.1:
+        data += rng.randbytes(rng.choice((1, 8, 1000)))
+    length = len(header) if rng.random() < 0.95 else rng.choice((0, 1, 2**24, 2**32, 2**63))
+    return struct.pack("<Q", length) + header + data
+
+
+def of_torch(content: bytes, rng: random.Random) -> bytes:
+    """An archive of `torch.save` whose bytes, members or pickle are changed."""
+    if rng.random() < 0.2:
+        return of_bytes(content, rng)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    (described,) = (name for name in members if name.endswith("data.pkl"))
+    program = members[described]
+    kind = rng.random()
+    if kind < 0.3:
+        program = of_bytes(program, rng)
+    elif kind < 0.8:
+        program = _of_operations(program, rng)
+    elif kind < 0.9:
+        program = _built(rng)
+    else:
+        name = rng.choice(sorted(members))
+        members[name] = of_bytes(members[name], rng)
+        program = members[described]
+    members[described] = program
+    made = io.BytesIO()
+    how = zipfile.ZIP_DEFLATED if rng.random() < 0.03 else zipfile.ZIP_STORED
+    with zipfile.ZipFile(made, "w", how) as archive:
+        for name, data in members.items():
+            if rng.random() > 0.02:
+                archive.writestr(name, data)
+    return made.getvalue()
+
+
+def _of_operations(program: bytes, rng: random.Random) -> bytes:
+    """A pickle some of whose operations are left out, repeated, exchanged or of other numbers."""
+    starts = [place for _, _, place in pickletools.genops(program)] + [len(program)]
+    parts = [program[a:b] for a, b in itertools.pairwise(starts)]
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        at = rng.randrange(len(parts))
+        kind = rng.randrange(6)
+        if kind == 0:
+            del parts[at]
+        elif kind == 1:
+            parts.insert(at, rng.choice(parts))
+        elif kind == 2:
+            parts.insert(at, rng.choice(_OPCODES))
+        elif kind == 3:
+            parts[at] = rng.choice(parts)
+        else:
+            numbers = [i for i, part in enumerate(parts) if part[:1] in b"KMJ\x8aG"]
+            if numbers:
+                parts[rng.choice(numbers)] = _number(rng)
+        if not parts:
+            break
+    return b"".join(parts)
+
+
+def _number(rng: random.Random) -> bytes:
+    value = rng.choice((0, 1, 2, 5, -1, 255, 2**16, 2**29, 2**31, 2**40, 2**62, 2**63, -(2**40)))
+    return pickle.dumps(value, protocol=2)[2:-1]
+
+
+def _built(rng: random.Random) -> bytes:
+    """A pickle of operations by chance, with the names and numbers that a reader looks for."""
+    names = (
+        b"ctorch._utils\n_rebuild_tensor_v2\n",
+        b"ctorch\nFloatStorage\n",
+        b"ccollections\nOrderedDict\n",
+        b"cbuiltins\neval\n",
+        b"X\x07\0\0\0storage",
+        b"X\x01\0\0\x000",
+        b"X\x03\0\0\0cpu",
+        b"r\0\0\0\x10",
+        b"j\0\0\0\x10",
+        b"\x8b\xff\xff\xff\x7f",
+    )
+    acts = [bytes([x]) for x in b"(tRQ}])subN0ae\x85\x86\x87"] + [b"q\0", b"h\0"]
+    parts = [b"\x80\x02"]
+    for _ in range(rng.randrange(2, 60)):
+        kind = rng.random()
+        if kind < 0.4:
+            parts.append(rng.choice(names))
+        elif kind < 0.6:
+            parts.append(_number(rng))
+        else:
+            parts.append(rng.choice(acts))
+    return b"".join([*parts, b"."])
+
+
+_ATOMS = (
+    *("messages", "messages[0]", "messages[0].content", "m", "eos_token", "1", "0", "-1", "2e9"),
+    *("99999", "2 ** 31", "'a'", "'%s'", "[]", "{}", "none", "true", "namespace(s='a')", "x.y.z"),
+    *("range(99999)", "''.__class__", "self", "loop", "cycler", "lipsum(n=99)", "raise_exception"),
+)
+_FILTERS = (
+    *("length", "list", "string", "upper", "tojson", "first", "last", "sort", "join", "int"),
+    *("float", "reverse", "batch(2)", "center(99999999)", "indent(99999)", "map('upper')|list"),
+    *("replace('a', 'a' * 999)", "format(1)", "items", "groupby('x')", "sum", "round", "xmlattr"),
+    *("truncate(3)", "wordwrap(1)", "urlize", "random", "slice(3)|list", "tojson(indent=99999)"),
+)
+
+
+def template(rng: random.Random, depth: int = 0) -> str:
+    """A chat template by chance: expressions, loops, macros and what ends them too early."""
+
+    def expression(level: int = 0) -> str:
+        kind = rng.randrange(9 if level < 4 else 1)
+        if kind in (0, 1):
+            return rng.choice(_ATOMS)
+        if kind in (2, 3):
+            sign = rng.choice(("+", "*", "~", "-", "/", "//", "%", "**", "<", "in", "and"))
+            return f"({expression(level + 1)} {sign} {expression(level + 1)})"
+        if kind in (4, 5):
+            return f"{expression(level + 1)}|{rng.choice(_FILTERS)}"
+        if kind == 6:
+            return f"{expression(level + 1)}[{expression(level + 1)}]"
+        if kind == 7:
+            return f"{expression(level + 1)}({expression(level + 1)})"
+        return "(" * rng.choice((1, 3, 300)) + expression(level + 1)
+
+    parts = []
+    for _ in range(rng.randrange(1, 5)):
+        kind = rng.randrange(8)
+        inner = template(rng, depth + 1) if depth < 3 else "a"
+        if kind == 0:
+            parts.append(f"{{% for m in {expression()} %}}{inner}{{% endfor %}}")
+        elif kind == 1:
+            parts.append(f"{{% if {expression()} %}}{inner}{{% else %}}b{{% endif %}}")
+        elif kind == 2:
+            parts.append(f"{{% set x = {expression()} %}}{inner}")
+        elif kind == 3:
+            parts.append(f"{{% macro f(x) %}}{inner}{{{{ f(x) }}}}{{% endmacro %}}{{{{ f(1) }}}}")
+        elif kind == 4:
+            parts.append(
+                rng.choice(("{% endfor %}", "{{", "{% include 'x' %}", "\ud800", "{#", "\0"))
+            )
+        else:
+            parts.append(f"{{{{ {expression()} }}}}")
+    return "".join(parts)

@@ -1,0 +1,294 @@
+"""The readers of files from outside, with good files for each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from tests.faults.fuzz import damage
+
+Damage = Callable[[bytes, random.Random], bytes]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """A reader.
+
+    Attributes:
+      good: makes its files in a folder.
+      files: those that are damaged, one or several a time, and how.
+      read: reads them as a command would.
+    """
+
+    good: Callable[[Path], None]
+    files: Mapping[str, Damage]
+    read: Callable[[Path], Any]
+
+
+def _hf(folder: Path) -> None:
+    from tests.interchange.test_outside_weights import qwen_folder, qwen_tensors
+
+    qwen_folder(folder, qwen_tensors())
+
+
+def _read_hf(folder: Path) -> None:
+    from fwpkm_jax.interchange.hf import open_folder
+    from fwpkm_jax.interchange.hf.model_folder import _checked
+
+    found = open_folder(folder)
+    for part in found.parts.values():
+        part.pack(
+            lambda n, part=part: _checked(found.files, found.stored[part.names[n]], np.float32)
+        )
+
+
+def _sharded(folder: Path) -> None:
+    from tests.interchange.test_outside_weights import qwen_folder, qwen_tensors, sharded
+
+    sharded(qwen_folder(folder), qwen_tensors())
+
+
+_FAMILIES: tuple[dict[str, Any], ...] = (
+    {},
+    {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.5}},
+    {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}},
+    {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
+    {"layer_types": ["full_attention"], "attention_bias": True, "mlp_bias": False},
+    {
+        "model_type": "llama",
+        "rope_scaling": {
+            "type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    {
+        "model_type": "qwen3_next", "num_hidden_layers": 2, "full_attention_interval": 2,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 8, "mlp_only_layers": [0], "linear_num_key_heads": 2,
+    },
+    {"model_type": "qwen3_5", "text_config": {"num_hidden_layers": 4, "hidden_size": 8}},
+    {"model_type": "olmo_hybrid", "rope_parameters": {"rope_theta": None}},
+    {"fwpkm_jax": {"model": {"class": "ModelConfig", "mixers": ["attention"]}}},
+)  # fmt: skip
+
+
+def _config(content: bytes, rng: random.Random) -> bytes:
+    """The configuration of a family, changed; its weights are those of another one."""
+    values = json.loads(content) | rng.choice(_FAMILIES)
+    return damage.of_json(json.dumps(values).encode(), rng)
+
+
+@cache
+def _release() -> tuple[Any, dict[str, np.ndarray]]:
+    from fwpkm_jax.interchange.release import to_release
+    from tests.interchange.test_weights import MODEL, weights_of
+
+    return MODEL, {n: np.asarray(x) for n, x in to_release(weights_of(MODEL), MODEL).items()}
+
+
+def _torch(folder: Path) -> None:
+    from tests.interchange.torch_writer import whole, write_torch_file
+
+    folder.mkdir(exist_ok=True)
+    tensors = {name: whole(np.ascontiguousarray(x)) for name, x in _release()[1].items()}
+    write_torch_file(folder / "pytorch_model.bin", {"module": tensors, "step": 3})
+
+
+def _read_torch(folder: Path) -> None:
+    from fwpkm_jax.interchange.torch_file import read_torch_file
+    from fwpkm_jax.interchange.weights import checked
+
+    path = folder / "pytorch_model.bin"
+    tensors = read_torch_file(path)
+    tensors = tensors.get("module") if isinstance(tensors, dict) else None
+    for name, expected in _release()[1].items():
+        if isinstance(tensors, dict) and isinstance(tensors.get(name), np.ndarray):
+            checked(name, tensors[name], expected.shape, path)
+
+
+def _tokenizer(folder: Path) -> None:
+    from tests.data.chat_tokenizer import save_tokenizer
+
+    folder.mkdir(exist_ok=True)
+    save_tokenizer(folder)
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": 3}))
+
+
+def _read_tokenizer(folder: Path) -> None:
+    from fwpkm_jax.data import load_tokenizer
+
+    tokenizer = load_tokenizer(str(folder / "tokenizer.json"))
+    ids = tokenizer.encode("the cat and the hat \x00 \U0001f600 " * 20)
+    tokenizer.decode(ids)
+
+
+def _read_chat(folder: Path) -> None:
+    from fwpkm_jax.data import load_tokenizer
+
+    tokenizer: Any = load_tokenizer(str(folder / "tokenizer.json"))
+    tokenizer.write_chat([{"role": "user", "content": "the cat"}])
+
+
+def _template(content: bytes, rng: random.Random) -> bytes:
+    if rng.random() < 0.3:
+        return damage.of_bytes(content, rng)
+    return damage.template(rng).encode("utf-8", "surrogatepass")
+
+
+def _chat(folder: Path) -> None:
+    from tests.data.chat_tokenizer import TEMPLATE
+
+    _tokenizer(folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+
+
+def _sentencepiece(folder: Path) -> None:
+    from fwpkm_jax.data.tokenizers import mistral_v1_model
+
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.model").write_bytes(mistral_v1_model())
+
+
+def _read_sentencepiece(folder: Path) -> None:
+    from fwpkm_jax.data import load_tokenizer
+
+    tokenizer = load_tokenizer(str(folder / "tokenizer.model"))
+    tokenizer.decode(tokenizer.encode("the cat and the hat \U0001f600"))
+
+
+def _tokens(folder: Path) -> None:
+    from fwpkm_jax.data.token_files import write_token_file
+
+    folder.mkdir(exist_ok=True)
+    rng = np.random.default_rng(0)
+    entries = [rng.integers(0, 300, n) for n in (5, 0, 70, 1)]
+    write_token_file(folder / "a.bin", entries, vocab_size=300)
+
+
+def _read_tokens(folder: Path) -> None:
+    from fwpkm_jax.data import TokenFile
+
+    file = TokenFile(folder / "a.bin", vocab_size=300)
+    for number in range(file.num_entries):
+        file.entry(number)
+
+
+def _run(folder: Path) -> None:
+    from fwpkm_jax.config import Experiment
+    from fwpkm_jax.data import RecallData
+    from tests.evaluation.conftest import tiny_model_config
+    from tests.evaluation.test_report import result, train, write_json
+
+    experiment = Experiment(model=tiny_model_config(), data=RecallData(), run_dir=str(folder))
+    folder.mkdir(exist_ok=True)
+    write_json(folder / "config.json", experiment.to_json())
+    train(folder)
+    write_json(folder / "results" / "recall.json", result(39))
+    session = {
+        "from_step": 0, "started": "2026", "commit": None, "device_count": 1, "device_kind": "cpu",
+        "versions": {"jax": "1"}, "command": ["fwpkm"],
+    }  # fmt: skip
+    write_json(folder / "environment.json", {"fingerprint": "a", "sessions": [session]})
+
+
+def _read_run(folder: Path) -> None:
+    from fwpkm_jax.config import read_experiment
+
+    read_experiment(folder)
+
+
+def _read_report(folder: Path) -> None:
+    from fwpkm_jax.evaluation.report import write_report
+
+    write_report(folder)
+
+
+@cache
+def _memory_model() -> Any:
+    from tests.memories.models import ONE, make_model, make_state
+
+    model = make_model(ONE)
+    return model, make_state(model)
+
+
+def _memories(folder: Path) -> None:
+    from fwpkm_jax import memories
+
+    model, state = _memory_model()
+    memories.save(folder, "alice", state, model=model)
+    memories.fork(folder, "alice", "bob")
+
+
+def _of_memory(content: bytes, rng: random.Random) -> bytes:
+    """A saved memory with other bytes, another header, or other facts under a right checksum."""
+    if rng.random() < 0.5:
+        return damage.of_safetensors(content, rng)
+    from safetensors.numpy import load, save
+
+    from fwpkm_jax.memories.file import FORMAT, checksum
+
+    length = int.from_bytes(content[:8], "little")
+    facts = json.loads(content[8 : 8 + length])["__metadata__"]["facts"]
+    try:
+        changed = damage.of_json(facts.encode(), rng).decode()
+    except UnicodeDecodeError:
+        return content
+    arrays = load(content)
+    total = checksum(arrays, changed)
+    return save(arrays, {"format": FORMAT, "checksum": total, "facts": changed})
+
+
+def _read_memories(folder: Path) -> None:
+    from fwpkm_jax import memories
+    from fwpkm_jax.cli.memories_command import _list
+
+    _list(folder)
+    state = memories.load(folder, "bob", _memory_model()[0])
+    jax.block_until_ready(state)
+
+
+READERS: dict[str, Reader] = {
+    "safetensors": Reader(_hf, {"model.safetensors": damage.of_safetensors}, _read_hf),
+    "index": Reader(_sharded, {"model.safetensors.index.json": damage.of_json}, _read_hf),
+    "config.json": Reader(_hf, {"config.json": _config}, _read_hf),
+    "torch": Reader(_torch, {"pytorch_model.bin": damage.of_torch}, _read_torch),
+    "tokenizer.json": Reader(_tokenizer, {"tokenizer.json": damage.of_json}, _read_tokenizer),
+    "beside tokenizer.json": Reader(
+        _tokenizer,
+        {
+            "tokenizer_config.json": damage.of_json,
+            "generation_config.json": damage.of_json,
+            "config.json": damage.of_json,
+        },
+        _read_chat,
+    ),
+    "chat template": Reader(_chat, {"chat_template.jinja": _template}, _read_chat),
+    "sentencepiece": Reader(
+        _sentencepiece, {"tokenizer.model": damage.of_bytes}, _read_sentencepiece
+    ),
+    "token files": Reader(
+        _tokens, {"a.idx": damage.of_numbers, "a.bin": damage.of_bytes}, _read_tokens
+    ),
+    "memory": Reader(_memories, {"alice.safetensors": _of_memory, "bob.safetensors": _of_memory},
+                     _read_memories),
+    "run configuration": Reader(_run, {"config.json": damage.of_json}, _read_run),
+    "report": Reader(
+        _run,
+        {
+            "results/recall.json": damage.of_json,
+            "results.json": damage.of_json,
+            "environment.json": damage.of_json,
+            "metrics.jsonl": damage.of_lines,
+            "config.json": damage.of_json,
+        },
+        _read_report,
+    ),
+}  # fmt: skip

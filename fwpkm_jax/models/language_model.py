@@ -36,6 +36,7 @@ from fwpkm_jax.models.outputs import (
     layer_name,
 )
 from fwpkm_jax.models.sharding import gathered_array
+from fwpkm_jax.models.stream_size import checked_start
 
 _HEAD_AXES: LogicalAxes = ("embed", "vocab")
 
@@ -270,19 +271,29 @@ class LanguageModel(nnx.Module):
           max_chunk_size: the largest `chunk_size` of any later call; None: the config's.
 
         Raises:
-          ValueError: the memory does not fit this model.
+          ValueError: the memory does not fit this model, or caches would not fit the device.
         """
         self._check_memory(memory)
         chunk_size = self.config.fast_weight.chunk_size
         max_chunk_size = chunk_size if max_chunk_size is None else max_chunk_size
         groups = jax.tree.leaves(memory)[0].shape[0] if memory else 1
         dtype = self.embedding[...].dtype if self.dtype is None else self.dtype
-        layers = {
-            layer_name(index): block.init_stream(
-                batch, groups, max_length=max_length, max_chunk_size=max_chunk_size, dtype=dtype
-            )
-            for index, block in enumerate(self.blocks)
+
+        def start() -> dict[str, Any]:
+            return {
+                layer_name(index): block.init_stream(
+                    batch, groups, max_length=max_length, max_chunk_size=max_chunk_size, dtype=dtype
+                )
+                for index, block in enumerate(self.blocks)
+            }
+
+        windows = {
+            "window": self.config.window,
+            "lact.window": self.config.lact.window,
+            "max_length": max_length,
         }
+        what = ", ".join(f"{name}={tokens}" for name, tokens in windows.items())
+        layers = checked_start(start, tokens=max(windows.values()), what=f"one of {what}")
         head = None
         if self.fast_weight_layer is not None:
             vocab = self.config.vocab_size

@@ -487,3 +487,18 @@ def test_numbers_too_large_for_the_dtype_are_refused(tmp_path):
     with pytest.raises(OutsideFileError, match=r"above 3.39e\+38, the most of bfloat16"):
         read_weights(open_folder(folder, dtype="bfloat16"))
     assert read_weights(open_folder(folder)) is not None
+
+
+def test_a_tokenizer_with_more_ids_than_the_embedding_is_refused_at_the_import(tmp_path, capsys):
+    pytest.importorskip("tokenizers")
+    from tests.data.chat_tokenizer import save_tokenizer
+
+    tensors = {n: x[:260] if x.shape[0] == 300 else x for n, x in qwen_tensors().items()}
+    folder = qwen_folder(tmp_path / "hf", tensors, vocab_size=260)
+    path = save_tokenizer(folder)
+    assert imports.main(["hf", str(folder), str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert f"{path} has ids up to" in error
+    assert "the embedding beside it has 260 rows" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()

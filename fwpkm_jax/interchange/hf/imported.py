@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import AbstractDataConfig, RecallData, TextData, sample
-from fwpkm_jax.data.tokenizers import BYTES, ByteTokenizer
+from fwpkm_jax.data.tokenizers import BYTES, ByteTokenizer, load_tokenizer
 from fwpkm_jax.interchange.hf.layout import plain_name
 from fwpkm_jax.interchange.hf.model_folder import (
     HEAD,
@@ -20,6 +20,7 @@ from fwpkm_jax.interchange.hf.model_folder import (
 )
 from fwpkm_jax.interchange.imported_run import start_run
 from fwpkm_jax.layers.partition import MeshConfig
+from fwpkm_jax.outside_files import OutsideFileError
 from fwpkm_jax.training.sharding import make_partition
 from fwpkm_jax.whole_files import write_json
 
@@ -83,6 +84,7 @@ def _data(
     folder: Path, run: Path, source: ModelFolder, say: Callable[[str], None]
 ) -> AbstractDataConfig:
     if (folder / TOKENIZER).is_file():
+        _check_tokenizer(folder, source, say)
         tokenizer = str(run / KEPT / TOKENIZER)
     elif source.config.vocab_size >= ByteTokenizer.vocab_size:
         say(f"{folder} has no {TOKENIZER}; the run reads bytes.")
@@ -99,6 +101,25 @@ def _data(
         length=512,
         tokenizer=tokenizer,
     )
+
+
+def _check_tokenizer(folder: Path, source: ModelFolder, say: Callable[[str], None]) -> None:
+    """Refuses a tokenizer whose ids the embedding does not have.
+
+    Raises:
+      OutsideFileError: an id is too large, or the file is no tokenizer.
+    """
+    path, rows = folder / TOKENIZER, source.config.vocab_size
+    try:
+        tokens = load_tokenizer(str(path)).vocab_size
+    except ImportError as error:
+        say(f"{path} is not looked at: {error}.")
+        return
+    if tokens > rows:
+        problem = f"has ids up to {tokens - 1}, and the embedding beside it has {rows} rows"
+        raise OutsideFileError(
+            path, problem, otherwise="take the tokenizer and the weights of one model"
+        )
 
 
 def _keep_files(folder: Path, kept: Path, source: ModelFolder) -> None:

@@ -22,6 +22,7 @@ from fwpkm_jax.layers.mixers import AttentionConfig, register_mixer
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.plugins import import_plugins
+from fwpkm_jax.run.train import train
 from tests.training.tiny_config import get_config
 
 ROOT = Path(__file__).parents[1]
@@ -318,6 +319,17 @@ def test_input_of_another_shape_or_dtype_is_refused(another, x, mask, said):
     )
     with pytest.raises(ValueError, match=said):
         mixer(x, mask=mask)
+
+
+def test_a_parameter_that_does_not_say_what_it_is_is_refused_before_a_run_begins(
+    another, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(another, "parameter", lambda value, role: nnx.Param(value))
+    run = tmp_path / "run"
+    experiment = own_experiment(another, "swa", "running_sum", run_dir=str(run))
+    with pytest.raises(ValueError, match=r"parameter blocks/1/mixer/gain does not say what it is"):
+        train(experiment)
+    assert not run.exists()
 
 
 def test_a_cache_that_grows_needs_its_capacity(another, monkeypatch):

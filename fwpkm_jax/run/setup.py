@@ -73,6 +73,8 @@ class Setup(NamedTuple):
     """The optimizer of the slow weights."""
     init: Callable[[], TrainState]
     """Makes the state before the first step; traceable."""
+    shapes: TrainState
+    """Shapes and dtypes of that state."""
 
     def put(self, batch: Batch) -> Batch:
         """The batch, placed on the devices."""
@@ -83,7 +85,8 @@ def make_setup(experiment: Experiment) -> Setup:
     """The parts of a run.
 
     Raises:
-      ValueError: fields of the configuration contradict each other or do not fit the devices.
+      ValueError: fields of the configuration contradict each other or do not fit the devices, or
+        a parameter does not say what it is.
     """
     config = experiment.training
     needed = vocab_size(experiment.data)
@@ -111,10 +114,11 @@ def make_setup(experiment: Experiment) -> Setup:
         train=experiment.optimizer.train,
         precision=experiment.optimizer.precision,
     )
-    if experiment.optimizer.train:
-        check_trained(jax.eval_shape(init).params, experiment.optimizer.train)
+    shapes = jax.eval_shape(init)
+    check_trained(shapes.params, experiment.optimizer.train)
     limited = limited_attention(experiment.model, config.window_probability)
-    return Setup(experiment, partition, model_graph(experiment.model), limited, optimizer, init)
+    graphdef = model_graph(experiment.model)
+    return Setup(experiment, partition, graphdef, limited, optimizer, init, shapes)
 
 
 def check_chunk_size(experiment: Experiment) -> None:
@@ -211,8 +215,8 @@ def restore_state(
       ValueError: the checkpoint has more steps than the configuration.
       DamagedCheckpointError: there are checkpoints, but none can be read.
     """
-    shapes = jax.eval_shape(setup.init)
-    layout = state_layout(setup, shapes)
+    shapes = setup.shapes
+    layout = state_layout(setup)
     written = shapes
     if setup.experiment.base is not None:  # The rest is the base's.
         train = setup.experiment.optimizer.train
@@ -269,7 +273,7 @@ def new_state(setup: Setup, checkpoints: Checkpoints) -> TrainState:
     """
     if setup.experiment.base is not None:
         return _state_from(Path(setup.experiment.base), setup, checkpoints)
-    layout = state_layout(setup, jax.eval_shape(setup.init))
+    layout = state_layout(setup)
     return compile_answering(jax.jit(setup.init, out_shardings=layout))()
 
 
@@ -277,8 +281,8 @@ def _state_from(base: Path, setup: Setup, checkpoints: Checkpoints) -> TrainStat
     """The state before the first step with the weights of another run's newest checkpoint."""
     directory = base.absolute() / "checkpoints"
     checkpoint = directory / str(find_step(directory, None))
-    shapes = jax.eval_shape(setup.init)
-    layout = state_layout(setup, shapes)
+    shapes = setup.shapes
+    layout = state_layout(setup)
     stored = stored_names(checkpoint, "params")
     ours = named_leaves(shapes.params)
     new = [name for name in ours if name not in stored]
@@ -338,7 +342,7 @@ def _check_base(base: Path, stored: Iterable[str], ours: Iterable[str], new: Ite
         )
 
 
-def state_layout(setup: Setup, shapes: TrainState) -> TrainState:
+def state_layout(setup: Setup) -> TrainState:
     """The sharding of each array of the state, in `TrainState`'s structure.
 
     A new state and a restored one get the same one. On one device, too, it is given: an array
@@ -346,10 +350,10 @@ def state_layout(setup: Setup, shapes: TrainState) -> TrainState:
     """
     if setup.partition is None:
         device: Any = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        return jax.tree.map(lambda _: device, shapes)
+        return jax.tree.map(lambda _: device, setup.shapes)
     return state_shardings(
         setup.partition,
-        shapes,
+        setup.shapes,
         graphdef=setup.graphdef,
         optimizer=setup.optimizer,
         train=setup.experiment.optimizer.train,

@@ -146,7 +146,7 @@ def _train(
         say=log.say,
     )
     if said := describe_trained(
-        jax.eval_shape(setup.init).params,
+        setup.shapes.params,
         setup.experiment.optimizer.train,
         setup.experiment.optimizer.precision,
     ):

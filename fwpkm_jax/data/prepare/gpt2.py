@@ -7,10 +7,11 @@ References: Radford et al. 2019; the file is OpenAI's `encoder.json`, SHA-256
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
+
+from fwpkm_jax.outside_files import parse_json, read_bytes
 
 WANTED = (
     "openaipublic.blob.core.windows.net/gpt-2/encodings/main/encoder.json, or vocab.json of "
@@ -35,10 +36,10 @@ class Gpt2Decoder:
         path = Path(path).expanduser()
         if not path.is_file():
             raise FileNotFoundError(f"There is no {path.absolute()}; download {WANTED}.")
-        content = path.read_bytes()
+        content = read_bytes(path, most=2**23, otherwise=f"download {WANTED}")
         self.sha256 = hashlib.sha256(content).hexdigest()
         try:
-            pieces = json.loads(content)
+            pieces = parse_json(content, path)
             ids = {int(token_id): _piece_bytes(piece) for piece, token_id in pieces.items()}
         except (ValueError, AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"{path} maps no pieces to ids; download {WANTED}.") from error

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from fwpkm_jax.outside_files import read_json
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,10 @@ class ZarrArray:
         if not metadata.is_file():
             raise FileNotFoundError(f"There is no {metadata.absolute()}; download {wanted}.")
         try:
-            found: dict[str, Any] = json.loads(metadata.read_text())
+            found: dict[str, Any] = read_json(metadata, kind=dict)
             shape, chunks = tuple(found["shape"]), tuple(found["chunks"])
+            if not all(type(x) is int and 0 < x < 2**40 for x in (*shape, *chunks)):
+                raise ValueError("sizes of an array are numbers above 0")
             kind = (found["zarr_format"], found["dtype"], found["order"], len(shape))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{metadata} describes no array; download it again.") from error

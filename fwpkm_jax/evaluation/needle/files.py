@@ -23,6 +23,7 @@ from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.needle.config import SampleSettings
 from fwpkm_jax.evaluation.needle.samples import Needle, NeedleSample, build_samples
 from fwpkm_jax.evaluation.sources import Source, text_sources
+from fwpkm_jax.outside_files import MOST_JSON_BYTES, parse_json, reading
 from fwpkm_jax.whole_files import replacing
 
 _KIND = "needle samples"
@@ -86,9 +87,9 @@ def read_samples(path: str | Path) -> tuple[dict[str, Any], Iterator[NeedleSampl
       FileNotFoundError: the file does not exist.
     """
     path = Path(path)
-    with path.open(encoding="utf-8") as file:
-        first = file.readline()
-    header = json.loads(first) if first.startswith("{") else {}
+    with path.open("rb") as file:
+        first = file.readline(MOST_JSON_BYTES)
+    header = parse_json(first, path, place="line 1", kind=dict) if first[:1] == b"{" else {}
     if header.get("kind") != _KIND:
         raise ValueError(
             f"{path} holds no needle samples; python -m fwpkm_jax.evaluation.needle.files makes a "
@@ -98,13 +99,16 @@ def read_samples(path: str | Path) -> tuple[dict[str, Any], Iterator[NeedleSampl
 
 
 def _samples_of(path: Path) -> Iterator[NeedleSample]:
-    with path.open(encoding="utf-8") as file:
-        for line in itertools.islice(file, 1, None):
-            record = json.loads(line)
-            yield NeedleSample(
-                needles=tuple(Needle(**needle) for needle in record["needles"]),
-                **{name: record[name] for name in NeedleSample._fields if name != "needles"},
-            )
+    with path.open("rb") as file:
+        for number, line in enumerate(itertools.islice(file, 1, None), start=2):
+            place = f"line {number}"
+            record = parse_json(line, path, place=place, kind=dict)
+            with reading(path, place=place, problem="is no needle sample"):
+                sample = NeedleSample(
+                    needles=tuple(Needle(**needle) for needle in record["needles"]),
+                    **{name: record[name] for name in NeedleSample._fields if name != "needles"},
+                )
+            yield sample
 
 
 def main(options: SampleOptions) -> int:

@@ -126,7 +126,8 @@ def _one_process(name: str, first: int, files: int, found: Found) -> int:
         while True:
             if not ready.select(timeout=1):
                 waited = time.monotonic() - started
-                if begun and (_cpu_of(process.pid) - cpu_before > SECONDS + 1 or waited > _WALL):
+                busy = _cpu_of(process.pid) - cpu_before
+                if waited > (_WALL if begun else 5 * _WALL) or (begun and busy > SECONDS + 1):
                     late = True
                     os.killpg(process.pid, signal.SIGKILL)
                     break

@@ -22,6 +22,7 @@ from fwpkm_jax.config import (
 )
 from fwpkm_jax.data import TextData
 from fwpkm_jax.layers.rotary import YarnConfig
+from fwpkm_jax.outside_files import OutsideFileError
 from fwpkm_jax.training.config import WITHOUT_EFFECT
 from tests.training.tiny_config import get_config
 
@@ -356,6 +357,29 @@ def test_the_vocabulary_follows_the_data_unless_an_option_sets_it():
 def test_a_directory_without_a_run_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no run"):
         read_experiment(tmp_path)
+
+
+def test_a_stored_value_that_cannot_be_is_named_and_no_version_is_blamed(tmp_path):
+    path = tmp_path / "config.json"
+    for change, said in (
+        ({"seed": -5}, r"seed=-5 must be at least 0"),
+        ({"seed": "x"}, r"seed='x' must be int"),
+        ({"log": ["paper"]}, r"log\[0\]='paper' is none of"),
+    ):
+        path.write_text(json.dumps({**get_config().to_json(), **change}))
+        with pytest.raises(OutsideFileError, match=said) as error:
+            read_experiment(tmp_path)
+        message = str(error.value)
+        assert message.startswith(f"{path} cannot be used (")
+        assert message.endswith(
+            "; put back a copy: each checkpoint has one, checkpoints/STEP/config/metadata."
+        )
+        assert "version" not in message
+    values = get_config().to_json()
+    for change in ({"sead": 1}, {"model": {**values["model"], "class": "Modl"}}):
+        path.write_text(json.dumps({**values, **change}))
+        with pytest.raises(OutsideFileError, match="another version of fwpkm_jax wrote this run"):
+            read_experiment(tmp_path)
 
 
 def test_resuming_takes_the_runs_own_configuration(tmp_path):

@@ -11,7 +11,8 @@ spends on precision are not counted.
 
 `--peer-fla` is a Python with torch and flash-linear-attention on the same GPU. Its chunk kernel
 gets the same shapes in bfloat16, the dtype for which it was written; the kernels of this package
-get `--dtypes`. A row of a bfloat16 kernel has `time_of_peer`, its time over the peer's.
+get `--dtypes`. A row of a bfloat16 kernel has `time_of_peer`, its time over the peer's. On Hopper
+its backward pass needs Triton 3.7.1 or newer; a pass that it refuses has the reason in its row.
 `--prepare` compiles everything, the peer's kernels too, and times nothing.
 
 On a CPU, where there are no kernels, `--shapes tiny` times plain JAX alone.
@@ -148,8 +149,11 @@ def measure(options: Options, name: str, matmul_gigaflops: float | None) -> list
         ready = {}
         for side, talk_ in talks.items():  # One after the other: a peer tries its tiles here.
             ready[side] = talk_.hear(options.limit_s)
-        failed = {side: row["failed"] for side, row in ready.items() if "failed" in row}
+        ended = {side: row["failed"] for side, row in ready.items() if "failed" in row}
         for which in () if options.prepare else options.passes:
+            # A peer may have one pass and not the other.
+            refused = {side: row.get("refused", {}).get(which) for side, row in ready.items()}
+            failed = {side: why for side, why in refused.items() if why} | ended
             blocks: dict[tuple[str, str], list[dict[str, Any]]] = {side: [] for side in talks}
             for _ in range(options.repeats):
                 for side, talk_ in talks.items():
@@ -158,14 +162,14 @@ def measure(options: Options, name: str, matmul_gigaflops: float | None) -> list
                     talk_.tell()
                     block = talk_.hear(options.limit_s)
                     if "failed" in block:
-                        failed[side] = block["failed"]
+                        failed[side] = ended[side] = block["failed"]
                     else:
                         blocks[side].append(block)
             rows += _rows(name, which, blocks, ready, failed, matmul_gigaflops)
     finally:
         for talk_ in talks.values():
             talk_.end()
-    return rows or [{"shape": name, "prepared": [list(x) for x in ready if x not in failed]}]
+    return rows or [{"shape": name, "prepared": [list(x) for x in ready if x not in ended]}]
 
 
 def _rows(

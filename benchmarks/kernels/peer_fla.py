@@ -20,7 +20,8 @@ def talk(task: dict):
     """Yields the seconds per call of each block, of each pass in turn.
 
     The calls of a block are replays of one CUDA graph, so that neither Python nor Triton's launcher
-    is timed; where a pass cannot be recorded, its calls are queued and the first row says why.
+    is timed; where a pass cannot be recorded, its calls are queued and the first row says why. A
+    pass that raises has its reason under `refused` in the first row, and no blocks.
     """
     generator = torch.Generator("cuda").manual_seed(0)
     tokens = (task["batch"], task["length"], task["heads"])
@@ -54,9 +55,14 @@ def talk(task: dict):
         run, how = recorded(call)
         return run, how, max(1, round(task["block_s"] / seconds(run, 5)))
 
-    prepared = {which: prepare(which == "train") for which in task["passes"]}
+    prepared, refused = {}, {}
+    for which in task["passes"]:
+        try:
+            prepared[which] = prepare(which == "train")
+        except Exception as error:  # Some versions of Triton have no backward pass on Hopper.
+            refused[which] = f"{type(error).__name__}: {str(error)[:300]}"
     facts = {"dtype": "bfloat16", "version": fla.__version__, "torch": torch.__version__}
-    yield facts | {which: how for which, (_, how, _) in prepared.items()}
+    yield facts | {"refused": refused} | {which: how for which, (_, how, _) in prepared.items()}
     for run, how, calls in prepared.values():
         for _ in range(task["repeats"]):
             yield {"seconds": seconds(run, calls), "how": how}

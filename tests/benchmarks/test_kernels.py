@@ -87,6 +87,14 @@ def test_the_gated_delta_rule_alone_and_beside_a_peer(tmp_path, monkeypatch):
     written = result(out)["rows"]
     assert [row.get("failed") for row in written] == [None, "no torch"] * 2
     assert all(row["seconds"] > 0 and "time_of_peer" not in row for row in written[::2])
+    # The pass that a peer has is timed where it refuses the other.
+    refuses = {"seconds": 2.0, "refused": {"train": "RuntimeError: this Triton is wrong"}}
+    run("kernels.gated_delta", *options, peer=lambda task: refuses)
+    _, forward, _, train = result(out)["rows"]
+    assert forward["seconds"] == 2.0
+    assert "failed" not in forward
+    assert train["failed"] == "RuntimeError: this Triton is wrong"
+    assert "seconds" not in train
 
 
 def test_the_selection_by_its_kernel_and_by_plain_jax(tmp_path, monkeypatch):

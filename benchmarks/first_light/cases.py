@@ -62,10 +62,17 @@ class Case:
     """Seconds after which its process is ended."""
     folders: tuple[str, ...] = ()
     """Folders of `pallas_kernels` that it compares; none: all, and the library."""
+    heavy: bool = False
+    """Whether it compiles for a minute and more: it starts when all others have."""
+
+    @property
+    def place(self) -> int:
+        """When it starts: kernels first, then whole memories, then what compiles longest."""
+        return 2 if self.heavy else int(not self.folders)
 
 
 def cases(size: str) -> dict[str, Case]:
-    """The cases by name, in the order they run."""
+    """The cases by name, each operation's small ones first."""
     tiny = size == "tiny"
     found: dict[str, Case] = {}
     for name in ("63_tokens",) if tiny else ("steady", "steady_dot", "paper"):
@@ -100,6 +107,7 @@ def cases(size: str) -> dict[str, Case]:
                 ),
                 ratio=ratio,
                 folders=("gated_delta",),
+                heavy=name in ("wide", "widest"),
             )
     for name in ("one_group",) if tiny else ("tiles_and_rest", "100_tokens", "widest", "paper"):
         spec = _named(cross_entropy_specs.SPECS, name)
@@ -145,10 +153,10 @@ def cases(size: str) -> dict[str, Case]:
             run=lambda spec=spec: _keys(spec),
             ratio=key_scan_specs.CHECK_RATIO,
             limit_s=LONG_LIMIT_S,
-            folders=("key_scan", "product_top_k"),
+            folders=_KEYS,
         )
-    for op in _CHOICES:
-        found[f"choice/{op}"] = Case(run=_CHOICES[op], limit_s=CHOICE_LIMIT_S)
+    for op, (run, folders) in _CHOICES.items():
+        found[f"choice/{op}"] = Case(run=run, limit_s=CHOICE_LIMIT_S, folders=folders)
     return found
 
 
@@ -323,16 +331,19 @@ def _chosen_norms() -> dict[str, Any]:
     return {}
 
 
-_CHOICES: dict[str, Callable[[], dict[str, Any]]] = {
-    "product_top_k": _chosen_selection,
-    "key_scan": _chosen_keys,
-    "value_scan": _chosen_rows,
-    "chunk_gated_delta_rule": _chosen_rule,
-    cross_entropy.OP: _chosen_losses,
-    "short_convolution": _chosen_convolution,
-    add_rms_norm.OP: _chosen_norms,
+_KEYS = ("key_scan", "product_top_k", "gated_delta")
+"""The kernels of the keys, and the folders from which they import."""
+_CHOICES: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
+    "product_top_k": (_chosen_selection, ("product_top_k",)),
+    "key_scan": (_chosen_keys, _KEYS),
+    "value_scan": (_chosen_rows, ("slot_read", "slot_add")),
+    "chunk_gated_delta_rule": (_chosen_rule, ("gated_delta",)),
+    cross_entropy.OP: (_chosen_losses, ("cross_entropy",)),
+    "short_convolution": (_chosen_convolution, ("short_convolution",)),
+    add_rms_norm.OP: (_chosen_norms, ("add_rms_norm",)),
 }
-"""Operations that models ask for by `auto`: their check before first use runs as users run it."""
+"""Operations that models ask for by `auto`, with their folders: their check before first use runs
+as users run it."""
 
 
 def _named(specs: Sequence[Any], name: str) -> Any:

@@ -7,7 +7,8 @@ of them, into the compilation cache that JAX_COMPILATION_CACHE_DIR names; then e
 to run, alone on the device, with its steps queued as a training loop queues them. One line of JSON
 for each is written as it comes: milliseconds per step, samples per second, the loss after the same
 number of steps, peak memory, and every choice of a kernel with its reason. Lines that the file has,
-of the same source and kind of device, are not measured again.
+of the same source and kind of device, are not measured again. The program that makes a model's
+first state is compiled once and loaded by all variants.
 
 Kernels are chosen by shape and dtype without the check before first use: the comparisons of
 `correctness` make that check, beside these compilations. `--wait-for` names a file; timing begins
@@ -25,12 +26,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from benchmarks import processes
 from benchmarks.first_light import sources
 from benchmarks.first_light.files import read_lines, read_object
-from benchmarks.first_light.variants import KNOWN, Variant, variants
+from benchmarks.first_light.variants import KNOWN, Variant, first_variants, variants
 from benchmarks.options import from_json, parse, to_json
 
 MODULE = "benchmarks.first_light.steps"
@@ -89,8 +91,9 @@ def key_of(row: dict[str, Any]) -> tuple[str, str]:
 class _Pending:
     """One variant of one model, compiling in its process."""
 
-    def __init__(self, options: Options, model: str, variant: Variant, module: str):
+    def __init__(self, options: Options, model: str, variant: Variant, module: str, states: Path):
         self.options, self.model, self.variant, self.module = options, model, variant, module
+        self.states = states
         self.row: dict[str, Any] = {"model": model, "variant": variant.name}
         self.row |= {"reference": list(variant.reference), "flags": variant.flags}
         self._talk: processes.Conversation | None = None
@@ -106,7 +109,7 @@ class _Pending:
             names = [name for name in before.split(",") if name]
             added["PALLAS_KERNELS_REFERENCE"] = ",".join([*names, *self.variant.reference])
         task: dict[str, Any] = {"options": to_json(self.options), "model": self.model}
-        task |= {"variant": asdict(self.variant)}
+        task |= {"variant": asdict(self.variant), "states": str(self.states)}
         self._talk = processes.Conversation.of(self.module, task, variables=added)
         self.row |= self._talk.hear(min(self.options.compile_s, stop - began))
         self.row["ready_seconds"] = time.monotonic() - began
@@ -159,20 +162,24 @@ def run_variants(options: Options, *, module: str = MODULE) -> list[dict[str, An
     rows = {key_of(row): row for row in kept}
     profiles = read_object(options.profiles) if options.profiles else {}
     profiles = {name: profile for name, profile in profiles.items() if _of_rows(name, rows)}
-    with ThreadPoolExecutor(options.jobs) as pool:
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
+        states = Path(folder)
         pending: list[_Pending] = []
 
         def add(found: Sequence[Variant]) -> None:
             for variant in found:
                 for model in options.models:
                     wanted = not options.variants or variant.name in options.variants
-                    if wanted and (model, variant.name) not in rows:
-                        pending.append(_Pending(options, model, variant, module))
-                        waiting.append(pool.submit(pending[-1].compile, stop))
+                    if not wanted or (model, variant.name) in rows:
+                        continue
+                    if model not in {one.model for one in pending}:
+                        waiting.append(pool.submit(_make_state, options, model, module, states))
+                    pending.append(_Pending(options, model, variant, module, states))
+                    waiting.append(pool.submit(pending[-1].compile, stop))
 
         waiting: list[Any] = []
         carried = options.executables is not None
-        first = variants((), carried=carried)
+        first = first_variants(carried=carried)
         add(first)
         try:
             operations = options.operations
@@ -199,6 +206,14 @@ def run_variants(options: Options, *, module: str = MODULE) -> list[dict[str, An
             for one in pending:
                 one.end()
     return list(rows.values())
+
+
+def _make_state(options: Options, model: str, module: str, states: Path) -> None:
+    """Compiles what makes a model's first state into a file, for all of its variants."""
+    task = {"options": to_json(options), "state_of": model, "states": str(states)}
+    found = processes.run_worker(module, task, limit_s=options.compile_s)
+    if "failed" in found:
+        print(f"state of {model}: {found['failed']}; each variant compiles it.", flush=True)
 
 
 def _of_rows(name: str, rows: dict[tuple[str, str], Any]) -> bool:
@@ -243,6 +258,46 @@ def line_of(row: dict[str, Any]) -> str:
 
 
 def work(task: dict[str, Any]) -> dict[str, Any]:
+    """Compiles a model's first state (`state_of`), or finds the operations that have a kernel."""
+    if "state_of" in task:
+        return _compile_state(from_json(Options, task["options"]), task)
+    return _traced_operations(task)
+
+
+def _compile_state(options: Options, task: dict[str, Any]) -> dict[str, Any]:
+    """Writes the compiled function that makes a model's first state."""
+    import jax
+
+    from benchmarks.compiled import executables
+    from benchmarks.speed import train_step
+    from benchmarks.speed.models import model_of
+
+    began = time.perf_counter()
+    model, path = task["state_of"], Path(task["states"], f"{task['state_of']}{ENDING}")
+    loss_block = train_step.Options().loss_block
+    _, start = train_step.make_step(loss_block, model, model_of(model, options.size))
+    partial = path.with_suffix(".partial")
+    executables.write(partial, jax.jit(start).lower().compile())
+    partial.replace(path)
+    return {"state_seconds": time.perf_counter() - began}
+
+
+def _state_of(start: Callable[[], Any], path: Path) -> tuple[Callable[[], Any], dict[str, Any]]:
+    """What makes a first state: the file's compiled function, or one compiled here without it."""
+    import jax
+
+    from benchmarks.compiled import executables
+
+    began, facts = time.perf_counter(), {}
+    try:
+        made, _ = executables.load(path)
+    except Exception as error:  # Without the file the step is timed all the same.
+        facts["state_compiled"] = f"{type(error).__name__}: {error}"[:300]
+        made = jax.jit(start).lower().compile()
+    return made, {"state_seconds": time.perf_counter() - began, **facts}
+
+
+def _traced_operations(task: dict[str, Any]) -> dict[str, Any]:
     """The operations for which the models choose a kernel, by tracing their first layers."""
     import jax
     import jax.numpy as jnp
@@ -281,9 +336,6 @@ def talk(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
         length=options.length,
     )
     step, start = train_step.make_step(of_batch.loss_block, task["model"], model)
-    began = time.perf_counter()
-    make_state = jax.jit(start).lower().compile()
-    state_seconds = time.perf_counter() - began
     batch = train_step.random_batch(of_batch, model)
     began = time.perf_counter()
     if variant.carried:
@@ -306,8 +358,9 @@ def talk(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
         }
         if variant.profiled and options.keep is not None:
             ready |= _keep(options.keep / f"{task['model']}{ENDING}", compiled, task)
-    yield {"device": jax.devices()[0].device_kind, "state_seconds": state_seconds, **ready}
+    yield {"device": jax.devices()[0].device_kind, **ready}
 
+    make_state, made = _state_of(start, Path(task["states"], f"{task['model']}{ENDING}"))
     batch = jax.block_until_ready(batch)
     holder: dict[str, Any] = {"state": make_state()}
 
@@ -328,8 +381,10 @@ def talk(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
     seconds = [time_ / options.steps for time_, _ in blocks]
     median = statistics.median(seconds)
     yield {
+        **made,
         "milliseconds": 1e3 * median,
         "milliseconds_spread": 1e3 * (max(seconds) - min(seconds)),
+        "block_milliseconds": [1e3 * one for one in seconds],
         "samples_per_second": options.batch / median,
         "tokens_per_second": batch["loss_weight"].size / median,
         "first_loss": first,

@@ -40,10 +40,12 @@ from benchmarks.first_light.files import read_lines, read_object
 from benchmarks.options import parse
 from benchmarks.processes import ROOT
 
-LIMITS = {"device": 90, "cases": 200, "steps": 340, "parity": 540}
-"""Seconds that a part may take; others have `DEFAULT_LIMIT`. Those of `steps` count from the start
-of the comparisons beside which it compiles."""
+LIMITS = {"device": 90, "parity": 540}
+"""Seconds that a part may take; others have `DEFAULT_LIMIT`."""
 DEFAULT_LIMIT = 240
+SHARES = {"cases": 0.4, "steps": 1.0}
+"""Parts that may take a share of `--seconds`. `steps` takes what its variants need of the time that
+is left."""
 CASES, STEPS, RESULTS, RUNNING = "cases.jsonl", "steps.jsonl", "results.json", "running.json"
 PROFILES, VERDICTS, COMPILED = "profiles.json", "verdicts.json", "compiled"
 KEPT_LINES = {"cases": CASES, "steps": STEPS}
@@ -69,7 +71,7 @@ class Options:
     seconds: float = 540
     """No part is started after so many seconds, and the one that runs then is ended."""
     part_seconds: float | None = None
-    """Seconds that each part may take; None: as `LIMITS` says."""
+    """Seconds that each part may take; None: as `LIMITS` and `SHARES` say."""
     executables: Path | None = None
     """Folder with executables of training steps, made elsewhere; None: those of `--earlier`."""
     operations: tuple[str, ...] | None = None
@@ -306,8 +308,10 @@ class _Suite:
         return self.results.get("device", {}).get("result", {}).get("device")
 
     def limit(self, name: str) -> float:
-        limit = self.options.part_seconds or LIMITS.get(name, DEFAULT_LIMIT)
-        return min(limit, self.left)
+        limit = LIMITS.get(name, DEFAULT_LIMIT)
+        if name in SHARES:
+            limit = SHARES[name] * self.options.seconds
+        return min(self.options.part_seconds or limit, self.left)
 
     def done(self, name: str) -> bool:
         """Whether a part's result is of this source and device; those with lines see themselves."""

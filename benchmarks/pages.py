@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.comparison import mqar_heads
 from benchmarks.comparison.mqar_tables import mqar_table, rates_table, recall_by_seed
 from benchmarks.comparison.tables import spans_table, state_tracking_table
+from benchmarks.first_light.tables import account_table, steps_table
 from benchmarks.options import parse
 from benchmarks.study import (
     beside_attention,
@@ -77,6 +78,8 @@ TABLES: dict[str, Callable[[list[Line]], str]] = {
     "shipped": shipped.table,
     "real_size": real_size_table,
     "gates_by_step": shipped.gates_table,
+    "steps": steps_table,
+    "account": account_table,
 }
 """What makes a table of lines, by the name that a comment has for it."""
 
@@ -119,10 +122,13 @@ def table(about: str, results: Path) -> str:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """The lines of a .jsonl file, or the rows of a .json file."""
+    """The lines of a .jsonl file, or the rows or models of a .json file."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
-        return json.loads(text)["rows"]
+        found = json.loads(text)
+        if "models" in found:
+            return [{"model": name, **about} for name, about in found["models"].items()]
+        return found["rows"]
     return [json.loads(line) for line in text.splitlines()]
 
 

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.comparison.mqar_tables import rates_table as mqar_rates_table
 from benchmarks.comparison.mqar_tables import recall_by_seed
 from benchmarks.comparison.tables import spans_table, state_tracking_table
+from benchmarks.first_light.tables import account_table, steps_table
 from benchmarks.processes import ROOT
 from benchmarks.study.plain_text import rates_table
 from benchmarks.study.tables import control_table, needle_table, still_table
@@ -175,6 +176,41 @@ def test_means_over_seeds_are_of_the_rows_with_the_same_label():
     plain, limited = means
     assert plain.startswith("| a | mean of 2 | 56 |  | 0.50")
     assert limited.startswith("| a, window | mean of 2 | 56 |  | 0.25")
+
+
+def test_an_account_stands_beside_the_one_before():
+    def account(model, ms, **kinds):
+        rows = [
+            {
+                "class": kind,
+                "launches": 1000.0,
+                "gigabytes": size,
+                "h200_ms": 0.5,
+                "measured_ms": ms,
+            }
+            for kind, size in kinds.items()
+        ]
+        total = {"launches": 3e3, "gigabytes": 9.0, "h200_ms": 1.0, "measured_ms": 2 * ms}
+        return {"model": model, "rows": rows, "total": total, "measured_on": "h200"}
+
+    head, _, *rows = account_table(
+        [account("a", 2.0, products=3.0, gone=1.0), account("a", 1.0, products=2.0)]
+    ).splitlines()
+    assert head.endswith("| H200 by the account, ms (before) | measured, ms | before, ms |")
+    assert rows == [
+        "| products | 1,000 (1,000) | 2.0 (3.0) | 0.5 (0.5) | 1.0 | 2.0 |",
+        "| gone | 0 (1,000) | 0.0 (1.0) | 0.0 (0.5) | 0.0 | 2.0 |",
+        "| all | 3,000 (3,000) | 9.0 (9.0) | 1.0 (1.0) | 2.0 | 4.0 |",
+    ]
+    with pytest.raises(ValueError, match="there are 1 accounts"):
+        account_table([account("a", 2.0, products=3.0)])
+
+
+def test_variants_that_were_not_timed_have_no_row():
+    row = {"model": "a", "variant": "all", "milliseconds": 62.875, "milliseconds_spread": 1.5}
+    row |= {"samples_per_second": 127.24, "final_loss": 0.45882}
+    *_, only = steps_table([row, {"model": "a", "variant": "both", "failed": "late"}]).splitlines()
+    assert only == "| `a` | `all` | 62.88 | 1.50 | 127.2 | 0.4588 |"
 
 
 def test_rates_are_those_of_the_first_seed():

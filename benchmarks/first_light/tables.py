@@ -1,0 +1,61 @@
+"""Tables of what a device measured, and of the account of its steps: see `benchmarks.pages`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+Line = dict[str, Any]
+
+
+def steps_table(lines: Sequence[Line]) -> str:
+    """A row for each variant of a training step that was timed, in the order of the lines."""
+    head = ["model", "variant", "ms", "spread, ms", "samples/s", "loss"]
+    rows = [
+        [
+            f"`{line['model']}`",
+            f"`{line['variant']}`",
+            f"{line['milliseconds']:.2f}",
+            f"{line['milliseconds_spread']:.2f}",
+            f"{line['samples_per_second']:.1f}",
+            f"{line['final_loss']:.4f}",
+        ]
+        for line in lines
+        if "milliseconds" in line
+    ]
+    return _table(head, rows)
+
+
+def account_table(lines: Sequence[Line]) -> str:
+    """The classes of one step, of the account before a change, then of the one after it.
+
+    Raises:
+      ValueError: there are not two accounts.
+    """
+    if len(lines) != 2:
+        raise ValueError(f"there are {len(lines)} accounts; name two files and one model.")
+    before, after = ({row["class"]: row for row in (*line["rows"], _all(line))} for line in lines)
+    device = lines[1]["measured_on"]
+    rows = []
+    for kind in dict.fromkeys((*[k for k in after if k != "all"], *before, "all")):
+        old, new = before.get(kind, {}), after.get(kind, {})
+        rows.append(
+            [
+                kind,
+                f"{new.get('launches', 0):,.0f} ({old.get('launches', 0):,.0f})",
+                f"{new.get('gigabytes', 0):.1f} ({old.get('gigabytes', 0):.1f})",
+                f"{new.get(f'{device}_ms', 0):.1f} ({old.get(f'{device}_ms', 0):.1f})",
+                f"{new.get('measured_ms', 0):.1f}",
+                f"{old.get('measured_ms', 0):.1f}",
+            ]
+        )
+    head = ["class", "launches (before)", "GB (before)", f"{device.upper()} by the account, ms"]
+    head[-1] += " (before)"
+    return _table([*head, "measured, ms", "before, ms"], rows)
+
+
+def _all(line: Line) -> Line:
+    return {"class": "all", **line["total"]}
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)

@@ -3,6 +3,7 @@
 import json
 import lzma
 import re
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.study.real_size import evaluation, sizes, tables, text
+from benchmarks.study.real_size import evaluation, kernels, sizes, tables, text
 from benchmarks.study.real_size.checkpoint import load_checkpoint, save_checkpoint
-from benchmarks.study.real_size.programs import frozen, planned_rate
+from benchmarks.study.real_size.programs import first_state, frozen, planned_rate, training_step
 from benchmarks.study.real_size.sizes import SIZES
 from benchmarks.study.real_size.training import planned_steps
 from benchmarks.study.real_size.wordings import HELD_OUT, TRAINED
 from fwpkm_jax.rules import FwPKM
+from pallas_kernels import dispatch, verdicts
 from tests.benchmarks.programs import run
 
 TINY = SIZES["tiny"]
@@ -192,6 +194,39 @@ def test_the_table_pairs_books_and_has_a_column_for_each_run():
     assert "first digit" not in found
     mean, low, high = tables.interval(np.arange(100.0))
     assert (mean, low < 45 < 55 < high) == (49.5, True)
+
+
+def test_kernels_are_checked_side_by_side_and_verdicts_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    together = threading.Barrier(len(kernels.CHECKS), timeout=20)
+
+    def run_apart(check, kernel, device_kind):
+        together.wait()  # Only passes when all run at once.
+        assert (kernel, device_kind) == ("gpu", "a GPU")
+        return verdicts.Verdict("differs" if check is kernels.CHECKS["slot_dot"] else None)
+
+    expected = {op: "differs" if op == "slot_dot" else None for op in kernels.CHECKS}
+    assert kernels.check_side_by_side("a GPU", run_apart) == expected
+    # The barrier would break now.
+    assert kernels.check_side_by_side("a GPU", run_apart) == expected
+    verdicts.give(tmp_path / "verdicts.json")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    assert kernels.prepare(tmp_path / "verdicts.json")["taken"] == len(expected)
+    assert kernels.check_side_by_side("a GPU", run_apart) == expected
+
+
+@pytest.mark.thorough
+def test_every_operation_of_a_step_has_a_kernel_on_a_gpu_and_a_check_among_those_made_ahead():
+    model, size = sizes.model_of("both", "real"), SIZES["real"]
+    batch = {
+        "tokens": jax.ShapeDtypeStruct((size.batch, size.length + 1), jnp.int32),
+        "loss_weight": jax.ShapeDtypeStruct((size.batch, size.length), jnp.float32),
+    }
+    with dispatch.compile_kernels("gpu"):
+        dispatch.decisions.clear()
+        training_step(model, size).trace(jax.eval_shape(first_state(model, size), 0), batch)
+        found = {(op, chosen) for op, chosen, _ in dispatch.decisions}
+    assert found == {(op, "gpu") for op in kernels.CHECKS}
 
 
 def test_what_is_not_there_is_named(tmp_path):

@@ -33,7 +33,7 @@ import numpy as np
 
 from benchmarks.machine import commit
 from benchmarks.options import parse
-from benchmarks.study.real_size import evaluation, sizes, text, training
+from benchmarks.study.real_size import evaluation, kernels, sizes, text, training
 from benchmarks.study.real_size.checkpoint import load_checkpoint, save_checkpoint
 from benchmarks.study.real_size.programs import compile_programs, futures_of, wait
 from benchmarks.study.real_size.sizes import SIZES, SizeName
@@ -77,6 +77,9 @@ class Options:
     """Readings of a haystack."""
     checkpoint_files: int = 2
     """Files of the last variant's weights, at most, of 15 MiB; 0: none."""
+    verdicts: Path | None = None
+    """`verdicts.json` of an earlier sitting (`benchmarks.first_light`), which spares the kernels'
+    checks where kernels and device are the same; None: they run, side by side."""
     cache: Path | None = None
     """Folder of compiled programs, to keep them for the next run on the same machine."""
 
@@ -129,8 +132,9 @@ def run(options: Options, lines: Lines) -> None:
     size, end = SIZES[options.size], lines.began + options.seconds
     models = {name: sizes.model_of(name, options.size) for name in options.variants}
     lines.write(part="about", **about(options))
-    dispatch.decisions.clear()
     reading = ThreadPoolExecutor(1).submit(_read, options, size)
+    lines.write(part="checked", **kernels.prepare(options.verdicts))
+    dispatch.decisions.clear()
     futures = compile_programs(models, size)
     chosen = [[*one, times] for one, times in sorted(dispatch.decisions.items())]
     lines.write(part="traced", kernels=chosen)
@@ -147,7 +151,7 @@ def run(options: Options, lines: Lines) -> None:
     concurrent.futures.wait(rest, timeout=max(end - time.monotonic(), 0) / 2)
     lines.write(part="compiled", programs="all")
     seconds = {
-        name: training.step_seconds(programs, rows, options.seed)
+        name: training.step_seconds(programs, rows, seed=options.seed, turn=size.turn)
         for name, programs in ready.items()
     }
     until = end - options.evaluation_seconds

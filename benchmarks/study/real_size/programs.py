@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -139,15 +138,13 @@ def compile_programs(
       threads: programs that are compiled at once.
     """
     pool = ThreadPoolExecutor(threads)
-    memory = MemoryConfig(groups=size.batch, lifetime="carried")
-    optimizer = make_optimizer(size)
     shapes = {
-        name: compile_for(
-            jax.eval_shape(
-                lambda model=model: init_state(model, memory=memory, optimizer=optimizer, seed=0)
-            )
-        )
+        name: compile_for(jax.eval_shape(first_state(model, size), 0))
         for name, model in models.items()
+    }
+    batch = {
+        "tokens": jax.ShapeDtypeStruct((size.batch, size.length + 1), jnp.int32),
+        "loss_weight": jax.ShapeDtypeStruct((size.batch, size.length), jnp.float32),
     }
 
     def tokens(rows: int, length: int) -> Any:
@@ -159,22 +156,10 @@ def compile_programs(
     found: dict[str, dict[str, Any]] = {name: {} for name in models}
     # A step with a memory takes longest to compile.
     for name, model in sorted(models.items(), key=lambda one: not one[1].memory_layers):
-        step = make_train_step(
-            model_graph(model),
-            optimizer,
-            schedule=lambda count: jnp.zeros(()),  # Only for a metric that is not used.
-            micro_batches=1,
-            memory=memory,
-        )
-        weights = jax.ShapeDtypeStruct((size.batch, size.length), jnp.float32)
-        batch = {"tokens": tokens(size.batch, size.length), "loss_weight": compile_for(weights)}
-        found[name]["step"] = start(step, shapes[name], batch)
+        found[name]["step"] = start(training_step(model, size), shapes[name], compile_for(batch))
     for name, model in models.items():
-        make = functools.partial(init_state, model, memory=memory, optimizer=optimizer)
-        found[name]["init"] = start(
-            jax.jit(lambda seed, make=make: make(seed=seed)),
-            compile_for(jax.ShapeDtypeStruct((), jnp.int32)),
-        )
+        seed = compile_for(jax.ShapeDtypeStruct((), jnp.int32))
+        found[name]["init"] = start(jax.jit(first_state(model, size)), seed)
     for name, model in models.items():
         state, still = shapes[name], frozen(model)
         text = state.params, state.memory, tokens(size.batch, size.length)
@@ -193,6 +178,28 @@ def compile_programs(
             found[name]["ask_carried"] = start(ask, state.params, stream, asked[2])
     pool.shutdown(wait=False)
     return {name: Programs(**programs) for name, programs in found.items()}
+
+
+def memory_config(size: Size) -> MemoryConfig:
+    """A memory for each place in the batch, carried from step to step."""
+    return MemoryConfig(groups=size.batch, lifetime="carried")
+
+
+def first_state(model: ModelConfig, size: Size) -> Callable[[Any], TrainState]:
+    """What makes the state before the first step from a seed."""
+    options: Any = {"memory": memory_config(size), "optimizer": make_optimizer(size)}
+    return lambda seed: init_state(model, seed=seed, **options)
+
+
+def training_step(model: ModelConfig, size: Size) -> jax.stages.Wrapped:
+    """`(state, batch) -> (state, metrics)`; donates the state."""
+    return make_train_step(
+        model_graph(model),
+        make_optimizer(size),
+        schedule=lambda count: jnp.zeros(()),  # Only for a metric that is not used.
+        micro_batches=1,
+        memory=memory_config(size),
+    )
 
 
 def without_state(read: Callable[..., tuple[Reading, Any]]) -> Callable[..., Reading]:

@@ -42,7 +42,7 @@ class Size:
 SIZES: dict[SizeName, Size] = {
     "real": Size(length=4096, chunk_size=512, ask_length=512),
     "rehearsal": Size(
-        length=1024, chunk_size=128, ask_length=384, batch=4, learning_rate=3e-3, needles=4
+        length=1024, chunk_size=128, ask_length=384, batch=4, learning_rate=3e-3, needles=4, turn=5
     ),
     "tiny": Size(
         length=768, chunk_size=128, ask_length=192, batch=2, needles=2, turn=2, haystacks=(1, 2)

@@ -13,23 +13,23 @@ from benchmarks.study.real_size.programs import Programs, plan
 from benchmarks.study.real_size.text import TrainingText
 from fwpkm_jax.training.state import TrainState
 
-_WARM, _TIMED = 2, 8
+_WARM = 2
 
 Write = Callable[..., None]
 """Stores one line of results."""
 
 
-def step_seconds(programs: Programs, text: TrainingText, seed: int) -> float:
-    """Mean seconds of queued steps, of a state that is thrown away."""
+def step_seconds(programs: Programs, text: TrainingText, *, seed: int, turn: int) -> float:
+    """Mean seconds of the queued steps of a turn, of a state that is thrown away."""
     state = programs.init(np.int32(seed))
     for number in range(_WARM):
         state, _ = programs.step(state, jax.device_put(text.batch(number)))
     jax.block_until_ready(state)
     began = time.perf_counter()
-    for number in range(_TIMED):
+    for number in range(turn):
         state, _ = programs.step(state, jax.device_put(text.batch(_WARM + number)))
     jax.block_until_ready(state)
-    return (time.perf_counter() - began) / _TIMED
+    return (time.perf_counter() - began) / turn
 
 
 def planned_steps(seconds: dict[str, float], *, available: float, most: int, turn: int) -> int:

@@ -95,17 +95,17 @@ def check_room(state: GenerationState, lengths: np.ndarray, max_new_tokens: int)
 
 
 class Pieces(NamedTuple):
-    """Some pieces of the prompts, of which a call reads the first `count`.
+    """Some pieces of the prompts, of which a call reads the first `number`.
 
     Attributes:
       tokens: int32 `[pieces, batch, piece]`.
       mask: float32, 0 at padding; None without padding in these pieces.
-      count: pieces that hold tokens; those behind only make the shape the same in every call.
+      number: pieces that hold tokens; those behind only make the shape the same in every call.
     """
 
     tokens: np.ndarray
     mask: np.ndarray | None
-    count: int
+    number: int
 
 
 def split_prompts(rows: Sequence[np.ndarray], *, piece_length: int) -> Iterator[Pieces]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,7 @@ MOST_JSON_BYTES = 2**23
 MOST_DEPTH = 100
 """Of lists and objects within each other in a JSON file."""
 _MOST_SHOWN = 300
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -180,7 +182,10 @@ def parse_json(
     if is_pointer(content):
         refuse_pointer(path)
     with reading(path, place=place, otherwise=otherwise):
-        value = json.loads(content, object_pairs_hook=_unique if unique else None)
+        text = content if isinstance(content, str) else content.decode("utf-8-sig")
+        value = json.loads(text, object_pairs_hook=_unique if unique else None)
+        if _SURROGATE.search(text):  # Half a pair is no text, and cannot be written anywhere.
+            json.dumps(value, ensure_ascii=False).encode()
     if _is_deeper(value, MOST_DEPTH):
         problem = f"is nested more than {MOST_DEPTH} deep"
         raise OutsideFileError(path, problem, place, otherwise)

@@ -43,6 +43,8 @@ def test_control_characters_and_length_are_kept_from_the_terminal():
         (b"[1, 2]", r"a\.json is \[1, 2\]; a JSON object is expected; delete it"),
         (b'{"a": {"b": 1, "b": 2}}', "it names 'b' twice"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git-lfs pointer"),
+        (rb'{"a": "\ud800"}', "surrogates not allowed"),
+        (b'{"a": "\xed\xa0\x80"}', "can't decode byte 0xed"),
         (b" " * 101, "has 101 bytes, and at most 100 are expected"),
     ],
 )
@@ -60,6 +62,8 @@ def test_json_that_can_be_used_comes_back(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(deep))
     assert read_json(tmp_path / "a.json", kind=list) == deep
     assert parse_json('{"a": 1, "a": 2}', "x") == {"a": 2}
+    assert parse_json(rb'["\ud83d\ude00"]', "x") == ["\U0001f600"]
+    assert parse_json(b"\xef\xbb\xbf[1]", "x") == [1]
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "b.json")
 

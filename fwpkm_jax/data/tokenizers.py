@@ -16,7 +16,13 @@ from typing import Protocol
 import numpy as np
 import sentencepiece
 
-from fwpkm_jax.outside_files import OutsideFileError, is_pointer, read_bytes, refuse_pointer
+from fwpkm_jax.outside_files import (
+    OutsideFileError,
+    is_pointer,
+    read_bytes,
+    reading,
+    refuse_pointer,
+)
 
 BYTES = "bytes"
 MISTRAL_V1 = "mistral-v1"
@@ -106,10 +112,11 @@ class SentencePieceTokenizer:
         Raises:
           ValueError: it is not a SentencePiece model, or has no piece that ends a document.
         """
+        self._name = name
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(model)
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, UnicodeDecodeError) as error:
             problem = "is not a SentencePiece model"
             raise OutsideFileError(name, problem, otherwise="pass a .model file") from error
         self.vocab_size = int(self._processor.vocab_size())
@@ -131,7 +138,9 @@ class SentencePieceTokenizer:
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Text of the pieces; control pieces give no text."""
-        return self._processor.decode(_checked_ids(token_ids, self.vocab_size).tolist())
+        ids = _checked_ids(token_ids, self.vocab_size).tolist()
+        with reading(self._name, problem="holds pieces that are no text"):
+            return self._processor.decode(ids)
 
 
 def load_tokenizer(name_or_path: str) -> Tokenizer:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
-import tyro
 
 from fwpkm_jax.analysis.published import PUBLISHED, TOKENS_PER_STEP
 from fwpkm_jax.analysis.throughput import Throughput, samples_per_second
+from fwpkm_jax.command_line import report
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.paper import APPENDIX_HIDDEN, TABLE_1, appendix_model, paper_model
 from fwpkm_jax.models.parameters import count_parameters
+from fwpkm_jax.typed_options import read_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +112,14 @@ def _speed(model: ModelConfig, options: Options) -> str:
     return f"{measured.median:.3g}"
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Prints the table that the command line asks for."""
-    print(cost_table(tyro.cli(Options, args=list(arguments), prog="fwpkm_jax.analysis.cost")))
+def main(arguments: Sequence[str]) -> int:
+    """Prints the table that a command line asks for; returns the program's exit code."""
+    try:
+        print(cost_table(read_options(Options, arguments, program="fwpkm_jax.analysis.cost")))
+    except ValueError as error:
+        return report("fwpkm_jax.analysis.cost", error)
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import tyro
@@ -33,6 +33,7 @@ from fwpkm_jax.evaluation.display.tables import format_table, signed
 from fwpkm_jax.evaluation.readers.token_losses import TokenLosses, differences
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.outside_files import read_json
+from fwpkm_jax.typed_options import read_options
 from fwpkm_jax.whole_files import write_json
 
 
@@ -40,9 +41,9 @@ from fwpkm_jax.whole_files import write_json
 class Options:
     """Compares the streaming losses of two runs."""
 
-    first: tyro.conf.Positional[Path]
+    first: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FIRST")]
     """Run directory, or a `ppl.npz` with its `ppl.json` beside it."""
-    second: tyro.conf.Positional[Path]
+    second: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SECOND")]
     """The run to subtract, given in the same way."""
     memory: Literal["writing", "frozen"] = "writing"
     """Which pass of each run to compare."""
@@ -189,12 +190,8 @@ def _sources(one: Streamed) -> list[str]:
 def main(arguments: Sequence[str]) -> int:
     """Compares the two runs that the command line names, and returns the exit code."""
     try:
-        options = tyro.cli(
-            Options,
-            args=list(arguments),
-            prog="fwpkm_jax.analysis.loss_difference",
-            use_underscores=True,
-        )
+        program = "fwpkm_jax.analysis.loss_difference"
+        options = read_options(Options, arguments, program=program)
         first, second = (
             read_losses(path, memory=options.memory) for path in (options.first, options.second)
         )

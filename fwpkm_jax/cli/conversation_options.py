@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
-import tyro
-
-from fwpkm_jax.cli.options import PluginOptions, parse_options
+from fwpkm_jax.cli.options import PluginOptions, RunArgument, parse_options
 from fwpkm_jax.command_line import report, say_error, start_logging
 from fwpkm_jax.compile_cache import enable_compile_cache
 from fwpkm_jax.generation import Sampling
@@ -22,7 +20,7 @@ from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 class ConversationOptions(PluginOptions):
     """Of any conversation with a run's model."""
 
-    run: tyro.conf.Positional[Path]
+    run: RunArgument
     """Run directory, as `fwpkm train` wrote it; the run was trained on text."""
     memories: Path | None = None
     """Folder of the memories; None: RUN/memories."""

@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
-from fwpkm_jax.cli.options import PluginOptions, parse_options
+from fwpkm_jax.cli.options import PluginOptions, RunArgument, parse_options
 from fwpkm_jax.command_line import report, say_error, start_logging
 from fwpkm_jax.compile_cache import enable_compile_cache
 from fwpkm_jax.evaluation import EVALS
@@ -29,7 +27,7 @@ from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 class EvalOptions(PluginOptions):
     """Evaluates a run and writes tables and plots into RUN/results."""
 
-    run: tyro.conf.Positional[Path]
+    run: RunArgument
     """Run directory, as `fwpkm train` wrote it."""
     suite: tuple[str, ...] = ()
     """Names of evaluations; the options of each are below. all: every evaluation that suits the
@@ -61,8 +59,8 @@ def parse(arguments: Sequence[str], program: str = "fwpkm eval") -> Any:
     """The options that the command line sets, an instance of `options_type()`.
 
     Raises:
-      SystemExit: 0 after `--help`; 2, with a message, for a wrong type or a refused value.
-      ValueError: an option does not exist; the nearest name is given.
+      SystemExit: 0 after `--help`.
+      ValueError: see `parse_options`.
     """
     return parse_options(arguments, program, options_type()(run=Path()))
 

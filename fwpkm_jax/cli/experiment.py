@@ -23,6 +23,7 @@ from fwpkm_jax.layers.mixers.registry import check_mixer_name, mixer_names
 from fwpkm_jax.models.config import Mixer
 from fwpkm_jax.plugins import import_plugins
 from fwpkm_jax.run.train import resume_experiment
+from fwpkm_jax.typed_options import read_options
 from fwpkm_jax.whole_files import check_local
 
 _DESCRIPTION = (
@@ -47,9 +48,9 @@ def parse_command_line(
       prog: the program's name in `--help`.
 
     Raises:
-      SystemExit: 0 after `--help`; 2, with a message, for a wrong type or a refused value.
-      ValueError: an option does not exist (the nearest name is given), or a plugin is not
-        installed; see also `load_config`.
+      SystemExit: 0 after `--help`.
+      ValueError: an option does not exist (the nearest name is given), a value is of a wrong type
+        or refused, or a plugin is not installed; see also `load_config`.
       FileNotFoundError: there is no such config or run.
     """
     arguments = separate_options(arguments)
@@ -74,17 +75,20 @@ def parse_command_line(
     check_options(arguments, experiment)
     default_data, given = experiment.data, arguments
     experiment, arguments = _fill_optional_sections(experiment, arguments, prog=prog)
-    with shown:
-        experiment = tyro.cli(
-            Experiment,
-            default=experiment,
-            args=arguments,
-            prog=f"{prog} {origin}",
-            description=_DESCRIPTION.format(origin=origin),
-            use_underscores=True,
-            config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
-            registry=_MIXERS,
-        )
+    try:
+        with shown:
+            experiment = read_options(
+                Experiment,
+                arguments,
+                program=f"{prog} {origin}",
+                like=experiment,
+                default=experiment,
+                description=_DESCRIPTION.format(origin=origin),
+                config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
+                registry=_MIXERS,
+            )
+    except _MixerError as error:
+        raise ValueError(f"model.{error}") from error
     if experiment.data == default_data or "--model.vocab_size" in given:
         return experiment
     return _with_fitting_vocabulary(experiment, default_data)
@@ -99,6 +103,10 @@ def _with_fitting_vocabulary(experiment: Experiment, old: Any) -> Experiment:
     return dataclasses.replace(experiment, model=dataclasses.replace(model, vocab_size=needed))
 
 
+class _MixerError(Exception):
+    """What is wrong with a mixer; tyro would keep a ValueError to itself."""
+
+
 _MIXERS = tyro.constructors.ConstructorRegistry()
 
 
@@ -110,9 +118,14 @@ def _mixer(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
 
     def read(arguments: list[str]) -> Any:
         (text,) = arguments
-        if text.startswith("{"):
-            return from_json(json.loads(text), Mixer, path="mixer")
-        check_mixer_name(text, "mixer")
+        try:
+            if text.startswith("{"):
+                return from_json(json.loads(text), Mixer, path="mixers")
+            check_mixer_name(text, "mixers")
+        except json.JSONDecodeError as error:
+            raise _MixerError(f"mixers={text!r} is no JSON: {error}.") from error
+        except ValueError as error:
+            raise _MixerError(str(error)) from error
         return text
 
     def write(mixer: Any) -> list[str]:
@@ -200,10 +213,13 @@ def _fill_optional_sections(
             mine, arguments = _take(arguments, f"{flag}.")
             if mine:
                 cls: Any = sections[0]
-                changes[name] = tyro.cli(
-                    cls, args=mine, prog=f"{prog} {flag}", use_underscores=True,
+                changes[name] = read_options(
+                    cls,
+                    mine,
+                    program=f"{prog} {flag}",
+                    section=flag.removeprefix("--"),
                     config=(tyro.conf.FlagConversionOff,),
-                )  # fmt: skip
+                )
         elif dataclasses.is_dataclass(value):
             section, arguments = _fill_optional_sections(
                 value, arguments, prog=prog, prefix=f"{flag}."

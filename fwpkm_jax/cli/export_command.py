@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
-from fwpkm_jax.cli.options import PluginOptions, parse_options
+from fwpkm_jax.cli.options import FolderArgument, PluginOptions, RunArgument, parse_options
 from fwpkm_jax.command_line import report, say_error
 from fwpkm_jax.interchange import export_run
 from fwpkm_jax.interchange.hf import export_model
@@ -25,9 +23,9 @@ class ExportOptions(PluginOptions):
 
     `fwpkm export hf RUN FOLDER` writes a folder of the transformers library instead."""
 
-    run: tyro.conf.Positional[Path]
+    run: RunArgument
     """Run directory."""
-    folder: tyro.conf.Positional[Path]
+    folder: FolderArgument
     """Folder to create."""
     step: int | Literal["best"] | None = None
     """Checkpoint: a step, the best by validation loss, or None for the newest."""

@@ -12,22 +12,23 @@ from typing import Annotated
 
 import tyro
 
-from fwpkm_jax.cli.options import PluginOptions, checked
+from fwpkm_jax.cli.options import FolderArgument, PluginOptions, RunArgument, parse_options
 from fwpkm_jax.command_line import report
 from fwpkm_jax.config import load_config
 from fwpkm_jax.interchange import read_folder, read_release, start_run
 from fwpkm_jax.interchange.hf import import_model
 from fwpkm_jax.interchange.hf.model_folder import ParameterDtype
 from fwpkm_jax.layers.partition import MeshConfig
+from fwpkm_jax.typed_options import split_subcommand
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportWeights(PluginOptions):
     """Starts a run from a folder that `fwpkm export` wrote."""
 
-    folder: tyro.conf.Positional[Path]
+    folder: FolderArgument
     """The exported folder."""
-    run: tyro.conf.Positional[Path]
+    run: RunArgument
     """New run directory."""
 
     def start(self) -> Path:
@@ -39,9 +40,9 @@ class ImportWeights(PluginOptions):
 class ImportRelease(PluginOptions):
     """Starts a run from a checkpoint of the authors' release."""
 
-    checkpoint: tyro.conf.Positional[Path]
+    checkpoint: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CHECKPOINT")]
     """A .safetensors file, or a file that torch.save wrote (pytorch_model.bin)."""
-    run: tyro.conf.Positional[Path]
+    run: RunArgument
     """New run directory."""
     config: str
     """Config of the trained model: a shipped config's name, such as gdn_swa__fwpkm2_6_10, or a
@@ -57,9 +58,9 @@ class ImportHF:
     """Starts a run from a folder of the transformers library: Qwen3, Llama 3, Qwen3.5 (its text
     part), Qwen3-Next, OLMo-Hybrid."""
 
-    folder: tyro.conf.Positional[Path]
+    folder: FolderArgument
     """The folder, with config.json and safetensors files."""
-    run: tyro.conf.Positional[Path]
+    run: RunArgument
     """New run directory."""
     dtype: ParameterDtype | None = None
     """Dtype of the matrices. None: bfloat16 if all are stored in bfloat16, otherwise float32."""
@@ -70,7 +71,14 @@ class ImportHF:
         return import_model(self.folder, self.run, dtype=self.dtype, mesh=self.mesh)
 
 
-Source = (
+_SOURCES = {
+    "weights": ImportWeights(folder=Path(), run=Path()),
+    "release": ImportRelease(checkpoint=Path(), run=Path(), config=""),
+    "hf": ImportHF(folder=Path(), run=Path()),
+}
+"""What can be imported, by the name of its subcommand, with values that are not used."""
+
+_Source = (
     Annotated[ImportWeights, tyro.conf.subcommand("weights")]
     | Annotated[ImportRelease, tyro.conf.subcommand("release")]
     | Annotated[ImportHF, tyro.conf.subcommand("hf")]
@@ -79,14 +87,12 @@ Source = (
 
 def main(arguments: Sequence[str], program: str = "fwpkm import") -> int:
     """Imports weights as a new run; returns the program's exit code."""
-    source: ImportWeights | ImportRelease | ImportHF = tyro.cli(
-        Source,  # pyright: ignore[reportArgumentType]
-        args=list(arguments),
-        prog=program,
-        use_underscores=True,
-    )
     try:
-        print(f"wrote {checked(source).start()}")
+        if arguments[:1] in (["-h"], ["--help"]):  # Lists the subcommands.
+            tyro.cli(_Source, args=list(arguments), prog=program)  # pyright: ignore
+        name, others = split_subcommand(arguments, _SOURCES, program=program)
+        source = parse_options(others, f"{program} {name}", _SOURCES[name])
+        print(f"wrote {source.start()}")
     except (ValueError, OSError) as error:
         return report(program, error)
     return 0

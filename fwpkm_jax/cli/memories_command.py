@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from fwpkm_jax import memories
-from fwpkm_jax.cli.options import parse_options
+from fwpkm_jax.cli.options import RunArgument, parse_options
 from fwpkm_jax.command_line import report
 from fwpkm_jax.config import config_file
 from fwpkm_jax.evaluation.display.tables import format_table
@@ -26,7 +24,7 @@ from fwpkm_jax.run.conversation import is_start, memory_folder
 class MemoriesOptions:
     """Lists the memories of a run, describes one, or deletes one."""
 
-    run: tyro.conf.Positional[Path]
+    run: RunArgument
     """Run directory."""
     memories: Path | None = None
     """Folder of the memories; None: RUN/memories."""

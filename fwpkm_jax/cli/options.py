@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
 from fwpkm_jax.command_line import check_options, separate_options
 from fwpkm_jax.plugins import import_plugins
+from fwpkm_jax.typed_options import read_options
 from fwpkm_jax.whole_files import check_local
+
+RunArgument = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+FolderArgument = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
+"""Arguments without a name, as help and messages call them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,30 +40,22 @@ def parse_options(arguments: Sequence[str], program: str, empty: Options) -> Opt
       empty: options of the same class, whose values are not used.
 
     Raises:
-      SystemExit: 0 after `--help`; 2, with a message, for a wrong type or a refused value.
-      ValueError: an option does not exist (the nearest name is given), or a path is an address.
+      SystemExit: 0 after `--help`.
+      ValueError: an option does not exist (the nearest name is given), something is missing, a
+        value is of a wrong type or refused, a path is an address, or a plugin is not installed.
     """
     arguments = separate_options(arguments)
     check_options(arguments, empty)
-    options = tyro.cli(
+    options = read_options(
         type(empty),
-        args=arguments,
-        prog=program,
-        use_underscores=True,
+        arguments,
+        program=program,
+        like=empty,
         config=(tyro.conf.FlagConversionOff,),
     )
-    return checked(options)
-
-
-def checked(options: Options) -> Options:
-    """The options of a command line, once its paths are checked and its plugins are imported.
-
-    Raises:
-      ValueError: a path is an address, or a plugin is not installed.
-    """
     for name, path in _paths(options):
         check_local(path, name)
-    if isinstance(options, PluginOptions):
+    if isinstance(empty, PluginOptions):
         import_plugins(options.plugins)
     return options
 

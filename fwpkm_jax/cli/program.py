@@ -57,10 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(usage(), end="")
         return 0
     if name == "--version":
-        from fwpkm_jax import __version__
-
-        print(__version__)
-        return 0
+        return _print_version()
     if name not in COMMANDS:
         hint = nearest(name, COMMANDS)
         print(f"fwpkm: {name!r} is none of {', '.join(COMMANDS)}{hint}.", file=sys.stderr)
@@ -79,6 +76,8 @@ def run(name: str, arguments: Sequence[str], *, program: str) -> int:
     Returns:
       The exit code, as `main`.
     """
+    if "--version" in arguments:
+        return _print_version()
     start_logging()
     leave_out_abandoned_writes()
     try:
@@ -93,6 +92,13 @@ def run(name: str, arguments: Sequence[str], *, program: str) -> int:
         return 128 + signal.SIGPIPE
     except OSError as error:
         return report(program, error)
+
+
+def _print_version() -> int:
+    from fwpkm_jax import __version__
+
+    print(__version__)
+    return 0
 
 
 def usage() -> str:

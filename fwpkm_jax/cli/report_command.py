@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
-from fwpkm_jax.cli.options import parse_options
+from fwpkm_jax.cli.options import RunArgument, parse_options
 from fwpkm_jax.command_line import report
 from fwpkm_jax.evaluation.report import write_report
 
@@ -17,7 +15,7 @@ from fwpkm_jax.evaluation.report import write_report
 class ReportOptions:
     """Gathers a run's training curves, tables, plots and provenance in RUN/results/report.html."""
 
-    run: tyro.conf.Positional[Path]
+    run: RunArgument
     """Run directory, as `fwpkm train` wrote it."""
 
 

@@ -126,6 +126,11 @@ class AbstractDataConfig(abc.ABC):
         return None
 
     @property
+    def validates_on(self) -> str | None:
+        """What a run says of its validation data before it trains; None: nothing."""
+        return None
+
+    @property
     def about(self) -> str:
         """What a report says the rows are."""
         return f"{type(self).__name__}, rows of {self.length:,} tokens"

@@ -13,7 +13,7 @@ import numpy as np
 
 from fwpkm_jax.data.base import AbstractDataConfig, Dataset, Source, Split
 from fwpkm_jax.data.batches import batch_examples
-from fwpkm_jax.data.documents import find_files, kind_of, read_documents
+from fwpkm_jax.data.documents import PACKAGED, find_files, kind_of, read_documents
 from fwpkm_jax.data.identity import FILES, identities
 from fwpkm_jax.data.needles import Example, NeedleMix
 from fwpkm_jax.data.packing import BestFitRows, PackedRows, Packing, TokenSegment
@@ -121,6 +121,20 @@ class TextData(AbstractDataConfig):
     def about(self) -> str:
         paths = some(self.train_paths)
         return f"text in pieces of {self.length:,} tokens (tokenizer {self.tokenizer}; {paths})"
+
+    @property
+    def validates_on(self) -> str:
+        said = f"Validation reads {some(self.valid_paths)}"
+        ours, theirs = (
+            [path.startswith(PACKAGED) for path in paths]
+            for paths in (self.valid_paths, self.train_paths)
+        )
+        if all(ours) and not any(theirs):
+            return (
+                f"{said}, this package's sample and none of your text; --data.valid_paths names "
+                "other text."
+            )
+        return f"{said}."
 
     def _check_needles(self, needles: NeedleMix) -> None:
         if self.packing != "concat":

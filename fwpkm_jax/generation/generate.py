@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import Memory, Shared, put_shared, take_shared
 from fwpkm_jax.core.streams.queue import ChunkSize
 from fwpkm_jax.generation.prompts import check_lengths, check_prompts, check_room, split_prompts
@@ -102,6 +103,8 @@ def generate(
         raise ValueError(
             f"temperature={sampling.temperature} draws tokens; give rng, as jax.random.key(0)."
         )
+    if rng is not None:
+        check_key(rng)
     if any(not 0 <= token < vocab_size for token in stop_ids):
         raise ValueError(f"stop_ids={tuple(stop_ids)} must lie between 0 and {vocab_size - 1}.")
     rows = check_prompts(prompts, batch=batch, vocab_size=vocab_size)

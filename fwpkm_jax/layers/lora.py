@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.layers.parameters import declaration_of, parameter
 
 FACTORS = ("lora_a", "lora_b")
@@ -68,6 +69,7 @@ class LoRALinear(nnx.Linear):
 
     def __init__(self, linear: nnx.Linear, config: LoRAConfig, *, rngs: nnx.Rngs):
         """Adds the factors: `A` uniform within +- 1 / sqrt(in), `B` zero."""
+        check_rngs(rngs)
         # Everything that the map was made with; its parameters keep their paths.
         for name, value in vars(linear).items():
             if not name.startswith("_"):
@@ -93,6 +95,7 @@ def add_low_rank(model: nnx.Module, config: LoRAConfig, *, rngs: nnx.Rngs) -> No
     Raises:
       ValueError: a pattern matches no linear map.
     """
+    check_rngs(rngs)
     linears = {
         "/".join(map(str, path)): module
         for path, module in nnx.iter_modules(model)

@@ -9,6 +9,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.layers.parameters import declare_linear
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -51,6 +52,7 @@ class SwiGLU(nnx.Module):
           dtype: of the computation, None for the input's.
           rngs: the stream `params`.
         """
+        check_rngs(rngs)
         self.activation: Activation = activation
 
         def linear(inputs: int, outputs: int, *axes: str) -> nnx.Linear:

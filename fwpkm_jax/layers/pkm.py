@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import TokenMask
-from fwpkm_jax.core.checks import check_arrays
+from fwpkm_jax.core.checks import check_arrays, check_rngs
 from fwpkm_jax.core.slots.split_table import (
     MemoryAxes,
     columns_for_tokens,
@@ -114,6 +114,7 @@ class PKM(nnx.Module):
         dtype: Any = None,
         rngs: nnx.Rngs,
     ):
+        check_rngs(rngs)
         self.config = config
         self.dtype = dtype
         heads, half = config.num_heads, config.key_dim // 2

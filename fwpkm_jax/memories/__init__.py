@@ -6,7 +6,7 @@ weights that wrote it; a file of others, or a damaged one, is refused.
 """
 
 from fwpkm_jax.memories.saved import describe, describe_all, load, save, written_rows
-from fwpkm_jax.memories.store import Description, delete, fork, hold, names, restore
+from fwpkm_jax.memories.store import Description, delete, fork, hold, is_name, names, restore
 
 __all__ = [
     "Description",
@@ -15,6 +15,7 @@ __all__ = [
     "describe_all",
     "fork",
     "hold",
+    "is_name",
     "load",
     "names",
     "restore",

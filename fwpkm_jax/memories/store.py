@@ -77,7 +77,12 @@ def names(folder: str | Path) -> tuple[str, ...]:
         return ()
     ending = file.SUFFIX
     found = (path.name.removesuffix(ending) for path in folder.glob(f"*{ending}"))
-    return tuple(sorted(name for name in found if _NAME.fullmatch(name)))
+    return tuple(sorted(name for name in found if is_name(name)))
+
+
+def is_name(name: str) -> bool:
+    """Whether a memory can have this name."""
+    return _NAME.fullmatch(name) is not None
 
 
 def path_of(folder: str | Path, name: str) -> Path:
@@ -86,7 +91,7 @@ def path_of(folder: str | Path, name: str) -> Path:
     Raises:
       ValueError: this cannot be the name of one.
     """
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise ValueError(
             f"name={name!r} must be 1 to 100 ASCII letters, digits and . _ @ + -, and begin with a "
             "letter or digit."

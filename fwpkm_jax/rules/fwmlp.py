@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, TokenValues
+from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import Chunk, StepOutput, cast
 from fwpkm_jax.core.slots.block_write import ChunkBlocks
 from fwpkm_jax.core.targets import shift_left
@@ -94,6 +95,7 @@ class FwMLP(AbstractChunkRule):
 
     def init(self, rng: jax.Array) -> FwMLPMemory:
         """Kernels normal with variance 1 / fan-in, biases zero. The paper does not specify this."""
+        check_key(rng)
 
         def kernel(rng: jax.Array, inputs: int, outputs: int) -> jax.Array:
             return inputs**-0.5 * jax.random.normal(rng, (inputs, outputs), jnp.float32)

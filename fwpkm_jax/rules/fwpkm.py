@@ -18,6 +18,7 @@ from fwpkm_jax.core.array_types import (
     TokenWeights,
     ValueTable,
 )
+from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast, map_own
 from fwpkm_jax.core.slots.addressing import (
     Address,
@@ -186,6 +187,7 @@ class FwPKM(AbstractChunkRule):
 
     def init(self, rng: jax.Array) -> FwPKMMemory:
         """Keys uniform within 1/sqrt(key_dim), values normal with variance 1/value_dim."""
+        check_key(rng)
         key_rng, value_rng = jax.random.split(rng)
         bound = self.key_dim**-0.5
         shape = (self.num_heads, 2, self.num_subkeys, self.key_dim // 2)

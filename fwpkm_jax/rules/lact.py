@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, TokenValues
+from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import StepOutput, cast
 from fwpkm_jax.core.newton_schulz import frobenius_norm, newton_schulz
 from fwpkm_jax.rules.arguments import check_memory, check_query
@@ -101,6 +102,7 @@ class LaCTRule(AbstractGradientRule):
 
     def init(self, rng: jax.Array) -> LaCTMemory:
         """Normal with variance 1 / fan-in."""
+        check_key(rng)
 
         def normal(rng: jax.Array, outputs: int, inputs: int) -> jax.Array:
             return inputs**-0.5 * jax.random.normal(rng, (outputs, inputs), jnp.float32)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import TokenValues
+from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast, scan_chunks
 from fwpkm_jax.core.newton_schulz import frobenius_norm, newton_schulz
 from fwpkm_jax.core.normalize import layer_normalize
@@ -179,6 +180,7 @@ class TitansRule(AbstractGradientRule):
 
     def init(self, rng: jax.Array) -> TitansMemory:
         """Matrices as `init_std` says, biases of 0, no momentum."""
+        check_key(rng)
         widths = (self.key_dim, *[self.hidden_dim] * (self.depth - 1), self.value_dim)
         init = jax.nn.initializers.xavier_uniform()
         if self.init_std is not None:

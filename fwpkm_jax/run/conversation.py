@@ -197,13 +197,18 @@ class Conversation:
         """Saves the memory, and with `point` also a fork of it to go back to.
 
         Raises:
-          ValueError: the point is there already.
+          ValueError: the point is there already, or cannot have this name.
           OSError: nothing can be written.
         """
         if self.name is None:
             return
         if point in self.points:
             raise ValueError(f"The point {point!r} is saved already; choose another name.")
+        if point is not None and not memories.is_name(f"{self.name}@{point}"):
+            raise ValueError(
+                f"The point {point!r} cannot have this name: use 1 to {99 - len(self.name)} ASCII "
+                "letters, digits and . _ @ + -, without blanks."
+            )
         if self.name not in memories.names(self._folder):
             memories.fork(self._folder, self._start, self.name)
         memories.save(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fwpkm_jax.evaluation import Origin, Result, Subject, choose_suite, run_suite
 from fwpkm_jax.evaluation.report import write_report
 from fwpkm_jax.layers.partition import MeshConfig
-from fwpkm_jax.run.load import Run, load_run
+from fwpkm_jax.run.load import Run, check_can_evaluate, load_run
 from fwpkm_jax.training.sharding import make_partition
 from fwpkm_jax.whole_files import own_folder
 
@@ -40,8 +40,8 @@ def evaluate(
 
     Raises:
       FileNotFoundError: there is no such run or checkpoint.
-      ValueError: a name is unknown, an evaluation does not suit the run's data, or devices cannot
-        share it as `mesh` says.
+      ValueError: a name is unknown, the run was imported without a tokenizer, an evaluation does
+        not suit the run's data, or devices cannot share it as `mesh` says.
 
     Example:
       >>> from fwpkm_jax import evaluate
@@ -50,7 +50,9 @@ def evaluate(
       0.98
     """
     partition = None if mesh is None else make_partition(mesh)
-    subject = subject_of(load_run(run_dir, step), name=str(run_dir))
+    run = load_run(run_dir, step)
+    check_can_evaluate(run, run_dir)
+    subject = subject_of(run, name=str(run_dir))
     subject = dataclasses.replace(subject, partition=partition)
     chosen = choose_suite(suite, subject, configs)
     directory = own_folder(Path(run_dir) / "results")

@@ -15,6 +15,12 @@ from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.training.checkpoints.restore import find_step, read_checkpoint
 from fwpkm_jax.training.state import Memories, init_state, model_graph
 
+IMPORTED = "hf"
+"""Folder in a run that was imported from a folder of the transformers library: its small files."""
+_ADD_TOKENIZER = (
+    "add tokenizer.json to the folder that the run was imported from, and import it again"
+)
+
 
 class Run(NamedTuple):
     """The configuration of a run and the weights of one of its checkpoints."""
@@ -40,13 +46,13 @@ def text_tokenizer(run: Run) -> Tokenizer:
     """The tokenizer of a run on text.
 
     Raises:
-      ValueError: the run was trained on generated tokens.
+      ValueError: the run's data are generated tokens.
     """
     data = run.experiment.data
-    if data.text is None and run.step == 0:  # Imported, and never trained.
+    if data.text is None and run.step == 0:  # Imported, and not trained since.
         raise ValueError(
-            "The run has no tokenizer: the folder that it was imported from had no tokenizer.json. "
-            "Add the file there and import it again."
+            f"The run was imported with {type(data).__name__}, whose tokens are no text. If its "
+            f"model knows text, {_ADD_TOKENIZER}."
         )
     if data.text is None:
         raise ValueError(
@@ -54,6 +60,17 @@ def text_tokenizer(run: Run) -> Tokenizer:
             "on text."
         )
     return load_tokenizer(data.text.tokenizer)
+
+
+def check_can_evaluate(run: Run, run_dir: str | Path) -> None:
+    """Raises ValueError for a model of text without its tokenizer, which no evaluation suits."""
+    kept = Path(run_dir) / IMPORTED
+    lacks = kept.is_dir() and not (kept / "tokenizer.json").is_file()
+    if lacks and run.step == 0 and run.experiment.data.text is None:
+        raise ValueError(
+            f"{run_dir} has no tokenizer.json, and its model was never trained on "
+            f"{type(run.experiment.data).__name__}; {_ADD_TOKENIZER}."
+        )
 
 
 def load_run(run_dir: str | Path, step: int | Literal["best"] | None = None) -> Run:

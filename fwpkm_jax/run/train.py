@@ -82,6 +82,7 @@ def train(
     """
     with together():
         setup = parts.make_setup(experiment)
+        about = None if validate else experiment.data.validates_on
         validate = validate or parts.default_validation(setup)
         batches = parts.batches_of(setup, "train")
     with contextlib.closing(batches), RunLog(experiment, stream=stream) as log:
@@ -92,7 +93,7 @@ def train(
             StopSignals(say=log.say) as signals,
             Checkpoints(directory, experiment.checkpoint) as checkpoints,
         ):
-            return _train(setup, log, checkpoints, signals, validate, batches)
+            return _train(setup, log, checkpoints, signals, validate, batches, about)
 
 
 def resume_experiment(run_dir: str | Path) -> Experiment:
@@ -126,6 +127,7 @@ def _train(
     signals: StopSignals,
     validate: Validation | None,
     batches: Any,
+    about_validation: str | None,
 ) -> TrainResult:
     """Runs one session; the directory is already claimed."""
     steps = setup.experiment.training.steps
@@ -139,6 +141,8 @@ def _train(
         return TrainResult("finished", start, state, results, None)
     with together():
         log.begin(start)
+    if validate is not None and about_validation:
+        log.say(about_validation)
     profiler = Profiler(
         log.directory / "profile",
         start=start,

@@ -107,14 +107,24 @@ def test_a_memory_stays_with_the_step_it_belongs_to(programs, text_run, tmp_path
     assert names == ("alice", "bob", "start-0", "start-7")
 
 
+def test_a_point_is_named_as_the_user_named_it(programs, tmp_path):
+    long = "x" * 95
+    code, _, errors = programs(chat_command, lines=f"/save a point\n/save zoé\n/save {long}\n")
+    way_out = "use 1 to 94 ASCII letters, digits and . _ @ + -, without blanks."
+    assert code == 0
+    assert errors.splitlines() == [
+        f"The point {name!r} cannot have this name: {way_out}" for name in ("a point", "zoé", long)
+    ]
+    assert memories.names(tmp_path / "memories") == ("alice", "start-0")
+
+
 def test_what_no_chat_can_begin_with_is_refused(programs):
     for arguments, message in (
         (["--memory=start-0"], "name='start-0' is the memory that others begin with"),
         (["--memory=../x"], "name='../x' must be 1 to 100 ASCII letters"),
+        (["--sampling.top_k=3"], "have no effect at sampling.temperature=0"),
     ):
         code, _, errors = programs(chat_command, *arguments)
         assert code == 2
         assert message in errors
         assert len(errors.splitlines()) == 1
-    with pytest.raises(SystemExit):  # It has no effect at temperature 0.
-        programs(chat_command, "--sampling.top_k=3", "--seed=1", "--step=best")

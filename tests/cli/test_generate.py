@@ -2,8 +2,10 @@ import dataclasses
 
 import pytest
 
-from fwpkm_jax.cli import conversation_options, generate_command
+from fwpkm_jax.cli import conversation_options, generate_command, main
 from fwpkm_jax.data import RecallData
+from fwpkm_jax.run import evaluate
+from fwpkm_jax.run.load import IMPORTED
 
 RECALL = RecallData(
     length=24, num_facts=2, num_keys=4, num_values=4, num_filler=4, min_distance=8, num_valid=8
@@ -14,15 +16,12 @@ RECALL = RecallData(
 def program(text_run, monkeypatch, capsys):
     """Runs the program on an untrained run on text; returns exit code and output."""
 
-    def run(*arguments, data=None):
+    def run(*arguments, data=None, step=0):
         experiment = text_run.experiment
         experiment = experiment if data is None else dataclasses.replace(experiment, data=data)
-        loaded = text_run._replace(experiment=experiment)
+        loaded = text_run._replace(experiment=experiment, step=step)
         monkeypatch.setattr(conversation_options, "load_run", lambda directory, step: loaded)
-        try:
-            code = generate_command.main(["somewhere", *arguments])
-        except SystemExit as stop:  # Values that the command line refuses by itself.
-            code = stop.code
+        code = generate_command.main(["somewhere", *arguments])
         shown = capsys.readouterr()
         return code, shown.err if code else shown.out
 
@@ -43,7 +42,7 @@ def test_a_prompt_is_continued_as_the_seed_says(program):
     ("arguments", "message"),
     [
         (("--prompt", ""), "Sequence 0 has no token to continue from"),
-        (("--sampling.top_k", "3"), "no effect at temperature=0"),
+        (("--sampling.top_k", "3"), "no effect at sampling.temperature=0"),
         (("--memories", "x"), "memories='x' has no effect without --memory NAME"),
         (("--read", "nowhere.txt"), "nowhere.txt cannot be read: No such file"),
         (("--promt", "A"), "the nearest name is --prompt"),
@@ -56,6 +55,27 @@ def test_the_program_says_what_is_wrong_and_exits_with_2(program, arguments, mes
 
 
 def test_a_run_on_generated_tokens_has_no_text(program):
-    code, shown = program("--prompt=A", data=RECALL)
+    code, shown = program("--prompt=A", data=RECALL, step=3)
     assert code == 2
     assert "trained on RecallData, whose tokens are no text" in shown
+    code, shown = program("--prompt=A", data=RECALL)
+    assert code == 2
+    assert shown == (
+        "fwpkm generate: The run was imported with RecallData, whose tokens are no text. If its "
+        "model knows text, add tokenizer.json to the folder that the run was imported from, and "
+        "import it again.\n"
+    )
+
+
+def test_a_model_without_its_tokenizer_is_not_evaluated(text_run, monkeypatch, capsys, tmp_path):
+    """Imported from a folder without one, it reads generated facts, which it never learnt."""
+    (tmp_path / IMPORTED).mkdir()
+    experiment = dataclasses.replace(text_run.experiment, data=RECALL)
+    loaded = text_run._replace(experiment=experiment)
+    monkeypatch.setattr(evaluate, "load_run", lambda directory, step: loaded)
+    assert main(["eval", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"fwpkm eval: {tmp_path} has no tokenizer.json, and its model was never trained on "
+        "RecallData; add tokenizer.json to the folder that the run was imported from, and import "
+        "it again.\n"
+    )

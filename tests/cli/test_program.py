@@ -1,5 +1,6 @@
 """`fwpkm` as a program: what it says, how fast it answers, and the names it gives."""
 
+import io
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fwpkm_jax import __version__
 from fwpkm_jax.cli import main
 from fwpkm_jax.cli.program import COMMANDS
 from fwpkm_jax.config import load_config, shipped_configs
@@ -44,6 +46,54 @@ def test_an_unknown_command_gets_the_nearest_name(capsys):
     assert main(["trian"]) == 2
     assert "'trian' is none of train, eval" in (shown := capsys.readouterr().err)
     assert shown.endswith("the nearest name is train.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("train recall --training.steps abc", "--training.steps is 'abc'; it takes an integer."),
+        ("train recall again", "unexpected argument again; --help shows what each option takes."),
+        ("eval", "RUN is missing: Run directory, as `fwpkm train` wrote it."),
+        ("eval r --limit few", "--limit is 'few'; it takes None or an integer."),
+        ("eval r --step worst", "--step is 'worst'; it takes None, an integer or best."),
+        ("generate r --write maybe", "--write is 'maybe'; it takes False or True."),
+        ("generate r --sampling.temperature -1", "sampling.temperature=-1.0 must be 0 (greedy)"),
+        ("chat r", "--memory is missing: Name of the memory, which is loaded, or begun, and"),
+        ("memories r --show", "--show has no value; --help says what it takes."),
+        ("report r s", "unexpected argument s; --help shows what each option takes."),
+        ("export r", "FOLDER is missing: Folder to create."),
+        ("import", "a command is missing: weights, release or hf; fwpkm import --help explains"),
+        ("import hfx a", "'hfx' is none of weights, release, hf; the nearest name is hf."),
+        ("import hf", "FOLDER is missing: The folder, with config.json and safetensors files. RUN"),
+        ("import hf a r --dtpye x", "--dtpye is not an option; the nearest name is --dtype."),
+        ("import hf a r --dtype int8", "--dtype is 'int8'; it takes None, bfloat16 or float32."),
+        (
+            "import hf Qwen/Qwen3-0.6B r",
+            "a name of the Hugging Face Hub is not a folder: hf download Qwen/Qwen3-0.6B "
+            "--local-dir Qwen3-0.6B makes one, Qwen3-0.6B.",
+        ),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])  # tyro draws other boxes without UTF-8.
+def test_every_command_says_what_is_wrong_in_one_line(
+    arguments, said, encoding, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+    name, *others = arguments.split()
+    assert main([name, *others]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"fwpkm {name}")
+    assert said in shown
+    assert shown.count("\n") == 1
+    assert os.environ["COLUMNS"] == "40"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_tells_the_version(name, capsys):
+    assert main([name, "--version"]) == main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{__version__}\n" * 2
 
 
 def test_help_and_the_programs_load_no_jax():

@@ -1,6 +1,7 @@
 """Checks of arguments: axes by name, trees by shape."""
 
 import doctest
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,21 @@ import pytest
 
 from fwpkm_jax.core import checks
 from fwpkm_jax.core.checks import check_arrays, check_key, check_rngs, check_tree
+from fwpkm_jax.layers import (
+    PKM,
+    Experts,
+    ExpertsConfig,
+    FastWeight,
+    FastWeightConfig,
+    FastWeightLayer,
+    FastWeightLayerConfig,
+    PKMConfig,
+    SwiGLU,
+)
+from fwpkm_jax.layers.mixers.registry import mixer_config, mixer_names
+from fwpkm_jax.models.config import ModelConfig
+from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.rules import RULES, AbstractChunkRule
 
 
 def test_the_example():
@@ -69,3 +85,32 @@ def test_random_keys_and_streams_that_are_none_are_named():
             check_key(wrong)
     check_key(jax.random.key(0))
     check_key(jax.random.PRNGKey(0))
+
+
+MODEL = ModelConfig(vocab_size=8, model_dim=8)
+SHARED = {"norm_eps": 1e-5, "init_std": 0.02, "rngs": 0}
+
+
+@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LanguageModel(MODEL, rngs=0),
+        lambda: FastWeight(FastWeightConfig(), 8, rngs=0),
+        lambda: PKM(PKMConfig(), 8, rngs=0),
+        lambda: SwiGLU(8, 8, init_std=0.02, rngs=0),
+        lambda: Experts(ExpertsConfig(), 8, init_std=0.02, rngs=0),
+        lambda: FastWeightLayer(FastWeightLayerConfig(), 8, init_std=0.02, rngs=0),
+        *(partial(mixer_config(name, MODEL).build, 8, **SHARED) for name in mixer_names()),
+    ],
+)
+def test_every_layer_names_random_streams_that_are_none(make):
+    with pytest.raises(ValueError, match=r"rngs is 0 \(int\); expected random streams"):
+        make()
+
+
+@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.parametrize("cls", [x for x in RULES.values() if issubclass(x, AbstractChunkRule)])
+def test_every_memory_names_a_random_key_that_is_none(cls):
+    with pytest.raises(ValueError, match=r"rng is 0 \(int\); expected a random key"):
+        cls.tiny().init(0)

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 from collections import Counter
@@ -5,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from fwpkm_jax.config import load_config
 from fwpkm_jax.data import (
     RecallData,
     TextData,
@@ -169,3 +171,17 @@ def test_validation_without_paths_is_refused(books):
         stream_documents(config_of(books), "valid")
     with pytest.raises(ValueError, match=r"valid_paths=\(\) names no text"):
         rows_of(config_of(books), 1, split="valid")
+
+
+def test_a_run_says_what_its_validation_reads():
+    """Whoever names text of their own to a config of the package's sample would not notice."""
+    sampled = load_config("books_tiny").data
+    assert sampled.validates_on == "Validation reads package:sample/valid.jsonl."
+    mine = dataclasses.replace(sampled, train_paths=("mine.txt",))
+    assert mine.validates_on == (
+        "Validation reads package:sample/valid.jsonl, this package's sample and none of your text; "
+        "--data.valid_paths names other text."
+    )
+    held_out = dataclasses.replace(mine, valid_paths=("held_out.txt", "more"))
+    assert held_out.validates_on == "Validation reads held_out.txt, more."
+    assert load_config("recall").data.validates_on is None

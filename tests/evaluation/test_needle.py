@@ -19,8 +19,7 @@ from fwpkm_jax.evaluation.needle import (
 )
 from fwpkm_jax.evaluation.needle.config import SampleSettings
 from fwpkm_jax.evaluation.needle.evaluate import describe_chunks
-from fwpkm_jax.evaluation.needle.files import SampleOptions, read_samples
-from fwpkm_jax.evaluation.needle.files import main as write_file
+from fwpkm_jax.evaluation.needle.files import SampleOptions, read_samples, write_file
 from fwpkm_jax.evaluation.needle.samples import build_samples
 from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader, decode
 from fwpkm_jax.evaluation.readers.stream_calls import flush, reset_caches

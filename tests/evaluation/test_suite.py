@@ -213,11 +213,7 @@ def test_the_program_evaluates_a_run_directory(run_dir, capsys):
     ],
 )
 def test_the_program_says_what_is_wrong_and_exits_with_2(run_dir, capsys, arguments, message):
-    try:
-        code = eval_main(str(run_dir), *arguments)
-    except SystemExit as stop:  # Values that the command line refuses by itself.
-        code = stop.code
-    assert code == 2
+    assert eval_main(str(run_dir), *arguments) == 2
     assert message in " ".join(capsys.readouterr().err.split())
 
 

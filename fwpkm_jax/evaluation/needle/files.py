@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from fwpkm_jax.command_line import report
 from fwpkm_jax.data import TextData, Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.needle.config import SampleSettings
 from fwpkm_jax.evaluation.needle.samples import Needle, NeedleSample, build_samples
 from fwpkm_jax.evaluation.sources import Source, text_sources
 from fwpkm_jax.outside_files import MOST_JSON_BYTES, parse_json, reading
+from fwpkm_jax.typed_options import read_options
 from fwpkm_jax.whole_files import replacing
 
 _KIND = "needle samples"
@@ -111,7 +110,7 @@ def _samples_of(path: Path) -> Iterator[NeedleSample]:
             yield sample
 
 
-def main(options: SampleOptions) -> int:
+def write_file(options: SampleOptions) -> int:
     """Writes the file that the options describe; returns the program's exit code."""
     try:
         data = TextData(
@@ -130,13 +129,14 @@ def main(options: SampleOptions) -> int:
     return 0
 
 
+def main(arguments: Sequence[str]) -> int:
+    """Writes the file that a command line asks for; returns the program's exit code."""
+    program = "python -m fwpkm_jax.evaluation.needle.files"
+    try:
+        return write_file(read_options(SampleOptions, arguments, program=program))
+    except ValueError as error:
+        return report("needle.files", error)
+
+
 if __name__ == "__main__":
-    sys.exit(
-        main(
-            tyro.cli(
-                SampleOptions,
-                prog="python -m fwpkm_jax.evaluation.needle.files",
-                use_underscores=True,
-            )
-        )
-    )
+    sys.exit(main(sys.argv[1:]))

@@ -21,10 +21,11 @@ from fwpkm_jax.interchange.hf.model_folder import (
 from fwpkm_jax.interchange.imported_run import start_run
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.outside_files import OutsideFileError
+from fwpkm_jax.run.load import IMPORTED
 from fwpkm_jax.training.sharding import make_partition
 from fwpkm_jax.whole_files import write_json
 
-KEPT, TENSORS = "hf", "tensors.json"
+KEPT, TENSORS = IMPORTED, "tensors.json"
 """Folder in the run with what an export needs again: configuration, tokenizer, tensors' dtypes."""
 TOKENIZER = "tokenizer.json"
 _FILES = (
@@ -87,11 +88,17 @@ def _data(
         _check_tokenizer(folder, source, say)
         tokenizer = str(run / KEPT / TOKENIZER)
     elif source.config.vocab_size >= ByteTokenizer.vocab_size:
-        say(f"{folder} has no {TOKENIZER}; the run reads bytes.")
+        say(
+            f"{folder} has no {TOKENIZER}; the run reads text as bytes, which the model may not "
+            "know. If it has a tokenizer, add the file and import again."
+        )
         tokenizer = BYTES
     else:
         tokens = source.config.vocab_size // 3
-        say(f"{folder} has no {TOKENIZER}; the run reads generated facts.")
+        say(
+            f"{folder} has no {TOKENIZER}; until it is added and imported again, the run reads "
+            "generated facts and no text."
+        )
         return RecallData(
             num_filler=tokens, num_keys=tokens, num_values=tokens, num_facts=min(16, tokens)
         )

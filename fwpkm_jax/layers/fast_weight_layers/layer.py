@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.array_types import TokenMask
-from fwpkm_jax.core.checks import check_arrays
+from fwpkm_jax.core.checks import check_arrays, check_rngs
 from fwpkm_jax.core.documents import document_numbers, document_positions, pack_starts
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
@@ -115,6 +115,7 @@ class FastWeightLayer(nnx.Module):
         init_std: float = 0.02,
         rngs: nnx.Rngs,
     ):
+        check_rngs(rngs)
         self.config = config
         init, hidden = nnx.initializers.normal(init_std), config.hidden_dim
 

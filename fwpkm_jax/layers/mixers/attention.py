@@ -17,6 +17,7 @@ from fwpkm_jax.core.attention.softmax import (
     Persistent,
     whole_sequence_attention,
 )
+from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
 from fwpkm_jax.layers.mixers.attention_over_devices import (
     Cache,
@@ -170,6 +171,7 @@ class Attention(AbstractMixer):
         rngs: nnx.Rngs,
     ):
         """Args: `dtype` of activations, None for the input's; parameters are float32."""
+        check_rngs(rngs)
 
         def linear(inputs: int, outputs: int, *axes: str) -> nnx.Linear:
             init = nnx.initializers.normal(init_std)

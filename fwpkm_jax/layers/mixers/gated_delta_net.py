@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.documents import document_numbers, pack_starts
 from fwpkm_jax.core.padding import Packing, pack, pack_all, pack_tokens, unpack
 from fwpkm_jax.core.precision import compute_dtype
@@ -145,6 +146,7 @@ class GatedDeltaNet(AbstractMixer):
         rngs: nnx.Rngs,
     ):
         """Args: `dtype` of activations, None for the input's; parameters are float32."""
+        check_rngs(rngs)
         init = nnx.initializers.normal(init_std)
 
         def linear(inputs: int, outputs: int, *axes: str) -> nnx.Linear:

@@ -9,6 +9,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, ReadBefore, Starts
 from fwpkm_jax.layers.parameters import parameter
 from fwpkm_jax.layers.partition import Partition
@@ -26,6 +27,7 @@ class PersistentTokens(AbstractMixer):
 
     def __init__(self, mixer: AbstractMixer, number: int, model_dim: int, *, rngs: nnx.Rngs):
         """Args: `mixer` of width `model_dim`."""
+        check_rngs(rngs)
         self.mixer = mixer
         # Unit variance, like the normed input of a mixer.
         tokens = nnx.initializers.normal(1.0)(rngs.params(), (number, model_dim), jnp.float32)

@@ -109,6 +109,7 @@ def test_a_section_that_is_none_is_turned_on_and_off_from_the_command_line(tmp_p
         ("--model.fast_weigth.chunk_size", "--model.fast_weight.chunk_size"),
         ("--model.fast_weight.rule.topk", "--model.fast_weight.rule.top_k"),
         ("--sead", "--seed"),
+        ("--model_dim", "--model.model_dim"),  # Not the similar --model.mlp_dim.
         ("--model.attention.yarn.facto", "--model.attention.yarn.factor"),
         ("--data.train_paths", "--data.num_facts"),  # The config file chose the other source.
     ],

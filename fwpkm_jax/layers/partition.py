@@ -186,16 +186,17 @@ class Partition:
         parts = self.size(*self.group_axes)
         if groups % parts and self.memory == "independent":
             raise ValueError(
-                f"memory.groups={groups} does not divide into mesh.data={self.size('data')} x "
-                f"mesh.fsdp={self.size('fsdp')} independent memories. Choose a multiple, or let "
+                f"training.memory.groups={groups} does not divide into "
+                f"mesh.data={self.size('data')} x mesh.fsdp={self.size('fsdp')} independent "
+                "memories. Choose a multiple, or let "
                 f"devices share each memory: mesh.memory=columns with a divisor of {groups} as "
                 "mesh.data and the other devices along mesh.fsdp."
             )
         if groups % parts:
             raise ValueError(
-                f"memory.groups={groups} does not divide into mesh.data={parts} parts, and with "
-                f"mesh.memory={self.memory} no memory is shared between them; make mesh.data a "
-                f"divisor of {groups} and put the other devices along mesh.fsdp."
+                f"training.memory.groups={groups} does not divide into mesh.data={parts} parts, "
+                f"and with mesh.memory={self.memory} no memory is shared between them; make "
+                f"mesh.data a divisor of {groups} and put the other devices along mesh.fsdp."
             )
         if self.memory != "independent":
             self.check_divides("Sequences per memory", members, "fsdp")

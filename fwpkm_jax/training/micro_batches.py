@@ -18,15 +18,16 @@ def check_split(batch_size: int, *, micro_batches: int, memory: MemoryConfig) ->
     """Raises ValueError if sequences do not divide evenly into micro-batches and memories."""
     if batch_size % micro_batches:
         raise ValueError(
-            f"batch_size={batch_size} does not split into micro_batches={micro_batches}; "
-            "make micro_batches a divisor of batch_size."
+            f"training.batch_size={batch_size} does not split into "
+            f"training.micro_batches={micro_batches}; make micro_batches a divisor of batch_size."
         )
     if memory.lifetime == "batch":
         if memory.groups % micro_batches:
             raise ValueError(
-                f"memory.groups={memory.groups} does not split into micro_batches={micro_batches}: "
-                "a memory that lives one batch belongs to one micro-batch; make groups a multiple "
-                "of micro_batches, or carry the memory with memory.lifetime=carried."
+                f"training.memory.groups={memory.groups} does not split into "
+                f"training.micro_batches={micro_batches}: a memory that lives one batch belongs "
+                "to one micro-batch; make groups a multiple "
+                "of micro_batches, or carry the memory with training.memory.lifetime=carried."
             )
         if batch_size % memory.groups:
             raise ValueError(

@@ -47,6 +47,19 @@ def test_a_link_leads_to_a_heading_of_a_page():
             assert anchor in anchors(target), f"{page}: {path}#{anchor}"
 
 
+def test_a_table_has_no_blank_line():
+    """It would end the table, and show its other rows as text."""
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        broken = re.search(r"^\|.*\n\n(\|.*)\n(?!\|[-| :]+$)", text, re.MULTILINE)
+        assert broken is None, f"{page}: {broken[1]}"
+
+
+def test_an_install_line_works_before_the_package_is_published():
+    for page in (*PAGES, *(ROOT / "fwpkm_jax").rglob("*.py")):
+        assert not re.search(r"pip install[^`\n]* '?fwpkm-jax", page.read_text()), page
+
+
 @pytest.mark.parametrize("command", named(r"fwpkm ([a-z]+)\b(?! and| adds| has)"))
 def test_a_command_that_a_page_runs_exists(command):
     assert command in COMMANDS

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fwpkm_jax.data import RecallData
 from fwpkm_jax.run import load_run
+from fwpkm_jax.run.log import RunLog
 from fwpkm_jax.run.train import train
 from fwpkm_jax.training.checkpoints.restore import checkpoint_steps
 from tests.training.conftest import read_records
@@ -91,7 +93,10 @@ def test_training_lowers_the_loss(unbroken):
 
 @pytest.mark.by_default("2")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_the_step_and_the_same_command_goes_on(unbroken, tmp_path, number):
+def test_a_signal_saves_the_step_and_the_same_command_goes_on(
+    unbroken, tmp_path, number, monkeypatch
+):
+    monkeypatch.setattr(RecallData, "validates_on", "Validation reads these facts.")
     # Step 7 is no multiple of checkpoint.every, so it is the signal that saves it.
     experiment = replace(unbroken.experiment, tmp_path / "run", validate_every=7)
     handler = signal.getsignal(number)
@@ -103,7 +108,12 @@ def test_a_signal_saves_the_step_and_the_same_command_goes_on(unbroken, tmp_path
     stream = io.StringIO()
     experiment = replace(unbroken.experiment, tmp_path / "run")
     second = train(experiment, stream=stream)
-    assert "at step 7." in stream.getvalue()
+    said = stream.getvalue().splitlines()
+    resuming = next(at for at, line in enumerate(said) if line.endswith(" at step 7."))
+    assert said[resuming + 1 : resuming + 3] == [
+        "Validation reads these facts.",
+        "Compiling the training step ...",
+    ]
     assert_same_state(second.state, unbroken.result.state)
     records = read_records(tmp_path / "run")
     assert records[6].pop("valid/loss") == 1.0
@@ -153,6 +163,21 @@ def test_fewer_steps_than_done_are_refused(unbroken):
     fewer = replace(unbroken.experiment, unbroken.directory, steps=12)
     with pytest.raises(ValueError, match=r"training\.steps=12.* has 20 steps done"):
         train(fewer, stream=io.StringIO())
+
+
+def test_the_schedule_that_a_run_began_with_may_be_kept(unbroken, tmp_path):
+    (tmp_path / "config.json").write_text((unbroken.directory / "config.json").read_text())
+    longer = replace(unbroken.experiment, tmp_path, steps=30)
+
+    def claim(decay_steps):
+        optimizer = dataclasses.replace(longer.optimizer, decay_steps=decay_steps)
+        with RunLog(dataclasses.replace(longer, optimizer=optimizer), stream=io.StringIO()) as log:
+            log.claim()
+
+    claim(None)
+    claim(20)
+    with pytest.raises(ValueError, match=r"optimizer.decay_steps"):
+        claim(25)
 
 
 @pytest.mark.thorough

@@ -75,7 +75,7 @@ def check_own_memory(memory: Memory, batch: int, partition: Partition | None) ->
         raise ValueError(
             f"documents='document' with {groups} memories for {batch} sequences: documents of "
             "one sequence would end another's memory; give each sequence its own "
-            "(memory.groups), or use documents='carry'."
+            "(training.memory.groups), or use documents='carry'."
         )
     if partition is None:
         return

@@ -34,14 +34,15 @@ def regroup(memory: Any, groups: int, how: Regroup) -> Any:
         return memory
     if how == "refuse":
         raise ValueError(
-            f"The checkpoint holds {saved} memories, but memory.groups={groups}. To convert them, "
-            "set checkpoint.regroup to first or mean: more groups get copies of the saved ones, "
-            "fewer groups get the first or the mean of the memories that they replace."
+            f"The checkpoint holds {saved} memories, but training.memory.groups={groups}. To "
+            "convert them, set checkpoint.regroup to first or mean: more groups get copies of "
+            "the saved ones, fewer groups get the first or the mean of the memories that they "
+            "replace."
         )
     if max(saved, groups) % min(saved, groups):
         raise ValueError(
-            f"The checkpoint's {saved} memories cannot become memory.groups={groups}; choose a "
-            f"multiple or a divisor of {saved}."
+            f"The checkpoint's {saved} memories cannot become training.memory.groups={groups}; "
+            f"choose a multiple or a divisor of {saved}."
         )
     if saved < groups:
         return jax.tree.map(lambda x: jnp.repeat(x, groups // saved, axis=0), memory)

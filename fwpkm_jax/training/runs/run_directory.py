@@ -136,7 +136,7 @@ def refuse_changes(
     listing = "\n  ".join(changed)
     hint = ""
     if any(line.startswith("training.memory.groups:") for line in changed):
-        hint = " (checkpoint.regroup says how memory.groups may change.)"
+        hint = " (checkpoint.regroup says how training.memory.groups may change.)"
     command = first_command(directory)
     started = f"It was started with: {command}\n" if command else ""
     raise DifferentRunError(

@@ -41,10 +41,12 @@ def test_the_same_number_is_left_as_it_is(how):
 
 def test_another_number_needs_the_setting_and_has_to_divide():
     with pytest.raises(
-        ValueError, match=r"holds 4 memories, but memory\.groups=2.*checkpoint\.reg"
+        ValueError, match=r"holds 4 memories, but training\.memory\.groups=2.*checkpoint\.reg"
     ):
         regroup(SAVED, 2, "refuse")
-    with pytest.raises(ValueError, match=r"4 memories cannot become memory\.groups=3.* of 4"):
+    with pytest.raises(
+        ValueError, match=r"4 memories cannot become training\.memory\.groups=3.* of 4"
+    ):
         regroup(SAVED, 3, "first")
 
 

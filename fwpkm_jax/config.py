@@ -243,7 +243,7 @@ def stored_processes(run_dir: str | Path) -> dict[str, Any]:
     """How the processes of an earlier start found each other, which runs once stored; {} if not."""
     stored = read_json(config_file(run_dir), otherwise=_COPY, kind=dict).get("distributed")
     fields = stored.items() if isinstance(stored, dict) else ()
-    return {name: value for name, value in fields if name != "class" and value not in (None, False)}
+    return {n: x for n, x in fields if n != "class" and x is not None and x is not False}
 
 
 def _commit_of(run_dir: Path) -> str:

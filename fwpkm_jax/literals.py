@@ -22,8 +22,8 @@ def some(names: Sequence[str], *, like: str = "", most: int = 6) -> str:
     """Names for a message: all of a few, or those nearest to `like` and how many more there are.
 
     Example:
-      >>> some(["a", "b"]), some([f"user{n}" for n in range(9999)], like="user77x", most=2)
-      ('a, b', 'user77, user877 and 9,997 others')
+      >>> some(["a", "b"]), some([f"user{n}" for n in range(9999)], like="user77", most=1)
+      ('a, b', 'user77 and 9,998 others')
     """
     if len(names) <= most:
         return ", ".join(names)

@@ -7,10 +7,12 @@ of what trains read it; none of them looks at a parameter's name or number of di
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 from flax import nnx
+
+from fwpkm_jax.literals import check_literals
 
 LogicalAxes = tuple[str | None, ...]
 """What a parameter's dimensions are: "vocab", "embed" (the model's width), "heads" (all heads' or
@@ -66,10 +68,7 @@ class Declaration:
     """Whether weight decay applies. None: as the role says."""
 
     def __post_init__(self):
-        if self.role not in get_args(Role):
-            raise ValueError(
-                f"role={self.role!r} of a parameter is none of {', '.join(get_args(Role))}."
-            )
+        check_literals(self)
 
     @property
     def decays(self) -> bool:

@@ -116,7 +116,7 @@ def test_every_option_is_used_by_a_test(name):
 
 
 def test_all_programs_are_found():
-    assert len(PROGRAMS) == 41
+    assert len(PROGRAMS) == 46
     for path in (ROOT / "benchmarks").rglob("*.py"):
         if path.parent.name == "seeded_faults":  # Reads its own options; measures tests, not speed.
             continue

@@ -237,18 +237,27 @@ def test_what_is_not_there_is_named(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_sitting_packs_books_trains_in_turns_and_evaluates(tmp_path):
+def test_a_sitting_packs_books_trains_in_turns_and_evaluates(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    carried, cache = tmp_path / "verdicts.json", tmp_path / "compiled"
+    verdicts.give(carried)
+    kept = jax.config.values["jax_compilation_cache_dir"]
     write_books(tmp_path, books(6, 12_000), books(3, 8000, seed=1))
     packed, out = tmp_path / "packed", tmp_path / "out"
-    program = "study.real_size.__main__"
-    limits = ("--train-bytes", 60_000, "--valid-bytes", 7000)
-    assert run(program, "--prepare", "--data", tmp_path, "--out", packed, *limits) == 0
+    limits = ("--prepare", "--train-bytes", 60_000, "--valid-bytes", 7000)
+    folders = ("--data", tmp_path, "--out", packed)
+    assert run("study.real_size.__main__", *folders, *limits) == 0
     chosen = text.read_books(packed)
     assert len(chosen.train) == 5
     assert {len(book) for book in chosen.valid} == {7000}
     options = ("--data", packed, "--out", out, "--size", "tiny", "--steps", 4, "--seconds", 900)
-    options += ("--batches", 1, "--readings", 2, "--book-rows", 3)
-    assert run(program, *options) == 0
+    ends = ("--evaluation-seconds", 400)
+    others = ("--batches", 1, "--readings", 2, "--book-rows", 3, "--books", 3, "--seed", 0)
+    files = ("--checkpoint-files", 2, "--verdicts", carried, "--cache", cache)
+    try:
+        assert run("study.real_size.__main__", *options, *others, *files, *ends) == 0
+    finally:
+        jax.config.update("jax_compilation_cache_dir", kept)
     lines = [json.loads(line) for line in (out / "lines.jsonl").read_text().splitlines()]
     parts = [line["part"] for line in lines]
     assert parts[0] == "about"

@@ -1,1 +1,1 @@
-"""The paper's claims at a real size, in one sitting: `benchmarks.study.real_size.__main__`."""
+"""The paper's claims at a real size, in one sitting."""

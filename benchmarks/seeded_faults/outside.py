@@ -124,7 +124,7 @@ FAULTS = (
         "ttt: a chunk's last factor is left out",
         "weights=at_ends(whole.weights, memory.weights)",
         "weights=memory.weights",
-        ("tests/layers/mixers/test_contract.py", "-k", "ttt", "-m", "not slow"),
+        ("tests/layers/mixers/test_contract.py",),
     ),
     Fault(
         "ttt: factors are not cut off at 0",

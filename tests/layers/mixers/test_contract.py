@@ -205,3 +205,21 @@ def test_jit_equals_eager(name):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 7, 6)), jnp.float32)
     eager, jitted = mixer(x)[0], jax.jit(lambda x: mixer(x)[0])(x)
     np.testing.assert_allclose(eager, jitted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_stream_of_ttt_keeps_the_mean_of_each_chunks_steps():
+    """With learned factors, over the ends of two chunks; pieces that end inside and at them."""
+    mixer = MIXERS["ttt_linear"].build(6, norm_eps=1e-5, init_std=0.5, dtype=None, rngs=nnx.Rngs(0))
+    mixer.step_factor.set_value(jnp.asarray([0.3, -0.2, -2.0, 0.4], jnp.float32))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 11, 6)), jnp.float32)
+
+    @jax.jit
+    def both(x):
+        cache, outputs = mixer.init_cache(2, max_length=11, dtype=x.dtype), []
+        for start, end in ((0, 3), (3, 4), (4, 9), (9, 11)):
+            y, cache = mixer(x[:, start:end], cache=cache)
+            outputs.append(y)
+        return jnp.concatenate(outputs, axis=1), mixer(x)[0]
+
+    streamed, whole = both(x)
+    np.testing.assert_allclose(streamed, whole, rtol=1e-4, atol=1e-5)

@@ -1,16 +1,20 @@
-"""Reads safetensors files, which may come from anywhere, one tensor at a time.
+"""Reads safetensors files, which may come from anywhere, one tensor at a time, and writes them.
 
 A file is the length of a header in eight bytes, the header in JSON, and the tensors' bytes one
 after the other. The header is compared with the file's size before anything else is read. Nothing
 is mapped: a tensor is read into memory of its own, which goes when the caller lets go of it.
+
+The package `safetensors` writes by name only, with a temporary file that a killed process leaves
+for ever; `write_tensors` writes into a file that is already open.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import IO, Any, NamedTuple, TypeGuard
 
 import ml_dtypes
 import numpy as np
@@ -28,6 +32,8 @@ from fwpkm_jax.outside_files import (
 
 _MOST_HEADER_BYTES = 2**24
 _MOST_AXES = 32
+_ALIGNMENT = 8
+"""Bytes of which a written header is a multiple."""
 _DTYPES: Mapping[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -43,6 +49,7 @@ _DTYPES: Mapping[str, np.dtype] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
+_NAMES = {dtype.name: name for name, dtype in _DTYPES.items()}
 FLOATS = ("F64", "F32", "F16", "BF16")
 """What weights are stored as."""
 
@@ -197,6 +204,45 @@ def read_tensor(
         if rest:
             raise ValueError(f"it has lost its end since it was opened: {len(rest)} bytes")
     return array
+
+
+def write_tensors(
+    file: IO[bytes], arrays: Mapping[str, np.ndarray], *, metadata: Mapping[str, str]
+) -> None:
+    """Appends the header and the arrays.
+
+    Args:
+      file: open for writing, at its start.
+      arrays: by name.
+      metadata: texts that the header holds.
+
+    Raises:
+      ValueError: the format has no name for a dtype.
+      OSError: they cannot be written.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    # Wide dtypes first, so that every array starts at a multiple of its item's size.
+    names = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    end = 0
+    for name in names:
+        x = arrays[name]
+        if x.dtype.name not in _NAMES:
+            raise ValueError(f"{name} is {x.dtype}, which a safetensors file cannot hold.")
+        place = [end, end + x.nbytes]
+        header[name] = {
+            "dtype": _NAMES[x.dtype.name],
+            "shape": list(x.shape),
+            "data_offsets": place,
+        }
+        end = place[1]
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    text += b" " * (-len(text) % _ALIGNMENT)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in names:
+        x = np.ascontiguousarray(arrays[name])
+        if x.dtype.byteorder == ">":
+            x = x.astype(x.dtype.newbyteorder("<"))
+        file.write(x.reshape(-1).view(np.uint8).data)
 
 
 def _are_counts(values: Any) -> TypeGuard[list[int]]:

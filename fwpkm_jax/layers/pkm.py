@@ -98,7 +98,7 @@ class PKMOutput(NamedTuple):
 
 
 class PKM(nnx.Module):
-    """Reads slots by dot-product addressing, one softmax per head (spec: section 2).
+    """Reads slots by dot-product addressing, one softmax per head.
 
     out = Linear(read * SiLU(Linear(x))). Keys and values are parameters.
 

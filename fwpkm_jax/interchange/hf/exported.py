@@ -24,7 +24,7 @@ from fwpkm_jax.layers.lora import merged
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.outside_files import read_json
 from fwpkm_jax.run import load_run
-from fwpkm_jax.tensor_file import write_tensors
+from fwpkm_jax.safetensors_file import write_tensors
 from fwpkm_jax.whole_files import check_new, new_folder, replacing, write_json
 
 _MOST_BYTES = 5 * 10**9  # Of one file, as the library cuts them.

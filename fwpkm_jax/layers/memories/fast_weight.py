@@ -50,10 +50,12 @@ _GATE_WIDTH = 8  # The gate is the sigmoid of a mean over this many projections.
 
 
 class FastWeight(nnx.Module):
-    """Reads and writes a memory with learned queries, targets and gate (spec: section 1).
+    """Reads and writes a memory with learned queries, targets and gate.
 
     The memory comes in and goes out as an argument with a leading axis of groups; sequences of one
     group share a memory, neighbours in the batch first.
+
+    References: Zhao and Jones 2026, arXiv:2601.00671, section 3.
 
     Example:
       >>> import jax

@@ -74,7 +74,7 @@ PLACES = (
     (r"layers/norms\.py.*layers/mixers/", "gated norm"),
     (r"layers/mixers/|pallas_kernels/\w*conv", "short convolution, SiLU, L2 norm"),
     (r"layers/mlp\.py", "SwiGLU"),
-    (r"layers/norms\.py|core/normalize\.py", "RMS norms and residual"),
+    (r"layers/norms\.py|core/numerics\.py", "RMS norms and residual"),
 )
 """Classes of XLA's launches by where in the source they come from, innermost function first."""
 PRODUCTS, MEMORY_PRODUCTS = "products", "memories: products"

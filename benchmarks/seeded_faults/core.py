@@ -19,13 +19,13 @@ FAULTS = (
         "l2 norm without its epsilon",
         "jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + eps)",
         "jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True))",
-        ("tests/core/test_normalize.py",),
+        ("tests/core/test_numerics.py",),
     ),
     Fault(
         "layer norm keeps the mean",
         "return rms_normalize(x - jnp.mean(x, axis=-1, keepdims=True), eps=eps)",
         "return rms_normalize(x, eps=eps)",
-        ("tests/core/test_normalize.py", "tests/rules/test_titans.py"),
+        ("tests/core/test_numerics.py", "tests/rules/test_titans.py"),
     ),
     Fault(
         "padding: last rows one too late",
@@ -275,8 +275,8 @@ FAULTS = (
     ),
     Fault(
         "targets: the last token of a chunk has a pair",
-        "return position + lookahead < chunk_end",
-        "return position + lookahead <= chunk_end",
+        "jnp.broadcast_to(position + lookahead < chunk_end, gate.shape)",
+        "jnp.broadcast_to(position + lookahead <= chunk_end, gate.shape)",
         ("tests/core/test_targets.py",),
     ),
     Fault(

@@ -64,7 +64,8 @@ def check_arrays(
     for name, (x, description) in arguments.items():
         if x is not None:
             kind, *axes = description.split()
-            _check(name, x, kind, axes, known)
+            if not _fits(x, kind, axes, known):
+                raise ValueError(_fault(name, x, kind, axes, known))
             known |= zip(axes, x.shape, strict=True)
     return known
 
@@ -105,28 +106,44 @@ def check_tree(name: str, tree: Any, expected: Any, *, leading: tuple[str, ...] 
                 f"{part} is {_describe(leaf)}; expected [{', '.join(axes)}]: take one group, as "
                 f"jax.tree.map(lambda x: x[0], {name}), or call run_groups."
             )
-        _check(part, leaf, "float", axes, sizes | fixed)
+        if not _fits(leaf, "float", axes, sizes | fixed):
+            raise ValueError(_fault(part, leaf, "float", axes, sizes | fixed))
         sizes |= zip(leading, leaf.shape, strict=False)
 
 
-def _check(name: str, x: Any, kind: str, axes: list[str], sizes: dict[str, int]) -> None:
+def _fits(x: Any, kind: str, axes: list[str], sizes: dict[str, int]) -> bool:
+    """Whether an array has this kind of dtype and these axes; decides without a message."""
+    if not hasattr(x, "dtype") or len(x.shape) != len(axes):
+        return False
+    if not jnp.issubdtype(x.dtype, _KINDS[kind][0]) and not (kind == "mask" and x.dtype == bool):
+        return False
+    for axis, size in zip(axes, x.shape, strict=True):
+        # An axis of no entries is right only where it is known to be empty.
+        if sizes.get(axis, size or None) != size:
+            return False
+    return True
+
+
+def _fault(name: str, x: Any, kind: str, axes: list[str], sizes: dict[str, int]) -> str:
+    """What to say of an argument that `_fits` does not accept."""
     expected = f"[{', '.join(_axis(axis, sizes) for axis in axes)}]"
     if not hasattr(x, "dtype"):
-        raise ValueError(f"{name} is a {type(x).__name__}; expected an array {expected}.")
+        return f"{name} is a {type(x).__name__}; expected an array {expected}."
     shape = x.shape
     found = f"{name} is {_describe(x)}; expected {expected}"
     if len(shape) != len(axes):
         missing = len(axes) - len(shape)
         hint = f"add one, as {name}[None]" if missing == 1 else f"give it {len(axes)}"
-        raise ValueError(f"{found}: the number of axes is {len(shape)}; {hint}.")
+        return f"{found}: the number of axes is {len(shape)}; {hint}."
     dtype, way_out = _KINDS[kind]
     if not jnp.issubdtype(x.dtype, dtype) and not (kind == "mask" and x.dtype == bool):
-        raise ValueError(f"{found} of {way_out.format(name=name)}.")
+        return f"{found} of {way_out.format(name=name)}."
     if any(sizes.get(axis, size) != size for axis, size in zip(axes, shape, strict=True)):
-        raise ValueError(f"{found}.")
-    for axis, size in zip(axes, shape, strict=True):
-        if size == 0 and sizes.get(axis) != 0:
-            raise ValueError(f"{found}: {axis} is 0; give at least one.")
+        return f"{found}."
+    empty = next(
+        axis for axis, size in zip(axes, shape, strict=True) if size == 0 and sizes.get(axis) != 0
+    )
+    return f"{found}: {empty} is 0; give at least one."
 
 
 def _axis(axis: str, sizes: dict[str, int]) -> str:

@@ -16,8 +16,6 @@ from jaxtyping import Array, Float, Num
 
 from fwpkm_jax.core.array_types import TokenMask
 
-_STD_EPSILON = 1e-6
-
 
 class WriteWeights(NamedTuple):
     """What each token contributes to a write, `[batch, length]` each.
@@ -76,7 +74,9 @@ def write_weights(
     """
     length = gate.shape[1]
     real = jnp.ones_like(gate) if mask is None else mask.astype(gate.dtype)
-    known = jnp.broadcast_to(_has_target(length, chunk_size, lookahead), gate.shape)
+    position = jnp.arange(length)
+    chunk_end = jnp.minimum((position // chunk_size + 1) * chunk_size, length)
+    known = jnp.broadcast_to(position + lookahead < chunk_end, gate.shape)
     return pair_weights(gate, real, known=known.astype(gate.dtype), lookahead=lookahead)
 
 
@@ -86,19 +86,3 @@ def shift_left(x: Num[Array, "batch length *rest"], lookahead: int) -> Array:
         return x
     padding = [(0, 0), (0, lookahead)] + [(0, 0)] * (x.ndim - 2)
     return jnp.pad(x, padding)[:, lookahead:]
-
-
-def standardize(x: Float[Array, "... features"]) -> Float[Array, "... features"]:
-    """Zero mean and unit variance over the features, by the unbiased deviation (plus 1e-6)."""
-    centred = x - jnp.mean(x, axis=-1, keepdims=True)
-    features = x.shape[-1]
-    variance = jnp.sum(centred**2, axis=-1, keepdims=True) / (features - 1)
-    # The square root's slope is infinite at 0, where a constant vector would give NaN gradients.
-    deviation = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
-    return centred / (deviation + _STD_EPSILON)
-
-
-def _has_target(length: int, chunk_size: int, lookahead: int) -> Array:
-    position = jnp.arange(length)
-    chunk_end = jnp.minimum((position // chunk_size + 1) * chunk_size, length)
-    return position + lookahead < chunk_end

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.checks import check_arrays, check_rngs
-from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.layers.mlp import ACTIVATIONS, Activation, SwiGLU
 from fwpkm_jax.layers.parameters import LogicalAxes, declare_linear, parameter
 from fwpkm_jax.layers.partition import HEADS, Partition

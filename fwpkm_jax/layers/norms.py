@@ -11,7 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from fwpkm_jax.core.normalize import rms_normalize
+from fwpkm_jax.core.numerics import rms_normalize
 from fwpkm_jax.layers.parameters import parameter
 from pallas_kernels.add_rms_norm import add_rms_norm
 

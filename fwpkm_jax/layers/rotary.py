@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.numerics import compute_dtype
 
 
 @dataclass(frozen=True, kw_only=True)

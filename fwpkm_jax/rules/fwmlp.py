@@ -13,8 +13,7 @@ from fwpkm_jax.core.chunks import Chunk, StepOutput, cast
 from fwpkm_jax.core.slots.block_write import ChunkBlocks
 from fwpkm_jax.core.targets import shift_left
 from fwpkm_jax.literals import check_literals
-from fwpkm_jax.rules.arguments import check_memory, check_query
-from fwpkm_jax.rules.base import AbstractChunkRule
+from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query
 
 
 class FwMLPMemory(NamedTuple):

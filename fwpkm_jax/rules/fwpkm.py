@@ -49,8 +49,7 @@ from fwpkm_jax.core.slots.table import slot_read, update_norm
 from fwpkm_jax.core.slots.two_phase import TwoPhase
 from fwpkm_jax.core.slots.value_step import retentive_step, value_step
 from fwpkm_jax.literals import check_literals
-from fwpkm_jax.rules.arguments import check_memory, check_query, check_run
-from fwpkm_jax.rules.base import AbstractChunkRule
+from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query, check_run
 from pallas_kernels import slot_read as read_kernels
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.key_scan import key_loops

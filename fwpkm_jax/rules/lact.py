@@ -11,7 +11,7 @@ from fwpkm_jax.core.array_types import Queries, TokenValues
 from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import StepOutput, cast
 from fwpkm_jax.core.newton_schulz import frobenius_norm, newton_schulz
-from fwpkm_jax.rules.arguments import check_memory, check_query
+from fwpkm_jax.rules.base import check_memory, check_query
 from fwpkm_jax.rules.gradient import AbstractGradientRule, GradientChunk
 
 _NORM_EPSILON = 1e-5

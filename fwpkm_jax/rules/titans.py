@@ -12,9 +12,9 @@ from fwpkm_jax.core.array_types import TokenValues
 from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast, scan_chunks
 from fwpkm_jax.core.newton_schulz import frobenius_norm, newton_schulz
-from fwpkm_jax.core.normalize import layer_normalize
+from fwpkm_jax.core.numerics import layer_normalize
 from fwpkm_jax.literals import check_literals
-from fwpkm_jax.rules.arguments import check_run
+from fwpkm_jax.rules.base import check_run
 from fwpkm_jax.rules.gradient import AbstractGradientRule, GradientChunk
 
 _MUON_EPSILON = 1e-7

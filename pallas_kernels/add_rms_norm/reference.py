@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fwpkm_jax.core.normalize import rms_normalize
+from fwpkm_jax.core.numerics import rms_normalize
 
 
 class AddRMSNorm(NamedTuple):

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from fwpkm_jax.core.normalize import l2_normalize
+from fwpkm_jax.core.numerics import l2_normalize
 from pallas_kernels.spec import Spec
 
 

@@ -6,7 +6,7 @@ A vector with one number per token of a chunk is a column `[chunk, 1]` or a row 
 import jax
 import jax.numpy as jnp
 
-from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.numerics import compute_dtype
 
 
 def product(a: jax.Array, b: jax.Array, *, contract: tuple[int, int] = (1, 0)) -> jax.Array:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 EPS = 1e-6
-"""Added to a head's sum of squares, as in `core.normalize.l2_normalize`."""
+"""Added to a head's sum of squares, as in `core.numerics.l2_normalize`."""
 
 
 class Part(NamedTuple):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.normalize import l2_normalize
+from fwpkm_jax.core.numerics import l2_normalize
 from fwpkm_jax.core.sequence.convolution import causal_convolution
 from pallas_kernels.short_convolution.arguments import Part, channels_of, columns_of
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwpkm_jax.core.targets import shift_left, standardize, write_weights
+from fwpkm_jax.core.numerics import standardize
+from fwpkm_jax.core.targets import shift_left, write_weights
 
 
 @pytest.mark.usefixtures("float64")

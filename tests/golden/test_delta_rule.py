@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fwpkm_jax.core.normalize import l2_normalize
+from fwpkm_jax.core.numerics import l2_normalize
 from fwpkm_jax.core.recurrence.gated_delta import (
     GatedDeltaOutput,
     chunk_gated_delta_rule,

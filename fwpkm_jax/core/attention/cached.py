@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.attention.running_softmax import Sums, add_keys, no_keys
-from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.numerics import compute_dtype
 
 _SCORES = 2**23  # Scores formed at a time.
 

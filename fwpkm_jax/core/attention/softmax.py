@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.checks import check_arrays
-from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.numerics import compute_dtype
 
 AttentionBackend = Literal["auto", "xla", "cudnn"]
 _WHOLE_LENGTH = 1024  # Longest sequence whose scores are formed all at once.

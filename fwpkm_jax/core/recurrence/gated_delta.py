@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.checks import check_arrays
-from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.recurrence.linear_recurrence import chunk_recurrence, forgetting, scan_tokens
 
 

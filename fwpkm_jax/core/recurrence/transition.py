@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.recurrence.chunk_decay import HIGHEST
 from fwpkm_jax.core.recurrence.linear_recurrence import chunk_recurrence, forgetting
 from fwpkm_jax.core.sequence.axis import SequenceAxis

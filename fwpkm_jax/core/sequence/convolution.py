@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.padding import last_rows
-from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.sequence.axis import SequenceAxis, places_of_part
 from fwpkm_jax.core.sequence.edges import tokens_before
 

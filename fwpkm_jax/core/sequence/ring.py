@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.attention.running_softmax import Sums, add_keys, no_keys
-from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 
 _LEAST_BLOCK, _MOST_BLOCK = 64, 512  # Keys whose scores are formed at a time.

@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.checks import check_arrays, check_rngs
 from fwpkm_jax.core.documents import document_numbers, document_positions, pack_starts
+from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
-from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.sequence.in_turn import state_in_turn
 from fwpkm_jax.layers.fast_weight_layers.steps import (

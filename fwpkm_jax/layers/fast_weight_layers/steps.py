@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.normalize import layer_normalize
+from fwpkm_jax.core.numerics import layer_normalize
 
 
 class HeadTensors(NamedTuple):

@@ -9,7 +9,7 @@ from fwpkm_jax.core.streams.queue import Pending
 from fwpkm_jax.layers.memories.config import FastWeightConfig
 from fwpkm_jax.layers.partition import BATCH, Partition
 from fwpkm_jax.rules import AbstractChunkRule
-from fwpkm_jax.rules.arguments import check_memory
+from fwpkm_jax.rules.base import check_memory
 
 
 def check_parts(config: FastWeightConfig, length: int, sequence: SequenceAxis) -> None:

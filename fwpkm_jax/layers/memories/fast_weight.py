@@ -20,13 +20,12 @@ from fwpkm_jax.core.chunks import (
     merge_groups,
     split_groups,
 )
-from fwpkm_jax.core.normalize import l2_normalize
+from fwpkm_jax.core.numerics import l2_normalize, standardize
 from fwpkm_jax.core.streams.queue import ChunkSize, NewDocuments, Pending, init_pending
 from fwpkm_jax.core.streams.streaming import Signals
 from fwpkm_jax.core.targets import (
     Pairing,
     shift_left,
-    standardize,
     write_weights,
 )
 from fwpkm_jax.layers.memories.checks import (
@@ -43,7 +42,7 @@ from fwpkm_jax.layers.memories.stream import advance, write_waiting
 from fwpkm_jax.layers.norms import RMSNorm, normed_maps
 from fwpkm_jax.layers.parameters import declare_linear
 from fwpkm_jax.layers.partition import Partition
-from fwpkm_jax.rules.arguments import check_memory
+from fwpkm_jax.rules.base import check_memory
 
 _NORMALIZERS = {"none": lambda x: x, "standardize": standardize, "l2": l2_normalize}
 _GATE_WIDTH = 8  # The gate is the sigmoid of a mean over this many projections.

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.documents import document_numbers, pack_starts
+from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.padding import Packing, pack, pack_all, pack_tokens, unpack
-from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.recurrence.chunk_decay import softplus_decay
 from fwpkm_jax.core.recurrence.decay_starts import draw_time_steps, softplus_bias
 from fwpkm_jax.core.recurrence.gated_delta import recurrent_gated_delta_rule

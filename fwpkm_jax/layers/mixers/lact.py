@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, Int
 from fwpkm_jax.core.attention.softmax import blockwise_attention, masked_attention
 from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.documents import pack_starts
+from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.padding import Packing, last_rows, pack, pack_tokens, unpack
-from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, OwnMemory, Starts
 from fwpkm_jax.layers.mixers.lact_stream import FastStream, FastTokens, read_documents, read_whole
 from fwpkm_jax.layers.mixers.registry import register_mixer

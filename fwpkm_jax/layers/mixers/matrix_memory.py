@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.documents import document_numbers, pack_starts
+from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.core.padding import pack, pack_all, pack_tokens, unpack
-from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.recurrence.decay_starts import bias_initializer
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.sequence.convolution import convolution_inputs, inputs_before

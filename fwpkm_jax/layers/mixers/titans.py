@@ -10,9 +10,8 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.documents import pack_starts
-from fwpkm_jax.core.normalize import rms_normalize
+from fwpkm_jax.core.numerics import compute_dtype, rms_normalize
 from fwpkm_jax.core.padding import pack, pack_tokens, unpack
-from fwpkm_jax.core.precision import compute_dtype
 from fwpkm_jax.core.recurrence.decay_starts import bias_initializer, sigmoid_bias
 from fwpkm_jax.core.streams.cuts import in_chunks
 from fwpkm_jax.core.streams.documents import in_documents

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fwpkm_jax.core.normalize import l2_normalize
-from fwpkm_jax.core.precision import compute_dtype
+from fwpkm_jax.core.numerics import compute_dtype, l2_normalize
 
 FeatureMap = Literal["identity", "l2", "silu", "silu_l2", "elu", "sigmoid", "random"]
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fwpkm_jax.core.normalize import l2_normalize
+from fwpkm_jax.core.numerics import l2_normalize
 from fwpkm_jax.core.recurrence.linear_recurrence import RecurrenceOutput, chunk_recurrence
 from fwpkm_jax.rules.matrix.base import (
     AbstractMatrixRule,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from fwpkm_jax.core.normalize import unit_normalize
+from fwpkm_jax.core.numerics import unit_normalize
 from fwpkm_jax.core.recurrence.decay_starts import logit
 from fwpkm_jax.core.recurrence.linear_recurrence import (
     Erasure,

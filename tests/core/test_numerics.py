@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core.normalize import l2_normalize, layer_normalize, rms_normalize
+from fwpkm_jax.core.numerics import l2_normalize, layer_normalize, rms_normalize
 
 EPS = 1e-3
 NORMALIZERS = {

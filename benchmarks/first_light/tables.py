@@ -1,4 +1,4 @@
-"""Tables of what a device measured, and of the account of its steps: see `benchmarks.pages`."""
+"""Tables of what a device measured, and of the account of its steps: see `lab.pages`."""
 
 from collections.abc import Sequence
 from typing import Any

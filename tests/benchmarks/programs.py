@@ -1,4 +1,4 @@
-"""Runs the programs of benchmarks/ in the test's own process, at the smallest sizes."""
+"""Runs programs, `benchmarks.speed.memory`, in the test's own process, at the smallest sizes."""
 
 import importlib
 import json
@@ -71,15 +71,15 @@ def in_process(peer: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -
 
 
 def run(program: str, *arguments: Any, **in_process_of: Any) -> int | None:
-    """What `benchmarks.PROGRAM.main` returns for a command line."""
-    module = importlib.import_module(f"benchmarks.{program}")
+    """What the program's `main` returns for a command line."""
+    module = importlib.import_module(program)
     with in_process(**in_process_of):
         return module.main([str(argument) for argument in arguments])
 
 
 def run_apart(program: str, *arguments: Any, **variables: str) -> None:
     """Runs the program in a process of its own, with these environment variables."""
-    command = [sys.executable, "-m", f"benchmarks.{program}", *map(str, arguments)]
+    command = [sys.executable, "-m", program, *map(str, arguments)]
     subprocess.run(command, cwd=processes.ROOT, check=True, env=os.environ | variables)
 
 

@@ -91,7 +91,7 @@ def classes(path):
 def test_every_launch_has_one_class_with_its_bytes_and_operations(tmp_path, text):
     out, table = tmp_path / "account.json", tmp_path / "account.md"
     options = ("--models", "gdn", "--texts", text, "--launch-us", 2, "--table", table)
-    run("compiled.account", *options, "--out", out)
+    run("benchmarks.compiled.account", *options, "--out", out)
     found, total = classes(out)
     once = (
         *("SwiGLU", "short convolution, SiLU, L2 norm", "gated norm", "optimiser"),
@@ -112,7 +112,7 @@ def test_every_launch_has_one_class_with_its_bytes_and_operations(tmp_path, text
     assert lines[0] == "| `gdn` | launches | GB | TFLOP | H100, ms | H200, ms |"
     assert len(lines) == 3 + len(found)
     with pytest.raises(SystemExit, match="1 files for 2 models"):
-        run("compiled.account", "--models", "gdn", "fa", "--texts", text)
+        run("benchmarks.compiled.account", "--models", "gdn", "fa", "--texts", text)
 
 
 def test_a_profile_is_joined_by_name_and_expected_of_later_code(tmp_path, text):
@@ -129,7 +129,16 @@ def test_a_profile_is_joined_by_name_and_expected_of_later_code(tmp_path, text):
     step = {"model": "gdn", "variant": "all", "milliseconds": 5.0, "device": "NVIDIA H200"}
     (tmp_path / "steps.jsonl").write_text(json.dumps(step) + "\n")
     options = ("--models", "gdn", "--texts", text)
-    run("compiled.account", *options, "--profile", profile, "--variant", "all", "--out", out)
+    run(
+        "benchmarks.compiled.account",
+        *options,
+        "--profile",
+        profile,
+        "--variant",
+        "all",
+        "--out",
+        out,
+    )
     found, total = classes(out)
     measured = {kind: row["measured_ms"] for kind, row in found.items() if row["measured_ms"]}
     assert measured == {
@@ -149,7 +158,7 @@ def test_a_profile_is_joined_by_name_and_expected_of_later_code(tmp_path, text):
     assert line in changed != TEXT
     text.write_text(changed)
     table = tmp_path / "later.md"
-    run("compiled.account", *options, "--before", out, "--out", later, "--table", table)
+    run("benchmarks.compiled.account", *options, "--before", out, "--out", later, "--table", table)
     found, total = classes(later)
     assert "SwiGLU" not in found
     conv = found["short convolution, SiLU, L2 norm"]
@@ -163,14 +172,14 @@ def test_a_profile_is_joined_by_name_and_expected_of_later_code(tmp_path, text):
     )
     assert "H100 expected, ms" in table.read_text()
     with pytest.raises(SystemExit, match="has no account of fa"):
-        run("compiled.account", "--models", "fa", "--texts", text, "--before", out)
+        run("benchmarks.compiled.account", "--models", "fa", "--texts", text, "--before", out)
     step["device"] = "TPU v5e"
     (tmp_path / "steps.jsonl").write_text(json.dumps(step) + "\n")
     with pytest.raises(SystemExit, match="'TPU v5e'; DEVICES knows h100, h200"):
-        run("compiled.account", *options, "--profile", profile)
+        run("benchmarks.compiled.account", *options, "--profile", profile)
     (tmp_path / "steps.jsonl").unlink()
     with pytest.raises(SystemExit, match=r"no steps\.jsonl has gdn's step"):
-        run("compiled.account", *options, "--profile", profile)
+        run("benchmarks.compiled.account", *options, "--profile", profile)
 
 
 def test_a_profile_of_some_kernels_says_how_much_it_does_not_list(tmp_path, text):
@@ -178,7 +187,7 @@ def test_a_profile_of_some_kernels_says_how_much_it_does_not_list(tmp_path, text
     row = {"model": "gdn", "milliseconds": 5.0, "longest_kernels": [kernel]}
     write_result({"environment": {"device": "NVIDIA H200"}, "rows": [row]}, tmp_path / "p.json")
     options = ("--models", "gdn", "--texts", text, "--profile", tmp_path / "p.json")
-    run("compiled.account", *options, "--out", tmp_path / "out.json")
+    run("benchmarks.compiled.account", *options, "--out", tmp_path / "out.json")
     found, _ = classes(tmp_path / "out.json")
     assert found[account.UNKNOWN]["measured_ms"] == pytest.approx(1.0)
     assert found[account.WAITING]["measured_ms"] == pytest.approx(1.0)
@@ -193,14 +202,14 @@ def test_a_step_compiled_here_is_accounted_for_by_its_source(tmp_path, monkeypat
         *("--length", 64, "--loss-block", 64, "--chunk-size", 64, "--width", 64),
         *("--places", 8, "--distinct", 0.5, "--no-triton"),
     )
-    run("compiled.account", *options, "--keep-texts", tmp_path, "--out", out)
+    run("benchmarks.compiled.account", *options, "--keep-texts", tmp_path, "--out", out)
     found = result(out)["models"]["gdn__fwpkm2_6_10"]
     kinds = {row["class"] for row in found["rows"]}
     assert {"SwiGLU", "optimiser", "memories: elementwise", "gated norm"} <= kinds
     assert (tmp_path / "gdn__fwpkm2_6_10.hlo").read_text().startswith("HloModule jit_step")
     assert found["total"]["launches"] > 100
     with pytest.raises(SystemExit, match="the file has no bytes of a topology"):
-        run("compiled.account", *options, "--topology", tmp_path / "none.json")
+        run("benchmarks.compiled.account", *options, "--topology", tmp_path / "none.json")
 
 
 @pytest.mark.thorough
@@ -215,7 +224,7 @@ def test_an_executable_takes_the_steps_that_the_compiled_one_takes(tmp_path, mon
         *("--device", "cpu", "--size", "tiny", "--batch", 1, "--length", 32),
         *("--loss-block", 32, "--models", "gdn", "--no-triton", "--out", tmp_path),
     )
-    run("compiled.executables", *options)
+    run("benchmarks.compiled.executables", *options)
     compiled, facts = executables.load(tmp_path / "gdn.exe.xz")
     assert (facts["model"], facts["jax"]) == ("gdn", jax.__version__)
     assert facts["planned"]["argument"] > 0
@@ -231,6 +240,14 @@ def test_an_executable_takes_the_steps_that_the_compiled_one_takes(tmp_path, mon
     with pytest.raises(lzma.LZMAError):
         executables.load(damaged)
     with pytest.raises(SystemExit, match="the file has no bytes of a topology"):
-        run("compiled.executables", *options, "--topology", tmp_path / "none.json")
+        run("benchmarks.compiled.executables", *options, "--topology", tmp_path / "none.json")
     with pytest.raises(ValueError, match="gdm"):
-        run("compiled.executables", "--device", "cpu", "--models", "gdm", "--out", tmp_path)
+        run(
+            "benchmarks.compiled.executables",
+            "--device",
+            "cpu",
+            "--models",
+            "gdm",
+            "--out",
+            tmp_path,
+        )

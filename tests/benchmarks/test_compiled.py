@@ -21,7 +21,7 @@ def test_memory_of_a_step_that_is_compiled_here(tmp_path, monkeypatch):
         *("--device", "cpu", "--models", "fa__fwpkm2_6_10", "--layers", 3, "--batch", 1),
         *("--length", 64, "--loss-block", 64, "--size", "tiny", "--compile", "--out", out),
     )
-    run("compiled.step_memory", *options)
+    run("benchmarks.compiled.step_memory", *options)
     (row,) = result(out)["rows"]
     assert 0 < row["kept_megabytes"] < row["peak_megabytes"]
 
@@ -30,13 +30,17 @@ def test_what_a_step_keeps_needs_no_compiler_of_the_device(tmp_path, monkeypatch
     monkeypatch.setattr(models, "TINY_LAYERS", 1)
     out = tmp_path / "step.json"
     options = ("--models", "fa", "fa__remat", "--size", "tiny", "--layers", 1, "--length", 64)
-    run("compiled.step_memory", "--device", "v5e", *options, "--no-compile", "--out", out)
+    run(
+        "benchmarks.compiled.step_memory", "--device", "v5e", *options, "--no-compile", "--out", out
+    )
     plain, remat = result(out)["rows"]
     assert remat["kept_megabytes"] < plain["kept_megabytes"]
     monkeypatch.setattr(models, "TINY_LAYERS", 3)
     names = ("fa__fwpkm2_6_10", "fa__fwpkm2_6_10__frozen")
     options = ("--models", *names, "--size", "tiny", "--layers", 3, "--length", 64)
-    run("compiled.step_memory", "--device", "v5e", *options, "--no-compile", "--out", out)
+    run(
+        "benchmarks.compiled.step_memory", "--device", "v5e", *options, "--no-compile", "--out", out
+    )
     full, frozen = result(out)["rows"]
     assert frozen["kept_megabytes"] < 0.9 * full["kept_megabytes"]
 
@@ -51,7 +55,7 @@ def test_a_step_over_devices(tmp_path):
     )
     out.write_text(json.dumps([{"options": {}}]))
     flags = f"{FLAGS} --xla_force_host_platform_device_count=2"
-    run_apart("compiled.scaling", *options, XLA_FLAGS=flags)
+    run_apart("benchmarks.compiled.scaling", *options, XLA_FLAGS=flags)
     other, row = result(out)
     assert other == {"options": {}}
     assert row["slots"] == 256
@@ -66,7 +70,7 @@ def test_what_layers_send_for_one_sequence_over_devices(tmp_path):
         *("--work", "read", "--name", "gdn_swa__fwpkm2_6_10", "--num-subkeys", 16, "--out", out),
     )
     flags = f"{FLAGS} --xla_force_host_platform_device_count=4"
-    run_apart("compiled.scaling", *options, XLA_FLAGS=flags)
+    run_apart("benchmarks.compiled.scaling", *options, XLA_FLAGS=flags)
     (row,) = result(out)
     assert set(row["sent_megabytes"]) == {"sequence"}
     by_layer = row["sent_megabytes_by_layer"]
@@ -78,7 +82,7 @@ def test_what_layers_send_for_one_sequence_over_devices(tmp_path):
 
 def test_other_numbers_of_devices_are_refused():
     with pytest.raises(ValueError, match="data=3 x fsdp=1 x model=1 x sequence=1 is 3"):
-        run("compiled.scaling", "--device", "v5e", "--data", 3, "--fsdp", 1)
+        run("benchmarks.compiled.scaling", "--device", "v5e", "--data", 3, "--fsdp", 1)
 
 
 SAMPLE = """HloModule sample
@@ -115,7 +119,7 @@ def test_launches_are_counted_by_loop(tmp_path):
         *("--device", "cpu", "--subkeys", 8, "--dim", 8, "--chunk-size", 8, "--batch", 1),
         *("--chunks", 2, "--out", out),
     )
-    run("compiled.launches", *options)
+    run("benchmarks.compiled.launches", *options)
     assert len(result(out)["rows"]) >= 4  # Keys and values, forward and backward.
 
 
@@ -191,7 +195,7 @@ def test_a_step_is_modelled_by_bandwidth_products_and_launches(tmp_path):
         *("--bandwidth-tbs", 2, "--bandwidth-share", 0.5, "--tflops", 4, "--tflops-share", 0.25),
         *("--launch-us", 10, "--backbone-ms", 1.0, "--out", out),
     )
-    run("compiled.step_time", *options)
+    run("benchmarks.compiled.step_time", *options)
     found = result(out)
     once, loop = found["rows"]
     assert once["loop"] == "once per sequence"
@@ -208,7 +212,7 @@ def test_a_step_is_modelled_by_bandwidth_products_and_launches(tmp_path):
 def test_a_step_is_modelled_from_what_is_compiled_here(tmp_path):
     out = tmp_path / "time.json"
     options = ("--subkeys", 8, "--dim", 8, "--chunk-size", 8, "--batch", 1, "--chunks", 2)
-    run("compiled.step_time", "--device", "cpu", *options, "--out", out)
+    run("benchmarks.compiled.step_time", "--device", "cpu", *options, "--out", out)
     assert all(row["launches"] > 0 for row in result(out)["rows"])
 
 
@@ -231,7 +235,7 @@ def test_the_assemblers_report_is_read_by_kernel():
 
 def test_bytes_of_the_gated_delta_rules_kernels_need_no_compiler(tmp_path):
     out = tmp_path / "kernels.json"
-    run("compiled.gated_delta", "--size", "five_chunks", "--no-compile", "--out", out)
+    run("benchmarks.compiled.gated_delta", "--size", "five_chunks", "--no-compile", "--out", out)
     both = result(out)["rows"]
     full, half = both[:7], both[7:]
     assert [row["dtype"] for row in (full[0], half[0])] == ["float32", "bfloat16"]
@@ -243,6 +247,13 @@ def test_bytes_of_the_gated_delta_rules_kernels_need_no_compiler(tmp_path):
     # Queries and keys are read, besides three numbers per token and the memory.
     tokens, heads, width = 320, 2, 64
     assert full[0]["megabytes"] > 4e-6 * 2 * tokens * heads * width
-    run("compiled.gated_delta", "--size", "one_token", "--dtypes", "bfloat16", "--no-compile")
+    run(
+        "benchmarks.compiled.gated_delta",
+        "--size",
+        "one_token",
+        "--dtypes",
+        "bfloat16",
+        "--no-compile",
+    )
     with pytest.raises(ValueError, match="size='huge' is none of one_token"):
         gated_delta.Options(size="huge")

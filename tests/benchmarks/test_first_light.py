@@ -17,6 +17,7 @@ import pytest
 from benchmarks import processes
 from benchmarks.first_light import cases, correctness, sources, steps, suite, variants
 from benchmarks.first_light.files import read_lines
+from benchmarks.first_light.tables import account_table, steps_table
 from benchmarks.options import parse
 from benchmarks.speed import models
 from pallas_kernels import dispatch
@@ -184,7 +185,7 @@ def test_every_new_operation_gets_a_variant_without_it():
 def test_variants_of_a_real_step_agree_and_its_executable_comes_home(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "TINY_LAYERS", 1)
     sizes = ("--size", "tiny", "--models", "gdn", "--batch", 1, "--length", 32)
-    run("compiled.executables", "--device", "cpu", *sizes, "--out", tmp_path / "made")
+    run("benchmarks.compiled.executables", "--device", "cpu", *sizes, "--out", tmp_path / "made")
     (tmp_path / "go").touch()
     out, profiles = tmp_path / "steps.jsonl", tmp_path / "profiles.json"
     options = (
@@ -194,7 +195,7 @@ def test_variants_of_a_real_step_agree_and_its_executable_comes_home(tmp_path, m
         *("--device", "cpu", "--compile-s", 600, "--run-s", 600, "--seconds", 1200),
         *("--size", "tiny", "--models", "gdn", "--batch", 1, "--length", 32),
     )
-    assert run("first_light.steps", *options) == 0
+    assert run("benchmarks.first_light.steps", *options) == 0
     rows = {row["variant"]: row for row in read_lines(out)}
     assert list(rows) == ["carried", "all", "baseline"]
     assert len({row["final_loss"] for row in rows.values()}) == 1
@@ -213,12 +214,12 @@ def test_variants_of_a_real_step_agree_and_its_executable_comes_home(tmp_path, m
     )
     # All three are measured: the second call runs none of them.
     monkeypatch.setattr(steps, "talk", None)
-    assert run("first_light.steps", *options) == 0
+    assert run("benchmarks.first_light.steps", *options) == 0
 
 
 def test_the_device_is_described_before_it_is_measured(tmp_path):
     out = tmp_path / "device.json"
-    run("first_light.device", "--out", out)
+    run("benchmarks.first_light.device", "--out", out)
     found = result(out)
     assert found["device"] == jax.devices()[0].device_kind
     assert found["environment"]["copy_gigabytes_per_second"] == 1.0
@@ -310,7 +311,7 @@ def test_the_suite_goes_on_where_it_stopped(tmp_path, taken, capsys, monkeypatch
     some = (*base, "--parts", "device", "cases", "decode", "memory")
     limits = ("--seconds", 60, "--part-seconds", 7, "--wheels", tmp_path / "wheels")
     more = ("--reference", "value_scan", "slot_read", "--jobs", 3)
-    assert run("first_light.suite", "--out", first, *some, *limits, *more) == 1
+    assert run("benchmarks.first_light.suite", "--out", first, *some, *limits, *more) == 1
     assert names(taken) == ["device", "correctness", "decode", "memory"]
     assert {limit for _, limit, _ in taken} == {7}
     cases_command = taken[1][0]
@@ -331,27 +332,30 @@ def test_the_suite_goes_on_where_it_stopped(tmp_path, taken, capsys, monkeypatch
 
     # The device is described anew; parts with lines see for themselves what is measured.
     taken.clear()
-    assert run("first_light.suite", "--out", second, "--earlier", first, *some) == 1
+    assert run("benchmarks.first_light.suite", "--out", second, "--earlier", first, *some) == 1
     assert names(taken) == ["device", "correctness", "decode"]
     assert "PALLAS_KERNELS_REFERENCE" not in taken[0][2]
     files = sorted(path.name for path in second.iterdir())
     assert files == ["cases.jsonl", "profiles.json", "results.json", "verdicts.json"]
 
     taken.clear()
-    assert run("first_light.suite", "--out", second, *some, "--again", "slot_read", "mem") == 1
+    assert (
+        run("benchmarks.first_light.suite", "--out", second, *some, "--again", "slot_read", "mem")
+        == 1
+    )
     assert names(taken) == ["device", "correctness", "decode", "memory"]
     taken.clear()
     capsys.readouterr()
-    assert run("first_light.suite", "--out", second, *some, "--seconds", 0) == 1
+    assert run("benchmarks.first_light.suite", "--out", second, *some, "--seconds", 0) == 1
     assert not taken
     assert "decode: not started, 0 s are over" in capsys.readouterr().out
     assert result(second / "results.json")["memory"]["status"] == "done"
     # Another source, or another device: everything is measured again.
     monkeypatch.setattr(sources, "of_step", lambda: "another")
-    assert run("first_light.suite", "--out", second, *some) == 1
+    assert run("benchmarks.first_light.suite", "--out", second, *some) == 1
     assert names(taken) == ["device", "correctness", "decode", "memory"]
     with pytest.raises(SystemExit, match="no such part"):
-        run("first_light.suite", "--out", third, *base, "--parts", "layers")
+        run("benchmarks.first_light.suite", "--out", third, *base, "--parts", "layers")
 
 
 def test_steps_compile_beside_the_comparisons_and_are_timed_after_them(tmp_path, taken):
@@ -360,7 +364,10 @@ def test_steps_compile_beside_the_comparisons_and_are_timed_after_them(tmp_path,
     earlier = tmp_path / "earlier"
     (earlier / suite.COMPILED).mkdir(parents=True)
     out = tmp_path / "out"
-    assert run("first_light.suite", "--out", out, "--earlier", earlier, *options, *some) == 0
+    assert (
+        run("benchmarks.first_light.suite", "--out", out, "--earlier", earlier, *options, *some)
+        == 0
+    )
     assert names(taken) == ["device", "steps", "gated_delta", "correctness", "gated_delta"]
     began, prepared = taken[1][0], taken[2][0]
     assert began[began.index("--operations") + 1] == "new_op"
@@ -373,7 +380,7 @@ def test_steps_compile_beside_the_comparisons_and_are_timed_after_them(tmp_path,
     assert "--prepare" not in taken[4][0]
     found = result(out / "results.json")
     given = ("--executables", tmp_path, "--parts", "steps")
-    assert run("first_light.suite", "--out", tmp_path / "given", *options, *given) == 0
+    assert run("benchmarks.first_light.suite", "--out", tmp_path / "given", *options, *given) == 0
     last = taken[-1][0]
     assert last[last.index("--executables") + 1] == str(tmp_path)
     assert list(found) == ["device", "cases", "steps", "gated_delta"]
@@ -463,9 +470,44 @@ def test_the_comparison_fails_if_a_case_does_not_agree(tmp_path, monkeypatch, ca
         *("--out", out, "--size", "tiny", "--jobs", 1, "--limit-s", 60, "--seconds", 600),
         *("--device", jax.devices()[0].device_kind, "--verdicts", tmp_path / "verdicts.json"),
     )
-    assert run("first_light.correctness", *options) == 1
+    assert run("benchmarks.first_light.correctness", *options) == 1
     assert result(tmp_path / "verdicts.json") == {}
     assert "1 of 2 cases do not agree: two\n" in capsys.readouterr().err
     del found["two"]
-    assert run("first_light.correctness", *options) == 0
+    assert run("benchmarks.first_light.correctness", *options) == 0
     assert "one" not in capsys.readouterr().out
+
+
+def test_an_account_stands_beside_the_one_before():
+    def account(model, ms, **kinds):
+        rows = [
+            {
+                "class": kind,
+                "launches": 1000.0,
+                "gigabytes": size,
+                "h200_ms": 0.5,
+                "measured_ms": ms,
+            }
+            for kind, size in kinds.items()
+        ]
+        total = {"launches": 3e3, "gigabytes": 9.0, "h200_ms": 1.0, "measured_ms": 2 * ms}
+        return {"model": model, "rows": rows, "total": total, "measured_on": "h200"}
+
+    head, _, *rows = account_table(
+        [account("a", 2.0, products=3.0, gone=1.0), account("a", 1.0, products=2.0)]
+    ).splitlines()
+    assert head.endswith("| H200 by the account, ms (before) | measured, ms | before, ms |")
+    assert rows == [
+        "| products | 1,000 (1,000) | 2.0 (3.0) | 0.5 (0.5) | 1.0 | 2.0 |",
+        "| gone | 0 (1,000) | 0.0 (1.0) | 0.0 (0.5) | 0.0 | 2.0 |",
+        "| all | 3,000 (3,000) | 9.0 (9.0) | 1.0 (1.0) | 2.0 | 4.0 |",
+    ]
+    with pytest.raises(ValueError, match="there are 1 accounts"):
+        account_table([account("a", 2.0, products=3.0)])
+
+
+def test_variants_that_were_not_timed_have_no_row():
+    row = {"model": "a", "variant": "all", "milliseconds": 62.875, "milliseconds_spread": 1.5}
+    row |= {"samples_per_second": 127.24, "final_loss": 0.45882}
+    *_, only = steps_table([row, {"model": "a", "variant": "both", "failed": "late"}]).splitlines()
+    assert only == "| `a` | `all` | 62.88 | 1.50 | 127.2 | 0.4588 |"

@@ -30,7 +30,7 @@ def test_operations_on_rows(tmp_path, slots, monkeypatch):
     monkeypatch.setattr(rows, "write_result", write_result)
     monkeypatch.setattr(rows, "copy_bandwidth", lambda num_bytes: 1e9)
     options = ("--ops", "dot", "group", "--size", "tiny", "--backends", "pallas", "reference")
-    run("kernels.rows", *options, "--stream", slots, "--repeats", 1, "--out", out)
+    run("benchmarks.kernels.rows", *options, "--stream", slots, "--repeats", 1, "--out", out)
     measured = result(out)["results"]
     assert lengths == [*range(1, 7), 6, *range(7, 10), 9]  # After each case, and each operation.
     assert [row["stream"] for row in measured[:6:2]] == ["random", "zipf", "recorded"]
@@ -57,7 +57,7 @@ def test_a_recording_keeps_its_order_and_is_repeated(slots):
 
 def test_an_unknown_operation_is_refused():
     with pytest.raises(SystemExit, match="No such operation"):
-        run("kernels.rows", "--ops", "reed")
+        run("benchmarks.kernels.rows", "--ops", "reed")
 
 
 def test_the_gated_delta_rule_alone_and_beside_a_peer(tmp_path, monkeypatch):
@@ -69,7 +69,11 @@ def test_the_gated_delta_rule_alone_and_beside_a_peer(tmp_path, monkeypatch):
         *("--dtypes", "bfloat16", "--repeats", 2, "--block-s", 0.001, "--limit-s", 60),
         *("--peer-fla", "python", "--out", out),
     )
-    run("kernels.gated_delta", *options, peer=lambda task: {"seconds": 2.0, "blocks": task})
+    run(
+        "benchmarks.kernels.gated_delta",
+        *options,
+        peer=lambda task: {"seconds": 2.0, "blocks": task},
+    )
     written = result(out)["rows"]
     assert [(row["passes"], row["backend"]) for row in written] == [
         *(("forward", "reference"), ("forward", "fla"), ("train", "reference"), ("train", "fla"))
@@ -79,17 +83,17 @@ def test_the_gated_delta_rule_alone_and_beside_a_peer(tmp_path, monkeypatch):
         assert peer["seconds"] == 2.0 > ours["seconds"] == 2.0 * ours["time_of_peer"]
         assert ours["relative_spread"] == pytest.approx(ours["spread"] / ours["seconds"])
         assert ours["share_of_matmul"] > 0
-    run("kernels.gated_delta", *options, "--prepare", peer=lambda task: {})
+    run("benchmarks.kernels.gated_delta", *options, "--prepare", peer=lambda task: {})
     assert result(out)["rows"] == [
         {"shape": "tiny", "prepared": [["reference", "bfloat16"], ["fla", "bfloat16"]]}
     ]
-    run("kernels.gated_delta", *options, peer=lambda task: {"failed": "no torch"})
+    run("benchmarks.kernels.gated_delta", *options, peer=lambda task: {"failed": "no torch"})
     written = result(out)["rows"]
     assert [row.get("failed") for row in written] == [None, "no torch"] * 2
     assert all(row["seconds"] > 0 and "time_of_peer" not in row for row in written[::2])
     # The pass that a peer has is timed where it refuses the other.
     refuses = {"seconds": 2.0, "refused": {"train": "RuntimeError: this Triton is wrong"}}
-    run("kernels.gated_delta", *options, peer=lambda task: refuses)
+    run("benchmarks.kernels.gated_delta", *options, peer=lambda task: refuses)
     _, forward, _, train = result(out)["rows"]
     assert forward["seconds"] == 2.0
     assert "failed" not in forward
@@ -103,7 +107,7 @@ def test_the_selection_by_its_kernel_and_by_plain_jax(tmp_path, monkeypatch):
     monkeypatch.setattr(selection, "SHAPES", {"tiny": ("small",)})
     out = tmp_path / "selection.json"
     options = ("--passes", "forward", "train", "--backends", "pallas", "reference")
-    run("kernels.selection", "--size", "tiny", *options, "--repeats", 1, "--out", out)
+    run("benchmarks.kernels.selection", "--size", "tiny", *options, "--repeats", 1, "--out", out)
     rows = result(out)["rows"]
     assert [(row["passes"], row["backend"]) for row in rows] == [
         *(("forward", "pallas"), ("forward", "reference")),
@@ -114,7 +118,7 @@ def test_the_selection_by_its_kernel_and_by_plain_jax(tmp_path, monkeypatch):
 
 def test_determinism(tmp_path):
     out = tmp_path / "determinism.json"
-    run("kernels.determinism", "--size", "tiny", "--out", out)
+    run("benchmarks.kernels.determinism", "--size", "tiny", "--out", out)
     assert all(row["bitwise_equal"] for row in result(out)["rows"])
     assert all(row["error_against_float64"] < 1e-4 for row in result(out)["rows"])
 
@@ -126,7 +130,7 @@ def test_parity_counts_what_the_tests_said(tmp_path):
     test.write_text("\n".join(lines))
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: here\n    tpu: here\n")
     out = tmp_path / "parity.json"
-    assert run("kernels.parity", "--tests", test, "--out", out) == 1
+    assert run("benchmarks.kernels.parity", "--tests", test, "--out", out) == 1
     written = result(out)
     assert (written["tests"], written["failures"], written["skipped"]) == (3, 1, 1)
     assert written["failed"] == ["test_bad"]

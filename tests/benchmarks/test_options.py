@@ -1,7 +1,5 @@
 """The options of every program of benchmarks/: how they are read, and that each one is tried."""
 
-import ast
-import importlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +8,9 @@ from typing import Literal
 import pytest
 
 from benchmarks.options import from_json, parse, parser_of, to_json
-from benchmarks.processes import ROOT
+from tests.benchmarks.tried import programs_of, unused_options, with_a_command
 
-PROGRAMS = [
-    ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for path in sorted((ROOT / "benchmarks").rglob("*.py"))
-    if "parse(Options, argv" in path.read_text(encoding="utf-8")
-]
+PROGRAMS = programs_of("benchmarks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,52 +69,12 @@ def test_json_keeps_the_options():
     assert isinstance(read.peer_python, Path)
 
 
-def tried() -> dict[str, set[str]]:
-    """By program, the options that this folder's tests pass to `run` and `run_apart`."""
-    found: dict[str, set[str]] = {}
-    for path in Path(__file__).parent.glob("test_*.py"):
-        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(function, ast.FunctionDef):
-                continue
-            named: dict[str, set[str]] = {}  # Command lines that the function keeps in variables.
-            for node in ast.walk(function):
-                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                    named[node.targets[0].id] = _options_in(node.value)
-            for node in ast.walk(function):
-                if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-                    continue
-                if node.func.id in ("run", "run_apart") and isinstance(node.args[0], ast.Constant):
-                    used = found.setdefault(f"benchmarks.{node.args[0].value}", set())
-                    used |= _options_in(node)
-                    for part in ast.walk(node):
-                        if isinstance(part, ast.Name):
-                            used |= named.get(part.id, set())
-    return found
-
-
-def _options_in(node: ast.AST) -> set[str]:
-    constants = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
-    return {word for word in constants if isinstance(word, str) and word.startswith("--")}
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_option_is_used_by_a_test(name):
-    parser = parser_of(importlib.import_module(name).Options)
-    used = tried().get(name, set())
-    unused = [
-        action.option_strings[0]
-        for action in parser._actions
-        if action.dest != "help" and not used & set(action.option_strings)
-    ]
-    assert not unused, f"No call run({name.removeprefix('benchmarks.')!r}, ...) passes {unused}."
+    assert not unused_options(name, Path(__file__).parent)
 
 
 def test_all_programs_are_found():
-    assert len(PROGRAMS) == 46
-    for path in (ROOT / "benchmarks").rglob("*.py"):
-        if path.parent.name == "seeded_faults":  # Reads its own options; measures tests, not speed.
-            continue
-        text = path.read_text(encoding="utf-8")
-        assert ("__main__" in text) == (
-            "parse(Options, argv" in text or path.stem.startswith(("peer_", "processes"))
-        ), path
+    assert len(PROGRAMS) == 27
+    other = set(with_a_command("benchmarks")) - set(PROGRAMS)
+    assert all(name.split(".")[-1].startswith(("peer_", "processes", "__main__")) for name in other)

@@ -18,7 +18,7 @@ from benchmarks.speed import memory, models, train_step
 from benchmarks.speed.layer import uniform_memory
 from fwpkm_jax.core.chunks import scan_chunks
 from fwpkm_jax.rules import FwMLP, FwPKM, FwPKMMemory
-from tests.benchmarks.programs import result, run
+from tests.benchmarks.programs import result, run, run_apart
 
 pytestmark = pytest.mark.thorough
 
@@ -61,7 +61,7 @@ def test_the_memory_alone_and_beside_a_peer(tmp_path):
         *("--allocators", "default", "--peer", "CHECKOUT", "--peer-python", "python"),
         *("--peer-subkeys", 8, "--out", out),
     )
-    run("speed.memory", *options, peer=stand_in)
+    run("benchmarks.speed.memory", *options, peer=stand_in)
     written = result(out)
     assert set(written["relative_difference"]) == {
         *("output", "keys", "values", "d_query", "d_value", "d_gate")
@@ -101,7 +101,11 @@ def test_a_layer_alone_and_beside_titans(tmp_path):
         *("--peer-titans", "python", "--peer-chunks", 16, "--out", out),
     )
     tasks = []
-    run("speed.layer", *options, peer=lambda task: tasks.append(task) or {"ms_per_token": 1.0})
+    run(
+        "benchmarks.speed.layer",
+        *options,
+        peer=lambda task: tasks.append(task) or {"ms_per_token": 1.0},
+    )
     rows = result(out)["rows"]
     assert [(row["pass"], "peer" in row) for row in rows] == [
         *(("forward", False), ("forward", True), ("train", False), ("train", True))
@@ -113,7 +117,7 @@ def test_decoding(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "TINY_LAYERS", 3)
     out = tmp_path / "decode.json"
     options = ("--size", "tiny", "--models", "fa", "fa__fwpkm2_6_10", "--chunks", 1)
-    run("speed.decode", *options, "--block", 16, "--dtype", "float32", "--out", out)
+    run("benchmarks.speed.decode", *options, "--block", 16, "--dtype", "float32", "--out", out)
     plain, fwpkm = result(out)["rows"]
     assert plain["ms_per_token_speed_relative_to_backbone"] == 1.0
     assert fwpkm["parameters"] > plain["parameters"]
@@ -126,7 +130,7 @@ def test_matrix_memories(tmp_path):
         *("--rules", "deltanet", "--passes", "forward", "--length", 64, "--heads", 1),
         *("--width", 8, "--repeats", 1, "--memory-lengths", 64, "--out", out),
     )
-    run("speed.mixers", *options)
+    run("benchmarks.speed.mixers", *options)
     written = result(out)
     assert [row["rule"] for row in written["rows"]] == ["gated_deltanet", "deltanet"]
     assert written["temporary_megabytes"]["deltanet"]["64"] > 0
@@ -146,7 +150,18 @@ def test_rows_of_documents(tmp_path):
         "--persistent",
         1,
     )
-    run("speed.documents", *options, "--heads", 1, "--window", 8, "--repeats", 1, "--out", out)
+    run(
+        "benchmarks.speed.documents",
+        *options,
+        "--heads",
+        1,
+        "--window",
+        8,
+        "--repeats",
+        1,
+        "--out",
+        out,
+    )
     (row,) = result(out)["rows"]
     assert row["mixer"] == "swa"
     assert row["relative"] > 0
@@ -157,7 +172,7 @@ def test_a_long_text_is_read_or_planned(tmp_path, runs):
     out = tmp_path / "long.json"
     config = Path(__file__).parents[1] / "training" / "tiny_config.py"
     options = ("--config", config, "--tokens", 64, "--piece-length", 16, "--dtype", "float32")
-    run("speed.long_reading", *options, "--run" if runs else "--no-run", "--out", out)
+    run("benchmarks.speed.long_reading", *options, "--run" if runs else "--no-run", "--out", out)
     assert (result(out)["parts"] is not None) == runs
 
 
@@ -169,7 +184,7 @@ def test_training_steps_are_timed_and_record_slots(tmp_path, monkeypatch):
         *("--size", "tiny", "--batch", 1, "--length", 64),
         *("--repeats", 1, "--loss-block", 64, "--record", slots, "--profile", 3, "--out", out),
     )
-    assert run("speed.train_step", *options) == 0
+    assert run("benchmarks.speed.train_step", *options) == 0
     assert result(out)["environment"]["xla_flags"] == os.environ["XLA_FLAGS"]
     row, full = result(out)["rows"]
     assert len(row["seconds"]) == 1
@@ -193,12 +208,12 @@ def test_a_fallback_fails_where_kernels_are_required(tmp_path, monkeypatch, caps
     chosen = {"op": "gated_delta", "implementation": "gpu", "reason": "chosen"}
     turn = {"seconds": [1.0], "tokens": 64, "implementations": [fallen, forced, chosen]}
     monkeypatch.setattr(train_step, "measure", lambda options, name: turn)
-    assert run("speed.train_step", "--models", "gdn", "--require-kernels") == 1
+    assert run("benchmarks.speed.train_step", "--models", "gdn", "--require-kernels") == 1
     printed = capsys.readouterr().err
     assert "gdn: slot_read ran as plain JAX (no kernels for cpu)\n" in printed
     assert "gdn: slot_add ran" not in printed
     with pytest.raises(SystemExit, match=r"none of the models .* has a memory layer"):
-        run("speed.train_step", "--models", "gdn", "--record", tmp_path / "slots.npz")
+        run("benchmarks.speed.train_step", "--models", "gdn", "--record", tmp_path / "slots.npz")
 
 
 def test_a_turn_that_dies_leaves_the_others_and_each_is_saved(tmp_path, monkeypatch, capsys):
@@ -212,7 +227,7 @@ def test_a_turn_that_dies_leaves_the_others_and_each_is_saved(tmp_path, monkeypa
     written = []
     monkeypatch.setattr(train_step, "write_result", lambda x, _: written.append(json.dumps(x)))
     options = ("--models", *names, "--batch", 4, "--rounds", 2, "--limit-s", 60, "--out", out)
-    assert run("speed.train_step", *options) == 1
+    assert run("benchmarks.speed.train_step", *options) == 1
     turns = [json.loads(x)["rows"] for x in written]
     assert [len(rows) for rows in turns] == [1, 2, 3, 3, 3, 3]
     dead, plain, fwpkm = turns[-1]
@@ -228,13 +243,13 @@ def test_the_models_are_the_papers():
     assert (model.mixers, model.memory_layers) == (("gdn",) * 12, (2, 6, 10))
     assert train_step.model_of("gdn__pkm2_6_10", "tiny").pkm_layers == (2,)
     with pytest.raises(ValueError, match="none of the paper's models"):
-        run("speed.train_step", "--models", "gdn_pkm")
+        run("benchmarks.speed.train_step", "--models", "gdn_pkm")
 
 
 def test_reading_of_long_texts(tmp_path):
     out = tmp_path / "reading.json"
     options = ("--size", "tiny", "--model", "gdn_swa", "--tokens", 40, "--piece", 8)
-    run("speed.reading", *options, "--sections", 2, "--out", out)
+    run("benchmarks.speed.reading", *options, "--sections", 2, "--out", out)
     found = json.loads(out.read_text())
     assert [row["tokens"] for row in found["rows"]] == [24, 40]
     assert all(row["finite"] for row in found["rows"])
@@ -246,3 +261,43 @@ def test_what_a_benchmark_cannot_measure_is_an_error():
     silent = types.SimpleNamespace(memory_analysis=lambda: None)
     with pytest.raises(ValueError, match="gives no account of memory"):
         planned_megabytes(silent)
+
+
+@pytest.mark.two_phase
+def test_overlays_and_private_tables_take_turns(tmp_path):
+    out = tmp_path / "users.json"
+    run(
+        "benchmarks.speed.users",
+        *("--users", 1, 2, "--rows", 0, 3, 60, "--subkeys", 8, "--dim", 4),
+        *("--top-k", 2, "--chunk-size", 4, "--repeats", 1, "--out", out),
+    )
+    found = result(out)
+    capacities = [row["capacity"] for row in found["rows"]]
+    assert capacities == 2 * [None, 16, 19, 64]
+    assert [row["users"] for row in found["rows"]] == 4 * [1] + 4 * [2]
+    assert all(row["microseconds_per_token"] > 0 for row in found["rows"])
+    # A table of 64 rows, keys of 2 x 8 x 2.
+    assert found["rows"][0]["kilobytes_per_user"] == (64 * 16 + 128) / 1e3
+    assert found["crossovers"]["rows_where_private_is_smaller"] == 42
+    assert set(found["crossovers"]["rows_measured_where_private_is_faster"]) == {"1", "2"}
+
+
+def test_a_folder_is_imported_onto_one_and_two_devices(tmp_path):
+    out = tmp_path / "imported.json"
+    sizes = ("--layers", 4, "--width", 64, "--vocab", 300)
+    run_apart("benchmarks.speed.import_folder", *sizes, "--devices", 1, 2, "--out", out)
+    rows = result(out)["rows"]
+    assert [(row["devices"], row["step"]) for row in rows] == [
+        (devices, step) for devices in (1, 2) for step in ("read", "import")
+    ]
+    assert all(0 < row["peak_megabytes"] < 500 and row["seconds"] > 0 for row in rows)
+
+
+def test_a_fork_takes_less_than_the_slots_it_wrote(tmp_path):
+    out = tmp_path / "saved.json"
+    sizes = ("--subkeys", 24, "--width", 16, "--written", 5)
+    run("benchmarks.speed.saved_memory", *sizes, "--out", out)
+    whole, fork, written, again, loaded = [row["bytes"] for row in result(out)["rows"]]
+    assert again == loaded
+    assert abs(fork - again) < 100
+    assert fork + 5 * 16 * 4 < written < whole - 500 * 16 * 4

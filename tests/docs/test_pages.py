@@ -11,7 +11,7 @@ from fwpkm_jax.cli.program import COMMANDS
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES = [page for page in PAGES if "_build" not in page.parts]
-FOLDERS = ("fwpkm_jax", "pallas_kernels", "benchmarks", "tests", "configs", "launch", "docs")
+FOLDERS = ("fwpkm_jax", "pallas_kernels", "benchmarks", "lab", "tests", "configs", "launch", "docs")
 PATH = re.compile(rf"`((?:{'|'.join(FOLDERS)})/(?!_build)[\w/.-]*\w)`")
 
 
@@ -26,7 +26,7 @@ def test_a_file_that_a_page_names_exists(path):
     assert (ROOT / path).exists()
 
 
-@pytest.mark.parametrize("module", named(r"python -m ((?:fwpkm_jax|benchmarks)[\w.]*\w)"))
+@pytest.mark.parametrize("module", named(r"python -m ((?:fwpkm_jax|benchmarks|lab)[\w.]*\w)"))
 def test_a_program_that_a_page_runs_exists(module):
     assert importlib.util.find_spec(module) is not None
 

@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-# As in tests/conftest.py.
+# As in conftest.py.
 _FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 if version("jaxlib").startswith("0.10."):
     _FLAGS += " --xla_cpu_use_fusion_emitters=false"

@@ -1,4 +1,4 @@
 """The paper's claims at a real size: 24 million slow weights on bytes, in one sitting at a GPU.
 
-`benchmarks.study.real_size` trains and evaluates these models (docs/measurements/real_size.md).
+`lab.study.real_size` trains and evaluates these models (docs/measurements/real_size.md).
 """

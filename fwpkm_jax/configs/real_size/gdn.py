@@ -4,7 +4,7 @@
 
 Reads the package's own sample of text unless `--data.train_paths` and `--data.valid_paths` name
 more. The sitting of docs/measurements/real_size.md trains the same models on 75 MB of books with
-needles in many wordings (`benchmarks.study.real_size`): about a minute each on one H100.
+needles in many wordings (`lab.study.real_size`): about a minute each on one H100.
 """
 
 from fwpkm_jax.config import Experiment

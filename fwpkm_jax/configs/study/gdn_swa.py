@@ -4,7 +4,7 @@
 
 Books with needles hidden in three quarters of the rows (`fwpkm_jax.data.needles`): a model this
 small cannot follow the question of the needle evaluation unless it was trained on it. All models
-of `configs/study/` differ from this one in what `variant` replaces; `benchmarks/study/study.py`
+of `configs/study/` differ from this one in what `variant` replaces; `lab/study/study.py`
 runs them. Reads the package's own sample of text; the study itself read 65 books, which
 `--data.train_paths PATH --data.valid_paths PATH` name.
 """

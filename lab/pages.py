@@ -1,0 +1,210 @@
+"""Writes the tables of docs/measurements/ from the lines that programs stored.
+
+    python -m lab.pages           # rewrites what differs
+    python -m lab.pages --check   # names what differs, and fails
+
+A comment stands before each table that is made so, and says from what:
+
+    <!-- table: domains retention_plain_text_cpu.jsonl order=given columns="write|runs" -->
+
+It names an entry of `TABLES` and a file in `lab/results` or `benchmarks/results`, or several. A
+word NAME=VALUE keeps the lines whose entry NAME is VALUE; a dot leads into an entry
+(`settings.epochs=8`). `rows`, `without` and `columns` are regular expressions: of rows to show or
+to leave out, of heads of columns to show.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.first_light.tables import account_table, steps_table
+from benchmarks.options import parse
+from lab.comparison import mqar_heads
+from lab.comparison.mqar_tables import mqar_table, rates_table, recall_by_seed
+from lab.comparison.tables import spans_table, state_tracking_table
+from lab.study import (
+    beside_attention,
+    facts_by_gradient,
+    lasting,
+    lasting_text,
+    packed,
+    plain_text,
+    retention_tables,
+    retrofit,
+    shipped,
+    tables,
+)
+from lab.study.real_size.tables import table as real_size_table
+from lab.study.study import DOMAINS
+
+Line = dict[str, Any]
+
+TABLES: dict[str, Callable[[list[Line]], str]] = {
+    "mqar": mqar_table,
+    "mqar_rates": rates_table,
+    "mqar_heads": mqar_heads.table,
+    "recall_by_seed": recall_by_seed,
+    "state_tracking": state_tracking_table,
+    "spans": spans_table,
+    "perplexity": tables.perplexity_table,
+    "needles": tables.needle_table,
+    "needles_keys_still": tables.still_table,
+    "needles_reference": tables.reference_table,
+    "controls": tables.control_table,
+    "gates": tables.gate_table,
+    "longbench": tables.longbench_table,
+    "six_domains": partial(tables.continual_table, domains=DOMAINS),
+    "plain_text": plain_text.table,
+    "plain_text_rates": plain_text.rates_table,
+    "plain_text_differences": plain_text.differences,
+    "beside_attention": beside_attention.table,
+    "retrofit": retrofit.table,
+    "lasting_text": lasting_text.table,
+    "packed": packed.table,
+    "packed_differences": packed.differences,
+    "facts": retention_tables.facts_table,
+    "forgetting": retention_tables.forgetting_table,
+    "domains": retention_tables.domains_table,
+    "each_domain": retention_tables.each_domain_table,
+    "beside_plain": retention_tables.beside_plain_table,
+    "text": retention_tables.text_table,
+    "cost": retention_tables.cost_table,
+    "facts_by_gradient": facts_by_gradient.table,
+    "lasting": lasting.table,
+    "shipped": shipped.table,
+    "real_size": real_size_table,
+    "gates_by_step": shipped.gates_table,
+    "steps": steps_table,
+    "account": account_table,
+}
+"""What makes a table of lines, by the name that a comment has for it."""
+
+COMMENT = re.compile(r"^ *<!-- table: (.+) -->$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Writes tables into pages."""
+
+    pages: Path = Path("docs/measurements")
+    """Folder of the pages, Markdown."""
+    results: tuple[Path, ...] = (Path("lab/results"), Path("benchmarks/results"))
+    """Folders of the lines; the first that has a file is taken."""
+    check: bool = False
+    """Only names the tables that differ, and fails if there is one."""
+
+
+def table(about: str, results: Sequence[Path]) -> str:
+    """The table that a comment asks for.
+
+    Args:
+      about: the comment's words after `table:`.
+      results: folders of the lines.
+
+    Raises:
+      ValueError: the comment names no known table, or lines or rows that are not there.
+    """
+    name, *words = shlex.split(about)
+    files = [word for word in words if "=" not in word]
+    if name not in TABLES:
+        raise ValueError(f"{about!r}: {name} is none of {tuple(TABLES)}.")
+    asked = dict(word.split("=", 1) for word in words if "=" in word)
+    shown = {key: asked.pop(key, "") for key in ("rows", "without", "columns")}
+    stored = [line for file in files for line in read_lines(_first(file, results))]
+    lines = [line for line in stored if _matches(line, asked)]
+    if not lines:
+        raise ValueError(f"{about!r}: no line of {files} has {asked}.")
+    return _chosen(about, TABLES[name](lines), **shown)
+
+
+def _first(file: str, folders: Sequence[Path]) -> Path:
+    for folder in folders:
+        if (folder / file).exists():
+            return folder / file
+    raise ValueError(f"{file} is in none of {[*map(str, folders)]}.")
+
+
+def read_lines(path: Path) -> list[Line]:
+    """The lines of a .jsonl file, or the rows or models of a .json file."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        found = json.loads(text)
+        if "models" in found:
+            return [{"model": name, **about} for name, about in found["models"].items()]
+        return found["rows"]
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def _matches(line: Line, asked: dict[str, str]) -> bool:
+    def entry(name: str) -> Any:
+        found: Any = line
+        for part in name.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        return found
+
+    return all(str(entry(name)) == value for name, value in asked.items())
+
+
+def _chosen(about: str, text: str, *, rows: str, without: str, columns: str) -> str:
+    """The part of a Markdown table whose rows and columns match."""
+    head, _, *body = text.splitlines()
+    body = [row for row in body if re.search(rows, row)]
+    body = [row for row in body if not (without and re.search(without, row))]
+    names = _cells(head)
+    kept = [number for number, one in enumerate(names) if re.search(columns, one)]
+    if not (body and kept):
+        raise ValueError(f"{about!r} leaves nothing of a table with the columns {names}.")
+    head, *body = (
+        f"| {' | '.join(_cells(row)[number] for number in kept)} |" for row in (head, *body)
+    )
+    return "\n".join((head, "|---" * len(kept) + "|", *body))
+
+
+def _cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip().strip("|").split("|")]
+
+
+def written(page: str, results: Sequence[Path]) -> str:
+    """The page with each table that has a comment as its lines make it."""
+    found: list[str] = []
+    replacing = False
+    for row in page.splitlines():
+        if replacing and row.lstrip().startswith("|"):
+            continue
+        found.append(row)
+        match = COMMENT.match(row)
+        replacing = match is not None
+        if match:
+            indent = row[: len(row) - len(row.lstrip())]
+            found += [indent + one for one in table(match[1], results).splitlines()]
+    return "\n".join(found) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Writes the tables, or names the pages whose tables differ."""
+    options = parse(Options, argv, description=__doc__)
+    differ = []
+    for path in sorted(options.pages.rglob("*.md")):
+        page = path.read_text(encoding="utf-8")
+        try:
+            made = written(page, options.results)
+        except (ValueError, OSError) as error:
+            raise SystemExit(f"{path}: {error}") from None
+        if made != page:
+            differ.append(str(path))
+            if not options.check:
+                path.write_text(made, encoding="utf-8")
+    print(*differ, sep="\n")
+    if differ and options.check:
+        raise SystemExit(
+            "Their tables are not those of the lines; write them with python -m lab.pages."
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Faults in `fwpkm_jax.layers`, `fwpkm_jax.models` and `fwpkm_jax.generation`."""
+
+from lab.seeded_faults.fault import Fault
+
+_MEMORY = (
+    "tests/layers/memories",
+    "tests/layers/test_fast_weight_streams.py",
+    "tests/layers/test_fast_weight_gradients.py",
+)
+_GDN = ("tests/layers/mixers/test_gated_delta_net.py", "tests/layers/mixers/test_contract.py")
+_ATTENTION = ("tests/layers/mixers/test_attention.py", "tests/layers/mixers/test_contract.py")
+_PKM = ("tests/layers/test_pkm.py", "tests/training/test_batch_norm.py")
+_MODEL = ("tests/models/test_language_model.py", "tests/models/test_reset_caches.py")
+_GENERATION = ("tests/generation",)
+
+FAULTS = (
+    Fault(
+        "memory layer: padding counts in the streamed losses",
+        "losses = loss_gate * paired * jnp.mean",
+        "losses = loss_gate * jnp.mean",
+        _MEMORY,
+    ),
+    Fault(
+        "memory layer: gradients flow through what is reported",
+        "return jax.lax.stop_gradient(facts)",
+        "return facts",
+        _MEMORY,
+        under="fwpkm_jax/layers/memories",
+    ),
+    Fault(
+        "memory layer: the gate's sides swapped",
+        "mixed = gate * read + (1.0 - gate) * signals.value",
+        "mixed = (1.0 - gate) * read + gate * signals.value",
+        _MEMORY,
+    ),
+    Fault(
+        "memory layer: the halves of the query by head",
+        "halves = query.reshape(*query.shape[:-1], 2, -1)",
+        "halves = query.reshape(*query.shape[:-1], 2 * rule.num_heads, -1)",
+        _MEMORY,
+    ),
+    Fault(
+        "block: computed again by the running statistics",
+        "            batch_statistics=batch_statistics,\n        )\n        x, facts",
+        "batch_statistics=batch_statistics and remat is None,\n        )\n        x, facts",
+        ("tests/models/test_remat.py", "tests/training/test_batch_norm.py"),
+    ),
+    Fault(
+        "model: a new document labels the last token of the old one",
+        "head = head._replace(waits=jnp.zeros_like(head.waits))",
+        "head = head._replace(waits=head.waits)",
+        _MODEL,
+    ),
+    Fault(
+        "model: every layer draws the same memory",
+        "jax.random.fold_in(rng, index), groups=groups",
+        "jax.random.fold_in(rng, 0), groups=groups",
+        _MODEL,
+    ),
+    Fault(
+        "model: an id outside the vocabulary reads the last row",
+        'embedding.at[tokens].get(mode="fill", fill_value=jnp.nan)',
+        'embedding.at[tokens].get(mode="clip")',
+        _MODEL,
+    ),
+    Fault(
+        "Gated DeltaNet: padding writes",
+        "beta=jnp.where(real, projections.beta, 0),",
+        "beta=projections.beta,",
+        _GDN,
+    ),
+    Fault(
+        "convolution: forgets its cache behind padding",
+        "end=None if counts is None else reach + counts)",
+        "end=None if counts is None else counts + 0 * reach)",
+        _GDN,
+        under="fwpkm_jax/core/sequence/convolution.py",
+    ),
+    Fault(
+        "attention: streams start at position 0 again",
+        "positions = positions if first is None else positions + first[:, None]",
+        "positions = positions if first is None else positions + 0 * first[:, None]",
+        _ATTENTION,
+    ),
+    Fault(
+        "attention: padding is seen",
+        "jnp.where(packing.is_real, positions, -1), documents",
+        "jnp.where(packing.is_real, positions, positions), documents",
+        _ATTENTION,
+        under="fwpkm_jax/layers/mixers/window_cache.py",
+    ),
+    Fault(
+        "attention: a document sees the one before",
+        "same = own == key_documents[:, None, :]",
+        "same = own >= key_documents[:, None, :]",
+        ("tests/layers/mixers/test_contract.py",),
+    ),
+    Fault(
+        "attention: a document that goes on sees its persistent tokens twice",
+        "seen &= jnp.where(first, own > 0, same)",
+        "seen &= jnp.where(first, own >= 0, same)",
+        ("tests/layers/mixers/test_attention.py",),
+    ),
+    Fault(
+        "convolution: a document sees the one before",
+        "same = numbers[:, start : start + length] == documents",
+        "same = numbers[:, start : start + length] <= documents",
+        ("tests/layers/mixers/test_contract.py",),
+    ),
+    Fault(
+        "matrix memories: a document starts from the memory of the one before",
+        "return jnp.where(at, jnp.asarray(LOWEST_LOG_DECAY, log_decay.dtype), log_decay)",
+        "return jnp.where(at, log_decay, log_decay)",
+        ("tests/rules/test_contract.py", "tests/layers/mixers/test_contract.py"),
+    ),
+    Fault(
+        "LaCT: a document sees the one before",
+        "key_documents = jnp.pad(documents, ((0, 0), (before, 0)))",
+        "key_documents = jnp.pad(documents, ((0, 0), (before, 0))) * 0 + documents[:, :1]",
+        ("tests/layers/mixers/test_contract.py",),
+        under="fwpkm_jax/layers/mixers/lact.py",
+    ),
+    Fault(
+        "Titans, LaCT: a document starts from the memory of the one before",
+        "state = _where(unit.fresh, fresh, state)",
+        "state = _where(unit.fresh & False, fresh, state)",
+        ("tests/core/streams/test_documents.py", "tests/layers/mixers/test_contract.py"),
+    ),
+    Fault(
+        "Titans: gradients' base moves a token early",
+        "ends = position % chunk == 0",
+        "ends = (position + 1) % chunk == 0",
+        ("tests/layers/mixers/test_contract.py", "tests/generation/test_generate.py"),
+    ),
+    Fault(
+        "rotary: YaRN without its scale",
+        "0.1 * math.log(yarn.factor) + 1)",
+        "1.0)",
+        ("tests/layers/test_rotary.py",),
+    ),
+    Fault(
+        "PKM: one softmax over all heads",
+        'normalization="head",',
+        'normalization="token",',
+        _PKM,
+        under="fwpkm_jax/layers",
+    ),
+    Fault(
+        "PKM: biased variance in the statistics",
+        "unbiased = variance * (tokens / jnp.maximum(tokens - 1, 1))",
+        "unbiased = variance",
+        _PKM,
+    ),
+    Fault(
+        "Fast Weight Layer: the last token learns token 0",
+        "counted = jnp.concatenate([stream.waits[:, None], real], axis=1) * follows",
+        "counted = jnp.concatenate([stream.waits[:, None], real], axis=1)",
+        ("tests/layers/fast_weight_layers",),
+    ),
+    Fault(
+        "sampling: the token that reaches top_p is cut",
+        "before < sampling.top_p",
+        "before + probabilities < sampling.top_p",
+        ("tests/generation/test_sampling.py",),
+    ),
+    Fault(
+        "generation: stopped sequences go on drawing",
+        "num_drawn=state.num_drawn + count",
+        "num_drawn=state.num_drawn + 1",
+        _GENERATION,
+    ),
+    Fault(
+        "generation: every token by the same draw",
+        "draws = jax.vmap(jax.random.fold_in)(keys, state.num_drawn)",
+        "draws = jax.vmap(jax.random.fold_in)(keys, 0 * state.num_drawn)",
+        _GENERATION,
+    ),
+    Fault(
+        "generation: a prompt's logits go to sequences without one",
+        "logits=jnp.where(has_prompt[:, None], logits, state.logits)",
+        "logits=logits",
+        _GENERATION,
+    ),
+)

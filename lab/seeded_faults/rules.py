@@ -1,0 +1,130 @@
+"""Faults in `fwpkm_jax.rules`."""
+
+from lab.seeded_faults.fault import Fault
+
+_FWPKM = ("tests/rules/test_fwpkm.py", "tests/rules/test_two_phase.py")
+_MATRIX = ("tests/rules/test_contract.py", "tests/rules/test_matrix_limits.py")
+
+FAULTS = (
+    Fault(
+        "FwPKM: the step forgets the heads",
+        "return float(self.num_heads * self.top_k)",
+        "return float(self.top_k)",
+        _FWPKM,
+    ),
+    Fault(
+        "FwPKM: the reconstruction loss is doubled",
+        "return 0.5 * jnp.sum(losses) / jnp.maximum(jnp.sum(chunk.paired), 1.0)",
+        "return jnp.sum(losses) / jnp.maximum(jnp.sum(chunk.paired), 1.0)",
+        _FWPKM,
+    ),
+    Fault(
+        "FwPKM: keys do not decay",
+        "gradient = gradient + self.weight_decay * keys",
+        "gradient = gradient + 0.0 * keys",
+        _FWPKM,
+    ),
+    Fault(
+        "FwPKM: a row read twice counts twice in the update's norm",
+        "jnp.sqrt(jnp.sum(squares / slot_counts(slot_ids, ones, num_slots=before.shape[0])))",
+        "jnp.sqrt(jnp.sum(squares))",
+        _FWPKM,
+    ),
+    Fault(
+        "FwPKM: the release's factor ignored",
+        "if self.factor is None else self.factor * self.write_weight",
+        "if self.factor is None else self.write_weight",
+        (*_FWPKM, "tests/golden/test_fwpkm_stream.py"),
+    ),
+    Fault(
+        "FwMLP: padding counts in the mean",
+        "return jnp.sum(errors) / jnp.maximum(num_written, 1.0), output",
+        "return jnp.mean(errors), output",
+        ("tests/rules/test_fwmlp.py", "tests/rules/test_contract.py"),
+    ),
+    Fault(
+        "FwMLP: the mean target is a sum",
+        "sum(seen[1:], start=seen[0]) * (1 / len(seen))",
+        "sum(seen[1:], start=seen[0])",
+        ("tests/rules/test_fwmlp.py",),
+    ),
+    Fault(
+        "FwMLP: padding decays the weights",
+        "rate = jnp.where(num_written > 0, self.learning_rate, 0.0).astype(num_written.dtype)",
+        "rate = jnp.full_like(num_written, self.learning_rate)",
+        ("tests/rules/test_fwmlp.py", "tests/rules/test_contract.py"),
+    ),
+    Fault(
+        "LaCT: the slope of SiLU",
+        "slope = slope * (1 + before - silu)",
+        "slope = slope * (1 + before)",
+        ("tests/rules/test_lact.py",),
+    ),
+    Fault(
+        "LaCT: a chunk of padding moves the rows by rounding",
+        "written = jnp.any(chunk.write_weight != 0)",
+        "written = jnp.any(chunk.write_weight == chunk.write_weight)",
+        ("tests/rules/test_contract.py", "tests/rules/test_lact.py"),
+    ),
+    Fault(
+        "Titans: padding forgets the momentum",
+        "kept = jnp.where(skipped, 1.0, writes.momentum[:, order])",
+        "kept = writes.momentum[:, order]",
+        ("tests/rules/test_contract.py", "tests/rules/test_titans.py"),
+    ),
+    Fault(
+        "Titans: padding forgets the weights",
+        "kept = jnp.where(skipped, 1.0, 1.0 - writes.forget)",
+        "kept = 1.0 - writes.forget",
+        ("tests/rules/test_contract.py", "tests/rules/test_titans.py"),
+    ),
+    Fault(
+        "Titans: tokens read before the write that they complete",
+        "[1 : tokens + 1]",
+        "[0:tokens]",
+        ("tests/rules/test_titans.py",),
+        under="fwpkm_jax/rules",
+    ),
+    Fault(
+        "matrix rules: padding decays the memory",
+        "log_decay=keep(tokens.log_decay, 0.0),",
+        "log_decay=tokens.log_decay,",
+        _MATRIX,
+    ),
+    Fault(
+        "mLSTM: the running scale forgets its decay",
+        "return first[0] + second[0], jnp.maximum(first[1] + second[0], second[1])",
+        "return first[0] + second[0], jnp.maximum(first[1], second[1])",
+        _MATRIX,
+    ),
+    Fault(
+        "Longhorn: an explicit step",
+        "return strength / (1 + strength * jnp.sum(jnp.square(tokens.key), axis=-1))",
+        "return strength / (1 + jnp.sum(jnp.square(tokens.key), axis=-1))",
+        _MATRIX,
+    ),
+    Fault(
+        "Mamba-2: chunks write without their step",
+        "written = given(tokens.strength)[..., None] * tokens.value",
+        "written = tokens.value",
+        _MATRIX,
+    ),
+    Fault(
+        "gated RFA: chunks write the share that is kept",
+        "written = -jnp.expm1(given(tokens.log_decay))[..., None] * with_one(tokens.value)",
+        "written = jnp.exp(given(tokens.log_decay))[..., None] * with_one(tokens.value)",
+        _MATRIX,
+    ),
+    Fault(
+        "RetNet: heads decay faster and faster",
+        "share = 1 - 2.0 ** (-5 - np.arange(inputs.shape[2]))",
+        "share = 1 - 2.0 ** (-5 + np.arange(inputs.shape[2]) / 4)",
+        (*_MATRIX, "tests/layers/mixers/test_matrix_memory.py"),
+    ),
+    Fault(
+        "OjaNet: values of any length",
+        "return query, key, l2_normalize(value)",
+        "return query, key, value",
+        (*_MATRIX, "tests/layers/mixers/test_matrix_memory.py"),
+    ),
+)

@@ -1,0 +1,336 @@
+"""The program behind the table of ways to retain, on made-up results and a tiny run."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from fwpkm_jax.data import TextData
+from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.run import Run
+from fwpkm_jax.training.state import init_state, model_graph, trained_part
+from lab.study import facts_by_gradient, retention, retention_domains, retention_tables
+from lab.study.consolidation import DENSE, Way
+from tests.benchmarks.programs import run
+from tests.training.tiny_config import get_config
+
+DOMAINS = ("one", "two", "three")
+
+
+def read(model, memory):
+    return model.hidden(jnp.zeros((2, 8), jnp.int32), memory).memory
+
+
+@pytest.fixture(scope="module")
+def made_up(tmp_path_factory):
+    """A run whose text is two books without a common letter, and a folder of three domains."""
+    folder = tmp_path_factory.mktemp("texts")
+    books = folder / "books.jsonl"
+    texts = ("abcd efg " * 60, "xyz uvw " * 60)
+    books.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    for name in DOMAINS:
+        (folder / name).mkdir()
+        for part in ("train", "valid"):
+            (folder / name / f"{part}.txt").write_text(f"{name} " * 100)
+    experiment = get_config()
+    model = dataclasses.replace(experiment.model, vocab_size=257)
+    data = TextData(length=16, train_paths=(str(books),), valid_paths=(str(books),))
+    experiment = dataclasses.replace(experiment, model=model, data=data)
+    state = init_state(model, memory=experiment.training.memory, optimizer=None, seed=0)
+    return Run(experiment, model_graph(model), state.params, state.memory, 0), folder
+
+
+@pytest.mark.thorough
+def test_each_write_has_the_runs_weights_and_what_it_remembers(made_up):
+    made_up, _ = made_up
+    plain = made_up.model.config.fast_weight.rule
+    assert isinstance(plain, FwPKM)
+    read_with = set()
+    for method in retention.METHODS.values():
+        model, memory = retention.written_so(made_up, method)
+        rule = model.config.fast_weight.rule
+        assert isinstance(rule, FwPKM)
+        assert rule.value_step == method.step * plain.num_heads * plain.top_k
+        assert rule.addressing_weight == method.keys * plain.addressing_weight
+        assert rule.inner_steps == method.inner_steps or method.inner_steps is None
+        changed = {"value_step": None, "addressing_weight": 1.0, "retention": None}
+        changed |= {"inner_steps": 1}
+        assert dataclasses.replace(rule, **changed) == plain
+        (layer,) = memory.values()
+        assert (layer.history is None) == (method.retention is None)
+        options = dataclasses.asdict(method.retention or retention.Retention())
+        kind = (*(name for name, value in options.items() if value), method.inner_steps is None)
+        if kind in read_with:  # Other sizes of the same options read alike.
+            continue
+        read_with.add(kind)
+        written = jax.eval_shape(read, model, memory)
+        assert jax.tree.structure(written) == jax.tree.structure(memory)
+
+
+@pytest.mark.thorough
+def test_the_background_counts_chunks_and_moves_nothing(made_up):
+    made_up, _ = made_up
+    method = retention.Method(retention=retention.Retention(common=0.5))
+    _, memory = retention.written_so(made_up, method)
+    (layer,), (untouched,) = memory.values(), made_up.memory.values()
+    np.testing.assert_array_equal(layer.values, untouched.values)
+    np.testing.assert_array_equal(layer.keys, untouched.keys)
+    chunks = np.asarray(layer.history.chunks)
+    assert np.all(chunks >= retention.BACKGROUND)
+    assert 0 < layer.history.chunks_read.max() <= chunks.max()
+
+
+def test_orders_hold_every_domain_once_and_end_differently():
+    orders = retention_domains.orders(retention.DOMAINS)
+    assert all(sorted(order) == sorted(retention.DOMAINS) for order in orders.values())
+    assert len({order[-1] for order in orders.values()}) == len(orders)
+
+
+def facts_line(run, method, exact, right):
+    """Made-up answers: `right` of each person's two at the moments told, text_3 and facts_4."""
+    moments = ("told_1", "told", "text_1", "text_3", "facts_4", "new_1", "new")
+    counts: dict[str, list[int]] = {name: [0, 0] for name in moments}
+    counts |= zip(("told", "text_3", "facts_4"), right, strict=True)
+    facts = {
+        name: {"exact": share, "right": counts[name], "questions": 4}
+        for name, share in zip(moments, exact, strict=True)
+    }
+    line = {"measure": "facts", "run": run, "method": method, "facts": facts}
+    return {**line, "settings": {"readings": 2}}
+
+
+def test_the_facts_table_compares_each_run_with_its_own_plain_write():
+    lines = [
+        facts_line("a", "plain", (0.5, 1.0, 0.8, 0.5, 0.0, 0.5, 1.0), ([2, 2], [1, 1], [0, 0])),
+        facts_line("a", "still", (0.4, 1.0, 0.8, 0.75, 0.0, 0.75, 1.0), ([2, 2], [2, 1], [0, 0])),
+        facts_line("b", "plain", (0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5), ([1, 1], [1, 1], [1, 1])),
+        facts_line("b", "still", (0.5, 0.5, 0.5, 0.25, 0.5, 0.5, 0.5), ([1, 1], [1, 0], [1, 1])),
+    ]
+    found = columns(retention_tables.facts_table(lines))
+    assert found["told once"] == ["0.50", "0.45 (1 of 2)"]
+    assert found["after 3 texts"] == ["0.50", "0.50 (1 of 2)"]
+    assert found["new facts, told once"] == ["0.50", "0.62 (2 of 2)"]
+    found = columns(retention_tables.forgetting_table(lines))
+    # Run a loses half as much as plain, run b a quarter where plain loses nothing.
+    assert found["lost: after 3 texts"] == ["0.25", "0.25 (1 of 2)"]
+    assert found["lost: after 4 haystacks with other facts"] == ["0.50", "0.50 (1 of 2)"]
+    # Of four people one keeps half more and one half less: 0 on average, and the interval is wide.
+    assert found["minus plain"][1].startswith("0.00 [")
+
+
+def columns(table):
+    """The cells below each head; of two with one name, the last."""
+    head, _, *rows = ([cell.strip() for cell in x.split("|")[1:-1]] for x in table.splitlines())
+    return {name: of for name, *of in zip(head, *rows, strict=True)}
+
+
+def domains_line(run, order, method, adaptation, forgetting, batches=2):
+    change = {"adaptation": [adaptation, 0, 0], "forgetting_mean": [forgetting, 0, 0]}
+    names = {"measure": "domains", "run": run, "order": order, "method": method}
+    return {**names, "batches": batches, "change": {**change, "bytes": [64_000 * batches]}}
+
+
+def test_the_domains_table_takes_the_same_order_of_the_plain_write():
+    lines = [
+        domains_line("a", "given", "plain", -0.01, 0.004),
+        domains_line("a", "mixed", "plain", -0.03, 0.002),
+        domains_line("a", "mixed", "still", -0.04, 0.001),
+        domains_line("b", "mixed", "plain", -0.01, 0.003),
+        domains_line("a", "mixed", "plain", -0.05, 0.005, batches=4),
+    ]
+    *_, given, plain, still, over, longer = retention_tables.domains_table(lines).splitlines()
+    assert given == "| plain | given | 128 kB | 1 | -0.0100 |  | 0.0040 |  |"
+    assert plain.startswith("| plain | mixed | 128 kB | 2 | -0.0200 [-0.1471, 0.1071] |  |")
+    numbers = "-0.0400 (1 of 1) | -0.0100 | 0.0010 (1 of 1) | -0.0010"
+    assert still == f"| still | mixed | 128 kB | 1 | {numbers} |"
+    # The other write has not read all orders of the plain one, so it has no mean.
+    assert over == "| plain | over orders | 128 kB | 1 | -0.0200 |  | 0.0030 |  |"
+    assert longer == "| plain | mixed | 256 kB | 1 | -0.0500 |  | 0.0050 |  |"
+
+
+def test_the_domains_table_counts_runs_that_gain_as_much_and_lose_at_most_half():
+    lines = [
+        domains_line("a", "given", "plain", -0.02, 0.004),
+        domains_line("a", "mixed", "plain", -0.04, 0.002),
+        domains_line("a", "given", "still", -0.03, 0.002),
+        domains_line("a", "mixed", "still", -0.02, 0.002),
+    ]
+    *_, given, _, mixed, _, over = retention_tables.domains_table(lines).splitlines()
+    given, mixed, over = (line.partition("kB | 1 | ")[2] for line in (given, mixed, over))
+    assert given == "-0.0300 (1 of 1) | -0.0100 | 0.0020 (1 of 1) | -0.0020 |"
+    assert mixed == "-0.0200 (0 of 1) | 0.0200 | 0.0020 (0 of 1) | 0.0000 |"
+    assert over == "-0.0250 (0 of 1) | 0.0050 | 0.0020 (0 of 1) | -0.0010 |"
+
+
+def test_each_domain_stands_beside_that_of_the_plain_write():
+    def line(run, method, own, end):
+        change = {"domains": ["a", "b"], "own": [[own, 0, 0], [-0.5, 0, 0]]}
+        change |= {"end": [[end, 0, 0], [-0.5, 0, 0]], "forgetting": [[end - own, 0, 0]]}
+        about = {"measure": "domains", "order": "given", "batches": 2, "change": change}
+        return about | {"run": run, "method": method}
+
+    lines = [line("x", "still", -0.25, -0.125), line("x", "plain", -0.25, 0.0)]
+    lines.append(line("y", "plain", -0.75, 0.0))
+    plain, still, *last = retention_tables.beside_plain_table(lines).splitlines()[2:]
+    assert plain.startswith("| a | given | plain | 2 | -0.5000 [")
+    assert plain.endswith("] | 0.0000 [0.0000, 0.0000] | 0.5000 [-2.6766, 3.6766] |  |")
+    assert still == "| a | given | still | 1 | -0.2500 | -0.1250 | 0.1250 | -0.1250 |"
+    assert last[1] == "| b | given | still | 1 | -0.5000 | -0.5000 |  |  |"
+
+
+def test_tables_without_a_plain_write_say_what_to_measure(tmp_path):
+    out = tmp_path / "lines.jsonl"
+    about = {"measure": "domains", "run": "one", "order": "given", "batches": 2}
+    lines = [about | {"method": "keys still"}, about | {"run": "two", "method": "plain"}]
+    lines.append({"measure": "cost", "run": "three", "order": None, "method": "keys still"})
+    out.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(SystemExit, match=r"\['one domains given 2'\] lack .* --methods plain"):
+        run("lab.study.retention", "--tables", "--out", out)
+
+
+@pytest.mark.parametrize("option", ["methods", "orders"])
+def test_an_unknown_name_is_refused_before_a_run_is_loaded(option, tmp_path):
+    with pytest.raises(SystemExit, match=rf"--{option}: \['none'\] are none of \("):
+        run("lab.study.retention", f"--{option}", "none", "--out", tmp_path / "lines.jsonl")
+
+
+@pytest.mark.thorough
+def test_runs_are_measured_with_each_write_once(made_up, tmp_path, monkeypatch, capsys):
+    made_up, texts = made_up
+    loaded = []
+    monkeypatch.setattr(retention, "load_run", lambda path: loaded.append(path) or made_up)
+    monkeypatch.setattr(retention, "DOMAINS", DOMAINS)
+    sparing, out = "keys still, hardening 0.5", tmp_path / "lines.jsonl"
+    options = (
+        *("--runs", "runs/made_up", "--methods", "plain", sparing, "--data", texts, "--out", out),
+        *(
+            "--measures",
+            "facts",
+            "domains",
+            "text",
+            "cost",
+            "--text",
+            texts / "books.jsonl",
+            "--turns",
+            1,
+            "--orders",
+            "backwards",
+            "--batches",
+            2,
+        ),
+        *("--eval-batches", 2, "--people", 2, "--words", 8, "--readings", 2, "--pieces", 1, 2),
+        *("--other-facts", 2, "--length", 20, "--seed", 1, "--image", tmp_path / "picture.png"),
+    )
+    for _ in range(2):
+        run("lab.study.retention", *options)
+    assert len(loaded) == 2
+    run("lab.study.retention", *options, "--tables")
+    assert len(loaded) == 2
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(x["method"], x["measure"], x["order"]) for x in lines] == [
+        (method, *measure)
+        for method in ("plain", sparing)
+        for measure in (("facts", None), ("domains", "backwards"), ("text", None), ("cost", None))
+    ]
+    assert lines[3]["history_bytes"] == 0 < lines[7]["history_bytes"]
+    for text in (lines[2]["text"], lines[6]["text"]):
+        assert text["labels"] == [540, 480]
+        assert all(5.0 < loss < 6.0 for loss in text["losses"])
+    assert lines[2]["text"] != lines[6]["text"]
+    for facts in (lines[0]["facts"], lines[4]["facts"]):
+        assert list(facts) == [
+            *("told_1", "told", "text_1", "text_2", "new_1", "new"),
+            "facts_2",
+        ]
+        assert all(answers["questions"] == 10 for answers in facts.values())
+        assert all(len(answers["right"]) == 2 for answers in facts.values())
+    change = lines[1]["change"]
+    assert change["domains"] == ["three", "two", "one"]
+    groups = jax.tree.leaves(made_up.memory)[0].shape[0]
+    assert change["bytes"] == [2 * groups * 16] * 3
+    assert len(change["own"]) == 3
+    assert len(change["forgetting"]) == 2
+    gain, end, lost = (change[name][0][0] for name in ("own", "end", "forgetting"))
+    assert gain != 0
+    assert abs(end - gain - lost) < 2e-6
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+    assert f"| {sparing} |" in capsys.readouterr().out
+
+
+@pytest.mark.thorough
+def test_facts_are_told_to_the_weights_by_gradient_steps(made_up, tmp_path, monkeypatch, capsys):
+    made_up, _ = made_up
+    loaded = []
+    monkeypatch.setattr(facts_by_gradient, "load_run", lambda path: loaded.append(path) or made_up)
+    out = tmp_path / "lines.jsonl"
+    options = (
+        *("--runs", "runs/made_up", "--rates", 1e-3, "--steps", 1, 3, "--out", out),
+        *("--people", 2, "--words", 8, "--readings", 2, "--other-facts", 1, "--seed", 1),
+    )
+    for _ in range(2):
+        run("lab.study.facts_by_gradient", *options)
+    few, many = (json.loads(line) for line in out.read_text().splitlines())
+    assert (few["steps"], many["steps"]) == (1, 3)
+    for line in (few, many):
+        assert set(line["facts"]) == {"told_1", "told", "other"}
+        assert all(answers["questions"] == 10 for answers in line["facts"].values())
+        loss = line["loss"]
+        assert loss["told"] < loss["told_1"] < loss["before"]
+        assert loss["other"] != loss["told"]
+    assert few["loss"]["before"] == many["loss"]["before"]
+    assert many["loss"]["told_1"] < few["loss"]["told_1"]
+    run("lab.study.facts_by_gradient", *options, "--ways", "plain")
+    plain = json.loads(out.read_text().splitlines()[-1])
+    assert (plain["way"], plain["rate"], plain["steps"]) == ("plain", 0, 0)
+    assert plain["loss"]["before"] == few["loss"]["before"]
+    table = capsys.readouterr().out
+    assert "| made_up | text, dense | 0.001 | 3 | 0.00 |" in table
+    assert "| made_up | plain | 0 | 0 | 0.00 |" in table
+    with pytest.raises(SystemExit, match=r"text, carried.*are none of"):
+        run("lab.study.facts_by_gradient", *options, "--ways", "text, carried")
+
+
+@pytest.mark.thorough
+def test_padding_teaches_nothing(made_up):
+    made_up, _ = made_up
+    graphdef, params = nnx.split(made_up.model)
+    slow = trained_part(params, (DENSE,))
+    tokens = jnp.tile(jnp.arange(5, 22), (2, 1))
+    mask = jnp.ones(tokens.shape).at[:, 12:].set(0.0)
+    one, two = (
+        facts_by_gradient.learn(
+            *(graphdef, params, slow, made_up.memory, of, mask),
+            *(jax.nn.one_hot(of[:, 1:], 257), 0.1),
+            trained=DENSE,
+        )
+        for of in (tokens, tokens.at[:, 12:].set(99))
+    )
+    assert all(np.any(one[name] != slow[name]) for name in slow)
+    for name in slow:
+        np.testing.assert_allclose(one[name], two[name], atol=1e-7)
+
+
+@pytest.mark.thorough
+def test_the_weights_learn_what_the_memory_was_told(made_up):
+    made_up, _ = made_up
+    sizes = {"people": 2, "words": 8, "readings": 2, "other_facts": 1, "length": 500, "seed": 1}
+    plan = facts_by_gradient.FactsPlan(pieces=(0,), **sizes)
+
+    def told(way, rate=0.0):
+        found = facts_by_gradient.facts_line(made_up, way, rate, 1, plan)
+        return found["facts"], found["loss"]
+
+    plain = told(Way())
+    assert len(set(plain[1].values())) > 1, "what is written changes what is read"
+    taught = Way(teacher="memory", trained=DENSE)
+    assert told(taught) == plain
+    assert told(taught, rate=1.0)[1]["told"] != plain[1]["told"]
+    alone = dataclasses.replace(taught, carried=False)
+    assert set(told(alone)[1].values()) == {plain[1]["before"]}
+    assert told(alone, rate=1.0)[1]["told"] != plain[1]["before"]
+    with pytest.raises(SystemExit, match=r"no blocks/.*/values that can learn"):
+        told(Way(teacher="memory"))

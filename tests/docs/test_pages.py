@@ -1,5 +1,7 @@
 """What the pages name exists: files, modules, commands, configs."""
 
+import ast
+import functools
 import importlib.util
 import re
 from pathlib import Path
@@ -79,3 +81,43 @@ def test_every_question_is_answered_by_at_most_three_files():
         for path, name in re.findall(rf"{PATH.pattern} \(`(\w+)`\)", row[2]):
             defined = rf"^ *(?:(?:def|class) {name}\b|{name} *[:=])"
             assert re.search(defined, (ROOT / path).read_text(), re.MULTILINE), (path, name)
+
+
+TEST = re.compile(r"`(tests/[\w/]+\.py)?(?:::)?(test_\w+)?`")
+
+
+@functools.cache
+def functions(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text()) if path.exists() else ast.Module([], [])
+    return {x.name for x in ast.walk(tree) if isinstance(x, ast.FunctionDef)}
+
+
+def missing_tests(text: str) -> list[str]:
+    """Tests that a text names and that are none; `::test_x` is of the files named in its line."""
+    missing = []
+    for line in text.splitlines():
+        files = []
+        for path, name in TEST.findall(line):
+            files += [ROOT / path] if path else []
+            if name and not any(name in functions(file) for file in files):
+                missing.append(f"{path}::{name}")
+    return missing
+
+
+def test_a_test_that_a_page_names_exists():
+    assert not [
+        (page.name, missing) for page in PAGES if (missing := missing_tests(page.read_text()))
+    ]
+    assert not missing_tests("`tests/docs/test_pages.py::test_a_table_has_no_blank_line`")
+    assert missing_tests("`tests/docs/test_pages.py::test_b`, `::test_c`") == [
+        "tests/docs/test_pages.py::test_b",
+        "::test_c",
+    ]
+
+
+def test_each_promise_names_the_tests_that_hold_it():
+    page = (ROOT / "docs" / "reference" / "guarantees.md").read_text()
+    promises = re.findall(r"^- \*\*(.+?)\.\*\*", page, re.MULTILINE)
+    rows = re.findall(r"^\| ([^|`]+?) \| .*`tests/.* \|$", page, re.MULTILINE)
+    assert len(promises) > 15
+    assert {*promises} <= {*rows}

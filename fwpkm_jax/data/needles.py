@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import string
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
+from fwpkm_jax.literals import check_literals
+
 Example = dict[str, np.ndarray]
 
+SENTENCE = "The secret number for ID-{key} is {value}."
+"""The sentence of the paper's needle evaluation (arXiv:2601.00671, section 4.3)."""
+_SHORTEST_NAME = 3
 _HEX = "0123456789abcdef"
 _WORD_ENDS = tuple(b" \n")
 
 
 def needle_question(key: str) -> str:
     """The text before a needle's number, including the space before the first digit."""
-    return f"The secret number for ID-{key} is "
+    return SENTENCE.partition("{value}")[0].format(key=key)
 
 
 def needle_sentence(key: str, value: str) -> str:
     """The sentence that states a needle."""
-    return f"{needle_question(key)}{value}."
+    return SENTENCE.format(key=key, value=value)
 
 
 def random_key(rng: np.random.Generator, characters: int) -> str:
     """Uniformly random hexadecimal characters."""
     return "".join(_HEX[i] for i in rng.integers(16, size=characters))
+
+
+def random_name(rng: np.random.Generator, most: int) -> str:
+    """Uniformly random letters, three to `most` of them, the first one a capital."""
+    size = rng.integers(_SHORTEST_NAME, most + 1)
+    letters = rng.choice(list(string.ascii_lowercase), size=size)
+    return "".join(letters).capitalize()
 
 
 def random_value(rng: np.random.Generator, digits: int) -> str:
@@ -36,18 +50,24 @@ def random_value(rng: np.random.Generator, digits: int) -> str:
 class NeedleMix:
     """Needles hidden in rows of bytes.
 
-    Each needle's sentence (that of the paper's needle evaluation, arXiv:2601.00671, section 4.3)
-    stands twice in a row: among the words of its first part, and again, in another order, among
-    those of its last part, where its digits are answers. Keys and values are drawn anew for every
-    row, so slow weights can learn how to look a number up but not the number itself.
+    Each needle's sentence stands twice in a row: among the words of its first part, and again, in
+    another order, among those of its last part, where its digits are answers. Keys and values are
+    drawn anew for every row, so slow weights can learn how to look a number up but not the number
+    itself.
     """
 
     share: float = 1.0
     """Share of the rows with needles; each row is drawn independently."""
     num_needles: int = 4
     """Needles per row."""
+    sentence: str = SENTENCE
+    """The sentence, with `{key}` and behind it `{value}`; by default that of the paper's needle
+    evaluation (arXiv:2601.00671, section 4.3), which `fwpkm eval --suite needle` asks."""
+    keys: Literal["hex", "names"] = "hex"
+    """hex: `key_characters` hexadecimal characters. names: three to `key_characters` letters, the
+    first one a capital."""
     key_characters: int = 4
-    """Hexadecimal characters of a key."""
+    """Characters of a key; with `keys="names"` the most that it has."""
     value_digits: int = 6
     """Digits of a number."""
     min_distance: int = 128
@@ -61,6 +81,8 @@ class NeedleMix:
     such sentences in text; for a memory in a trained model."""
 
     def __post_init__(self) -> None:
+        check_literals(self)
+        _check_sentence(self.sentence)
         if not 0 < self.share <= 1:
             raise ValueError(f"share={self.share} must lie above 0 and at most at 1.")
         for name in ("num_needles", "key_characters", "value_digits", "min_distance"):
@@ -70,10 +92,17 @@ class NeedleMix:
             raise ValueError(f"answer_weight={self.answer_weight} must be above 0.")
         if not self.sentence_weight >= 0:
             raise ValueError(f"sentence_weight={self.sentence_weight} must be at least 0.")
-        # 16**8 exceeds any number of needles, and the power of a huge length would take too long.
-        if self.num_needles > 16 ** min(self.key_characters, 8):
+        least = _SHORTEST_NAME if self.keys == "names" else 1
+        if self.key_characters < least:
             raise ValueError(
-                f"key_characters={self.key_characters} gives {16**self.key_characters} keys, too "
+                f"key_characters={self.key_characters} gives no names; use {least} or more."
+            )
+        # Names of three letters alone are 26**3 already; 16**8 exceeds any number of needles, and
+        # the power of a huge length would take too long.
+        size = 26 if self.keys == "names" else 16
+        if self.num_needles > size ** min(self.key_characters, 8):
+            raise ValueError(
+                f"key_characters={self.key_characters} gives {size**self.key_characters} keys, too "
                 f"few for num_needles={self.num_needles} in a row; raise it."
             )
 
@@ -97,8 +126,8 @@ class NeedleMix:
         if rng.random() >= self.share:
             return example
         text, total = example["tokens"], len(example["tokens"])
-        text = text[: total - 2 * self.num_needles * self._sentence]
         needles = self._draw(rng)
+        text = text[: total - 2 * sum(len(self._stated(*needle)) for needle in needles)]
         # Between the parts lies text that keeps the last statement and the first question apart.
         first_end = (len(text) - self._gap) // 2
         last_start = first_end + self._gap
@@ -114,10 +143,11 @@ class NeedleMix:
         tokens, weights, at = [], [], 0
         for number, (place, needle) in enumerate(zip(places, order, strict=True)):
             key, value = needles[needle]
-            sentence = np.frombuffer(f"{needle_sentence(key, value)} ".encode(), np.uint8)
+            sentence = np.frombuffer(self._stated(key, value), np.uint8)
             weight = np.full(len(sentence), self.sentence_weight, np.float32)
             if number >= self.num_needles:
-                weight[-2 - self.value_digits : -2] = self.answer_weight
+                start = len(self.sentence.partition("{value}")[0].format(key=key).encode())
+                weight[start : start + self.value_digits] = self.answer_weight
             tokens += [text[at:place], sentence]
             weights += [np.ones(place - at, np.float32), weight]
             at = place
@@ -130,20 +160,38 @@ class NeedleMix:
 
     @property
     def _sentence(self) -> int:
-        """Bytes of a sentence and the space after it."""
-        return len(needle_sentence("0" * self.key_characters, "0" * self.value_digits)) + 1
+        """Bytes of the longest sentence and the space after it."""
+        return len(self._stated("0" * self.key_characters, "0" * self.value_digits))
 
     @property
     def _gap(self) -> int:
         # The same digit of the last statement and the first question: one sentence is between.
         return max(self.min_distance - self._sentence, 0)
 
+    def _stated(self, key: str, value: str) -> bytes:
+        """The sentence that states a needle, and a space."""
+        return f"{self.sentence.format(key=key, value=value)} ".encode()
+
     def _draw(self, rng: np.random.Generator) -> list[tuple[str, str]]:
+        draw_key = random_name if self.keys == "names" else random_key
         needles: dict[str, str] = {}
         while len(needles) < self.num_needles:
-            key = random_key(rng, self.key_characters)
+            key = draw_key(rng, self.key_characters)
             needles[key] = random_value(rng, self.value_digits)
         return list(needles.items())
+
+
+def _check_sentence(sentence: str) -> None:
+    """Raises a ValueError for a sentence that states no key with a value behind it."""
+    try:
+        fields = [field for _, *field in string.Formatter().parse(sentence) if field[0] is not None]
+    except ValueError:
+        fields = []
+    if fields != [["key", "", None], ["value", "", None]]:
+        raise ValueError(
+            f"sentence={sentence!r} must hold {{key}} and behind it {{value}}, once each, as "
+            f"{SENTENCE!r} does."
+        )
 
 
 def _word_starts(

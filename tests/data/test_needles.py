@@ -137,11 +137,32 @@ def test_text_that_cannot_hold_needles_is_refused(config, fields, message):
         ({"answer_weight": 0.0}, "answer_weight=0.0"),
         ({"sentence_weight": -1.0}, "sentence_weight=-1.0"),
         ({"num_needles": 17, "key_characters": 1}, "gives 16 keys"),
+        ({"keys": "names", "key_characters": 2}, "key_characters=2 gives no names; use 3"),
+        ({"sentence": "Call {key}."}, "must hold {key} and behind it {value}"),
+        ({"sentence": "{value} is {key}."}, "must hold {key} and behind it {value}"),
+        ({"sentence": "Call {key!r} at {value:9}."}, "must hold {key} and behind it {value}"),
+        ({"sentence": "Call {key at {value}."}, "must hold {key} and behind it {value}"),
     ],
 )
 def test_a_mix_that_means_nothing_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         NeedleMix(**fields)
+
+
+def test_a_sentence_of_ones_own_with_names_of_several_lengths(config):
+    mix = replace(
+        NEEDLES, sentence="Call {key} at {value}.", keys="names", key_characters=5, num_needles=3
+    )
+    lengths = set()
+    for tokens, weight in rows_of(replace(config, needles=mix), 20):
+        text = BYTES.decode(tokens)
+        found = re.findall(r"Call ([A-Z][a-z]{2,4}) at ([0-9]{3})\. ", text)
+        assert len(tokens) == config.length + 1
+        assert len(found) == 6
+        assert set(found[:3]) == set(found[3:])
+        assert BYTES.decode(tokens[1:][weight == 5.0]) == "".join(number for _, number in found[3:])
+        lengths |= {len(name) for name, _ in found}
+    assert lengths == {3, 4, 5}
 
 
 def test_the_least_length_holds_the_needles(config):

@@ -72,6 +72,25 @@ def test_a_config_that_a_page_trains_exists(config):
     assert (ROOT / "fwpkm_jax" / "configs" / f"{config}.py").exists()
 
 
+def test_the_start_pages_code_is_the_readmes_which_the_tests_run():
+    code = re.compile(r"```python\n(>>> .*?)```", re.DOTALL)
+    start, readme = (
+        code.findall((ROOT / name).read_text()) for name in ("docs/index.md", "README.md")
+    )
+    assert start == readme
+    assert len(start) == 1
+
+
+def test_the_drawings_are_those_of_their_program():
+    program = ROOT / "docs" / "drawings.py"
+    spec = importlib.util.spec_from_file_location("drawings", program)
+    drawings = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drawings)
+    for name, drawing in drawings.DRAWINGS.items():
+        stored = (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
+        assert drawing().svg() == stored, f"python docs/drawings.py draws {name}.svg again"
+
+
 def test_every_question_is_answered_by_at_most_three_files():
     page = (ROOT / "docs" / "reference" / "questions.md").read_text()
     rows = [line.split("|") for line in page.splitlines() if line.startswith("| ") and "?" in line]

@@ -6,11 +6,13 @@ the package. The JSON form goes into the run directory and into every checkpoint
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
 import runpy
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from fwpkm_jax.command_line import nearest
 from fwpkm_jax.config_json import to_json
 from fwpkm_jax.data import AbstractDataConfig
 from fwpkm_jax.layers.partition import MeshConfig
-from fwpkm_jax.literals import check_literals
+from fwpkm_jax.literals import check_literals, some
 from fwpkm_jax.models.language_model import ModelConfig
 from fwpkm_jax.outside_files import OutsideFileError, read_json, shown
 from fwpkm_jax.plugins import missing_plugins, refuse_unnamed
@@ -131,12 +133,19 @@ def from_json(values: Any, annotation: Any = Experiment, *, path: str = "config"
 
 CONFIGS = Path(__file__).parent / "configs"
 """The folder of the configs that come with the package."""
+_TABLES = ("paper", "real_size", "study")  # Its files that name several runs.
 
 
 def shipped_configs() -> dict[str, Path]:
-    """The config files that come with the package, by name: `recall`, `study/gdn_swa`."""
-    files = sorted(path for path in CONFIGS.glob("**/*.py") if path.name != "__init__.py")
-    return {path.relative_to(CONFIGS).with_suffix("").as_posix(): path for path in files}
+    """The configs that come with the package by name (`recall`, `study/gdn_swa`), and their files.
+
+    A file of one run has its name. A file of several has a table of them, `CONFIGS`.
+    """
+    single = (path for path in CONFIGS.glob("*.py") if path.stem not in ("__init__", *_TABLES))
+    found = {path.stem: path for path in single}
+    for path in (CONFIGS / f"{name}.py" for name in _TABLES):
+        found |= dict.fromkeys(runpy.run_path(str(path))["CONFIGS"], path)
+    return dict(sorted(found.items()))
 
 
 def load_config(config: str | Path) -> Experiment:
@@ -156,15 +165,14 @@ def load_config(config: str | Path) -> Experiment:
       'runs/recall'
     """
     path = _config_file(config)
-    folder = str(path.parent.resolve())
-    sys.path.insert(0, folder)  # As Python does for a program.
-    try:
-        get_config = runpy.run_path(str(path)).get("get_config")
+    with _importing_neighbours(path):
+        defined = runpy.run_path(str(path))
+        several = defined.get("CONFIGS", {}) if path.stem in _TABLES else {}
+        get_config = several.get(str(config), defined.get("get_config"))
         if get_config is None:
-            raise ValueError(f"{path} defines no get_config(); a config file must.")
+            one = f"; {some(tuple(several))} are the names of its runs" if several else ""
+            raise ValueError(f"{path} defines no get_config(); a config file must{one}.")
         experiment = get_config()
-    finally:
-        sys.path.remove(folder)
     if not isinstance(experiment, Experiment):
         raise ValueError(
             f"get_config() of {path} returned a {type(experiment).__name__}; "
@@ -173,9 +181,23 @@ def load_config(config: str | Path) -> Experiment:
     return experiment
 
 
+@contextlib.contextmanager
+def _importing_neighbours(path: Path) -> Iterator[None]:
+    """While a config file runs, it may import the files beside it, as a program may."""
+    folder = str(path.parent.resolve())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
 def _config_file(config: str | Path) -> Path:
     """The file of a shipped config's name, or of a path."""
-    path, shipped = Path(config), shipped_configs()
+    path = Path(config)
+    if path.suffix == ".py" and path.is_file():
+        return path
+    shipped = shipped_configs()
     if path.suffix != ".py":
         if str(config) not in shipped:
             hint = nearest(str(config), shipped)
@@ -186,8 +208,6 @@ def _config_file(config: str | Path) -> Path:
                 "a file ends in .py."
             )
         return shipped[str(config)]
-    if path.is_file():
-        return path
     beside = {p.stem: p for p in sorted(path.parent.glob("*.py"))} if path.parent.is_dir() else {}
     close = difflib.get_close_matches(path.stem, beside, n=1, cutoff=0.6)
     hint = f"; the nearest name is {beside[close[0]]}" if close else ""

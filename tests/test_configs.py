@@ -10,7 +10,7 @@ from fwpkm_jax.analysis.cost import model_cost
 from fwpkm_jax.analysis.published import PUBLISHED
 from fwpkm_jax.config import Experiment, from_json, load_config, shipped_configs
 from fwpkm_jax.data import RecallData, TextData, stream_documents, vocab_size
-from fwpkm_jax.paper import PSWA, TABLE_1
+from fwpkm_jax.models.paper import PSWA, TABLE_1
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run.train import train
 from fwpkm_jax.training.limited import limited_attention
@@ -30,7 +30,7 @@ TRAINED_SLOWLY = ("recall_without_memory", "recall_carried", "books_tiny", "fast
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_is_valid_and_comes_back_from_json(name):
-    experiment = load_config(CONFIGS[name])
+    experiment = load_config(name)
     assert from_json(json.loads(json.dumps(experiment.to_json()))) == experiment
     assert experiment.run_dir == f"runs/{name}"
 
@@ -38,14 +38,14 @@ def test_every_config_is_valid_and_comes_back_from_json(name):
 @pytest.mark.by_default("fa__fwpkm2_6_10__pswa", "gdn_swa", "recall", "lact")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_attention_of_every_model_can_be_limited_as_its_config_says(name):
-    experiment = load_config(CONFIGS[name])
+    experiment = load_config(name)
     limited_attention(experiment.model, experiment.training.window_probability)
 
 
 @pytest.mark.by_default("gdn_fa__fwpkm2_6_10", "fa__pkm6_fwpkm2_10", "fast_weight_layer", "titans")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_model_can_be_built_and_the_papers_have_its_parameters(name):
-    cost = model_cost(load_config(CONFIGS[name]).model)
+    cost = model_cost(load_config(name).model)
     assert 0 < cost.active <= cost.total
     if name in PUBLISHED:
         paper = PUBLISHED[name]
@@ -68,15 +68,30 @@ def test_no_config_reads_text_outside_the_package_but_the_papers(tmp_path, monke
                 assert len(next(stream_documents(data, "train")).tokens) > data.length
 
 
+def test_a_name_that_stood_in_a_command_stays():
+    """Stored commands, logs and results name configs."""
+    ablations = "dot_scores four_heads_top8 one_head_top32 without_addressing_loss without_gating"
+    ablations += " without_lookahead without_loss_weight without_value_norm"
+    study = "fa fa__fwpkm fa__fwpkm__pswa gdn_swa gdn_swa__fwmlp gdn_swa__fwpkm gdn_swa__pkm"
+    study += " gdn_swa__pkm_fwpkm lact"
+    real_size = "gdn gdn__fwpkm2_4 gdn__pkm2_4 gdn__pkm3_fwpkm2_4"
+    own = "books_tiny fast_weight_layer matrix_memory recall recall_carried recall_without_memory"
+    folders = {"ablations/": ablations, "study/": study, "real_size/": real_size}
+    names = {f"{folder}{name}" for folder, names in folders.items() for name in names.split()}
+    names |= {*own.split(), "titans", *TABLE_1, *PSWA}
+    assert len(names) == 53
+    assert set(CONFIGS) >= names
+
+
 def test_every_model_of_the_paper_has_a_config():
     assert set(CONFIGS) >= {*TABLE_1, *PSWA}
     assert len(TABLE_1) == len(set(TABLE_1)) == 21
 
 
 def test_every_ablation_changes_the_memories_of_its_parent_alone():
-    parent = load_config(CONFIGS["gdn_swa__pkm6_fwpkm2_10"])
+    parent = load_config("gdn_swa__pkm6_fwpkm2_10")
     names = [name for name in CONFIGS if name.startswith("ablations/")]
-    models = {name: load_config(CONFIGS[name]) for name in names}
+    models = {name: load_config(name) for name in names}
     assert len({experiment.model for experiment in models.values()} - {parent.model}) == 8
     for name, experiment in models.items():
         fast_weight = parent.model.fast_weight
@@ -87,7 +102,7 @@ def test_every_ablation_changes_the_memories_of_its_parent_alone():
 @pytest.mark.thorough
 def test_ablations_have_the_parameters_of_table_3_where_they_differ_from_the_parents():
     models = {
-        name: load_config(CONFIGS[f"ablations/{name}"])
+        name: load_config(f"ablations/{name}")
         for name in ("four_heads_top8", "one_head_top32", "without_gating")
     }
     ungated = model_cost(models["without_gating"].model)
@@ -101,7 +116,7 @@ def test_ablations_have_the_parameters_of_table_3_where_they_differ_from_the_par
 
 def test_every_part_of_a_config_is_trained_in_one():
     def parts(name):
-        experiment = load_config(CONFIGS[name])
+        experiment = load_config(name)
         model = experiment.model
         found = {*model.mixers, experiment.training.memory.lifetime, type(experiment.data)}
         found.add(type(model.fast_weight.rule) if model.memory_layers else "no memory")
@@ -115,7 +130,7 @@ def test_every_part_of_a_config_is_trained_in_one():
     "name", [*TRAINED, *(pytest.param(name, marks=pytest.mark.slow) for name in TRAINED_SLOWLY)]
 )
 def test_it_trains_when_shrunk(name, tmp_path):
-    experiment = shrink(load_config(CONFIGS[name]), tmp_path)
+    experiment = shrink(load_config(name), tmp_path)
     result = train(experiment)
     assert result.step == 2
     assert all(value == value for value in result.results["validation"].values())

@@ -5,13 +5,12 @@
 
 from dataclasses import replace
 
-from fwpkm_jax.config import Experiment
-from fwpkm_jax.configs.study.gdn_swa__fwpkm import get_config as plain
+from fwpkm_jax.config import Experiment, load_config
 from fwpkm_jax.rules import FwPKM, Retention
 
 
 def get_config() -> Experiment:
-    config = plain()
+    config = load_config("study/gdn_swa__fwpkm")
     fast_weight = config.model.fast_weight
     assert isinstance(fast_weight.rule, FwPKM)
     rule = replace(fast_weight.rule, retention=Retention(hardening=1.0), inner_steps=6)

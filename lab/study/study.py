@@ -1,4 +1,4 @@
-"""Trains and evaluates the models of configs/study/, and prints their tables.
+"""Trains and evaluates the models of configs/study.py, and prints their tables.
 
 The page of results is docs/measurements/study.md.
 

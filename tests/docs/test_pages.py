@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fwpkm_jax.cli.program import COMMANDS
+from fwpkm_jax.config import shipped_configs
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
@@ -69,7 +70,7 @@ def test_a_command_that_a_page_runs_exists(command):
 
 @pytest.mark.parametrize("config", named(r"fwpkm train ([a-z]\w+)(?![\w/.])"))
 def test_a_config_that_a_page_trains_exists(config):
-    assert (ROOT / "fwpkm_jax" / "configs" / f"{config}.py").exists()
+    assert config in shipped_configs()
 
 
 def test_the_start_pages_code_is_the_readmes_which_the_tests_run():

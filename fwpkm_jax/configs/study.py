@@ -1,15 +1,17 @@
-"""The study's backbone: a small GDN and sliding-window model of bytes, no memory; its parent.
+"""The small study of docs/measurements/study.md: models of bytes that a CPU trains in minutes.
 
-    fwpkm train study/gdn_swa && fwpkm eval runs/study/gdn_swa
+    fwpkm train study/gdn_swa__fwpkm && fwpkm eval runs/study/gdn_swa__fwpkm
 
 Books with needles hidden in three quarters of the rows (`fwpkm_jax.data.needles`): a model this
 small cannot follow the question of the needle evaluation unless it was trained on it. All models
-of `configs/study/` differ from this one in what `variant` replaces; `lab/study/study.py`
-runs them. Reads the package's own sample of text; the study itself read 65 books, which
-`--data.train_paths PATH --data.valid_paths PATH` name.
+differ from `backbone` in what `VARIANTS` states; `lab/study/study.py` runs them. Reads the
+package's own sample of text; the study itself read 65 books, which `--data.train_paths PATH
+--data.valid_paths PATH` name.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fwpkm_jax.config import Experiment
@@ -20,7 +22,7 @@ from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.mixers.lact import LaCTConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.models.language_model import ModelConfig
-from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.rules import FwMLP, FwPKM
 from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.state import MemoryConfig
@@ -30,7 +32,34 @@ CHUNK_SIZE = 64
 WINDOW = 16
 
 
-def get_config() -> Experiment:
+_FULL_ATTENTION = ("attention",) * 3
+_FWMLP = FastWeightConfig(
+    rule=FwMLP(key_dim=64, value_dim=64, hidden_dim=64),
+    chunk_size=CHUNK_SIZE,
+    weight_by_gate=False,
+)
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "gdn_swa": {},
+    "gdn_swa__fwpkm": {"memory_layers": (2,)},
+    "gdn_swa__fwmlp": {"memory_layers": (2,), "fast_weight": _FWMLP},
+    "gdn_swa__pkm": {"pkm_layers": (2,)},
+    "gdn_swa__pkm_fwpkm": {"pkm_layers": (1,), "memory_layers": (2,)},
+    "fa": {"mixers": _FULL_ATTENTION},
+    "fa__fwpkm": {"mixers": _FULL_ATTENTION, "memory_layers": (2,)},
+    # In nine of ten training steps attention sees the window alone.
+    "fa__fwpkm__pswa": {
+        "mixers": _FULL_ATTENTION,
+        "memory_layers": (2,),
+        "training": {"window_probability": 0.9},
+    },
+    "lact": {"mixers": ("lact",) * 3},
+}
+"""The study's models: what each changes in the model of `backbone`, and in its training."""
+
+
+def backbone() -> Experiment:
+    """A small model of Gated DeltaNet and sliding windows without a memory."""
     data = TextData(
         train_paths=(sample.TRAIN,),
         valid_paths=(sample.VALID,),
@@ -91,11 +120,17 @@ def get_config() -> Experiment:
 
 
 def variant(name: str, *, training: dict[str, Any] | None = None, **model: Any) -> Experiment:
-    """The parent with other fields of its model and training, and a run directory of that name."""
-    parent = get_config()
+    """The backbone with other fields of its model and training, and a run directory of a name."""
+    parent = backbone()
     return replace(
         parent,
         model=replace(parent.model, **model),
         training=replace(parent.training, **(training or {})),
         run_dir=f"runs/study/{name}",
     )
+
+
+CONFIGS: Mapping[str, Callable[[], Experiment]] = {
+    f"study/{name}": partial(variant, name, **changes) for name, changes in VARIANTS.items()
+}
+"""The runs of this file by name."""

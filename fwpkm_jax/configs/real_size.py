@@ -1,24 +1,24 @@
-"""Bytes of books, 24M slow weights: six layers of Gated DeltaNet, no memory; the others' parent.
+"""The paper's claims at a real size: 24M slow weights on bytes, in one sitting at a GPU.
 
     fwpkm train real_size/gdn
 
-Reads the package's own sample of text unless `--data.train_paths` and `--data.valid_paths` name
-more. The sitting of docs/measurements/real_size.md trains the same models on 75 MB of books with
-needles in many wordings (`lab.study.real_size`): about a minute each on one H100.
+Six layers of Gated DeltaNet, alone or with the memories of `fwpkm_jax.models.real_size`. Reads the
+package's own sample of text unless `--data.train_paths` and `--data.valid_paths` name more.
+`lab.study.real_size` trains the same models on 75 MB of books with needles in many wordings
+(docs/measurements/real_size.md): about a minute each on one H100.
 """
+
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import TextData, sample
-from fwpkm_jax.models.real_size import real_size_model
+from fwpkm_jax.models.real_size import MEMORIES, real_size_model
 from fwpkm_jax.training.config import TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
 from fwpkm_jax.training.state import MemoryConfig
 
 BATCH_SIZE = 8
-
-
-def get_config() -> Experiment:
-    return variant("gdn")
 
 
 def variant(name: str) -> Experiment:
@@ -36,3 +36,9 @@ def variant(name: str) -> Experiment:
         ),
         run_dir=f"runs/real_size/{name}",
     )
+
+
+CONFIGS: Mapping[str, Callable[[], Experiment]] = {
+    f"real_size/{name}": partial(variant, name) for name in MEMORIES
+}
+"""The runs of this file by name."""

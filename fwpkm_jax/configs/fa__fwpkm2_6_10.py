@@ -1,8 +1,0 @@
-"""FA | FwPKM@2,6,10 (Table 1): full attention in all layers, FwPKM in layers 2, 6 and 10."""
-
-from fwpkm_jax.config import Experiment
-from fwpkm_jax.paper import paper_experiment
-
-
-def get_config() -> Experiment:
-    return paper_experiment("fa__fwpkm2_6_10")

@@ -1,8 +1,0 @@
-"""GDN (Table 1): Gated DeltaNet in all layers."""
-
-from fwpkm_jax.config import Experiment
-from fwpkm_jax.paper import paper_experiment
-
-
-def get_config() -> Experiment:
-    return paper_experiment("gdn")

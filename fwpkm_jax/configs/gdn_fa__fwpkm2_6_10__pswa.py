@@ -1,8 +1,0 @@
-"""GDN+FA | FwPKM@2,6,10, pSWA (section 4.2): in 90 % of steps attention sees a window."""
-
-from fwpkm_jax.config import Experiment
-from fwpkm_jax.paper import paper_experiment
-
-
-def get_config() -> Experiment:
-    return paper_experiment("gdn_fa__fwpkm2_6_10__pswa")

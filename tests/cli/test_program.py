@@ -128,7 +128,9 @@ def test_a_name_and_a_path_give_the_same_shipped_config():
 
 def test_a_file_of_several_runs_names_them():
     assert shipped_configs()["study/fa"].name == "study.py"
-    with pytest.raises(ValueError, match=r"study\.py defines no get_config.*study/fa, .*its runs"):
+    with pytest.raises(
+        ValueError, match=r"study\.py defines no get_config.*study/gdn_swa, .* runs"
+    ):
         load_config(ROOT / "configs" / "study.py")
 
 

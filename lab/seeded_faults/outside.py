@@ -102,6 +102,12 @@ FAULTS = (
         _LIMITS,
     ),
     Fault(
+        "mlstm: the divisor's bound leaves the range of numbers",
+        "jnp.exp(-jnp.clip(log_scale, -limit, limit))",
+        "jnp.exp(-log_scale)",
+        ("tests/layers/mixers/test_extreme_numbers.py",),
+    ),
+    Fault(
         "rwkv7: short keys are not of unit length",
         "return x * jax.lax.rsqrt(jnp.maximum(square, shortest**2))",
         "return x * jax.lax.rsqrt(square + 1e-6)",

@@ -124,6 +124,10 @@ class Mesa(AbstractMatrixRule):
         self, product: Callable[[Array], Array], right: Float[Array, "*dims key"]
     ) -> Float[Array, "*dims key"]:
         """The solution x of `product(x) + ridge x = right`, by conjugate gradients from 0."""
+        # x is as long as `right`; of short ones, squares would leave the range of numbers.
+        longest = jax.lax.stop_gradient(jnp.max(jnp.abs(right), axis=-1, keepdims=True))
+        longest = jnp.where(longest > jnp.finfo(right.dtype).tiny, longest, 1)
+        right = right / longest
         # A residual that is rounding only has no direction.
         negligible = jnp.square(jnp.finfo(right.dtype).eps) * _dot(right, right)
 
@@ -139,7 +143,7 @@ class Mesa(AbstractMatrixRule):
             return (x, residual, residual + turn * direction, after), None
 
         start = (jnp.zeros_like(right), right, right, _dot(right, right))
-        return jax.lax.scan(step, start, length=self.cg_steps)[0][0]
+        return longest * jax.lax.scan(step, start, length=self.cg_steps)[0][0]
 
 
 def _written(tokens: Tokens) -> Array:

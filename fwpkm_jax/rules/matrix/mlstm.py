@@ -5,6 +5,7 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -172,4 +173,8 @@ def _running_scale(
 
 def _bounded(read: Float[Array, "*dims wider"], log_scale: Float[Array, "*dims"]) -> Array:
     """The read over its last entry, which is bounded below by 1 before scaling."""
-    return read[..., :-1] / jnp.maximum(jnp.abs(read[..., -1:]), jnp.exp(-log_scale)[..., None])
+    # The square of the bound, in the gradient, stays within the range of numbers, times others.
+    # The published code adds 1e-6 to the divisor instead.
+    limit = 0.25 * float(np.log(jnp.finfo(read.dtype).max))
+    bound = jnp.exp(-jnp.clip(log_scale, -limit, limit))[..., None]
+    return read[..., :-1] / jnp.maximum(jnp.abs(read[..., -1:]), bound)

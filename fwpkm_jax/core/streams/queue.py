@@ -9,6 +9,7 @@ after the write that it completes (Titans) uses the parts of `push`: `append`, `
 `cuts.in_chunks`.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -114,13 +115,14 @@ def push(
     length, capacity = _length(tokens), _length(pending.tokens)
     count = jnp.full_like(pending.num_waiting, length) if num_real is None else num_real
     if chunk_size == "flush":
+        add = functools.partial(append, capacity=capacity, may_exceed=True)
         if documents is None:
-            return memory, append(pending, tokens, count, capacity=capacity), read(memory, tokens)
+            return memory, add(pending, tokens, count), read(memory, tokens)
         memory, pending, output, first = without_writes(
             read, memory, pending, tokens, documents, count=count
         )
         own = jax.tree.map(lambda x: _from(x, first), tokens)
-        return memory, append(pending, own, count - first, capacity=capacity), output
+        return memory, add(pending, own, count - first), output
     if chunk_size < 1 or chunk_size + lookahead > capacity:
         raise ValueError(
             f"chunk_size={chunk_size} with lookahead={lookahead} does not fit a queue of "
@@ -215,7 +217,12 @@ def without_writes(
 
 
 def append(
-    pending: Pending, tokens: Tokens, count: Int[Array, " groups"], *, capacity: int
+    pending: Pending,
+    tokens: Tokens,
+    count: Int[Array, " groups"],
+    *,
+    capacity: int,
+    may_exceed: bool = False,
 ) -> Pending:
     """The queues with the first `count` of the tokens behind those that wait.
 
@@ -223,14 +230,26 @@ def append(
       pending: tokens that wait; zeros stand behind them.
       tokens: a piece.
       count: how many of the piece's tokens each group adds; zeros take the place of the others.
-      capacity: of the result; enough for the tokens that wait and the whole piece.
+      capacity: of the result; enough for the tokens that wait and those that are added.
+      may_exceed: whether the piece's other tokens may reach beyond the capacity.
     """
 
     def place(waiting: jax.Array, new: jax.Array, at: jax.Array, count: jax.Array) -> jax.Array:
-        real = jnp.arange(new.shape[1], dtype=jnp.int32) < count
+        new = new[:, :capacity]
+        length = new.shape[1]
+        real = jnp.arange(length, dtype=jnp.int32) < count
         new = jnp.where(real.reshape(-1, *[1] * (new.ndim - 2)), new, 0).astype(waiting.dtype)
         added = [(0, 0), (0, capacity - waiting.shape[1])] + [(0, 0)] * (new.ndim - 2)
-        return jax.lax.dynamic_update_slice_in_dim(jnp.pad(waiting, added), new, at, axis=1)
+        waiting = jnp.pad(waiting, added)
+        if may_exceed and length > 1:
+            # A slice that would reach beyond the end is moved back by XLA. The piece then goes to
+            # the end of the slice, and what stood at its beginning stays.
+            start = jnp.minimum(at, capacity - length)
+            index = jnp.arange(length, dtype=jnp.int32) - (at - start)
+            old = jax.lax.dynamic_slice_in_dim(waiting, start, length, axis=1)
+            moved = jnp.take(new, jnp.maximum(index, 0), axis=1)
+            new = jnp.where((index >= 0).reshape(-1, *[1] * (new.ndim - 2)), moved, old)
+        return jax.lax.dynamic_update_slice_in_dim(waiting, new, at, axis=1)
 
     queues = jax.tree.map(
         lambda *x: map_groups(place, *x, pending.num_waiting, count), pending.tokens, tokens

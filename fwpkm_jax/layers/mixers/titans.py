@@ -126,9 +126,8 @@ class Titans(AbstractMixer):
         )
         self.pool_proj = linear(model_dim, model_dim) if config.pooling == "attention" else None
 
-        zeros = jnp.zeros((heads, head), jnp.float32)
-
         def head_norm(wanted: bool) -> nnx.Param | None:
+            zeros = jnp.zeros((heads, head), jnp.float32)  # Own ones: parameters share no buffer.
             return parameter(zeros, "norm_scale") if wanted else None
 
         self.query_norm, self.key_norm = head_norm(config.qk_norm), head_norm(config.qk_norm)

@@ -229,6 +229,19 @@ def test_padding_behind_held_tokens_is_overwritten_by_the_next():
     np.testing.assert_allclose(memory, by_hand.memory, rtol=1e-11)
 
 
+@pytest.mark.parametrize(("capacity", "reals"), [(4, (3, 1)), (7, (3, 3)), (9, (1, 5, 2, 1))])
+def test_padding_beyond_the_queue_moves_no_held_token(capacity, reals):
+    memory, pending, by_hand = start(1, capacity)
+    for index, num_real in enumerate(reals):
+        signals = sample(5, seed=index)
+        pending, _, _ = hold(memory, pending, signals, num_real=jnp.int32(num_real))
+        by_hand.push(piece_of(signals, 0, num_real), chunk_size=99)
+    assert pending.num_waiting == len(by_hand.waiting)
+    for index, token in enumerate(by_hand.waiting):
+        waiting = Signals(*(x[:, index] for x in pending.tokens))
+        jax.tree.map(np.testing.assert_array_equal, waiting, token)
+
+
 def test_a_cleared_queue_writes_as_if_nothing_had_waited():
     memory, pending, by_hand = start(1)
     options = {"chunk_size": 2, "lookahead": 1}

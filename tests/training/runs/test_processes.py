@@ -245,6 +245,7 @@ def test_a_process_that_waits_says_for_whom_and_where(tmp_path):
     processes[1].kill()  # Before it has connected.
     line = processes[0].stdout.readline()
     processes[0].kill()
+    finish(processes)  # Closes their pipes.
     assert re.match(r"Process 0 of 2 waits for process 1 at localhost:\d+, for 1\d s now; ", line)
     assert not (tmp_path / "run").exists()
     config = DistributedConfig(coordinator="host:7", num_processes=4, process_id=2)

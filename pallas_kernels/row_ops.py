@@ -16,8 +16,8 @@ from fwpkm_jax.core.slots.row_ops import (
     logged_rows,
     of_chunk,
 )
-from fwpkm_jax.core.slots.table import write_steps
 from fwpkm_jax.core.slots.value_scan import value_scan
+from fwpkm_jax.core.slots.write import PLAIN, ValueWrite
 from pallas_kernels.checks import refuse_rows, relative_errors
 from pallas_kernels.dispatch import Backend, Implementation, Kernel, implementation
 from pallas_kernels.mosaic_gpu import launch, zeros
@@ -26,20 +26,22 @@ from pallas_kernels.slot_read.api import check_dot, check_read, slot_dot, slot_r
 from pallas_kernels.slot_read.specs import CHECK_RATIO, CHECKED, SPECS, RowSpec, sample
 
 
-def row_ops(values: jax.Array, *, backend: Backend = "auto") -> RowOps:
+def row_ops(values: jax.Array, *, write: ValueWrite = PLAIN, backend: Backend = "auto") -> RowOps:
     """The operations for tables like `values`: all of them kernels, or all of them plain XLA.
 
     Args:
       values: `[..., value]`.
+      write: how they are written; kernels compute the plain error (`ValueWrite.error`).
       backend: "auto", "reference" or "pallas".
 
     Raises:
       ValueError: `backend="pallas"` on a platform without a kernel.
-      NotImplementedError: `backend="pallas"` with a width or dtype that the kernels do not take.
+      NotImplementedError: `backend="pallas"` with a width, dtype or option of the write that the
+        kernels do not take.
     """
     table = values.reshape(-1, values.shape[-1])
     chosen = implementation(
-        "value_scan", backend, supports=functools.partial(_refuse, table), check=check_rows
+        "value_scan", backend, supports=functools.partial(_refuse, table, write), check=check_rows
     )
     return _KERNELS[chosen]
 
@@ -61,6 +63,7 @@ def _runs_on_gpu(groups: SlotGroups, coefficients: jax.Array, source: jax.Array)
 
 
 def _exchange_on_gpu(
+    write: ValueWrite,
     values: jax.Array,
     log: jax.Array,
     chunk: jax.Array,
@@ -68,6 +71,7 @@ def _exchange_on_gpu(
     runs: Any,
     rows: ChunkRows,
 ) -> Exchange:
+    del write  # Plain, see `_refuse`.
     from pallas_kernels.slot_add.gpu import add_logged
     from pallas_kernels.slot_read.gpu import read_chunk
 
@@ -78,6 +82,7 @@ def _exchange_on_gpu(
 
 
 def _exchange_back_on_gpu(
+    write: ValueWrite,
     kept: jax.Array,
     chunk: jax.Array,
     later: jax.Array,
@@ -86,6 +91,7 @@ def _exchange_back_on_gpu(
     output: jax.Array,
     output_bar: jax.Array,
 ) -> ExchangeBack:
+    del write
     from pallas_kernels.slot_add.gpu import add_kept
     from pallas_kernels.slot_read.gpu_back import back
 
@@ -96,6 +102,7 @@ def _exchange_back_on_gpu(
 
 
 def _exchange(
+    write: ValueWrite,
     values: jax.Array,
     log: jax.Array,
     chunk: jax.Array,
@@ -103,6 +110,7 @@ def _exchange(
     groups: SlotGroups,
     rows: ChunkRows,
 ) -> Exchange:
+    del write
     distinct = logged_rows(values.shape[0], groups)
     slot_ids, groups, rows = of_chunk(chunk, (slot_ids, groups, rows))
     read = slot_read(
@@ -148,7 +156,9 @@ _KERNELS: dict[Implementation, RowOps] = {
 }
 
 
-def _refuse(table: jax.Array, kernel: Kernel) -> str | None:
+def _refuse(table: jax.Array, write: ValueWrite, kernel: Kernel) -> str | None:
+    if write.options:
+        return f"a write with {write.options}, only the plain error"
     if table.dtype != jnp.float32:
         return f"{table.dtype} tables"
     return refuse_rows(table, (), kernel)
@@ -177,7 +187,7 @@ def exchange_errors(spec: RowSpec, kernel: Kernel) -> dict[str, float]:
     counts = jax.vmap(reference_counts)(groups, jnp.ones(slot_ids.shape[:2]))
     rows = ChunkRows(
         weights=weights,
-        steps=write_steps(weights, counts, step_size=float(spec.places)),
+        steps=ValueWrite(step_size=float(spec.places)).steps(weights, counts),
         targets=jnp.stack([arrays["target"], 3.0 * arrays["target"]]),
         error_weights=jnp.stack([arrays["write_weight"], 0.5 * arrays["write_weight"]]),
     )
@@ -185,7 +195,7 @@ def exchange_errors(spec: RowSpec, kernel: Kernel) -> dict[str, float]:
     @functools.partial(jax.jit, static_argnums=0)
     def results(ops: RowOps, values: jax.Array, rows: ChunkRows) -> tuple[Any, ...]:
         def scan(rows: ChunkRows) -> tuple[jax.Array, jax.Array]:
-            out = value_scan(values, slot_ids, rows, groups=groups, ops=ops)
+            out = value_scan(values, slot_ids, rows, groups=groups, write=PLAIN, ops=ops)
             return out.output, out.values
 
         read, back, written = jax.vjp(scan, rows, has_aux=True)

@@ -12,7 +12,7 @@ import pytest
 
 import fwpkm_jax
 from fwpkm_jax import literals
-from fwpkm_jax.core.slots.key_write import KeyWrite
+from fwpkm_jax.core.slots.write import KeyWrite
 from fwpkm_jax.interchange.hf.families import Family
 
 # Made by our code alone, from values that a configuration has checked.

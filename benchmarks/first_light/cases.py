@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.machine import queued_seconds
-from fwpkm_jax.core.slots.key_write import KeyWrite
+from fwpkm_jax.core.slots.write import KeyWrite
 from fwpkm_jax.rules import FwPKM, FwPKMMemory
 from pallas_kernels import dispatch
 from pallas_kernels.add_rms_norm import api as add_rms_norm

@@ -25,12 +25,10 @@ from fwpkm_jax.core.slots.addressing import (
     Nonlinearity,
     Score,
     SubKeyChoice,
-    addressing_loss,
     slot_weights,
 )
 from fwpkm_jax.core.slots.block_write import ChunkBlocks
 from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk, SlotWriteWeights
-from fwpkm_jax.core.slots.key_write import KeyWrite
 from fwpkm_jax.core.slots.overlay import (
     AnyTable,
     OverlayTable,
@@ -48,6 +46,7 @@ from fwpkm_jax.core.slots.split_table import MemoryAxes
 from fwpkm_jax.core.slots.table import slot_read, update_norm
 from fwpkm_jax.core.slots.two_phase import TwoPhase
 from fwpkm_jax.core.slots.value_step import retentive_step, value_step
+from fwpkm_jax.core.slots.write import KeyWrite, ValueWrite, addressing_loss
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query, check_run
 from pallas_kernels import slot_read as read_kernels
@@ -319,19 +318,19 @@ class FwPKM(AbstractChunkRule):
         """The memory after one value step, keys as before, and the norm of the table's change."""
         table = self._whole_table(memory)
         if self.retention is None:
-            values = value_step(
-                *(table, chunk, access),
+            write = ValueWrite(
                 step_size=self._value_step,
                 learning_rate=self.learning_rate,
                 clip=self.write_clip,
                 weight_decay=self.weight_decay,
             )
+            values = value_step(table, chunk, access, write=write)
             norm = update_norm(table, values, access.slot_ids)
             return memory._replace(values=values), norm
         step = retentive_step(
             *(table, self._history(memory), chunk, access),
             find=lambda query: self._select(memory.keys, query, "reference")[1],
-            step_size=self.learning_rate * self._value_step,
+            write=self._value_write,
             retention=self.retention,
         )
         return memory._replace(values=step.values, history=step.history), step.update_norm
@@ -360,6 +359,11 @@ class FwPKM(AbstractChunkRule):
         return self.value_step
 
     @property
+    def _value_write(self) -> ValueWrite:
+        """The write of a rule that neither clips nor decays: whole steps, only of touched slots."""
+        return ValueWrite(step_size=self.learning_rate * self._value_step)
+
+    @property
     def _key_write(self) -> KeyWrite:
         return KeyWrite(
             learning_rate=self.learning_rate,
@@ -377,9 +381,9 @@ class FwPKM(AbstractChunkRule):
             pair=self._pair,
             read=self._read,
             key_write=self._key_write,
-            step_size=self.learning_rate * self._value_step,
+            value_write=self._value_write,
             inner_steps=self.inner_steps,
-            ops=row_ops(table_rows(values), backend=self.backend),
+            ops=row_ops(table_rows(values), write=self._value_write, backend=self.backend),
             scale=None if self.retention is None else self._scale,
             key_loops=functools.partial(
                 key_loops, top_k=self.top_k, key_write=self._key_write, backend=self.backend

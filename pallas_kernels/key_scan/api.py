@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import SubKeys
 from fwpkm_jax.core.slots.key_scan import KeyLoops
-from fwpkm_jax.core.slots.key_write import KeyWrite
+from fwpkm_jax.core.slots.write import KeyWrite
 from pallas_kernels import dispatch
 from pallas_kernels.checks import LANES
 from pallas_kernels.key_scan.specs import CHECK_RATIO, CHECKED, SPECS, errors_of

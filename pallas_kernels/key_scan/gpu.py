@@ -12,13 +12,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from fwpkm_jax.core.array_types import SubKeys
-from fwpkm_jax.core.slots.addressing import (
-    SubKeyChoice,
-    SubKeyUsage,
-    addressing_pulls,
-    of_chosen,
-    usage_slopes,
-)
+from fwpkm_jax.core.slots.addressing import SubKeyChoice
 from fwpkm_jax.core.slots.key_scan import (
     Find,
     KeyScanOutput,
@@ -27,8 +21,14 @@ from fwpkm_jax.core.slots.key_scan import (
     StepSums,
     pulls_of_scores,
 )
-from fwpkm_jax.core.slots.key_write import KeyWrite
 from fwpkm_jax.core.slots.row_ops import of_chunk
+from fwpkm_jax.core.slots.write import (
+    KeyWrite,
+    SubKeyUsage,
+    addressing_pulls,
+    of_chosen,
+    usage_slopes,
+)
 from pallas_kernels.key_scan import gpu_rows
 from pallas_kernels.key_scan.gpu_add import add, totals
 from pallas_kernels.key_scan.gpu_rows import pulls_back, step, step_back

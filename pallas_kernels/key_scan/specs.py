@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fwpkm_jax.core.slots.addressing import best_sub_keys, sub_key_scores
 from fwpkm_jax.core.slots.key_scan import KeyLoops, key_scan
-from fwpkm_jax.core.slots.key_write import KeyWrite
+from fwpkm_jax.core.slots.write import KeyWrite
 from pallas_kernels.checks import relative_errors
 from pallas_kernels.spec import Spec
 

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import SlotWeights, TokenValues, ValueTable
 from fwpkm_jax.core.slots.grouping import SlotGroups
-from fwpkm_jax.core.slots.row_ops import add_rows
+from fwpkm_jax.core.slots.rows import add_rows
 
 
 class SlotAdd(NamedTuple):

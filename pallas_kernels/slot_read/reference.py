@@ -10,7 +10,7 @@ from fwpkm_jax.core.array_types import (
     ValueTable,
 )
 from fwpkm_jax.core.slots import table as memory
-from fwpkm_jax.core.slots.row_ops import dot_rows
+from fwpkm_jax.core.slots.rows import dot_rows
 
 
 class SlotRead(NamedTuple):

@@ -11,8 +11,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from fwpkm_jax.core.slots.addressing import best_sub_keys
 from fwpkm_jax.core.slots.key_scan import KeyLoops, key_scan
-from fwpkm_jax.core.slots.key_write import KeyWrite
 from fwpkm_jax.core.slots.sub_keys import add_to_sub_keys, sub_key_totals
+from fwpkm_jax.core.slots.write import KeyWrite
 from fwpkm_jax.rules import FwPKM
 from pallas_kernels import dispatch
 from pallas_kernels.key_scan import key_loops

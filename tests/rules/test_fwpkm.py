@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwpkm_jax.core.slots.addressing import addressing_loss, product_top_k
+from fwpkm_jax.core.slots.addressing import product_top_k
 from fwpkm_jax.core.slots.retention import Retention
+from fwpkm_jax.core.slots.write import addressing_loss
 from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory
 from tests.golden.own import oracle
 from tests.rules.sampling import init_memory, sample_signals, to_sequence

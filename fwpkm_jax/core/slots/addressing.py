@@ -1,4 +1,4 @@
-"""Product-key addressing: from queries to the best slots, and how the keys spread them.
+"""Product-key addressing: from queries to the best slots.
 
 A slot is a pair (row sub-key, column sub-key); its score is the sum of both sub-keys' scores.
 """
@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.array_types import Queries, SubKeys, TokenWeights
+from fwpkm_jax.core.array_types import Queries, SubKeys
 from fwpkm_jax.core.checks import check_arrays
-from fwpkm_jax.core.slots.sub_keys import add_to_sub_keys, sub_key_totals
 from fwpkm_jax.core.slots.top_k import top_k_ids
 
 Score = Literal["idw", "dot"]
@@ -20,7 +19,6 @@ Nonlinearity = Literal["softmax", "silu", "relu"]
 Normalization = Literal["token", "head"]
 
 IDW_EPSILON = 1e-3  # Keeps the logarithm finite where a query sits on a sub-key.
-_LOG_EPSILON = 1e-8  # Inside the entropy's logarithm.
 
 
 class SubKeyChoice(NamedTuple):
@@ -160,155 +158,6 @@ def slot_weights(
     return jax.nn.softmax(scores, axis=axis)
 
 
-class SubKeyUsage(NamedTuple):
-    """How much tokens use each sub-key; adds up over blocks of tokens.
-
-    Attributes:
-      access: each token's softmax over its best sub-keys, summed over tokens and heads.
-      total: the weight that `access` is an average over, when divided by it.
-    """
-
-    access: Float[Array, "2 subkeys"]
-    total: Float[Array, ""]
-
-
-def sub_key_usage(
-    address: Address | SubKeyChoice, *, num_subkeys: int, token_weights: TokenWeights
-) -> SubKeyUsage:
-    """The usage by the tokens of one address, each with its weight."""
-    access = sub_key_totals(
-        sub_key_access(address.sub_key_scores, token_weights), address.sub_key_ids, num_subkeys
-    )
-    return SubKeyUsage(access.sum(0), address.sub_key_ids.shape[1] * jnp.sum(token_weights))
-
-
-def addressing_loss(
-    address: Address | SubKeyChoice,
-    *,
-    num_subkeys: int,
-    token_weights: TokenWeights,
-    usage: SubKeyUsage | None = None,
-) -> Float[Array, ""]:
-    """Negative entropy of the average access to each codebook, summed over both (Eq. 18).
-
-    Each query spreads one unit over its own best sub-keys by a softmax; the average over tokens and
-    heads is flat when all sub-keys are used alike.
-
-    Args:
-      address: from `product_top_k`.
-      num_subkeys: sub-keys per codebook.
-      token_weights: weight of each token in the average; 0 leaves a token out.
-      usage: of all tokens of the loss where these are one block of them.
-    """
-    if usage is None:
-        usage = sub_key_usage(address, num_subkeys=num_subkeys, token_weights=token_weights)
-    return usage_loss(usage)
-
-
-def usage_loss(usage: SubKeyUsage) -> Float[Array, ""]:
-    """`addressing_loss` of tokens that use the sub-keys like this."""
-    marginal = usage.access / _weight(usage)
-    return jnp.sum(marginal * jnp.log(marginal + _LOG_EPSILON))
-
-
-def addressing_gradient(
-    queries: Queries,
-    keys: SubKeys,
-    address: Address | SubKeyChoice,
-    *,
-    token_weights: TokenWeights,
-    score: Score = "idw",
-    usage: SubKeyUsage | None = None,
-) -> SubKeys:
-    """Gradient of `addressing_loss` with respect to the keys, written out.
-
-    Only the chosen sub-keys' scores enter, so that the work beyond the address is one product of
-    the queries with a sparse coefficient per sub-key. Differentiable once more, for training
-    through the key update. Derived in docs/explanation/math.md.
-
-    Args:
-      queries: `[tokens, heads, key]`.
-      keys: `[heads, 2, subkeys, key // 2]`.
-      address: of the queries.
-      token_weights: as in `addressing_loss`.
-      score: the scoring function.
-      usage: of all tokens of the loss where these are one block of them; the blocks' results then
-        add up to the gradient. None: the loss is of these tokens alone.
-    """
-    num_subkeys = keys.shape[2]
-    if usage is None:
-        usage = sub_key_usage(address, num_subkeys=num_subkeys, token_weights=token_weights)
-    slopes = of_chosen(usage_slopes(usage), address.sub_key_ids)
-    coefficients = addressing_pulls(
-        address.sub_key_scores, slopes, token_weights, usage, score=score
-    )
-    halves = split_halves(queries)
-    pulls = add_to_sub_keys(coefficients, address.sub_key_ids, halves, num_subkeys)
-    if score == "dot":
-        return pulls
-    totals = sub_key_totals(coefficients, address.sub_key_ids, num_subkeys)
-    return pulls - totals[..., None] * keys
-
-
-def usage_slopes(usage: SubKeyUsage) -> Float[Array, "2 subkeys"]:
-    """Derivative of `addressing_loss` by the average access to each sub-key."""
-    marginal = usage.access / _weight(usage)
-    return jnp.log(marginal + _LOG_EPSILON) + marginal / (marginal + _LOG_EPSILON)
-
-
-def of_chosen(
-    of_sub_keys: Float[Array, "*heads 2 subkeys"], sub_key_ids: Int[Array, "tokens heads 2 top_k"]
-) -> Float[Array, "tokens heads 2 top_k"]:
-    """The number of each chosen sub-key; without an axis of heads these share the numbers."""
-    codebook = jnp.arange(2)[:, None]
-    if of_sub_keys.ndim == 2:
-        return of_sub_keys[codebook, sub_key_ids]
-    head = jnp.arange(of_sub_keys.shape[0])[:, None, None]
-    return of_sub_keys[head, codebook, sub_key_ids]
-
-
-def addressing_pulls(
-    scores: Float[Array, "tokens heads 2 top_k"],
-    slopes: Float[Array, "tokens heads 2 top_k"],
-    token_weights: TokenWeights,
-    usage: SubKeyUsage,
-    *,
-    score: Score,
-    probabilities: Float[Array, "tokens heads 2 top_k"] | None = None,
-) -> Float[Array, "tokens heads 2 top_k"]:
-    """How strongly a step on `addressing_loss` pulls each chosen sub-key to the token's query.
-
-    With `slopes` from `usage_slopes`; the derivative by the score for `dot`, and for `idw` times
-    the derivative of the score by the sub-key, over `query - sub-key`. `probabilities` is the
-    softmax of the scores where it is known.
-    """
-    if probabilities is None:
-        probabilities = _softmax(scores)
-    centred = slopes - _sum_of_places(probabilities * slopes)
-    weights = token_weights[:, None, None, None] / _weight(usage)
-    pulls = weights * probabilities * centred  # dL / dscore
-    # d(-log(eps + r^2)) / dk = 2 (q - k) / (eps + r^2), and 1 / (eps + r^2) = exp(score).
-    return 2.0 * pulls * jnp.exp(scores) if score == "idw" else pulls
-
-
-def sub_key_access(
-    scores: Float[Array, "tokens heads 2 top_k"], token_weights: TokenWeights
-) -> Float[Array, "tokens heads 2 top_k"]:
-    """Weighted access to each chosen sub-key: the softmax of its scores."""
-    return _softmax(scores) * token_weights[:, None, None, None]
-
-
-def _softmax(scores: Float[Array, "*queries top_k"]) -> Float[Array, "*queries top_k"]:
-    """The softmax of scores of which the first is the best."""
-    parts = jnp.exp(scores - jax.lax.stop_gradient(scores[..., :1]))
-    return parts / _sum_of_places(parts)
-
-
-def _sum_of_places(x: Float[Array, "*queries top_k"]) -> Float[Array, "*queries 1"]:
-    """Sums one place after the other: a GPU computes this with what follows, and no reduction."""
-    return sum((x[..., place : place + 1] for place in range(1, x.shape[-1])), x[..., :1])
-
-
 def _scores(
     queries: Queries, keys: SubKeys, score: Score
 ) -> Float[Array, "heads 2 subkeys tokens"]:
@@ -346,8 +195,3 @@ def _candidate_ranks(top_k: int) -> tuple[np.ndarray, np.ndarray]:
     rows, columns = np.divmod(np.arange(top_k * top_k), top_k)
     keep = (rows + 1) * (columns + 1) <= top_k
     return rows[keep], columns[keep]
-
-
-def _weight(usage: SubKeyUsage) -> jax.Array:
-    # Without any token the average is empty: zero access, not 0 / 0.
-    return jnp.maximum(usage.total, 1e-20)

@@ -14,17 +14,12 @@ from jaxtyping import Array, Int
 
 from fwpkm_jax.core.array_types import Queries, SubKeys, TokenValues
 from fwpkm_jax.core.chunks import AnyChunk, Memory
-from fwpkm_jax.core.slots.addressing import (
-    Address,
-    SubKeyUsage,
-    sub_key_usage,
-)
+from fwpkm_jax.core.slots.addressing import Address
 from fwpkm_jax.core.slots.chunk import SlotAccess
 from fwpkm_jax.core.slots.grouping import group_slots
-from fwpkm_jax.core.slots.key_write import KeyWrite
 from fwpkm_jax.core.slots.overlay import AnyTable, close_rows, open_rows
 from fwpkm_jax.core.slots.row_ops import RowOps
-from fwpkm_jax.core.slots.table import write_steps
+from fwpkm_jax.core.slots.write import KeyWrite, SubKeyUsage, ValueWrite, sub_key_usage
 
 
 class ChunkBlocks(NamedTuple):
@@ -81,7 +76,7 @@ def write_in_blocks(
     select: Callable[[SubKeys, Queries], tuple[Address, SlotAccess]],
     read: Callable[[AnyTable, jax.Array, jax.Array], TokenValues],
     key_write: KeyWrite,
-    step_size: float,
+    value_write: ValueWrite,
     ops: RowOps,
 ) -> tuple[SubKeys, AnyTable]:
     """Keys and values after one write of a chunk: its plain write, up to the order of sums.
@@ -93,7 +88,7 @@ def write_in_blocks(
       select: from keys and queries to addresses and the slots read.
       read: from values, slots and weights `[tokens, places]` to what is read.
       key_write: how the keys move.
-      step_size: multiplies the mean error of a slot.
+      value_write: how the values move.
       ops: what adds rows.
     """
     num_subkeys = keys.shape[2]
@@ -101,8 +96,8 @@ def write_in_blocks(
     def address_block(number: jax.Array, addressed: _Addressed) -> _Addressed:
         chunk = blocks.block(number)
         address, (slot_ids, weights) = select(keys, chunk.query)
-        errors = read(values, slot_ids, weights) - chunk.target
-        errors = chunk.error_weight[:, None] * errors
+        output = read(values, slot_ids, weights)
+        errors = value_write.error(output, chunk.target, chunk.error_weight[:, None])
         counted = jnp.broadcast_to(chunk.counted[:, None], slot_ids.shape)
         usage = sub_key_usage(address, num_subkeys=num_subkeys, token_weights=chunk.addressed)
         kept = (addressed.address, addressed.weights, addressed.errors)
@@ -128,7 +123,7 @@ def write_in_blocks(
         )
         slot_ids = address.slot_ids.reshape(weights.shape)
         counts = addressed.counts.at[slot_ids].get(mode="promise_in_bounds")
-        steps = write_steps(weights, counts, step_size=step_size)
+        steps = value_write.steps(weights, counts)
         opened = open_rows(values, slot_ids, chunk.counted)
         groups = group_slots(opened.slot_ids, num_slots=opened.rows.shape[0])
         rows = ops.add(opened.rows, groups, steps, errors)

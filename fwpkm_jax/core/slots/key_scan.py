@@ -20,18 +20,20 @@ from fwpkm_jax.core.array_types import Queries, SubKeys
 from fwpkm_jax.core.slots.addressing import (
     Score,
     SubKeyChoice,
+    split_halves,
+)
+from fwpkm_jax.core.slots.choice_gradients import keys_cotangent, queries_cotangent, score_pulls
+from fwpkm_jax.core.slots.sub_keys import dots_of_sub_keys, sub_key_totals, sum_of_sub_keys
+from fwpkm_jax.core.slots.write import (
+    KeyWrite,
     SubKeyUsage,
     addressing_gradient,
     addressing_pulls,
     of_chosen,
-    split_halves,
     sub_key_access,
     sub_key_usage,
     usage_slopes,
 )
-from fwpkm_jax.core.slots.choice_gradients import keys_cotangent, queries_cotangent, score_pulls
-from fwpkm_jax.core.slots.key_write import KeyWrite
-from fwpkm_jax.core.slots.sub_keys import dots_of_sub_keys, sub_key_totals, sum_of_sub_keys
 
 
 class StepSums(NamedTuple):

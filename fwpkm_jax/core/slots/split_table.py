@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.slots.row_ops import RowOps, exchange_back, exchange_rows
 from fwpkm_jax.core.slots.value_run import ValueRunOutput, value_run
+from fwpkm_jax.core.slots.write import ValueWrite
 
 
 class MemoryAxes(NamedTuple):
@@ -45,7 +46,7 @@ def split_value_run(
     *,
     error_weights: Float[Array, "groups batch length"],
     counted: Float[Array, "groups batch length"],
-    step_size: float,
+    write: ValueWrite,
     chunk_size: int,
     axes: MemoryAxes,
     ops: RowOps | None = None,
@@ -60,7 +61,7 @@ def split_value_run(
         `axes.target_columns`.
       error_weights: weight of each token's error in the write.
       counted: 1 for tokens whose reads count in a slot's number of accesses.
-      step_size: multiplies the mean error of a slot.
+      write: its formulas.
       chunk_size: tokens of a sequence between two writes.
       axes: how the tables are shared.
       ops: what reads and adds rows; tables split by slots take plain XLA.
@@ -74,7 +75,7 @@ def split_value_run(
         gather_tokens(x, axes) for x in (slot_ids, weights, error_weights, counted)
     )
     run = functools.partial(
-        value_run, error_weights=error_weights, step_size=step_size, chunk_size=chunk_size
+        value_run, error_weights=error_weights, write=write, chunk_size=chunk_size
     )
     if axes.slots:
         own = own_slots(slot_ids, values.shape[1], axes)

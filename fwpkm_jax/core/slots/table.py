@@ -12,6 +12,7 @@ from fwpkm_jax.core.array_types import (
     ValueTable,
 )
 from fwpkm_jax.core.checks import check_arrays
+from fwpkm_jax.core.slots.write import ValueWrite
 
 
 def slot_read(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
@@ -41,32 +42,6 @@ def slot_counts(
     return counters.at[slot_ids].get(mode="promise_in_bounds")
 
 
-def write_steps(
-    weights: Float[Array, "*n tokens places"],
-    counts: Float[Array, "*n tokens places"],
-    *,
-    step_size: float,
-) -> Float[Array, "*n tokens places"]:
-    """The write, the only definition of it: the multiple of a token's error that each place adds.
-
-        V[i] += sum over the places (t, p) that read slot i of steps[t, p] * error[t]
-        steps[t, p] = -step_size * weights[t, p] / max(n[i], 1)
-
-    A slot so moves by `step_size` times the mean of its readers' weighted errors (Eqs. 13-17).
-    Every executor takes its steps from here: `slot_write` below (plain), `value_run` (whole
-    sequences), `block_write` (long chunks), `value_step` (with retention).
-
-    Args:
-      weights: read weights.
-      counts: n, how often the chunk reads each place's slot.
-      step_size: multiplies the gradient; heads * top_k makes one write move a typical prediction
-        by about its whole error, since the mean read weight is the reciprocal.
-
-    References: Zhao and Jones 2026, arXiv:2601.00671, section 3.
-    """
-    return -step_size * weights / jnp.maximum(counts, 1.0)
-
-
 def slot_write(
     values: ValueTable,
     slot_ids: SlotIds,
@@ -74,26 +49,20 @@ def slot_write(
     errors: TokenValues,
     *,
     counted: TokenWeights,
-    step_size: float,
-    learning_rate: float = 1.0,
-    clip: float | None = None,
-    weight_decay: float = 0.0,
+    write: ValueWrite,
 ) -> ValueTable:
-    """The table after one write, by `write_steps` in plain JAX.
+    """The table after one write, in plain JAX.
 
     Untouched rows are neither read nor written, and in a loop the table is updated in place,
-    unless `clip` or `weight_decay` is set: these need the whole gradient and cost a dense pass.
+    unless the write is dense: it then needs the whole gradient and a pass over the table.
 
     Args:
       values: `[slots, value]`.
       slot_ids: `[tokens, places]`.
       weights: read weights, `[tokens, places]`.
-      errors: write weight times (prediction - target), `[tokens, value]`.
+      errors: from `write.error`, `[tokens, value]`.
       counted: 1 for tokens whose reads count in n, `[tokens]`.
-      step_size: see `write_steps`.
-      learning_rate: multiplies the step after clipping.
-      clip: bound on each element of the gradient, or None.
-      weight_decay: adds this multiple of the table to the gradient.
+      write: its formulas.
     """
     check_arrays(
         values=(values, "float slots value"),
@@ -103,14 +72,11 @@ def slot_write(
         counted=(counted, "float tokens"),
     )
     counts = slot_counts(slot_ids, counted, num_slots=values.shape[0])
-    steps = write_steps(weights, counts, step_size=step_size)
-    gradients = -steps[:, :, None] * errors[:, None, :]
-    if clip is None and weight_decay == 0.0:
-        return values.at[slot_ids].add(-learning_rate * gradients, mode="promise_in_bounds")
+    gradients = -write.steps(weights, counts)[:, :, None] * errors[:, None, :]
+    if write.is_sparse:
+        return values.at[slot_ids].add(-write.learning_rate * gradients, mode="promise_in_bounds")
     gradient = jnp.zeros_like(values).at[slot_ids].add(gradients, mode="promise_in_bounds")
-    if clip is not None:
-        gradient = jnp.clip(gradient, -clip, clip)
-    return values - learning_rate * (gradient + weight_decay * values)
+    return write.dense_step(values, gradient)
 
 
 def update_norm(before: ValueTable, after: ValueTable, slot_ids: SlotIds) -> Float[Array, ""]:

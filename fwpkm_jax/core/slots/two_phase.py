@@ -40,20 +40,23 @@ from fwpkm_jax.core.chunks import (
 from fwpkm_jax.core.slots.addressing import (
     Address,
     SubKeyChoice,
-    addressing_loss,
-    sub_key_usage,
-    usage_loss,
 )
 from fwpkm_jax.core.slots.block_write import ChunkBlocks, write_in_blocks
 from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk
 from fwpkm_jax.core.slots.key_scan import Find, KeyLoops, key_scan
-from fwpkm_jax.core.slots.key_write import KeyWrite
 from fwpkm_jax.core.slots.overlay import AnyTable, close_rows, open_groups
 from fwpkm_jax.core.slots.replay import PlacesBefore, stored_before_chunks
 from fwpkm_jax.core.slots.retention import SlotHistory
 from fwpkm_jax.core.slots.row_ops import RowOps
 from fwpkm_jax.core.slots.split_table import MemoryAxes, split_value_run
 from fwpkm_jax.core.slots.value_run import ValueRunOutput, value_run
+from fwpkm_jax.core.slots.write import (
+    KeyWrite,
+    ValueWrite,
+    addressing_loss,
+    sub_key_usage,
+    usage_loss,
+)
 
 
 class TwoPhaseOutput(NamedTuple):
@@ -87,7 +90,7 @@ class TwoPhase:
       pair: from these to the address and the slots read; of any number of tokens.
       read: from values, slots and weights `[tokens, places]` to what is read.
       key_write: how the keys move.
-      step_size: multiplies the mean error of a slot.
+      value_write: how the values move.
       ops: what reads and adds rows.
       inner_steps: value steps of a chunk; more than one for whole sequences on one device only.
       scale: from a history, slots, read weights, write weights and counted tokens of a chunk to
@@ -100,7 +103,7 @@ class TwoPhase:
     pair: Callable[[SubKeyChoice], tuple[Address, SlotAccess]]
     read: Callable[[AnyTable, SlotIds, SlotWeights], jax.Array]
     key_write: KeyWrite
-    step_size: float
+    value_write: ValueWrite
     ops: RowOps
     inner_steps: int = 1
     scale: Callable[..., tuple[SlotWeights, SlotHistory]] | None = None
@@ -211,7 +214,7 @@ class TwoPhase:
             *(opened.rows, opened.slot_ids, access.slot_weights, sequence.target),
             error_weights=sequence.error_weight,
             counted=sequence.counted,
-            step_size=self.step_size,
+            write=self.value_write,
             chunk_size=chunk_size,
             ops=self.ops,
             **more,
@@ -230,7 +233,7 @@ class TwoPhase:
             select=self._select,
             read=self.read,
             key_write=self.key_write,
-            step_size=self.step_size,
+            value_write=self.value_write,
             ops=self.ops,
         )
 

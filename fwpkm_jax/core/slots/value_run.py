@@ -8,8 +8,8 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.slots.grouping import group_chunks, reference_counts
 from fwpkm_jax.core.slots.row_ops import ChunkRows, RowOps
-from fwpkm_jax.core.slots.table import write_steps
 from fwpkm_jax.core.slots.value_scan import value_scan
+from fwpkm_jax.core.slots.write import ValueWrite
 
 
 class ValueRunOutput(NamedTuple):
@@ -28,7 +28,7 @@ def value_run(
     *,
     error_weights: Float[Array, "groups batch length"],
     counted: Float[Array, "groups batch length *places"],
-    step_size: float,
+    write: ValueWrite,
     chunk_size: int,
     scales: Float[Array, "groups batch length places"] | None = None,
     inner_steps: int = 1,
@@ -48,7 +48,7 @@ def value_run(
       error_weights: weight of each token's error in the write.
       counted: 1 for tokens, or single places of tokens, whose reads count in a slot's number of
         accesses.
-      step_size: multiplies the mean error of a slot.
+      write: its formulas.
       chunk_size: tokens of a sequence between two writes; the last chunk may be shorter.
       scales: multiply the steps of each place; None: 1.
       inner_steps: how often each chunk is written in turn. Its output is what it read first, and
@@ -86,7 +86,7 @@ def value_run(
         if share is not None:
             own_counted, own_weights = share * counted, share * error_weights
         counts = jax.vmap(reference_counts)(groups, to_chunks(own_counted))
-        steps = write_steps(weights, counts, step_size=step_size)
+        steps = write.steps(weights, counts)
         if scales is not None:
             steps = to_chunks(scales) * steps
         return ChunkRows(weights, steps, targets, error_weights=to_chunks(own_weights))
@@ -100,7 +100,7 @@ def value_run(
             lambda *x: jnp.stack(x, axis=1).reshape(chunks * len(turns), *x[0].shape[1:]), *turns
         )
     table = values.reshape(num_groups * num_slots, values.shape[2])
-    out = value_scan(table, ids, rows, groups=groups, ops=ops)
+    out = value_scan(table, ids, rows, groups=groups, write=write, ops=ops)
     output = out.output[:: len(turns)].reshape(chunks, num_groups, batch, chunk, values.shape[2])
     output = jnp.moveaxis(output, 0, 2).reshape(num_groups, batch, chunks * chunk, -1)
     change = out.squared_change.reshape(chunks, len(turns), num_groups, batch * chunk)

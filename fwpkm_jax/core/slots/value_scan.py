@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int
 from fwpkm_jax.core.array_types import ValueTable
 from fwpkm_jax.core.slots.grouping import SlotGroups
 from fwpkm_jax.core.slots.row_ops import ChunkRows, RowOps, logged_rows, of_chunk
+from fwpkm_jax.core.slots.write import ValueWrite
 
 
 class ValueScanOutput(NamedTuple):
@@ -45,6 +46,7 @@ def value_scan(
     rows: ChunkRows,
     *,
     groups: SlotGroups,
+    write: ValueWrite,
     ops: RowOps | None = None,
 ) -> ValueScanOutput:
     """Reads and writes every chunk, the table updated in place.
@@ -58,25 +60,31 @@ def value_scan(
       slot_ids: which slots each token reads.
       rows: what is read and written there, leaves `[chunks, ...]`.
       groups: `group_slots` of each chunk, leaves `[chunks, ...]`.
+      write: its formulas; the steps are in the rows already.
       ops: what reads and adds rows; None: plain XLA.
     """
     ops = RowOps() if ops is None else ops
-    values, output, change = _scan(ops, values, slot_ids, rows, groups)
+    values, output, change = _scan(ops, write, values, slot_ids, rows, groups)
     return ValueScanOutput(values, output, jax.lax.stop_gradient(change))
 
 
 def _primal(
-    ops: RowOps, values: ValueTable, slot_ids: jax.Array, rows: ChunkRows, groups: SlotGroups
+    ops: RowOps,
+    write: ValueWrite,
+    values: ValueTable,
+    slot_ids: jax.Array,
+    rows: ChunkRows,
+    groups: SlotGroups,
 ) -> ValueScanOutput:
-    return _scan_and_log(ops, values, slot_ids, rows, groups)[0]
+    return _scan_and_log(ops, write, values, slot_ids, rows, groups)[0]
 
 
-_scan = jax.custom_vjp(_primal, nondiff_argnums=(0,))
+_scan = jax.custom_vjp(_primal, nondiff_argnums=(0, 1))
 
 
 # `jit` traces a scan once for equal arguments, so a model with several memories lowers it once.
-@functools.partial(jax.jit, static_argnums=0)
-def _scan_and_log(ops, values, slot_ids, rows, groups) -> tuple[ValueScanOutput, jax.Array]:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _scan_and_log(ops, write, values, slot_ids, rows, groups) -> tuple[ValueScanOutput, jax.Array]:
     """The scan, and the touched rows before each write: `[chunks * distinct + 1, value]`.
 
     The last row is zero: it stands for a row that no later chunk touches.
@@ -87,7 +95,7 @@ def _scan_and_log(ops, values, slot_ids, rows, groups) -> tuple[ValueScanOutput,
     def body(carry, _):
         chunk, values, log, read = carry
         everything = (slot_ids, runs, rows)
-        values, log, output, errors = ops.exchange(values, log, chunk, *everything)
+        values, log, output, errors = ops.exchange(write, values, log, chunk, *everything)
         read = _of_chunk_set(read, output, chunk)
         # |change of a row|^2 = <change, sum of its references' steps * errors>.
         ids, rank, steps = of_chunk(chunk, (slot_ids, groups.rank, rows.steps))
@@ -113,18 +121,18 @@ class _Residuals(NamedTuple):
     table: jax.Array | None  # an array only if the gradient of the table is used
 
 
-def _scan_forward(ops, values, slot_ids, rows, groups):
+def _scan_forward(ops, write, values, slot_ids, rows, groups):
     asked = values.perturbed
     values, slot_ids, rows, groups = jax.tree.map(
         lambda x: x.value, (values, slot_ids, rows, groups)
     )
-    output, log = _scan_and_log(ops, values, slot_ids, rows, groups)
+    output, log = _scan_and_log(ops, write, values, slot_ids, rows, groups)
     slots = jnp.zeros((values.shape[0], 0), values.dtype)
     table = jnp.zeros((), values.dtype) if asked else None
     return output, _Residuals(log, output.output, rows, groups, slots, table)
 
 
-def _scan_backward(ops, residuals, cotangents):
+def _scan_backward(ops, write, residuals, cotangents):
     """Goes from the last chunk to the first; each puts the cotangents of its rows into its log.
 
     A row's cotangent is that of the same slot's row in the next chunk that touched it, plus what
@@ -134,13 +142,15 @@ def _scan_backward(ops, residuals, cotangents):
     if _is_zero(output_bar):
         output_bar = jnp.zeros_like(residuals.output)
     values_bar, rows_bar = _scan_back(
-        ops, residuals, output_bar, None if _is_zero(values_bar) else values_bar
+        ops, write, residuals, output_bar, None if _is_zero(values_bar) else values_bar
     )
     return values_bar, None, rows_bar, None
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _scan_back(ops, residuals, output_bar, written_bar) -> tuple[jax.Array | None, ChunkRows]:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _scan_back(
+    ops, write, residuals, output_bar, written_bar
+) -> tuple[jax.Array | None, ChunkRows]:
     """Cotangents of the table before the scan, if they are used, and of the rows.
 
     `written_bar` are those of the table after it, None if they are zero.
@@ -164,7 +174,7 @@ def _scan_back(ops, residuals, output_bar, written_bar) -> tuple[jax.Array | Non
     def body(carry, _):
         chunk, kept, targets_bar = carry
         everything = (later, runs, rows, output, output_bar)
-        kept, rows_bar = ops.exchange_back(kept, chunk, *everything)
+        kept, rows_bar = ops.exchange_back(write, kept, chunk, *everything)
         targets_bar = _of_chunk_set(targets_bar, rows_bar.targets, chunk)
         return (chunk - 1, kept, targets_bar), rows_bar._replace(targets=None)
 

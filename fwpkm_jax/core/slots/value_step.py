@@ -1,7 +1,7 @@
 """One value step of a chunk in plain JAX: its errors, what comes before them, and its write."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,20 +27,23 @@ from fwpkm_jax.core.slots.retention import (
     step_with_momentum,
     surprise_weights,
 )
-from fwpkm_jax.core.slots.table import slot_read, slot_write, update_norm, write_steps
+from fwpkm_jax.core.slots.table import slot_read, slot_write, update_norm
+from fwpkm_jax.core.slots.write import ValueWrite
 
 
-def value_step(values: ValueTable, chunk: SlotChunk, access: SlotAccess, **step: Any) -> ValueTable:
+def value_step(
+    values: ValueTable, chunk: SlotChunk, access: SlotAccess, *, write: ValueWrite
+) -> ValueTable:
     """The table after a write of the errors of what a chunk reads from it.
 
     Args:
       values: `[slots, value]`.
       chunk: leaves `[tokens, ...]`.
       access: the slots that it reads.
-      **step: `step_size` and the other options of `core.slots.table.slot_write`.
+      write: its formulas.
     """
-    errors = chunk.error_weight[:, None] * (slot_read(values, *access) - chunk.target)
-    return slot_write(values, *access, errors, counted=chunk.counted, **step)
+    errors = write.error(slot_read(values, *access), chunk.target, chunk.error_weight[:, None])
+    return slot_write(values, *access, errors, counted=chunk.counted, write=write)
 
 
 class RetentiveStep(NamedTuple):
@@ -65,7 +68,7 @@ def retentive_step(
     access: SlotAccess,
     *,
     find: Callable[[Queries], SlotAccess],
-    step_size: float,
+    write: ValueWrite,
     retention: Retention,
 ) -> RetentiveStep:
     """`value_step` with retention.
@@ -79,7 +82,7 @@ def retentive_step(
       chunk: leaves `[tokens, ...]`.
       access: the slots that it reads.
       find: the slots of stored queries `[stored, heads, key]`.
-      step_size: multiplies a slot's mean.
+      write: its formulas.
       retention: what to spare.
     """
     before, replay_norm = values, jnp.zeros((), values.dtype)
@@ -88,13 +91,14 @@ def retentive_step(
     if history.replayed is not None:
         again = as_chunk(history.replayed, beside=chunk)
         places = find(again.query)
-        written = value_step(values, again, places, step_size=step_size)
+        written = value_step(values, again, places, write=write)
         replay_norm = update_norm(values, written, places.slot_ids)
         before, values = before + (written - values), written
         history = history._replace(replayed=remember(history.replayed, chunk))
-    gap = slot_read(values, *access) - chunk.target
-    errors = chunk.error_weight[:, None] * gap
+    read = slot_read(values, *access)
+    errors = write.error(read, chunk.target, chunk.error_weight[:, None])
     if retention.surprise:
+        gap = write.error(read, chunk.target, jnp.ones((1, 1), read.dtype))
         weights = surprise_weights(gap, chunk.write_weight, power=retention.surprise)
         errors = weights[:, None] * errors
     values, history = retentive_write(
@@ -104,7 +108,7 @@ def retentive_step(
         errors,
         write_weight=chunk.write_weight,
         counted=chunk.counted,
-        step_size=step_size,
+        write=write,
         retention=retention,
     )
     norm = jnp.hypot(replay_norm, update_norm(before, values, access.slot_ids))
@@ -120,7 +124,7 @@ def retentive_write(
     *,
     write_weight: TokenWeights,
     counted: TokenWeights,
-    step_size: float,
+    write: ValueWrite,
     retention: Retention,
 ) -> tuple[ValueTable, SlotHistory]:
     """`table.slot_write` with retention: the table and its history after one chunk.
@@ -142,7 +146,7 @@ def retentive_write(
         `consolidation` the prediction is that of the table after `settle`.
       write_weight: of each token, for `step_scales`.
       counted: 1 for tokens whose reads count.
-      step_size: multiplies a slot's mean.
+      write: its formulas.
       retention: what to spare. `surprise` is in the errors already.
     """
     groups = group_slots(slot_ids, num_slots=values.shape[0])
@@ -164,7 +168,7 @@ def retentive_write(
     scales, history = step_scales(
         history, slot_ids, weights, write_weight=write_weight, counted=counted, retention=retention
     )
-    shares = scales * write_steps(weights, counts, step_size=step_size)
+    shares = scales * write.steps(weights, counts)
     steps = row_sums(shares[:, :, None] * errors[:, None, :])
     new_reads = row_sums(jnp.broadcast_to(counted[:, None], slot_ids.shape))
     touched = (new_reads > 0)[:, None]

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from fwpkm_jax.core.slots.addressing import (
     Address,
-    addressing_gradient,
-    addressing_loss,
     product_top_k,
     slot_weights,
     sub_key_scores,
 )
+from fwpkm_jax.core.slots.write import addressing_gradient, addressing_loss
 
 pytestmark = pytest.mark.usefixtures("float64")
 TOKENS = 5

@@ -22,6 +22,7 @@ from fwpkm_jax.core.slots.retention import (
 )
 from fwpkm_jax.core.slots.table import slot_write
 from fwpkm_jax.core.slots.value_step import retentive_write
+from fwpkm_jax.core.slots.write import ValueWrite
 
 pytestmark = pytest.mark.usefixtures("float64")
 SLOTS, VALUE, STEP = 9, 3, 4.0
@@ -56,11 +57,11 @@ def sample(seed):
 
 
 def write(retention, values, history, ids, weights, errors):
-    return jax.jit(retentive_write, static_argnames=("step_size", "retention"))(
+    return jax.jit(retentive_write, static_argnames=("write", "retention"))(
         *(values, history, ids, weights, errors),
         write_weight=jnp.asarray(WRITE_WEIGHT),
         counted=jnp.asarray(COUNTED),
-        step_size=STEP,
+        write=ValueWrite(step_size=STEP),
         retention=retention,
     )
 
@@ -134,7 +135,9 @@ def test_without_an_option_it_is_the_plain_write():
     values = jnp.asarray(np.random.default_rng(0).normal(size=(SLOTS, VALUE)))
     inputs = (jnp.asarray(IDS), *map(jnp.asarray, sample(1)))
     ours, history = write(Retention(), values, init_history(Retention(), KEYS, values), *inputs)
-    plain = slot_write(values, *inputs, counted=jnp.asarray(COUNTED), step_size=STEP)
+    plain = slot_write(
+        values, *inputs, counted=jnp.asarray(COUNTED), write=ValueWrite(step_size=STEP)
+    )
     np.testing.assert_allclose(ours, plain, rtol=1e-12)
     assert not jax.tree.leaves(history)
 

@@ -7,14 +7,13 @@ import pytest
 from jax.test_util import check_grads
 
 from fwpkm_jax.core.slots.table import slot_counts, slot_read, slot_write
+from fwpkm_jax.core.slots.write import PLAIN, ValueWrite
 
 SLOTS, VALUE = 9, 3
 # Slots 2 and 5 are read by many places, also twice by one token; 0, 7 and 8 by none.
 IDS = np.array([[2, 5], [5, 5], [1, 2], [6, 5], [3, 4], [4, 2]])
 COUNTED = np.array([1.0, 1.0, 0.0, 1.0, 0.0, 1.0])
-jitted_write = jax.jit(
-    slot_write, static_argnames=("step_size", "learning_rate", "clip", "weight_decay")
-)
+jitted_write = jax.jit(slot_write, static_argnames="write")
 
 
 def sample(dtype=np.float64, seed=0):
@@ -37,7 +36,8 @@ def write_by_loop(values, weights, errors, counted, *, step, rate=1.0, clip=np.i
 
 def run_write(values, weights, errors, counted, **options):
     arrays = [jnp.asarray(x) for x in (values, IDS, weights, errors)]
-    return jitted_write(*arrays, counted=jnp.asarray(counted, values.dtype), **options)
+    write = ValueWrite(**options)
+    return jitted_write(*arrays, counted=jnp.asarray(counted, values.dtype), write=write)
 
 
 @pytest.mark.usefixtures("float64")
@@ -99,8 +99,8 @@ def test_a_write_is_the_gradient_of_the_weighted_squared_error_over_each_slots_r
 
     counts = np.bincount(IDS.ravel(), minlength=SLOTS)
     expected = values - 4.0 / np.maximum(counts, 1)[:, None] * jax.grad(loss)(jnp.asarray(values))
-    errors = slot_read(jnp.asarray(values), ids, jnp.asarray(weights)) - targets
-    errors = np.asarray(write_weights)[:, None] * errors
+    read = slot_read(jnp.asarray(values), ids, jnp.asarray(weights))
+    errors = PLAIN.error(read, targets, write_weights[:, None])
     actual = run_write(values, weights, errors, np.ones(len(IDS)), step_size=4.0)
     np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-14)
 

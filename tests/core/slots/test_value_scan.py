@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core.slots import row_ops
+from fwpkm_jax.core.slots import rows as row_functions
 from fwpkm_jax.core.slots import value_scan as value_scan_module
 from fwpkm_jax.core.slots.grouping import group_slots
 from fwpkm_jax.core.slots.row_ops import ChunkRows
 from fwpkm_jax.core.slots.value_scan import value_scan
+from fwpkm_jax.core.slots.write import PLAIN
 from tests.kernels.entry import programs
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -35,7 +36,7 @@ def sample(slots=SLOTS, seed=0):
 @jax.jit
 def scan(values, ids, rows):
     groups = jax.vmap(lambda x: group_slots(x, num_slots=values.shape[0]))(ids)
-    return value_scan(values, ids, rows, groups=groups)
+    return value_scan(values, ids, rows, groups=groups, write=PLAIN)
 
 
 def test_memories_of_equal_sizes_share_one_trace():
@@ -45,7 +46,7 @@ def test_memories_of_equal_sizes_share_one_trace():
     def loss(targets):
         for _ in range(3):
             of_layer = rows._replace(targets=targets)
-            targets = value_scan(values, ids, of_layer, groups=groups).output
+            targets = value_scan(values, ids, of_layer, groups=groups, write=PLAIN).output
         return jnp.sum(targets)
 
     jaxpr = jax.make_jaxpr(jax.grad(loss))(rows.targets).jaxpr
@@ -163,7 +164,7 @@ def test_sums_over_sorted_runs_equal_additions_in_turn(slots):
     groups = group_slots(ids[0], num_slots=slots)
     arguments = values, groups, rows.steps[0], rows.targets[0]
     chex.assert_trees_all_close(
-        row_ops._add_by_runs(*arguments), row_ops._add_in_turn(*arguments), rtol=1e-12
+        row_functions._add_by_runs(*arguments), row_functions._add_in_turn(*arguments), rtol=1e-12
     )
 
 
@@ -178,11 +179,13 @@ def test_blocks_of_tokens_equal_all_at_once(tokens):
     groups = group_slots(ids, num_slots=SLOTS)
     sums = jnp.sum(values[ids] * steps[:, :, None], 1)
     dots = jnp.sum(values[ids] * vectors[:, None], -1)
-    chex.assert_trees_all_close(row_ops.read_rows(values, ids, steps), sums, rtol=1e-12)
-    chex.assert_trees_all_close(row_ops.dot_rows(values, ids, vectors), dots, rtol=1e-12)
-    pulled = row_ops.pull_rows(values, ids, steps, vectors)
+    chex.assert_trees_all_close(row_functions.read_rows(values, ids, steps), sums, rtol=1e-12)
+    chex.assert_trees_all_close(row_functions.dot_rows(values, ids, vectors), dots, rtol=1e-12)
+    pulled = row_functions.pull_rows(values, ids, steps, vectors)
     chex.assert_trees_all_close(pulled, (sums, dots), rtol=1e-12)
     added = steps[:, :, None] * vectors[:, None]
     chex.assert_trees_all_close(
-        row_ops.add_rows(values, groups, steps, vectors), values.at[ids].add(added), rtol=1e-12
+        row_functions.add_rows(values, groups, steps, vectors),
+        values.at[ids].add(added),
+        rtol=1e-12,
     )

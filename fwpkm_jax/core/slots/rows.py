@@ -1,0 +1,144 @@
+"""Rows of a table read, multiplied and added to, without a copy per reference."""
+
+import jax
+import jax.numpy as jnp
+
+from fwpkm_jax.core.array_types import SlotIds, SlotWeights, TokenValues, ValueTable
+from fwpkm_jax.core.slots.grouping import SlotGroups
+
+# Tokens whose rows a CPU forms at once; the rows of a whole chunk would need new pages of memory.
+_BLOCK = 64
+
+
+def read_rows(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
+    """Weighted sums of rows, one per token: as `table.slot_read`, without a backward pass."""
+    return jax.lax.platform_dependent(
+        values, slot_ids, weights, cpu=read_by_blocks, default=_read_by_places
+    )
+
+
+def dot_rows(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> SlotWeights:
+    """Inner products of each token's vector with the rows it reads."""
+    return jax.lax.platform_dependent(
+        values, slot_ids, vectors, cpu=dot_by_blocks, default=_dot_at_once
+    )
+
+
+def pull_rows(
+    values: ValueTable, slot_ids: SlotIds, weights: SlotWeights, vectors: TokenValues
+) -> tuple[TokenValues, SlotWeights]:
+    """`read_rows` and `dot_rows` of the same rows."""
+    return jax.lax.platform_dependent(
+        *(values, slot_ids, weights, vectors), cpu=_pull_by_blocks, default=_pull_in_turn
+    )
+
+
+def _read_by_places(values, slot_ids, weights):
+    """One place at a time, so that gather and sum fuse and no copy of the rows is stored."""
+    total = jnp.zeros((slot_ids.shape[0], values.shape[1]), values.dtype)
+    for place in range(slot_ids.shape[1]):
+        rows = values.at[slot_ids[:, place]].get(mode="promise_in_bounds")
+        total = total + weights[:, place, None] * rows
+    return total
+
+
+def _dot_at_once(values, slot_ids, vectors):
+    rows = values.at[slot_ids].get(mode="promise_in_bounds")
+    return _dot(rows, vectors)
+
+
+def _pull_in_turn(values, slot_ids, weights, vectors):
+    return _read_by_places(values, slot_ids, weights), _dot_at_once(values, slot_ids, vectors)
+
+
+def read_by_blocks(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
+    """`read_rows` as a CPU does it."""
+    return _by_blocks(values, slot_ids, _sum, weights)
+
+
+def dot_by_blocks(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> SlotWeights:
+    """`dot_rows` as a CPU does it."""
+    return _by_blocks(values, slot_ids, _dot, vectors)
+
+
+def _pull_by_blocks(values, slot_ids, weights, vectors):
+    return _by_blocks(
+        *(values, slot_ids, lambda rows, w, v: (_sum(rows, w), _dot(rows, v)), weights, vectors)
+    )
+
+
+def _by_blocks(values, slot_ids, function, *arguments):
+    """`function(rows [tokens, places, value], *arguments)` of a few tokens at a time."""
+
+    def of_token(token):
+        rows = values.at[token[0][None]].get(mode="promise_in_bounds")
+        return jax.tree.map(lambda x: x[0], function(rows, *(x[None] for x in token[1:])))
+
+    return jax.lax.map(of_token, (slot_ids, *arguments), batch_size=_BLOCK)
+
+
+def _sum(rows: jax.Array, weights: jax.Array) -> jax.Array:
+    return jnp.einsum("tpv,tp->tv", rows, weights, precision=jax.lax.Precision.HIGHEST)
+
+
+def _dot(rows: jax.Array, vectors: jax.Array) -> jax.Array:
+    return jnp.einsum("tpv,tv->tp", rows, vectors, precision=jax.lax.Precision.HIGHEST)
+
+
+def add_rows(
+    values: ValueTable, groups: SlotGroups, coefficients: SlotWeights, rows: TokenValues
+) -> ValueTable:
+    """Adds a multiple of each token's row to the rows of the table that it reads.
+
+        V[i] += sum of coefficients[t, p] * rows[t] over the places (t, p) that read slot i
+
+    In place in a loop. The sum's order is fixed: a CPU adds one reference after the other; other
+    devices sum sorted runs first, so that no two additions meet in one row.
+    """
+    return jax.lax.platform_dependent(
+        values, groups, coefficients, rows, cpu=_add_in_turn, default=_add_by_runs
+    )
+
+
+def _add_in_turn(
+    values: ValueTable, groups: SlotGroups, coefficients: SlotWeights, rows: TokenValues
+) -> ValueTable:
+    return add_by_blocks(values, groups.slots[groups.rank], coefficients, rows)
+
+
+def add_by_blocks(
+    values: ValueTable, slot_ids: SlotIds, coefficients: SlotWeights, rows: TokenValues
+) -> ValueTable:
+    """`add_rows` as a CPU does it."""
+    blocks, rest = divmod(rows.shape[0], _BLOCK)
+    everything = (slot_ids, coefficients, rows)
+
+    def add(values: ValueTable, start: jax.Array | int, length: int) -> ValueTable:
+        slot_ids, coefficients, rows = (
+            jax.lax.dynamic_slice_in_dim(x, start, length) for x in everything
+        )
+        added = coefficients[:, :, None] * rows[:, None, :]
+        return values.at[slot_ids].add(added, mode="promise_in_bounds")
+
+    if blocks:
+        values = jax.lax.fori_loop(0, blocks, lambda i, v: add(v, i * _BLOCK, _BLOCK), values)
+    return add(values, blocks * _BLOCK, rest) if rest else values
+
+
+def _add_by_runs(
+    values: ValueTable, groups: SlotGroups, coefficients: SlotWeights, rows: TokenValues
+) -> ValueTable:
+    places = groups.rank.shape[1]
+    sorted_rows = coefficients.reshape(-1)[groups.order, None] * rows[groups.order // places]
+    group = groups.rank.reshape(-1)[groups.order]
+
+    def merge(left, right):
+        (left_group, left_sum), (right_group, right_sum) = left, right
+        carried = jnp.where((left_group == right_group)[:, None], left_sum, 0.0)
+        return right_group, carried + right_sum
+
+    _, sums = jax.lax.associative_scan(merge, (group, sorted_rows))
+    last = jnp.maximum(groups.starts[1:] - 1, 0)
+    return values.at[groups.slots].add(
+        sums[last], mode="drop", unique_indices=True, indices_are_sorted=True
+    )

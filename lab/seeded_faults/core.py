@@ -71,14 +71,14 @@ FAULTS = (
     ),
     Fault(
         "slot write: sums instead of means",
-        "return -step_size * weights / jnp.maximum(counts, 1.0)",
-        "return -step_size * weights",
+        "return -self.step_size * weights / jnp.maximum(counts, 1.0)",
+        "return -self.step_size * weights",
         ("tests/core/slots/test_table.py",),
     ),
     Fault(
         "slot write: weight decay ascends",
-        "values - learning_rate * (gradient + weight_decay * values)",
-        "values - learning_rate * (gradient - weight_decay * values)",
+        "values - self.learning_rate * (gradient + self.weight_decay * values)",
+        "values - self.learning_rate * (gradient - self.weight_decay * values)",
         ("tests/core/slots/test_table.py",),
     ),
     Fault(

@@ -98,8 +98,8 @@ def row_results(model: Any, memory: Any, partition: Partition | None, write: boo
         found.append(gates)
     losses = frozen_row_losses(graphdef, params, memory, tokens[0], partition=partition)
     options = {"write": write, "partition": partition}
-    answers, after = recall._answer(graphdef, params, memory, tokens[1], **options)
-    return found, losses, answers, after
+    answers, finite, after = recall._answer(graphdef, params, memory, tokens[1], **options)
+    return found, losses, answers, finite, after
 
 
 def piece_results(model: Any, memory: Any, partition: Partition | None, write: bool) -> Any:

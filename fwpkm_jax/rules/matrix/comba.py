@@ -31,7 +31,8 @@ class Comba(AbstractMatrixRule):
     Erasing with strength bβ and adding with strength β is one delta step of strength bβ towards
     v / b. The query's correction is part of `features`, before the norm and the scale, where
     the authors' layer in flash-linear-attention has it: the unit vector of q - d b k reads. That
-    layer learns b and the `correction` d for each head; here they are settings.
+    layer learns b and the `correction` d for each head; here they are settings. Its kernels also
+    norm b k, so that b changes only what it reads; here b weakens the erasure, as in the paper.
 
     References: Hu et al. 2025, arXiv:2506.02475; flash-linear-attention, `layers/comba.py`.
     """

@@ -113,7 +113,7 @@ def of_lines(content: bytes, rng: random.Random) -> bytes:
         at = rng.randrange(len(lines))
         try:
             lines[at] = of_json(lines[at], rng)
-        except ValueError:
+        except (ValueError, RecursionError):
             lines[at] = of_bytes(lines[at], rng)
     return b"\n".join(lines) if rng.random() < 0.8 else of_bytes(content, rng)
 

@@ -1,0 +1,66 @@
+"""Comba's and RWKV-7's reads and writes, against the authors' code.
+
+`published/comba.npz`: `naive_recurrent_comba` of fla-org/flash-linear-attention (commit bc3b101,
+torch 2.13.0, CPU, float64), with the query corrected before its norm as in that repository's layer,
+norms with eps 1e-6 and p = feedback * key; `d_` are gradients.
+`published/rwkv7.npz`: `time_mixing` of BlinkDL/RWKV-LM, RWKV-v7/rwkv_v7_numpy.py (commit 524481d),
+float64, token by token with weights that pass the drawn vectors on; one key has norm 1e-3.
+"""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fwpkm_jax.rules.matrix import Tokens
+from fwpkm_jax.rules.matrix.base import GateInputs
+from fwpkm_jax.rules.matrix.comba import Comba
+from fwpkm_jax.rules.matrix.rwkv7 import RWKV7
+from tests.golden import vectors
+
+FOLDER = Path(__file__).parent / "published"
+each_form = pytest.mark.parametrize(
+    "form", ["run", pytest.param("recurrent", marks=pytest.mark.thorough)]
+)
+
+
+@each_form
+def test_comba_matches_the_published_code(form, dtype):
+    file = vectors.open_file(FOLDER / "comba.npz", dtype)
+    rule = Comba(**file.config)
+
+    def run(moving):
+        query, key, value = rule.features(moving["query"], moving["key"], moving["value"])
+        tokens = Tokens(query, key, value, moving["log_decay"], moving["strength"])
+        return tuple(getattr(rule, form)(tokens, moving["start"]))
+
+    names = ("query", "key", "value", "log_decay", "strength", "start")
+    moving = {name: file.arrays[name] for name in names}
+    (output, after), pull = jax.vjp(jax.jit(run), moving)
+    (gradients,) = pull((file.arrays["cotangent"], file.arrays["d_after"]))
+    results = {f"d_{name}": x for name, x in gradients.items()}
+    file.assert_matches(results | {"output": output, "after": after})
+
+
+@each_form
+def test_rwkv7_matches_the_authors_numpy_code(form, dtype):
+    file = vectors.open_file(FOLDER / "rwkv7.npz", dtype)
+    rule, heads = RWKV7(), file.config["heads"]
+
+    @jax.jit
+    def run(arrays):
+        def by_head(x):
+            return x.reshape(1, len(x), heads, -1)
+
+        query, key, value, decay, strength = (
+            by_head(arrays[name]) for name in ("query", "key", "value", "decay", "strength")
+        )
+        gates = rule.gates(GateInputs(decay.shape[:3], decay, strength, None))
+        start = jnp.swapaxes(arrays["start"], -1, -2)[None]  # The authors' is [value, key].
+        found = getattr(rule, form)(Tokens(query, key, value, *gates), start)
+        return {"output": found[0][0], "after": jnp.swapaxes(found[1][0], -1, -2)}
+
+    file.assert_matches(run(dict(file.arrays)))
+    assert np.min(np.linalg.norm(np.asarray(file.arrays["key"]), axis=-1)) < 0.01

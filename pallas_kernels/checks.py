@@ -12,17 +12,10 @@ from pallas_kernels.dispatch import Kernel
 
 LANES = 128
 """Number of lanes (TPU) or threads (GPU) that move a row together."""
-SPARSE_CORE_WIDTH, SPARSE_CORE_PLACES, SPARSE_CORE_TOKEN = 512, 128, 64 * 1024
-"""Limits on values per row, places per token and bytes of a token's rows. With them the rows of two
-tokens fit in the memory of a SparseCore's processor."""
 
 
 def refuse_rows(
-    values: jax.Array,
-    others: tuple[jax.Array | None, ...],
-    kernel: Kernel,
-    *,
-    places: int = 1,
+    values: jax.Array, others: tuple[jax.Array | None, ...], kernel: Kernel
 ) -> str | None:
     """None, or why no kernel accepts the table `values` together with these arrays."""
     if kernel != "gpu" and values.dtype == jnp.bfloat16:
@@ -36,18 +29,6 @@ def refuse_rows(
     if values.shape[1] % LANES and not dispatch.interpreted():
         # Only devices have this limit; interpreted kernels run at the widths of small tests.
         return f"rows of {values.shape[1]} values, only multiples of {LANES}"
-    return _refuse_sparse_core(values.shape[1], places) if kernel == "tpu_sparse_core" else None
-
-
-def _refuse_sparse_core(width: int, places: int) -> str | None:
-    if width % 8:  # Only when interpreted: the interpreter's vectors have 8 numbers.
-        return f"rows of {width} values, only multiples of 8"
-    if width > SPARSE_CORE_WIDTH:
-        return f"rows of {width} values, at most {SPARSE_CORE_WIDTH}"
-    if places > SPARSE_CORE_PLACES:
-        return f"{places} places, at most {SPARSE_CORE_PLACES}"
-    if places * width * 4 > SPARSE_CORE_TOKEN:
-        return f"{places} rows of {width} values for a token, at most {SPARSE_CORE_TOKEN} bytes"
     return None
 
 

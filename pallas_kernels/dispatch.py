@@ -6,6 +6,7 @@ is compared with the reference before its first use, once per operation and kind
 """
 
 import contextlib
+import importlib
 import logging
 import os
 from collections import Counter
@@ -22,16 +23,11 @@ REFERENCE_VARIABLE = "PALLAS_KERNELS_REFERENCE"
 """Environment variable with a comma-separated list of operations for which `auto` means
 `reference`, such as `value_scan,chunk_gated_delta_rule`."""
 Backend = Literal["auto", "reference", "pallas"]
-Kernel = Literal["gpu", "tpu", "tpu_sparse_core"]
-Implementation = Literal["reference", "gpu", "tpu", "tpu_sparse_core"]
+Kernel = Literal["gpu", "tpu"]
+Implementation = Literal["reference", "gpu", "tpu"]
 
 _LOGGER = logging.getLogger("pallas_kernels")
-_KERNELS_OF_PLATFORM: dict[str, tuple[Kernel, ...]] = {
-    "gpu": ("gpu",),
-    "cuda": ("gpu",),
-    "tpu": ("tpu_sparse_core", "tpu"),
-}
-"""Kernels of each platform, in the order in which they are tried."""
+_KERNEL_OF_PLATFORM: dict[str, Kernel] = {"gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
 
 
 class _Simulation(NamedTuple):
@@ -47,7 +43,7 @@ _default_backend = jax.make_user_context("auto")
 _under_check = jax.make_user_context(None)
 
 _checked: dict[tuple[str, Kernel, str], str | None] = {}
-_logged: set[tuple[str, str, str]] = set()
+_logged: set[tuple[str, str]] = set()
 
 decisions: Counter[tuple[str, Implementation, str]] = Counter()
 """How often each (operation, implementation, reason) was chosen in this process."""
@@ -66,9 +62,7 @@ def implementation(
     `reference` is plain JAX on every platform. `pallas` is this platform's kernel or an error.
     `auto` is the kernel if it accepts these inputs and agrees with the reference on this device;
     otherwise it is the reference, and one logged line gives the reason. `auto` is also the
-    reference for operations that the environment variable `PALLAS_KERNELS_REFERENCE` names. If the
-    first kernel of a platform is refused and it has a second one, that is tried next, with a logged
-    line.
+    reference for operations that the environment variable `PALLAS_KERNELS_REFERENCE` names.
 
     Args:
       op: name of the operation, for messages.
@@ -87,7 +81,7 @@ def implementation(
         raise ValueError(f"backend={backend!r} must be 'auto', 'reference' or 'pallas'.")
     by_name = backend == "pallas"
     if backend == "auto":
-        if op in os.environ.get(REFERENCE_VARIABLE, "").split(","):
+        if is_named_reference(op):
             return _decided(op, "reference", f"by {REFERENCE_VARIABLE}")
         backend = _default_backend.value
     if backend == "reference":
@@ -95,41 +89,33 @@ def implementation(
     if _under_check.value is not None:
         return _decided(op, _under_check.value, "under check")
 
-    platform = jax.default_backend()
-    here = _kernels_here(platform)
-    tried: list[Kernel] = [kernel for kernel in here if kernel in kernels]
-    if not by_name and not tried and (here or backend == "auto"):
-        return _fall_back(op, f"no kernels for {[*here, platform][0]}", logging.INFO)
-    if not tried:
-        raise ValueError(
-            f"{op}: backend='pallas' has no kernel for platform {platform!r}; use 'auto' or "
-            "'reference', or run inside pallas_kernels.dispatch.interpret_kernels('tpu')."
-        )
-    refusal = None
-    for kernel in tried:
-        if refusal is not None:
-            _log_once(op, f"its {kernel} kernel", *refusal[1:])
-        refusal = _refusal(op, kernel, supports, check)
-        if refusal is None:
-            return _decided(op, kernel, "chosen")
-    assert refusal is not None
-    error, reason, _ = refusal
+    platform, simulation = jax.default_backend(), _simulation.value
+    kernel = _KERNEL_OF_PLATFORM.get(platform) if simulation is None else simulation.kernel
+    if kernel is None or kernel not in kernels:
+        if by_name or (kernel is None and backend == "pallas"):
+            raise ValueError(
+                f"{op}: backend='pallas' has no kernel for platform {platform!r}; use 'auto' or "
+                "'reference', or run inside pallas_kernels.dispatch.interpret_kernels('tpu')."
+            )
+        reason = f"no kernels for {kernel or platform}"
+        return _decided(op, "reference", reason, log_level=logging.INFO)
+    refusal = _refusal(op, kernel, supports, check)
+    if refusal is None:
+        return _decided(op, kernel, "chosen")
+    error, reason = refusal
     if by_name:
         raise error(f"{op}: {reason}.")
-    return _fall_back(op, reason, logging.WARNING)
+    return _decided(op, "reference", reason, log_level=logging.WARNING)
 
 
-def _kernels_here(platform: str) -> tuple[Kernel, ...]:
-    """The platform's kernels, or those of the simulated device, in the order to try them."""
-    simulation: _Simulation | None = _simulation.value
-    if simulation is None:
-        return _KERNELS_OF_PLATFORM.get(platform, ())
-    # An operation without a kernel for SparseCores uses its kernel for TensorCores.
-    return (
-        ("tpu_sparse_core", "tpu")
-        if simulation.kernel == "tpu_sparse_core"
-        else (simulation.kernel,)
-    )
+def is_named_reference(op: str) -> bool:
+    """Whether the environment asks for the reference of an operation wherever it says `auto`."""
+    return op in os.environ.get(REFERENCE_VARIABLE, "").split(",")
+
+
+def module_of(op: str, kernel: Kernel) -> Any:
+    """The module of one device's kernels of an operation; loaded only when chosen."""
+    return importlib.import_module(f"pallas_kernels.{op}.{kernel}")
 
 
 def _refusal(
@@ -137,20 +123,17 @@ def _refusal(
     kernel: Kernel,
     supports: Callable[[Kernel], str | None] | None,
     check: Callable[[Kernel], None] | None,
-) -> tuple[type[Exception], str, int] | None:
-    """None, or the error, the reason and the log level if a kernel cannot run here."""
+) -> tuple[type[Exception], str] | None:
+    """None, or the error and the reason if a kernel cannot run here."""
     simulated = _simulation.value is not None
     lacking = None if simulated else _device_lacks(kernel)
+    if lacking is None and supports is not None:
+        lacking = supports(kernel)
     if lacking is not None:
-        level = logging.INFO if kernel == "tpu_sparse_core" else logging.WARNING
-        return NotImplementedError, f"the {kernel} kernel does not take {lacking}", level
-    refused = None if supports is None else supports(kernel)
-    if refused is not None:
-        return NotImplementedError, f"the {kernel} kernel does not take {refused}", logging.WARNING
+        return NotImplementedError, f"the {kernel} kernel does not take {lacking}"
     failure = None if simulated or check is None else _failure(op, kernel, check)
     if failure is not None:
-        reason = f"the {kernel} kernel failed its check on this device: {failure}"
-        return RuntimeError, reason, logging.WARNING
+        return RuntimeError, f"the {kernel} kernel failed its check on this device: {failure}"
     return None
 
 
@@ -218,23 +201,11 @@ def default_backend(backend: Backend) -> Iterator[None]:
 
 def _device_lacks(kernel: Kernel) -> str | None:
     """None, or why no kernel of this kind compiles for this device."""
-    device = jax.devices()[0]
     if kernel == "tpu":
         return None
-    if kernel == "tpu_sparse_core":
-        return None if _has_sparse_core() else f"a {device.device_kind}, which has no SparseCore"
-    capability = getattr(device, "compute_capability", "unknown")
+    capability = getattr(jax.devices()[0], "compute_capability", "unknown")
     # The kernels use wgmma and swizzled TMA layouts that only sm_90a has.
     return None if capability == "9.0" else f"compute capability {capability}, only Hopper's 9.0"
-
-
-def _has_sparse_core() -> bool:
-    from jax.experimental.pallas import tpu as pltpu
-
-    try:
-        return pltpu.get_tpu_info().sparse_core is not None
-    except ValueError:  # A chip that this JAX does not know.
-        return False
 
 
 def _failure(op: str, kernel: Kernel, check: Callable[[Kernel], None]) -> str | None:
@@ -248,7 +219,8 @@ def _failure(op: str, kernel: Kernel, check: Callable[[Kernel], None]) -> str | 
                 _LOGGER.warning(
                     "%s: its kernel is compared with plain JAX on this %s, once for each version; "
                     "this takes a minute or two.",
-                    *(op, kind),
+                    op,
+                    kind,
                 )
                 return verdicts.run_apart(check, kernel, kind)
             # A new thread starts outside every trace. Inside `jax.ensure_compile_time_eval`
@@ -279,17 +251,12 @@ def _one_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
 
 
-def _fall_back(op: str, reason: str, level: int) -> Implementation:
-    _log_once(op, "its reference", reason, level)
-    return _decided(op, "reference", reason)
-
-
-def _log_once(op: str, runs: str, reason: str, level: int) -> None:
-    if (op, runs, reason) not in _logged:
-        _logged.add((op, runs, reason))
-        _LOGGER.log(level, "%s runs %s: %s.", op, runs, reason)
-
-
-def _decided(op: str, chosen: Implementation, reason: str) -> Implementation:
+def _decided(
+    op: str, chosen: Implementation, reason: str, *, log_level: int | None = None
+) -> Implementation:
+    """Counts a decision; with `log_level` also logs it, the same one once in a process."""
     decisions[op, chosen, reason] += 1
+    if log_level is not None and (op, reason) not in _logged:
+        _logged.add((op, reason))
+        _LOGGER.log(log_level, "%s runs its %s: %s.", op, chosen, reason)
     return chosen

@@ -8,15 +8,13 @@
 The cotangent of a table is computed only if the caller differentiates with respect to the table.
 """
 
-import importlib
-from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fwpkm_jax.core.slots.grouping import SlotGroups, group_slots
-from pallas_kernels.dispatch import Kernel
+from pallas_kernels.dispatch import Kernel, module_of
 
 
 def _read(
@@ -28,12 +26,12 @@ def _read(
     write_weight: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """`slot_read`; errors are None without targets."""
-    return _kernels("slot_read", chosen).read(values, slot_ids, weights, target, write_weight)
+    return module_of("slot_read", chosen).read(values, slot_ids, weights, target, write_weight)
 
 
 def _dot(chosen: Kernel, values: jax.Array, slot_ids: jax.Array, vectors: jax.Array) -> jax.Array:
     """`slot_dot`."""
-    return _kernels("slot_read", chosen).dot(values, slot_ids, vectors)
+    return module_of("slot_read", chosen).dot(values, slot_ids, vectors)
 
 
 read = jax.custom_vjp(_read, nondiff_argnums=(0,))
@@ -95,7 +93,7 @@ def _add(
     rows: jax.Array,
 ) -> tuple[jax.Array, jax.Array | None]:
     """`slot_add`'s table, and the changed rows before the addition or None."""
-    return _kernels("slot_add", chosen).add(
+    return module_of("slot_add", chosen).add(
         values, groups, coefficients, rows, with_old_rows=with_old_rows
     )
 
@@ -143,8 +141,3 @@ def _table_cotangent(chosen, values, slot_ids, weights, vectors):
     groups = group_slots(slot_ids, num_slots=values.shape[0])
     table = jnp.zeros(values.shape, jnp.float32)
     return add(chosen, False, table, groups, weights, vectors)[0].astype(values.dtype)
-
-
-def _kernels(op: str, chosen: Kernel) -> ModuleType:
-    """The module of one device's kernels; loaded only when chosen."""
-    return importlib.import_module(f"pallas_kernels.{op}.{chosen}")

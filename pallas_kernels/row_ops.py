@@ -152,7 +152,6 @@ _KERNELS: dict[Implementation, RowOps] = {
         add=_add,
     ),
     "tpu": _ON_TPU,
-    "tpu_sparse_core": _ON_TPU,
 }
 
 

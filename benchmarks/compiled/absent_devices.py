@@ -20,16 +20,9 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from pallas_kernels import dispatch
 from pallas_kernels.dispatch import Kernel
 
-TPUS = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
-SPARSE_CORES = {
-    "v5p_sparse_core": TPUS["v5p"],
-    "v6e_sparse_core": TPUS["v6e"],
-    "7x_sparse_core": "tpu7x:2x2x1",
-}
-"""Chips for which the kernels for SparseCores are compiled."""
-DEVICES: tuple[str, ...] = (*TPUS, *SPARSE_CORES, "h100")
+TPUS = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "7x": "tpu7x:2x2x1"}
+DEVICES: tuple[str, ...] = (*TPUS, "h100")
 
-_TOPOLOGIES = TPUS | SPARSE_CORES
 _TPU_KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "7x": "TPU7x"}
 
 # Otherwise libtpu asks the cloud's metadata server about its machine.
@@ -43,8 +36,6 @@ _LIBTPU_ALONE = {
 
 
 def kernel_of(device: str) -> Kernel:
-    if device in SPARSE_CORES:
-        return "tpu_sparse_core"
     return "tpu" if device in TPUS else "gpu"
 
 
@@ -53,9 +44,9 @@ def kernels_for(device: str) -> Iterator[None]:
     """Traces and lowers kernels for the device; needs no compiler of the device."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(dispatch.compile_kernels(kernel_of(device)))
-        if device in _TOPOLOGIES:
+        if device in TPUS:
             # Lowering to Mosaic takes the kind of device from the mesh, or else this CPU's.
-            kind = _TPU_KINDS[device.split("_")[0]]
+            kind = _TPU_KINDS[device]
             kind = AbstractDevice(device_kind=kind, num_cores=1, platform="tpu")
             auto = (AxisType.Auto,)
             mesh = AbstractMesh((1,), ("only",), axis_types=auto, abstract_device=kind)
@@ -69,7 +60,7 @@ def absent_device(device: str) -> Any:
     Raises:
       ModuleNotFoundError: its compiler is not installed.
     """
-    return absent_devices(_TOPOLOGIES.get(device, "h100:1x1x1"))[0]
+    return absent_devices(TPUS.get(device, "h100:1x1x1"))[0]
 
 
 @functools.cache

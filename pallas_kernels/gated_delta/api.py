@@ -1,9 +1,7 @@
 """The gated delta rule in chunks, computed by kernels with their own backward pass."""
 
 import functools
-import importlib
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import chex
@@ -13,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 
 from fwpkm_jax.core.recurrence.linear_recurrence import forgetting
 from pallas_kernels.checks import assert_results_agree
-from pallas_kernels.dispatch import Backend, Kernel, implementation
+from pallas_kernels.dispatch import Backend, Kernel, implementation, module_of
 from pallas_kernels.gated_delta import reference
 from pallas_kernels.gated_delta.arguments import (
     CHUNK,
@@ -96,7 +94,7 @@ def chunk_gated_delta_rule(
     scale = key.shape[-1] ** -0.5 if scale is None else float(scale)
     length, key_dim, value_dim = value.shape[1], key.shape[-1], value.shape[-1]
     inputs = _prepare(query, key, value, log_decay, beta, initial_state)
-    output, final = _run(chosen, scale, *inputs)  # pyright: ignore[reportGeneralTypeIssues]
+    output, final = _run(module_of("gated_delta", chosen), scale, *inputs)
     return GatedDeltaOutput(output[:, :length, :, :value_dim], final[:, :, :key_dim, :value_dim])
 
 
@@ -129,21 +127,22 @@ def _fill(x: jax.Array, multiples: dict[int, int]) -> jax.Array:
     return jnp.pad(x, [(0, -n % multiples.get(axis, 1)) for axis, n in enumerate(x.shape)])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _run(chosen: Kernel, scale: float, *inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    output, final, _ = _forward(_kernels(chosen).forward, scale, False, Inputs(*inputs))
+def _primal(kernels: Any, scale: float, *inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    output, final, _ = _forward(kernels.forward, scale, False, Inputs(*inputs))
     return output, final
 
 
-def _run_forward(chosen, scale, *inputs):
+def _run_forward(kernels, scale, *inputs):
     inputs = Inputs(*inputs)
-    output, final, residuals = _forward(_kernels(chosen).forward, scale, True, inputs)
+    output, final, residuals = _forward(kernels.forward, scale, True, inputs)
     return (output, final), (inputs, residuals)
 
 
-def _run_backward(chosen, scale, saved, cotangents):
-    return tuple(_backward(_kernels(chosen).backward, scale, saved, cotangents))
+def _run_backward(kernels, scale, saved, cotangents):
+    return tuple(_backward(kernels.backward, scale, saved, cotangents))
 
+
+_run = jax.custom_vjp(_primal, nondiff_argnums=(0, 1))
 
 _run.defvjp(_run_forward, _run_backward)
 
@@ -157,11 +156,6 @@ def _forward(kernels: Callable[..., Any], scale: float, save: bool, inputs: Inpu
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _backward(kernels: Callable[..., Inputs], scale: float, saved: Any, cotangents: Any) -> Inputs:
     return kernels(*saved, *cotangents, scale=scale)
-
-
-def _kernels(chosen: Kernel) -> ModuleType:
-    """The module of one device's kernels; loaded only when chosen."""
-    return importlib.import_module(f"pallas_kernels.gated_delta.{chosen}")
 
 
 def _refusal(key, value, arrays) -> str | None:

@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import SubKeys
@@ -28,9 +27,9 @@ def key_loops(
 ) -> KeyLoops:
     """The loops for such keys and queries.
 
-    A loop of kernels reads each chunk where it lies and writes the sub-keys in place. Where they do
-    not fit, the loops are those of `core.slots.key_scan`, whose selection may be a kernel of its
-    own; so `pallas` is no error here.
+    A loop of kernels reads each chunk where it lies and writes the sub-keys in place; it selects by
+    the kernel of `product_top_k`. Where they do not fit, the loops are those of
+    `core.slots.key_scan`, whose selection may be a kernel of its own; so `pallas` is no error here.
 
     Args:
       keys: of one memory, `[heads, 2, subkeys, key // 2]`.
@@ -38,19 +37,8 @@ def key_loops(
       top_k: chosen sub-keys of each codebook.
       key_write: how the keys move.
       backend: "auto", "reference" or "pallas".
-
-    Raises:
-      ValueError: as `pallas_kernels.product_top_k.choose_sub_keys`.
-      NotImplementedError: likewise.
     """
-    chunk = jax.ShapeDtypeStruct(queries.shape[1:], queries.dtype)
-    selection = dispatch.implementation(
-        product_top_k.OP,
-        backend,
-        supports=lambda kernel: product_top_k.unsupported(kernel, chunk, keys, top_k=top_k),
-        check=product_top_k.check_selection,
-    )
-    if selection != "gpu":  # These loops select by that kernel.
+    if backend == "auto" and dispatch.is_named_reference(product_top_k.OP):
         return KeyLoops()
     chosen = dispatch.implementation(
         OP,
@@ -59,7 +47,7 @@ def key_loops(
         supports=functools.partial(_refuse, keys, queries, top_k, key_write),
         check=check_keys,
     )
-    return loops_of(chosen, top_k)
+    return KeyLoops() if chosen == "reference" else loops_of(chosen, top_k)
 
 
 def loops_of(chosen: dispatch.Implementation, top_k: int) -> KeyLoops:
@@ -75,24 +63,27 @@ def _refuse(
     keys: SubKeys, queries: jax.Array, top_k: int, key_write: KeyWrite, kernel: dispatch.Kernel
 ) -> str | None:
     """None, or why the kernels do not take these arrays."""
-    if {keys.dtype, queries.dtype} != {jnp.dtype(jnp.float32)}:
-        return f"dtypes {queries.dtype} and {keys.dtype}; both must be float32"
+    chunk = jax.ShapeDtypeStruct(queries.shape[1:], queries.dtype)
+    refused = product_top_k.unsupported(kernel, chunk, keys, top_k=top_k)
+    if refused is not None:
+        return refused
     if key_write.score != "idw" or key_write.loss_weight == 0:
         return f"score={key_write.score} with loss_weight={key_write.loss_weight}"
     (_, tokens, _, _), (_, _, subkeys, half) = queries.shape, keys.shape
     for name, size in {"tokens": tokens, "subkeys": subkeys}.items():
         if size == 0 or size % _TILES[name]:
             return f"{name}={size}, only multiples of {_TILES[name]}"
-    widest = product_top_k.WIDEST_HALF[kernel]
-    if half % LANES or half > widest:
+    if half % LANES:
+        widest = product_top_k.WIDEST_HALF[kernel]
         return f"half={half}, only multiples of {LANES} up to {widest}"
-    if subkeys > 1024 or top_k > 16:
+    if top_k > 16:
         return f"subkeys={subkeys}, top_k={top_k}; at most 1024 and 16"
     return None
 
 
 def check_keys(kernel: dispatch.Kernel) -> None:
     """Runs the kernels on this device; raises if they differ from plain XLA."""
+    product_top_k.check_selection(kernel)
     for spec in (spec for spec in SPECS if spec.name in CHECKED):
         loops = loops_of(kernel, spec.top_k), loops_of("reference", spec.top_k)
         for name, error in errors_of(spec, *loops).items():

@@ -1,8 +1,6 @@
 """`select_slots`: chooses an implementation of the operation and defines its derivatives."""
 
 import functools
-import importlib
-from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -89,17 +87,13 @@ def choose_sub_keys(
 
     A scan whose keys move chunk by chunk needs no more; see `pair_sub_keys` for the rest.
     """
-    # The reference refuses invalid shapes with its own message.
-    jax.eval_shape(
-        functools.partial(reference.choose_sub_keys, top_k=top_k, score=score), queries, keys
-    )
     chosen = dispatch.implementation(
         OP,
         backend,
         supports=lambda kernel: unsupported(kernel, queries, keys, top_k=top_k),
         check=check_selection,
     )
-    return _chosen(chosen, top_k, score, queries, keys)
+    return _choose(chosen, top_k, score, queries, keys)
 
 
 def pair_sub_keys(
@@ -115,7 +109,7 @@ def pair_sub_keys(
         supports=lambda kernel: unsupported_choice(kernel, choice, num_subkeys=num_subkeys),
         check=check_selection,
     )
-    return _paired(chosen, num_subkeys, choice)
+    return _pair(chosen, num_subkeys, *choice)
 
 
 def unsupported(
@@ -126,6 +120,8 @@ def unsupported(
     top_k: int,
 ) -> str | None:
     """None, or why the kernel does not accept these arrays."""
+    # Shapes that make no sense are refused in the words of the reference.
+    jax.eval_shape(functools.partial(reference.choose_sub_keys, top_k=top_k), queries, keys)
     dtypes = {queries.dtype, keys.dtype}
     if dtypes != {jnp.dtype(jnp.float32)}:
         return f"dtypes {queries.dtype} and {keys.dtype}; both must be float32"
@@ -153,17 +149,20 @@ def unsupported_choice(
     return None
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _choose(
+def _choose_by(
     chosen: dispatch.Implementation, top_k: int, score: Score, queries: Queries, keys: SubKeys
 ) -> SubKeyChoice:
-    """The best sub-keys."""
-    return _module(chosen).choose_sub_keys(queries, keys, top_k=top_k, score=score)
+    """The best sub-keys by one implementation."""
+    way = reference if chosen == "reference" else dispatch.module_of(OP, chosen)
+    return way.choose_sub_keys(queries, keys, top_k=top_k, score=score)
+
+
+_choose = jax.custom_vjp(_choose_by, nondiff_argnums=(0, 1, 2))
 
 
 def _choose_forward(chosen, top_k, score, queries, keys):
     # This calls the differentiable function, not the kernel, so that second derivatives exist.
-    choice = _chosen(chosen, top_k, score, queries, keys)
+    choice = _choose(chosen, top_k, score, queries, keys)
     return choice, (queries, keys, choice)
 
 
@@ -176,16 +175,19 @@ def _choose_backward(chosen, top_k, score, residuals, cotangents):
 _choose.defvjp(_choose_forward, _choose_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _pair(
+def _pair_by(
     chosen: dispatch.Implementation, num_subkeys: int, ids: jax.Array, scores: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Ids and scores of the best slots."""
-    return _module(chosen).pair_sub_keys(SubKeyChoice(ids, scores), num_subkeys=num_subkeys)
+    """Ids and scores of the best slots by one implementation."""
+    way = reference if chosen == "reference" else dispatch.module_of(OP, chosen)
+    return way.pair_sub_keys(SubKeyChoice(ids, scores), num_subkeys=num_subkeys)
+
+
+_pair = jax.custom_vjp(_pair_by, nondiff_argnums=(0, 1))
 
 
 def _pair_forward(chosen, num_subkeys, ids, scores):
-    slot_ids, slot_scores = _paired(chosen, num_subkeys, SubKeyChoice(ids, scores))
+    slot_ids, slot_scores = _pair(chosen, num_subkeys, ids, scores)
     return (slot_ids, slot_scores), (slot_ids, ids)
 
 
@@ -197,31 +199,12 @@ def _pair_backward(chosen, num_subkeys, residuals, cotangents):
 _pair.defvjp(_pair_forward, _pair_backward)
 
 
-def _module(chosen: dispatch.Implementation) -> Any:
-    """The module of an implementation; kernels are loaded only when chosen."""
-    return importlib.import_module(f"pallas_kernels.product_top_k.{chosen}")
-
-
-def _chosen(
-    chosen: dispatch.Implementation, top_k: int, score: Score, queries: Queries, keys: SubKeys
-) -> SubKeyChoice:
-    """`_choose` with its type."""
-    return cast(SubKeyChoice, _choose(chosen, top_k, score, queries, keys))
-
-
-def _paired(
-    chosen: dispatch.Implementation, num_subkeys: int, choice: SubKeyChoice
-) -> tuple[jax.Array, jax.Array]:
-    """`_pair` with its type."""
-    return cast(Any, _pair(chosen, num_subkeys, *choice))
-
-
 def _address(
     chosen: dispatch.Implementation, top_k: int, score: Score, queries: Queries, keys: SubKeys
 ) -> Address:
     """The address by one implementation."""
-    choice = _chosen(chosen, top_k, score, queries, keys)
-    return Address(*_paired(chosen, keys.shape[2], choice), *choice)
+    choice = _choose(chosen, top_k, score, queries, keys)
+    return Address(*_pair(chosen, keys.shape[2], *choice), *choice)
 
 
 def check_selection(kernel: dispatch.Kernel) -> None:

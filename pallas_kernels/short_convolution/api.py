@@ -1,7 +1,6 @@
 """The causal convolution of a few taps with SiLU and unit-length heads."""
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.checks import assert_results_agree
-from pallas_kernels.dispatch import Backend, Kernel, implementation
+from pallas_kernels.dispatch import Backend, Kernel, implementation, module_of
 from pallas_kernels.short_convolution import reference
 from pallas_kernels.short_convolution.arguments import Part, channels_of
 from pallas_kernels.short_convolution.specs import (
@@ -24,7 +23,6 @@ from pallas_kernels.short_convolution.specs import (
 )
 
 OP = "short_convolution"
-KERNELS: tuple[Kernel, ...] = ("gpu",)
 WIDEST = 8
 """Taps per channel, at most, for a kernel: it keeps them in registers."""
 
@@ -77,7 +75,7 @@ def short_convolution(
     chosen = implementation(
         OP,
         backend,
-        kernels=KERNELS,
+        kernels=("gpu",),
         supports=lambda kernel: _refusal(x, before, weight, parts, activation, dtype),
         check=check_convolution,
     )
@@ -85,12 +83,12 @@ def short_convolution(
         return reference.short_convolution(
             x, before, weight, documents, parts=parts, activation=activation, dtype=dtype
         )
-    kernels = _kernels(chosen)
+    kernels = module_of("short_convolution", chosen)
     length, reach = x.shape[1], before.shape[1]
     fill = -length % kernels.length_step()
     seen = None if documents is None else _fill(_seen(documents, reach), fill)
     dtype = jnp.dtype(jnp.float32 if dtype is None else dtype)
-    results: Any = _run(chosen, parts, dtype, _fill(x, fill), before, weight, seen)
+    results = _run(kernels, parts, dtype, _fill(x, fill), before, weight, seen)
     return tuple(y[:, :length] for y in results)
 
 
@@ -107,22 +105,22 @@ def _seen(documents: jax.Array, reach: int) -> jax.Array:
     return functools.reduce(jnp.add, [one.astype(jnp.int32) for one in same])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _run(chosen: Kernel, parts: tuple[Part, ...], dtype: Any, *arrays: Any) -> Any:
-    return _forward(_kernels(chosen).forward, parts, dtype, *arrays)
+def _primal(kernels: Any, parts: tuple[Part, ...], dtype: Any, *arrays: Any) -> Any:
+    return _forward(kernels.forward, parts, dtype, *arrays)
 
 
-def _run_forward(chosen, parts, dtype, *arrays):
-    return _run(chosen, parts, dtype, *arrays), arrays
+def _run_forward(kernels, parts, dtype, *arrays):
+    return _run(kernels, parts, dtype, *arrays), arrays
 
 
-def _run_backward(chosen, parts, dtype, saved, cotangents):
+def _run_backward(kernels, parts, dtype, saved, cotangents):
     del dtype  # That of the cotangents.
     _, before, weight, _ = saved
-    d_x, d_before, d_weight = _backward(_kernels(chosen).backward, parts, saved, cotangents)
+    d_x, d_before, d_weight = _backward(kernels.backward, parts, saved, cotangents)
     return d_x, d_before.astype(before.dtype), d_weight.astype(weight.dtype), None
 
 
+_run = jax.custom_vjp(_primal, nondiff_argnums=(0, 1, 2))
 _run.defvjp(_run_forward, _run_backward)
 
 
@@ -135,11 +133,6 @@ def _forward(kernel: Callable[..., Any], parts: Any, dtype: Any, *arrays: Any) -
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _backward(kernel: Callable[..., Any], parts: Any, saved: Any, cotangents: Any) -> Any:
     return kernel(*saved, cotangents, parts=parts)
-
-
-def _kernels(chosen: Kernel) -> Any:
-    """The module of one device's kernels; loaded only when chosen."""
-    return importlib.import_module(f"pallas_kernels.short_convolution.{chosen}")
 
 
 def _check(x: jax.Array, before: jax.Array, weight: jax.Array, parts: Sequence[Part]) -> None:

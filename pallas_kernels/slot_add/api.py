@@ -16,8 +16,6 @@ from pallas_kernels.slot_add import reference
 from pallas_kernels.slot_add.reference import SlotAdd
 from pallas_kernels.slot_add.specs import CHECK_RATIO, CHECKED, SPECS, sample
 
-KERNELS: tuple[Kernel, ...] = ("gpu", "tpu", "tpu_sparse_core")
-
 
 @overload
 def slot_add(
@@ -79,7 +77,6 @@ def slot_add(
     chosen = implementation(
         "slot_add",
         backend,
-        kernels=KERNELS,
         supports=functools.partial(_refuse, values, coefficients, (rows,)),
         check=check_add,
     )
@@ -97,7 +94,7 @@ def _refuse(
 ) -> str | None:
     if values.dtype == jnp.bfloat16:
         return "bfloat16 tables"  # Rounding would lose small additions.
-    return refuse_rows(values, (of_places, *others), kernel, places=of_places.shape[1])
+    return refuse_rows(values, (of_places, *others), kernel)
 
 
 def check_add(kernel: Kernel) -> None:

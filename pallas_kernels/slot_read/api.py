@@ -19,8 +19,6 @@ from pallas_kernels.slot_read import reference
 from pallas_kernels.slot_read.reference import SlotRead
 from pallas_kernels.slot_read.specs import CHECK_RATIO, CHECKED, SPECS, sample, sample_dot
 
-KERNELS: tuple[Kernel, ...] = ("gpu", "tpu", "tpu_sparse_core")
-
 
 def slot_read(
     values: ValueTable,
@@ -61,10 +59,7 @@ def slot_read(
     chosen = implementation(
         "slot_read",
         backend,
-        kernels=KERNELS,
-        supports=functools.partial(
-            refuse_rows, values, (weights, target, write_weight), places=slot_ids.shape[1]
-        ),
+        supports=functools.partial(refuse_rows, values, (weights, target, write_weight)),
         check=check_read,
     )
     if chosen == "reference":
@@ -95,8 +90,7 @@ def slot_dot(
     chosen = implementation(
         "slot_dot",
         backend,
-        kernels=KERNELS,
-        supports=functools.partial(refuse_rows, values, (vectors,), places=slot_ids.shape[1]),
+        supports=functools.partial(refuse_rows, values, (vectors,)),
         check=check_dot,
     )
     if chosen == "reference":

@@ -78,7 +78,7 @@ def gradients(memory, sequence):
 
 
 @pytest.mark.aot
-@pytest.mark.parametrize("device", [*TPUS, "v6e_sparse_core", "h100"])
+@pytest.mark.parametrize("device", [*TPUS, "h100"])
 def test_training_the_memory_copies_no_table_and_keeps_touched_rows(device):
     sharding = SingleDeviceSharding(absent_device(device))
     query = jnp.zeros((1, 1, LENGTH, 1, RULE.key_dim), jnp.float32)

@@ -150,80 +150,13 @@ def test_interpreted_and_absent_devices_need_no_check():
         assert not dispatch.interpreted()
 
 
-@pytest.fixture
-def on_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process believes that it runs on a TPU with SparseCores."""
+def test_a_tpu_runs_its_kernel_and_a_gpu_operation_there_is_plain(monkeypatch, caplog):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    monkeypatch.setattr(dispatch, "_has_sparse_core", lambda: True)
-
-
-BOTH = ("gpu", "tpu", "tpu_sparse_core")
-
-
-def sparse_core_differs(kernel):
-    assert kernel != "tpu_sparse_core", "off by 3"
-
-
-@pytest.mark.usefixtures("on_tpu")
-def test_a_tpu_runs_an_operations_kernel_for_sparse_cores_if_it_has_one(caplog):
-    assert choose("auto", kernels=BOTH) == choose("pallas", kernels=BOTH) == "tpu_sparse_core"
     assert choose("auto") == choose("pallas") == "tpu"
     assert not caplog.records
-
-
-@pytest.mark.usefixtures("on_tpu")
-@pytest.mark.parametrize("backend", ["auto", "pallas"])
-def test_a_sparse_core_that_fails_its_check_leaves_it_to_the_tensor_core(caplog, backend):
-    for _ in range(2):
-        assert choose(backend, kernels=BOTH, check=sparse_core_differs) == "tpu"
-    (record,) = caplog.records
-    assert record.getMessage().startswith(
-        "op runs its tpu kernel: the tpu_sparse_core kernel failed its check on this device: "
-        "AssertionError: off by 3"
-    )
-
-
-@pytest.mark.usefixtures("on_tpu")
-def test_inputs_too_large_for_a_sparse_core_go_to_the_tensor_core(caplog):
-    def refuse(kernel):
-        return "rows of 1024 values" if kernel == "tpu_sparse_core" else None
-
-    assert choose("pallas", kernels=BOTH, supports=refuse) == "tpu"
-    assert [r.getMessage() for r in caplog.records] == [
-        "op runs its tpu kernel: the tpu_sparse_core kernel does not take rows of 1024 values."
-    ]
-
-
-@pytest.mark.usefixtures("on_tpu")
-def test_where_both_of_a_tpus_kernels_fail_the_last_one_says_why(caplog):
-    assert choose("auto", kernels=BOTH, check=differ) == "reference"
-    with pytest.raises(RuntimeError, match="tpu is off by 3"):
-        choose("pallas", kernels=BOTH, check=differ)
-    assert [r.getMessage().split(":")[0] for r in caplog.records] == [
-        "op runs its tpu kernel",
-        "op runs its reference",
-    ]
-
-
-def test_a_chip_without_sparse_cores_runs_the_tensor_cores_kernel(monkeypatch, caplog):
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")  # A CPU still, as devices go.
-    with caplog.at_level(logging.INFO, "pallas_kernels"):
-        assert [choose("auto", kernels=BOTH) for _ in range(2)] == ["tpu"] * 2
-    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
-        (
-            "INFO",
-            "op runs its tpu kernel: the tpu_sparse_core kernel does not take a cpu, which has no "
-            "SparseCore.",
-        )
-    ]
-
-
-def test_a_simulated_sparse_core_stands_beside_a_tensor_core():
-    with dispatch.interpret_kernels("tpu_sparse_core"):
-        assert choose("auto", kernels=BOTH) == "tpu_sparse_core"
-        assert choose("auto") == "tpu"
-    with dispatch.interpret_kernels("tpu"):
-        assert choose("auto", kernels=BOTH) == "tpu"
+    assert choose("auto", kernels=("gpu",)) == "reference"
+    with pytest.raises(ValueError, match="no kernel for platform 'tpu'"):
+        choose("pallas", kernels=("gpu",))
 
 
 def test_contexts_retrace_what_was_compiled_outside():

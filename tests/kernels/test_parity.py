@@ -20,12 +20,11 @@ INTERPRETED = [
     for spec in entry.specs
     if spec.small
 ]
-PLATFORM = {"gpu": "gpu", "tpu": "tpu", "tpu_sparse_core": "tpu"}
 ON_DEVICE = [
     pytest.param(
         *(entry, kernel, spec),
         id=f"{entry.op}-{kernel}-{spec.name}",
-        marks=getattr(pytest.mark, PLATFORM[kernel]),
+        marks=getattr(pytest.mark, kernel),
     )
     for entry in entries()
     for kernel in entry.kernels
@@ -52,8 +51,8 @@ def times_chosen(kernel):
 
 def on_device(kernel):
     """Runs this kernel, whichever of the device's would be chosen."""
-    if jax.default_backend() != PLATFORM[kernel]:
-        pytest.skip(f"runs on a {PLATFORM[kernel]} only; this is a {jax.default_backend()}")
+    if jax.default_backend() != kernel:
+        pytest.skip(f"runs on a {kernel} only; this is a {jax.default_backend()}")
     lacking = dispatch._device_lacks(kernel)
     if lacking is not None:
         pytest.skip(f"this is {lacking}")
@@ -64,7 +63,6 @@ def on_device(kernel):
     "short_convolution-gpu-packed",
     "slot_add-tpu-many_tiles",
     "slot_dot-tpu-many_places",
-    "slot_read-tpu_sparse_core-63_tokens",
 )
 @pytest.mark.parametrize(("entry", "kernel", "spec"), INTERPRETED)
 def test_interpreted_kernels_and_their_vjps_equal_the_reference(entry, kernel, spec):

@@ -69,7 +69,7 @@ def test_kernels_run_eagerly_inside_a_trace_as_a_devices_check_does(kernel):
     assert failures == [None]
 
 
-@pytest.mark.parametrize("kernel", ["tpu", "gpu", "tpu_sparse_core"])
+@pytest.mark.parametrize("kernel", ["tpu", "gpu"])
 def test_additions_refuse_narrow_tables(kernel):
     arrays = sample_add(SMALL, jnp.float32)
     arrays["values"] = arrays["values"].astype(jnp.bfloat16)
@@ -80,7 +80,7 @@ def test_additions_refuse_narrow_tables(kernel):
         slot_add(**arrays, backend="pallas")
 
 
-@pytest.mark.parametrize("kernel", ["tpu", "gpu", "tpu_sparse_core"])
+@pytest.mark.parametrize("kernel", ["tpu", "gpu"])
 def test_devices_refuse_rows_that_do_not_fill_their_lanes(kernel):
     arrays = sample(RowSpec(name="narrow", tokens=2, value=96), jnp.float32)
     with (

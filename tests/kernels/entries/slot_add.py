@@ -19,13 +19,11 @@ ENTRY = Entry(
     specs=SPECS,
     sample=sample,
     call=call,
-    kernels=("tpu", "gpu", "tpu_sparse_core"),
     differentiable=("values", "coefficients", "rows"),
     ratio=2e-6,
     vjp_has_kernels=False,
     not_interpreted=interpreted_only(
         tpu=("one_reference", "63_tokens", "distinct", "many_tiles"),
         gpu=("one_token", "63_tokens", "three_slots", "one_slot"),
-        tpu_sparse_core=("63_tokens",),
     ),
 )

@@ -10,13 +10,11 @@ ENTRY = Entry(
     specs=SPECS,
     sample=sample_dot,
     call=lambda spec, backend, **arrays: slot_dot(**arrays, backend=backend),
-    kernels=("tpu", "gpu", "tpu_sparse_core"),
     differentiable=("values", "vectors"),
     ratio=2e-6,
     vjp_has_kernels=False,
     not_interpreted=interpreted_only(
         tpu=("one_reference", "63_tokens", "many_places", "many_tiles"),
         gpu=("63_tokens",),
-        tpu_sparse_core=("63_tokens",),
     ),
 )

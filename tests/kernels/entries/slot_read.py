@@ -30,13 +30,11 @@ ENTRY = Entry(
     specs=SPECS,
     sample=sample,
     call=call,
-    kernels=("tpu", "gpu", "tpu_sparse_core"),
     differentiable=("values", "weights", "target", "write_weight"),
     ratio=2e-6,
     vjp_has_kernels=False,
     not_interpreted=interpreted_only(
         tpu=("one_token", "63_tokens", "100_tokens", "many_places", "many_tiles"),
         gpu=("one_token",),
-        tpu_sparse_core=("63_tokens",),
     ),
 )

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dispatch import gpu_interpreter
 from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP, Residuals, Vectors
 from pallas_kernels.gated_delta.gpu_after_program import (
     BLOCK,
@@ -28,15 +27,14 @@ from pallas_kernels.gated_delta.gpu_after_program import (
     zeros,
 )
 from pallas_kernels.gated_delta.gpu_chunk import (
-    GRID_NAMES,
     chunk_tokens,
     column_blocks,
+    launch,
     positions,
     program_place,
 )
 from pallas_kernels.gated_delta.gpu_tiles import (
     Halves,
-    compiler_params,
     gpu_halves,
     joined,
     multiply,
@@ -83,15 +81,22 @@ def after_walk(
     place, width = vectors.beta.shape[:3], key.shape[-1]
     half = gpu_halves((*place, CHUNK, value.shape[-1]), of=key.dtype)
     vector = jax.ShapeDtypeStruct((*place, CHUNK), jnp.float32)
-    results = plgpu.kernel(
+    results = launch(
         functools.partial(_after_kernel, scale=scale),
+        query,
+        key,
+        value,
+        *vectors,
+        *saved,
+        d_output,
+        d_after,
         out_type=[
             *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (query, key, value)),
             *(vector for _ in range(4)),
             *half.refs,
             *half.refs,
         ],
-        scratch_types=[
+        scratch=[
             halves(CHUNK, width, of=key.dtype),
             halves(CHUNK, CHUNK, of=key.dtype),
             halves(CHUNK, CHUNK, of=key.dtype),
@@ -99,11 +104,8 @@ def after_walk(
             plgpu.Barrier(num_barriers=2 * width // BLOCK + 2),
         ],
         grid=place,
-        grid_names=GRID_NAMES,
-        kernel_name="gated_delta_after_walk",
-        compiler_params=compiler_params(),
-        interpret=gpu_interpreter(),
-    )(query, key, value, *vectors, *saved, d_output, d_after)
+        name="gated_delta_after_walk",
+    )
     return ChunkCotangents(*results[:7])
 
 

@@ -9,13 +9,12 @@ from typing import NamedTuple
 import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dispatch import gpu_interpreter
 from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP, Vectors
 from pallas_kernels.gated_delta.gpu_chunk import (
-    GRID_NAMES,
     chunk_tokens,
     column_blocks,
     decays_between,
+    launch,
     program_place,
     send_factors,
 )
@@ -23,7 +22,6 @@ from pallas_kernels.gated_delta.gpu_tiles import (
     COLUMN,
     ROW,
     Halves,
-    compiler_params,
     fetched,
     gpu_halves,
     joined,
@@ -72,26 +70,28 @@ def before_walk(
     """
     place, width, value = vectors.beta.shape[:3], key.shape[-1], d_output.shape[-1]
     half = gpu_halves((*place, CHUNK, width), of=key.dtype)
-    d_errors, step, *halves = plgpu.kernel(
+    d_errors, step, *halves = launch(
         functools.partial(_before_kernel, scale=scale),
+        query,
+        key,
+        *vectors,
+        inverse,
+        d_output,
         out_type=[
             jax.ShapeDtypeStruct((*place, CHUNK, value), key.dtype),
             jax.ShapeDtypeStruct((*place, width, value), key.dtype),
             *half.refs,
             *half.refs,
         ],
-        scratch_types=[
+        scratch=[
             *(smem_halves(CHUNK, width, of=key.dtype) for _ in range(2)),
             *(smem_halves(CHUNK, CHUNK, of=key.dtype) for _ in range(3)),
             smem(CHUNK, WIDTH_STEP, key.dtype),
             plgpu.Barrier(),
         ],
         grid=place,
-        grid_names=GRID_NAMES,
-        kernel_name="gated_delta_before_walk",
-        compiler_params=compiler_params(),
-        interpret=gpu_interpreter(),
-    )(query, key, *vectors, inverse, d_output)
+        name="gated_delta_before_walk",
+    )
     return BeforeWalk(d_errors, step, *two_halves(halves))
 
 

@@ -12,13 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dispatch import gpu_interpreter
 from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP
 from pallas_kernels.gated_delta.gpu_chunk import (
-    GRID_NAMES,
     chunk_tokens,
     column_blocks,
     decays_between,
+    launch,
     positions,
     program_place,
     send_factors,
@@ -27,7 +26,6 @@ from pallas_kernels.gated_delta.gpu_tiles import (
     COLUMN,
     ROW,
     Halves,
-    compiler_params,
     fetched,
     gpu_halves,
     joined,
@@ -78,26 +76,29 @@ def prepare(
     """
     place, width = beta.shape[:3], key.shape[-1]
     half = gpu_halves((*place, CHUNK, width), of=key.dtype)
-    inverse, own, *halves = plgpu.kernel(
+    inverse, own, *halves = launch(
         _prepare_kernel,
+        key,
+        value,
+        log_decay,
+        beta,
+        to_token,
+        to_end,
         out_type=[
             jax.ShapeDtypeStruct((*place, CHUNK, CHUNK), key.dtype),
             jax.ShapeDtypeStruct((*place, CHUNK, value.shape[-1]), key.dtype),
             *half.refs,
             *half.refs,
         ],
-        scratch_types=[
+        scratch=[
             smem_halves(CHUNK, width, of=key.dtype),
             *(smem_halves(CHUNK, CHUNK, swizzle=2 * SIDE) for _ in range(2)),
             smem(CHUNK, WIDTH_STEP, key.dtype),
             plgpu.Barrier(),
         ],
         grid=place,
-        grid_names=GRID_NAMES,
-        kernel_name="gated_delta_prepare",
-        compiler_params=compiler_params(),
-        interpret=gpu_interpreter(),
-    )(key, value, log_decay, beta, to_token, to_end)
+        name="gated_delta_prepare",
+    )
     return Prepared(inverse, own, *two_halves(halves))
 
 

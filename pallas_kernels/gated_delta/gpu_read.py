@@ -5,19 +5,17 @@ import functools
 import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dispatch import gpu_interpreter
 from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP, Residuals
 from pallas_kernels.gated_delta.gpu_chunk import (
-    GRID_NAMES,
     chunk_tokens,
     column_blocks,
     decays_between,
+    launch,
     program_place,
 )
 from pallas_kernels.gated_delta.gpu_tiles import (
     COLUMN,
     ROW,
-    compiler_params,
     load,
     multiply,
     put,
@@ -54,10 +52,17 @@ def read(
       scale: factor on the queries.
     """
     width = key.shape[-1]
-    return plgpu.kernel(
+    return launch(
         functools.partial(_read_kernel, scale=scale),
+        query,
+        key,
+        value,
+        log_decay,
+        beta,
+        to_token,
+        *saved,
         out_type=jax.ShapeDtypeStruct(value.shape, key.dtype),
-        scratch_types=[
+        scratch=[
             *(smem_halves(CHUNK, width, of=key.dtype) for _ in range(2)),
             smem_halves(width, WIDTH_STEP, of=key.dtype),
             *(smem_halves(CHUNK, CHUNK, of=key.dtype) for _ in range(3)),
@@ -66,11 +71,8 @@ def read(
             plgpu.Barrier(num_barriers=2 + width // WIDTH_STEP),
         ],
         grid=beta.shape[:3],
-        grid_names=GRID_NAMES,
-        kernel_name="gated_delta_read",
-        compiler_params=compiler_params(),
-        interpret=gpu_interpreter(),
-    )(query, key, value, log_decay, beta, to_token, *saved)
+        name="gated_delta_read",
+    )
 
 
 def _read_kernel(query, key, value, log_decay, beta, to_token, *refs, scale):

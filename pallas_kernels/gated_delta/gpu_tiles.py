@@ -203,13 +203,3 @@ def gpu_halves(shape: Sequence[int], *, of: Any) -> Halves:
 def two_halves(refs: Sequence[Any]) -> tuple[Halves, Halves]:
     """The two arrays whose `Halves.refs`, one after the other, are these."""
     return Halves(*refs[: len(refs) // 2]), Halves(*refs[len(refs) // 2 :])
-
-
-def compiler_params() -> plgpu.CompilerParams:
-    """Layouts mean the same in all versions of JAX, and barriers are where the kernels have them.
-
-    JAX would add two to each store to shared memory, and one to each copy.
-    """
-    return plgpu.CompilerParams(
-        lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
-    )

@@ -18,11 +18,10 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.dispatch import gpu_interpreter
 from pallas_kernels.gated_delta.arguments import CHUNK
+from pallas_kernels.gated_delta.gpu_chunk import launch
 from pallas_kernels.gated_delta.gpu_tiles import (
     Halves,
-    compiler_params,
     load,
     multiply,
     put,
@@ -79,19 +78,22 @@ def walk(
         smem_halves(CHUNK, VALUE_BLOCK, of=add.dtype, swizzle=SWIZZLE),
         plgpu.Barrier(num_arrivals=1 + len(operands) + len(steps), num_barriers=SLOTS),
     ]
-    states, last = plgpu.kernel(
+    states, last = launch(
         functools.partial(_walk_kernel, chunks=chunks, reverse=reverse),
+        whole,
+        start,
+        add,
+        *operands,
+        *steps,
         out_type=[
             jax.ShapeDtypeStruct((batch, chunks, heads, key, value), add.dtype),
             jax.ShapeDtypeStruct(start.shape, jnp.float32),
         ],
-        scratch_types=scratch,
+        scratch=scratch,
         grid=(batch, heads, value // VALUE_BLOCK),
-        grid_names=("batch", "heads", "columns"),
-        kernel_name="gated_delta_walk_back" if reverse else "gated_delta_walk",
-        compiler_params=compiler_params(),
-        interpret=gpu_interpreter(),
-    )(whole, start, add, *operands, *steps)
+        axes=("batch", "heads", "columns"),
+        name="gated_delta_walk_back" if reverse else "gated_delta_walk",
+    )
     return states, last
 
 

@@ -4,10 +4,10 @@ import functools
 
 import jax.numpy as jnp
 import pytest
-from fwpkm_jax.core.slots.key_write import KeyWrite
 
 from fwpkm_jax.core.slots.addressing import best_sub_keys
 from fwpkm_jax.core.slots.key_scan import key_scan
+from fwpkm_jax.core.slots.write import KeyWrite
 
 
 def test_a_write_that_clips_is_refused():

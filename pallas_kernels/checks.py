@@ -26,9 +26,9 @@ def refuse_rows(
     for array in others:
         if array is not None and array.dtype != jnp.float32:
             return f"{array.dtype} arrays beside the table"
-    if values.shape[1] % LANES and not dispatch.interpreted():
+    if values.shape[-1] % LANES and not dispatch.interpreted():
         # Only devices have this limit; interpreted kernels run at the widths of small tests.
-        return f"rows of {values.shape[1]} values, only multiples of {LANES}"
+        return f"rows of {values.shape[-1]} values, only multiples of {LANES}"
     return None
 
 

@@ -1,5 +1,6 @@
 """Launches Mosaic GPU kernels in which each program is one warpgroup and moves whole rows."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,6 +43,63 @@ def launch(
         interpret=dispatch.gpu_interpreter() or False,
         name=name,
     )(*operands)
+
+
+def over_tables(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """`kernel(values, slot_ids, *of_tokens)`, which under `vmap` is still one launch.
+
+    Mosaic GPU cannot batch such a kernel. Rows are found by their number alone, so the tables of a
+    batch are laid end to end, and their tokens too.
+
+    Args:
+      kernel: from a table `[slots, value]`, slots `[tokens, places]` and arrays `[tokens, ...]` or
+        None to arrays `[tokens, ...]`.
+    """
+    call = jax.custom_batching.custom_vmap(kernel)
+
+    @call.def_vmap
+    def _(size: int, batched: Any, values: jax.Array, *of_tokens: Any) -> Any:
+        values_batched, *others_batched = batched
+
+        def stacked(x: jax.Array, is_batched: bool) -> jax.Array:
+            return x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+
+        slot_ids, *others = jax.tree.map(stacked, list(of_tokens), others_batched)
+        if values_batched:
+            starts = values.shape[1] * jnp.arange(size, dtype=slot_ids.dtype)
+            slot_ids = slot_ids + starts[:, None, None]
+            values = values.reshape(-1, values.shape[2])
+        laid = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (slot_ids, *others))
+        out = call(values, *laid)
+        out = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), out)
+        return out, jax.tree.map(lambda x: True, out)
+
+    return call
+
+
+def in_turn(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of arrays that updates refs inside; under `vmap` it runs for one after the other.
+
+    Mosaic GPU cannot batch refs, and each launch owns the array that it updates.
+    """
+    if jax.__version_info__ < (0, 11):
+        _know_refs_in_batches()
+    return jax.custom_batching.sequential_vmap(function)
+
+
+@functools.cache
+def _know_refs_in_batches() -> None:
+    """Gives jax 0.10 the rule by which later versions lower refs inside `custom_vmap`."""
+    # TODO: drop once jax>=0.11.
+    from jax._src.custom_batching import custom_vmap_p
+    from jax._src.state.discharge import discharge_state, register_discharge_rule
+
+    @register_discharge_rule(custom_vmap_p)
+    def _(in_avals: Any, out_avals: Any, *arrays: Any, call: Any, **how: Any) -> Any:
+        del out_avals
+        # No ref enters or leaves: what is given back for the inputs is None.
+        out = custom_vmap_p.bind(*arrays, call=discharge_state(call), **how)
+        return [None] * len(in_avals), out
 
 
 def row(ref: Any, index: Any) -> jax.Array:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fwpkm_jax.core.slots.grouping import SlotGroups, group_slots
+from fwpkm_jax.core.slots.write import PLAIN
 from pallas_kernels.dispatch import Kernel, module_of
 
 
@@ -53,10 +54,10 @@ def _read_backward(chosen, residuals, cotangents):
     target_bar = write_weight_bar = None
     if kept is not None:
         target, write_weight, output = kept
-        errors_bar = _instantiated(errors_bar)
-        target_bar = -write_weight[:, None] * errors_bar
-        write_weight_bar = jnp.sum(errors_bar * (output - target), axis=-1)
-        vectors = vectors - target_bar
+        _, of_error = jax.vjp(PLAIN.error, output, target, write_weight[:, None])
+        read_bar, target_bar, write_weight_bar = of_error(_instantiated(errors_bar))
+        write_weight_bar = write_weight_bar[:, 0]
+        vectors = vectors + read_bar
     weights_bar = dot(chosen, values, slot_ids, vectors)
     values_bar = None
     if asked is not None:

@@ -19,10 +19,10 @@ from fwpkm_jax.core.slots.row_ops import (
 from fwpkm_jax.core.slots.value_scan import value_scan
 from fwpkm_jax.core.slots.write import PLAIN, ValueWrite
 from pallas_kernels.checks import refuse_rows, relative_errors
-from pallas_kernels.dispatch import Backend, Implementation, Kernel, implementation
-from pallas_kernels.mosaic_gpu import launch, zeros
-from pallas_kernels.slot_add.api import check_add, slot_add
-from pallas_kernels.slot_read.api import check_dot, check_read, slot_dot, slot_read
+from pallas_kernels.dispatch import Backend, Kernel, implementation, module_of
+from pallas_kernels.mosaic_gpu import in_turn, launch, zeros
+from pallas_kernels.slot_add.api import check_add
+from pallas_kernels.slot_read.api import check_dot, check_read
 from pallas_kernels.slot_read.specs import CHECK_RATIO, CHECKED, SPECS, RowSpec, sample
 
 
@@ -39,11 +39,39 @@ def row_ops(values: jax.Array, *, write: ValueWrite = PLAIN, backend: Backend = 
       NotImplementedError: `backend="pallas"` with a width, dtype or option of the write that the
         kernels do not take.
     """
-    table = values.reshape(-1, values.shape[-1])
     chosen = implementation(
-        "value_scan", backend, supports=functools.partial(_refuse, table, write), check=check_rows
+        "value_scan", backend, supports=functools.partial(_refuse, values, write), check=check_rows
     )
-    return _KERNELS[chosen]
+    return RowOps() if chosen == "reference" else ops_of(chosen)
+
+
+@functools.cache
+def ops_of(kernel: Kernel) -> RowOps:
+    """The operations of one device's kernels; the same object each time, so that traces are shared.
+
+    They call the kernels without their gradients: `core.slots.value_scan` has its own.
+    """
+    read, dot = (getattr(module_of("slot_read", kernel), name) for name in ("read", "dot"))
+    add_with_log = module_of("slot_add", kernel).add
+
+    def pull(values: jax.Array, slot_ids: jax.Array, weights: jax.Array, vectors: jax.Array) -> Any:
+        return read(values, slot_ids, weights, None, None)[0], dot(values, slot_ids, vectors)
+
+    def add(values: jax.Array, groups: SlotGroups, coefficients: jax.Array, rows: jax.Array) -> Any:
+        return add_with_log(values, groups, coefficients, rows, with_old_rows=False)[0]
+
+    if kernel == "tpu":
+        back = functools.partial(exchange_back, pull=pull, dot=dot, add=add)
+        return RowOps(exchange=_exchange_on_tpu, exchange_back=back, dot=dot, add=add)
+    return RowOps(
+        batched=in_turn,  # Whole scans in turn: a table is laid out once for all of its chunks.
+        new_log=_new_log_on_gpu,
+        runs=module_of("slot_add", kernel).runs_of,
+        exchange=_exchange_on_gpu,
+        exchange_back=_exchange_back_on_gpu,
+        dot=dot,
+        add=add,
+    )
 
 
 def _new_log_on_gpu(rows: int, values: jax.Array) -> jax.Array:
@@ -54,12 +82,6 @@ def _new_log_on_gpu(rows: int, values: jax.Array) -> jax.Array:
 
     out_type = [jax.ShapeDtypeStruct((rows, values.shape[1]), values.dtype)]
     return launch(body, programs=1, out_type=out_type, name="new_log")[0]
-
-
-def _runs_on_gpu(groups: SlotGroups, coefficients: jax.Array, source: jax.Array) -> Any:
-    from pallas_kernels.slot_add.gpu import runs_of
-
-    return runs_of(groups, coefficients, source)
 
 
 def _exchange_on_gpu(
@@ -101,7 +123,7 @@ def _exchange_back_on_gpu(
     return ExchangeBack(kept, rows_bar)
 
 
-def _exchange(
+def _exchange_on_tpu(
     write: ValueWrite,
     values: jax.Array,
     log: jax.Array,
@@ -110,57 +132,29 @@ def _exchange(
     groups: SlotGroups,
     rows: ChunkRows,
 ) -> Exchange:
-    del write
+    del write  # Plain, see `_refuse`.
+    from pallas_kernels.slot_add.tpu import add
+    from pallas_kernels.slot_read.tpu import read
+
     distinct = logged_rows(values.shape[0], groups)
-    slot_ids, groups, rows = of_chunk(chunk, (slot_ids, groups, rows))
-    read = slot_read(
-        *(values, slot_ids, rows.weights),
-        target=rows.targets,
-        write_weight=rows.error_weights,
-        backend="pallas",
+    slot_ids, groups, (weights, steps, targets, error_weights) = of_chunk(
+        chunk, (slot_ids, groups, rows)
     )
-    assert read.errors is not None
-    added = slot_add(values, groups, rows.steps, read.errors, with_old_rows=True, backend="pallas")
-    before = added.old_rows[:distinct]  # A chunk may have more references than slots.
+    output, errors = read(values, slot_ids, weights, targets, error_weights)
+    assert errors is not None  # Targets were given.
+    values, old_rows = add(values, groups, steps, errors, with_old_rows=True)
+    assert old_rows is not None
+    before = old_rows[:distinct]  # A chunk may have more references than slots.
     log = jax.lax.dynamic_update_slice_in_dim(log, before, chunk * distinct, axis=0)
-    return Exchange(added.values, log, read.output, read.errors)
+    return Exchange(values, log, output, errors)
 
 
-def _pull(
-    values: jax.Array, slot_ids: jax.Array, weights: jax.Array, vectors: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    read = slot_read(values, slot_ids, weights, backend="pallas")
-    return read.output, slot_dot(values, slot_ids, vectors, backend="pallas")
-
-
-_dot = functools.partial(slot_dot, backend="pallas")
-_add = functools.partial(slot_add, backend="pallas")
-_ON_TPU = RowOps(
-    exchange=_exchange,
-    exchange_back=functools.partial(exchange_back, pull=_pull, dot=_dot, add=_add),
-    dot=_dot,
-    add=_add,
-)
-_KERNELS: dict[Implementation, RowOps] = {
-    "reference": RowOps(),
-    "gpu": RowOps(
-        new_log=_new_log_on_gpu,
-        runs=_runs_on_gpu,
-        exchange=_exchange_on_gpu,
-        exchange_back=_exchange_back_on_gpu,
-        dot=_dot,
-        add=_add,
-    ),
-    "tpu": _ON_TPU,
-}
-
-
-def _refuse(table: jax.Array, write: ValueWrite, kernel: Kernel) -> str | None:
+def _refuse(values: jax.Array, write: ValueWrite, kernel: Kernel) -> str | None:
     if write.options:
         return f"a write with {write.options}, only the plain error"
-    if table.dtype != jnp.float32:
-        return f"{table.dtype} tables"
-    return refuse_rows(table, (), kernel)
+    if values.dtype != jnp.float32:
+        return f"{values.dtype} tables"
+    return refuse_rows(values, (), kernel)
 
 
 def check_rows(kernel: Kernel) -> None:
@@ -200,7 +194,5 @@ def exchange_errors(spec: RowSpec, kernel: Kernel) -> dict[str, float]:
         read, back, written = jax.vjp(scan, rows, has_aux=True)
         return read, written, back(read)[0]
 
-    actual, expected = (
-        results(ops, arrays["values"], rows) for ops in (_KERNELS[kernel], RowOps())
-    )
+    actual, expected = (results(ops, arrays["values"], rows) for ops in (ops_of(kernel), RowOps()))
     return relative_errors(actual, expected)

@@ -32,6 +32,7 @@ from fwpkm_jax.core.slots.write import (
 from pallas_kernels.key_scan import gpu_rows
 from pallas_kernels.key_scan.gpu_add import add, totals
 from pallas_kernels.key_scan.gpu_rows import pulls_back, step, step_back
+from pallas_kernels.mosaic_gpu import in_turn
 from pallas_kernels.product_top_k.gpu_select import select_chunk, terms_of
 
 
@@ -45,7 +46,8 @@ def forward(
 ) -> tuple[KeyScanOutput, jax.Array, StepSums]:
     """The scan, the keys before each chunk, the steps' sums; as in `core.slots.key_scan`."""
     del find
-    return _forward(top_k, key_write, keys, queries, token_weights)
+    one = functools.partial(_forward, top_k, key_write)
+    return in_turn(one)(keys, queries, token_weights)
 
 
 # `jit` traces this once for equal arguments, so a model with several memories lowers it once.
@@ -107,6 +109,11 @@ def backward(
     key_write: KeyWrite, keys_bar: SubKeys, chunks: ScannedChunk, steps: KeyStep
 ) -> tuple[SubKeys, tuple[jax.Array, jax.Array]]:
     """Cotangents of keys and gradients, and all pulls; as the loop in `core.slots.key_scan`."""
+    one = functools.partial(_backward, key_write)
+    return in_turn(one)(keys_bar, chunks, steps)
+
+
+def _backward(key_write, keys_bar, chunks, steps):
     number, heads, _, subkeys, half = chunks.keys.shape
     tokens = chunks.query.shape[1]
     codebooks = 2 * heads
@@ -156,6 +163,11 @@ def to_queries(
 ) -> jax.Array:
     """The cotangents of all queries; as in `core.slots.key_scan`."""
     del key_write  # Its score is `idw`.
+    arrays = chunks, step_pulls, gradient_bar, pulls
+    return in_turn(_to_queries)(*arrays)
+
+
+def _to_queries(chunks, step_pulls, gradient_bar, pulls):
     number, heads, _, subkeys, half = chunks.keys.shape
     tokens = chunks.query.shape[1]
     codebooks = 2 * heads

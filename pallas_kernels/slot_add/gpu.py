@@ -23,7 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from fwpkm_jax.core.slots.grouping import SlotGroups
 from fwpkm_jax.core.slots.row_ops import logged_rows
-from pallas_kernels.mosaic_gpu import IN_FLIGHT, index32, launch, row, zeros
+from pallas_kernels.mosaic_gpu import IN_FLIGHT, in_turn, index32, launch, row, zeros
 
 SEGMENT = 64
 """Longest run that its owner sums from references. For a longer run the owner takes one step per
@@ -86,8 +86,6 @@ def runs_of(groups: SlotGroups, coefficients: jax.Array, source: jax.Array) -> R
     return Runs(groups, coefficients, jnp.stack(fields, axis=-1), jnp.stack(factors, axis=-1))
 
 
-# Compiled, because a ref in GPU memory exists only inside a compiled function.
-@functools.partial(jax.jit, static_argnames="with_old_rows")
 def add(
     values: jax.Array,
     groups: SlotGroups,
@@ -97,6 +95,13 @@ def add(
     with_old_rows: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
     """`slot_add` in place; with `with_old_rows` also the changed rows before the addition."""
+    one = functools.partial(_add, with_old_rows=with_old_rows)
+    return in_turn(one)(values, groups, coefficients, rows)
+
+
+# Compiled, because a ref in GPU memory exists only inside a compiled function.
+@functools.partial(jax.jit, static_argnames="with_old_rows")
+def _add(values, groups, coefficients, rows, *, with_old_rows):
 
     def store(chunk, group, slot, old, new, table, *old_rows):
         table[slot] = new

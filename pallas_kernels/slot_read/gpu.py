@@ -11,9 +11,11 @@ import operator
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.mosaic_gpu import IN_FLIGHT, launch, row
+from fwpkm_jax.core.slots.write import PLAIN
+from pallas_kernels.mosaic_gpu import IN_FLIGHT, launch, over_tables, row
 
 
+@over_tables
 def read(
     values: jax.Array,
     slot_ids: jax.Array,
@@ -56,7 +58,7 @@ def read_chunk(
         place = chunk[0], token
         total = _weighted_sum(values, slot_ids, weights, place)
         output[token] = total
-        errors[token] = write_weights[place] * (total - row(targets, place))
+        errors[token] = PLAIN.error(total, row(targets, place), write_weights[place])
 
     output, errors = launch(
         body,
@@ -91,6 +93,7 @@ def _weighted_sum(values, slot_ids, weights, token):
     return total
 
 
+@over_tables
 def dot(values: jax.Array, slot_ids: jax.Array, vectors: jax.Array) -> jax.Array:
     """The result of `slot_dot`: products in registers, summed across the warpgroup."""
     tokens, places = slot_ids.shape

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fwpkm_jax.core.slots.row_ops import ChunkRows
+from fwpkm_jax.core.slots.write import PLAIN
 from pallas_kernels.mosaic_gpu import IN_FLIGHT, index32, launch, row, zeros
 
 
@@ -31,9 +32,8 @@ def back(
     def body(token, kept, chunk, later, rank, steps, targets, weights, output, output_bar, *outs):
         read_bar, weights_bar, steps_bar, targets_bar, error_weights_bar = outs
         chunk = chunk[0]
-        weight = weights[chunk, token]
-        gap = row(output, (chunk, token)) - row(targets, (chunk, token))
-        error = weight * gap
+        read, target = (row(x, (chunk, token)) for x in (output, targets))
+        error, of_error = jax.vjp(PLAIN.error, read, target, weights[chunk, token])
 
         def pull(first, count, total):
             places = [first + p for p in range(count)]
@@ -44,10 +44,8 @@ def back(
             return total
 
         errors_bar = _by_groups(places, pull, zeros(width))
-        error_weights_bar[token] = jnp.sum(errors_bar * gap)
-        target_bar = -weight * errors_bar
-        targets_bar[token] = target_bar
-        bar = row(output_bar, (chunk, token)) - target_bar
+        bar, targets_bar[token], error_weights_bar[token] = of_error(errors_bar)
+        bar = row(output_bar, (chunk, token)) + bar
         read_bar[token] = bar
 
         def dot(first, count, _):

@@ -11,6 +11,7 @@ from fwpkm_jax.core.array_types import (
 )
 from fwpkm_jax.core.slots import table as memory
 from fwpkm_jax.core.slots.rows import dot_rows
+from fwpkm_jax.core.slots.write import PLAIN
 
 
 class SlotRead(NamedTuple):
@@ -35,7 +36,7 @@ def slot_read(
     output = memory.slot_read(values.astype(weights.dtype), slot_ids, weights)
     if target is None or write_weight is None:
         return SlotRead(output, None)
-    return SlotRead(output, write_weight[:, None] * (output - target))
+    return SlotRead(output, PLAIN.error(output, target, write_weight[:, None]))
 
 
 def slot_dot(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> SlotWeights:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from fwpkm_jax.core.slots.write import PLAIN
 from pallas_kernels import dispatch
 
 REFERENCES = 4096
@@ -53,8 +54,8 @@ def read(
         def use(token, rows):
             total = summed(weights, rows, token)
             output[pl.ds(token, 1)] = total
-            gap = total - target[pl.ds(token, 1)]
-            errors[pl.ds(token, 1)] = write_weight[0, 0, token] * gap
+            weight = write_weight[0, 0, token]
+            errors[pl.ds(token, 1)] = PLAIN.error(total, target[pl.ds(token, 1)], weight)
 
         _stream_rows(slot_ids, values, ring, sems, tokens=tile, places=places, use=use)
 

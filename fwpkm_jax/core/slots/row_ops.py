@@ -201,10 +201,16 @@ def exchange_back(
     return ExchangeBack(kept, rows_bar)
 
 
+def batched_at_once(scan: Callable[..., Any]) -> Callable[..., Any]:
+    """What a scan over chunks is called through: `vmap` batches it as it batches plain XLA."""
+    return scan
+
+
 @dataclass(frozen=True)
 class RowOps:
     """The functions that read and add rows; each has the signature and meaning of its default."""
 
+    batched: Callable[[Callable[..., Any]], Callable[..., Any]] = batched_at_once
     new_log: Callable[[int, ValueTable], jax.Array] = new_log
     runs: Callable[[SlotGroups, jax.Array, jax.Array], Any] = groups_alone
     exchange: Callable[..., Exchange] = exchange_rows

@@ -76,7 +76,8 @@ def _primal(
     rows: ChunkRows,
     groups: SlotGroups,
 ) -> ValueScanOutput:
-    return _scan_and_log(ops, write, values, slot_ids, rows, groups)[0]
+    scan = ops.batched(functools.partial(_scan_and_log, ops, write))
+    return scan(values, slot_ids, rows, groups)[0]
 
 
 _scan = jax.custom_vjp(_primal, nondiff_argnums=(0, 1))
@@ -126,7 +127,8 @@ def _scan_forward(ops, write, values, slot_ids, rows, groups):
     values, slot_ids, rows, groups = jax.tree.map(
         lambda x: x.value, (values, slot_ids, rows, groups)
     )
-    output, log = _scan_and_log(ops, write, values, slot_ids, rows, groups)
+    scan = ops.batched(functools.partial(_scan_and_log, ops, write))
+    output, log = scan(values, slot_ids, rows, groups)
     slots = jnp.zeros((values.shape[0], 0), values.dtype)
     table = jnp.zeros((), values.dtype) if asked else None
     return output, _Residuals(log, output.output, rows, groups, slots, table)
@@ -141,9 +143,8 @@ def _scan_backward(ops, write, residuals, cotangents):
     output_bar, values_bar = cotangents.output, cotangents.values
     if _is_zero(output_bar):
         output_bar = jnp.zeros_like(residuals.output)
-    values_bar, rows_bar = _scan_back(
-        ops, write, residuals, output_bar, None if _is_zero(values_bar) else values_bar
-    )
+    scan = ops.batched(functools.partial(_scan_back, ops, write))
+    values_bar, rows_bar = scan(residuals, output_bar, None if _is_zero(values_bar) else values_bar)
     return values_bar, None, rows_bar, None
 
 

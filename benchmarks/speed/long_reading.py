@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed.long_reading --tokens 170000 --out long_reading.json
 
-The steps are those of a needle evaluation (`fwpkm_jax.evaluation.readers.haystack_reader`), with
+The steps are those of a needle evaluation (`fwpkm_jax.evaluation.readers.stream_reader`), with
 random weights and tokens: read, write, read a question of 32 tokens, decode 6 tokens. A text of
 128,000 words has about 170,000 tokens. On a shared machine rely on `cpu_seconds` rather than
 `seconds`.
@@ -30,9 +30,8 @@ from benchmarks.machine import (
 from benchmarks.options import parse
 from benchmarks.speed.layer import uniform_memory
 from fwpkm_jax.config import load_config
-from fwpkm_jax.evaluation.readers import haystack_reader
-from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader, decode
-from fwpkm_jax.evaluation.readers.stream_calls import flush
+from fwpkm_jax.evaluation.readers import stream_reader
+from fwpkm_jax.evaluation.readers.stream_reader import StreamReader, decode, flush
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
@@ -95,8 +94,8 @@ def plan(options: Options) -> dict[str, dict[str, float]]:
     tokens = jax.ShapeDtypeStruct((1, options.piece_length), jnp.int32)
     settings = {"chunk_size": "flush", "write": True, "vocab_size": config.vocab_size}
     calls = {
-        "read": haystack_reader._read_piece.lower(
-            graphdef, params, stream, tokens, None, partition=None, **settings
+        "read": stream_reader._read_piece.lower(
+            graphdef, params, stream, tokens, None, None, partition=None, **settings
         ),
         "write": flush.lower(graphdef, params, stream),
     }
@@ -133,7 +132,7 @@ def measure(options: Options) -> dict[str, Any]:
     model = with_yarn(model, factor=64.0, original_length=1024)
     make = jax.jit(lambda: uniform_memory(config.fast_weight.rule))
     memory = {layer_name(index): make() for index in config.memory_layers}
-    reader = HaystackReader(
+    reader = StreamReader(
         model,
         memory,
         capacity=_waiting(options),
@@ -141,6 +140,7 @@ def measure(options: Options) -> dict[str, Any]:
         piece_length=options.piece_length,
         vocab_size=config.vocab_size,
         write=True,
+        chunk_size="flush",
     )
     text = np.random.default_rng(0).integers(config.vocab_size, size=options.tokens)
     jax.block_until_ready(reader.stream)

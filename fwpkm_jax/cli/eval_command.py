@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fwpkm_jax.cli.options import PluginOptions, RunArgument, parse_options
-from fwpkm_jax.command_line import report, say_error, start_logging
+from fwpkm_jax.cli.options import PluginOptions, RunArgument, parse_options, values_of
+from fwpkm_jax.command_line import report, say_error, separate_options, start_logging
 from fwpkm_jax.compile_cache import enable_compile_cache
 from fwpkm_jax.evaluation import EVALS
 from fwpkm_jax.layers.partition import MeshConfig
+from fwpkm_jax.plugins import import_plugins
 from fwpkm_jax.run.evaluate import evaluate
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 
@@ -62,6 +63,8 @@ def parse(arguments: Sequence[str], program: str = "fwpkm eval") -> Any:
       SystemExit: 0 after `--help`.
       ValueError: see `parse_options`.
     """
+    # First of all, because plugins may register evaluations, whose options are then known.
+    import_plugins(values_of("--plugins", separate_options(arguments)))
     return parse_options(arguments, program, options_type()(run=Path()))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import tyro
 
 from fwpkm_jax.cli.help_text import without_unused_sections
+from fwpkm_jax.cli.options import values_of
 from fwpkm_jax.command_line import check_options, separate_options
 from fwpkm_jax.config import Experiment, load_config, read_experiment
 from fwpkm_jax.config_json import from_json, to_json
@@ -56,7 +57,7 @@ def parse_command_line(
     arguments = separate_options(arguments)
     for option, value in itertools.pairwise(["", *arguments]):
         check_local(value, option.removeprefix("--"))
-    import_plugins(_values_of("--plugins", arguments))
+    import_plugins(values_of("--plugins", arguments))
     if "--resume" in arguments:
         origin, experiment, arguments = _resumed(arguments)
     elif "--base" in arguments and (not arguments or arguments[0].startswith("-")):
@@ -140,20 +141,12 @@ def _mixer(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
     )
 
 
-def _values_of(option: str, arguments: list[str]) -> list[str]:
-    """The values of an option that takes several."""
-    if option not in arguments:
-        return []
-    values = arguments[arguments.index(option) + 1 :]
-    return list(itertools.takewhile(lambda value: not value.startswith("-"), values))
-
-
 def _without(option: str, arguments: list[str]) -> list[str]:
     """The arguments without an option that takes several values."""
     if option not in arguments:
         return arguments
     at = arguments.index(option)
-    return arguments[:at] + arguments[at + 1 + len(_values_of(option, arguments)) :]
+    return arguments[:at] + arguments[at + 1 + len(values_of(option, arguments)) :]
 
 
 def _resumed(arguments: list[str]) -> tuple[str, Experiment, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -58,6 +59,14 @@ def parse_options(arguments: Sequence[str], program: str, empty: Options) -> Opt
     if isinstance(empty, PluginOptions):
         import_plugins(options.plugins)
     return options
+
+
+def values_of(option: str, arguments: Sequence[str]) -> list[str]:
+    """The values of an option that takes several, from `separate_options`."""
+    if option not in arguments:
+        return []
+    values = arguments[arguments.index(option) + 1 :]
+    return list(itertools.takewhile(lambda value: not value.startswith("-"), values))
 
 
 def _paths(options: Any, prefix: str = "") -> Iterator[tuple[str, Path]]:

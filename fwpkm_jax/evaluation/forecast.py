@@ -53,6 +53,9 @@ class Forecast:
             self._told = now
             logger.info(
                 "%s: %s of %s %s, about %s left",
-                *(self._name, f"{self._done:,}", f"{self.total:,}", self._unit),
+                self._name,
+                f"{self._done:,}",
+                f"{self.total:,}",
+                self._unit,
                 format_duration(left),
             )

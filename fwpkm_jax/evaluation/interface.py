@@ -1,4 +1,4 @@
-"""The interface of evaluations: what they receive and what they provide."""
+"""The interface of evaluations: what they receive, what they give, and how they are registered."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fwpkm_jax.data import AbstractDataConfig, TextData, Tokenizer
-from fwpkm_jax.evaluation.record import Origin, Result
+import numpy as np
+
+from fwpkm_jax.data import AbstractDataConfig, TextData, load_tokenizer
+from fwpkm_jax.evaluation.record import Origin, Result, first_group, make_result
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.language_model import LanguageModel, Memory
@@ -23,13 +25,13 @@ class Subject:
     """The model with its slow weights."""
     memory: Memory
     """The checkpoint's fast weights, leaves `[groups, ...]`."""
-    data: AbstractDataConfig
-    """The data it was trained on."""
-    lifetime: Literal["carried", "batch"]
+    data: AbstractDataConfig | None = None
+    """The data it was trained on. None: the evaluation is given its texts."""
+    lifetime: Literal["carried", "batch"] = "carried"
     """How long memories lived in training."""
-    groups: int
+    groups: int = 1
     """Memories per batch in training."""
-    batch_size: int
+    batch_size: int = 1
     """Sequences per batch in training."""
     seed: int = 0
     """The run's seed."""
@@ -44,56 +46,143 @@ class Subject:
     @property
     def text(self) -> TextData:
         """The text of `data`; `choose_suite` guarantees that evaluations of text have one."""
-        text = self.data.text
-        assert text is not None, "an evaluation of text was given other data"
+        text = None if self.data is None else self.data.text
+        if text is None:
+            raise ValueError(
+                f"data={type(self.data).__name__} has no text; evaluate a run on text, or give "
+                "the evaluation its texts."
+            )
         return text
 
-    def origin_of(self, hashes: Iterable[Mapping[str, str]], tokenizer: Tokenizer) -> Origin:
-        """The provenance of a result that read texts.
+    @property
+    def first_memory(self) -> Memory:
+        """The fast weights of the checkpoint's first group, leaves `[1, ...]`."""
+        return first_group(self.memory)
 
-        Args:
-          hashes: for each text, the SHA-256 of its files by path.
-          tokenizer: the run's tokenizer.
-        """
-        files = {path: digest for each in hashes for path, digest in each.items()}
-        return dataclasses.replace(self.origin, files=files, tokenizer=tokenizer.fingerprint)
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What an evaluation gives: its numbers, and what a reader must know to compare them."""
+
+    numbers: Mapping[str, Any]
+    """JSON values, finite; the `results` of the record."""
+    scored_tokens: int
+    """Number of labels or answer tokens behind the numbers."""
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Data per token or per answer, too long for JSON."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of every file read, by path."""
+    mode: str = ""
+    """Variant of the protocol."""
+    resets: Mapping[str, Any] = field(default_factory=dict)
+    """What was reset when; see `describe_resets`."""
+    chunk_size: int | str | None = None
+    """Tokens per write, or a description if it varies; None: the model's."""
+    model: LanguageModel | None = None
+    """The model as it was run, if that is another than the subject's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """A named evaluation: its options, the data it needs, how to run it and to show the outcome."""
+    """A named evaluation: its options, the function that measures, and the views of the outcome.
 
+    Views take the record of a result, as its file holds it: `evaluation`, `provenance`, `config`
+    (the options) and `results` (the numbers).
+    """
+
+    name: str
+    """Its name on the command line, in records and of its files."""
     config: type
     """Frozen dataclass of its options, every field with a default."""
-    data: Literal["text", "questions"]
+    evaluate: Callable[..., Outcome]
+    """Takes a subject and options. May take inputs by name, such as texts in hand."""
+    data: Literal["text", "questions"] = "text"
     """What the run's data must offer: text, or questions with a known number of answers."""
     limit: str
     """The option that bounds how much is scored."""
-    in_default_suite: bool = True
-    """Whether it runs when the command line names no evaluation."""
-    one_stream: bool = True
-    """Whether it reads one sequence at a time, of which devices share the tokens; False: batches of
-    rows, which they share, too."""
-    run: Callable[[Subject, Any], Result]
-    """Evaluates a subject with the given options."""
-    table: Callable[[Mapping[str, Any]], str]
-    """Formats a result's record as a text table."""
-    plot: Callable[[Mapping[str, Any], Path], list[Path]]
-    """Draws a result's record, writes the files into a directory and returns their paths."""
     title: str
     """The evaluation's heading in a report."""
     about: str
     """What it measures and how to read it, in plain sentences without terms of the paper."""
+    table: Callable[[Mapping[str, Any]], str]
+    """Formats a record as a text table."""
+    plot: Callable[[Mapping[str, Any], Path], list[Path]] = lambda record, directory: []
+    """Draws a record as PNG or HTML files in a directory and returns their paths."""
     finding: Callable[[Mapping[str, Any]], str] = lambda record: ""
-    """Summarises a result's record in a sentence; empty if the table suffices."""
+    """Summarises a record in a sentence; empty if the table suffices."""
     missing: Callable[[Subject, Any], str | None] = lambda subject, config: None
     """Names in a few words what the run or the options lack for this evaluation; None if it can
     run. `--suite all` skips an evaluation that lacks something; an evaluation that was asked for by
     name fails instead."""
+    in_default_suite: bool = False
+    """Whether it runs when the command line names no evaluation."""
+    one_stream: bool = True
+    """Whether it reads one sequence at a time, of which devices share the tokens; False: batches of
+    rows, which they share, too."""
 
     def __post_init__(self):
         check_literals(self)
 
-    def suits(self, data: AbstractDataConfig) -> bool:
+    def suits(self, data: AbstractDataConfig | None) -> bool:
         """Whether this evaluation can be applied to runs on these data."""
+        if data is None:
+            return False
         return (data.text if self.data == "text" else data.num_answers) is not None
+
+    def run(self, subject: Subject, config: Any, **inputs: Any) -> Result:
+        """The result of evaluating a subject: numbers, options and provenance.
+
+        Args:
+          subject: model, memory and how they were trained.
+          config: the options.
+          **inputs: inputs in hand that `evaluate` takes by name, in place of the run's files.
+
+        Raises:
+          ValueError: the evaluation refuses the subject or the options, or a number is not finite.
+        """
+        outcome = self.evaluate(subject, config, **inputs)
+        origin = dataclasses.replace(
+            subject.origin, files={**subject.origin.files, **outcome.files}
+        )
+        if self.data == "text" and subject.data is not None:
+            fingerprint = load_tokenizer(subject.text.tokenizer).fingerprint
+            origin = dataclasses.replace(origin, tokenizer=fingerprint)
+        model = subject.model if outcome.model is None else outcome.model
+        own_chunks = model.config.fast_weight.chunk_size
+        return make_result(
+            self.name,
+            model=model,
+            memory=subject.memory,
+            config=config,
+            origin=origin,
+            seed=subject.seed,
+            scored_tokens=outcome.scored_tokens,
+            mode=outcome.mode,
+            resets=outcome.resets,
+            results=outcome.numbers,
+            arrays=outcome.arrays,
+            chunk_size=own_chunks if outcome.chunk_size is None else outcome.chunk_size,
+            # Without this option the memory keeps the checkpoint's precision.
+            fast_weight_dtype=getattr(config, "fast_weight_dtype", None),
+        )
+
+    def of_model(
+        self, model: LanguageModel, memory: Memory, *, config: Any, **inputs: Any
+    ) -> Result:
+        """The result for a model in hand rather than a run.
+
+        Args:
+          model: the language model.
+          memory: fast weights to start from, leaves `[groups, ...]`.
+          config: the options.
+          **inputs: other fields of `Subject`, and the inputs that `evaluate` takes by name.
+        """
+        fields = {one.name for one in dataclasses.fields(Subject)}
+        given = {name: value for name, value in inputs.items() if value is not None}
+        about = {name: given.pop(name) for name in fields & set(given)}
+        return self.run(Subject(model=model, memory=memory, **about), config, **given)
+
+
+def files_of(hashes: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """The files of several texts together, SHA-256 by path."""
+    return {path: digest for files in hashes for path, digest in files.items()}

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,20 +17,20 @@ from flax import nnx
 
 from fwpkm_jax.core.chunks import map_own
 from fwpkm_jax.data import make_dataset
-from fwpkm_jax.evaluation.display import findings, plots, tables
+from fwpkm_jax.evaluation import recall_views as views
 from fwpkm_jax.evaluation.forecast import Forecast
-from fwpkm_jax.evaluation.interface import Evaluation, Subject
+from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.intervals import wilson
+from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.devices import (
     memory_on_devices,
     model_on_devices,
     rows_on_devices,
 )
 from fwpkm_jax.evaluation.readers.finite import NONE, likeliest, not_finite
-from fwpkm_jax.evaluation.record import Origin, Result, make_result
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.models.language_model import LanguageModel, Memory
+from fwpkm_jax.models.language_model import Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +45,7 @@ class RecallConfig:
     """Equal ranges of distance, from 0 to the length of a sequence, in the table and the plot."""
 
     def __post_init__(self) -> None:
-        for name in ("batches", "batch_size", "num_bins"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1.")
+        check_least(self, 1, "batches", "batch_size", "num_bins")
 
 
 class AttentionReach(NamedTuple):
@@ -71,20 +68,13 @@ def attention_reach(config: ModelConfig) -> AttentionReach:
     return AttentionReach(max(windows, default=None), stack)
 
 
-def recall_accuracy(
-    model: LanguageModel,
-    memory: Memory,
-    *,
+def evaluate(
+    subject: Subject,
     config: RecallConfig,
-    batches: Iterable[Mapping[str, np.ndarray]],
-    lifetime: Literal["carried", "batch"],
-    groups: int,
-    num_values: int,
-    seed: int = 0,
-    origin: Origin | None = None,
-    forecast: Forecast | None = None,
-    partition: Partition | None = None,
-) -> Result:
+    *,
+    batches: Iterable[Mapping[str, np.ndarray]] | None = None,
+    num_values: int | None = None,
+) -> Outcome:
     """Share of questions answered correctly, overall and by distance from the stated fact.
 
     An answer is correct if the most likely token of the whole vocabulary is the stated value. The
@@ -92,28 +82,55 @@ def recall_accuracy(
     disabled, from the memory as it was given.
 
     Args:
-      model: the language model.
-      memory: the checkpoint's fast weights, leaves `[groups, ...]`; one group for lifetime "batch".
+      subject: the model, its memory and how long memories live: "batch" starts every batch from the
+        memory, which then has one group; "carried" keeps writes between batches.
       config: how much to score.
-      batches: `tokens` `[batch, length + 1]` and `answer_distance` `[batch, length]`.
-      lifetime: "batch" starts every batch from `memory`; "carried" keeps writes between batches.
-      groups: memories per batch; if `memory` has a single group, each of them is a copy of it.
-      num_values: number of possible answers, for the accuracy of guessing.
-      seed: seed of the data, for the record.
-      origin: provenance of weights and data, for the record.
-      forecast: is told of each batch that was scored.
-      partition: devices that share the sequences and the tokens of each; None: one.
+      batches: `tokens` `[batch, length + 1]` and `answer_distance` `[batch, length]`; None: the
+        validation split of the run's data.
+      num_values: number of possible answers, for the accuracy of guessing; None: the run's data's.
 
     Returns:
-      `results` holds `writing` and `frozen`, each with accuracies (`accuracy`, `interval` of 95 %,
+      Numbers are `writing` and `frozen`, each with accuracies (`accuracy`, `interval` of 95 %,
       `answers`) for `all`, `beyond_window`, `beyond_reach` and `by_distance`; `chance`, `window`,
       `reach`. Arrays hold every answer's distance and whether each pass got it right.
 
     Raises:
       ValueError: the batches ask no question, or a batch cannot be shared out among the groups.
     """
+    if batches is not None:
+        return _score_batches(subject, config, batches, subject.groups, num_values)
+    assert subject.data is not None
+    # The batches are few and small: starting worker processes would take longer than making them.
+    data = dataclasses.replace(subject.data, num_workers=0)
+    batch_size, groups = config.batch_size or subject.batch_size, subject.groups
+    if subject.lifetime == "batch":
+        per_memory = subject.batch_size // groups
+        if batch_size % per_memory:
+            raise ValueError(
+                f"batch_size={batch_size}: in training {per_memory} sequences share a memory; "
+                f"choose a multiple of {per_memory}."
+            )
+        groups = batch_size // per_memory
+    total = len(data.source(split="valid", seed=subject.seed)) // batch_size
+    forecast = Forecast("recall", total=min(config.batches or total, total), unit="batches")
+    dataset = make_dataset(data, split="valid", batch_size=batch_size, seed=subject.seed)
+    with contextlib.closing(iter(dataset)) as own:
+        return _score_batches(subject, config, own, groups, data.num_answers, forecast)
+
+
+def _score_batches(
+    subject: Subject,
+    config: RecallConfig,
+    batches: Iterable[Mapping[str, np.ndarray]],
+    groups: int,
+    num_values: int | None,
+    forecast: Forecast | None = None,
+) -> Outcome:
+    """The outcome of reading batches whose sequences share `groups` memories."""
+    assert num_values is not None  # `choose_suite` refuses other data.
+    model, lifetime, partition = subject.model, subject.lifetime, subject.partition
     graphdef, params = nnx.split(model_on_devices(partition, model))
-    memory = memory_on_devices(partition, memory)
+    memory = memory_on_devices(partition, subject.memory)
     answer = partial(_answer, graphdef, params, partition=partition)
     distances, right = [], {"writing": [], "frozen": []}
     start = _share_out(memory, groups)
@@ -144,23 +161,17 @@ def recall_accuracy(
     if not len(distance):
         raise ValueError("The batches ask no question: answer_distance is 0 everywhere.")
     reach = attention_reach(model.config)
-    answers = {name: np.concatenate(parts) for name, parts in right.items()}
+    answers = {name: np.concatenate(batches) for name, batches in right.items()}
     edges = _edges(length, config.num_bins)
     results = {name: _scores(ok, distance, edges, reach) for name, ok in answers.items()}
-    return make_result(
-        "recall",
-        model=model,
-        memory=memory,
-        config=config,
-        origin=origin or Origin(),
-        seed=seed,
-        scored_tokens=len(distance),
-        mode="training pass",
-        resets={"memory": "never" if lifetime == "carried" else "batch", "groups": groups},
-        results=results
+    return Outcome(
+        numbers=results
         | {"chance": 1 / num_values, "window": reach.window, "reach": reach.stack}
         | {"length": length},
+        scored_tokens=len(distance),
         arrays={"distance": distance, **{f"right_{name}": ok for name, ok in answers.items()}},
+        mode="training pass",
+        resets={"memory": "never" if lifetime == "carried" else "batch", "groups": groups},
     )
 
 
@@ -216,7 +227,7 @@ def _scores(
             "answers": answers,
         }
 
-    def beyond(bound: int | None) -> dict[str, Any] | None:
+    def score_beyond(bound: int | None) -> dict[str, Any] | None:
         return None if bound is None else score(distance > bound)
 
     ranges = [
@@ -226,59 +237,28 @@ def _scores(
     ]
     return {
         "all": score(distance > 0),
-        "beyond_window": beyond(reach.window),
-        "beyond_reach": beyond(reach.stack),
+        "beyond_window": score_beyond(reach.window),
+        "beyond_reach": score_beyond(reach.stack),
         "by_distance": ranges,
     }
 
 
-def _run(subject: Subject, config: RecallConfig) -> Result:
-    num_values = subject.data.num_answers
-    assert num_values is not None  # `choose_suite` refuses other data.
-    # The batches are few and small: starting worker processes would take longer than making them.
-    data = dataclasses.replace(subject.data, num_workers=0)
-    batch_size = config.batch_size or subject.batch_size
-    groups = subject.groups
-    if subject.lifetime == "batch":
-        per_memory = subject.batch_size // groups
-        if batch_size % per_memory:
-            raise ValueError(
-                f"batch_size={batch_size}: in training {per_memory} sequences share a memory; "
-                f"choose a multiple of {per_memory}."
-            )
-        groups = batch_size // per_memory
-    total = len(data.source(split="valid", seed=subject.seed)) // batch_size
-    with contextlib.closing(
-        iter(make_dataset(data, split="valid", batch_size=batch_size, seed=subject.seed))
-    ) as batches:
-        return recall_accuracy(
-            subject.model,
-            subject.memory,
-            config=config,
-            batches=batches,
-            lifetime=subject.lifetime,
-            groups=groups,
-            num_values=num_values,
-            seed=subject.seed,
-            origin=subject.origin,
-            forecast=Forecast("recall", total=min(config.batches or total, total), unit="batches"),
-            partition=subject.partition,
-        )
-
-
 RECALL = Evaluation(
+    name="recall",
     config=RecallConfig,
+    evaluate=evaluate,
     data="questions",
     limit="batches",
-    one_stream=False,
-    run=_run,
-    table=tables.recall_table,
-    plot=plots.plot_recall,
     title="Recall of stated facts",
     about=(
         "Each sequence states facts, adds other tokens and then asks for the facts; an answer is "
         "right if the most likely token is the stated value. Attention cannot see facts beyond its "
         "window, so right answers there come from the memory and need writing to be enabled."
     ),
-    finding=findings.recall_finding,
+    table=views.table,
+    plot=views.plot,
+    finding=views.finding,
+    in_default_suite=True,
+    one_stream=False,
 )
+recall_accuracy = RECALL.of_model

@@ -77,26 +77,11 @@ def make_result(
     mode: str,
     resets: Mapping[str, Any],
     results: Mapping[str, Any],
-    arrays: Mapping[str, np.ndarray] | None = None,
-    chunk_size: int | str | None = None,
-    fast_weight_dtype: str | None = None,
+    arrays: Mapping[str, np.ndarray],
+    chunk_size: int | str,
+    fast_weight_dtype: str | None,
 ) -> Result:
-    """A result with its provenance.
-
-    Args:
-      evaluation: its name in EVALS.
-      model: the evaluated model, as it was run (YaRN included).
-      memory: the checkpoint's fast weights, all groups.
-      config: the evaluation's options, a dataclass.
-      origin: provenance of weights and texts.
-      seed: seed of the evaluation's random draws.
-      scored_tokens: number of labels or answer tokens behind the results.
-      mode: variant of the protocol.
-      resets: what was reset when, and which memory groups were used.
-      results: the numbers; JSON values.
-      arrays: data per token or per answer.
-      chunk_size: tokens per write, or a description if it varies; None: the model's.
-      fast_weight_dtype: dtype of the memory between calls; None: the checkpoint's.
+    """A result with its provenance; see `Outcome` and `Subject` for what it is made of.
 
     Raises:
       ValueError: a number of the record is NaN or infinite.
@@ -114,7 +99,7 @@ def make_result(
         },
         "data_files": dict(origin.files),
         "tokenizer": origin.tokenizer,
-        "chunk_size": model.config.fast_weight.chunk_size if chunk_size is None else chunk_size,
+        "chunk_size": chunk_size,
         "yarn": dataclasses.asdict(attention.yarn) if attention.yarn else None,
         "fast_weight_dtype": fast_weight_dtype if leaves else None,
         "memory_groups_in_checkpoint": leaves[0].shape[0] if leaves else 0,
@@ -139,7 +124,7 @@ def make_result(
             f"{evaluation}: a number of its results is not finite; evaluate an earlier checkpoint "
             "(--step)."
         ) from error
-    return Result(record, dict(arrays or {}))
+    return Result(record, dict(arrays))
 
 
 def save_result(result: Result, directory: Path) -> list[Path]:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from fwpkm_jax.data import Document, TextData, stream_documents
 from fwpkm_jax.data.documents import find_files
+from fwpkm_jax.data.packing import PackedRows
+from fwpkm_jax.data.text import valid_rows
 
 
 class Source(NamedTuple):
@@ -52,7 +54,10 @@ def missing_text(data: TextData, paths: Sequence[str | Path] = ()) -> str | None
 
 
 def capped(
-    documents: Iterable[Document], *, max_documents: int | None, max_tokens: int | None
+    documents: Iterable[Document],
+    *,
+    max_documents: int | None = None,
+    max_tokens: int | None = None,
 ) -> Iterator[Document]:
     """The documents up to the limits; the last one may be cut short.
 
@@ -83,6 +88,13 @@ def num_labels(
         )
     )
     return sum(max(0, len(document.tokens) - 1) for document in documents)
+
+
+def read_rows(path: str | Path, data: TextData) -> PackedRows:
+    """All rows of a file or folder, with the tokenizer and row length of `data`."""
+    rows = valid_rows(dataclasses.replace(data, valid_paths=(str(path),), packing="concat"))
+    assert isinstance(rows, PackedRows)
+    return rows
 
 
 def _reader(data: TextData) -> Callable[[], Iterable[Document]]:

@@ -9,33 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fwpkm_jax.command_line import visible
-from fwpkm_jax.evaluation.continual.evaluate import CONTINUAL
-from fwpkm_jax.evaluation.dynamic.evaluate import DYNAMIC
-from fwpkm_jax.evaluation.gates.gate_map import GATE_MAP
-from fwpkm_jax.evaluation.gates.gates import GATES
-from fwpkm_jax.evaluation.interface import Evaluation, Subject
-from fwpkm_jax.evaluation.longbench.evaluate import LONGBENCH
-from fwpkm_jax.evaluation.needle import NEEDLE
-from fwpkm_jax.evaluation.perplexity import PERPLEXITY
+from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.readers.devices import check_one_stream
-from fwpkm_jax.evaluation.recall import RECALL
 from fwpkm_jax.evaluation.record import Result, save_result
-from fwpkm_jax.evaluation.slot_trace import TRACE
+from fwpkm_jax.evaluation.registry import EVALS
 from fwpkm_jax.literals import nearest
 
 logger = logging.getLogger(__name__)
-
-EVALS: dict[str, Evaluation] = {
-    "ppl": PERPLEXITY,
-    "recall": RECALL,
-    "needle": NEEDLE,
-    "dynamic": DYNAMIC,
-    "continual": CONTINUAL,
-    "longbench": LONGBENCH,
-    "gate_map": GATE_MAP,
-    "trace": TRACE,
-    "gates": GATES,
-}
 
 
 def choose_suite(
@@ -61,7 +41,10 @@ def choose_suite(
     for name in names:
         if name not in EVALS and name != "all":
             hint = nearest(name, [*EVALS, "all"])
-            raise ValueError(f"{name!r} is none of {', '.join([*EVALS, 'all'])}{hint}.")
+            raise ValueError(
+                f"{name!r} is none of {', '.join([*EVALS, 'all'])}{hint}. Evaluations of other "
+                "packages need --plugins PACKAGE (in Python: import it first)."
+            )
         if name in EVALS and name not in suiting:
             raise ValueError(
                 f"{name} evaluates runs on {EVALS[name].data}, this one was trained on "

@@ -116,7 +116,8 @@ def sizes(row: Row) -> str:
         f"{about['head_dim']}, rate {about['learning_rate']:g}"
     )
     text += ", start token" * about["start_token"] + ", convolution" * about["convolution"]
-    text += ", a label at every number" * about["every_value"]
+    if about["every_value"]:
+        text += ", a label at every " + {"brackets": "bracket"}.get(row["group"], "number")
     steps = about["delta_steps"]
     return text + (f", {steps} steps of DeltaProduct per token" if steps != 2 else "")
 

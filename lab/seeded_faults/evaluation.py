@@ -37,9 +37,9 @@ FAULTS = (
         _READERS,
     ),
     Fault(
-        "segment reader: the rest of the queue is never written",
-        '        if self._queue == "document":\n            self._end_queue(written=True)',
-        '        if self._queue == "document":\n            self._end_queue(written=False)',
+        "documents: the rest of the queue is never written",
+        '    if queue == "document":\n        reader.write()\n',
+        '    if queue == "document":\n',
         _READERS,
     ),
     Fault(
@@ -49,7 +49,7 @@ FAULTS = (
         _NEEDLE,
     ),
     Fault(
-        "haystack reader: a new haystack keeps the old memory",
+        "stream reader: a new haystack keeps the old memory",
         "self._stream = self._start(jax.tree.map(jnp.copy, self._initial_memory))",
         'self._stream = self._start(jax.tree.map(jnp.copy, getattr(self, "_stream", self)'
         '.memory if hasattr(self, "_stream") else self._initial_memory))',

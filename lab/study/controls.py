@@ -16,7 +16,8 @@ from fwpkm_jax.data import NeedleMix, load_tokenizer, make_dataset, needle_quest
 from fwpkm_jax.evaluation import Subject
 from fwpkm_jax.evaluation.needle import NeedleConfig, NeedleSample, take_samples
 from fwpkm_jax.evaluation.needle.files import texts_of, write_samples
-from fwpkm_jax.evaluation.readers.segment_reader import SegmentReader
+from fwpkm_jax.evaluation.readers.documents import read_document
+from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.evaluation.reconfigure import with_rule
 from fwpkm_jax.evaluation.record import first_group
 from fwpkm_jax.evaluation.sources import text_sources
@@ -94,15 +95,13 @@ def gates_at_needles(subject: Subject, *, rows: int) -> dict[str, Any]:
       By layer and place (`stated`, `answers`, `text`): the mean, the number of bytes, and the
       histogram, counts in ten bins from 0 to 1.
     """
-    reader = SegmentReader(
-        subject.model,
-        first_group(subject.memory),
-        write=True,
-        segment_length=subject.text.length,
+    length = subject.text.length
+    reader = StreamReader(
+        subject.model, first_group(subject.memory), write=True, piece_length=length
     )
     found: dict[str, dict[str, list[np.ndarray]]] = {}
     for tokens, place in itertools.islice(_rows(subject), rows):
-        (reading,) = reader.read(tokens)
+        (reading,) = read_document(reader, tokens, segment_length=length)
         _, gates, _ = reading.fetch()
         for layer, gate in gates.items():
             of = found.setdefault(layer, {name: [] for name in PLACES})

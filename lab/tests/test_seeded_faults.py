@@ -49,6 +49,7 @@ def tree(tmp_path):
     return tmp_path
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("after", "test", "caught", "broken"),
     [

@@ -29,8 +29,8 @@ from fwpkm_jax.data import Document, RecallData, TextData
 from fwpkm_jax.evaluation import EVALS, Subject, recall
 from fwpkm_jax.evaluation.dynamic.reader import GradientSteps, read_dynamically
 from fwpkm_jax.evaluation.readers.devices import memory_on_devices, model_on_devices
-from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader
-from fwpkm_jax.evaluation.readers.segment_reader import SegmentReader
+from fwpkm_jax.evaluation.readers.documents import read_document
+from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.evaluation.readers.whole_pass import frozen_row_losses, write_rows
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
@@ -50,18 +50,24 @@ LENGTH = 75  # Of the text: four segments of 18 and one of 2.
 
 def stream_results(model: Any, memory: Any, partition: Partition | None, write: bool) -> Any:
     """What a document and the start of a second one give, and the memory after them."""
-    reader = SegmentReader(
-        model, memory, write=write, segment_length=18, chunk_size=5, partition=partition
+    reader = StreamReader(
+        model, memory, write=write, piece_length=18, chunk_size=5, partition=partition
     )
     tokens = np.random.default_rng(0).integers(0, 257, LENGTH)
-    readings = [one.fetch() for text in (tokens, tokens[:12]) for one in reader.read(text)]
+    readings = [
+        one.fetch()
+        for text in (tokens, tokens[:12])
+        for one in read_document(reader, text, segment_length=18)
+    ]
     return readings, reader.memory
 
 
 def needle_results(model: Any, memory: Any, partition: Partition | None, write: bool) -> Any:
     """A text read twice, with one write each, then a question, two answers and their losses."""
-    reader = HaystackReader(
-        *(model, memory),
+    reader = StreamReader(
+        model,
+        memory,
+        chunk_size="flush",
         capacity=64,
         max_length=64,
         piece_length=16,
@@ -79,7 +85,7 @@ def needle_results(model: Any, memory: Any, partition: Partition | None, write: 
     for _ in range(2):
         found.append((reader.next_token(), reader.last_read()))
         reader.read(np.asarray([reader.next_token()]))
-    losses = reader.score(tokens[:9], tokens[1:10])
+    losses = reader.read(tokens[:9], tokens[1:10]).losses()
     return found, losses, jax.tree.map(jnp.copy, reader.stream.memory)
 
 

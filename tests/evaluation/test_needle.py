@@ -21,8 +21,7 @@ from fwpkm_jax.evaluation.needle.config import SampleSettings
 from fwpkm_jax.evaluation.needle.evaluate import describe_chunks
 from fwpkm_jax.evaluation.needle.files import SampleOptions, read_samples, write_file
 from fwpkm_jax.evaluation.needle.samples import build_samples
-from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader, decode
-from fwpkm_jax.evaluation.readers.stream_calls import flush, reset_caches
+from fwpkm_jax.evaluation.readers.stream_reader import StreamReader, decode, flush, reset_caches
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.models.language_model import LanguageModel
 from tests.evaluation.conftest import tiny_model_config
@@ -78,11 +77,11 @@ class Transcript:
 
 @pytest.fixture
 def perfect_reader(monkeypatch):
-    monkeypatch.setattr(reading, "HaystackReader", Transcript)
+    monkeypatch.setattr(reading, "StreamReader", Transcript)
     monkeypatch.setattr(reading, "decode", Transcript.decode)
 
 
-def moved(reader: HaystackReader, memory) -> float:
+def moved(reader: StreamReader, memory) -> float:
     change = jax.tree.map(lambda a, b: np.max(np.abs(a - b)), reader.stream.memory, memory)
     return max(jax.tree.leaves(change))
 
@@ -236,9 +235,10 @@ def read_whole(graphdef, params, stream, tokens, *, chunk_size):
     return out.logits, out.stream
 
 
-def reader_of(model, memory, **options) -> HaystackReader:
+def reader_of(model, memory, **options) -> StreamReader:
     sizes = {"capacity": CAPACITY, "max_length": CAPACITY, "piece_length": 16}
-    return HaystackReader(model, memory, vocab_size=257, **{**sizes, "write": True, **options})
+    defaults = sizes | {"vocab_size": 257, "write": True, "chunk_size": "flush"}
+    return StreamReader(model, memory, **(defaults | options))
 
 
 @pytest.mark.thorough

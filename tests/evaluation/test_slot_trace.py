@@ -8,12 +8,11 @@ import pytest
 from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.evaluation import Subject
 from fwpkm_jax.evaluation.needle import take_samples
-from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader
-from fwpkm_jax.evaluation.slot_trace import TRACE, TraceConfig, trace_slots
+from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
+from fwpkm_jax.evaluation.slot_trace import TRACE, TraceConfig, trace_slots, views
 from fwpkm_jax.evaluation.slot_trace.slot_log import Entry, SlotLog
 from fwpkm_jax.evaluation.slot_trace.trace import describe_slot
 from fwpkm_jax.evaluation.slot_trace.tracing_reader import SlotRead, TracingReader
-from fwpkm_jax.evaluation.slot_trace.views import trace_page, trace_table
 
 BYTES = load_tokenizer("bytes")
 TEXT = " ".join(f"<w{i}>" for i in range(40))
@@ -51,9 +50,9 @@ def test_a_hit_is_a_slot_that_holds_the_right_next_token():
 def test_the_log_names_the_slots_that_a_write_changes(model, memory):
     """And an answer's slots are those that the stream reads."""
     tokens = BYTES.encode("The log knows who wrote what, token by token: 22.")
-    options = {"capacity": 64, "max_length": 64, "piece_length": 4, "vocab_size": 257}
+    options = {"capacity": 64, "max_length": 64, "piece_length": 4, "chunk_size": "flush"}
     reader = TracingReader(
-        HaystackReader(model, memory, write=True, **options), model.config.fast_weight.rule
+        StreamReader(model, memory, write=True, **options), model.config.fast_weight.rule
     )
     before = np.asarray(memory["layer_1"].values[0])
     for write in range(2):
@@ -71,19 +70,20 @@ def test_the_log_names_the_slots_that_a_write_changes(model, memory):
     reader.read(tokens[:5])
     chosen = reader.next_token()
     (read,) = (reads["layer_1"] for reads in reader.reads)
-    plain = HaystackReader(model, memory, write=True, **options)
+    plain = StreamReader(model, memory, write=True, **options)
     for _ in range(2):
         plain.restart()
         plain.read(tokens)
         plain.write()
     plain.read(tokens[:5])
     assert chosen == plain.next_token()
-    expected = plain.last_read()["layer_1"]
-    assert read.gate == pytest.approx(float(expected.gate), abs=1e-6)
-    order = np.argsort(-expected.access.slot_weights)
-    assert [slot.slot for slot in read.slots] == list(expected.access.slot_ids[order])
+    gates, access = plain.last_read()
+    expected = access["layer_1"]
+    assert read.gate == pytest.approx(float(gates["layer_1"]), abs=1e-6)
+    order = np.argsort(-expected.slot_weights)
+    assert [slot.slot for slot in read.slots] == list(expected.slot_ids[order])
     np.testing.assert_allclose(
-        [slot.weight for slot in read.slots], expected.access.slot_weights[order], rtol=1e-5
+        [slot.weight for slot in read.slots], expected.slot_weights[order], rtol=1e-5
     )
 
 
@@ -92,13 +92,13 @@ def second_is_right(monkeypatch):
     """Answers of a model that is told them: the second is right."""
     samples = take_samples([("book", TEXT)], CONFIG, words=10, seed=0)
     told = iter("ab" + samples[0].answer[2:] + samples[1].answer)
-    decide = HaystackReader.next_token
+    decide = StreamReader.next_token
 
     def next_token(reader):
         decide(reader)
         return ord(next(told))
 
-    monkeypatch.setattr(HaystackReader, "next_token", next_token)
+    monkeypatch.setattr(StreamReader, "next_token", next_token)
     return samples[1]
 
 
@@ -131,13 +131,13 @@ def test_the_first_right_answer_is_shown_with_its_hits(model, memory, second_is_
     # Whether this model hits by chance or not, a hit is marked.
     hit = next(slot for slots in reads for slot in slots if slot["entry"])
     hit["hit"] = True
-    (path,) = trace_page(result.record, tmp_path)
+    (path,) = views.plot(result.record, tmp_path)
     markup = path.read_text(encoding="utf-8")
     assert markup.count('<tr class="hit">') == sum(s["hit"] for slots in reads for s in slots)
     assert re.search(r"<w\d", markup) is None
     assert "&lt;w" in markup
     assert "is right, the first right one after 2 samples" in markup
-    assert "is right" in trace_table(result.record)
+    assert "is right" in views.table(result.record)
 
 
 @pytest.mark.thorough
@@ -152,7 +152,7 @@ def test_without_a_right_answer_the_best_is_shown_or_refused(model, memory, tmp_
     results = result.record["results"]
     assert not results["exact"]
     assert results["tried"] == 3
-    (path,) = trace_page(result.record, tmp_path)
+    (path,) = views.plot(result.record, tmp_path)
     assert "None of 3 samples was answered correctly" in path.read_text(encoding="utf-8")
     assert result.record["provenance"]["scored_tokens"] == 18
     with pytest.raises(ValueError, match="No answer to 3 samples was right"):

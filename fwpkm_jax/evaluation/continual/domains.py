@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,8 +9,7 @@ from typing import NamedTuple
 from fwpkm_jax.data import TextData
 from fwpkm_jax.data.documents import SUFFIXES
 from fwpkm_jax.data.packing import PackedRows
-from fwpkm_jax.data.text import valid_rows
-from fwpkm_jax.evaluation.sources import file_hashes
+from fwpkm_jax.evaluation.sources import file_hashes, read_rows
 from fwpkm_jax.literals import some
 
 
@@ -84,13 +82,6 @@ def _find_part(folder: Path, name: str) -> Path:
             "name a file to take its halves."
         )
     return found[0]
-
-
-def read_rows(path: str | Path, data: TextData) -> PackedRows:
-    """All rows of a file or folder, with the tokenizer and row length of `data`."""
-    rows = valid_rows(dataclasses.replace(data, valid_paths=(str(path),), packing="concat"))
-    assert isinstance(rows, PackedRows)
-    return rows
 
 
 def _whole(rows: PackedRows) -> Part:

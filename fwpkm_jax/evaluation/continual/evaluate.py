@@ -16,25 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.data import load_tokenizer
+from fwpkm_jax.evaluation.continual import views
 from fwpkm_jax.evaluation.continual.domains import Domain, Part, read_domains
-from fwpkm_jax.evaluation.continual.views import (
-    continual_finding,
-    continual_table,
-    plot_continual,
-)
 from fwpkm_jax.evaluation.forecast import Forecast
-from fwpkm_jax.evaluation.interface import Evaluation, Subject
+from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject, files_of
 from fwpkm_jax.evaluation.intervals import clustered_mean
+from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.devices import memory_on_devices, model_on_devices
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
 from fwpkm_jax.evaluation.readers.finite import require_finite
 from fwpkm_jax.evaluation.readers.whole_pass import frozen_row_losses, row_batches, write_rows
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
-from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
-from fwpkm_jax.layers.partition import Partition
+from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.literals import check_literals
-from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,22 +56,13 @@ class ContinualConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        for name in ("batch_size", "length", "chunk_size", "max_batches", "max_eval_batches"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1.")
+        check_least(self, 1, "batch_size", "length", "chunk_size")
+        check_least(self, 1, "max_batches", "max_eval_batches")
 
 
-def continual_learning(
-    model: LanguageModel,
-    memory: Memory,
-    *,
-    config: ContinualConfig,
-    domains: Sequence[Domain],
-    seed: int = 0,
-    origin: Origin | None = None,
-    partition: Partition | None = None,
-) -> Result:
+def evaluate(
+    subject: Subject, config: ContinualConfig, *, domains: Sequence[Domain] | None = None
+) -> Outcome:
     """Losses of all domains before and after each domain was read, with fixed slow weights.
 
     Stage 0 evaluates the initial memory. Every further stage reads the adaptation part of the next
@@ -85,17 +70,13 @@ def continual_learning(
     writing disabled.
 
     Args:
-      model: the language model.
-      memory: fast weights to start from, leaves `[groups, ...]`; the first group is used.
-      config: the protocol; its paths and length have been applied to `domains`.
-      domains: in learning order.
-      seed: the run's seed, for the record; there are no random draws.
-      origin: provenance of weights and texts, for the record.
-      partition: devices that share the rows and the tokens of each; None: one.
+      subject: the model and its memory, of which the first group is used.
+      config: the protocol.
+      domains: in learning order; None: those that the options name.
 
     Returns:
-      `results` holds `domains`; `loss` in nats and `perplexity`, a row for each stage and a column
-      for each domain; `difference`, loss minus that of stage 0 with a 95 % interval over rows;
+      Numbers are `domains`; `loss` in nats and `perplexity`, a row for each stage and a column for
+      each domain; `difference`, loss minus that of stage 0 with a 95 % interval over rows;
       `adaptation` (mean over domains of the difference right after the domain was read),
       `forgetting` (mean increase of a domain's loss from then to the last stage) and `unseen` (mean
       difference of domains that were not read yet). Arrays hold `loss_<domain>` `[stages, rows]`.
@@ -103,10 +84,12 @@ def continual_learning(
     Raises:
       ValueError: a part holds no full batch.
     """
-    model = with_chunk_size(model, config.chunk_size)
-    start = first_group(memory)
+    memory = subject.memory
+    if domains is None:
+        data = dataclasses.replace(subject.text, length=config.length or subject.text.length)
+        domains = read_domains(config.domains, data)
     forecast = Forecast("continual", total=0, unit="tokens")
-    stages = _Stages(model, start, config, forecast, partition)
+    stages = _Stages(subject, config, forecast)
     began = time.monotonic()
     for domain in domains:  # Checked first, because reading may take hours.
         for part in (domain.adapt, domain.evaluate):
@@ -123,27 +106,23 @@ def continual_learning(
         for column, other in zip(columns, domains, strict=True):
             column.append(stages.losses(other.evaluate) if memory else column[0])
     losses = [np.stack(column) for column in columns]
-    return make_result(
-        "continual",
-        model=model,
-        memory=memory,
-        config=config,
-        origin=origin or Origin(),
-        seed=seed,
-        scored_tokens=sum(stages.num_tokens(d.evaluate, evaluate=True) for d in domains),
-        mode=f"batches of {config.batch_size} rows share a memory; evaluated with writing disabled",
-        resets=describe_resets(memory, fast_weights="never", queue="batch", caches="row"),
-        fast_weight_dtype=config.fast_weight_dtype,
-        results={
+    eval_tokens = [stages.num_tokens(domain.evaluate, evaluate=True) for domain in domains]
+    return Outcome(
+        numbers={
             "domains": [domain.name for domain in domains],
             "adapt_tokens": [stages.num_tokens(d.adapt, evaluate=False) for d in domains],
-            "eval_tokens": [stages.num_tokens(d.evaluate, evaluate=True) for d in domains],
+            "eval_tokens": eval_tokens,
             **summarize(losses),
             "seconds": time.monotonic() - began,
         },
+        scored_tokens=sum(eval_tokens),
         arrays={
             f"loss_{domain.name}": column for domain, column in zip(domains, losses, strict=True)
         },
+        files=files_of(domain.files for domain in domains),
+        mode=f"batches of {config.batch_size} rows share a memory; evaluated with writing disabled",
+        resets=describe_resets(memory, fast_weights="never", queue="batch", caches="row"),
+        chunk_size=config.chunk_size,
     )
 
 
@@ -176,16 +155,11 @@ def summarize(losses: Sequence[np.ndarray]) -> dict[str, Any]:
 class _Stages:
     """The memory of the current stage: `adapt` writes it, `losses` reads it."""
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        memory: Memory,
-        config: ContinualConfig,
-        forecast: Forecast,
-        partition: Partition | None,
-    ):
-        self._config, self._forecast, self._partition = config, forecast, partition
-        model, memory = model_on_devices(partition, model), memory_on_devices(partition, memory)
+    def __init__(self, subject: Subject, config: ContinualConfig, forecast: Forecast):
+        self._config, self._forecast = config, forecast
+        self._partition = partition = subject.partition
+        model = model_on_devices(partition, with_chunk_size(subject.model, config.chunk_size))
+        memory = memory_on_devices(partition, subject.first_memory)
         self._graphdef, self._params = nnx.split(model)
         # Copied: the buffers are donated, and the caller's memory is needed again.
         self._memory = as_stored(jax.tree.map(jnp.copy, memory), config.fast_weight_dtype)
@@ -220,7 +194,7 @@ class _Stages:
         """Mean loss of each row of a part in nats, `[rows]`; the memory is not written."""
         found = [
             frozen_row_losses(
-                *(self._graphdef, self._params, self._memory, batch), partition=self._partition
+                self._graphdef, self._params, self._memory, batch, partition=self._partition
             )
             for batch in self._batches(part, evaluate=True)
         ]
@@ -240,31 +214,11 @@ class _Stages:
         return part.indices[: min(limits, default=None)]
 
 
-def _run(subject: Subject, config: ContinualConfig) -> Result:
-    data = dataclasses.replace(subject.text, length=config.length or subject.text.length)
-    domains = read_domains(config.domains, data)
-    return continual_learning(
-        subject.model,
-        subject.memory,
-        config=config,
-        domains=domains,
-        seed=subject.seed,
-        origin=subject.origin_of(
-            (domain.files for domain in domains), load_tokenizer(data.tokenizer)
-        ),
-        partition=subject.partition,
-    )
-
-
 CONTINUAL = Evaluation(
+    name="continual",
     config=ContinualConfig,
-    data="text",
+    evaluate=evaluate,
     limit="max_batches",
-    in_default_suite=False,  # Needs texts of several domains.
-    one_stream=False,
-    run=_run,
-    table=continual_table,
-    plot=plot_continual,
     title="Learning domain after domain",
     about=(
         "The memory reads texts of several domains one after the other. After each domain, all "
@@ -272,6 +226,10 @@ CONTINUAL = Evaluation(
         "change. A loss that falls after its domain was read shows adaptation; a loss that rises "
         "again while other domains are read shows forgetting."
     ),
-    finding=continual_finding,
+    table=views.table,
+    plot=views.plot,
+    finding=views.finding,
     missing=lambda subject, config: None if config.domains else "domains (--continual.domains)",
+    one_stream=False,
 )
+continual_learning = CONTINUAL.of_model

@@ -17,7 +17,7 @@ from fwpkm_jax.evaluation.display.plot_style import (
 from fwpkm_jax.evaluation.display.tables import Record, format_table
 
 
-def continual_table(record: Record) -> str:
+def table(record: Record) -> str:
     """Perplexity by stage and domain, and the mean effects of reading the domains."""
     results = record["results"]
     names = results["domains"]
@@ -37,7 +37,7 @@ def continual_table(record: Record) -> str:
     return f"{text}\n\n" + format_table(["mean change of the loss", "nats per token"], rows)
 
 
-def continual_finding(record: Record) -> str:
+def finding(record: Record) -> str:
     """How much reading a domain changed its loss, and how much of that was forgotten later."""
     results = record["results"]
     learned, lost = results["adaptation"], results["forgetting"]
@@ -54,7 +54,7 @@ def _moved(change: float) -> str:
     return "lowered" if change < 0 else "raised"
 
 
-def plot_continual(record: Record, directory: Path) -> list[Path]:
+def plot(record: Record, directory: Path) -> list[Path]:
     """Plots each domain's loss minus that of the initial memory, by stage."""
     results = record["results"]
     names = results["domains"]

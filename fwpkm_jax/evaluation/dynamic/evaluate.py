@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.data import load_tokenizer
-from fwpkm_jax.evaluation.display.tables import format_table, signed
+from fwpkm_jax.evaluation.dynamic import views
 from fwpkm_jax.evaluation.dynamic.reader import GradientSteps, read_dynamically
 from fwpkm_jax.evaluation.forecast import Forecast
-from fwpkm_jax.evaluation.interface import Evaluation, Subject
+from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject, files_of
+from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.token_losses import differences, scores
-from fwpkm_jax.evaluation.record import Result, describe_resets, make_result
+from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import capped, missing_text, num_labels, text_sources
 
 
@@ -34,13 +32,10 @@ class DynamicConfig:
     """Documents read of each data set at most."""
 
     def __post_init__(self) -> None:
-        for name in ("segment_length", "max_tokens", "max_documents"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1, or None.")
+        check_least(self, 1, "segment_length", "max_tokens", "max_documents")
 
 
-def dynamic_perplexity(subject: Subject, config: DynamicConfig) -> Result:
+def evaluate(subject: Subject, config: DynamicConfig) -> Outcome:
     """Perplexity of texts with and without gradient steps on the text read, and the speed of both.
 
     Args:
@@ -48,7 +43,7 @@ def dynamic_perplexity(subject: Subject, config: DynamicConfig) -> Result:
       config: the protocol.
 
     Returns:
-      `results` holds `plain` and `dynamic` (loss in nats and perplexity by data set and over `all`,
+      Numbers are `plain` and `dynamic` (loss in nats and perplexity by data set and over `all`,
       `tokens_per_second`), `difference` (loss of dynamic minus plain with a 95 % interval over
       segments) and `slowdown`, seconds per token of dynamic over plain. Arrays hold each token's
       source, document, segment, position and losses.
@@ -82,68 +77,16 @@ def dynamic_perplexity(subject: Subject, config: DynamicConfig) -> Result:
     results["difference"] = differences(dynamic.losses, plain.losses, names)
     speeds = plain.tokens_per_second, dynamic.tokens_per_second
     results["slowdown"] = speeds[0] / speeds[1] if speeds[0] and speeds[1] else None
-    return make_result(
-        "dynamic",
-        model=subject.model,
-        memory=subject.memory,
-        config=config,
-        origin=subject.origin_of(
-            (source.files for source in sources), load_tokenizer(subject.text.tokenizer)
-        ),
-        seed=subject.seed,
+    return Outcome(
+        numbers=results,
         scored_tokens=len(plain.losses.loss),
+        arrays=plain.losses.places()
+        | {f"loss_{name}": one.losses.loss for name, one in passes.items()},
+        files=files_of(source.files for source in sources),
         mode=f"segment_length={length}, chunk_length={config.steps.chunk_length}",
         resets=describe_resets({}, fast_weights="none", queue="none", caches="segment")
         | {"slow_weights": config.steps.reset},
-        results=results,
-        arrays={
-            **{f: getattr(plain.losses, f) for f in ("source", "document", "segment", "position")},
-            **{f"loss_{name}": one.losses.loss for name, one in passes.items()},
-        },
     )
-
-
-def dynamic_table(record: Mapping[str, Any]) -> str:
-    """Perplexity by data set and speed, without and with gradient steps."""
-    results = record["results"]
-    plain, dynamic, difference = (results[name] for name in ("plain", "dynamic", "difference"))
-    rows = []
-    for name in [*plain["by_source"], "all"] if len(plain["by_source"]) > 1 else ["all"]:
-        one, other, change = (
-            x["all"] if name == "all" else x["by_source"][name]
-            for x in (plain, dynamic, difference)
-        )
-        perplexities = [f"{x['perplexity']:.4f}" for x in (one, other)]
-        rows.append([name, f"{one['tokens']:,}", *perplexities, signed(change)])
-    header = ["data", "tokens", "perplexity, plain", "dynamic", "loss difference (95 %)"]
-    text = "Dynamic evaluation\n" + format_table(header, rows)
-    speeds = [plain["tokens_per_second"], dynamic["tokens_per_second"]]
-    if None in speeds:
-        return text
-    return text + (
-        f"\ntokens per second: plain {speeds[0]:,.0f}, dynamic {speeds[1]:,.0f}, "
-        f"{results['slowdown']:.1f} times the time"
-    )
-
-
-def dynamic_finding(record: Mapping[str, Any]) -> str:
-    """How the gradient steps changed the perplexity, and how much time they took."""
-    results = record["results"]
-    loss = results["difference"]["all"]["loss"]
-    text = (
-        f"Gradient steps on what was read took the perplexity from "
-        f"{results['plain']['all']['perplexity']:.3f} to "
-        f"{results['dynamic']['all']['perplexity']:.3f}, {loss:+.4f} nats per token"
-    )
-    if results["slowdown"] is None:
-        return text + "."
-    return text + f", and reading took {results['slowdown']:.1f} times as long."
-
-
-def _no_plot(record: Mapping[str, Any], directory: Path) -> list[Path]:
-    """Draws nothing: the table shows all results."""
-    del record, directory
-    return []
 
 
 def _missing(subject: Subject, config: DynamicConfig) -> str | None:
@@ -153,19 +96,18 @@ def _missing(subject: Subject, config: DynamicConfig) -> str | None:
 
 
 DYNAMIC = Evaluation(
+    name="dynamic",
     config=DynamicConfig,
-    data="text",
+    evaluate=evaluate,
     limit="max_documents",
-    in_default_suite=False,
-    run=dynamic_perplexity,
-    table=dynamic_table,
-    plot=_no_plot,
     title="Learning from the text with all weights",
     about=(
         "The model reads documents twice, once with fixed weights and once with a gradient step on "
         "all weights after every chunk, as in training. The loss with steps is the reference for a "
         "memory; the steps cost a backward pass through the whole model."
     ),
-    finding=dynamic_finding,
+    table=views.table,
+    finding=views.finding,
     missing=_missing,
 )
+dynamic_perplexity = DYNAMIC.run

@@ -35,7 +35,7 @@ _STYLE = """
 )
 
 
-def gate_map_table(record: Record) -> str:
+def table(record: Record) -> str:
     """Mean and spread of each layer's gates."""
     results = record["results"]
     header = ["memory", "tokens", "mean", "lowest", "highest", "above 0.5"]
@@ -43,7 +43,7 @@ def gate_map_table(record: Record) -> str:
     return f"{title}\n{format_table(header, [_texts(row) for row in _rows(results)])}"
 
 
-def gate_map_page(record: Record, directory: Path) -> list[Path]:
+def plot(record: Record, directory: Path) -> list[Path]:
     """Writes `gate_map.html`: the text once per memory layer, shaded by its gates."""
     results = record["results"]
     body = [

@@ -16,21 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.data import load_tokenizer
 from fwpkm_jax.data.packing import PackedRows
-from fwpkm_jax.evaluation.continual.domains import read_rows
 from fwpkm_jax.evaluation.forecast import Forecast
-from fwpkm_jax.evaluation.gates.gates_views import gates_finding, gates_table, plot_gates
-from fwpkm_jax.evaluation.interface import Evaluation, Subject
+from fwpkm_jax.evaluation.gates import gates_views as views
+from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject, files_of
+from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.devices import memory_on_devices, model_on_devices
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
 from fwpkm_jax.evaluation.readers.whole_pass import row_batches, write_rows
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
-from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
-from fwpkm_jax.evaluation.sources import missing_text, text_sources
-from fwpkm_jax.layers.partition import Partition
+from fwpkm_jax.evaluation.record import describe_resets
+from fwpkm_jax.evaluation.sources import missing_text, read_rows, text_sources
 from fwpkm_jax.literals import check_literals
-from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,70 +52,69 @@ class GatesConfig:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        for name in ("batch_size", "length", "chunk_size", "bins", "max_batches"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1.")
+        check_least(self, 1, "batch_size", "length", "chunk_size", "bins", "max_batches")
 
 
-def gate_statistics(
-    model: LanguageModel,
-    memory: Memory,
-    *,
-    config: GatesConfig,
-    sources: Mapping[str, PackedRows],
-    seed: int = 0,
-    origin: Origin | None = None,
-    partition: Partition | None = None,
-) -> Result:
+def evaluate(
+    subject: Subject, config: GatesConfig, *, sources: Mapping[str, PackedRows] | None = None
+) -> Outcome:
     """Histograms of every memory layer's gate over the tokens of each data set.
 
     Rows are read in batches without caches. All rows of a batch write into one memory, which is
     carried from batch to batch.
 
     Args:
-      model: the language model.
-      memory: fast weights to start from, leaves `[groups, ...]`; the first group is used.
-      config: the protocol; its data and length have been applied to `sources`.
-      sources: rows of each data set by name, in reading order.
-      seed: the run's seed, for the record; there are no random draws.
-      origin: provenance of weights and texts, for the record.
-      partition: devices that share the rows and the tokens of each; None: one.
+      subject: the model and its memory, of which the first group is used.
+      config: the protocol.
+      sources: rows of each data set by name, in reading order; None: of the texts that options and
+        run name.
 
     Returns:
-      `results` holds `tokens` by data set; `gates` by data set and layer, with the `share` of
-      tokens in each bin and the `mean`; `bins`, the bounds of the bins; `gate_used`, whether the
-      gate affects this model. Arrays hold `counts` `[sources, layers, bins]`.
+      Numbers are `tokens` by data set; `gates` by data set and layer, with the `share` of tokens in
+      each bin and the `mean`; `bins`, the bounds of the bins; `gate_used`, whether the gate affects
+      this model. Arrays hold `counts` `[sources, layers, bins]`.
 
     Raises:
       ValueError: the model has no memory layer.
     """
-    if not memory:
+    if not subject.memory:
         raise ValueError("The model has no memory layer (memory_layers=()), so it has no gates.")
-    model = model_on_devices(partition, with_chunk_size(model, config.chunk_size))
+    files: dict[str, str] = {}
+    if sources is None:
+        data = dataclasses.replace(subject.text, length=config.length or subject.text.length)
+        texts = text_sources(data, config.data)
+        files = files_of(text.files for text in texts)
+        sources = {text.name: read_rows(text.name, data) for text in texts}
+    model = with_chunk_size(subject.model, config.chunk_size)
     began = time.monotonic()
-    start = memory_on_devices(partition, first_group(memory))
-    # Copied: the buffers are donated, and the caller's memory is needed again.
-    carried = as_stored(jax.tree.map(jnp.copy, start), config.fast_weight_dtype)
+    memory = as_stored(
+        # Copied: the buffers are donated, and the subject's memory is needed again.
+        jax.tree.map(jnp.copy, memory_on_devices(subject.partition, subject.first_memory)),
+        config.fast_weight_dtype,
+    )
+    weights = nnx.split(model_on_devices(subject.partition, model))
     found: dict[str, dict[str, _Histogram]] = {}
     total = sum(len(_chosen(rows, config)) for rows in sources.values())
     forecast = Forecast("gates", total=total, unit="rows")
     for name, rows in sources.items():
-        carried, found[name] = _read_source(*(model, carried, rows, config, forecast), partition)
+        found[name] = {layer: _Histogram(config.bins) for layer in memory}
+        for batch in row_batches(
+            rows, _chosen(rows, config), batch_size=config.batch_size, keep_last=True
+        ):
+            memory, gates = write_rows(
+                *weights,
+                memory,
+                batch,
+                fast_weight_dtype=config.fast_weight_dtype,
+                partition=subject.partition,
+            )
+            for layer, gate in jax.device_get(gates).items():
+                found[name][layer].add(gate)
+            forecast.add(len(batch))
     tokens = {name: int(next(iter(by.values())).counts.sum()) for name, by in found.items()}
     fast_weight = model.config.fast_weight
-    return make_result(
-        "gates",
-        model=model,
-        memory=memory,
-        config=config,
-        origin=origin or Origin(),
-        seed=seed,
-        scored_tokens=sum(tokens.values()),
-        mode=f"batches of {config.batch_size} rows share a memory",
-        resets=describe_resets(memory, fast_weights="never", queue="batch", caches="row"),
-        fast_weight_dtype=config.fast_weight_dtype,
-        results={
+    return Outcome(
+        numbers={
             "bins": np.linspace(0, 1, config.bins + 1).tolist(),
             "tokens": tokens,
             "gates": {
@@ -128,7 +124,12 @@ def gate_statistics(
             "gate_used": fast_weight.gate_in_output or fast_weight.weight_by_gate,
             "seconds": time.monotonic() - began,
         },
+        scored_tokens=sum(tokens.values()),
         arrays={"counts": np.array([[one.counts for one in by.values()] for by in found.values()])},
+        files=files,
+        mode=f"batches of {config.batch_size} rows share a memory",
+        resets=describe_resets(subject.memory, fast_weights="never", queue="batch", caches="row"),
+        chunk_size=config.chunk_size,
     )
 
 
@@ -148,30 +149,6 @@ class _Histogram:
         return {"share": (self.counts / total).tolist(), "mean": self._sum / total}
 
 
-def _read_source(
-    model: LanguageModel,
-    memory: Memory,
-    rows: PackedRows,
-    config: GatesConfig,
-    forecast: Forecast,
-    partition: Partition | None,
-) -> tuple[Memory, dict[str, _Histogram]]:
-    """The memory after reading a data set, and each layer's histogram."""
-    graphdef, params = nnx.split(model)
-    histograms = {layer: _Histogram(config.bins) for layer in memory}
-    chosen = _chosen(rows, config)
-    for batch in row_batches(rows, chosen, batch_size=config.batch_size, keep_last=True):
-        memory, gates = write_rows(
-            *(graphdef, params, memory, batch),
-            fast_weight_dtype=config.fast_weight_dtype,
-            partition=partition,
-        )
-        for layer, gate in jax.device_get(gates).items():
-            histograms[layer].add(gate)
-        forecast.add(len(batch))
-    return memory, histograms
-
-
 def _chosen(rows: PackedRows, config: GatesConfig) -> range:
     """The rows of a data set that are read."""
     limit = None if config.max_batches is None else config.max_batches * config.batch_size
@@ -184,36 +161,20 @@ def _missing(subject: Subject, config: GatesConfig) -> str | None:
     return missing_text(subject.text, config.data)
 
 
-def _run(subject: Subject, config: GatesConfig) -> Result:
-    data = dataclasses.replace(subject.text, length=config.length or subject.text.length)
-    sources = text_sources(data, config.data)
-    return gate_statistics(
-        subject.model,
-        subject.memory,
-        config=config,
-        sources={source.name: read_rows(source.name, data) for source in sources},
-        seed=subject.seed,
-        origin=subject.origin_of(
-            (source.files for source in sources), load_tokenizer(data.tokenizer)
-        ),
-        partition=subject.partition,
-    )
-
-
 GATES = Evaluation(
+    name="gates",
     config=GatesConfig,
-    data="text",
+    evaluate=evaluate,
     limit="max_batches",
-    in_default_suite=False,  # Says little about a model whose gate is always open or always shut.
-    one_stream=False,
-    run=_run,
-    table=gates_table,
-    plot=plot_gates,
     title="How far the gates open",
     about=(
         "Each memory layer has a gate for every token: at 1 the layer outputs only what it read "
         "from its memory, at 0 only the token's own value. The histogram counts the gate's values."
     ),
-    finding=gates_finding,
+    table=views.table,
+    plot=views.plot,
+    finding=views.finding,
     missing=_missing,
+    one_stream=False,
 )
+gate_statistics = GATES.of_model

@@ -11,7 +11,7 @@ from fwpkm_jax.evaluation.display.plot_style import COLORS, save_figure, set_tit
 from fwpkm_jax.evaluation.display.tables import Record, format_table
 
 
-def gates_table(record: Record) -> str:
+def table(record: Record) -> str:
     """The share of tokens in each bin of the gate, as a table by data set and memory layer."""
     results = record["results"]
     bounds = results["bins"]
@@ -25,7 +25,7 @@ def gates_table(record: Record) -> str:
     return f"Gates: share of the tokens{_unused(results)}\n{format_table(header, rows)}"
 
 
-def gates_finding(record: Record) -> str:
+def finding(record: Record) -> str:
     """The mean gate of each layer over all data sets."""
     results = record["results"]
     sums: dict[str, float] = {}
@@ -37,7 +37,7 @@ def gates_finding(record: Record) -> str:
     return f"Over {total:,} tokens the gate was on average {', '.join(means)}{_unused(results)}."
 
 
-def plot_gates(record: Record, directory: Path) -> list[Path]:
+def plot(record: Record, directory: Path) -> list[Path]:
     """Plots a histogram for each memory layer with a line for each data set."""
     results = record["results"]
     sources = list(results["gates"])

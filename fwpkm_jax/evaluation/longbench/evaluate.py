@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,21 +18,19 @@ import numpy as np
 from fwpkm_jax.data import Tokenizer, load_tokenizer
 from fwpkm_jax.data.longbench import MAX_TOKENS, TASKS, read_samples
 from fwpkm_jax.evaluation.forecast import Forecast
-from fwpkm_jax.evaluation.interface import Evaluation, Subject
+from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.intervals import clustered_mean
-from fwpkm_jax.evaluation.longbench.views import (
-    longbench_finding,
-    longbench_table,
-    plot_longbench,
-)
+from fwpkm_jax.evaluation.longbench import views
+from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
-from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader
-from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
+from fwpkm_jax.evaluation.readers.finite import require_finite
+from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
+from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import sha256
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.literals import check_literals
-from fwpkm_jax.models.config import ModelConfig, own_memory
+from fwpkm_jax.models.config import own_memory
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 _LEAST_ROOM = 1024  # Smallest capacity of a reader in tokens; larger ones are 4 times as large.
@@ -66,10 +65,7 @@ class LongBenchConfig:
         check_literals(self)
         if not self.tasks or set(self.tasks) - set(TASKS) or len(set(self.tasks)) < len(self.tasks):
             raise ValueError(f"tasks={self.tasks} must be distinct names among {', '.join(TASKS)}.")
-        for name in ("max_samples", "max_tokens", "piece_length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1.")
+        check_least(self, 1, "max_samples", "max_tokens", "piece_length")
 
 
 class QuestionTokens(NamedTuple):
@@ -81,16 +77,12 @@ class QuestionTokens(NamedTuple):
     answer: np.ndarray
 
 
-def longbench_perplexity(
-    model: LanguageModel,
-    memory: Memory,
-    *,
+def evaluate(
+    subject: Subject,
     config: LongBenchConfig,
-    samples: Mapping[str, Sequence[QuestionTokens]],
-    seed: int = 0,
-    origin: Origin | None = None,
-    partition: Partition | None = None,
-) -> Result:
+    *,
+    samples: Mapping[str, Sequence[QuestionTokens]] | None = None,
+) -> Outcome:
     """Perplexity of all answer tokens of each task, and the effect of writing on it.
 
     A sample is read in one pass from empty caches. The memory is written as soon as the context and
@@ -99,17 +91,12 @@ def longbench_perplexity(
     whole text makes its weights NaN.
 
     Args:
-      model: the language model.
-      memory: fast weights that every task starts from, leaves `[groups, ...]`; the first group is
-        used.
-      config: the protocol; data, tasks and limits have been applied to `samples`.
-      samples: samples by task, in reading order.
-      seed: the run's seed, for the record; there are no random draws.
-      origin: provenance of weights and texts, for the record.
-      partition: devices that each read a part of every piece of text (`mesh.sequence`); None: one.
+      subject: the model and its memory, from whose first group every task starts.
+      config: the protocol.
+      samples: samples by task, in reading order; None: those of `config.data` within the limits.
 
     Returns:
-      `results` holds `tasks` (samples, their lengths, answer tokens) and, by task, loss in nats and
+      Numbers are `tasks` (samples, their lengths, answer tokens) and, by task, loss in nats and
       perplexity under `writing` and `frozen`, and under `difference` the loss of writing minus
       frozen with a 95 % interval over samples. Arrays hold each answer token's task, sample,
       position and losses.
@@ -117,26 +104,30 @@ def longbench_perplexity(
     Raises:
       ValueError: a mixer's memory is reset for each sequence, or a task has no sample.
     """
-    if unsuited := _unsuited(model.config):
-        raise ValueError(f"LongBench: {unsuited}.")
+    own = own_memory(subject.model.config)
+    if own is not None:
+        raise ValueError(
+            f"LongBench: {own.name} has no memory that is written once a text and carried on; "
+            "choose another model."
+        )
+    files: dict[str, str] = {}
+    if samples is None:
+        samples, files = _read_samples(config, load_tokenizer(subject.text.tokenizer))
     for task, chosen in samples.items():
         if not chosen:
             raise ValueError(f"LongBench: no sample of {task} is left; raise max_tokens.")
-    model = with_yarn(model, factor=config.yarn_factor, original_length=config.yarn_original_length)
-    start = first_group(memory)
+    model = with_yarn(
+        subject.model, factor=config.yarn_factor, original_length=config.yarn_original_length
+    )
     began = time.monotonic()
     writes = {"both": (True, False), "on": (True,), "off": (False,)}[config.write]
     tokens = sum(_num_tokens(sample) for chosen in samples.values() for sample in chosen)
     forecast = Forecast("longbench", total=tokens * len(writes), unit="tokens")
-    passes = {
-        "writing" if write else "frozen": {
-            task: _read_task(
-                *(model, start, chosen, config, forecast), write=write, partition=partition
-            )
-            for task, chosen in samples.items()
-        }
-        for write in writes
-    }
+    passes: dict[str, dict[str, list[np.ndarray]]] = {}
+    for write in writes:
+        read = partial(_read_task, model, subject, config=config, forecast=forecast, write=write)
+        name = "writing" if write else "frozen"
+        passes[name] = {task: read(chosen) for task, chosen in samples.items()}
     results: dict[str, Any] = {
         "tasks": {task: _describe(chosen) for task, chosen in samples.items()},
         **{
@@ -150,22 +141,17 @@ def longbench_perplexity(
         }
     results["seconds"] = time.monotonic() - began
     keeps_chunks = not model.config.fast_weight.rule.long_writes
-    return make_result(
-        "longbench",
-        model=model,
-        memory=memory,
-        config=config,
-        origin=origin or Origin(),
-        seed=seed,
+    return Outcome(
+        numbers=results,
         scored_tokens=sum(one["answer_tokens"] for one in results["tasks"].values()),
-        mode="one pass over context, question and answer",
-        chunk_size=None if keeps_chunks else "the context block of each sample",
-        resets=describe_resets(
-            memory, fast_weights=config.memory_reset, queue="sample", caches="sample"
-        ),
-        fast_weight_dtype=config.fast_weight_dtype,
-        results=results,
         arrays=_arrays(samples, passes),
+        files=files,
+        mode="one pass over context, question and answer",
+        resets=describe_resets(
+            subject.memory, fast_weights=config.memory_reset, queue="sample", caches="sample"
+        ),
+        chunk_size=None if keeps_chunks else "the context block of each sample",
+        model=model,
     )
 
 
@@ -209,17 +195,16 @@ def read_sample(
     room = _LEAST_ROOM
     while room < len(inputs):
         room *= 4  # Few sizes, because each size is compiled separately.
-    rule, chunk_size = model.config.fast_weight.rule, model.config.fast_weight.chunk_size
+    rule = model.config.fast_weight.rule
     keeps_chunks = not rule.long_writes
-    reader = HaystackReader(
+    reader = StreamReader(
         model,
         memory,
         capacity=room,
         max_length=room,
         piece_length=piece_length,
-        vocab_size=model.config.vocab_size,
         write=write,
-        chunk_size=chunk_size if keeps_chunks else "flush",
+        chunk_size=None if keeps_chunks else "flush",
         partition=partition,
     )
     num_context = len(sample.context)
@@ -231,7 +216,8 @@ def read_sample(
         if at < first:
             reader.read(inputs[part])
         else:
-            losses.append(reader.score(inputs[part], labels[part]))
+            reading = reader.read(inputs[part], labels[part])
+            losses.append(require_finite(reading.losses(), where="The answer"))
         if end in due:
             reader.write()
         at = end
@@ -240,23 +226,24 @@ def read_sample(
 
 def _read_task(
     model: LanguageModel,
-    start: Memory,
+    subject: Subject,
     samples: Sequence[QuestionTokens],
+    *,
     config: LongBenchConfig,
     forecast: Forecast,
-    *,
     write: bool,
-    partition: Partition | None,
 ) -> list[np.ndarray]:
     """Each sample's losses in nats, `[answer tokens]`."""
-    memory = start = as_stored(start, config.fast_weight_dtype)
+    memory = start = as_stored(subject.first_memory, config.fast_weight_dtype)
     losses = []
     for sample in samples:
         loss, memory = read_sample(
-            *(model, memory, sample),
+            model,
+            memory,
+            sample,
             piece_length=config.piece_length,
             write=write,
-            partition=partition,
+            partition=subject.partition,
         )
         memory = as_stored(memory, config.fast_weight_dtype)
         if config.memory_reset == "sample":
@@ -312,14 +299,22 @@ def _arrays(
     }
 
 
-def _unsuited(config: ModelConfig) -> str | None:
-    """Why the model cannot be evaluated; None if it can."""
-    own = own_memory(config)
-    if own is None:
-        return None
-    return (
-        f"{own.name} has no memory that is written once a text and carried on; choose another model"
-    )
+def _read_samples(
+    config: LongBenchConfig, tokenizer: Tokenizer
+) -> tuple[dict[str, list[QuestionTokens]], dict[str, str]]:
+    """The samples of all tasks, and SHA-256 of their files by path."""
+    if config.data is None:
+        raise ValueError("data=None: name LongBench, as in --longbench.data data.zip.")
+    path = Path(config.data).expanduser()
+    if path.suffix == ".jsonl" and len(config.tasks) > 1:
+        raise ValueError(
+            f"{path} is one task's file, but tasks={config.tasks}; give its folder or one task."
+        )
+    samples = {task: tokenize_task(config, task, tokenizer) for task in config.tasks}
+    files = [path]
+    if not path.is_file():
+        files = [file for task in config.tasks for file in sorted(path.rglob(f"{task}.jsonl"))]
+    return samples, {str(file): sha256(file) for file in files}
 
 
 def _missing(subject: Subject, config: LongBenchConfig) -> str | None:
@@ -329,49 +324,20 @@ def _missing(subject: Subject, config: LongBenchConfig) -> str | None:
     return None if config.data else "LongBench (--longbench.data PATH)"
 
 
-def _run(subject: Subject, config: LongBenchConfig) -> Result:
-    if config.data is None:
-        raise ValueError("data=None: name LongBench, as in --longbench.data data.zip.")
-    path = Path(config.data).expanduser()
-    if path.suffix == ".jsonl" and len(config.tasks) > 1:
-        raise ValueError(
-            f"{path} is one task's file, but tasks={config.tasks}; give its folder or one task."
-        )
-    tokenizer = load_tokenizer(subject.text.tokenizer)
-    samples = {task: tokenize_task(config, task, tokenizer) for task in config.tasks}
-    return longbench_perplexity(
-        subject.model,
-        subject.memory,
-        config=config,
-        samples=samples,
-        seed=subject.seed,
-        origin=subject.origin_of(
-            ({str(file): sha256(file)} for file in _files(path, config.tasks)), tokenizer
-        ),
-        partition=subject.partition,
-    )
-
-
-def _files(path: Path, tasks: Sequence[str]) -> list[Path]:
-    if path.is_file():
-        return [path]
-    return [file for task in tasks for file in sorted(path.rglob(f"{task}.jsonl"))]
-
-
 LONGBENCH = Evaluation(
+    name="longbench",
     config=LongBenchConfig,
-    data="text",
+    evaluate=evaluate,
     limit="max_samples",
-    in_default_suite=False,  # Needs LongBench.
-    run=_run,
-    table=longbench_table,
-    plot=plot_longbench,
     title="Answers about long texts",
     about=(
         "The model reads a long text, a question about it and the right answer, and is scored on "
         "the answer's tokens only; the memory is written once, after the text. Lower perplexity "
         "with writing enabled means that the memory of the text helped to predict the answer."
     ),
-    finding=longbench_finding,
+    table=views.table,
+    plot=views.plot,
+    finding=views.finding,
     missing=_missing,
 )
+longbench_perplexity = LONGBENCH.of_model

@@ -20,7 +20,7 @@ from fwpkm_jax.evaluation.display.tables import Record, format_table, signed
 _PASSES = {"writing": ("writing", BLUE), "frozen": ("frozen memory", ORANGE)}
 
 
-def longbench_table(record: Record) -> str:
+def table(record: Record) -> str:
     """Perplexity by task and pass, and what writing changed."""
     results, config = record["results"], record["config"]
     passes = [name for name in _PASSES if name in results]
@@ -40,7 +40,7 @@ def longbench_table(record: Record) -> str:
     return f"{title}, {yarn})\n{format_table(header, rows)}"
 
 
-def longbench_finding(record: Record) -> str:
+def finding(record: Record) -> str:
     """In how many tasks writing lowered the loss, and in which of them the interval excludes 0."""
     difference = record["results"].get("difference")
     if not difference:
@@ -51,7 +51,7 @@ def longbench_finding(record: Record) -> str:
     return f"{text}; at 95 % that is certain in {', '.join(sure) or 'none'}."
 
 
-def plot_longbench(record: Record, directory: Path) -> list[Path]:
+def plot(record: Record, directory: Path) -> list[Path]:
     """Plots the perplexity of each task's answers with writing enabled and disabled."""
     results = record["results"]
     passes = [name for name in _PASSES if name in results]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
 from fwpkm_jax.literals import check_literals
 
@@ -27,9 +28,7 @@ class SampleSettings:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        for name in ("num_needles", "key_characters", "value_digits"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        check_least(self, 1, "num_needles", "key_characters", "value_digits")
         if any(not 0 <= depth <= 100 for depth in self.depths):
             raise ValueError(f"depths={self.depths} must be percentages from 0 to 100.")
 
@@ -79,11 +78,9 @@ class NeedleConfig(SampleSettings):
             values = getattr(self, name)
             if not values or min(values) < 1:
                 raise ValueError(f"{name}={values} must name numbers of at least 1.")
-        for name in ("samples", "piece_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
-        if isinstance(self.chunk_size, int) and self.chunk_size < 1:
-            raise ValueError(f"chunk_size={self.chunk_size} must be at least 1.")
+        check_least(self, 1, "samples", "piece_length")
+        if isinstance(self.chunk_size, int):
+            check_least(self, 1, "chunk_size")
 
     def factor(self, words: int) -> float | None:
         """YaRN's factor for haystacks of `words` words; None: positions as trained."""

@@ -4,69 +4,73 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fwpkm_jax.data import Tokenizer, load_tokenizer
-from fwpkm_jax.evaluation.display import findings, tables
 from fwpkm_jax.evaluation.forecast import Forecast
-from fwpkm_jax.evaluation.interface import Evaluation, Subject
+from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject, files_of
+from fwpkm_jax.evaluation.needle import views
 from fwpkm_jax.evaluation.needle.config import NeedleConfig
 from fwpkm_jax.evaluation.needle.files import read_samples, texts_of
-from fwpkm_jax.evaluation.needle.plots import plot_needle
 from fwpkm_jax.evaluation.needle.reading import answer_each, encode_prompt, open_reader
 from fwpkm_jax.evaluation.needle.samples import NeedleSample, take_samples
 from fwpkm_jax.evaluation.needle.scores import score_answers
-from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
+from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import file_hashes, missing_text, text_sources
 from fwpkm_jax.evaluation.yarn import with_yarn
-from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import ModelConfig, own_memory
-from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 
-def needle_accuracy(
-    model: LanguageModel,
-    memory: Memory,
-    *,
+def evaluate(
+    subject: Subject,
     config: NeedleConfig,
-    texts: Callable[[], Iterable[tuple[str, str]]],
-    tokenizer: Tokenizer,
-    seed: int = 0,
-    origin: Origin | None = None,
-    partition: Partition | None = None,
-) -> Result:
+    *,
+    texts: Callable[[], Iterable[tuple[str, str]]] | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Outcome:
     """How often the model answers with a number hidden in a text that it has read n times.
 
     Args:
-      model: the language model.
-      memory: fast weights to start from, leaves `[groups, ...]`; the first group is used.
+      subject: the model and its memory, of which the first group is used; its seed is the samples'.
       config: the protocol.
-      texts: starts a pass over pairs of id and text; not called if `config.sample_files` are given.
-      tokenizer: the model's tokenizer.
-      seed: seed of the samples.
-      origin: provenance of weights and texts, for the record.
-      partition: devices that each read a part of every piece of text (`mesh.sequence`); None: one.
+      texts: starts a pass over pairs of id and text, which `config.sample_files` replace; None: the
+        texts that options and run name.
+      tokenizer: the model's tokenizer; None: the run's.
 
     Returns:
-      `results` holds under `runs` one row per length and number of readings: `words`, `readings`,
+      Numbers are under `runs` one row per length and number of readings: `words`, `readings`,
       `sample_seed`, `yarn_factor`, `token_length` and the fields of `score_answers`; shares have
       95 % intervals.
 
     Raises:
       ValueError: the texts give no sample of a length, or a file does not hold samples.
     """
-    start = first_group(memory)
+    model = subject.model
+    tokenizer = load_tokenizer(subject.text.tokenizer) if tokenizer is None else tokenizer
+    files = files_of(file_hashes(path) for path in config.sample_files)
+    if texts is None and not config.sample_files:
+        sources = text_sources(subject.text, config.data)
+        files = files_of(source.files for source in sources)
+        texts = partial(texts_of, sources, tokenizer)
     stretched, runs = model, []
     forecast = Forecast("needle", total=_words_to_read(config), unit="words")
-    for words, sample_seed, samples in _each_length(config, texts, seed):
+    for words, sample_seed, samples in _each_length(config, texts, subject.seed):
         # A text may give fewer samples than requested.
         forecast.total += (len(samples) - config.samples) * words * sum(config.readings)
         factor = config.factor(words)
         stretched = with_yarn(model, factor=factor, original_length=config.yarn_original_length)
         prompts = [encode_prompt(sample, tokenizer) for sample in samples]
-        reader = open_reader(stretched, start, prompts, config, tokenizer, partition=partition)
+        reader = open_reader(
+            stretched,
+            subject.first_memory,
+            prompts,
+            config,
+            tokenizer,
+            partition=subject.partition,
+        )
         for readings in config.readings:
             answers = []
             for answer in answer_each(reader, prompts, tokenizer, config, readings=readings):
@@ -82,25 +86,20 @@ def needle_accuracy(
                     **score_answers(samples, answers),
                 }
             )
-    kept = "sample" if config.reset_memory_between_samples else "never"
-    return make_result(
-        "needle",
-        model=stretched,  # The last length's; each run holds its YaRN factor.
-        memory=memory,
-        config=config,
-        origin=origin or Origin(),
-        seed=seed,
+    until = "sample" if config.reset_memory_between_samples else "never"
+    return Outcome(
+        numbers={"runs": runs},
         scored_tokens=config.value_digits * sum(run["exact"]["answers"] for run in runs),
+        files=files,
         mode=config.mode,
-        chunk_size=describe_chunks(model.config, config),
         resets=describe_resets(
-            memory,
-            fast_weights="reading" if own_memory(model.config) else kept,
-            queue=kept,
+            subject.memory,
+            fast_weights="reading" if own_memory(model.config) else until,
+            queue=until,
             caches="reading",
         ),
-        results={"runs": runs},
-        fast_weight_dtype=config.fast_weight_dtype,
+        chunk_size=describe_chunks(model.config, config),
+        model=stretched,  # The last length's; each run holds its YaRN factor.
     )
 
 
@@ -130,38 +129,21 @@ def _words_to_read(config: NeedleConfig) -> int:
 
 
 def _each_length(
-    config: NeedleConfig, texts: Callable[[], Iterable[tuple[str, str]]], seed: int
+    config: NeedleConfig, texts: Callable[[], Iterable[tuple[str, str]]] | None, seed: int
 ) -> Iterator[tuple[int, int, Sequence[NeedleSample]]]:
     """Words, seed and samples of each length."""
     for path in config.sample_files:
         header, samples = read_samples(path)
         yield header["words"], header["seed"], list(itertools.islice(samples, config.samples))
-    for words in () if config.sample_files else config.haystack_words:
+    if config.sample_files:
+        return
+    assert texts is not None
+    for words in config.haystack_words:
         yield words, seed, take_samples(texts(), config, words=words, seed=seed)
 
 
 def _spread(lengths: Sequence[int]) -> dict[str, float]:
     return {"min": min(lengths), "mean": float(np.mean(lengths)), "max": max(lengths)}
-
-
-def _run(subject: Subject, config: NeedleConfig) -> Result:
-    tokenizer = load_tokenizer(subject.text.tokenizer)
-    if config.sample_files:
-        sources = []
-        hashes = [file_hashes(path) for path in config.sample_files]
-    else:
-        sources = text_sources(subject.text, config.data)
-        hashes = [source.files for source in sources]
-    return needle_accuracy(
-        subject.model,
-        subject.memory,
-        config=config,
-        texts=lambda: texts_of(sources, tokenizer),
-        tokenizer=tokenizer,
-        seed=subject.seed,
-        origin=subject.origin_of(hashes, tokenizer),
-        partition=subject.partition,
-    )
 
 
 def _missing(subject: Subject, config: NeedleConfig) -> str | None:
@@ -172,19 +154,19 @@ def _missing(subject: Subject, config: NeedleConfig) -> str | None:
 
 
 NEEDLE = Evaluation(
+    name="needle",
     config=NeedleConfig,
-    data="text",
+    evaluate=evaluate,
     limit="samples",
-    in_default_suite=False,  # Small models of text cannot follow the question.
-    run=_run,
-    table=tables.needle_table,
-    plot=plot_needle,
     title="Needle in a haystack",
     about=(
         "Sentences with a secret number are hidden in a long text; the model reads the text one or "
         "more times and is asked for one of the numbers. An answer counts if all its digits are "
         "right; where more readings give more right answers, the memory was filled by reading."
     ),
-    finding=findings.needle_finding,
+    table=views.table,
+    plot=views.plot,
+    finding=views.finding,
     missing=_missing,
 )
+needle_accuracy = NEEDLE.of_model

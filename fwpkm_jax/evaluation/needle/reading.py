@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -11,9 +11,19 @@ from fwpkm_jax.core.streams.queue import ChunkSize
 from fwpkm_jax.data import Tokenizer
 from fwpkm_jax.evaluation.needle.config import NeedleConfig
 from fwpkm_jax.evaluation.needle.samples import NeedleSample
-from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader, Reader, decode
+from fwpkm_jax.evaluation.readers.stream_reader import StreamReader, decode
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import LanguageModel, Memory
+
+
+class Reader(Protocol):
+    """The methods of a reader that the protocol calls; see `StreamReader`."""
+
+    def reset_memory(self) -> None: ...
+    def restart(self) -> None: ...
+    def read(self, tokens: np.ndarray) -> Any: ...
+    def write(self) -> None: ...
+    def next_token(self) -> int: ...
 
 
 class Prompt(NamedTuple):
@@ -45,7 +55,7 @@ def open_reader(
     tokenizer: Tokenizer,
     *,
     partition: Partition | None = None,
-) -> HaystackReader:
+) -> StreamReader:
     """A reader with enough capacity for each of the prompts and its answer."""
     longest = max(len(p.haystack) + len(p.question) for p in prompts)
     question = max(len(p.question) for p in prompts)
@@ -58,7 +68,7 @@ def open_reader(
             chunk_size = fast_weight.chunk_size
         case number:
             chunk_size = number
-    return HaystackReader(
+    return StreamReader(
         model,
         memory,
         # A write may contain a whole prompt and the tokens that the previous sample left waiting.

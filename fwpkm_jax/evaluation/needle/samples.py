@@ -140,7 +140,7 @@ def _new_key(rng: np.random.Generator, used: set[str], length: int) -> str:
 
 def _hide(words: Sequence[str], needles: Sequence[Needle]) -> str:
     """The text with each needle inserted before its word; indices count words without needles."""
-    parts = list(words)
+    hidden = list(words)
     for needle in sorted(needles, key=lambda needle: needle.depth, reverse=True):
-        parts.insert(needle.word_index, needle.sentence)
-    return " ".join(parts)
+        hidden.insert(needle.word_index, needle.sentence)
+    return " ".join(hidden)

@@ -51,8 +51,8 @@ def check_one_stream(partition: Partition | None, what: str) -> None:
         )
 
 
-def parts_of(partition: Partition | None) -> int:
-    """Into how many equal parts the length of a piece must divide."""
+def num_sharing(partition: Partition | None) -> int:
+    """How many devices share the tokens of a piece, whose length must be a multiple of it."""
     return 1 if partition is None else partition.size(SEQUENCE, HEADS)
 
 

@@ -40,24 +40,24 @@ def split_into_segments(
     return segments
 
 
-def piece_sizes(segment_length: int, *, parts: int = 1) -> tuple[int, ...]:
+def piece_sizes(segment_length: int, *, devices: int = 1) -> tuple[int, ...]:
     """The lengths of the pieces that segments are read in, longest first.
 
-    These are the segment length and the powers of 4 below it, each times `parts`, where the segment
-    length is rounded up. Any shorter segment then takes at most three pieces of each size, and only
-    these few sizes are compiled.
+    These are the segment length and the powers of 4 below it, each times `devices`, where the
+    segment length is rounded up. Any shorter segment then takes at most three pieces of each size,
+    and only these few sizes are compiled.
 
     Args:
       segment_length: tokens of a full segment.
-      parts: into how many equal parts each piece must divide.
+      devices: share each piece, whose length is a multiple of their number.
     """
-    whole = -(-segment_length // parts)
+    whole = -(-segment_length // devices)
     powers = []
     size = 1
     while size < whole:
-        powers.append(size * parts)
+        powers.append(size * devices)
         size *= 4
-    return (whole * parts, *reversed(powers))
+    return (whole * devices, *reversed(powers))
 
 
 def cut_into_pieces(length: int, sizes: tuple[int, ...]) -> list[int]:
@@ -75,9 +75,15 @@ def cut_into_pieces(length: int, sizes: tuple[int, ...]) -> list[int]:
     return pieces + [sizes[-1]] * (length > 0)
 
 
-def padded_length(length: int, sizes: tuple[int, ...]) -> int:
-    """The smallest of `sizes` that holds `length` tokens."""
-    return min(size for size in sizes if size >= length)
+def pad_into_pieces(length: int, sizes: tuple[int, ...]) -> list[int]:
+    """The largest size as often as it fits, then the smallest one that holds the rest.
+
+    Args:
+      length: tokens to cover.
+      sizes: allowed sizes, longest first.
+    """
+    count, rest = divmod(length, sizes[0])
+    return [sizes[0]] * count + [min(size for size in sizes if size >= rest)] * (rest > 0)
 
 
 def pairs_left_by_the_reference(length: int, *, chunk_size: int, lookahead: int) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.intervals import clustered_mean
 
 
@@ -25,6 +26,48 @@ class TokenLosses(NamedTuple):
     """float32, nats."""
     document_ids: list[str]
     """Ids of the documents, by index."""
+
+    def places(self) -> dict[str, np.ndarray]:
+        """The arrays that say where each token stands, by name."""
+        return {name: getattr(self, name) for name in ("source", "document", "segment", "position")}
+
+
+def collect(
+    documents: Iterable[tuple[int, str, Iterable[np.ndarray]]],
+    forecast: Forecast | None = None,
+    *,
+    what: str,
+) -> TokenLosses:
+    """The losses of a pass that reads documents one after the other.
+
+    Args:
+      documents: for each, the index of its data set, its id and its segments' losses, `[length]`.
+      forecast: is told of the tokens that were read.
+      what: what is read, for the message.
+
+    Raises:
+      ValueError: there is no loss.
+    """
+    columns, document_ids = [], []
+    for source, name, segments in documents:
+        for segment, losses in enumerate(segments):
+            size = len(losses)
+            columns.append(
+                (
+                    np.full(size, source, np.int8),
+                    np.full(size, len(document_ids), np.int32),
+                    np.full(size, segment, np.int32),
+                    np.arange(size, dtype=np.int32),
+                    losses,
+                )
+            )
+            if forecast is not None:
+                forecast.add(size)
+        document_ids.append(name)
+    if not columns:
+        raise ValueError(f"{what}: no document has the two tokens that a prediction needs.")
+    source, document, segment, position, loss = map(np.concatenate, zip(*columns, strict=True))
+    return TokenLosses(source, document, segment, position, loss, document_ids)
 
 
 def scores(losses: TokenLosses, sources: Sequence[str]) -> dict[str, Any]:

@@ -108,10 +108,10 @@ def frozen_row_losses(
 
     if partition is None:
         return row_losses(model.readout(), x, labels, weights)
-    parts = (SEQUENCE, HEADS) if partition.sequence is not None else (HEADS,)
+    token_axes = (SEQUENCE, HEADS) if partition.sequence is not None else (HEADS,)
     own = partition.tokens(also=(HEADS,))
     return partition.run(
-        lambda *arguments: jax.lax.psum(row_losses(*arguments), parts),
+        lambda *arguments: jax.lax.psum(row_losses(*arguments), token_axes),
         in_specs=(P(), own, own, own),
         out_specs=P(BATCH),
     )(model.readout(), x, labels, weights)

@@ -12,8 +12,8 @@ from typing import Any
 
 from fwpkm_jax.evaluation.display import html
 from fwpkm_jax.evaluation.display.plot_style import DPI
+from fwpkm_jax.evaluation.registry import EVALS
 from fwpkm_jax.evaluation.report import training, words
-from fwpkm_jax.evaluation.suite import EVALS
 from fwpkm_jax.outside_files import OutsideFileError, read_json, reading
 from fwpkm_jax.whole_files import own_folder
 
@@ -54,7 +54,13 @@ def write_report(run: str | Path) -> Path:
     if config is None:
         raise FileNotFoundError(f"{run / 'config.json'} does not exist; {run} holds no run.")
     found = {path: record for path in _result_files(run) if (record := _record(path)) is not None}
-    order = sorted(found, key=lambda path: list(EVALS).index(found[path]["evaluation"]))
+    names = list(EVALS)
+    order = sorted(
+        found,
+        key=lambda path: (
+            names.index(name) if (name := found[path]["evaluation"]) in EVALS else len(names)
+        ),
+    )
     with tempfile.TemporaryDirectory() as folder:
         results = [_result(path, found[path], Path(folder)) for path in order]
         summary = run / "results.json"
@@ -82,8 +88,8 @@ def _section(title: str, texts: Sequence[str], shown: Sequence[str]) -> str:
     text = "\n".join([html.heading(title), *texts])
     if not shown:
         return f"<section>{text}</section>"
-    parts = "\n".join(shown)
-    return f'<section class="columns"><div>{text}</div><div>{parts}</div></section>'
+    beside = "\n".join(shown)
+    return f'<section class="columns"><div>{text}</div><div>{beside}</div></section>'
 
 
 def _not_evaluated() -> str:
@@ -99,7 +105,9 @@ def _training(run: Path, folder: Path) -> str:
 
 
 def _result(path: Path, record: Mapping[str, Any], folder: Path) -> str:
-    evaluation = EVALS[record["evaluation"]]
+    evaluation = EVALS.get(record["evaluation"])
+    if evaluation is None:
+        return _unknown(record)
     texts, shown = [html.paragraph(evaluation.about)], []
     try:
         with _showing(path, otherwise=_again(record["evaluation"])):
@@ -115,9 +123,28 @@ def _result(path: Path, record: Mapping[str, Any], folder: Path) -> str:
     return _section(evaluation.title, texts, shown)
 
 
+def _unknown(record: Mapping[str, Any]) -> str:
+    """A section of an evaluation that a package registers which this program did not import."""
+    told = (
+        "This evaluation comes from another package, which a report does not import; fwpkm eval "
+        "RUN --plugins PACKAGE writes a report with its views. Its single numbers:"
+    )
+    numbers = [
+        [name, value]
+        for name, value in _flat(record["results"])
+        if not value.startswith(("[", "{"))
+    ]
+    shown = [html.table(["number", "value"], numbers, kind="pairs")]
+    return _section(record["evaluation"], [html.paragraph(told)], shown)
+
+
 def _showing(path: Path, *, otherwise: str) -> AbstractContextManager[None]:
     """While values of a file are shown, whatever is wrong with them is the file's fault."""
     return reading(path, problem="has another form than this version shows", otherwise=otherwise)
+
+
+def _title(name: str) -> str:
+    return EVALS[name].title if name in EVALS else name
 
 
 def _again(evaluation: str) -> str:
@@ -135,8 +162,11 @@ def _record(path: Path) -> dict[str, Any] | None:
     except OutsideFileError as error:
         logger.warning("%s", error)
         return None
-    name = (record or {}).get("evaluation")
-    return record if isinstance(name, str) and name in EVALS else None
+    if record is None or not isinstance(record.get("evaluation"), str):
+        return None
+    ours = record["evaluation"] in EVALS
+    whole = all(isinstance(record.get(name), dict) for name in ("provenance", "results"))
+    return record if ours or whole else None
 
 
 def _pictures(pictures: Sequence[str]) -> list[str]:
@@ -162,7 +192,7 @@ def _glossary() -> str:
 
 
 def _provenance(run: Path, records: Mapping[Path, dict[str, Any]]) -> str:
-    parts = []
+    tables = []
     path = run / "environment.json"
     environment = _read(path, otherwise="delete it") or {"sessions": []}
     with _showing(path, otherwise="delete it"):
@@ -179,18 +209,18 @@ def _provenance(run: Path, records: Mapping[Path, dict[str, Any]]) -> str:
         ]
     if rows:
         header = ["from step", "started", "commit", "device", "versions", "command"]
-        parts += [
+        tables += [
             html.paragraph("Training sessions", kind="small"),
             html.table(header, rows, kind="pairs"),
         ]
     for record in records.values():
         rows = [[name, value] for name, value in _flat(record.get("provenance"))]
         rows += [[f"option {name}", value] for name, value in _flat(record.get("config"))]
-        parts.append(
-            f"<details><summary>{html.escape(EVALS[record['evaluation']].title)}</summary>"
+        tables.append(
+            f"<details><summary>{html.escape(_title(record['evaluation']))}</summary>"
             f"{html.table(['', ''], rows, kind='pairs')}</details>"
         )
-    return _section("Where the numbers come from", parts, [])
+    return _section("Where the numbers come from", tables, [])
 
 
 def _configuration(config: Mapping[str, Any]) -> str:

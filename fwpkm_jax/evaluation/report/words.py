@@ -108,15 +108,16 @@ def describe_task(config: Config) -> str:
     if not config["model"]["memory_layers"]:
         return text
     groups = training["memory"]["groups"]
-    kept = {
+    lifetimes = {
         "carried": "carried from step to step",
         "batch": "new in every batch",
-    }[lifetime]
+    }
+    lived = lifetimes[lifetime]
     if groups == 1:
-        return f"{text} All sequences of a batch shared one memory, {kept}."
+        return f"{text} All sequences of a batch shared one memory, {lived}."
     shared = training["batch_size"] // groups
     each = "sequence" if shared == 1 else f"{shared} sequences"
-    return f"{text} Every {each} of a batch had a memory of its own, {kept}: {groups} in all."
+    return f"{text} Every {each} of a batch had a memory of its own, {lived}: {groups} in all."
 
 
 _SILENT = ", the rest of these sentences nothing"

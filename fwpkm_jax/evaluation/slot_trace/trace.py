@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from fwpkm_jax.data import Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.display.token_texts import token_texts
 from fwpkm_jax.evaluation.forecast import Forecast
-from fwpkm_jax.evaluation.interface import Evaluation, Subject
+from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject, files_of
 from fwpkm_jax.evaluation.needle import (
     NeedleConfig,
     answer_each,
@@ -25,13 +26,11 @@ from fwpkm_jax.evaluation.needle import (
 )
 from fwpkm_jax.evaluation.needle.files import texts_of
 from fwpkm_jax.evaluation.needle.samples import NeedleSample
-from fwpkm_jax.evaluation.record import Origin, Result, describe_resets, first_group, make_result
+from fwpkm_jax.evaluation.record import describe_resets
+from fwpkm_jax.evaluation.slot_trace import views
 from fwpkm_jax.evaluation.slot_trace.tracing_reader import SlotRead, TracingReader
-from fwpkm_jax.evaluation.slot_trace.views import trace_page, trace_table
 from fwpkm_jax.evaluation.sources import missing_text, text_sources
 from fwpkm_jax.evaluation.yarn import with_yarn
-from fwpkm_jax.layers.partition import Partition
-from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 logger = logging.getLogger(__name__)
 
@@ -60,55 +59,53 @@ class TraceConfig(NeedleConfig):
             raise ValueError("write=False leaves nothing to trace; needle evaluates such memories.")
 
 
-def trace_slots(
-    model: LanguageModel,
-    memory: Memory,
-    *,
+def evaluate(
+    subject: Subject,
     config: TraceConfig,
-    texts: Callable[[], Iterable[tuple[str, str]]],
-    tokenizer: Tokenizer,
-    seed: int = 0,
-    origin: Origin | None = None,
-    partition: Partition | None = None,
-) -> Result:
+    *,
+    texts: Callable[[], Iterable[tuple[str, str]]] | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Outcome:
     """Answers samples until an answer is correct, and traces the slots read for that answer.
 
     A slot is a hit if the target that was last written into it is the correct next token.
 
     Args:
-      model: the language model; its memories have slots.
-      memory: fast weights to start from, leaves `[groups, ...]`; the first group is used.
+      subject: the model, whose memories have slots, and its memory, of which the first group is
+        used; its seed is the samples'.
       config: the protocol.
-      texts: starts a pass over pairs of id and text.
-      tokenizer: the model's tokenizer.
-      seed: seed of the samples.
-      origin: provenance of weights and texts, for the record.
-      partition: devices that each read a part of every piece of text (`mesh.sequence`); None: one.
+      texts: starts a pass over pairs of id and text; None: the texts that options and run name.
+      tokenizer: the model's tokenizer; None: the run's.
 
     Returns:
-      `results` holds the `sample`, how many were `tried`, whether the answer is `exact`, and for
-      each token of the answer its `layers`: gate, slots, weights, latest entries, hits. Arrays hold
-      for each layer the latest query, target and score of every slot, `[slots]`; -1 for slots that
-      were never written.
+      Numbers are the `sample`, how many were `tried`, whether the answer is `exact`, and for each
+      token of the answer its `layers`: gate, slots, weights, latest entries, hits. Arrays hold for
+      each layer the latest query, target and score of every slot, `[slots]`; -1 for slots that were
+      never written.
 
     Raises:
       ValueError: the model's memories have no slots, the texts give no sample, the answer is not
         one token per digit, or no sample is answered and `otherwise` is "fail".
     """
+    model, (words,) = subject.model, config.haystack_words
     rule = model.config.fast_weight.rule
     if not model.config.memory_layers or rule.num_slots is None:
         raise ValueError("The model has no fast-weight memory with slots to trace.")
+    tokenizer = load_tokenizer(subject.text.tokenizer) if tokenizer is None else tokenizer
+    files: dict[str, str] = {}
+    if texts is None:
+        sources = text_sources(subject.text, config.data)
+        files = files_of(source.files for source in sources)
+        texts = partial(texts_of, sources, tokenizer)
     model = with_yarn(
-        model,
-        factor=config.factor(config.haystack_words[0]),
-        original_length=config.yarn_original_length,
+        model, factor=config.factor(words), original_length=config.yarn_original_length
     )
-    start = first_group(memory)
-    samples = take_samples(texts(), config, words=config.haystack_words[0], seed=seed)
+    samples = take_samples(texts(), config, words=words, seed=subject.seed)
     prompts = [encode_prompt(sample, tokenizer) for sample in samples]
-    reader = TracingReader(
-        open_reader(model, start, prompts, config, tokenizer, partition=partition), rule
+    stream = open_reader(
+        model, subject.first_memory, prompts, config, tokenizer, partition=subject.partition
     )
+    reader = TracingReader(stream, rule)
     best: dict[str, Any] = {"right": -1}
     arrays: dict[str, np.ndarray] = {}
     tried = 0
@@ -128,26 +125,21 @@ def trace_slots(
         if config.otherwise == "fail":
             raise ValueError(f"{told} Read more samples, or set otherwise=best to see that one.")
         logger.warning(told)
-    kept = "sample" if config.reset_memory_between_samples else "never"
-    return make_result(
-        "trace",
-        model=model,
-        memory=memory,
-        config=config,
-        origin=origin or Origin(),
-        seed=seed,
-        scored_tokens=config.value_digits * tried,
-        mode=config.mode,
-        chunk_size="one write per reading, all waiting tokens",
-        resets=describe_resets(memory, fast_weights=kept, queue=kept, caches="reading"),
-        results={
+    until = "sample" if config.reset_memory_between_samples else "never"
+    return Outcome(
+        numbers={
             "tried": tried,
             "slots": rule.num_slots,
             "gate_mixes": model.config.fast_weight.gate_in_output,
             **best,
         },
+        scored_tokens=config.value_digits * tried,
         arrays=arrays,
-        fast_weight_dtype=config.fast_weight_dtype,
+        files=files,
+        mode=config.mode,
+        resets=describe_resets(subject.memory, fast_weights=until, queue=until, caches="reading"),
+        chunk_size="one write per reading, all waiting tokens",
+        model=model,
     )
 
 
@@ -239,21 +231,6 @@ def _log_arrays(reader: TracingReader, lookahead: int) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _run(subject: Subject, config: TraceConfig) -> Result:
-    tokenizer = load_tokenizer(subject.text.tokenizer)
-    sources = text_sources(subject.text, config.data)
-    return trace_slots(
-        subject.model,
-        subject.memory,
-        config=config,
-        texts=lambda: texts_of(sources, tokenizer),
-        tokenizer=tokenizer,
-        seed=subject.seed,
-        origin=subject.origin_of((source.files for source in sources), tokenizer),
-        partition=subject.partition,
-    )
-
-
 def _missing(subject: Subject, config: TraceConfig) -> str | None:
     has_slots = subject.model.config.fast_weight.rule.num_slots is not None
     if not subject.model.config.memory_layers or not has_slots:
@@ -262,18 +239,18 @@ def _missing(subject: Subject, config: TraceConfig) -> str | None:
 
 
 TRACE = Evaluation(
+    name="trace",
     config=TraceConfig,
-    data="text",
+    evaluate=evaluate,
     limit="samples",
-    in_default_suite=False,  # Small models of text cannot follow the question.
-    run=_run,
-    table=trace_table,
-    plot=trace_page,
     title="What the memory held when it answered",
     about=(
         "One answer about a hidden sentence, slot by slot: which slots the memories read for each "
         "token of the answer, and which token was written there last. A hit is a slot that holds "
         "the right next token; where hits carry the weight, the answer came out of the memory."
     ),
+    table=views.table,
+    plot=views.plot,
     missing=_missing,
 )
+trace_slots = TRACE.of_model

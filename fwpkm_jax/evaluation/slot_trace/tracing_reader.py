@@ -1,4 +1,4 @@
-"""A haystack reader that logs which token wrote which slot, and which slots an answer read."""
+"""A stream reader that logs which token wrote which slot, and which slots an answer read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from fwpkm_jax.core.chunks import Memory, map_own
-from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader
+from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.evaluation.slot_trace.slot_log import Entry, SlotLog
 from fwpkm_jax.rules import AbstractChunkRule
 
@@ -33,9 +33,9 @@ class LayerRead(NamedTuple):
 
 
 class TracingReader:
-    """Wraps a `HaystackReader` for the needle protocol and logs its writes and reads."""
+    """Wraps a `StreamReader` for the needle protocol and logs its writes and reads."""
 
-    def __init__(self, reader: HaystackReader, rule: AbstractChunkRule):
+    def __init__(self, reader: StreamReader, rule: AbstractChunkRule):
         """Wraps `reader`; `rule` is the rule of its memories, which have slots."""
         self._reader, self._rule = reader, rule
         self._tokens = array.array("i")
@@ -89,18 +89,20 @@ class TracingReader:
     def next_token(self) -> int:
         """The reader's next token; records the slots that the memories read to choose it."""
         reads = {}
-        for layer, read in self._reader.last_read().items():
-            weights = np.asarray(read.access.slot_weights)
+        gates, access = self._reader.last_read()
+        for layer, gate in gates.items():
+            weights = np.asarray(access[layer].slot_weights)
             slots = []
             for place in np.argsort(-weights, kind="stable"):
-                slot = int(np.asarray(read.access.slot_ids)[place])
+                slot = int(np.asarray(access[layer].slot_ids)[place])
                 entry = self.logs[layer].entry(
-                    *(slot, self._tokens),
+                    slot,
+                    self._tokens,
                     lookahead=self._rule.lookahead,
                     num_writes=self.num_writes,
                 )
                 slots.append(SlotRead(slot, float(weights[place]), entry))
-            reads[layer] = LayerRead(float(read.gate), slots)
+            reads[layer] = LayerRead(float(gate), slots)
         self.reads.append(reads)
         return self._reader.next_token()
 

@@ -27,7 +27,7 @@ summary { cursor: pointer; font-weight: 600; }
 """
 
 
-def trace_table(record: Record) -> str:
+def table(record: Record) -> str:
     """A table of hits, their weight and the gate, by token of the answer and memory layer."""
     results = record["results"]
     header = ["answer token", "expected", "generated", "memory", "hits", "hit weight", "gate"]
@@ -47,7 +47,7 @@ def trace_table(record: Record) -> str:
     return f"Slot trace: {_outcome(record)}\n{format_table(header, rows)}"
 
 
-def trace_page(record: Record, directory: Path) -> list[Path]:
+def plot(record: Record, directory: Path) -> list[Path]:
     """Writes `trace.html`: for each token of the answer, the slots read and their contents."""
     results, config = record["results"], record["config"]
     sample = results["sample"]

@@ -12,9 +12,9 @@ from flax import nnx
 
 from fwpkm_jax.data import TextData, cut_rows, write_token_file
 from fwpkm_jax.data.packing import PackedRows
+from fwpkm_jax.evaluation.continual import views
 from fwpkm_jax.evaluation.continual.domains import Domain, Part, read_domains
 from fwpkm_jax.evaluation.continual.evaluate import ContinualConfig, continual_learning
-from fwpkm_jax.evaluation.continual.views import continual_table, plot_continual
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import as_stored
 from fwpkm_jax.models.language_model import LanguageModel
 from tests.evaluation.conftest import tiny_model_config
@@ -199,11 +199,11 @@ def test_options_below_1_are_refused(field):
 
 
 def test_table_and_picture_show_every_stage_and_domain(result, tmp_path):
-    table = continual_table(result.record)
+    table = views.table(result.record)
     perplexity = result.record["results"]["perplexity"]
     for name, row in zip(("initial memory", "after math", "after law"), perplexity, strict=True):
         assert f"{name:14}  {row[0]:.4f}" in table
         assert f"{row[1]:.4f}" in table
-    (path,) = plot_continual(result.record, tmp_path)
+    (path,) = views.plot(result.record, tmp_path)
     image = matplotlib.image.imread(path)[..., :3]
     assert np.mean(np.any(image < 0.9, axis=-1)) > 0.01

@@ -2,9 +2,9 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from fwpkm_jax.evaluation.display import plots
+from fwpkm_jax.evaluation import perplexity_views, recall_views
 from fwpkm_jax.evaluation.intervals import wilson
-from fwpkm_jax.evaluation.needle.plots import plot_needle
+from fwpkm_jax.evaluation.needle import views as needle_views
 
 
 def share(right: int, answers: int) -> dict:
@@ -52,10 +52,10 @@ def needle_record(right: int) -> dict:
 
 
 CASES = {
-    "recall": (plots.plot_recall, lambda better: recall_record(39 if better else 10)),
-    "ppl": (plots.plot_perplexity, lambda better: perplexity_record(0.2 if better else 0.01)),
-    "needle": (plot_needle, lambda better: needle_record(19 if better else 2)),
-    "needle_depth": (plot_needle, lambda better: needle_record(19 if better else 2)),
+    "recall": (recall_views.plot, lambda better: recall_record(39 if better else 10)),
+    "ppl": (perplexity_views.plot, lambda better: perplexity_record(0.2 if better else 0.01)),
+    "needle": (needle_views.plot, lambda better: needle_record(19 if better else 2)),
+    "needle_depth": (needle_views.plot, lambda better: needle_record(19 if better else 2)),
 }
 
 
@@ -76,10 +76,10 @@ def test_a_picture_shows_its_numbers(name, tmp_path):
 
 def test_running_means_weigh_a_short_last_run_by_its_tokens():
     curve = {"tokens": 5, "run": 4, "writing": [1.0, 6.0]}
-    np.testing.assert_allclose(plots._running(curve, "writing"), [1.0, 2.0])
-    np.testing.assert_array_equal(plots._positions(curve), [4, 5])
+    np.testing.assert_allclose(perplexity_views._running(curve, "writing"), [1.0, 2.0])
+    np.testing.assert_array_equal(perplexity_views._positions(curve), [4, 5])
 
 
 def test_texts_without_a_curve_give_no_picture(tmp_path):
     record = {"results": {"writing": {}, "curves": []}}
-    assert plots.plot_perplexity(record, tmp_path) == []
+    assert perplexity_views.plot(record, tmp_path) == []

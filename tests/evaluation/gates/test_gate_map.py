@@ -9,8 +9,8 @@ from flax import nnx
 from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.evaluation import Subject
 from fwpkm_jax.evaluation.display.token_texts import END, token_texts
+from fwpkm_jax.evaluation.gates import gate_map_views as views
 from fwpkm_jax.evaluation.gates.gate_map import GATE_MAP, GateMapConfig, gate_map
-from fwpkm_jax.evaluation.gates.gate_map_views import gate_map_page, gate_map_table
 
 BYTES = load_tokenizer("bytes")
 TEXT = "A <b>bold</b> caf\u00e9.\nSecond line & more of it, long enough for writes."
@@ -46,7 +46,7 @@ def test_gates_are_those_of_the_stream_at_the_evaluations_chunk_size(model, memo
 
 @pytest.mark.thorough
 def test_the_page_shows_every_token_in_the_shade_of_its_gate(record, tmp_path):
-    (path,) = gate_map_page(record, tmp_path)
+    (path,) = views.plot(record, tmp_path)
     markup = path.read_text(encoding="utf-8")
     spans = re.findall(r'<span class="g(\d+)" title="gate ([\d.]+), [^"]*">([^<]*)</span>', markup)
     gates = record["results"]["gates"]["layer_1"]
@@ -62,13 +62,13 @@ def test_the_page_shows_every_token_in_the_shade_of_its_gate(record, tmp_path):
     shown = "".join(text for _, _, text in spans)
     assert shown.startswith("A &lt;b&gt;bold&lt;/b&gt; caf\u00b7\u00e9.\u23ce")
     assert "book &lt;1&gt;" in markup
-    assert "layer_1" in gate_map_table(record)
+    assert "layer_1" in views.table(record)
 
 
 @pytest.mark.thorough
 def test_a_text_is_not_shaded_where_the_gate_does_not_change_the_output(record, tmp_path):
     unused = {**record, "results": record["results"] | {"gate_mixes": False}}
-    (path,) = gate_map_page(unused, tmp_path)
+    (path,) = views.plot(unused, tmp_path)
     markup = path.read_text(encoding="utf-8")
     assert set(re.findall(r'<span class="g(\d+)"', markup)) == {"0"}  # White.
     assert "not shaded" in markup

@@ -9,8 +9,8 @@ from flax import nnx
 from fwpkm_jax.data import TextData
 from fwpkm_jax.data.packing import PackedRows
 from fwpkm_jax.evaluation import EVALS, Subject
+from fwpkm_jax.evaluation.gates import gates_views as views
 from fwpkm_jax.evaluation.gates.gates import GatesConfig, gate_statistics
-from fwpkm_jax.evaluation.gates.gates_views import gates_finding, gates_table, plot_gates
 from fwpkm_jax.models.language_model import LanguageModel
 from tests.evaluation.conftest import tiny_model_config
 
@@ -72,11 +72,11 @@ def test_table_picture_and_sentence_tell_the_same(result, tmp_path):
         for name, layers in result.record["results"]["gates"].items()
         for layer, one in layers.items()
     }
-    table = gates_table(result.record)
+    table = views.table(result.record)
     assert all(f"{mean:.4f}" in table for mean in means.values())
     layer_0 = (3 * means["books", "layer_0"] + 2 * means["web", "layer_0"]) / 5
-    assert f"{layer_0:.2f} in layer 0" in gates_finding(result.record)
-    (path,) = plot_gates(result.record, tmp_path)
+    assert f"{layer_0:.2f} in layer 0" in views.finding(result.record)
+    (path,) = views.plot(result.record, tmp_path)
     assert np.mean(np.any(matplotlib.image.imread(path)[..., :3] < 0.9, axis=-1)) > 0.01
 
 

@@ -12,6 +12,7 @@ from flax import nnx
 
 from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.evaluation import EVALS, Subject, run_suite
+from fwpkm_jax.evaluation.longbench import views
 from fwpkm_jax.evaluation.longbench.evaluate import (
     LongBenchConfig,
     QuestionTokens,
@@ -19,8 +20,7 @@ from fwpkm_jax.evaluation.longbench.evaluate import (
     read_sample,
     tokenize_task,
 )
-from fwpkm_jax.evaluation.longbench.views import longbench_table, plot_longbench
-from fwpkm_jax.evaluation.readers.haystack_reader import HaystackReader
+from fwpkm_jax.evaluation.readers.stream_reader import PieceReading, Reading, StreamReader
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.rules import FwMLP, FwPKM
@@ -84,7 +84,7 @@ def test_a_sample_in_pieces_equals_one_pass_with_the_contexts_length_as_chunk_si
     jax.tree.map(np.testing.assert_array_equal, same, memory)
 
 
-class Transcript(HaystackReader):
+class Transcript(StreamReader):
     """Notes what is read, scored and written, and does none of it."""
 
     def __init__(self, *_, chunk_size, **options):
@@ -92,12 +92,10 @@ class Transcript(HaystackReader):
         self._stream = None
         Transcript.last = self
 
-    def read(self, tokens):
-        self.calls.append(("read", len(tokens)))
-
-    def score(self, tokens, labels):
-        self.calls.append(("score", len(tokens)))
-        return np.zeros(len(labels))
+    def read(self, tokens, labels=None):
+        self.calls.append(("read" if labels is None else "score", len(tokens)))
+        piece = PieceReading(np.zeros(len(tokens)), None, {}, {})
+        return Reading([piece], len(tokens), last=len(tokens) - 1)
 
     def write(self):
         self.calls.append("write")
@@ -108,7 +106,7 @@ class Transcript(HaystackReader):
 
 
 def calls_for(monkeypatch, model, one: QuestionTokens) -> list:
-    monkeypatch.setattr("fwpkm_jax.evaluation.longbench.evaluate.HaystackReader", Transcript)
+    monkeypatch.setattr("fwpkm_jax.evaluation.longbench.evaluate.StreamReader", Transcript)
     read_sample(model, None, one, piece_length=PIECE, write=True)
     return Transcript.last.calls
 
@@ -127,7 +125,7 @@ def test_a_context_shorter_than_what_follows_is_followed_by_another_write(model,
 def test_fwmlp_keeps_its_chunk_size(monkeypatch):
     model = tiny_model(FwMLP(key_dim=8, value_dim=8, hidden_dim=8))
     assert calls_for(monkeypatch, model, sample(19, 6, 3)) == [("read", 24), ("score", 3)]
-    assert Transcript.last.chunk_size == 8
+    assert Transcript.last.chunk_size is None  # The model's.
 
 
 def evaluate(model, memory, samples, **options):
@@ -261,11 +259,11 @@ def test_the_suite_reads_a_folder_and_writes_everything(model, memory, folder, c
 
 
 def test_table_and_picture_show_every_task(result, tmp_path):
-    table = longbench_table(result.record)
+    table = views.table(result.record)
     for task, scored in result.record["results"]["writing"].items():
         (row,) = (line for line in table.splitlines() if line.startswith(task))
         assert f"{scored['perplexity']:.4f}" in row
-    (path,) = plot_longbench(result.record, tmp_path)
+    (path,) = views.plot(result.record, tmp_path)
     image = matplotlib.image.imread(path)[..., :3]
     assert np.mean(np.any(image < 0.9, axis=-1)) > 0.01
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from fwpkm_jax.evaluation.readers.segments import (
     cut_into_pieces,
-    padded_length,
+    pad_into_pieces,
     pairs_left_by_the_reference,
     piece_sizes,
     split_into_segments,
@@ -57,7 +57,14 @@ def test_few_piece_sizes_make_up_every_length(segment_length, share):
     assert set(pieces) <= set(sizes)
     assert len(sizes) <= 2 + np.log(segment_length) / np.log(4)
     assert max((pieces.count(size) for size in sizes[1:]), default=0) <= 3
-    assert segment_length >= padded_length(length, sizes) >= length
+    padded = pad_into_pieces(length, sizes)
+    assert len(padded) == (length > 0)
+    assert segment_length >= sum(padded) >= length
+
+
+def test_a_text_of_several_pieces_is_padded_at_its_end_only():
+    assert pad_into_pieces(2 * 15 + 5, piece_sizes(15)) == [15, 15, 15]
+    assert pad_into_pieces(15 + 3, piece_sizes(15)) == [15, 4]
 
 
 @pytest.mark.parametrize(("length", "writes"), [(4096, True), (4095, False), (4097, False)])

@@ -186,6 +186,13 @@ def index_line(length: int, *, start: int, vocab_size: int) -> bytes:
     return f"{length} {start * token_dtype(vocab_size).itemsize}\n".encode("ascii")
 
 
+def _whole_number(digits: bytes) -> int:
+    """The number; raises ValueError for what `int` takes and no writer writes, as 7_0."""
+    if not digits.removeprefix(b"-").isdigit():
+        raise ValueError
+    return int(digits)
+
+
 def _read_index(path: Path, size: int) -> tuple[np.ndarray, np.dtype]:
     """Lengths in tokens of all entries, int64, having checked that offsets leave no gap; the type
     of the ids.
@@ -203,7 +210,7 @@ def _read_index(path: Path, size: int) -> tuple[np.ndarray, np.dtype]:
                 dtype = np.dtype("<u4")
                 continue
             try:
-                length, offset = map(int, line.split())
+                length, offset = map(_whole_number, line.split())
             except ValueError as error:
                 problem = f"is {line!r}, not `length offset`"
                 raise OutsideFileError(path, problem, f"line {number}", _WRITE) from error

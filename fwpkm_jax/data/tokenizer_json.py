@@ -7,6 +7,7 @@ transformers library writes them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,9 +60,18 @@ class JSONTokenizer:
         if not vocabulary:
             raise OutsideFileError(self._path, "has no tokens", otherwise="fetch it again")
         self.vocab_size = 1 + max(vocabulary.values())
+        if self.vocab_size > 2**31 - 1:
+            last = max(vocabulary, key=vocabulary.__getitem__)
+            problem = f"has the id {self.vocab_size - 1:,}; ids are below 2,147,483,647"
+            raise OutsideFileError(self._path, problem, f"token {last!r}", "fetch it again")
         self._config = self._beside("tokenizer_config.json")
         self.stop_ids = self._ends()
         self.eos_id = self.stop_ids[0]
+        if self.eos_id >= self.vocab_size:
+            problem = f"gives a document's end the id {self.eos_id:,} of {self.vocab_size:,}"
+            raise OutsideFileError(
+                self._path.with_name("config.json"), problem, "eos_token_id", "fetch it again"
+            )
 
     def _as_built(self) -> None:
         """Switches off what a fine-tuning script left in the file, as transformers does.
@@ -114,14 +124,27 @@ class JSONTokenizer:
             )
         return value or ""
 
+    def _encoding(self) -> contextlib.AbstractContextManager[None]:
+        """Where the library has no token for a text, the error names the file."""
+        return reading(
+            self._path, problem="cannot encode this text", otherwise="use another tokenizer"
+        )
+
     def encode(self, text: str) -> np.ndarray:
-        """Token ids of `text`, int32 `[tokens]`."""
-        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        """Token ids of `text`, int32 `[tokens]`.
+
+        Raises:
+          ValueError: the tokenizer has no token for a part of it.
+        """
+        with self._encoding():
+            encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        return np.asarray(encoded.ids, np.int32)
 
     def encode_batch(self, texts: Sequence[str], *, num_threads: int) -> list[np.ndarray]:
         """Token ids of each text; the library chooses its threads."""
         del num_threads
-        encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        with self._encoding():
+            encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [np.asarray(one.ids, np.int32) for one in encoded]
 
     def decode(self, token_ids: Iterable[int]) -> str:

@@ -76,7 +76,8 @@ def names(folder: str | Path) -> tuple[str, ...]:
     if not folder.is_dir():
         return ()
     ending = file.SUFFIX
-    found = (path.name.removesuffix(ending) for path in folder.glob(f"*{ending}"))
+    files = (path for path in folder.glob(f"*{ending}") if not path.is_dir())
+    found = (path.name.removesuffix(ending) for path in files)
     return tuple(sorted(name for name in found if is_name(name)))
 
 
@@ -104,8 +105,11 @@ def existing(folder: str | Path, name: str) -> Path:
 
     Raises:
       FileNotFoundError: it is not; the error names some of those that are.
+      OutsideFileError: there is something else of its name.
     """
     path = path_of(folder, name)
+    if os.path.lexists(path) and not path.is_file():
+        raise OutsideFileError(path, "is no file", otherwise="remove it, or choose another name")
     if not path.is_file():
         there = some(names(folder), like=name) or "no memory"
         raise FileNotFoundError(f"There is no memory {name!r} in {folder}, but {there}.")

@@ -23,7 +23,7 @@ FAULTS = (
         "metadata: convolutions do not decay",
         'frozenset[Role](("matrix", "embedding", "head", "convolution"))',
         'frozenset[Role](("matrix", "embedding", "head"))',
-        _DECAY,
+        _ROLES,
     ),
     Fault(
         "metadata: a silent parameter is a matrix",
@@ -35,7 +35,7 @@ FAULTS = (
         "metadata: more dimensions than axes are taken",
         "if len(self.axes) != len(shape):",
         "if len(self.axes) > len(shape):",
-        _LAYOUT,
+        _ROLES,
     ),
     Fault(
         "metadata: an outside mixer need not say what its parameters are",

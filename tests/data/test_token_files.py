@@ -86,6 +86,7 @@ def test_the_name_must_end_in_bin(tmp_path):
         ("2 0\n1 2\n", "line 2 has an entry of 1 tokens at byte 2 .* ends at byte 4"),
         ("2 0\n\n1 4\n", r"line 2 is b'\\n', not `length offset`"),
         ("2 0\nthree 4\n", "line 2 is b'three 4"),
+        ("0_3 0\n", "line 1 is b'0_3 0"),
         ("-1 0\n", "line 1 has an entry of -1 tokens"),
     ],
 )

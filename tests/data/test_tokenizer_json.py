@@ -7,6 +7,7 @@ import pytest
 
 from fwpkm_jax.data.chat_turns import has_template, message_tokens
 from fwpkm_jax.data.tokenizers import ByteTokenizer, load_tokenizer
+from fwpkm_jax.outside_files import OutsideFileError
 from tests.data.chat_tokenizer import save_tokenizer
 
 pytest.importorskip("tokenizers")
@@ -73,6 +74,42 @@ def test_a_file_that_is_none_or_has_no_end_is_refused(path):
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"is no tokenizer\.json"):
         load_tokenizer(str(path))
+
+
+def changed(path, **model):
+    """The file with other settings of its model; a value of None is left out."""
+    content = json.loads(path.read_text())
+    content["model"] = {n: x for n, x in (content["model"] | model).items() if x is not None}
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_ids_that_no_array_of_tokens_holds_are_refused(path):
+    vocabulary = json.loads(path.read_text())["model"]["vocab"]
+    name = changed(path, vocab=vocabulary | {"the": 2**31})
+    with pytest.raises(OutsideFileError, match=r"token 'the' has the id 2,147,483,648; ids are be"):
+        load_tokenizer(name)
+
+
+def test_an_end_of_documents_that_is_no_token_is_refused(path):
+    path.with_name("tokenizer_config.json").unlink()
+    path.with_name("generation_config.json").write_text(json.dumps({"eos_token_id": 10**6}))
+    with pytest.raises(OutsideFileError, match=r"a document's end the id 1,000,000 of \d+"):
+        load_tokenizer(str(path))
+
+
+def test_a_text_that_a_tokenizer_has_no_token_for_is_one_line(path):
+    vocabulary = {"the": 0, "end": 1}
+    content = json.loads(path.read_text()) | {"added_tokens": [], "pre_tokenizer": None}
+    content["model"] = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}
+    path.write_text(json.dumps(content))
+    path.with_name("tokenizer_config.json").write_text(json.dumps({"eos_token": "end"}))
+    path.with_name("generation_config.json").unlink()
+    tokenizer = load_tokenizer(str(path))
+    assert tokenizer.encode("the").tolist() == [0]
+    for encode in (tokenizer.encode, lambda x: tokenizer.encode_batch([x], num_threads=1)):
+        with pytest.raises(OutsideFileError, match=r"cannot encode this text .*UNK.*; use another"):
+            encode("hat")
 
 
 @pytest.mark.parametrize(

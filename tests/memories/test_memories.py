@@ -162,6 +162,10 @@ def test_files_of_others_are_refused_by_name(model, state, tmp_path):
             refused(tmp_path, "alice", other)
         with pytest.raises(ValueError, match=r"another model, of runs/a, step 7: norm_eps: "):
             refused(tmp_path, "alice", window)
+    (tmp_path / "dave.safetensors").mkdir()
+    assert memories.names(tmp_path) == ("alice",)
+    with pytest.raises(ValueError, match=r"dave.safetensors is no file; remove it"):
+        memories.load(tmp_path, "dave", model)
 
 
 def test_what_cannot_be_saved_leaves_what_was_there(model, state, tmp_path, monkeypatch):

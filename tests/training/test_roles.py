@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from fwpkm_jax.layers import LoRAConfig
+from fwpkm_jax.layers.parameters import Declaration
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.sharding import declarations
 from fwpkm_jax.training.state import trained_names
@@ -58,6 +59,8 @@ def test_every_kind_of_parameter_has_its_role(params):
     said = {path: declared.role for path, declared in declarations(params).items()}
     assert said == {path: expected(path) for path in said}
     assert {*said.values()} == {"matrix", *ROLES}
+    decayed = {declared.role for declared in declarations(params).values() if declared.decays}
+    assert decayed == {"matrix", "embedding", "head", "convolution"}
 
 
 def test_what_is_as_wide_as_the_model_is_split_in_maps_and_whole_in_biases(params):
@@ -73,6 +76,13 @@ def test_what_is_as_wide_as_the_model_is_split_in_maps_and_whole_in_biases(param
     # A low-rank update is split as its map: rows of the first factor, columns of the second.
     assert said["blocks/1/mixer/o_proj/lora_a"].axes == ("heads", None)
     assert said["blocks/1/mixer/o_proj/lora_b"].axes == (None, "embed")
+
+
+def test_as_many_axes_as_dimensions_are_declared():
+    for axes in (("heads",), ("heads", "embed", None, None)):
+        with pytest.raises(ValueError, match=r"\[2, 3, 4\] is declared with the axes"):
+            Declaration(role="matrix", axes=axes).axes_of((2, 3, 4))
+    assert Declaration(role="matrix").axes_of((2, 3)) == (None, None)
 
 
 def test_a_whole_role_is_named_to_train_it(params):

@@ -180,7 +180,9 @@ def _checked(files: TensorFiles, name: str, dtype: np.dtype) -> np.ndarray:
     most = float(jnp.finfo(dtype).max)
     if float(jnp.finfo(array.dtype).max) > most and np.any(np.abs(array) > most):
         problem = f"holds numbers above {most:.3g}, the most of {np.dtype(dtype).name}"
-        raise OutsideFileError(file, problem, f"tensor {name!r}", "choose --dtype float32")
+        fits = np.all(np.abs(array) <= float(jnp.finfo(jnp.float32).max))
+        way_out = "choose --dtype float32" if fits else "import weights that float32 can hold"
+        raise OutsideFileError(file, problem, f"tensor {name!r}", way_out)
     return array
 
 

@@ -1,8 +1,12 @@
 """Sphinx configuration of the site; CONTRIBUTING.md has the command that builds it."""
 
 import importlib.metadata
+import inspect
 import pkgutil
 import re
+
+from docutils import nodes
+from sphinx.util.inspect import stringify_signature
 
 project = "fwpkm_jax"
 author = "The fwpkm_jax authors"
@@ -36,6 +40,8 @@ copybutton_exclude = ".linenos, .gp, .go"
 # The reference is made from docstrings.
 autosummary_generate = True
 autodoc_member_order = "bysource"
+autodoc_default_options = {"special-members": "__call__"}
+autoclass_content = "both"  # The parameters of a constructor stand in its own docstring.
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 default_role = "code"
@@ -65,6 +71,26 @@ def show_without_link(app, env, node, contnode):
     return contnode if found is not None else None
 
 
+def signature_of_constructor(app, what, name, value, options, signature, returns):
+    """A class's parameters where its metaclass hides them, as that of Flax's modules does."""
+    if what != "class" or not (signature or "").startswith("(*args"):
+        return None
+    given = inspect.signature(value.__init__)
+    given = given.replace(parameters=list(given.parameters.values())[1:])  # Without self.
+    text = stringify_signature(given, unqualified_typehints=True)
+    return ("" if text.startswith("(*args") else text), returns  # Protocols have none.
+
+
+def shorten_types(app, document):
+    """Shows the types of signatures by their short names."""
+    for text in document.findall(nodes.Text):
+        if "jaxlib." in text:
+            text.parent.replace(text, nodes.Text(_ARRAY.sub("Array", text)))
+
+
+_ARRAY = re.compile(r"(?:jax\.)?jaxlib\._jax\.Array")
+
+
 def skip_plain_fields(app, what, name, value, skip, options):
     """Leaves out a named tuple's fields, which its docstring describes."""
     document = getattr(value, "__doc__", None) or ""
@@ -85,4 +111,6 @@ def escape_formulas(app, what, name, value, options, lines):
 def setup(app):
     app.connect("autodoc-process-docstring", escape_formulas, priority=100)  # Before napoleon.
     app.connect("missing-reference", show_without_link)
+    app.connect("autodoc-process-signature", signature_of_constructor)
     app.connect("autodoc-skip-member", skip_plain_fields)
+    app.connect("doctree-read", shorten_types)

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/measurements/ from the lines that programs stored.
+"""Writes the tables of docs/measurements/ and lab/archive/ from the lines that programs stored.
 
     python -m lab.pages           # rewrites what differs
     python -m lab.pages --check   # names what differs, and fails
@@ -24,21 +24,10 @@ from typing import Any
 
 from benchmarks.first_light.tables import account_table, steps_table
 from benchmarks.options import parse
-from lab.comparison import mqar_heads
+from lab.archive import tables as archived
 from lab.comparison.mqar_tables import mqar_table, rates_table, recall_by_seed
 from lab.comparison.tables import spans_table, state_tracking_table
-from lab.study import (
-    beside_attention,
-    facts_by_gradient,
-    lasting,
-    lasting_text,
-    packed,
-    plain_text,
-    retention_tables,
-    retrofit,
-    shipped,
-    tables,
-)
+from lab.study import plain_text, retention_tables, shipped, tables
 from lab.study.real_size.tables import table as real_size_table
 from lab.study.study import DOMAINS
 
@@ -47,7 +36,7 @@ Line = dict[str, Any]
 TABLES: dict[str, Callable[[list[Line]], str]] = {
     "mqar": mqar_table,
     "mqar_rates": rates_table,
-    "mqar_heads": mqar_heads.table,
+    "mqar_heads": archived.mqar_heads,
     "recall_by_seed": recall_by_seed,
     "state_tracking": state_tracking_table,
     "spans": spans_table,
@@ -62,11 +51,11 @@ TABLES: dict[str, Callable[[list[Line]], str]] = {
     "plain_text": plain_text.table,
     "plain_text_rates": plain_text.rates_table,
     "plain_text_differences": plain_text.differences,
-    "beside_attention": beside_attention.table,
-    "retrofit": retrofit.table,
-    "lasting_text": lasting_text.table,
-    "packed": packed.table,
-    "packed_differences": packed.differences,
+    "beside_attention": archived.beside_attention,
+    "retrofit": archived.retrofit,
+    "lasting_text": archived.lasting_text,
+    "packed": archived.packed,
+    "packed_differences": archived.packed_differences,
     "facts": retention_tables.facts_table,
     "forgetting": retention_tables.forgetting_table,
     "domains": retention_tables.domains_table,
@@ -74,16 +63,19 @@ TABLES: dict[str, Callable[[list[Line]], str]] = {
     "beside_plain": retention_tables.beside_plain_table,
     "text": retention_tables.text_table,
     "cost": retention_tables.cost_table,
-    "facts_by_gradient": facts_by_gradient.table,
-    "lasting": lasting.table,
+    "facts_by_gradient": archived.facts_by_gradient,
+    "lasting": archived.lasting,
     "shipped": shipped.table,
     "real_size": real_size_table,
     "gates_by_step": shipped.gates_table,
     "steps": steps_table,
     "account": account_table,
+    "fast_weight_layers": archived.fast_weight_layers,
+    "users": archived.users,
 }
 """What makes a table of lines, by the name that a comment has for it."""
 
+RESULTS = ("lab/results", "lab/archive/results", "benchmarks/results")
 COMMENT = re.compile(r"^ *<!-- table: (.+) -->$")
 
 
@@ -91,9 +83,9 @@ COMMENT = re.compile(r"^ *<!-- table: (.+) -->$")
 class Options:
     """Writes tables into pages."""
 
-    pages: Path = Path("docs/measurements")
-    """Folder of the pages, Markdown."""
-    results: tuple[Path, ...] = (Path("lab/results"), Path("benchmarks/results"))
+    pages: tuple[Path, ...] = (Path("docs/measurements"), Path("lab/archive"))
+    """Folders of the pages, Markdown."""
+    results: tuple[Path, ...] = tuple(map(Path, RESULTS))
     """Folders of the lines; the first that has a file is taken."""
     check: bool = False
     """Only names the tables that differ, and fails if there is one."""
@@ -189,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Writes the tables, or names the pages whose tables differ."""
     options = parse(Options, argv, description=__doc__)
     differ = []
-    for path in sorted(options.pages.rglob("*.md")):
+    for path in (path for folder in options.pages for path in sorted(folder.rglob("*.md"))):
         page = path.read_text(encoding="utf-8")
         try:
             made = written(page, options.results)

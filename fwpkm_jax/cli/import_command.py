@@ -59,16 +59,22 @@ class ImportHF:
     part), Qwen3-Next, OLMo-Hybrid."""
 
     folder: FolderArgument
-    """The folder, with config.json and safetensors files."""
+    """The folder, with config.json and safetensors files; or owner/name of a model on the Hugging
+    Face Hub, which is fetched into its client's cache."""
     run: RunArgument
     """New run directory."""
+    revision: str | None = None
+    """Branch, tag or commit of a model on the hub. None: its main branch. The run keeps the
+    commit."""
     dtype: ParameterDtype | None = None
     """Dtype of the matrices. None: bfloat16 if all are stored in bfloat16, otherwise float32."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     """The devices that the weights are read onto; each device reads its part only."""
 
     def start(self) -> Path:
-        return import_model(self.folder, self.run, dtype=self.dtype, mesh=self.mesh)
+        return import_model(
+            self.folder, self.run, dtype=self.dtype, mesh=self.mesh, revision=self.revision
+        )
 
 
 _SOURCES = {
@@ -93,6 +99,6 @@ def main(arguments: Sequence[str], program: str = "fwpkm import") -> int:
         name, others = split_subcommand(arguments, _SOURCES, program=program)
         source = parse_options(others, f"{program} {name}", _SOURCES[name])
         print(f"wrote {source.start()}")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         return report(program, error)
     return 0

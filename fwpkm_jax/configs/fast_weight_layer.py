@@ -3,7 +3,7 @@
     fwpkm train fast_weight_layer && fwpkm eval runs/fast_weight_layer
 
 `--model.fast_weight_layer.segment_length 256` lets steps fade;
-`lab/study/fast_weight_layers.py` compares what can be left out. Its text is that of
+lab/archive/fast_weight_layers.md compares what can be left out. Its text is that of
 `books_tiny.py`.
 """
 

@@ -38,8 +38,6 @@ FWPKM_SUBKEYS = (8, 16, 32)
 """Sub-keys of FwPKM's sizes; a memory has their square as slots."""
 PUBLISHED_ATTENTION = "attention_positions"
 """Attention in both layers, with learned positions and no convolution: the published cell."""
-OWN_VALUE = "_own"
-"""Ending of the name of an FwPKM whose tokens write their own value and not the next token's."""
 NAMES = (
     *(PUBLISHED_ATTENTION, "attention", "gated_deltanet", "deltanet", "gla", "mamba2"),
     *(f"fwpkm_{n}" for n in FWPKM_SUBKEYS),
@@ -60,9 +58,7 @@ class Layout:
     heads: int = 2
     """Heads; each has `width / heads` channels."""
     chunk: int = 8
-    """Tokens between two writes of FwPKM, FwMLP and LaCT."""
-    window: int | None = None
-    """Tokens that windowed attention and LaCT see; None: `chunk`."""
+    """Tokens between two writes of FwPKM, FwMLP and LaCT; window of windowed attention and LaCT."""
     stacked: bool = False
     """One layer without convolution, and a frozen embedding of unit vectors."""
     decay_start: DecayStart = "time_steps"
@@ -76,15 +72,13 @@ Layer = AbstractMixerConfig | FastWeightConfig
 
 
 def layers_of(name: str, layout: Layout) -> tuple[Layer, ...]:
-    """The layers of a memory, without the convolution before them; `A+B` has those of both."""
-    if "+" in name:
-        return tuple(layer for part in name.split("+") for layer in layers_of(part, layout))
+    """The layers of a memory, without the convolution before them."""
     if name == PUBLISHED_ATTENTION:
         return (_attention(replace(layout, heads=1)),) * (1 if layout.stacked else 2)
     # A stacked position has a key and its value, so a memory need not look ahead.
-    lookahead = int(not layout.stacked and not name.endswith(OWN_VALUE))
+    lookahead = int(not layout.stacked)
     if name.startswith("fwpkm_"):
-        subkeys = int(name.removeprefix("fwpkm_").removesuffix(OWN_VALUE))
+        subkeys = int(name.removeprefix("fwpkm_"))
         rule = FwPKM(
             num_subkeys=subkeys,
             key_dim=layout.width,
@@ -105,7 +99,7 @@ def layers_of(name: str, layout: Layout) -> tuple[Layer, ...]:
         rules = (replace(MATRIX_RULES[name](), convolution=False),)
     model = ModelConfig(
         mixers=(name,),
-        window=layout.window or layout.chunk,
+        window=layout.chunk,
         attention=_attention(layout),
         matrix=MatrixMemoryConfig(
             **matrix,
@@ -119,7 +113,7 @@ def layers_of(name: str, layout: Layout) -> tuple[Layer, ...]:
             num_fast_heads=heads,
             hidden_dim=head_dim,
             chunk_size=layout.chunk,
-            window=layout.window or layout.chunk,
+            window=layout.chunk,
         ),
     )
     return (mixer_config(name, model),)
@@ -238,19 +232,7 @@ class Decoder(nnx.Module):
           kept: `[batch, length, width]`, multiplies the embedded tokens (dropout); None: 1.
           write: False leaves the fast weights as they are.
         """
-        return self.run(tokens, positions, memory, kept=kept, write=write)[0]
-
-    def run(
-        self,
-        tokens: jax.Array,
-        positions: jax.Array,
-        memory: Any,
-        *,
-        kept: jax.Array | None = None,
-        write: bool = True,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """What a call gives, and the gate of the `FastWeight` layer, `[batch, length]`, if any."""
-        x, gate = self.embed(tokens), None
+        x = self.embed(tokens)
         x = x if kept is None else x * kept
         batch = len(tokens)
         own = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (batch, *leaf.shape[1:])), memory)
@@ -259,15 +241,14 @@ class Decoder(nnx.Module):
             if isinstance(layer, GatedConvolution):
                 y = layer(y)
             elif isinstance(layer, FastWeight):
-                y, _, info = layer(y, own, write=write)
-                gate = info.gate
+                y = layer(y, own, write=write)[0]
             else:
                 y = layer(y)[0]
             x = x + y
             x = x + after(x)
         x = jnp.take_along_axis(x, positions[..., None], axis=1)
         x = self.final_norm(x)
-        return (x if self.out_proj is None else self.out_proj(x)), gate
+        return x if self.out_proj is None else self.out_proj(x)
 
     def logits(self, x: jax.Array) -> jax.Array:
         """`[batch, questions, ids]`; of a stacked task the ids are those of values."""

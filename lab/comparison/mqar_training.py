@@ -18,6 +18,7 @@ from flax import nnx
 from fwpkm_jax.whole_files import replacing
 from lab.comparison.mqar_decoder import Decoder, Frozen, Layout
 from lab.comparison.mqar_tasks import Cell, Documents, Part, Split, documents
+from lab.comparison.trainer import Progress, Trainer
 
 WEIGHT_DECAY = 0.1
 """Of all weights, as PyTorch's AdamW has it."""
@@ -25,24 +26,11 @@ DROPOUT = 0.1
 """Of the embedded tokens."""
 
 
-class Progress(NamedTuple):
-    """Weights, Adam's state and the number of updates made."""
+class Dropped(NamedTuple):
+    """Documents, and which channels of their embedded tokens dropout keeps."""
 
-    params: Any
-    opt_state: Any
-    step: jax.Array
-
-
-class Limited(NamedTuple):
-    """Another memory with the same weights, such as attention within windows.
-
-    Attributes:
-      name: of the memory.
-      share: of the updates that use it, drawn one by one.
-    """
-
-    name: str
-    share: float
+    documents: Documents
+    kept: jax.Array
 
 
 class Training:
@@ -56,7 +44,6 @@ class Training:
         batch_size: int,
         rows: int,
         length: int,
-        limited: Limited | None = None,
         warmup: int = 0,
     ):
         """Compiles nothing yet.
@@ -67,7 +54,6 @@ class Training:
           batch_size: documents per update.
           rows: documents computed at a time, whose gradients are summed to those of an update.
           length: number of learned positions, if there are any.
-          limited: in a share of the updates the weights are those of another memory; None: never.
           warmup: updates over which the rate rises to its full size, linearly.
 
         Raises:
@@ -75,29 +61,27 @@ class Training:
         """
         if rows < 1 or batch_size % rows:
             raise ValueError(f"rows={rows} must divide batch_size={batch_size}.")
-        self._rows, self._batch_size, self._warmup = rows, batch_size, warmup
+        self._rows, self._batch_size = rows, batch_size
         self._model = partial(Decoder, name, layout, length=length)
         # The head of a stacked task has the values alone.
         self._first_label = layout.vocabulary // 2 if layout.stacked else 0
-        self._adam = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(WEIGHT_DECAY))
         model = self._model(rngs=nnx.Rngs(0))
         self._graph, params, _ = nnx.split(model, nnx.Param, Frozen)
-        self._limited_graph, self._limited_share = self._graph, 0.0
-        if limited is not None:
-            other = Decoder(limited.name, layout, length=length, rngs=nnx.Rngs(0))
-            self._limited_graph = nnx.split(other, nnx.Param, Frozen)[0]
-            self._limited_share = limited.share
         self._memory = model.init_memory(jax.random.key(0))
         self._width = layout.width
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-        self._train = jax.jit(self._updates, donate_argnums=0)
-        self._right = jax.jit(self._count_right, static_argnames=("write", "limited"))
-        self._gates = jax.jit(self._sum_gates)
+        optimizer = optax.chain(
+            optax.scale_by_adam(),
+            optax.add_decayed_weights(WEIGHT_DECAY),
+            optax.scale_by_schedule(lambda step: -jnp.minimum(1.0, (step + 1) / max(warmup, 1))),
+        )
+        self._trainer = Trainer(self._loss, optimizer, rows=rows, draw=self._drop)
+        self._right = jax.jit(self._count_right, static_argnames="write")
 
     def start(self, seed: int) -> tuple[Progress, Any]:
         """A seed's first weights, and its frozen ones."""
         _, params, frozen = nnx.split(self._model(rngs=nnx.Rngs(seed)), nnx.Param, Frozen)
-        return Progress(params, self._adam.init(params), jnp.zeros((), jnp.int32)), frozen
+        return self._trainer.start(params), frozen
 
     def model(self, params: Any, frozen: Any) -> Decoder:
         """The decoder with these weights."""
@@ -133,23 +117,12 @@ class Training:
         self, state: Progress, frozen: Any, blocks: Sequence[Documents], *, rate: float, seed: int
     ) -> tuple[Progress, float]:
         """Trains on blocks of batches at one learning rate; also the mean loss in nats."""
-        losses, rng = [], jax.random.key(seed, impl="rbg")
-        for block in blocks:
-            state, loss = self._train(state, frozen, block, jnp.float32(rate), rng)
-            losses.append(np.asarray(loss))
-        return state, float(np.mean(np.concatenate(losses)))
+        state, losses = self._trainer.train(state, frozen, blocks, seed=seed, rate=rate)
+        return state, float(np.mean(losses))
 
-    def accuracy(
-        self,
-        params: Any,
-        frozen: Any,
-        part: Documents,
-        *,
-        write: bool = True,
-        limited: bool = False,
-    ) -> float:
+    def accuracy(self, params: Any, frozen: Any, part: Documents, *, write: bool = True) -> float:
         """Share of right answers; `write=False` with fast weights as they begin."""
-        right = partial(self._right, params, frozen, write=write, limited=limited)
+        right = partial(self._right, params, frozen, write=write)
         blocks, rest = divmod(len(part.tokens), self._rows)
         found = 0
         if blocks:
@@ -158,85 +131,30 @@ class Training:
             found += int(right(Documents(*(leaf[-rest:][None] for leaf in part))))
         return found / part.labels.size
 
-    def gates(self, params: Any, frozen: Any, part: Documents) -> tuple[float, float] | None:
-        """The mean gate at questions and elsewhere; None without a gated memory.
+    def _drop(self, batch: Documents, rng: jax.Array) -> Dropped:
+        shape = (*batch.tokens.shape[:2], self._width)
+        return Dropped(batch, jax.random.bernoulli(rng, 1 - DROPOUT, shape))
 
-        Only documents that fill a computation of `rows` count.
-        """
-        blocks = len(part.tokens) // self._rows
-        sums = self._gates(params, frozen, _divided(part, blocks, self._rows))
-        if sums is None:
-            return None
-        documents, asked = blocks * self._rows, part.positions.shape[1]
-        at, everywhere = (float(x) / documents for x in sums)
-        return at / asked, (everywhere - at) / (part.tokens.shape[1] - asked)
-
-    def _updates(self, state: Progress, frozen: Any, batches: Documents, rate: Any, rng: Any):
-        parts = self._batch_size // self._rows
-
-        def update(state: Progress, batch: Documents):
-            shape = (*batch.tokens.shape[:2], self._width)
-            own = jax.random.fold_in(rng, state.step)
-            kept = jax.random.bernoulli(own, 1 - DROPOUT, shape)
-            limited = jax.random.bernoulli(jax.random.fold_in(own, 1), self._limited_share)
-
-            def add(total: Any, part: Any):
-                value = jax.value_and_grad(self._loss)(state.params, frozen, *part, limited)
-                return jax.tree.map(jnp.add, total, value), None
-
-            zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
-            split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), (batch, kept))
-            total, _ = jax.lax.scan(add, zero, split)
-            loss, gradient = jax.tree.map(lambda x: x / parts, total)
-            steps, opt_state = self._adam.update(gradient, state.opt_state, state.params)
-            risen = jnp.minimum(1.0, (state.step + 1) / max(self._warmup, 1))
-            params = jax.tree.map(lambda p, step: p - rate * risen * step, state.params, steps)
-            return Progress(params, opt_state, state.step + 1), loss
-
-        return jax.lax.scan(update, state, batches)
-
-    def _loss(
-        self, params: Any, frozen: Any, part: Documents, kept: jax.Array, limited: jax.Array
-    ) -> jax.Array:
-        kept = kept.astype(jnp.float32) / (1 - DROPOUT)
-
-        def loss(graph: Any) -> jax.Array:
-            logits = self._logits(nnx.merge(graph, params, frozen), part, kept=kept)
-            labels = part.labels - self._first_label
-            return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
-
-        if not self._limited_share:
-            return loss(self._graph)
-        return jax.lax.cond(limited, lambda: loss(self._limited_graph), lambda: loss(self._graph))
+    def _loss(self, params: Any, frozen: Any, batch: Dropped) -> jax.Array:
+        kept = batch.kept.astype(jnp.float32) / (1 - DROPOUT)
+        logits = self._logits(self.model(params, frozen), batch.documents, kept=kept)
+        labels = batch.documents.labels - self._first_label
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
 
     def _logits(self, model: Decoder, part: Documents, **options: Any) -> jax.Array:
         tokens, positions = map(jnp.asarray, (part.tokens, part.positions))
         return model.logits(model(tokens, positions, self._memory, **options))
 
     def _count_right(
-        self, params: Any, frozen: Any, blocks: Documents, *, write: bool, limited: bool
+        self, params: Any, frozen: Any, blocks: Documents, *, write: bool
     ) -> jax.Array:
-        model = nnx.merge(self._limited_graph if limited else self._graph, params, frozen)
+        model = self.model(params, frozen)
 
         def right(part: Documents) -> jax.Array:
             logits = self._logits(model, part, write=write)
             return jnp.sum(jnp.argmax(logits, axis=-1) + self._first_label == part.labels)
 
         return jnp.sum(jax.lax.map(right, blocks))
-
-    def _sum_gates(
-        self, params: Any, frozen: Any, blocks: Documents
-    ) -> tuple[jax.Array, jax.Array] | None:
-        model = self.model(params, frozen)
-
-        def sums(part: Documents) -> tuple[jax.Array, jax.Array] | None:
-            tokens, positions = map(jnp.asarray, (part.tokens, part.positions))
-            _, gate = model.run(tokens, positions, self._memory)
-            if gate is None:
-                return None
-            return jnp.take_along_axis(gate, positions, axis=1).sum(), gate.sum()
-
-        return jax.tree.map(jnp.sum, jax.lax.map(sums, blocks))
 
 
 def documents_of(parts: Sequence[Part], split: Split, seed: int) -> list[Documents]:
@@ -316,11 +234,6 @@ class Run:
             "curve": curve,
             "cpu_seconds": round(time.process_time() - start, 1),
         }
-
-    def weights(self, training: Training) -> tuple[Any, Any]:
-        """The weights as of the last validation, and the frozen ones; `state` must be there."""
-        start, frozen = training.start(self.seed)
-        return _load(self.state, start)[0].params, frozen
 
     def _ended(self, curve: Sequence[Sequence[Any]]) -> bool:
         reached = sum(accuracy >= self.threshold for _, _, accuracy in curve)

@@ -11,15 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.rules.matrix import MATRIX_RULES
-from fwpkm_jax.training.fit import Hooks, fit
 from fwpkm_jax.training.losses import weighted_loss
 from fwpkm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
+from lab.comparison.trainer import Trainer, stacked
 
 Batch = Mapping[str, np.ndarray]
 """`tokens` and `labels` int32 `[batch, length]`, `weights` float32 `[batch, length]`."""
@@ -35,8 +34,8 @@ CURVE = 20
 _MEMORY = MemoryConfig(lifetime="batch")
 
 
-class Trainer:
-    """Trains one architecture from several seeds with one compiled step."""
+class Training:
+    """Trains one decoder from several seeds with one compiled function."""
 
     def __init__(
         self, config: ModelConfig, *, learning_rate: float, steps: int, weight_decay: float = 0.01
@@ -47,7 +46,6 @@ class Trainer:
             warmup_steps=min(50, steps // 4),
             weight_decay=weight_decay,
         )
-        self._optimizer = make_optimizer(optimizer, steps=steps)
         graphdef = model_graph(config)
 
         def logits(params: Any, memory: Any, tokens: jax.Array) -> jax.Array:
@@ -62,19 +60,13 @@ class Trainer:
             )
             return total / jnp.sum(batch["weights"])
 
-        @partial(jax.jit, donate_argnums=0)
-        def step(state: tuple[Any, Any], memory: Any, batch: Batch):
-            params, opt_state = state
-            value, gradient = jax.value_and_grad(loss)(params, memory, batch)
-            updates, opt_state = self._optimizer.update(gradient, opt_state, params)
-            return (optax.apply_updates(params, updates), opt_state), {"loss": value}
-
         @jax.jit
         def right(params: Any, memory: Any, batch: Batch) -> jax.Array:
             tokens, labels = jnp.asarray(batch["tokens"]), jnp.asarray(batch["labels"])
             return jnp.argmax(logits(params, memory, tokens), axis=-1) == labels
 
-        self._step, self._right = step, right
+        self._trainer = Trainer(loss, make_optimizer(optimizer, steps=steps))
+        self._right = right
 
     def train(
         self,
@@ -83,24 +75,16 @@ class Trainer:
         seed: int,
         prepare: Callable[[Any, ModelConfig], Any] = lambda params, _: params,
     ) -> "Trained":
-        """Trains the decoder of one seed; `prepare` changes its initial parameters.
-
-        Raises:
-          ValueError: there are fewer batches than steps.
-        """
-        start = init_state(self.config, memory=_MEMORY, optimizer=self._optimizer, seed=seed)
-        losses = list[float]()
-
-        def step(state: tuple[Any, Any], batch: Batch):
-            return self._step(state, start.memory, dict(batch))
-
-        hooks = Hooks(on_metrics=lambda report, _: losses.append(report.metrics["loss"]))
-        first = (prepare(start.params, self.config), start.opt_state)
-        params, _ = fit(step, first, batches, hooks, steps=self.steps).state
-        final = float(np.mean(losses[-20:]))
+        """Trains the decoder of one seed; `prepare` changes its initial parameters."""
+        start = init_state(self.config, memory=_MEMORY, optimizer=None, seed=seed)
+        state = self._trainer.start(prepare(start.params, self.config))
         every = max(1, self.steps // CURVE)
+        blocks = stacked((dict(batch) for batch in batches), every)
+        state, losses = self._trainer.train(state, start.memory, blocks, seed=seed)
         curve = [float(np.mean(losses[i : i + every])) for i in range(0, len(losses), every)]
-        return Trained(partial(self._right, params, start.memory), final, curve, _count(params))
+        final = float(np.mean(losses[-20:]))
+        right = partial(self._right, state.params, start.memory)
+        return Trained(right, final, curve, _count(state.params))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Measures state tracking of every matrix memory: parity, sums, permutations, arithmetic.
+"""Measures state tracking of every matrix memory: parity, sums, permutations.
 
     taskset -c 1 python -m lab.comparison.state_tracking
     python -m lab.comparison.tables
@@ -15,7 +15,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import jax
 import numpy as np
@@ -27,20 +26,17 @@ from fwpkm_jax.data.state_tracking import Group, StateTrackingData, StateTrackin
 from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.rules.matrix import MATRIX_RULES, AbstractMatrixRule, DeltaProduct
-from lab.comparison.arithmetic import TOKENS, ArithmeticSource
 from lab.comparison.small_decoders import (
     Batch,
     Lines,
     Row,
     Trained,
-    Trainer,
+    Training,
     cpu_seconds,
     state_bytes,
     without_decay,
 )
 
-Task = Literal["parity", "mod3", "mod5", "s3", "s5", "arithmetic", "brackets"]
-"""A group whose products are tracked, or modular arithmetic without or with brackets."""
 SMALLEST = 6
 """Ids that every decoder has at least: those of s3."""
 
@@ -67,12 +63,12 @@ class Options:
 
     rules: tuple[str, ...] = tuple(RULES)
     """Names of the memories; + marks write strengths up to 2."""
-    groups: tuple[Task, ...] = ("parity", "mod3", "s3")
-    """Groups whose products are tracked, or modular arithmetic without or with brackets."""
+    groups: tuple[Group, ...] = ("parity", "mod3", "s3")
+    """Groups whose products are tracked."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of weights and documents; all memories see the same documents."""
     length: int = 32
-    """Tokens of a training document; of arithmetic the most tokens of an expression."""
+    """Tokens of a training document."""
     ends: tuple[int, ...] = (32, 64, 128, 256)
     """Ends of the ranges of tokens for which accuracy is reported."""
     steps: int = 500
@@ -97,8 +93,6 @@ class Options:
     """Puts a token without a label before every document."""
     weight_decay: float = 0.01
     """Weight decay of the optimiser."""
-    every_value: bool = False
-    """Trains arithmetic with a label at every number, or closing bracket, not only at the end."""
     delta_steps: int = 2
     """Steps per token of DeltaProduct."""
     out: Path = Path("lab/results/state_tracking_cpu.jsonl")
@@ -132,29 +126,16 @@ def decoder(name: str, options: Options, *, vocabulary: int = SMALLEST) -> Model
     )
 
 
-def group_of(task: Task) -> Group | None:
-    """The group whose products are tracked; None for arithmetic."""
-    if task == "arithmetic" or task == "brackets":
-        return None
-    return task
+def num_ids(group: Group, options: Options) -> int:
+    """Token ids of a group's decoder; the last one is the start token, if there is one."""
+    return max(SMALLEST, StateTrackingData(group=group).vocab_size + options.start_token)
 
 
-def num_ids(task: Task, options: Options) -> int:
-    """Token ids of a task's decoder; the last one is the start token, if there is one."""
-    group = group_of(task)
-    ids = len(TOKENS) if group is None else StateTrackingData(group=group).vocab_size
-    return max(SMALLEST, ids + options.start_token)
-
-
-def batch(
-    source: StateTrackingSource | ArithmeticSource, first: int, count: int, start: int | None = None
-) -> Batch:
+def batch(source: StateTrackingSource, first: int, count: int, start: int | None = None) -> Batch:
     """`count` documents stacked to one batch; with a `start` token each begins with it."""
     documents = [source[index] for index in range(first, first + count)]
     tokens, labels = (np.stack([one[name] for one in documents]) for name in ("tokens", "labels"))
     weights = np.ones(tokens.shape, np.float32)
-    if "loss_weight" in documents[0]:
-        weights = np.stack([one["loss_weight"] for one in documents])
     if start is not None:
         tokens, labels, weights = (
             np.pad(x, ((0, 0), (1, 0)), constant_values=value)
@@ -163,62 +144,36 @@ def batch(
     return {"tokens": tokens, "labels": labels, "weights": weights}
 
 
-def source_of(
-    task: Task, split: Split, length: int, seed: int, *, every_value: bool = False
-) -> StateTrackingSource | ArithmeticSource:
-    """The documents of one split.
-
-    Raises:
-      ValueError: `every_value` with a group.
-    """
-    group = group_of(task)
-    if every_value and group is not None:
-        raise ValueError(
-            f"--every-value is for arithmetic and brackets, not for {task}, whose tokens all have a"
-            " label: leave it out."
-        )
-    if group is not None:
-        data = StateTrackingData(group=group, length=length)
-        return StateTrackingSource(data, split=split, seed=seed)
-    return ArithmeticSource(
-        brackets=task == "brackets", length=length, split=split, seed=seed, every_value=every_value
-    )
+def source_of(group: Group, split: Split, length: int, seed: int) -> StateTrackingSource:
+    """The documents of one split."""
+    data = StateTrackingData(group=group, length=length)
+    return StateTrackingSource(data, split=split, seed=seed)
 
 
-def spans(trained: Trained, task: Task, options: Options, seed: int) -> list[Row]:
-    """Share of right labels in each range of positions, on documents that were not in training.
-
-    The position of arithmetic's only label is the length of its expression. None: no label there.
-    """
-    source = source_of(task, "valid", max(options.ends), seed)
-    start = num_ids(task, options) - 1 if options.start_token else None
-    asked = batch(source, 0, options.documents, start)
-    right, weights = np.asarray(trained.right(asked)), asked["weights"] > 0
-    if start is not None:
-        right, weights = right[:, 1:], weights[:, 1:]
-    if group_of(task) is None:  # The label comes after the expression.
-        right, weights = right[:, 1:], weights[:, 1:]
-    found = []
-    for above, end in itertools.pairwise((0, *options.ends)):
-        labelled = weights[:, above:end]
-        share = float(right[:, above:end][labelled].mean()) if labelled.any() else None
-        share = None if share is None else round(share, 4)
-        found.append({"above": above, "up_to": end, "accuracy": share})
-    return found
+def spans(trained: Trained, group: Group, options: Options, seed: int) -> list[Row]:
+    """Share of right labels in each range of positions, on documents that were not in training."""
+    source = source_of(group, "valid", max(options.ends), seed)
+    start = num_ids(group, options) - 1 if options.start_token else None
+    right = np.asarray(trained.right(batch(source, 0, options.documents, start)))
+    right = right if start is None else right[:, 1:]
+    return [
+        {"above": above, "up_to": end, "accuracy": round(float(right[:, above:end].mean()), 4)}
+        for above, end in itertools.pairwise((0, *options.ends))
+    ]
 
 
-def measure(name: str, task: Task, options: Options, lines: Lines) -> None:
-    """Trains and evaluates one memory on one task for the seeds that the file lacks."""
+def measure(name: str, group: Group, options: Options, lines: Lines) -> None:
+    """Trains and evaluates one memory on one group for the seeds that the file lacks."""
     about = settings(replace(options, rules=(), groups=(), seeds=()))
     about = {key: value for key, value in about.items() if key not in ("rules", "groups", "seeds")}
-    about = json.loads(json.dumps(about))
-    key = {"rule": name, "group": task, "settings": about}
+    about = json.loads(json.dumps(about)) | {"every_value": False}  # As lines have it.
+    key = {"rule": name, "group": group, "settings": about}
     seeds = [seed for seed in options.seeds if not lines.find(seed=seed, **key)]
     if not seeds:
         return
-    ids = num_ids(task, options)
+    ids = num_ids(group, options)
     config = decoder(name, options, vocabulary=ids)
-    trainer = Trainer(
+    training = Training(
         config,
         learning_rate=options.learning_rate,
         steps=options.steps,
@@ -227,26 +182,26 @@ def measure(name: str, task: Task, options: Options, lines: Lines) -> None:
     first, size = ids - 1 if options.start_token else None, options.batch_size
     for seed in seeds:
         start = cpu_seconds()
-        source = source_of(task, "train", options.length, seed, every_value=options.every_value)
+        source = source_of(group, "train", options.length, seed)
         batches = (batch(source, size * step, size, first) for step in range(options.steps))
-        trained = trainer.train(batches, seed=seed, prepare=without_decay)
+        trained = training.train(batches, seed=seed, prepare=without_decay)
         row = key | {"seed": seed}
         row |= {"state_bytes": options.layers * state_bytes(config)}
         row |= {"parameters": trained.parameters, "loss": round(trained.loss, 4)}
-        row["spans"] = spans(trained, task, options, seed)
+        row["spans"] = spans(trained, group, options, seed)
         row["curve"] = [round(loss, 4) for loss in trained.curve]
         row["cpu_seconds"] = cpu_seconds(start)
         lines.add(row | {"environment": environment_once()})
         shown = " ".join(f"..{span['up_to']}: {span['accuracy']}" for span in row["spans"])
-        print(f"{task} {name} seed {seed} {row['cpu_seconds']:.0f} s: {shown}", flush=True)
+        print(f"{group} {name} seed {seed} {row['cpu_seconds']:.0f} s: {shown}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs what the results lack, one memory after the other."""
     options = parse(Options, argv, description=__doc__)
     lines = Lines(options.out)
-    for name, task in itertools.product(options.rules, options.groups):
-        measure(name, task, options, lines)
+    for name, group in itertools.product(options.rules, options.groups):
+        measure(name, group, options, lines)
         jax.clear_caches()
 
 

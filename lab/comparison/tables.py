@@ -116,8 +116,7 @@ def sizes(row: Row) -> str:
         f"{about['head_dim']}, rate {about['learning_rate']:g}"
     )
     text += ", start token" * about["start_token"] + ", convolution" * about["convolution"]
-    if about["every_value"]:
-        text += ", a label at every " + {"brackets": "bracket"}.get(row["group"], "number")
+    text += ", a label at every number" * about["every_value"]
     steps = about["delta_steps"]
     return text + (f", {steps} steps of DeltaProduct per token" if steps != 2 else "")
 

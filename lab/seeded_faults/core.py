@@ -118,15 +118,15 @@ FAULTS = (
         ("tests/rules/test_two_phase.py",),
     ),
     Fault(
-        "value scan: the target's cotangent ignores the token's weight",
-        "targets_bar = -rows.error_weights[:, None] * errors_bar",
-        "targets_bar = -errors_bar",
+        "value scan: what the error sends back to the read is lost",
+        "sum_reads(output_bar + read_bar)",
+        "sum_reads(output_bar + 0.0 * read_bar)",
         _VALUES,
     ),
     Fault(
-        "value scan: the weight's cotangent from weighted errors",
-        "jnp.sum(errors_bar * gap, axis=-1)",
-        "jnp.sum(errors_bar * errors, axis=-1)",
+        "value write: the error without the token's weight",
+        "return weight * (read - target)",
+        "return weight * 0 + (read - target)",
         _VALUES,
     ),
     Fault(

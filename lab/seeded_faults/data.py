@@ -74,8 +74,8 @@ FAULTS = (
     ),
     Fault(
         "needles: the answer's weight one byte early",
-        "weight[-2 - self.value_digits : -2] = self.answer_weight",
-        "weight[-3 - self.value_digits : -3] = self.answer_weight",
+        "weight[start : start + self.value_digits] = self.answer_weight",
+        "weight[start - 1 : start - 1 + self.value_digits] = self.answer_weight",
         ("tests/data/test_needles.py",),
     ),
     Fault(

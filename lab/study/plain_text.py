@@ -41,7 +41,6 @@ from lab.study.tables import over_seeds
 KINDS = {
     "backbone": "study/gdn_swa",
     "fwpkm": "study/gdn_swa__fwpkm",
-    "hardened": "lab/study/hardened.py",
     "pkm_fwpkm": "study/gdn_swa__pkm_fwpkm",
 }
 """Config of each kind."""
@@ -54,8 +53,7 @@ class Options:
     """Trains and evaluates each kind with each rate and seed."""
 
     kinds: tuple[str, ...] = ("backbone", "fwpkm")
-    """backbone, fwpkm, hardened (FwPKM trained with slots that harden and six inner steps),
-    pkm_fwpkm (a product-key memory in an earlier layer too)."""
+    """backbone, fwpkm, pkm_fwpkm (a product-key memory in an earlier layer too)."""
     rates: tuple[float, ...] = (2e-3,)
     """Peak learning rates."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -199,9 +197,9 @@ def rates_table(rows: Sequence[Row]) -> str:
 
 
 def differences(rows: Sequence[Row]) -> str:
-    """FwPKM minus backbone, hardened minus FwPKM, and with an option minus without, by section.
+    """FwPKM minus backbone, and with an option minus without, by section.
 
-    Intervals are over books. Of the same steps, rate and seed; the first two also of the same
+    Intervals are over books. Of the same steps, rate and seed; the first also of the same
     `extra`, the last with the last option of `extra` and without it. The mean of several seeds has
     an interval over these.
     """
@@ -216,9 +214,6 @@ def differences(rows: Sequence[Row]) -> str:
             pairs["written minus backbone"] = (row["writing"], other["frozen"])
             pairs["frozen minus backbone"] = (row["frozen"], other["frozen"])
             pairs["written minus frozen"] = (row["writing"], row["frozen"])
-        plainly = by_key.get(("fwpkm", *key))
-        if kind == "hardened" and plainly is not None:
-            pairs["hardened minus fwpkm, written"] = (row["writing"], plainly["writing"])
         *others, last = row["extra"] or [""]
         beside = f", beside {', '.join(others)}" if others else ""
         about = f" ({last}{beside})" if last else ""

@@ -15,7 +15,6 @@ JSON; those in the file are skipped.
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -78,39 +77,14 @@ METHODS: dict[str, Method] = {
     "plain": Method(),
     "step 0.5": Method(step=0.5),
     "step 0.25": Method(step=0.25),
-    "surprise 16": Method(retention=Retention(surprise=16.0)),
-    "protection 1": Method(retention=Retention(protection=1.0)),
-    "write_decay 0.1": Method(retention=Retention(write_decay=0.1)),
-    "relocation 4": Method(retention=Retention(relocation=4.0)),
-    "keys 0.25": Method(keys=0.25),
     "keys still": Method(keys=0.0),
-    "keys still, strength 8": _still(strength=8.0),
-    "keys still, common 0.5": _still(common=0.5),
-    "keys still, hardening 0.5": _still(hardening=0.5),
-    "keys still, hardening 1": _still(hardening=1.0),
-    "keys still, hardening 2": _still(hardening=2.0),
-    "keys still, hardening 1, protection 1": _still(hardening=1.0, protection=1.0),
-    "keys still, hardening 1, relocation 1": _still(hardening=1.0, relocation=1.0),
     "keys still, relocation 1": _still(relocation=1.0),
     "keys still, relocation 4": _still(relocation=4.0),
-    "keys still, relocation 16": _still(relocation=16.0),
-    "keys still, relocation 4, hardening 0.25": _still(relocation=4.0, hardening=0.25),
-    "replay 512": Method(retention=Retention(replay=512)),
-    "keys still, replay 64": _still(replay=64),
-    "keys still, replay 256": _still(replay=256),
     "keys still, replay 512": _still(replay=512),
     "keys still, relocation 1, replay 512": _still(relocation=1.0, replay=512),
-    "keys still, relocation 1, replay 1024": _still(relocation=1.0, replay=1024),
-    "keys still, relocation 4, replay 512": _still(relocation=4.0, replay=512),
-    "keys still, consolidation 0.1": _still(consolidation=0.1),
-    "keys still, consolidation 0.25": _still(consolidation=0.25),
-    "keys still, consolidation 0.5": _still(consolidation=0.5),
-    "keys still, 4 inner steps": Method(keys=0.0, inner_steps=4),
-    "keys still, 6 inner steps": Method(keys=0.0, inner_steps=6),
-    "keys still, hardening 1, 3 inner steps": replace(_still(hardening=1.0), inner_steps=3),
-    "keys still, hardening 1, 4 inner steps": replace(_still(hardening=1.0), inner_steps=4),
-    "keys still, hardening 1, 6 inner steps": replace(_still(hardening=1.0), inner_steps=6),
     "keys still, relocation 1, replay 2048": _still(relocation=1.0, replay=2048),
+    "keys still, hardening 1, 6 inner steps": replace(_still(hardening=1.0), inner_steps=6),
+    "keys still, 4 inner steps": Method(keys=0.0, inner_steps=4),
     "keys still, relocation 1, replay 512, 4 inner steps": replace(
         _still(relocation=1.0, replay=512), inner_steps=4
     ),
@@ -118,8 +92,7 @@ METHODS: dict[str, Method] = {
         _still(relocation=1.0, replay=2048), inner_steps=4
     ),
 }
-BACKGROUND = 16
-"""Batches of 8 rows of training text, before which `common` has no history."""
+"""Ways to write that lower what is forgotten, and their controls; lines have more."""
 CONTROL = ("plain", "step 0.5", "step 0.25")
 
 
@@ -179,36 +152,7 @@ def written_so(run: Run, method: Method) -> tuple[LanguageModel, Memory]:
         retention=method.retention,
         inner_steps=rule.inner_steps if method.inner_steps is None else method.inner_steps,
     )
-    model, memory = with_rule(run.model, run.memory, rule)
-    if method.retention is not None and method.retention.common:
-        memory = with_background(run, memory, replace(rule, value_step=0.0, addressing_weight=0.0))
-    return model, memory
-
-
-def with_background(run: Run, memory: Memory, rule: FwPKM) -> Memory:
-    """The memory with a history of `BACKGROUND` batches of text that its slots do not learn.
-
-    Args:
-      run: whose training text is read.
-      memory: leaves `[groups, ...]`; the first group reads, and every group gets its history.
-      rule: writes the history but moves neither keys nor values.
-    """
-    model, memory = with_rule(run.model, memory, rule)
-    graphdef, params = nnx.split(model)
-    text = run.experiment.data
-    assert isinstance(text, TextData)
-    rows = make_dataset(replace(text, needles=None), split="train", batch_size=8, seed=0)
-    read = jax.tree.map(jnp.copy, first_group(memory))
-    for batch in itertools.islice(rows, BACKGROUND):
-        read, _ = write_rows(graphdef, params, read, batch["tokens"], fast_weight_dtype="float32")
-
-    def of_all(read: jax.Array, own: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(read, own.shape)
-
-    return {
-        name: one._replace(history=jax.tree.map(of_all, read[name].history, one.history))
-        for name, one in memory.items()
-    }
+    return with_rule(run.model, run.memory, rule)
 
 
 class Lines:

@@ -12,15 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.data import TextData, Tokenizer
+from fwpkm_jax.data import TextData, Tokenizer, needle_question
 from fwpkm_jax.evaluation import NeedleConfig
 from fwpkm_jax.evaluation.needle.files import texts_of
 from fwpkm_jax.evaluation.needle.samples import NeedleSample, take_samples
+from fwpkm_jax.evaluation.needle.scores import score_answers
 from fwpkm_jax.evaluation.sources import text_sources
-from fwpkm_jax.generation import generate, init_generation
+from fwpkm_jax.generation import GenerationState, generate, init_generation
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.models.outputs import Stream
-from lab.study.lasting_text import ask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ def facts_kept(
       plan: the sizes.
 
     Returns:
-      By moment, the result of `lasting_text.ask`: `told_1` and `told` after one reading and after
+      By moment, the result of `ask`: `told_1` and `told` after one reading and after
       all, `text_N` after N pieces of other text, `facts_N` after N haystacks with other facts
       instead, and `new_1` and `new` of facts that are told after all the text.
     """
@@ -186,6 +186,40 @@ def facts_kept(
         told = write(told, layers)
     asked(f"facts_{plan.other_facts}", told, texts.told)
     return found
+
+
+def ask(
+    model: LanguageModel,
+    state: GenerationState,
+    samples: Sequence[NeedleSample],
+    tokenizer: Tokenizer,
+) -> dict[str, Any]:
+    """Asks each person for each fact, from the same state and without writing.
+
+    Returns:
+      The share of `exact` answers with Wilson's `interval`, the mean number of right `digits`, and
+      how many answers of each person are `right`.
+    """
+    asked, answers = [], []
+    for target in range(len(samples[0].needles)):
+        needles = [sample.needles[target] for sample in samples]
+        asked += [
+            sample._replace(target=target, answer=needle.value)
+            for sample, needle in zip(samples, needles, strict=True)
+        ]
+        questions = [tokenizer.encode(f" {needle_question(needle.key)}") for needle in needles]
+        options = {"max_new_tokens": len(needles[0].value), "write": False, "keep_state": True}
+        tokens = generate(model, questions, state, **options).tokens
+        answers += [tokenizer.decode(one) for one in np.asarray(tokens)]
+    scores = score_answers(asked, answers)
+    exact = np.asarray([record["exact"] for record in scores["samples"]])
+    return {
+        "questions": scores["exact"]["answers"],
+        "exact": round(scores["exact"]["accuracy"], 4),
+        "interval": [round(bound, 4) for bound in scores["exact"]["interval"]],
+        "digits": round(scores["digits"], 3),
+        "right": exact.reshape(-1, len(samples)).sum(axis=0).tolist(),
+    }
 
 
 def without_history(memory: Memory) -> Memory:

@@ -5,15 +5,13 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
 from fwpkm_jax.models.language_model import LanguageModel
-from lab.comparison import small_decoders, state_tracking
-from lab.comparison.arithmetic import TOKENS, ArithmeticSource
+from lab.comparison import small_decoders, state_tracking, trainer
 from tests.benchmarks.programs import run
-
-pytestmark = pytest.mark.thorough
 
 
 @pytest.mark.parametrize("name", ["gated_deltanet", "mamba2", "gated_rfa", "mlstm", "gla"])
@@ -31,87 +29,66 @@ def test_a_learned_decay_starts_at_almost_none(name):
     assert least_kept() > 0.98
 
 
-@pytest.mark.parametrize("task", ["parity", "brackets", "arithmetic"])
-def test_state_tracking_runs_and_is_drawn(task, tmp_path, capsys):
+def test_state_tracking_runs_and_is_drawn(tmp_path, capsys):
     out = tmp_path / "s.jsonl"
-    more = () if task == "parity" else ("--every-value",)
     options = (
-        *("--rules", "deltanet+", "--groups", task, "--seeds", 0, "--out", out),
+        *("--rules", "deltanet+", "--groups", "parity", "--seeds", 0, "--out", out),
         *("--length", 5, "--ends", 5, 9, "--steps", 2, "--batch-size", 2, "--documents", 2),
         *("--learning-rate", 1e-2, "--heads", 1, "--head-dim", 8, "--width", 16),
-        *("--layers", 2, "--weight-decay", 0.1),
+        *("--layers", 2, "--weight-decay", 0.1, "--start-token", "--convolution"),
     )
-    run("lab.comparison.state_tracking", *options, "--start-token", "--convolution", *more)
-    run("lab.comparison.state_tracking", *options, "--start-token", "--convolution", *more)
+    for _ in range(2):
+        run("lab.comparison.state_tracking", *options)
     (line,) = out.read_text(encoding="utf-8").splitlines()
     row = json.loads(line)
     assert [(span["above"], span["up_to"]) for span in row["spans"]] == [(0, 5), (5, 9)]
     assert row["settings"]["start_token"]
-    assert row["settings"]["every_value"] == bool(more)
     assert row["state_bytes"] == 2 * 4 * 8 * 8
     assert len(row["curve"]) == 2
     drawn = ("--mqar", "none", "--images", tmp_path)
     run("lab.comparison.tables", "--state-tracking", out, *drawn)
-    shown = capsys.readouterr().out
-    assert "| `deltanet+` |" in shown
-    part = {"brackets": "bracket"}.get(task, "number")
-    assert (f", a label at every {part}" in shown) == bool(more)
+    assert "| `deltanet+` |" in capsys.readouterr().out
     assert (tmp_path / "comparison_states.png").stat().st_size > 0
 
 
-@pytest.mark.parametrize("brackets", [False, True])
-def test_arithmetic_is_labelled_with_its_value_at_the_first_equals_sign(brackets):
-    source = ArithmeticSource(brackets=brackets, length=21, split="train", seed=1)
-    lengths = set()
-    for index in range(200):
-        document = source[index]
-        (end,) = np.flatnonzero(document["loss_weight"])
-        text = [TOKENS[token] for token in document["tokens"]]
-        assert text.index("=") == end
-        assert ("(" in text) == brackets
-        assert document["labels"][end] == eval(" ".join(text[:end])) % 5
-        lengths.add(int(end))
-    assert lengths == set(range(5, 22, 4) if brackets else range(3, 22, 2))
-    with pytest.raises(ValueError, match="length=2 is too short"):
-        ArithmeticSource(brackets=brackets, length=2, split="train", seed=1)
+def test_one_call_of_many_updates_equals_gradient_descent_written_out():
+    def loss(params, fixed, batch):
+        return jnp.mean((batch["x"] @ params["w"] + fixed - batch["y"]) ** 2)
 
-
-def test_every_number_of_a_training_expression_can_be_labelled_with_the_value_so_far():
-    options = {"brackets": False, "length": 21, "split": "train", "seed": 1}
-    plain = ArithmeticSource(**options)
-    source = ArithmeticSource(every_value=True, **options)
-    for index in range(50):
-        document, same = source[index], plain[index]
-        np.testing.assert_array_equal(document["tokens"], same["tokens"])
-        text = [TOKENS[token] for token in document["tokens"]]
-        end = text.index("=")
-        np.testing.assert_array_equal(
-            np.flatnonzero(document["loss_weight"]), [*range(0, end, 2), end]
+    rng = np.random.default_rng(0)
+    batches = [
+        {"x": rng.normal(size=(4, 3)).astype("f"), "y": rng.normal(size=4).astype("f")}
+        for _ in range(5)
+    ]
+    weights = jnp.ones(3)
+    for batch in batches:
+        weights = weights - 0.2 * jax.grad(lambda w, batch=batch: loss({"w": w}, 1.0, batch))(
+            weights
         )
-        for position in range(0, end, 2):
-            value = eval(" ".join(text[: position + 1])) % 5
-            assert document["labels"][position] == value
-        assert document["labels"][end] == same["labels"][end]
+    for rows, size in ((None, 2), (2, 5), (1, 1)):
+        own = trainer.Trainer(loss, optax.sgd(0.1), rows=rows)
+        state, losses = own.train(
+            own.start({"w": jnp.ones(3)}), 1.0, trainer.stacked(batches, size), seed=0, rate=2.0
+        )
+        np.testing.assert_allclose(state.params["w"], weights, rtol=1e-5)
+        assert int(state.step) == len(losses) == 5
+        assert losses[0] == pytest.approx(float(loss({"w": jnp.ones(3)}, 1.0, batches[0])))
 
 
-def test_every_pair_of_brackets_can_be_labelled_with_its_value():
-    options = {"brackets": True, "length": 21, "split": "train", "seed": 1}
-    source, plain = ArithmeticSource(every_value=True, **options), ArithmeticSource(**options)
-    for index in range(50):
-        document, same = source[index], plain[index]
-        np.testing.assert_array_equal(document["tokens"], same["tokens"])
-        text = [TOKENS[token] for token in document["tokens"]]
-        end = text.index("=")
-        places = [place for place, token in enumerate(text) if token == ")"]
-        np.testing.assert_array_equal(np.flatnonzero(document["loss_weight"]), [*places, end])
-        assert document["labels"][places[-1]] == document["labels"][end] == same["labels"][end]
-        first = places[0]  # The first to close holds no other.
-        assert document["labels"][first] == eval("".join(text[first - 4 : first + 1])) % 5
+def test_what_is_drawn_differs_by_update_and_seed_and_not_by_rows():
+    def draw(batch, rng):
+        return batch + jax.random.normal(rng, batch.shape)
 
+    def losses(rows, seed):
+        own = trainer.Trainer(
+            lambda p, _, batch: p * jnp.mean(batch), optax.sgd(0.0), rows=rows, draw=draw
+        )
+        return own.train(own.start(jnp.ones(())), None, [np.zeros((3, 4))], seed=seed)[1]
 
-def test_every_value_is_refused_for_groups():
-    with pytest.raises(ValueError, match=r"for arithmetic and brackets, not for s3.* leave it out"):
-        state_tracking.source_of("s3", "train", 9, 0, every_value=True)
+    first = losses(None, 0)
+    assert len({*first.tolist()}) == 3
+    np.testing.assert_allclose(losses(2, 0), first, rtol=1e-6)
+    assert (losses(None, 1) != first).all()
 
 
 def test_delta_steps_are_those_of_deltaproduct(tmp_path, capsys):

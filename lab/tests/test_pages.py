@@ -8,6 +8,7 @@ from benchmarks.processes import ROOT
 from lab.comparison.mqar_tables import rates_table as mqar_rates_table
 from lab.comparison.mqar_tables import recall_by_seed
 from lab.comparison.tables import spans_table, state_tracking_table
+from lab.pages import RESULTS
 from lab.study.plain_text import rates_table
 from lab.study.tables import control_table, needle_table, still_table
 from tests.benchmarks.programs import run
@@ -43,9 +44,9 @@ def folders(tmp_path):
 
 
 def test_the_pages_show_what_the_lines_say(capsys):
-    results = (ROOT / "lab/results", ROOT / "benchmarks/results")
-    folders = ("--pages", ROOT / "docs/measurements", "--results", *results)
-    run("lab.pages", *folders, "--check")
+    written = (ROOT / "docs/measurements", ROOT / "lab/archive")
+    results = map(ROOT.joinpath, RESULTS)
+    run("lab.pages", "--pages", *written, "--results", *results, "--check")
 
 
 def test_a_table_is_replaced_by_the_rows_that_its_comment_asks_for(folders, capsys):

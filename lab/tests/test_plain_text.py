@@ -1,13 +1,10 @@
 """The program behind the study of text without needles, at the least sizes."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fwpkm_jax.config import load_config
-from fwpkm_jax.rules import Retention
 from lab.study import plain_text
 from tests.benchmarks.programs import SMALL_RUN, run, write_words
 
@@ -42,25 +39,12 @@ def test_the_tables_compare_models_of_the_same_rate_and_seed(tmp_path, capsys):
     out.write_text("\n".join(map(json.dumps, lines)))
     run("lab.study.plain_text", "--kinds", "--out", out)
     assert "| written minus backbone | 9 | 0.002 | mean of 2 | -0.0500 [" in capsys.readouterr().out
-    lines.append(line("hardened", 0, 2.4, writing=[[1.8, 1.95]] * 4))
-    out.write_text("\n".join(map(json.dumps, lines)))
-    run("lab.study.plain_text", "--kinds", "--out", out)
-    expected = "| hardened minus fwpkm, written | 9 | 0.002 | 0 | -0.1250 ["
-    assert expected in capsys.readouterr().out
     change = "backbone, with it minus without (model.a=b)"
     assert f"| {change} | 9 | 0.002 | 0 | -0.5000 [-0.5000, -0.5000] |" in printed
     change = "backbone, with it minus without (model.c=d, beside model.a=b)"
     assert f"| {change} | 9 | 0.002 | 0 | -0.2500 [-0.2500, -0.2500] |" in printed
     with pytest.raises(SystemExit, match="--kinds: lact"):
         run("lab.study.plain_text", "--kinds", "lact", "--out", out)
-
-
-def test_the_hardened_model_differs_from_the_plain_one_in_its_write_only():
-    hardened, plain = (
-        load_config(plain_text.KINDS[kind]).model.fast_weight for kind in ("hardened", "fwpkm")
-    )
-    rule = replace(plain.rule, retention=Retention(hardening=1.0), inner_steps=6)
-    assert hardened == replace(plain, rule=rule)
 
 
 @pytest.mark.slow

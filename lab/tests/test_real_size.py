@@ -215,7 +215,6 @@ def test_kernels_are_checked_side_by_side_and_verdicts_are_kept(tmp_path, monkey
     assert kernels.check_side_by_side("a GPU", run_apart) == expected
 
 
-@pytest.mark.thorough
 def test_every_operation_of_a_step_has_a_kernel_on_a_gpu_and_a_check_among_those_made_ahead():
     model, size = sizes.model_of("both", "real"), SIZES["real"]
     batch = {
@@ -244,7 +243,6 @@ def test_what_is_not_there_is_named(tmp_path):
         )
 
 
-@pytest.mark.thorough
 def test_a_sitting_packs_books_trains_in_turns_and_evaluates(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     carried, cache = tmp_path / "verdicts.json", tmp_path / "compiled"

@@ -49,7 +49,6 @@ def tree(tmp_path):
     return tmp_path
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("after", "test", "caught", "broken"),
     [

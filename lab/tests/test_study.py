@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -16,34 +15,8 @@ from fwpkm_jax.evaluation.needle.files import read_samples
 from fwpkm_jax.rules import FwMLP, FwPKM
 from fwpkm_jax.training.optimizer import make_optimizer
 from fwpkm_jax.training.state import init_state, model_graph
-from lab.study import controls, fast_weight_layers, figures, study
+from lab.study import controls, figures, study
 from tests.benchmarks.programs import result, run
-
-pytestmark = pytest.mark.thorough
-
-CONFIG = Path(__file__).with_name("tiny_fast_weight_layer.py")
-
-
-def test_the_ablation_of_fast_weight_layers(tmp_path):
-    rng = np.random.default_rng(0)
-    for name in ("train", "valid"):
-        books = ["".join(rng.choice(list("ab "), 101_000)) for _ in range(2)]
-        lines = [json.dumps({"id": str(n), "text": text}) for n, text in enumerate(books)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    out = tmp_path / "layers.json"
-    options = (
-        *("--seeds", 0, "--steps", 1, "--documents", 3, "--layer-rate", 1e-3, "--bias-rate", 1e-2),
-        *("--rates", 1e-3, "--learning-rates", 1e-2, "--chunk-length", 16, "--data", tmp_path),
-        *("--config", CONFIG, "--out", out),
-    )
-    run("lab.study.fast_weight_layers", *options)
-    written = result(out)
-    assert set(written["seeds"]["0"]) == set(fast_weight_layers.VARIANTS)
-    assert written["mean"]["none"]["cost"] == 1.0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fast_weight_layers, "of_seed", None)  # What the file holds is kept.
-        run("lab.study.fast_weight_layers", *options)
-    assert result(out)["seeds"] == written["seeds"]
 
 
 def test_wrong_answers_are_told_apart_by_how_they_begin():

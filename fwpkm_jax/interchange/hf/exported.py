@@ -15,7 +15,7 @@ from fwpkm_jax.config_json import to_json
 from fwpkm_jax.data.tokenizers import BYTES, MISTRAL_V1, mistral_v1_model
 from fwpkm_jax.interchange.hf.described import changes, config_text
 from fwpkm_jax.interchange.hf.families import FAMILIES, model_config
-from fwpkm_jax.interchange.hf.imported import KEPT, TENSORS
+from fwpkm_jax.interchange.hf.imported import HUB, KEPT, TENSORS
 from fwpkm_jax.interchange.hf.layout import parts
 from fwpkm_jax.interchange.hf.model_folder import HEAD, MEMORIES, NOTE
 from fwpkm_jax.interchange.hf.tensor_files import INDEX, SINGLE
@@ -77,7 +77,7 @@ def export_model(
         files = _tokenizer_files(experiment, say)
     else:
         text, original = (read_json(kept / name, kind=dict) for name in ("config.json", TENSORS))
-        others = [file for file in kept.iterdir() if file.name not in ("config.json", TENSORS)]
+        others = [file for file in kept.iterdir() if file.name not in ("config.json", TENSORS, HUB)]
         files = {file.name: file.read_bytes() for file in others}
         _check_same(model, model_config(text), run_dir)
     run = load_run(run_dir, step)

@@ -12,12 +12,14 @@ from fwpkm_jax.data.tokenizers import BYTES, ByteTokenizer, load_tokenizer
 from fwpkm_jax.interchange.hf.layout import plain_name
 from fwpkm_jax.interchange.hf.model_folder import (
     HEAD,
+    MEMORIES,
     NOTE,
     ModelFolder,
     ParameterDtype,
     open_folder,
     read_weights,
 )
+from fwpkm_jax.interchange.hub import fetch_folder, is_hub_name
 from fwpkm_jax.interchange.imported_run import start_run
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.outside_files import OutsideFileError
@@ -25,8 +27,9 @@ from fwpkm_jax.run.load import IMPORTED
 from fwpkm_jax.training.sharding import make_partition
 from fwpkm_jax.whole_files import write_json
 
-KEPT, TENSORS = IMPORTED, "tensors.json"
-"""Folder in the run with what an export needs again: configuration, tokenizer, tensors' dtypes."""
+KEPT, TENSORS, HUB = IMPORTED, "tensors.json", "hub.json"
+"""Folder in the run with what an export needs again: configuration, tokenizer, tensors' dtypes; and
+the model's name and commit where it came from the hub."""
 TOKENIZER = "tokenizer.json"
 _FILES = (
     TOKENIZER,
@@ -41,6 +44,7 @@ def import_model(
     *,
     dtype: ParameterDtype | None = None,
     mesh: MeshConfig | None = None,
+    revision: str | None = None,
     say: Callable[[str], None] = print,
 ) -> Path:
     """Starts a run whose step 0 is the model of a folder; needs neither torch nor transformers.
@@ -50,10 +54,12 @@ def import_model(
     is too small for them.
 
     Args:
-      folder: as the transformers library saves it.
+      folder: as the transformers library saves it; or `owner/name` of a model on the Hugging Face
+        Hub, whose commit the run keeps in `hub.json` beside its other imported files.
       run_dir: a new directory.
       dtype: of the matrices; None: as they are stored.
       mesh: devices that the weights are read onto; the run's own.
+      revision: of a model on the hub: branch, tag or commit; None: the main branch.
       say: prints a line.
 
     Returns:
@@ -61,9 +67,23 @@ def import_model(
 
     Raises:
       FileNotFoundError: a file is missing.
-      ValueError: see `open_folder`; or the directory is not empty.
+      ValueError: see `open_folder`; or the directory is not empty; or the hub has no such model.
+      ImportError: a name of the hub needs the extra `hf`.
+      OSError: the hub cannot be reached, or refuses.
     """
-    source, run = open_folder(folder, dtype=dtype), Path(run_dir)
+    run = Path(run_dir)
+    _check_empty(run)
+    fetched = None
+    if is_hub_name(folder):
+        fetched = fetch_folder(str(folder), revision=revision, others=(*_FILES, MEMORIES))
+        say(f"Fetched {fetched.name} at {fetched.revision}.")
+        folder = fetched.folder
+    elif revision is not None:
+        raise ValueError(
+            f"revision={revision!r} is of a model on the hub, and {folder} is a path here; leave "
+            "it out, or name the model as owner/name."
+        )
+    source = open_folder(folder, dtype=dtype)
     for what, number in source.left_out.items():
         say(f"Left out: {number} tensors of the {what}, for which this package has no place.")
     mesh = MeshConfig() if mesh is None else mesh
@@ -73,12 +93,19 @@ def import_model(
         mesh=mesh,
         run_dir=str(run),
     )
+    weights = read_weights(source, partition=make_partition(mesh))
+
+    def keep(new: Path) -> None:
+        _keep_files(Path(folder), new / KEPT, source)
+        if fetched is not None:
+            write_json(new / KEPT / HUB, {"name": fetched.name, "revision": fetched.revision})
+
+    return start_run(experiment, weights, add=keep)
+
+
+def _check_empty(run: Path) -> None:
     if run.is_dir() and any(run.iterdir()):
         raise ValueError(f"{run} is not empty; choose another run directory.")
-    weights = read_weights(source, partition=make_partition(mesh))
-    return start_run(
-        experiment, weights, add=lambda new: _keep_files(Path(folder), new / KEPT, source)
-    )
 
 
 def _data(

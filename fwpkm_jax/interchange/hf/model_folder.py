@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -81,13 +80,7 @@ def open_folder(folder: str | Path, *, dtype: ParameterDtype | None = None) -> M
     folder = Path(folder)
     path = folder / "config.json"
     if not path.is_file():
-        way_out = f"{folder} holds no model."
-        if not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder)):
-            way_out = (
-                f"a name of the Hugging Face Hub is not a folder: hf download {folder} --local-dir "
-                f"{folder.name} makes one, {folder.name}."
-            )
-        raise FileNotFoundError(f"{path} does not exist; {way_out}")
+        raise FileNotFoundError(f"{path} does not exist; {folder} holds no model.")
     values = read_json(path, otherwise=_FETCH, kind=dict)
     with reading(path, problem="cannot be imported", otherwise=_OTHER_MODEL):
         text, config = text_config(values), model_config(values)

@@ -1,0 +1,192 @@
+"""Models of the Hugging Face Hub: fetched by name as a folder, and pushed under a name.
+
+The package huggingface_hub (extra `hf`) does the work: its cache, its login, downloads that go on
+after a lost connection. `HF_ENDPOINT` names another hub.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fwpkm_jax import __version__
+from fwpkm_jax.outside_files import OutsideFileError, read_json, shown
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_LOGIN = "log in with `hf auth login`"
+_AGAIN = "run the command again: files that are whole are not fetched again"
+
+
+class HubFolder(NamedTuple):
+    """A model of the hub as it lies in the client's cache.
+
+    Attributes:
+      folder: with the fetched files.
+      name: `owner/name`.
+      revision: the commit, 40 hexadecimal digits.
+    """
+
+    folder: Path
+    name: str
+    revision: str
+
+
+def is_hub_name(source: str | Path) -> bool:
+    """Whether a source is `owner/name` and no folder here."""
+    return _NAME.fullmatch(str(source)) is not None and not Path(source).exists()
+
+
+def fetch_folder(
+    name: str, *, revision: str | None = None, others: Sequence[str] = ()
+) -> HubFolder:
+    """Fetches what an import reads: `config.json`, the safetensors files, and small files.
+
+    The revision is resolved once, so that all files are of one commit. Files that are in the cache
+    are not fetched again, also without a connection.
+
+    Args:
+      name: `owner/name`.
+      revision: a branch, a tag or a commit; None: the main branch.
+      others: names of small files that are fetched where the model has them.
+
+    Raises:
+      ImportError: the package huggingface_hub is not installed.
+      ValueError: the hub has no such model or revision, or the model has no safetensors files.
+      OSError: the hub cannot be reached, or refuses.
+    """
+    client = _client()
+
+    def fetch(revision: str | None, files: Sequence[str]) -> Path:
+        with _asking(client, name, revision):
+            folder = client.snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=[glob.escape(file) for file in files],
+                library_name="fwpkm_jax",
+                library_version=__version__,
+            )
+        return Path(folder)
+
+    folder = fetch(revision, ["config.json", _INDEX, *others])
+    commit = folder.name  # A snapshot's folder is named after its commit.
+    if (folder / _INDEX).is_file():
+        index = read_json(folder / _INDEX, otherwise="fetch it again", kind=dict)
+        files = index.get("weight_map")
+        if not isinstance(files, dict) or not all(isinstance(x, str) for x in files.values()):
+            raise OutsideFileError(
+                folder / _INDEX,
+                "names no files",
+                "key 'weight_map'",
+                otherwise="choose another --revision",
+            )
+        weights = sorted(set(files.values()))
+    else:
+        weights = [_SINGLE]
+    fetch(commit, ["config.json", *weights])
+    missing = [file for file in weights if not (folder / file).is_file()]
+    if missing:
+        raise ValueError(
+            f"{name} at {commit} has no {shown(missing[0])}; only models with safetensors files "
+            "can be imported."
+        )
+    return HubFolder(folder, name, commit)
+
+
+def check_push(name: str) -> None:
+    """Raises unless a folder can be pushed under this name; asks the hub who is logged in.
+
+    Raises:
+      ImportError: the package huggingface_hub is not installed.
+      ValueError: the name is not `owner/name`.
+      OSError: nobody is logged in, or the hub cannot be reached.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise ValueError(f"push={shown(name)!r} is no name of the hub; write owner/name.")
+    client = _client()
+    with _asking(client, name, None):
+        client.HfApi().whoami()
+
+
+def push_folder(folder: Path, name: str, *, private: bool = False) -> str:
+    """Pushes an exported folder as one commit and returns the commit's address.
+
+    The repository is made if it is not there. Weights of an earlier push that the folder does not
+    have are deleted by the same commit; other files of the repository stay.
+
+    Args:
+      folder: from `export_model`.
+      name: `owner/name`.
+      private: whether a repository that is made can be seen by its owner alone.
+
+    Raises:
+      ImportError: the package huggingface_hub is not installed.
+      OSError: nobody is logged in, the login may not write there, or the hub cannot be reached.
+    """
+    client = _client()
+    api = client.HfApi(library_name="fwpkm_jax", library_version=__version__)
+    with _asking(client, name, None):
+        api.create_repo(name, private=private, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=name,
+            folder_path=folder,
+            commit_message=f"Exported by fwpkm_jax {__version__}",
+            delete_patterns=["*.safetensors", "*.safetensors.index.json"],
+        )
+    return str(commit.commit_url)
+
+
+def _client() -> Any:
+    """The client, which only some installations have."""
+    try:
+        client = importlib.import_module("huggingface_hub")
+        for module in ("constants", "errors"):  # Become attributes of the package.
+            importlib.import_module(f"huggingface_hub.{module}")
+    except ImportError as error:
+        raise ImportError(
+            "Models of the hub are fetched and pushed by the package huggingface_hub; in a "
+            "checkout of fwpkm_jax run: pip install -e '.[hf]'"
+        ) from error
+    return client
+
+
+@contextlib.contextmanager
+def _asking(client: Any, name: str, revision: str | None) -> Iterator[None]:
+    """Turns what the client raises into one line that says what to do."""
+    errors, hub = client.errors, client.constants.ENDPOINT
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise OSError(
+            f"{name} is gated: accept its terms at {hub}/{name}, and {_LOGIN}."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ValueError(
+            f"{name} is no folder here and no model of {hub} that you may read; check the name, or "
+            f"{_LOGIN} if it is private."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ValueError(f"{name} has no revision {shown(revision)!r} at {hub}.") from error
+    except errors.LocalEntryNotFoundError as error:
+        raise OSError(
+            f"{hub} cannot be reached, and {name} is not whole in the cache; {_AGAIN}."
+        ) from error
+    except errors.LocalTokenNotFoundError as error:
+        raise OSError(f"Nobody is logged in at {hub}; {_LOGIN}.") from error
+    except errors.HFValidationError as error:
+        raise ValueError(f"{shown(name)} is no name of the hub: {shown(error)}") from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        way_out = _LOGIN if status in (401, 403) else _AGAIN
+        raise OSError(f"{hub} answered {status} for {name}; {way_out}.") from error
+    except ImportError:
+        raise
+    except Exception as error:  # Of the network; the client's packages have kinds of their own.
+        raise OSError(
+            f"{hub} cannot be reached for {name} ({shown(error, 100)}); {_AGAIN}."
+        ) from error

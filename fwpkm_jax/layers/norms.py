@@ -98,7 +98,8 @@ def folded_maps(
 ) -> list[Array]:
     """`normed_maps` as a GPU computes them."""
     norms, linears = zip(*maps, strict=True)
-    (eps,), first = {norm.eps for norm in norms}, linears[0]
+    eps, first = norms[0].eps, linears[0]
+    assert all(norm.eps == eps for norm in norms), "the maps share one normalised array"
     kernels = [norm.scale[:, None] * linear.kernel[...] for norm, linear in maps]
     arrays: Any = first.promote_dtype(
         (

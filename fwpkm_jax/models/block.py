@@ -1,6 +1,7 @@
 """One decoder layer: the order of its sub-layers."""
 
 import functools
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -10,7 +11,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.chunks import Memory
-from fwpkm_jax.core.documents import Documents
 from fwpkm_jax.core.streams.queue import ChunkSize, Pending, clear
 from fwpkm_jax.core.targets import Pairing, write_weights
 from fwpkm_jax.layers.experts import Experts, RouterLoad
@@ -38,6 +38,38 @@ class BlockStream(NamedTuple):
 
     cache: Any
     pending: Pending | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardContext:
+    """What all layers of a decoder get alike in one call: the tokens' documents, how memories are
+    written, and how the work is done.
+
+    Whole sequences have `pairing`, `remat` and `batch_statistics`; pieces of a stream have
+    `numbers` and `chunk_size`.
+    """
+
+    mask: TokenMask | None = None
+    """1 for real tokens, 0 for padding, as the caller says; what token mixers skip. They treat
+    padding between documents as a document of its own."""
+    real: TokenMask | None = None
+    """`mask` without the padding of segment ids; what memories write and statistics count."""
+    starts: Bool[Array, "batch length"] | None = None
+    """True at the first token of each document; None: a row is one, or goes on with the last."""
+    numbers: Int[Array, "batch length"] | None = None
+    """Of each token's document, counted along the stream."""
+    write: bool = True
+    """False reads memories without writing to them, see `FastWeight.__call__`."""
+    pairing: Pairing = write_weights
+    """Makes the write weights, see `core.targets.write_weights`."""
+    chunk_size: ChunkSize | None = None
+    """Tokens per write; None: the config's."""
+    partition: Partition | None = None
+    """Of the work over devices; None: one device."""
+    remat: Remat | None = None
+    """Which activations the backward pass recomputes."""
+    batch_statistics: bool = False
+    """See `PKM.__call__`."""
 
 
 class BlockOutput(NamedTuple):
@@ -75,10 +107,13 @@ class Block(nnx.Module):
         memory: FastWeight | None,
         model_dim: int,
         *,
+        path: str,
         norm_eps: float,
         norm_offset: bool = True,
         post_norm: bool = False,
     ):
+        """Args: `path` of the layer in its model, by which its weights' layout names them."""
+        self.path = path
         self.memory = memory
         self.post_norm = post_norm
         self.mixer_norm = RMSNorm(model_dim, eps=norm_eps, offset=norm_offset)
@@ -90,51 +125,31 @@ class Block(nnx.Module):
         self,
         x: Float[Array, "batch length model"],
         memory: Memory | None,
-        *,
-        mask: TokenMask | None = None,
-        documents: Documents | None = None,
-        write: bool = True,
-        pairing: Pairing = write_weights,
-        remat: Remat | None = None,
-        partition: Partition | None = None,
-        name: str = "",
-        batch_statistics: bool = False,
+        context: ForwardContext,
     ) -> BlockOutput:
         """Processes whole sequences from position 0.
 
         Args:
           x: the residual stream.
           memory: fast weights, leaves `[groups, ...]`; None without a memory.
-          mask: 1 for real tokens, 0 for padding.
-          documents: documents of each row; None: a row is one document. Token mixers treat padding
-            as a separate document, so only memories and statistics must skip it.
-          write: False reads without writing, see `FastWeight.__call__`.
-          pairing: makes the write weights, see `core.targets.write_weights`.
-          remat: which activations the backward pass recomputes.
-          partition: of the work over devices; None: one device.
-          name: the layer's path in the model; `partition` finds its weights' layout by it.
-          batch_statistics: see `PKM.__call__`.
+          context: of the call.
         """
-        info = None
-        if self.memory is not None:
-            layer = gathered(partition, self.memory, f"{name}/memory")
+        layer, info = self.memory, None
+        if layer is not None:
+            if context.partition is not None:
+                layer = gathered(context.partition, layer, f"{self.path}/memory")
             y, memory, info = layer(
                 x,
                 memory,
-                mask=mask if documents is None else documents.mask(mask),
-                starts=None if documents is None else documents.starts,
-                write=write,
-                pairing=pairing,
-                partition=partition,
+                mask=context.real,
+                starts=context.starts,
+                write=context.write,
+                pairing=context.pairing,
+                partition=context.partition,
             )
             x = x + y
-        rest = functools.partial(
-            self._mix_and_feed_forward,
-            partition=partition,
-            name=name,
-            batch_statistics=batch_statistics,
-        )
-        x, facts = (rest if remat is None else jax.checkpoint(rest))(x, mask, documents)
+        rest = functools.partial(self._mix_and_feed_forward, context=context)
+        x, _, facts = (rest if context.remat is None else jax.checkpoint(rest))(x)
         return BlockOutput(x, memory, info, facts.slot_ids, facts.statistics, facts.router_load)
 
     def stream(
@@ -142,47 +157,37 @@ class Block(nnx.Module):
         x: Float[Array, "batch length model"],
         memory: Memory | None,
         state: BlockStream,
+        context: ForwardContext,
         *,
-        mask: TokenMask | None = None,
-        starts: Bool[Array, "batch length"] | None = None,
-        numbers: Int[Array, "batch length"] | None = None,
         initial: Memory | None = None,
-        chunk_size: ChunkSize | None = None,
-        write: bool = True,
-        partition: Partition | None = None,
-        name: str = "",
     ) -> tuple[jax.Array, Memory | None, BlockStream, FastWeightInfo | None]:
         """Processes a piece of a stream, which continues from `state`.
 
-        `starts` says where documents start; `numbers` tells them apart, for the memory; `initial`
-        is what they start from; `partition` and `name` are as in `__call__`.
+        `initial` is what the memory of a document that starts begins with.
 
         Returns:
           The residual stream after the layer, the memory, the layer's new state, and what the
           memory did (None without a memory).
         """
-        info, pending = None, state.pending
-        if self.memory is not None:
+        layer, info, pending = self.memory, None, state.pending
+        if layer is not None:
             assert pending is not None, "a stream of a memory layer carries its queue"
-            y, memory, pending, info = gathered(partition, self.memory, f"{name}/memory").stream(
+            if context.partition is not None:
+                layer = gathered(context.partition, layer, f"{self.path}/memory")
+            y, memory, pending, info = layer.stream(
                 x,
                 memory,
                 pending,
-                mask=mask,
-                numbers=numbers,
-                starts=starts,
+                mask=context.real,
+                numbers=context.numbers,
+                starts=context.starts,
                 initial=initial,
-                chunk_size=chunk_size,
-                write=write,
-                partition=partition,
+                chunk_size=context.chunk_size,
+                write=context.write,
+                partition=context.partition,
             )
             x = x + y
-        mixer = gathered(partition, self.mixer, f"{name}/mixer")
-        x, mixed, cache = self._mix(
-            mixer, x, mask=mask, starts=starts, cache=state.cache, partition=partition
-        )
-        x, _ = self._feed_forward(x + mixed, None, partition, name)
-        x = x if partition is None else partition.by_sequence(x)
+        x, cache, _ = self._mix_and_feed_forward(x, state.cache, context=context)
         return x, memory, BlockStream(cache, pending), info
 
     def init_stream(
@@ -206,77 +211,54 @@ class Block(nnx.Module):
         return BlockStream(cache, state.pending)
 
     def _mix_and_feed_forward(
-        self,
-        x: jax.Array,
-        mask: jax.Array | None,
-        documents: Documents | None,
-        *,
-        partition: Partition | None,
-        name: str,
-        batch_statistics: bool,
-    ) -> tuple[jax.Array, "_FeedForwardFacts"]:
-        # Weights are gathered here, so that `jax.checkpoint` does not keep the gathered copies.
-        mixer = gathered(partition, self.mixer, f"{name}/mixer")
-        starts = None if documents is None else documents.starts
-        x, mixed, _ = self._mix(
-            mixer, x, whole=partition is None, mask=mask, starts=starts, partition=partition
+        self, x: jax.Array, cache: Any = None, *, context: ForwardContext
+    ) -> tuple[jax.Array, Any, "_FeedForwardFacts"]:
+        """The residual stream after both branches, and the mixer's cache."""
+        partition, mixer, feed_forward = context.partition, self.mixer, self.feed_forward
+        if partition is not None:
+            # Gathered here, so that `jax.checkpoint` does not keep the gathered copies.
+            mixer = gathered(partition, mixer, f"{self.path}/mixer")
+            feed_forward = gathered(partition, feed_forward, f"{self.path}/feed_forward")
+        # One device may compute the norms of whole sequences in one pass with the sums.
+        fused = partition is None and cache is None
+        x, normed = self._sum_and_norm(self.mixer_norm, x, None, fused)
+        mixed, cache = mixer(
+            normed, mask=context.mask, starts=context.starts, cache=cache, partition=partition
         )
+        mixed = self.mixer_norm(mixed) if self.post_norm else mixed
         if partition is not None:
             x, mixed = partition.by_sequence(x + mixed), None
-        counted = mask if documents is None else documents.mask(mask)
-        x, facts = self._feed_forward(
-            x, mixed, partition, name, batch_statistics, counted, whole=partition is None
-        )
-        return x if partition is None else partition.by_sequence(x), facts
+        x, normed = self._sum_and_norm(self.feed_forward_norm, x, mixed, fused)
+        facts = _FeedForwardFacts()
+        if isinstance(feed_forward, PKM):
+            out = feed_forward(
+                normed,
+                mask=context.real,
+                partition=partition,
+                batch_statistics=context.batch_statistics,
+            )
+            y, facts = out.output, _FeedForwardFacts(out.slot_ids, out.statistics)
+        elif isinstance(feed_forward, Experts):
+            y, load = feed_forward(normed, partition=partition)
+            facts = _FeedForwardFacts(router_load=load)
+        else:
+            y = feed_forward(normed)
+        x = x + (self.feed_forward_norm(y) if self.post_norm else y)
+        return x if partition is None else partition.by_sequence(x), cache, facts
 
-    def _mix(
-        self, mixer: AbstractMixer, x: jax.Array, *, whole: bool = False, **arguments: Any
-    ) -> tuple[jax.Array, jax.Array, Any]:
-        """The residual stream, what the mixer adds to it, and the mixer's cache.
-
-        `whole` says that one device holds whole sequences, whose norms a kernel may compute.
-        """
-        x, normed = self._normed(self.mixer_norm, x, None, whole)
-        mixed, cache = mixer(normed, **arguments)
-        return x, self.mixer_norm(mixed) if self.post_norm else mixed, cache
-
-    def _normed(
-        self, norm: RMSNorm, x: jax.Array, branch: jax.Array | None, whole: bool
+    def _sum_and_norm(
+        self, norm: RMSNorm, x: jax.Array, branch: jax.Array | None, fused: bool
     ) -> tuple[jax.Array, jax.Array]:
         """The residual stream with a branch added, and what the next sub-layer reads of it."""
-        if whole and not self.post_norm:
+        if fused and not self.post_norm:
             return norm.after_sum(x, branch)
         x = x if branch is None else x + branch
         return x, x if self.post_norm else norm(x)
-
-    def _feed_forward(
-        self,
-        x: jax.Array,
-        mixed: jax.Array | None,
-        partition: Partition | None = None,
-        name: str = "",
-        batch_statistics: bool = False,
-        mask: jax.Array | None = None,
-        whole: bool = False,
-    ) -> tuple[jax.Array, "_FeedForwardFacts"]:
-        x, normed = self._normed(self.feed_forward_norm, x, mixed, whole)
-        feed_forward = gathered(partition, self.feed_forward, f"{name}/feed_forward")
-        if isinstance(feed_forward, PKM):
-            out = feed_forward(
-                normed, mask=mask, partition=partition, batch_statistics=batch_statistics
-            )
-            y, facts = out.output, _FeedForwardFacts(out.slot_ids, out.statistics, None)
-        elif isinstance(feed_forward, Experts):
-            y, load = feed_forward(normed, partition=partition)
-            facts = _FeedForwardFacts(None, None, load)
-        else:
-            y, facts = feed_forward(normed), _FeedForwardFacts(None, None, None)
-        return x + (self.feed_forward_norm(y) if self.post_norm else y), facts
 
 
 class _FeedForwardFacts(NamedTuple):
     """The fields of `BlockOutput` that come from the MLP, PKM or experts."""
 
-    slot_ids: jax.Array | None
-    statistics: QueryStatistics | None
-    router_load: RouterLoad | None
+    slot_ids: jax.Array | None = None
+    statistics: QueryStatistics | None = None
+    router_load: RouterLoad | None = None

@@ -60,6 +60,7 @@ def build_blocks(config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs) -> list[Any
             feed_forward,
             memory,
             dim,
+            path=f"blocks/{index}",
             norm_eps=config.norm_eps,
             norm_offset=config.norm_offset,
             post_norm=index in config.post_norm_layers,

@@ -1,4 +1,4 @@
-"""A decoder's two ends on one device or several: the embedding, and a Fast Weight Layer."""
+"""A decoder's two ends: the embedding over devices, and a Fast Weight Layer before the head."""
 
 from typing import Any
 
@@ -14,29 +14,24 @@ from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayer, FastWeigh
 from fwpkm_jax.layers.partition import BATCH, HEADS, Partition
 
 
-def embedded(
+def embed_over_devices(
     embedding: Float[Array, "vocab model"],
     tokens: Int[Array, "batch length"],
-    *,
     dtype: DTypeLike | None,
-    partition: Partition | None,
+    partition: Partition,
 ) -> Float[Array, "batch length model"]:
-    """The rows of the tokens, in `dtype`, or None for that of the embedding."""
+    """The rows of the tokens, in `dtype`, or None for that of the embedding.
+
+    Along `model` each device looks up a part of each sequence.
+    """
 
     def look_up(embedding, tokens):
-        # An id outside the vocabulary gives NaN, which training reports, not another row.
+        embedding = jax.lax.all_gather(embedding, "fsdp", axis=1, tiled=True)
         rows = embedding.at[tokens].get(mode="fill", fill_value=jnp.nan)
         return rows if dtype is None else rows.astype(dtype)
 
-    if partition is None:
-        return look_up(embedding, tokens)
-
-    def look_up_own(embedding, tokens):
-        return look_up(jax.lax.all_gather(embedding, "fsdp", axis=1, tiled=True), tokens)
-
-    # Along `model` each device looks up a part of each sequence.
     own = partition.tokens(also=(HEADS,))
-    rows = partition.run(look_up_own, in_specs=(P(None, "fsdp"), own), out_specs=own)
+    rows = partition.run(look_up, in_specs=(P(None, "fsdp"), own), out_specs=own)
     return partition.by_sequence(rows(embedding, tokens))
 
 

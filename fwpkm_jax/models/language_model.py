@@ -23,10 +23,10 @@ from fwpkm_jax.layers.partition import (
     SEQUENCE,
     Partition,
 )
-from fwpkm_jax.models.block import Remat
+from fwpkm_jax.models.block import ForwardContext, Remat
 from fwpkm_jax.models.building import build_blocks, scale_branches, store_matrices
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.models.embedding_and_head import embedded, read_head
+from fwpkm_jax.models.embedding_and_head import embed_over_devices, read_head
 from fwpkm_jax.models.outputs import (
     Hidden,
     LMOutput,
@@ -80,6 +80,7 @@ class LanguageModel(nnx.Module):
         self.embedding = parameter(table, "embedding", ("vocab", "embed"))
         blocks = build_blocks(config, dtype=dtype, rngs=rngs)
         self.blocks = nnx.List(blocks)
+        self.layer_names = tuple(layer_name(index) for index in range(len(blocks)))
         if config.branch_init_scale != 1.0:
             for block in blocks:
                 scale_branches(block, config.branch_init_scale)
@@ -109,7 +110,7 @@ class LanguageModel(nnx.Module):
         """
         check_key(rng)
         return {
-            layer_name(index): self.blocks[index].memory.init_memory(
+            self.layer_names[index]: self.blocks[index].memory.init_memory(
                 jax.random.fold_in(rng, index), groups=groups
             )
             for index in self.config.memory_layers
@@ -190,27 +191,27 @@ class LanguageModel(nnx.Module):
         Raises:
           ValueError: the memory does not fit this model, or arguments contradict each other.
         """
-        self._check_tokens(tokens, mask, segment_ids)
-        self._check_memory(memory)
-        documents = None if segment_ids is None else Documents.of(segment_ids)
-        x = embedded(self.embedding[...], tokens, dtype=self.dtype, partition=partition)
+        self._check(tokens, memory, mask, segment_ids)
+        starts, real = None, mask
+        if segment_ids is not None:
+            documents = Documents.of(segment_ids)
+            starts, real = documents.starts, documents.mask(mask)
+        context = ForwardContext(
+            mask=mask,
+            real=real,
+            starts=starts,
+            write=write,
+            pairing=pairing,
+            partition=partition,
+            remat=remat,
+            batch_statistics=batch_statistics,
+        )
+        x = self._embed(tokens, partition)
         written, info, pkm_slot_ids = dict(memory), {}, {}
         pkm_statistics, router_loads = {}, {}
-        for index, block in enumerate(self.blocks):
-            name = layer_name(index)
+        for name, block in zip(self.layer_names, self.blocks, strict=True):
             with jax.named_scope(name):  # Profiles and compiled programs name the layer.
-                out = block(
-                    x,
-                    memory.get(name),
-                    mask=mask,
-                    documents=documents,
-                    write=write,
-                    pairing=pairing,
-                    remat=remat,
-                    partition=partition,
-                    name=f"blocks/{index}",
-                    batch_statistics=batch_statistics,
-                )
+                out = block(x, memory.get(name), context)
             x = out.x
             if out.info is not None:
                 written[name], info[name] = out.memory, out.info
@@ -223,9 +224,13 @@ class LanguageModel(nnx.Module):
         x, bias = self.final_norm(x), None
         if self.fast_weight_layer is not None:
             (y, bias), _ = read_head(
-                *(self.fast_weight_layer, x, tokens, self.readout(), None),
+                self.fast_weight_layer,
+                x,
+                tokens,
+                self.readout(),
+                None,
                 mask=mask,
-                starts=None if documents is None else documents.starts,
+                starts=starts,
                 write=write,
                 partition=partition,
             )
@@ -245,7 +250,8 @@ class LanguageModel(nnx.Module):
     ) -> Float[Array, "batch length vocab"]:
         """Logits of `Hidden.x` and `Hidden.token_bias`, in float32 or a wider dtype."""
         head, bias = self.readout()
-        head = gathered_array(partition, head, _HEAD_AXES, name="head")
+        if partition is not None:
+            head = gathered_array(partition, head, _HEAD_AXES, name="head")
         logits = jnp.matmul(
             x,
             head.astype(x.dtype),
@@ -273,7 +279,7 @@ class LanguageModel(nnx.Module):
         Raises:
           ValueError: the memory does not fit this model, or caches would not fit the device.
         """
-        self._check_memory(memory)
+        self._check(None, memory)
         chunk_size = self.config.fast_weight.chunk_size
         max_chunk_size = chunk_size if max_chunk_size is None else max_chunk_size
         groups = jax.tree.leaves(memory)[0].shape[0] if memory else 1
@@ -281,10 +287,10 @@ class LanguageModel(nnx.Module):
 
         def start() -> dict[str, Any]:
             return {
-                layer_name(index): block.init_stream(
+                name: block.init_stream(
                     batch, groups, max_length=max_length, max_chunk_size=max_chunk_size, dtype=dtype
                 )
-                for index, block in enumerate(self.blocks)
+                for name, block in zip(self.layer_names, self.blocks, strict=True)
             }
 
         windows = {
@@ -336,8 +342,7 @@ class LanguageModel(nnx.Module):
           ValueError: the stream's memory does not fit this model, `chunk_size` its queues, the
             piece the mesh, or `initial` is missing.
         """
-        self._check_tokens(tokens, mask, segment_ids)
-        self._check_memory(stream.memory)
+        self._check(tokens, stream.memory, mask, segment_ids)
         if partition is not None:
             _check_piece(tokens, partition)
         starts, numbers, document = None, None, stream.document
@@ -345,22 +350,21 @@ class LanguageModel(nnx.Module):
             mask, starts, numbers, document = StreamDocument.of_piece(segment_ids, mask, document)
         elif document is not None:
             numbers = jnp.broadcast_to(document.number[:, None], tokens.shape)
-        x = embedded(self.embedding[...], tokens, dtype=self.dtype, partition=partition)
+        context = ForwardContext(
+            mask=mask,
+            real=mask,
+            starts=starts,
+            numbers=numbers,
+            write=write,
+            chunk_size=chunk_size,
+            partition=partition,
+        )
+        x = self._embed(tokens, partition)
         memory, layers, info = dict(stream.memory), {}, {}
-        for index, block in enumerate(self.blocks):
-            name = layer_name(index)
+        for name, block in zip(self.layer_names, self.blocks, strict=True):
+            first = None if initial is None else initial.get(name)
             x, after, layers[name], facts = block.stream(
-                x,
-                memory.get(name),
-                stream.layers[name],
-                mask=mask,
-                starts=starts,
-                numbers=numbers,
-                initial=None if initial is None else initial.get(name),
-                chunk_size=chunk_size,
-                write=write,
-                partition=partition,
-                name=f"blocks/{index}",
+                x, memory.get(name), stream.layers[name], context, initial=first
             )
             if facts is not None:
                 memory[name], info[name] = after, facts
@@ -368,7 +372,11 @@ class LanguageModel(nnx.Module):
         if self.fast_weight_layer is not None:
             assert head is not None, "a stream of this model carries its Fast Weight Layer's state"
             (y, bias), head = read_head(
-                *(self.fast_weight_layer, x, tokens, self.readout(), head),
+                self.fast_weight_layer,
+                x,
+                tokens,
+                self.readout(),
+                head,
                 mask=mask,
                 starts=starts,
                 write=write,
@@ -387,7 +395,7 @@ class LanguageModel(nnx.Module):
         """
         memory, layers = dict(stream.memory), dict(stream.layers)
         for index in self.config.memory_layers:
-            name = layer_name(index)
+            name = self.layer_names[index]
             memory[name], pending = self.blocks[index].memory.flush(
                 memory[name], layers[name].pending, partition=partition
             )
@@ -404,24 +412,35 @@ class LanguageModel(nnx.Module):
           pending: True also drops the tokens that are not written yet.
         """
         layers = {
-            layer_name(index): block.reset_cache(stream.layers[layer_name(index)], pending=pending)
-            for index, block in enumerate(self.blocks)
+            name: block.reset_cache(stream.layers[name], pending=pending)
+            for name, block in zip(self.layer_names, self.blocks, strict=True)
         }
         head = stream.head
         if head is not None:
             head = head._replace(waits=jnp.zeros_like(head.waits))
         return stream._replace(layers=layers, head=head)
 
-    def _check_tokens(self, tokens: Any, mask: Any, segment_ids: Any = None) -> None:
+    def _embed(
+        self, tokens: Int[Array, "batch length"], partition: Partition | None
+    ) -> Float[Array, "batch length model"]:
+        """The embedding's rows of the tokens, in the dtype of the activations."""
+        if partition is not None:
+            return embed_over_devices(self.embedding[...], tokens, self.dtype, partition)
+        # An id outside the vocabulary gives NaN, which training reports, not another row.
+        rows = self.embedding[...].at[tokens].get(mode="fill", fill_value=jnp.nan)
+        return rows if self.dtype is None else rows.astype(self.dtype)
+
+    def _check(
+        self, tokens: Any, memory: dict[str, Memory], mask: Any = None, segment_ids: Any = None
+    ) -> None:
+        """Raises a ValueError that names the argument which does not fit the model."""
         check_arrays(
             tokens=(tokens, "int batch length"),
             mask=(mask, "mask batch length"),
             segment_ids=(segment_ids, "int batch length"),
         )
-
-    def _check_memory(self, memory: dict[str, Memory]) -> None:
-        expected = {layer_name(index) for index in self.config.memory_layers}
-        if set(memory) != expected:
+        expected = [self.layer_names[index] for index in self.config.memory_layers]
+        if set(memory) != set(expected):
             raise ValueError(
                 f"The memory holds {sorted(memory)}, the model's memory layers are "
                 f"{sorted(expected)}; make one with init_memory."

@@ -105,17 +105,17 @@ def parameter_shardings(partition: Partition, params: Any) -> Any:
     return jax.tree.unflatten(structure, shardings)
 
 
-def gathered(partition: Partition | None, module: Any, name: str) -> Any:
+def gathered(partition: Partition, module: Any, name: str) -> Any:
     """A module with the weights that FSDP splits gathered on every device.
 
     The backward pass splits their gradients again.
 
     Args:
-      partition: None leaves the module as it is.
+      partition: of the weights; without parts along `fsdp` the module stays as it is.
       module: the module.
       name: its path in the model, for errors.
     """
-    if partition is None or partition.size("fsdp") == 1:
+    if partition.size("fsdp") == 1:
         return module
     leaves, structure = jax.tree.flatten(module)
     whole = []
@@ -127,10 +127,10 @@ def gathered(partition: Partition | None, module: Any, name: str) -> Any:
 
 
 def gathered_array(
-    partition: Partition | None, array: jax.Array, axes: LogicalAxes, *, name: str
+    partition: Partition, array: jax.Array, axes: LogicalAxes, *, name: str
 ) -> jax.Array:
     """`gathered` for one array whose dimensions have the names `axes`."""
-    if partition is None or partition.size("fsdp") == 1 or "embed" not in axes:
+    if partition.size("fsdp") == 1 or "embed" not in axes:
         return array
     spec = parameter_spec(partition, axes, array.shape, name=name)
     whole = P(*(None if axis == ("fsdp",) else axis for axis in spec))

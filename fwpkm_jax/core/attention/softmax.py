@@ -13,10 +13,12 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.checks import check_arrays
+from fwpkm_jax.core.documents import document_numbers, document_positions, pack_starts
 from fwpkm_jax.core.numerics import compute_dtype
+from fwpkm_jax.core.padding import Packing
 
 AttentionBackend = Literal["auto", "xla", "cudnn"]
 _WHOLE_LENGTH = 1024  # Longest sequence whose scores are formed all at once.
@@ -36,6 +38,35 @@ class Persistent(NamedTuple):
     key: Float[Array, "persistent kv_heads head"]
     value: Float[Array, "persistent kv_heads head"]
     positions: Int[Array, " persistent"] | None = None
+
+
+def token_positions(
+    starts: Bool[Array, "batch length"] | None,
+    packing: Packing | None,
+    *,
+    shape: tuple[int, ...],
+    first: jax.Array | None,
+    begin: int = 0,
+) -> tuple[Int[Array, "batch length"], Int[Array, "batch length"] | None]:
+    """Each packed token's position in its document, -1 for padding, and that document's number.
+
+    Args:
+      starts: first tokens of documents, before packing; None: a row is one, without a number.
+      packing: of the padding, or None.
+      shape: batch and length.
+      first: position of the first token if it starts no document; None: 0.
+      begin: position of each document's first token.
+    """
+    documents = None
+    if starts is None:
+        positions = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
+        positions = positions if first is None else positions + first[:, None]
+    else:
+        starts = pack_starts(starts, packing)
+        positions, documents = document_positions(starts, first=first), document_numbers(starts)
+        if begin:
+            positions += jnp.where(documents > 0, begin, 0)
+    return positions if packing is None else jnp.where(packing.is_real, positions, -1), documents
 
 
 def masked_attention(
@@ -237,10 +268,12 @@ def whole_sequence_attention(
         key_documents = None if documents is None else jnp.pad(documents, widths[:2])
     elif length > _WHOLE_LENGTH:
         attend = partial(query_block_attention, block=_WHOLE_LENGTH // 2)
-    key, value, key_positions = in_front(persistent, key, value, key_positions)
-    num_persistent = 0 if persistent is None else persistent.key.shape[0]
-    if key_documents is not None:
-        key_documents = jnp.pad(key_documents, ((0, 0), (num_persistent, 0)))
+    num_persistent = 0
+    if persistent is not None:
+        key, value, key_positions = in_front(persistent, key, value, key_positions)
+        num_persistent = persistent.key.shape[0]
+        if key_documents is not None:
+            key_documents = jnp.pad(key_documents, ((0, 0), (num_persistent, 0)))
     return attend(
         query,
         key,

@@ -194,8 +194,7 @@ class FastWeight(nnx.Module):
             of several sequences, or one that devices share (`mesh.memory`).
         """
         config, rule = self.config, self.config.rule
-        self._check(x, mask, memory)
-        check_arrays(x=(x, "float batch length model"), starts=(starts, "mask batch length"))
+        self._check(x, mask, memory, starts)
         signals = self.signals(x, mask)
         loss_gate = signals.gate if config.weight_by_gate else jnp.ones_like(signals.gate)
         if starts is not None and config.documents == "document" and write:
@@ -292,7 +291,7 @@ class FastWeight(nnx.Module):
         """
         rule = self.config.rule
         chunk_size = self.config.chunk_size if chunk_size is None else chunk_size
-        self._check(x, mask, memory, pending)
+        self._check(x, mask, memory, starts, pending)
         signals = self.signals(x, mask)
         groups = jax.tree.leaves(memory)[0].shape[0]
         loss_gate = signals.gate if self.config.weight_by_gate else jnp.ones_like(signals.gate)
@@ -346,11 +345,14 @@ class FastWeight(nnx.Module):
             check_stream(memory, partition)
         return write_waiting(self.config.rule, memory, pending, partition=partition)
 
-    def _check(self, x: Any, mask: Any, memory: Memory, pending: Pending | None = None) -> None:
+    def _check(
+        self, x: Any, mask: Any, memory: Memory, starts: Any, pending: Pending | None = None
+    ) -> None:
         """Raises a ValueError that names the argument which does not fit the layer."""
         sizes = check_arrays(
             x=(x, "float batch length model"),
             mask=(mask, "mask batch length"),
+            starts=(starts, "mask batch length"),
             sizes={"model": self.query_proj.in_features},
         )
         check_memory(self.config.rule, memory, groups=True)

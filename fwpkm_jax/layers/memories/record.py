@@ -1,14 +1,14 @@
 """What a memory layer reports of a call."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from fwpkm_jax.core.slots.measures import AccessMeasures, access_counts, measures_of_counts
-from fwpkm_jax.layers.partition import Partition
 
 
 class FastWeightInfo(NamedTuple):
@@ -36,30 +36,24 @@ class FastWeightInfo(NamedTuple):
     measures: AccessMeasures | None
 
 
-def _measures(
-    slot_ids: Int[Array, "batch length places"], num_slots: int, partition: Partition | None
-) -> AccessMeasures:
-    """How evenly all tokens use the slots, each device counting its own sequences' accesses."""
-    if partition is None:
-        counts = access_counts(slot_ids, num_slots)
-    else:
-        counts = partition.run(
-            lambda ids: jax.lax.psum(access_counts(ids, num_slots), partition.token_axes),
-            in_specs=partition.tokens(),
-            out_specs=P(),
-        )(slot_ids)
-    return measures_of_counts(counts, slot_ids.size)
-
-
 def call_info(rule, signals, losses, paired, access, info, partition=None) -> FastWeightInfo:
     """The record of one call; `info` is the rule's, by group and chunk, or None without writes."""
-    slots = rule.num_slots
+    measures = None
+    if rule.num_slots is not None:
+        count = functools.partial(access_counts, num_slots=rule.num_slots)
+        if partition is not None:  # Each device counts its own sequences' accesses.
+            count = partition.run(
+                lambda ids: jax.lax.psum(access_counts(ids, rule.num_slots), partition.token_axes),
+                in_specs=partition.tokens(),
+                out_specs=P(),
+            )
+        measures = measures_of_counts(count(access.slot_ids), access.slot_ids.size)
     facts = FastWeightInfo(
         memory_loss=jnp.sum(losses) / jnp.maximum(jnp.sum(paired), 1.0),
         token_loss=losses,
         gate=signals.gate,
         write=jax.tree.map(jnp.mean, info),
         access=access,
-        measures=None if slots is None else _measures(access.slot_ids, slots, partition),
+        measures=measures,
     )
     return jax.lax.stop_gradient(facts)

@@ -15,6 +15,7 @@ from fwpkm_jax.core.attention.cached import RingCache, larger_ring, put_in_ring,
 from fwpkm_jax.core.attention.softmax import (
     AttentionBackend,
     Persistent,
+    token_positions,
     whole_sequence_attention,
 )
 from fwpkm_jax.core.checks import check_rngs
@@ -35,7 +36,6 @@ from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.mixers.window_cache import (
     AttentionCache,
     attend_window,
-    places,
 )
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.parameters import declare_linear
@@ -252,8 +252,12 @@ class Attention(AbstractMixer):
         first = None if cache is None else cache.next_position
         read = 0 if before is None else before.number
         shape = (batch, length)
-        positions, documents = places(starts, packing, shape=shape, first=first, begin=read)
-        query, key, value, gate = self.project(pack(x, packing), positions)
+        positions, documents = token_positions(
+            starts, packing, shape=shape, first=first, begin=read
+        )
+        if packing is not None:
+            x = pack(x, packing)
+        query, key, value, gate = self.project(x, positions)
         in_front = None if persistent is None else self._persistent(persistent)
         if before is not None:
             in_front = self._in_window(before)
@@ -269,7 +273,8 @@ class Attention(AbstractMixer):
             output, cache = attend_window(
                 query, key, value, positions, cache, counts, in_front, documents, fresh
             )
-        return unpack(self.gated(output, gate), packing), cache
+        y = self.gated(output, gate)
+        return y if packing is None else unpack(y, packing), cache
 
     def gated(
         self, attended: Float[Array, "batch length heads head"], gate: jax.Array | None
@@ -283,9 +288,16 @@ class Attention(AbstractMixer):
         self, x: Float[Array, "batch length model"], partition: Partition, starts: Starts = None
     ) -> Float[Array, "batch length model"]:
         """`mix`, each device with its own sequences and heads."""
-        positions, documents = places(starts, None, shape=x.shape[:2], first=None)
+        self._check_heads(partition)
+        positions, documents = token_positions(starts, None, shape=x.shape[:2], first=None)
         query, key, value, gate = self.project(x, positions)
-        return self.gated(self.attend(query, key, value, positions, documents, partition), gate)
+        by_head = P(BATCH, None, HEADS)
+        attend = partition.run(
+            self.attend,
+            in_specs=(by_head, by_head, by_head, P(BATCH), P(BATCH)),
+            out_specs=by_head,
+        )
+        return self.gated(attend(query, key, value, positions, documents), gate)
 
     def mix_sequence(
         self,
@@ -369,27 +381,16 @@ class Attention(AbstractMixer):
         value: Float[Array, "batch length kv_heads head"],
         positions: Int[Array, "batch length"],
         documents: Int[Array, "batch length"] | None = None,
-        partition: Partition | None = None,
         persistent: Persistent | None = None,
     ) -> Float[Array, "batch length heads head"]:
         """Attention within the documents of whole rows, before the gate."""
-
-        def attend(query, key, value, positions, documents):
-            return whole_sequence_attention(
-                query,
-                key,
-                value,
-                positions=positions,
-                window=self.config.window,
-                backend=self.config.backend,
-                persistent=persistent,
-                documents=documents,
-            )
-
-        if partition is None:
-            return attend(query, key, value, positions, documents)
-        self._check_heads(partition)
-        by_head = P(BATCH, None, HEADS)
-        return partition.run(
-            attend, in_specs=(by_head, by_head, by_head, P(BATCH), P(BATCH)), out_specs=by_head
-        )(query, key, value, positions, documents)
+        return whole_sequence_attention(
+            query,
+            key,
+            value,
+            positions=positions,
+            window=self.config.window,
+            backend=self.config.backend,
+            persistent=persistent,
+            documents=documents,
+        )

@@ -10,7 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.attention.softmax import blockwise_attention, masked_attention
+from fwpkm_jax.core.attention.softmax import blockwise_attention, masked_attention, token_positions
 from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.core.documents import pack_starts
 from fwpkm_jax.core.numerics import compute_dtype
@@ -18,7 +18,7 @@ from fwpkm_jax.core.padding import Packing, last_rows, pack, pack_tokens, unpack
 from fwpkm_jax.layers.mixers.base import AbstractMixer, AbstractMixerConfig, Mask, OwnMemory, Starts
 from fwpkm_jax.layers.mixers.lact_stream import FastStream, FastTokens, read_documents, read_whole
 from fwpkm_jax.layers.mixers.registry import register_mixer
-from fwpkm_jax.layers.mixers.window_cache import AttentionCache, of_last_document, places
+from fwpkm_jax.layers.mixers.window_cache import AttentionCache, of_last_document
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.parameters import Role, declare_linear, parameter
 from fwpkm_jax.layers.rotary import YarnConfig, apply_rotary, rotary_frequencies
@@ -252,7 +252,7 @@ class LaCT(AbstractMixer):
         batch, length, _ = x.shape
         packing = None if mask is None else pack_tokens(mask)
         first = None if cache is None else cache.attention.next_position
-        positions, documents = places(starts, packing, shape=(batch, length), first=first)
+        positions, documents = token_positions(starts, packing, shape=(batch, length), first=first)
         x, starts = pack(x, packing), None if starts is None else pack_starts(starts, packing)
 
         query, key, value = jnp.split(self.qkv_proj(x), 3, axis=-1)

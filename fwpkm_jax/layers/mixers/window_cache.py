@@ -12,11 +12,9 @@ from fwpkm_jax.core.attention.softmax import (
     in_front,
     masked_attention,
 )
-from fwpkm_jax.core.documents import document_numbers, document_positions, pack_starts
-from fwpkm_jax.core.padding import Packing, last_rows
+from fwpkm_jax.core.padding import last_rows
 from fwpkm_jax.core.sequence.axis import Places, SequenceAxis
 from fwpkm_jax.core.sequence.edges import tokens_before
-from fwpkm_jax.layers.mixers.base import Starts
 
 
 class AttentionCache(NamedTuple):
@@ -138,35 +136,6 @@ def cache_before_part(
     documents = None if at.numbers is None else numbers - last
     following = jnp.where(axis.index > 0, positions[:, -1] + 1, cache.next_position)
     return AttentionCache(keys, values, positions, following), documents
-
-
-def places(
-    starts: Starts,
-    packing: Packing | None,
-    *,
-    shape: tuple[int, ...],
-    first: jax.Array | None,
-    begin: int = 0,
-) -> tuple[Int[Array, "batch length"], Int[Array, "batch length"] | None]:
-    """Each packed token's position in its document, -1 for padding, and that document's number.
-
-    Args:
-      starts: first tokens of documents, before packing.
-      packing: of the padding, or None.
-      shape: batch and length.
-      first: position of the first token if it starts no document; None: 0.
-      begin: position of each document's first token.
-    """
-    documents = None
-    if starts is None:
-        positions = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
-        positions = positions if first is None else positions + first[:, None]
-    else:
-        starts = pack_starts(starts, packing)
-        positions, documents = document_positions(starts, first=first), document_numbers(starts)
-        if begin:
-            positions += jnp.where(documents > 0, begin, 0)
-    return positions if packing is None else jnp.where(packing.is_real, positions, -1), documents
 
 
 def of_last_document(

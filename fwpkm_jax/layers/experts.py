@@ -111,7 +111,8 @@ class Experts(nnx.Module):
 
         def linear(outputs: int) -> nnx.Linear:
             return nnx.Linear(
-                *(model_dim, outputs),
+                model_dim,
+                outputs,
                 use_bias=False,
                 dtype=dtype,
                 kernel_init=init,
@@ -127,7 +128,7 @@ class Experts(nnx.Module):
         self.activation: Activation = activation
         self.router = linear(experts)
         self.gate_up_kernel = kernels(
-            *(experts, model_dim, 2 * hidden), axes=("experts", "embed", None)
+            experts, model_dim, 2 * hidden, axes=("experts", "embed", None)
         )
         self.down_kernel = kernels(experts, hidden, model_dim, axes=("experts", None, "embed"))
         shared = None

@@ -83,7 +83,9 @@ class StreamDocument(NamedTuple):
         begun = jnp.ones_like(segment_ids[:, 0]) if before is None else before.number
         numbers = begun[:, None] + document_numbers(documents.starts).astype(begun.dtype)
         return PieceDocuments(
-            *(documents.mask(mask), documents.starts, numbers),
+            documents.mask(mask),
+            documents.starts,
+            numbers,
             cls(segment_ids[:, -1], numbers[:, -1]),
         )
 

@@ -41,8 +41,8 @@ FAULTS = (
     ),
     Fault(
         "block: computed again by the running statistics",
-        "            batch_statistics=batch_statistics,\n        )\n        x, facts",
-        "batch_statistics=batch_statistics and remat is None,\n        )\n        x, facts",
+        "batch_statistics=context.batch_statistics,",
+        "batch_statistics=context.batch_statistics and context.remat is None,",
         ("tests/models/test_remat.py", "tests/training/test_batch_norm.py"),
     ),
     Fault(
@@ -87,7 +87,7 @@ FAULTS = (
         "jnp.where(packing.is_real, positions, -1), documents",
         "jnp.where(packing.is_real, positions, positions), documents",
         _ATTENTION,
-        under="fwpkm_jax/layers/mixers/window_cache.py",
+        under="fwpkm_jax/core/attention/softmax.py",
     ),
     Fault(
         "attention: a document sees the one before",

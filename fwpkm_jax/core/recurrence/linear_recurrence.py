@@ -48,6 +48,29 @@ class Erasure(NamedTuple):
     at: Float[Array, "batch length heads key"]
 
 
+class RecurrenceTokens(NamedTuple):
+    """What the recurrence takes of all tokens, `[batch, length, heads, ...]`, or of one chunk,
+    `[batch, heads, tokens, ...]`; None for what a rule does not have.
+
+    Attributes:
+      query: one for each token; the others have one entry for each write.
+      key: where to write.
+      value: what to write.
+      log_decay: of a head, or of each key channel; 0 for all but a token's first write.
+      beta: strength of delta steps.
+      found: `Erasure.found`.
+      at: `Erasure.at`.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    log_decay: Array | None
+    beta: Array | None
+    found: Array | None
+    at: Array | None
+
+
 class RecurrenceOutput(NamedTuple):
     """What was read, and the memory after the last token; both at least float32."""
 
@@ -149,24 +172,24 @@ def chunk_recurrence(
         initial_state = jnp.zeros((batch, heads, key.shape[3], value.shape[3]), jnp.float32)
     if starts is not None:
         log_decay = forgetting(log_decay, starts, dtype=key.dtype)
-    tokens = {"query": query, "key": key, "value": value, "log_decay": log_decay, "beta": beta}
+    found = at = None
     if erasure is not None:
-        found = erasure.found
+        found, at = erasure
         if starts is not None:  # No token reads what was written before a start.
             found = jnp.where(starts[:, :, None, None], 0, found)
-        tokens |= {"found": found, "at": erasure.at}
-    tokens = {name: x for name, x in tokens.items() if x is not None}
-    dtype = compute_dtype(initial_state.dtype, *(x.dtype for x in tokens.values()))
-    tokens = {name: x.astype(dtype) for name, x in tokens.items()}
-    if "log_decay" in tokens:
-        tokens["log_decay"] = _with_first_writes(tokens["log_decay"], steps)
+    tokens = RecurrenceTokens(query, key, value, log_decay, beta, found, at)
+    dtype = compute_dtype(initial_state.dtype, *(x.dtype for x in jax.tree.leaves(tokens)))
+    tokens = jax.tree.map(lambda x: x.astype(dtype), tokens)
+    if tokens.log_decay is not None:
+        tokens = tokens._replace(log_decay=_with_first_writes(tokens.log_decay, steps))
     tokens_per_chunk = min(max(chunk_size // steps, 1), length)
 
     def next_chunk(state, chunk):
         return _read_and_write(state, chunk, read, steps)
 
-    sizes = dict.fromkeys(tokens, steps * tokens_per_chunk) | {"query": tokens_per_chunk}
-    chunks = {name: _to_chunks(x, sizes[name]) for name, x in tokens.items()}
+    writes = tokens._replace(query=None)
+    writes = jax.tree.map(lambda x: _to_chunks(x, steps * tokens_per_chunk), writes)
+    chunks = writes._replace(query=_to_chunks(tokens.query, tokens_per_chunk))
     # Nothing between the chunks' states is kept for a backward pass.
     next_chunk = jax.checkpoint(next_chunk, prevent_cse=False)
     state, output = jax.lax.scan(next_chunk, initial_state.astype(dtype), chunks)
@@ -189,32 +212,32 @@ def forgetting(log_decay: Array | None, starts: Bool[Array, "batch length"], *, 
 
 def _read_and_write(
     state: Float[Array, "batch heads key value"],
-    chunk: dict[str, Array],
+    chunk: RecurrenceTokens,
     read: ReadAxis,
     steps: int,
 ) -> tuple[Float[Array, "batch heads key value"], Float[Array, "batch heads tokens read"]]:
     """One chunk, leaves `[batch, heads, ...]`: the memory after it, and what was read."""
-    query, key, value = chunk["query"], chunk["key"], chunk["value"]
-    decay, products = _products(chunk.get("log_decay"), key)
+    query, key, value = chunk.query, chunk.key, chunk.value
+    decay, products = _products(chunk.log_decay, key)
     last = slice(steps - 1, None, steps)  # Each token's last write; it reads after it.
     key_from_start, key_to_end, query_from_start = key, key, query
     if decay is not None:
         key_from_start, key_to_end = decay.from_start * key, decay.to_end * key
         query_from_start = decay.from_start[:, :, last] * query
     written = value
-    if "beta" in chunk:
-        beta = chunk["beta"][..., None]
+    if chunk.beta is not None:
+        beta = chunk.beta[..., None]
         error = value - jnp.einsum("bhsk,bhkv->bhsv", key_from_start, state, precision=HIGHEST)
         solve = unit_lower_inverse(beta * products(key, slice(None)))
         written = jnp.einsum("bhrs,bhsv->bhrv", solve, beta * error, precision=HIGHEST)
     erased = None
-    if "found" in chunk:
+    if chunk.found is not None:
         erased = _erased(state, chunk, decay, products)
     if read == "key":
         output = jnp.einsum("bhrk,bhkv->bhrv", query_from_start, state, precision=HIGHEST)
         output += jnp.einsum("bhrs,bhsv->bhrv", products(query, last), written, precision=HIGHEST)
         if erased is not None:
-            met = products(query, last, chunk["at"])
+            met = products(query, last, chunk.at)
             output += jnp.einsum("bhrs,bhsv->bhrv", met, erased, precision=HIGHEST)
     else:
         output = jnp.einsum("bhrv,bhkv->bhrk", query_from_start, state, precision=HIGHEST)
@@ -225,19 +248,19 @@ def _read_and_write(
         state = decay.from_start[:, :, -1, :, None] * state
     state += jnp.einsum("bhsk,bhsv->bhkv", key_to_end, written, precision=HIGHEST)
     if erased is not None:
-        at = chunk["at"] if decay is None else decay.to_end * chunk["at"]
+        at = chunk.at if decay is None else decay.to_end * chunk.at
         state += jnp.einsum("bhsk,bhsv->bhkv", at, erased, precision=HIGHEST)
     return state, output
 
 
 def _erased(
     state: Float[Array, "batch heads key value"],
-    chunk: dict[str, Array],
+    chunk: RecurrenceTokens,
     decay: ChunkDecay | None,
     products: Callable[..., Array],
 ) -> Float[Array, "batch heads chunk value"]:
     """`-e_t^T S_{t-1}` of each token."""
-    found, value = chunk["found"], chunk["value"]
+    found, value = chunk.found, chunk.value
     # A token reads before its own decay, so that its decays are those of the row before.
     earlier = jnp.concatenate([found[:, :, 1:], jnp.zeros_like(found[:, :, :1])], axis=2)
 
@@ -251,7 +274,7 @@ def _erased(
     answer = jnp.einsum("bhsk,bhkv->bhsv", from_start, state, precision=HIGHEST)
     met = of_own_rows(products(earlier, slice(None)))
     answer += jnp.einsum("bhrs,bhsv->bhrv", met, value, precision=HIGHEST)
-    solve = unit_lower_inverse(of_own_rows(products(earlier, slice(None), chunk["at"])))
+    solve = unit_lower_inverse(of_own_rows(products(earlier, slice(None), chunk.at)))
     return -jnp.einsum("bhrs,bhsv->bhrv", solve, answer, precision=HIGHEST)
 
 

@@ -129,7 +129,8 @@ def delta_transition(
     length = key.shape[1] if log_decay is None else log_decay.shape[1]
     end = chunk_recurrence(
         jnp.zeros((batch, length, heads, width), dtype),
-        *(key.astype(dtype), value),
+        key.astype(dtype),
+        value,
         log_decay=log_decay,
         beta=beta,
         initial_state=start,

@@ -193,7 +193,11 @@ def move_vector(
         return jnp.sum(gradients * weights[..., None], axis=1)
 
     return _move(
-        *(step, sums, segments, lambda total: total[:, None], lambda weights: weights @ gradients),
+        step,
+        sums,
+        segments,
+        lambda total: total[:, None],
+        lambda weights: weights @ gradients,
         added,
     )
 

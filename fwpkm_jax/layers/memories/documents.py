@@ -215,7 +215,10 @@ def _read_rows(
         return after, jax.tree.map(lambda x: x[:, None], read)
 
     memory, read = in_documents(
-        *(within, memory, fresh, jax.tree.map(lambda x: x[:, None], rows.tokens)),
+        within,
+        memory,
+        fresh,
+        jax.tree.map(lambda x: x[:, None], rows.tokens),
         count=rows.num_tokens,
         starts=rows.starts,
         chunk=chunk_size,

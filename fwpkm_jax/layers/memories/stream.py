@@ -58,7 +58,11 @@ def advance(
         num_real = None if packing is None else packing.counts
         if write:
             out = streaming.push(
-                *(rule.read, rule.write, memory, pending, queued),
+                rule.read,
+                rule.write,
+                memory,
+                pending,
+                queued,
                 chunk_size=chunk_size,
                 lookahead=rule.lookahead,
                 targets=rule.targets,

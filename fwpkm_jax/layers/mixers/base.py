@@ -200,42 +200,38 @@ class AbstractMixer(nnx.Module):
         documents = {} if starts is None else {"starts": self._checked_starts(starts)}
         if partition is None:
             return self.mix(x, mask=mask, cache=cache, **documents)
+        return self._over_devices(x, mask, partition, cache, **documents)
+
+    def _over_devices(
+        self, x: jax.Array, mask: Mask, partition: Partition, cache: Any, starts: Starts = None
+    ) -> tuple[jax.Array, Any]:
+        """`__call__` over several devices: checks, and without an effect of what is at padding."""
+        documents = {} if starts is None else {"starts": starts}
         if partition.sequence is not None:
             self._check_parts(x, partition)
             if mask is None:
                 return self.mix_sequence(x, partition, cache=cache, **documents)
-            return self._mix_masked_parts(x, mask, partition, cache, **documents)
+            if starts is not None:
+                documents["starts"] = starts_at_real(starts, mask)
+            real = mask.astype(bool)[:, :, None]
+            x = jnp.where(real, x, 0)
+            y, cache = self.mix_sequence(x, partition, mask=mask, cache=cache, **documents)
+            return jnp.where(real, y, 0), cache
         if cache is not None:
             raise ValueError(
                 "partition goes with whole sequences; leave out the cache, or pass partition=None."
             )
         if mask is None:
             return self.mix_partitioned(x, partition, **documents), None
-        return self._mix_masked(x, mask, partition, **documents), None
-
-    def _mix_masked(
-        self, x: jax.Array, mask: jax.Array, partition: Partition, starts: Starts = None
-    ) -> jax.Array:
-        """`mix_partitioned` with the padding behind all real tokens, none of which can see it."""
-        # Each device moves tokens of its own sequences.
+        # Padding goes behind all real tokens, none of which can see it; each device moves tokens of
+        # its own sequences.
         rows = {"in_specs": P(BATCH), "out_specs": P(BATCH)}
         packing = partition.run(pack_tokens, **rows)(mask)
         x = partition.run(pack, **rows)(x, packing)
-        documents = {}
         if starts is not None:
             documents["starts"] = partition.run(pack_starts, **rows)(starts, packing)
         y = self.mix_partitioned(x, partition, **documents)
-        return partition.run(unpack, **rows)(partition.by_sequence(y), packing)
-
-    def _mix_masked_parts(
-        self, x: jax.Array, mask: jax.Array, partition: Partition, cache: Any, starts: Starts = None
-    ) -> tuple[jax.Array, Any]:
-        """`mix_sequence` without an effect of what is at padding."""
-        documents = {} if starts is None else {"starts": starts_at_real(starts, mask)}
-        real = mask.astype(bool)[:, :, None]
-        x = jnp.where(real, x, 0)
-        y, cache = self.mix_sequence(x, partition, mask=mask, cache=cache, **documents)
-        return jnp.where(real, y, 0), cache
+        return partition.run(unpack, **rows)(partition.by_sequence(y), packing), None
 
     @property
     def takes_documents(self) -> bool:

@@ -280,8 +280,15 @@ class GatedDeltaNet(AbstractMixer):
         output, end = partition.run(
             mix,
             in_specs=(
-                *(by_head, by_head, P(None, HEADS), of_head, of_head, P()),
-                *(partition.tokens(), partition.tokens(), kept),
+                by_head,
+                by_head,
+                P(None, HEADS),
+                of_head,
+                of_head,
+                P(),
+                partition.tokens(),
+                partition.tokens(),
+                kept,
             ),
             out_specs=(by_head, kept),
         )(

@@ -150,7 +150,8 @@ class LaCT(AbstractMixer):
         def linear(outputs: int, *axes: str, use_bias: bool) -> nnx.Linear:
             # Not split along heads: every device computes all heads of its sequences.
             return nnx.Linear(
-                *(model_dim, outputs),
+                model_dim,
+                outputs,
                 use_bias=use_bias,
                 dtype=dtype,
                 kernel_init=init,

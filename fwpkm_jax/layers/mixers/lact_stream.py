@@ -91,13 +91,17 @@ def read_documents(
         def write() -> LaCTMemory:
             return jax.tree.map(
                 lambda new, old: jnp.where(full.reshape(-1, *[1] * (old.ndim - 1)), new, old),
-                *(_write(rule, memory, piece), memory),
+                _write(rule, memory, piece),
+                memory,
             )
 
         return jax.lax.cond(jnp.any(full), write, lambda: memory), _read(rule, memory, piece)
 
     _, reads = in_documents(
-        *(within, memory, memory, jax.tree.map(lambda x: x[:, None], tokens)),
+        within,
+        memory,
+        memory,
+        jax.tree.map(lambda x: x[:, None], tokens),
         count=jnp.sum(tokens.real, axis=1).astype(jnp.int32),
         starts=starts,
         chunk=chunk_size,
@@ -128,8 +132,12 @@ class FastStream(NamedTuple):
             return jnp.zeros((batch, 1, 1, *rest), dtype)
 
         one = FastTokens(
-            *(zeros(heads, key), zeros(heads, key), zeros(heads, value)),
-            *(zeros(heads, 3), zeros(heads), zeros()),
+            zeros(heads, key),
+            zeros(heads, key),
+            zeros(heads, value),
+            zeros(heads, 3),
+            zeros(heads),
+            zeros(),
         )
         return cls(memory, init_pending(one, chunk_size))
 
@@ -155,8 +163,11 @@ class FastStream(NamedTuple):
             stream: "FastStream", piece: FastTokens, count: jax.Array
         ) -> tuple["FastStream", jax.Array]:
             memory, waiting, reads = push(
-                *(functools.partial(_read, rule), functools.partial(_write, rule)),
-                *(stream.memory, stream.waiting, piece),
+                functools.partial(_read, rule),
+                functools.partial(_write, rule),
+                stream.memory,
+                stream.waiting,
+                piece,
                 chunk_size=chunk_size,
                 num_real=count,
                 differentiable=True,
@@ -169,7 +180,10 @@ class FastStream(NamedTuple):
             stream, reads = add(self, members, count)
         else:
             stream, reads = in_documents(
-                *(add, self, FastStream.start(fresh, chunk_size=chunk_size), members),
+                add,
+                self,
+                FastStream.start(fresh, chunk_size=chunk_size),
+                members,
                 count=count,
                 starts=starts,
                 chunk=chunk_size,
@@ -197,7 +211,11 @@ def _chunk(tokens: FastTokens) -> GradientChunk:
     real = jnp.broadcast_to(tokens.real[:, None], tokens.momentum.swapaxes(1, 2).shape)
     query, key, value, rates = (x.swapaxes(1, 2) for x in tokens[:4])
     return GradientChunk(
-        *(query[:, :, :, None], value, real, real, real),
+        query[:, :, :, None],
+        value,
+        real,
+        real,
+        real,
         key=key[:, :, :, None],
         rates=rates,
         momentum=tokens.momentum.swapaxes(1, 2),

@@ -119,7 +119,8 @@ class MatrixMemory(AbstractMixer):
         def linear(inputs: int, outputs: int, *axes: str | None, bias: Any = None) -> nnx.Linear:
             # Not split along heads: every device computes all heads of its sequences.
             return nnx.Linear(
-                *(inputs, outputs),
+                inputs,
+                outputs,
                 use_bias=bias is not None,
                 bias_init=bias or nnx.initializers.zeros,
                 dtype=dtype,

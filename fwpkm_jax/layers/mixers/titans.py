@@ -187,7 +187,10 @@ class Titans(AbstractMixer):
             fresh = self.init_cache(x.shape[0], max_length=x.shape[1], dtype=x.dtype)
             fresh, read = (fresh, 0) if before is None else before
             after, y = in_documents(
-                *(self.advance, fresh if cache is None else cache, fresh, x[:, None]),
+                self.advance,
+                fresh if cache is None else cache,
+                fresh,
+                x[:, None],
                 count=count,
                 starts=starts,
                 chunk=chunk,
@@ -200,7 +203,9 @@ class Titans(AbstractMixer):
             y, _ = self.whole(x, count)
         else:
             cache, y = in_chunks(
-                *(jax.checkpoint(self.advance), cache, x[:, None]),
+                jax.checkpoint(self.advance),
+                cache,
+                x[:, None],
                 count=count,
                 chunk=chunk,
                 position=cache.position,
@@ -230,7 +235,9 @@ class Titans(AbstractMixer):
             return self._with_factors(base, memory, done), read[:, None]
 
         memory, read = in_chunks(
-            *(read_and_write, self.initial_memory(x.shape[0], x.dtype), x[:, None]),
+            read_and_write,
+            self.initial_memory(x.shape[0], x.dtype),
+            x[:, None],
             count=count,
             chunk=self.config.chunk_size or x.shape[1],
         )
@@ -273,7 +280,8 @@ class Titans(AbstractMixer):
             def at_ends(new: TitansNetwork, old: TitansNetwork) -> TitansNetwork:
                 return jax.tree.map(
                     lambda new, old: jnp.where(ends.reshape(-1, *[1] * (old.ndim - 1)), new, old),
-                    *(new, old),
+                    new,
+                    old,
                 )
 
             if self.step_factor is not None:

@@ -21,7 +21,6 @@ from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
 from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, Starts
 from fwpkm_jax.layers.mixers.titans import Titans, TitansCache, narrow_width
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
-from fwpkm_jax.layers.mixers.titans_gate import TitansGate
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.parameters import parameter
 
@@ -173,3 +172,24 @@ class TitansMAC(AbstractMixer):
         places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         projected = self.attention.project(tokens, places)
         return Persistent(projected.key[0], projected.value[0])
+
+
+class TitansGate(nnx.Module):
+    """A projection of attention's output times SiLU of the memory's output, both normed."""
+
+    def __init__(self, model_dim: int, *, norm_eps=1e-5, init_std=0.02, dtype=None, rngs):
+        self.norm = GatedRMSNorm(model_dim, eps=norm_eps, dtype=dtype)
+        self.memory_norm = RMSNorm(model_dim, eps=norm_eps)
+        init = nnx.initializers.normal(init_std)
+        self.out_proj = nnx.Linear(
+            model_dim,
+            model_dim,
+            use_bias=False,
+            dtype=dtype,
+            kernel_init=init,
+            rngs=rngs,
+            **declare_linear("heads", "embed"),
+        )
+
+    def __call__(self, attended: jax.Array, remembered: jax.Array) -> jax.Array:
+        return self.out_proj(self.norm(attended, self.memory_norm(remembered)))

@@ -22,8 +22,7 @@ from fwpkm_jax.layers.mixers.persistent import PersistentTokens
 from fwpkm_jax.layers.mixers.registry import register_mixer
 from fwpkm_jax.layers.mixers.titans import Titans
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
-from fwpkm_jax.layers.mixers.titans_gate import TitansGate
-from fwpkm_jax.layers.mixers.titans_mac import TitansMAC
+from fwpkm_jax.layers.mixers.titans_mac import TitansGate, TitansMAC
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.literals import check_literals

@@ -40,12 +40,13 @@ class Documents(NamedTuple):
 
 
 def same_document(
-    starts: Bool[Array, "batch length"], *, later: int
+    starts: Bool[Array, "batch length"], *, lookahead: int
 ) -> Bool[Array, "batch length"]:
-    """Whether the token `later` tokens on belongs to the same document."""
+    """Whether the token `lookahead` tokens on belongs to the same document."""
     numbers = document_numbers(starts)
-    behind = jnp.pad(numbers[:, later:], ((0, 0), (0, min(later, numbers.shape[1]))))
-    return (numbers == behind) & (jnp.arange(numbers.shape[1]) < numbers.shape[1] - later)[None]
+    length = numbers.shape[1]
+    behind = jnp.pad(numbers[:, lookahead:], ((0, 0), (0, min(lookahead, length))))
+    return (numbers == behind) & (jnp.arange(length) < length - lookahead)[None]
 
 
 def document_starts(

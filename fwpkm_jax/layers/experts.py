@@ -216,9 +216,9 @@ class Experts(nnx.Module):
 
         done = jax.lax.map(work, (rows.reshape(blocks, places.size, -1), places.expert))
         done = done.reshape(-1, done.shape[-1])
-        parts = done.at[places.place].get(mode="fill", fill_value=0)
-        weight = chosen_weight.reshape(-1, 1).astype(parts.dtype)
-        output = jnp.sum((parts * weight).reshape(-1, top_k, parts.shape[-1]), axis=1)
+        results = done.at[places.place].get(mode="fill", fill_value=0)
+        weight = chosen_weight.reshape(-1, 1).astype(results.dtype)
+        output = jnp.sum((results * weight).reshape(-1, top_k, results.shape[-1]), axis=1)
         return output.reshape(x.shape), chosen
 
 

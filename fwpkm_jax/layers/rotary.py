@@ -122,8 +122,8 @@ def rotary_frequencies(
     if llama3 is not None:
         turns = llama3.original_length * frequencies / (2 * math.pi)
         low, high = llama3.low_freq_factor, llama3.high_freq_factor
-        kept = np.clip((turns - low) / (high - low), 0, 1)
-        return RotaryFrequencies(frequencies * (kept + (1 - kept) / llama3.factor), 1.0)
+        fast = np.clip((turns - low) / (high - low), 0, 1)
+        return RotaryFrequencies(frequencies * (fast + (1 - fast) / llama3.factor), 1.0)
     if yarn is None:
         return RotaryFrequencies(frequencies, 1.0)
 

@@ -323,7 +323,7 @@ FAULTS = (
     ),
     Fault(
         "ring cache: old sums not rescaled",
-        "weight = kept * sums.weight + jnp.sum(weights, axis=-1)",
+        "weight = rescale * sums.weight + jnp.sum(weights, axis=-1)",
         "weight = sums.weight + jnp.sum(weights, axis=-1)",
         _ATTENTION,
         under="fwpkm_jax/core/attention",

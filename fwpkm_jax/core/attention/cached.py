@@ -20,7 +20,7 @@ class RingCache(NamedTuple):
 
     Attributes:
       keys: `[batch, capacity, kv_heads, head]`.
-      values: likewise.
+      values: `[batch, capacity, kv_heads, head]`.
       positions: -1 marks an empty entry.
       next_position: of each sequence's next token.
     """
@@ -128,7 +128,7 @@ def put_in_ring(
     Args:
       cache: of the tokens before.
       key: of the new tokens, in order.
-      value: likewise.
+      value: of the new tokens, in order.
       positions: of the new tokens; -1 for padding, which is not kept.
       after: the output read from the old cache; the update waits for it, else XLA copies the cache.
       documents: as in `ring_attention`; only tokens of the last document are kept.
@@ -144,8 +144,9 @@ def put_in_ring(
         )
     end = jnp.maximum(cache.next_position, jnp.max(positions, axis=1) + 1)
     # Of a piece longer than the cache only the end is kept, so that no place is set twice.
-    kept = (positions >= 0) & (positions >= end[:, None] - capacity)
-    places = jnp.where(kept, positions % capacity, capacity)
+    is_stored = (positions >= 0) & (positions >= end[:, None] - capacity)
+    places = jnp.where(is_stored, positions % capacity, capacity)
+    # A condition that never holds makes the places wait for the read, which then comes first.
     first = after[:, :, 0, 0]
     places = jnp.where((first > 0) & (first < 0), capacity, places)
     rows = jnp.arange(batch, dtype=jnp.int32)[:, None]

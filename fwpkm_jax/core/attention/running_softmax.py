@@ -58,10 +58,10 @@ def add_keys(
     dtype = sums.value.dtype
     scores = jnp.where(seen, scores, lowest(dtype))
     highest = jnp.maximum(sums.highest, jnp.max(scores, axis=-1))
-    kept = jnp.exp(sums.highest - highest)
+    rescale = jnp.exp(sums.highest - highest)
     weights = jnp.where(seen, jnp.exp(scores - highest[..., None]), 0)
     new = jnp.einsum(
         "bhrqk,bkhd->bhrqd", weights.astype(value.dtype), value, preferred_element_type=dtype
     )
-    weight = kept * sums.weight + jnp.sum(weights, axis=-1)
-    return Sums(highest, weight, kept[..., None] * sums.value + new)
+    weight = rescale * sums.weight + jnp.sum(weights, axis=-1)
+    return Sums(highest, weight, rescale[..., None] * sums.value + new)

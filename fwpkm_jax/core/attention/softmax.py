@@ -30,7 +30,7 @@ class Persistent(NamedTuple):
 
     Attributes:
       key: `[persistent, kv_heads, head]`.
-      value: likewise.
+      value: `[persistent, kv_heads, head]`.
       positions: None: every query sees all of them. Otherwise a query sees those in its window, if
         its document has started in the row: the document's own positions follow on these.
     """
@@ -97,7 +97,7 @@ def masked_attention(
         are seen by every query whose own position is not -1; those with a position by the queries
         of documents from 1 on, within the window.
       query_documents: `[batch, queries]`, number of each query's document; None: one document.
-      key_documents: `[batch, keys]`, likewise; both or neither.
+      key_documents: `[batch, keys]`, number of each key's document; both or neither.
 
     Returns:
       `[batch, queries, heads, head]` in the dtype of `value`.
@@ -232,9 +232,9 @@ def whole_sequence_attention(
     """`masked_attention` within whole sequences, by the fastest available backend.
 
     Args:
-      query: as in `cudnn_attention`, of any floating dtype.
-      key: likewise.
-      value: likewise.
+      query: as in `cudnn_attention`, like the next two arguments; of any floating dtype.
+      key: as in `cudnn_attention`.
+      value: as in `cudnn_attention`.
       positions: as in `cudnn_attention`.
       window: as in `masked_attention`.
       backend: `cudnn` runs or raises; `xla` is plain JAX; `auto` is cuDNN on a GPU that has it,

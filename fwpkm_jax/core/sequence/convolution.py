@@ -85,8 +85,8 @@ def inputs_before(
         return tokens_before(x, first, axis=axis, counts=counts)
     numbers = places_of_part(starts, axis=axis, shape=starts.shape).numbers
     assert numbers is not None, "starts give numbers"
-    kept = jnp.zeros(first.shape[:2], numbers.dtype)
-    inputs, numbers = tokens_before((x, numbers), (first, kept), axis=axis, counts=counts)
+    no_document = jnp.zeros(first.shape[:2], numbers.dtype)
+    inputs, numbers = tokens_before((x, numbers), (first, no_document), axis=axis, counts=counts)
     return jnp.where((numbers == numbers[:, -1:])[:, :, None], inputs, 0)
 
 

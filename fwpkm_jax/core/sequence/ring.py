@@ -20,7 +20,7 @@ class Keys(NamedTuple):
 
     Attributes:
       key: `[batch, keys, kv_heads, head]`.
-      value: likewise.
+      value: `[batch, keys, kv_heads, head]`.
       positions: of each key in its document, -1 for keys that no query sees.
       documents: number of each key's document; None: all are of one.
     """
@@ -55,9 +55,9 @@ def attention_around(
       first: keys and values of tokens before the sequence, equal on all devices.
     """
     ids = (own.positions, own.documents)
-    kept = None if first is None else (first.key, first.value)
-    kept_ids = None if first is None else (first.positions, first.documents)
-    return _attention(axis, window, query, (own.key, own.value), kept, ids, kept_ids)
+    first_keys = None if first is None else (first.key, first.value)
+    first_ids = None if first is None else (first.positions, first.documents)
+    return _attention(axis, window, query, (own.key, own.value), first_keys, ids, first_ids)
 
 
 class _Queries(NamedTuple):

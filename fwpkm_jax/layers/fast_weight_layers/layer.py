@@ -187,7 +187,7 @@ class FastWeightLayer(nnx.Module):
           readout: of the model.
           axis: over which the sequence lies.
           mask: of this device's tokens, 1 for real ones.
-          starts: likewise, true at the first token of each document, never at padding.
+          starts: true at the first token of each document in this part, never at padding.
           stream: of the tokens before the whole sequence; None: there are none.
           write: as in `stream`.
 

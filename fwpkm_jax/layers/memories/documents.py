@@ -1,4 +1,9 @@
-"""How a memory layer reads and writes rows that hold several documents."""
+"""How a memory layer reads and writes rows that hold several documents.
+
+`core.streams.documents.in_documents` goes through the rows, as for all memories in chunks. Here is
+what a memory layer gives it: pairs within documents, and with parts of a row on several devices the
+open chunk of the device before.
+"""
 
 import functools
 from typing import Any, NamedTuple
@@ -63,7 +68,9 @@ def within_documents(
     sequence: AnyChunk, starts: Bool[Array, "batch length"], *, lookahead: int
 ) -> AnyChunk:
     """The sequence without the pairs of tokens that belong to different documents."""
-    same = same_document(starts.astype(bool), later=lookahead).astype(sequence.write_weight.dtype)
+    same = same_document(starts.astype(bool), lookahead=lookahead).astype(
+        sequence.write_weight.dtype
+    )
     return sequence._replace(
         write_weight=sequence.write_weight * same, paired=sequence.paired * same
     )
@@ -191,7 +198,7 @@ def _read_rows(
     Args:
       rule: of one memory.
       memory: before the first token, leaves `[batch, ...]`.
-      fresh: before each document, likewise.
+      fresh: before each document, leaves `[batch, ...]`.
       rows: the tokens.
       chunk_size: tokens of a document between two writes.
     """

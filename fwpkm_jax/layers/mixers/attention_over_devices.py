@@ -87,9 +87,9 @@ def attend_part(
     """Attention of this device's part of each sequence, inside `jax.shard_map`.
 
     Args:
-      query: of this device's tokens.
-      key: likewise.
-      value: likewise.
+      query: of this device's tokens, like the next two arguments.
+      key: their keys.
+      value: their values.
       at: where these tokens stand in the sequence.
       axis: over which the sequence lies.
       window: tokens a query sees; None for all before it.
@@ -105,8 +105,8 @@ def attend_part(
     own, first = Keys(key, value, *at), None
     if isinstance(cache, RingCache):
         before = None if at.numbers is None else jnp.zeros_like(cache.positions)
-        kept = (cache.keys.astype(key.dtype), cache.values.astype(value.dtype))
-        first = Keys(*kept, cache.positions, before)
+        cached = (cache.keys.astype(key.dtype), cache.values.astype(value.dtype))
+        first = Keys(*cached, cache.positions, before)
     capacity = None if cache is None else cache.keys.shape[1]
     output = attention_around(query, own, axis=axis, window=capacity, first=first)
     if isinstance(cache, RingCache):
@@ -138,10 +138,10 @@ def _attend_window_part(
         if at.numbers is not None:  # Padding goes with the last document.
             at = at._replace(numbers=jax.lax.cummax(at.numbers, axis=1))
     if start is None:
-        kept = jnp.zeros((key.shape[0], window, *key.shape[2:]), key.dtype)
+        empty = jnp.zeros((key.shape[0], window, *key.shape[2:]), key.dtype)
         positions = jnp.full((key.shape[0], window), -1, jnp.int32)
         nowhere = jnp.zeros_like(positions[:, 0])
-        start = AttentionCache(kept, kept.astype(value.dtype), positions, nowhere)
+        start = AttentionCache(empty, empty.astype(value.dtype), positions, nowhere)
     before, documents = cache_before_part(key, value, at, axis=axis, cache=start, counts=counts)
     output, end = attend_window(
         query, key, value, at.positions, before, counts, documents=documents

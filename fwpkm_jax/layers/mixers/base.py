@@ -332,7 +332,7 @@ class AbstractMixer(nnx.Module):
           x: this device's tokens, as many as the others'.
           axis: over which the sequence lies.
           mask: of this part, as in `mix_sequence`.
-          starts: of this part, likewise.
+          starts: of this part, as in `mix_sequence`.
           cache: of the tokens before the whole sequence, equal on all devices.
 
         Returns:

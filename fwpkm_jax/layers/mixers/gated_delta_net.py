@@ -1,4 +1,13 @@
-"""Gated DeltaNet: the gated delta rule as a token mixer."""
+"""Gated DeltaNet: the gated delta rule as a token mixer, with the layout of published weights.
+
+The same rule is `gated_deltanet` in the frame of all matrix memories (`matrix_memory`), for
+comparisons between rules. With weights copied over both give the same outputs, which a test holds.
+They stay two layers. Here projections are fused by key head and gates have parameters of their own,
+`A_log` and `dt_bias`, whose names are those of checkpoints, of exports and of published weights;
+heads lie on several devices; and activations keep their dtype for the kernels. The frame has one
+projection of all heads and one each for decay and strength, which every other rule needs. Neither
+form can be had from the other's parameters without renaming those of old runs.
+"""
 
 import functools
 from collections.abc import Mapping
@@ -276,7 +285,7 @@ class GatedDeltaNet(AbstractMixer):
 
         weights = self.head_weights()
         by_head, of_head = partition.tokens(HEADS), P(HEADS)
-        kept = None if cache is None else (P(BATCH, None, HEADS), P(BATCH, HEADS))
+        cache_spec = None if cache is None else (P(BATCH, None, HEADS), P(BATCH, HEADS))
         output, end = partition.run(
             mix,
             in_specs=(
@@ -288,9 +297,9 @@ class GatedDeltaNet(AbstractMixer):
                 P(),
                 partition.tokens(),
                 partition.tokens(),
-                kept,
+                cache_spec,
             ),
-            out_specs=(by_head, kept),
+            out_specs=(by_head, cache_spec),
         )(
             self.in_proj_qkvz(x),
             self.in_proj_ba(x),
@@ -399,6 +408,6 @@ def mix_heads(
         part = delta_transition(key, value, **gates, chunk_size=config.chunk_size)
         memory = before_part(part, memory, axis=axis)
     output, memory = rule(query, key, value, **gates, initial_state=memory)
-    kept = convolution_inputs(before, conv_inputs, counts, documents)
-    end = GatedDeltaNetCache(conv_inputs=kept, memory=memory)
+    latest_inputs = convolution_inputs(before, conv_inputs, counts, documents)
+    end = GatedDeltaNetCache(conv_inputs=latest_inputs, memory=memory)
     return norm(output, gate), end if axis is None else axis.from_last(end)

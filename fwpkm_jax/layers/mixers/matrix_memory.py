@@ -216,8 +216,8 @@ class MatrixMemory(AbstractMixer):
         if cache is None:
             return y, None
         counts = None if packing is None else packing.counts
-        kept = convolution_inputs(cache.conv_inputs, conv_inputs, counts, documents)
-        return y, MatrixMemoryCache(kept, memory)
+        latest_inputs = convolution_inputs(cache.conv_inputs, conv_inputs, counts, documents)
+        return y, MatrixMemoryCache(latest_inputs, memory)
 
     def mix_part(
         self,
@@ -248,8 +248,8 @@ class MatrixMemory(AbstractMixer):
         y = unpack(self.out_proj(output.reshape(*x.shape[:2], -1)), packing)
         if cache is None:
             return y, None
-        kept = convolution_inputs(before, conv_inputs, counts, documents)
-        return y, MatrixMemoryCache(axis.from_last(kept), memory)
+        latest_inputs = convolution_inputs(before, conv_inputs, counts, documents)
+        return y, MatrixMemoryCache(axis.from_last(latest_inputs), memory)
 
     def tokens(
         self,

@@ -41,7 +41,7 @@ class TitansCache(NamedTuple):
       waiting: a queue per sequence: the inputs of the tokens that no write has taken yet.
       position: tokens read so far, `[batch]`.
       base: weights that gradients are taken at, leaves `[batch, heads, ...]`.
-      memory: weights in use, and momentum, leaves likewise.
+      memory: weights in use, and momentum, leaves `[batch, heads, ...]`.
     """
 
     waiting: Pending

@@ -144,12 +144,12 @@ class TitansMAC(AbstractMixer):
             return old.at[rows, at].set(new.astype(old.dtype), mode="drop")
 
         fresh = (own.key, own.value, context.key, context.value)
-        kept = [put(old, new) for old, new in zip(cache[:4], fresh, strict=True)]
+        stored = [put(old, new) for old, new in zip(cache[:4], fresh, strict=True)]
         # Keys of an earlier segment have later places than every real token, so no token sees them.
         places = jnp.arange(self.segment, dtype=jnp.int32)
         places = jnp.broadcast_to(jnp.concatenate([places, places]), (batch, 2 * self.segment))
-        keys = jnp.concatenate([kept[2], kept[0]], axis=1).astype(own.key.dtype)
-        values = jnp.concatenate([kept[3], kept[1]], axis=1).astype(own.value.dtype)
+        keys = jnp.concatenate([stored[2], stored[0]], axis=1).astype(own.key.dtype)
+        values = jnp.concatenate([stored[3], stored[1]], axis=1).astype(own.value.dtype)
         keys, values, places = in_front(self._persistent(x.dtype), keys, values, places)
         attended = masked_attention(
             own.query,
@@ -163,7 +163,7 @@ class TitansMAC(AbstractMixer):
         y = self.attention.gated(attended, own.gate)
         memory, remembered = self.memory.advance(cache.memory, y[:, None], count)
         y = self.gate(y, remembered[:, 0])
-        return TitansMACCache._make([*kept, memory]), y[:, None]
+        return TitansMACCache._make([*stored, memory]), y[:, None]
 
     def _persistent(self, dtype: DTypeLike) -> Persistent | None:
         if self.tokens is None:

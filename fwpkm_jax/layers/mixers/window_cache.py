@@ -113,7 +113,7 @@ def cache_before_part(
 
     Args:
       key: of this device's tokens.
-      value: likewise.
+      value: of this device's tokens.
       at: where these tokens stand in the sequence.
       axis: over which the sequence lies.
       cache: of the tokens before the whole sequence, equal on all devices.
@@ -153,5 +153,5 @@ def of_last_document(
     last = jnp.max(documents, axis=1)
     cached = key_positions.shape[1] - documents.shape[1]
     numbers = jnp.pad(documents, ((0, 0), (cached, 0)))
-    kept = jnp.where(numbers == last[:, None], key_positions, -1)
-    return kept, jnp.where(last == 0, following, jnp.max(kept, axis=1) + 1)
+    positions = jnp.where(numbers == last[:, None], key_positions, -1)
+    return positions, jnp.where(last == 0, following, jnp.max(positions, axis=1) + 1)

@@ -10,6 +10,8 @@ from flax import nnx
 
 from fwpkm_jax.layers.mixers import gated_delta_net
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
+from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemory, MatrixMixerConfig
+from fwpkm_jax.rules.matrix import MATRIX_RULES
 from pallas_kernels import dispatch
 from pallas_kernels.short_convolution import joined_inputs
 
@@ -63,6 +65,29 @@ def test_fused_projections_are_grouped_by_key_head():
     softplus = np.log1p(np.exp(ba[..., 2:].reshape(1, 2, 4) + 1))
     log_decay = -np.exp(layer.A_log[...]) * softplus
     np.testing.assert_allclose(projections.log_decay, log_decay, rtol=1e-5)
+
+
+@pytest.mark.thorough
+def test_the_rule_in_the_frame_of_all_rules_is_the_same_layer_with_other_weight_names():
+    sizes = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 3, "value_head_dim": 5}
+    # The frame leaves queries unscaled, which the norm takes back up to its epsilon.
+    options = {"norm_eps": 1e-12, "init_std": 0.5, "rngs": nnx.Rngs(0)}
+    published = GatedDeltaNet(SMALL, 6, **options)
+    rule = MATRIX_RULES["gated_deltanet"]()
+    framed = MatrixMemory(rule, MatrixMixerConfig(rule=rule, **sizes), 6, **options)
+    by_head = published.in_proj_qkvz.kernel[...].reshape(6, 2, -1)
+    parts = jnp.split(by_head, (3, 6, 16), axis=-1)  # Queries, keys, values, output gates.
+    framed.in_proj.kernel[...] = jnp.concatenate([x.reshape(6, -1) for x in parts], axis=1)
+    b, a = jnp.split(published.in_proj_ba.kernel[...].reshape(6, 2, -1), 2, axis=-1)
+    framed.strength_proj.kernel[...] = b.reshape(6, 4)
+    framed.strength_proj.bias[...] = jnp.zeros((4,))
+    framed.decay_proj.kernel[...] = a.reshape(6, 4)
+    framed.decay_proj.bias[...] = published.dt_bias[...]
+    framed.log_rate[...] = published.A_log[...]
+    framed.conv_weight[...] = published.conv_weight[...]
+    framed.out_proj.kernel[...] = published.out_proj.kernel[...]
+    x = sample(2, 13, 6)
+    np.testing.assert_allclose(framed(x)[0], published(x)[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.thorough

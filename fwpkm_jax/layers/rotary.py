@@ -10,7 +10,7 @@ Chen et al. 2023, arXiv:2306.15595 (linear scaling); Grattafiori et al. 2024, ar
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -96,36 +96,32 @@ def rotary_frequencies(
     rotary_dim: int,
     *,
     theta: float,
-    yarn: YarnConfig | None = None,
-    llama3: Llama3Scaling | None = None,
-    linear: float | None = None,
+    scaling: YarnConfig | Llama3Scaling | float | None = None,
 ) -> RotaryFrequencies:
     """Frequencies `theta^(-2i / rotary_dim)`, in float64 and known at trace time.
 
     Args:
       rotary_dim: number of rotated dimensions; even.
       theta: base of the frequencies.
-      yarn: YaRN's scaling. At most one of this and the next two is not None.
-      llama3: Llama 3's scaling.
-      linear: divides all frequencies.
+      scaling: how positions are stretched to longer contexts; a number divides all frequencies.
 
     Raises:
-      ValueError: `rotary_dim` is odd or not positive, or there are two ways to stretch.
+      ValueError: `rotary_dim` is odd or not positive.
     """
     if rotary_dim < 2 or rotary_dim % 2:
         raise ValueError(f"rotary_dim={rotary_dim} must be even and positive.")
-    check_one_scaling(yarn=yarn, llama3=llama3, linear=linear)
     pairs = np.arange(rotary_dim // 2, dtype=np.float64)
     frequencies = theta ** (-2 * pairs / rotary_dim)
-    if linear is not None:
-        return RotaryFrequencies(frequencies / linear, 1.0)
-    if llama3 is not None:
-        turns = llama3.original_length * frequencies / (2 * math.pi)
-        low, high = llama3.low_freq_factor, llama3.high_freq_factor
-        fast = np.clip((turns - low) / (high - low), 0, 1)
-        return RotaryFrequencies(frequencies * (fast + (1 - fast) / llama3.factor), 1.0)
-    if yarn is None:
+    if scaling is None:
         return RotaryFrequencies(frequencies, 1.0)
+    if isinstance(scaling, Llama3Scaling):
+        turns = scaling.original_length * frequencies / (2 * math.pi)
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        fast = np.clip((turns - low) / (high - low), 0, 1)
+        return RotaryFrequencies(frequencies * (fast + (1 - fast) / scaling.factor), 1.0)
+    if not isinstance(scaling, YarnConfig):
+        return RotaryFrequencies(frequencies / scaling, 1.0)
+    yarn = scaling
 
     def pair_turning(times: float) -> float:
         """The (fractional) pair that turns so many times over the original context."""
@@ -142,15 +138,6 @@ def rotary_frequencies(
     if yarn.attention_factor is not None:
         return RotaryFrequencies(frequencies, yarn.attention_factor)
     return RotaryFrequencies(frequencies, 0.1 * math.log(yarn.factor) + 1)
-
-
-def check_one_scaling(**scalings: Any) -> None:
-    """Raises ValueError where more than one of the named ways to stretch is not None."""
-    given = [name for name, value in scalings.items() if value is not None]
-    if len(given) > 1:
-        raise ValueError(
-            f"{' and '.join(given)} all stretch the positions; set one of them, the others to None."
-        )
 
 
 def apply_rotary(

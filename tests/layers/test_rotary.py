@@ -40,7 +40,7 @@ def test_pairs_turn_as_complex_numbers_and_the_rest_stays():
 )
 def test_scores_depend_on_the_distance_alone(shift, distance, rotary_dim, factor):
     yarn = None if factor is None else YarnConfig(factor=factor)
-    rotary = rotary_frequencies(rotary_dim, theta=10_000.0, yarn=yarn)
+    rotary = rotary_frequencies(rotary_dim, theta=10_000.0, scaling=yarn)
     query, key = sample(1, 1, 1, 1, 16), sample(2, 1, 1, 1, 16)
 
     def score(at):
@@ -72,7 +72,7 @@ def test_bfloat16_angles_are_taken_in_float32():
 
 def test_yarn_with_factor_one_changes_nothing():
     plain = rotary_frequencies(16, theta=10_000.0)
-    stretched = rotary_frequencies(16, theta=10_000.0, yarn=YarnConfig(factor=1.0))
+    stretched = rotary_frequencies(16, theta=10_000.0, scaling=YarnConfig(factor=1.0))
     np.testing.assert_allclose(stretched.frequencies, plain.frequencies, rtol=1e-15)
     assert stretched.scale == plain.scale == 1
 
@@ -82,7 +82,7 @@ def test_yarn_ramp_has_the_published_bounds(original_length, start, end):
     """Indices 1 to 5 for the reference's original context of 1024, 2 to 6 for 4096."""
     plain = rotary_frequencies(16, theta=10_000.0)
     yarn = YarnConfig(factor=8.0, original_length=original_length)
-    stretched = rotary_frequencies(16, theta=10_000.0, yarn=yarn)
+    stretched = rotary_frequencies(16, theta=10_000.0, scaling=yarn)
     # 0: untouched, 1: divided by the factor.
     share = (1 - stretched.frequencies / plain.frequencies) / (1 - 1 / 8)
     expected = np.clip((np.arange(8) - start) / (end - start), 0, 1)
@@ -91,7 +91,7 @@ def test_yarn_ramp_has_the_published_bounds(original_length, start, end):
 
 
 def test_yarn_scales_what_turns_and_nothing_else():
-    rotary = rotary_frequencies(4, theta=10_000.0, yarn=YarnConfig(factor=4.0))
+    rotary = rotary_frequencies(4, theta=10_000.0, scaling=YarnConfig(factor=4.0))
     x = jnp.asarray(sample(0, 1, 3, 2, 6), jnp.float32)
     turned = apply_rotary(x, jnp.asarray([[0, 5, 9]]), rotary=rotary)
     lengths = [np.linalg.norm(np.asarray(y)[..., :4], axis=-1) for y in (turned, x)]

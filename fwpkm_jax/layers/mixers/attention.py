@@ -44,7 +44,6 @@ from fwpkm_jax.layers.rotary import (
     Llama3Scaling,
     YarnConfig,
     apply_rotary,
-    check_one_scaling,
     rotary_frequencies,
 )
 from fwpkm_jax.literals import check_literals
@@ -106,7 +105,13 @@ class AttentionConfig(AbstractMixerConfig):
                 f"{self.rotary_dim} dimensions; choose a share in (0, 1] that gives an even "
                 "number, or 0 for no positions."
             )
-        check_one_scaling(yarn=self.yarn, llama3=self.llama3, linear_scaling=self.linear_scaling)
+        scalings = ("yarn", "llama3", "linear_scaling")
+        given = [name for name in scalings if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(
+                f"{' and '.join(given)} all stretch the positions; set one of them, the others to "
+                "None."
+            )
         if self.linear_scaling is not None and not self.linear_scaling > 0:
             raise ValueError(f"linear_scaling={self.linear_scaling} must be above 0.")
 
@@ -359,9 +364,7 @@ class Attention(AbstractMixer):
             rotary = rotary_frequencies(
                 config.rotary_dim,
                 theta=config.rope_theta,
-                yarn=config.yarn,
-                llama3=config.llama3,
-                linear=config.linear_scaling,
+                scaling=config.yarn or config.llama3 or config.linear_scaling,
             )
             query, key = (apply_rotary(y, positions, rotary=rotary) for y in (query, key))
         return AttentionInputs(query, key, self.v_proj(x).reshape(shape), gate)

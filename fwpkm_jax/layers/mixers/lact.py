@@ -375,7 +375,7 @@ class LaCT(AbstractMixer):
         self, x: Float[Array, "batch length heads head"], positions: Int[Array, "batch length"]
     ) -> Float[Array, "batch length heads head"]:
         config = self.config
-        rotary = rotary_frequencies(self.head_dim, theta=config.rope_theta, yarn=config.yarn)
+        rotary = rotary_frequencies(self.head_dim, theta=config.rope_theta, scaling=config.yarn)
         return apply_rotary(x, positions, rotary=rotary)
 
 

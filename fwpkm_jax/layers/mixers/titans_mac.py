@@ -21,8 +21,8 @@ from fwpkm_jax.layers.mixers.attention import Attention, AttentionConfig
 from fwpkm_jax.layers.mixers.base import AbstractMixer, Mask, Starts
 from fwpkm_jax.layers.mixers.titans import Titans, TitansCache, narrow_width
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
-from fwpkm_jax.layers.norms import RMSNorm
-from fwpkm_jax.layers.parameters import parameter
+from fwpkm_jax.layers.norms import GatedRMSNorm, RMSNorm
+from fwpkm_jax.layers.parameters import declare_linear, parameter
 
 Output = Float[Array, "batch length model"]
 

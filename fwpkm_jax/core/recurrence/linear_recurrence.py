@@ -58,8 +58,7 @@ class RecurrenceTokens(NamedTuple):
       value: what to write.
       log_decay: of a head, or of each key channel; 0 for all but a token's first write.
       beta: strength of delta steps.
-      found: `Erasure.found`.
-      at: `Erasure.at`.
+      erasure: what is subtracted.
     """
 
     query: Array
@@ -67,8 +66,7 @@ class RecurrenceTokens(NamedTuple):
     value: Array
     log_decay: Array | None
     beta: Array | None
-    found: Array | None
-    at: Array | None
+    erasure: Erasure | None
 
 
 class RecurrenceOutput(NamedTuple):
@@ -172,12 +170,11 @@ def chunk_recurrence(
         initial_state = jnp.zeros((batch, heads, key.shape[3], value.shape[3]), jnp.float32)
     if starts is not None:
         log_decay = forgetting(log_decay, starts, dtype=key.dtype)
-    found = at = None
-    if erasure is not None:
-        found, at = erasure
-        if starts is not None:  # No token reads what was written before a start.
-            found = jnp.where(starts[:, :, None, None], 0, found)
-    tokens = RecurrenceTokens(query, key, value, log_decay, beta, found, at)
+    if erasure is not None and starts is not None:
+        # No token reads what was written before a start.
+        found = jnp.where(starts[:, :, None, None], 0, erasure.found)
+        erasure = erasure._replace(found=found)
+    tokens = RecurrenceTokens(query, key, value, log_decay, beta, erasure)
     dtype = compute_dtype(initial_state.dtype, *(x.dtype for x in jax.tree.leaves(tokens)))
     tokens = jax.tree.map(lambda x: x.astype(dtype), tokens)
     if tokens.log_decay is not None:
@@ -230,14 +227,14 @@ def _read_and_write(
         error = value - jnp.einsum("bhsk,bhkv->bhsv", key_from_start, state, precision=HIGHEST)
         solve = unit_lower_inverse(beta * products(key, slice(None)))
         written = jnp.einsum("bhrs,bhsv->bhrv", solve, beta * error, precision=HIGHEST)
-    erased = None
-    if chunk.found is not None:
-        erased = _erased(state, chunk, decay, products)
+    erased, at = None, None
+    if chunk.erasure is not None:
+        erased, at = _erased(state, chunk.erasure, value, decay, products), chunk.erasure.at
     if read == "key":
         output = jnp.einsum("bhrk,bhkv->bhrv", query_from_start, state, precision=HIGHEST)
         output += jnp.einsum("bhrs,bhsv->bhrv", products(query, last), written, precision=HIGHEST)
         if erased is not None:
-            met = products(query, last, chunk.at)
+            met = products(query, last, at)
             output += jnp.einsum("bhrs,bhsv->bhrv", met, erased, precision=HIGHEST)
     else:
         output = jnp.einsum("bhrv,bhkv->bhrk", query_from_start, state, precision=HIGHEST)
@@ -247,20 +244,21 @@ def _read_and_write(
     if decay is not None:
         state = decay.from_start[:, :, -1, :, None] * state
     state += jnp.einsum("bhsk,bhsv->bhkv", key_to_end, written, precision=HIGHEST)
-    if erased is not None:
-        at = chunk.at if decay is None else decay.to_end * chunk.at
+    if erased is not None and at is not None:
+        at = at if decay is None else decay.to_end * at
         state += jnp.einsum("bhsk,bhsv->bhkv", at, erased, precision=HIGHEST)
     return state, output
 
 
 def _erased(
     state: Float[Array, "batch heads key value"],
-    chunk: RecurrenceTokens,
+    erasure: Erasure,
+    value: Float[Array, "batch heads chunk value"],
     decay: ChunkDecay | None,
     products: Callable[..., Array],
 ) -> Float[Array, "batch heads chunk value"]:
     """`-e_t^T S_{t-1}` of each token."""
-    found, value = chunk.found, chunk.value
+    found = erasure.found
     # A token reads before its own decay, so that its decays are those of the row before.
     earlier = jnp.concatenate([found[:, :, 1:], jnp.zeros_like(found[:, :, :1])], axis=2)
 
@@ -274,7 +272,7 @@ def _erased(
     answer = jnp.einsum("bhsk,bhkv->bhsv", from_start, state, precision=HIGHEST)
     met = of_own_rows(products(earlier, slice(None)))
     answer += jnp.einsum("bhrs,bhsv->bhrv", met, value, precision=HIGHEST)
-    solve = unit_lower_inverse(of_own_rows(products(earlier, slice(None), chunk.at)))
+    solve = unit_lower_inverse(of_own_rows(products(earlier, slice(None), erasure.at)))
     return -jnp.einsum("bhrs,bhsv->bhrv", solve, answer, precision=HIGHEST)
 
 

@@ -1,6 +1,7 @@
 """What Gated DeltaNet alone promises; the rest is in test_contract.py."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,12 +70,12 @@ def test_fused_projections_are_grouped_by_key_head():
 
 @pytest.mark.thorough
 def test_the_rule_in_the_frame_of_all_rules_is_the_same_layer_with_other_weight_names():
-    sizes = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 3, "value_head_dim": 5}
+    sizes: Any = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 3, "value_head_dim": 5}
     # The frame leaves queries unscaled, which the norm takes back up to its epsilon.
-    options = {"norm_eps": 1e-12, "init_std": 0.5, "rngs": nnx.Rngs(0)}
+    options: Any = {"norm_eps": 1e-12, "init_std": 0.5, "rngs": nnx.Rngs(0)}
     published = GatedDeltaNet(SMALL, 6, **options)
     rule = MATRIX_RULES["gated_deltanet"]()
-    framed = MatrixMemory(rule, MatrixMixerConfig(rule=rule, **sizes), 6, **options)
+    framed: Any = MatrixMemory(rule, MatrixMixerConfig(rule=rule, **sizes), 6, **options)
     by_head = published.in_proj_qkvz.kernel[...].reshape(6, 2, -1)
     parts = jnp.split(by_head, (3, 6, 16), axis=-1)  # Queries, keys, values, output gates.
     framed.in_proj.kernel[...] = jnp.concatenate([x.reshape(6, -1) for x in parts], axis=1)

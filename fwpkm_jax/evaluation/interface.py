@@ -65,7 +65,7 @@ class Outcome:
     """What an evaluation gives: its numbers, and what a reader must know to compare them."""
 
     numbers: Mapping[str, Any]
-    """JSON values, finite; the `results` of the record."""
+    """JSON values or NumPy's, finite; the `results` of the record."""
     scored_tokens: int
     """Number of labels or answer tokens behind the numbers."""
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -141,6 +141,8 @@ class Evaluation:
           ValueError: the evaluation refuses the subject or the options, or a number is not finite.
         """
         outcome = self.evaluate(subject, config, **inputs)
+        if not isinstance(outcome, Outcome):
+            raise TypeError(f"{self.name}: evaluate gave {type(outcome).__name__}, no Outcome.")
         origin = dataclasses.replace(
             subject.origin, files={**subject.origin.files, **outcome.files}
         )

@@ -118,13 +118,18 @@ def make_result(
     }
     # Through JSON and back: the caller sees exactly what the file will hold, and NaN is refused.
     try:
-        record = json.loads(json.dumps(record, default=str, allow_nan=False))
+        record = json.loads(json.dumps(record, default=_json_value, allow_nan=False))
     except ValueError as error:
         raise ValueError(
             f"{evaluation}: a number of its results is not finite; evaluate an earlier checkpoint "
             "(--step)."
         ) from error
     return Result(record, dict(arrays))
+
+
+def _json_value(value: Any) -> Any:
+    """A value that JSON does not know: NumPy's numbers as numbers, such as paths as text."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
 
 
 def save_result(result: Result, directory: Path) -> list[Path]:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from fwpkm_jax.cli.eval_command import EvalOptions, parse
@@ -54,6 +55,22 @@ def test_a_registered_evaluation_has_options_of_its_own_on_the_command_line(regi
     assert options.counting == Options(most=5)
     register_evaluation(counting(title="Counting again"))  # As where a module is loaded twice.
     assert EVALS["counting"].title == "Counting again"
+
+
+def test_numbers_of_numpy_are_numbers_in_the_record(registered, model, memory):
+    def evaluate(subject, options):
+        numbers = {"loss": np.float32(0.5), "counts": np.arange(2), "best": np.int32(3)}
+        return Outcome(numbers=numbers, scored_tokens=2)
+
+    subject = Subject(model=model, memory=memory)
+    result = counting(evaluate=evaluate).run(subject, Options())
+    assert result.record["results"] == {"loss": 0.5, "counts": [0, 1], "best": 3}
+    assert result.record["provenance"]["chunk_size"] == 8
+    nan = counting(evaluate=lambda s, o: Outcome(numbers={"x": np.float32("nan")}, scored_tokens=1))
+    with pytest.raises(ValueError, match="counting: a number of its results is not finite"):
+        nan.run(subject, Options())
+    with pytest.raises(TypeError, match="counting: evaluate gave dict, no Outcome"):
+        counting(evaluate=lambda s, o: {}).run(subject, Options())
 
 
 def test_it_does_not_run_unless_asked_for(registered, model, memory, tmp_path):

@@ -47,6 +47,12 @@ FAULTS = (
         _IDENTITY,
     ),
     Fault(
+        "identity: preparation goes on with other text of equal size and time",
+        "if self._stamps.get(name) == stamp:",
+        'if self._stamps.get(name) == stamp or (known and known["bytes"] == status.st_size):',
+        ("tests/data/prepare/test_job.py",),
+    ),
+    Fault(
         "identity: old runs pass without a word",
         '        _LOGGER.warning(\n            "This run was saved before',
         '        _LOGGER.debug(\n            "This run was saved before',

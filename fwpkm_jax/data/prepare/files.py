@@ -21,12 +21,6 @@ class Checksum(TypedDict):
     sha256: str
 
 
-class InputRecord(Checksum):
-    """A file that was read; its time tells whether it must be hashed again."""
-
-    mtime_ns: int
-
-
 def checksum(path: Path) -> Checksum:
     """Size and SHA-256 of a file."""
     with path.open("rb") as content:
@@ -37,11 +31,13 @@ def checksum(path: Path) -> Checksum:
 class InputChecksums:
     """The checksums of all files read so far; a file that changes in between is an error.
 
-    A file is hashed once, before it is first read, and again only where its size or time differs.
+    A process hashes each file before it first reads it, whatever its size and time, and again only
+    where these differ later.
     """
 
-    def __init__(self, known: dict[str, InputRecord]):
+    def __init__(self, known: dict[str, Checksum]):
         self._known = known
+        self._stamps: dict[str, tuple[int, int]] = {}
 
     def add(self, part: Part) -> None:
         """Records the files of a part.
@@ -54,7 +50,8 @@ class InputChecksums:
 
     def _add(self, name: str, file: Path) -> None:
         status, known = file.stat(), self._known.get(name)
-        if known and (known["bytes"], known["mtime_ns"]) == (status.st_size, status.st_mtime_ns):
+        stamp = status.st_size, status.st_mtime_ns
+        if self._stamps.get(name) == stamp:
             return
         now = checksum(file)
         if known and known["sha256"] != now["sha256"]:
@@ -62,10 +59,10 @@ class InputChecksums:
                 f"{file} has changed since the preparation began (SHA-256 {now['sha256']}, was "
                 f"{known['sha256']}); put it back, or delete the .partial files and start again."
             )
-        self._known[name] = {**now, "mtime_ns": status.st_mtime_ns}
+        self._known[name], self._stamps[name] = now, stamp
 
     @property
-    def known(self) -> dict[str, InputRecord]:
+    def known(self) -> dict[str, Checksum]:
         """The checksums by the names that parts give their files."""
         return self._known
 

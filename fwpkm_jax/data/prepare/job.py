@@ -50,7 +50,8 @@ def prepare(
     """Writes a tokenised file and its manifest, or continues an interrupted job.
 
     A job that was killed at any time and is called again with the same arguments gives the same
-    bytes as an uninterrupted one. A call after it is complete checks the files by the manifest.
+    bytes as an uninterrupted one. A call after it is complete checks the
+    files, and what they were made of where it is still there, by the manifest.
 
     Args:
       source: the documents.
@@ -92,7 +93,7 @@ def prepare(
             write_json(state_path, state)
 
         if (manifest := _read_if_there(manifest_path)) is not None:
-            _check_complete(out, manifest, job)
+            _check_complete(out, manifest, job, source)
             state_path.unlink(missing_ok=True)  # Of a job that was killed at its last line.
             progress.say(f"{out} is complete; its checksums are those of {manifest_path.name}")
             return manifest
@@ -185,13 +186,20 @@ def _check_absent(out: Path) -> None:
             )
 
 
-def _check_complete(out: Path, manifest: Manifest, job: dict[str, Any]) -> None:
+def _check_complete(out: Path, manifest: Manifest, job: dict[str, Any], source: Source) -> None:
     _check_same_job(manifest["job"], job, what=f"{out}, with its .idx and .json,")
     for file in final_files(out):
         if not file.exists() or checksum(file) != manifest["outputs"][file.name]:
             raise ValueError(
                 f"{file} is not the file its manifest {out.stem}.json describes; delete all three "
                 "and run the command again."
+            )
+    inputs = {name: file for span in source.spans for name, file in span.part.files.items()}
+    for name, read in manifest["inputs"].items():
+        if name in inputs and inputs[name].is_file() and checksum(inputs[name]) != read:
+            raise ValueError(
+                f"{inputs[name]} has changed since {out} was made of it; put it back, or delete "
+                f"{out.stem}.bin, .idx and .json and run the command again."
             )
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from fwpkm_jax.data.prepare.files import InputChecksums, InputRecord
+from fwpkm_jax.data.prepare.files import Checksum, InputChecksums
 from fwpkm_jax.data.prepare.output import START, TokenOutput, Written
 from fwpkm_jax.data.prepare.progress import Progress
 from fwpkm_jax.data.prepare.records import Record, Source
@@ -37,7 +37,7 @@ class State(TypedDict):
     position: int
     read: Counts
     written: Written
-    inputs: dict[str, InputRecord]
+    inputs: dict[str, Checksum]
     finished: bool
     """Everything is in the partial files."""
 

@@ -3,6 +3,7 @@ import hashlib
 import io
 import itertools
 import json
+import os
 import tracemalloc
 
 import hypothesis
@@ -245,6 +246,25 @@ def test_a_text_that_changes_in_between_is_refused(texts, tmp_path, monkeypatch)
     (texts / "a.jsonl").write_text('{"text": "another"}')
     with pytest.raises(ValueError, match=r"a\.jsonl has changed since the preparation began"):
         run(texts, tmp_path / "x.bin")
+
+
+def test_a_text_of_equal_length_and_time_is_known_by_its_content(texts, tmp_path, monkeypatch):
+    file, out = texts / "a.jsonl", tmp_path / "x.bin"
+
+    def replaced():
+        before = file.stat()
+        file.write_bytes(file.read_bytes().swapcase())
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    stop_in_the_middle(texts, out, monkeypatch)
+    replaced()
+    with pytest.raises(ValueError, match=r"a\.jsonl has changed since the preparation began"):
+        run(texts, out)
+    replaced()
+    run(texts, out)
+    replaced()
+    with pytest.raises(ValueError, match=r"a\.jsonl has changed since .*x\.bin was made of it"):
+        run(texts, out)
 
 
 def test_a_text_that_is_only_touched_is_not(texts, whole, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """`fwpkm export RUN FOLDER`: writes a run's weights as safetensors, for use elsewhere.
 
-`fwpkm export hf RUN FOLDER` writes a folder that the transformers library loads.
+`fwpkm export hf RUN FOLDER` writes a folder that the transformers library loads, and `--push
+owner/name` puts it on the Hugging Face Hub.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from fwpkm_jax.cli.options import FolderArgument, PluginOptions, RunArgument, parse_options
 from fwpkm_jax.command_line import report, say_error
 from fwpkm_jax.interchange import export_run
-from fwpkm_jax.interchange.hf import export_model
+from fwpkm_jax.interchange.hf import export_model, push_model
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 
 
@@ -32,21 +35,43 @@ class ExportOptions(PluginOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportHF(ExportOptions):
+class ExportHF(PluginOptions):
     """Writes a run as a folder of the transformers library, if one of its families computes what
-    the run's model does."""
+    the run's model does; pushes it to the Hugging Face Hub, if asked."""
+
+    run: RunArgument
+    """Run directory."""
+    folder: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="FOLDER")] = None
+    """Folder to create. It may be left out with --push."""
+    step: int | Literal["best"] | None = None
+    """Checkpoint: a step, the best by validation loss, or None for the newest."""
+    push: str | None = None
+    """owner/name on the hub, which gets the folder as one commit, with a card written from the
+    run's results. The repository is made if it is not there."""
+    private: bool = False
+    """Whether a repository that is made can be seen by its owner alone."""
+
+    def export(self) -> str:
+        if self.push is not None:
+            return push_model(
+                self.run, self.push, folder=self.folder, step=self.step, private=self.private
+            )
+        if self.folder is None:
+            raise ValueError("FOLDER is missing: Folder to create; or --push owner/name.")
+        return str(export_model(self.run, self.folder, step=self.step))
 
 
 def main(arguments: Sequence[str], program: str = "fwpkm export") -> int:
     """Exports a run; returns the program's exit code."""
-    arguments, kind, export = list(arguments), ExportOptions, export_run
-    if arguments[:1] == ["hf"]:
-        arguments, kind, export = arguments[1:], ExportHF, export_model
-        program = f"{program} hf"
+    arguments = list(arguments)
     try:
-        options = parse_options(arguments, program, kind(run=Path(), folder=Path()))
-        print(f"wrote {export(options.run, options.folder, step=options.step)}")
-    except (ValueError, OSError) as error:
+        if arguments[:1] == ["hf"]:
+            program = f"{program} hf"
+            print(f"wrote {parse_options(arguments[1:], program, ExportHF(run=Path())).export()}")
+        else:
+            options = parse_options(arguments, program, ExportOptions(run=Path(), folder=Path()))
+            print(f"wrote {export_run(options.run, options.folder, step=options.step)}")
+    except (ValueError, OSError, ImportError) as error:
         return report(program, error)
     except DamagedCheckpointError as error:
         say_error(program, error)

@@ -188,5 +188,6 @@ def _asking(client: Any, name: str, revision: str | None) -> Iterator[None]:
         raise
     except Exception as error:  # Of the network; the client's packages have kinds of their own.
         raise OSError(
-            f"{hub} cannot be reached for {name} ({shown(error, 100)}); {_AGAIN}."
+            f"{hub} cannot be asked for {name} ({type(error).__name__}: {shown(error, 100)}); "
+            f"{_AGAIN}."
         ) from error

@@ -149,8 +149,18 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._answer(206 if begin else 200, body, **headers)
 
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        pieces = []
+        while size := int(self.rfile.readline(), 16):
+            pieces.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(pieces)
+
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self._body()
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self._refuse(401, "")
         parts = [unquote(x) for x in urlsplit(self.path).path.strip("/").split("/")]
@@ -159,11 +169,13 @@ class _Handler(BaseHTTPRequestHandler):
                 asked = json.loads(body)
                 name = f"{asked.get('organization', 'me')}/{asked['name']}"
                 if name in self.hub.repositories:
-                    return self._json({"error": "exists"}, 409)
+                    return self._json({"url": f"{self.hub.url}/{name}"}, 409)
                 self.hub.commit(name, {})
                 if asked.get("private") or asked.get("visibility") == "private":
                     self.hub.private.add(name)
                 self._json({"url": f"{self.hub.url}/{name}", "name": name})
+            case ["api", "validate-yaml"]:
+                self._json({"errors": [], "warnings": []})
             case ["api", "models", _, _, "preupload", _]:
                 files = [x["path"] for x in json.loads(body)["files"]]
                 modes = [("lfs" if x.endswith(".safetensors") else "regular") for x in files]
@@ -184,7 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._refuse(404, "")
 
     def do_PUT(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = self._body()
         assert hashlib.sha256(body).hexdigest() == self.path.rsplit("/", 1)[1]
         self.hub.large[self.path.rsplit("/", 1)[1]] = body
         self._answer(200)

@@ -1,5 +1,5 @@
 """The report of a run: one self-contained page, which `fwpkm report RUN` writes."""
 
-from fwpkm_jax.evaluation.report.page import write_report
+from fwpkm_jax.evaluation.report.page import read_results, write_report
 
-__all__ = ["write_report"]
+__all__ = ["read_results", "write_report"]

@@ -53,16 +53,9 @@ def write_report(run: str | Path) -> Path:
     config = _read(run / "config.json", otherwise=_COPY)
     if config is None:
         raise FileNotFoundError(f"{run / 'config.json'} does not exist; {run} holds no run.")
-    found = {path: record for path in _result_files(run) if (record := _record(path)) is not None}
-    names = list(EVALS)
-    order = sorted(
-        found,
-        key=lambda path: (
-            names.index(name) if (name := found[path]["evaluation"]) in EVALS else len(names)
-        ),
-    )
+    found = read_results(run)
     with tempfile.TemporaryDirectory() as folder:
-        results = [_result(path, found[path], Path(folder)) for path in order]
+        results = [_result(path, record, Path(folder)) for path, record in found.items()]
         summary = run / "results.json"
         sections = [*(results or [_not_evaluated()]), _glossary()]
         with _showing(run / "config.json", otherwise=_COPY):
@@ -76,7 +69,7 @@ def write_report(run: str | Path) -> Path:
         )
         with _showing(run / "metrics.jsonl", otherwise="delete the line that is damaged"):
             sections.append(_training(run, Path(folder)))
-    sections.append(_provenance(run, {path: found[path] for path in order}))
+    sections.append(_provenance(run, found))
     with _showing(run / "config.json", otherwise=_COPY):
         sections.append(_configuration(config))
     page = html.page(f"Run {run.resolve().name}", *sections, style=_STYLE)
@@ -151,8 +144,20 @@ def _again(evaluation: str) -> str:
     return f"fwpkm eval RUN --suite {evaluation} replaces it"
 
 
-def _result_files(run: Path) -> list[Path]:
-    return sorted(path for path in (run / "results").glob("*.json") if path.is_file())
+def read_results(run: Path) -> dict[Path, dict[str, Any]]:
+    """The records of a run's results by file, in the order of `EVALS`.
+
+    A result whose file is damaged is left out, with a warning that names it.
+    """
+    files = sorted(path for path in (run / "results").glob("*.json") if path.is_file())
+    found = {path: record for path in files if (record := _record(path)) is not None}
+    names = list(EVALS)
+
+    def place(path: Path) -> int:
+        name = found[path]["evaluation"]
+        return names.index(name) if name in EVALS else len(names)
+
+    return {path: found[path] for path in sorted(found, key=place)}
 
 
 def _record(path: Path) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """Folders of the transformers library: read as runs, and written from them."""
 
-from fwpkm_jax.interchange.hf.exported import export_model
+from fwpkm_jax.interchange.hf.exported import export_model, push_model
 from fwpkm_jax.interchange.hf.families import model_config
 from fwpkm_jax.interchange.hf.imported import import_model
 from fwpkm_jax.interchange.hf.model_folder import ModelFolder, open_folder, read_weights
@@ -11,5 +11,6 @@ __all__ = [
     "import_model",
     "model_config",
     "open_folder",
+    "push_model",
     "read_weights",
 ]

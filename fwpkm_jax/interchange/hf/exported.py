@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import ml_dtypes
 import numpy as np
 
 from fwpkm_jax.config import Experiment, read_experiment
 from fwpkm_jax.config_json import to_json
 from fwpkm_jax.data.tokenizers import BYTES, MISTRAL_V1, mistral_v1_model
+from fwpkm_jax.interchange.hf.card import CARD, model_card
 from fwpkm_jax.interchange.hf.described import changes, config_text
 from fwpkm_jax.interchange.hf.families import FAMILIES, model_config
 from fwpkm_jax.interchange.hf.imported import HUB, KEPT, TENSORS
 from fwpkm_jax.interchange.hf.layout import parts
 from fwpkm_jax.interchange.hf.model_folder import HEAD, MEMORIES, NOTE
 from fwpkm_jax.interchange.hf.tensor_files import INDEX, SINGLE
+from fwpkm_jax.interchange.hub import check_push, push_folder
 from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.layers.lora import merged
 from fwpkm_jax.models.config import ModelConfig
@@ -42,6 +46,7 @@ def export_model(
     *,
     step: int | Literal["best"] | None = None,
     most_bytes: int = _MOST_BYTES,
+    name: str | None = None,
     say: Callable[[str], None] = print,
 ) -> Path:
     """Writes a checkpoint of a run as a folder that the transformers library loads.
@@ -57,6 +62,7 @@ def export_model(
       folder: a new folder; an interrupted export leaves none.
       step: as in `load_run`.
       most_bytes: of one file.
+      name: `owner/name` on the hub; the folder then has a card, see `card.model_card`.
       say: prints a line.
 
     Returns:
@@ -114,12 +120,56 @@ def export_model(
             with replacing(partial / MEMORIES) as file:
                 write_tensors(file, ours, metadata={"format": NOTE})
         write_json(partial / "config.json", text)
+        if name is not None:
+            sizes = {"parameters": _size(run.params), "memory_parameters": _size(run.memory)}
+            card = model_card(run_dir, name, step=run.step, sizes=sizes, imported=kept)
+            with replacing(partial / CARD) as file:
+                file.write(card.encode())
     if {*text.get("layer_types", ["full_attention"])} == {"linear_attention"}:
         say(
             "No layer of this model has attention, without which transformers cannot make a cache: "
             "call the model there with use_cache=False."
         )
     return folder
+
+
+def push_model(
+    run_dir: str | Path,
+    name: str,
+    *,
+    folder: str | Path | None = None,
+    step: int | Literal["best"] | None = None,
+    private: bool = False,
+    say: Callable[[str], None] = print,
+) -> str:
+    """Exports a checkpoint of a run and pushes it to the Hugging Face Hub, with a card.
+
+    Args:
+      run_dir: as in `export_model`.
+      name: `owner/name` on the hub; the repository is made if it is not there.
+      folder: a new folder that stays; None: one that is deleted.
+      step: as in `load_run`.
+      private: whether a repository that is made can be seen by its owner alone.
+      say: prints a line.
+
+    Returns:
+      The address of the commit.
+
+    Raises:
+      FileExistsError: the folder exists.
+      ImportError: the package huggingface_hub is not installed.
+      ValueError: the run cannot be exported, or the name is none of the hub.
+      OSError: nobody is logged in, the login may not write there, or the hub cannot be reached.
+    """
+    check_push(name)  # Before minutes of writing.
+    with tempfile.TemporaryDirectory(prefix="export_", dir=Path(run_dir)) as own:
+        whole = Path(own) / "model" if folder is None else Path(folder)
+        export_model(run_dir, whole, step=step, name=name, say=say)
+        return push_folder(whole, name, private=private)
+
+
+def _size(arrays: Any) -> int:
+    return sum(x.size for x in jax.tree.leaves(arrays))
 
 
 def _kept_files(run_dir: Path) -> Path | None:

@@ -1,0 +1,113 @@
+"""The card of an exported model: what it is, how to use it, and what was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fwpkm_jax import __version__
+from fwpkm_jax.evaluation import EVALS
+from fwpkm_jax.evaluation.report import read_results
+from fwpkm_jax.evaluation.report.words import describe_model, describe_task
+from fwpkm_jax.interchange.hf.imported import HUB
+from fwpkm_jax.outside_files import read_json, reading, shown
+
+CARD = "README.md"
+"""The file that the hub shows as a model's page."""
+
+
+def model_card(
+    run_dir: str | Path,
+    name: str,
+    *,
+    step: int,
+    sizes: Mapping[str, int],
+    imported: Path | None,
+) -> str:
+    """A card in Markdown, from a run's configuration and the results of its evaluations.
+
+    It names no path of this machine. Results of another step than the exported one say so.
+
+    Args:
+      run_dir: the run.
+      name: `owner/name` under which the model is pushed.
+      step: of the exported checkpoint.
+      sizes: the `parameters` of the model and its `memory_parameters`.
+      imported: the files that an import has kept, of the run or its base; None: it was not
+        imported.
+
+    Raises:
+      OutsideFileError: a file of the run is damaged or has another form.
+    """
+    run = Path(run_dir)
+    config = read_json(run / "config.json", kind=dict)
+    with reading(run / "config.json", problem="has another form than this version shows"):
+        model, has_memory = describe_model(config, sizes), bool(config["model"]["memory_layers"])
+        trained = {**config, "training": {**config["training"], "steps": step}}
+        task = describe_task(trained) if step else "It is as it was imported, not trained further."
+    base = _origin(imported)
+    tags = ["jax", "fast-weights"] + (["fwpkm"] if has_memory else [])
+    head = {"library_name": "fwpkm-jax", "tags": tags} | ({"base_model": base[0]} if base else {})
+    others = ""
+    if has_memory:
+        others = (
+            " The memories are a file of their own, which the transformers library does not read: "
+            "it loads the model without them."
+        )
+    began = ""
+    if base is not None:
+        began = f" It began as [{base[0]}](https://huggingface.co/{base[0]}) at {base[1]}."
+    parts = [
+        "---",
+        *(f"{key}: {json.dumps(value)}" for key, value in head.items()),
+        "---",
+        f"# {name.split('/')[-1]}",
+        f"{model} {task}",
+        f"```bash\nfwpkm import hf {name} runs/model\nfwpkm eval runs/model\n```",
+        f"The package is fwpkm_jax, with its extra `hf`.{others}",
+        "## Results",
+        *_results(run, step),
+        "## Where it comes from",
+        f"Checkpoint of step {step}, written by fwpkm_jax {__version__}.{began}",
+    ]
+    top = parts.index("---", 1)
+    return "\n".join(parts[: top + 1]) + "\n\n" + "\n\n".join(parts[top + 1 :]) + "\n"
+
+
+def _origin(imported: Path | None) -> tuple[str, str] | None:
+    """Name and commit of the model on the hub that the run began as."""
+    if imported is None or not (imported / HUB).is_file():
+        return None
+    values = read_json(imported / HUB, kind=dict)
+    with reading(imported / HUB):
+        return str(values["name"]), str(values["revision"])
+
+
+def _results(run: Path, step: int) -> list[str]:
+    """Finding and table of each evaluation that this program knows."""
+    found = {path: x for path, x in read_results(run).items() if x["evaluation"] in EVALS}
+    if not found:
+        return ["It has not been evaluated."]
+    texts = [
+        "Intervals are over texts or samples of this kind. They say nothing about other trainings "
+        "of the same configuration: this is one."
+    ]
+    for path, record in found.items():
+        evaluation = EVALS[record["evaluation"]]
+        with reading(path, problem="has another form than this version shows"):
+            finding, table = evaluation.finding(record), evaluation.table(record)
+            how = _how(record["provenance"], step)
+        texts += [f"### {evaluation.title}", *([finding] if finding else [])]
+        texts += [f"```text\n{table}\n```", f"{evaluation.about} {how}"]
+    return texts
+
+
+def _how(provenance: Mapping[str, Any], step: int) -> str:
+    measured = provenance["checkpoint"]["step"]
+    other = "" if measured == step else f" of step {measured}, not of the step given here,"
+    return shown(
+        f"Measured{other} on {provenance['device']} with jax {provenance['jax']}, seed "
+        f"{provenance['seed']}."
+    )

@@ -58,7 +58,7 @@ def verdict(
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
         return Verdict(kept["failure"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         found = run()
     if found.lasting:
         _keep(file, {"check": name_of(check), "kernel": kernel, "device": device_kind}, found)
@@ -98,7 +98,9 @@ def run_apart(
     check: Callable[..., None], kernel: str, device_kind: str, *, limit_s: float | None = None
 ) -> Verdict:
     """Runs a check in a separate process and ends it after `limit_s`, by default `LIMIT_S`."""
-    command = [sys.executable, "-m", _PROGRAM, *name_of(check).split(":"), kernel, device_kind]
+    # -P: not from the current folder, whose files may be a stranger's.
+    program = [sys.executable, "-P", "-m", _PROGRAM]
+    command = [*program, *name_of(check).split(":"), kernel, device_kind]
     variables = {
         # The child finds the same modules as this process.
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -77,7 +79,8 @@ class BatchIterator(grain.DatasetIterator):
     def __next__(self) -> Batch:
         if self._inner is None:
             self._inner = self._start()
-        batch = next(self._inner)
+        with _safe_path():  # The first batches start the worker processes.
+            batch = next(self._inner)
         self._next_index += 1
         return batch
 
@@ -124,6 +127,24 @@ class BatchIterator(grain.DatasetIterator):
                 )
             )
         return iter(rest)
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Processes that start meanwhile look for no module in the current folder.
+
+    It may be a stranger's run. Afterwards a worker has the paths of the process that started it.
+    """
+    name = "PYTHONSAFEPATH"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 class BatchRows(grain.MapDataset):

@@ -69,6 +69,18 @@ FAULTS = (
         _PLUGINS,
     ),
     Fault(
+        "plugins: a worker of the data imports from the current folder",
+        '    os.environ[name] = "1"\n',
+        "    os.environ[name] = before or ''\n",
+        ("tests/data/test_batches.py", "-m", "not slow", "-k", "workers"),
+    ),
+    Fault(
+        "plugins: a kernel's check imports from the current folder",
+        '[sys.executable, "-P", "-m", _PROGRAM]',
+        '[sys.executable, "-m", _PROGRAM]',
+        ("tests/kernels/test_verdicts.py",),
+    ),
+    Fault(
         "shown: escapes of a terminal are printed",
         'return character in _TURNS or unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")',
         'return character in _TURNS or unicodedata.category(character) in ("Cs", "Zl", "Zp")',

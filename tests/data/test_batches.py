@@ -64,8 +64,13 @@ def test_a_restored_iterator_gives_what_the_saved_one_would_have(make_config, nu
 
 
 @pytest.mark.thorough
-def test_the_position_survives_another_number_of_workers(make_config):
+def test_the_position_survives_another_number_of_workers(make_config, tmp_path, monkeypatch):
     unbroken = take(iter(train(make_config())), 6)
+    received = tmp_path / "received"  # A worker imports nothing from where it was started.
+    received.mkdir()
+    for name in ("multiprocessing", "pickle", "json", "grain"):
+        (received / f"{name}.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(received)
     with_worker = iter(train(make_config(num_workers=1)))
     assert_batches_equal(take(with_worker, 3), unbroken[:3])
     state = with_worker.get_state()

@@ -70,7 +70,11 @@ def test_a_hopper_gpu_uses_what_agrees_and_says_why_it_leaves_the_rest(monkeypat
             verdicts.verdict(planted.agrees, "gpu", kind, again)
 
 
-def test_a_check_apart_notices_another_device(caplog):
+def test_a_check_apart_notices_another_device(tmp_path, monkeypatch):
+    """Also in a folder whose files are called like modules."""
+    for name in ("json", "jax", "pallas_kernels"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
     found = verdicts.run_apart(planted.agrees, "gpu", "NVIDIA H100")
     assert found == Verdict("the check's process found a cpu", lasting=False)
 
@@ -97,6 +101,9 @@ def test_verdicts_travel_to_another_machine_in_one_file(tmp_path, monkeypatch):
     for check in (planted.agrees, planted.differs):
         verdicts.verdict(check, "gpu", "a device", lambda: Verdict("made here"))
     verdicts.give(file)
+    for kept in (tmp_path / "here" / "fwpkm_jax" / "kernel_checks").iterdir():
+        kept.write_text("[]")  # No verdict: the check runs.
+    verdicts.verdict(planted.agrees, "gpu", "a device", lambda: Verdict("made again"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "there"))
     verdicts.verdict(planted.agrees, "gpu", "a device", lambda: Verdict("made there"))
     assert verdicts.take(file) == 2

@@ -43,15 +43,18 @@ def environment() -> dict[str, Any]:
 
 def git_commit() -> str | None:
     """The checked-out commit of this code, with `-dirty` if files changed; None outside git."""
-    folder = Path(__file__).parent
-    try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        return subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
         ).stdout.strip()
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no"],
-            cwd=folder, capture_output=True, text=True, check=True,
-        ).stdout.strip()  # fmt: skip
+
+    try:
+        # A package that is installed below another project's checkout is none of its files.
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        commit = git("rev-parse", "HEAD")
+        changed = git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):
         return None  # An installed package, or no git on this machine.
     return commit + ("-dirty" if changed else "")

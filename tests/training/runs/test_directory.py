@@ -4,12 +4,14 @@ import dataclasses
 import io
 import json
 import os
+import subprocess
 import sys
 
 import pytest
 
 from fwpkm_jax.cli import main
 from fwpkm_jax.run.train import resume_experiment, train
+from fwpkm_jax.training.runs import run_directory
 from tests.training.processes import CONFIG
 
 
@@ -88,3 +90,26 @@ def test_a_run_is_resumed_with_its_own_configuration_wherever_it_lies(unbroken, 
     assert result.step == 6
     with pytest.raises(FileNotFoundError, match="holds no run"):
         resume_experiment(tmp_path / "run")
+
+
+def test_the_commit_is_that_of_this_code_and_of_no_project_around_it(tmp_path, monkeypatch):
+    module = tmp_path / "env" / "run_directory.py"
+    module.parent.mkdir()
+    module.write_text("1")
+
+    def git(*arguments):
+        named = ("-c", "user.name=a", "-c", "user.email=a@b")
+        done = subprocess.run(
+            ["git", *named, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "a project")
+    monkeypatch.setattr(run_directory, "__file__", str(module))
+    assert run_directory.git_commit() is None
+    git("add", "env")
+    git("commit", "-q", "-m", "this code")
+    assert run_directory.git_commit() == git("rev-parse", "HEAD")
+    module.write_text("2")
+    assert run_directory.git_commit() == git("rev-parse", "HEAD") + "-dirty"

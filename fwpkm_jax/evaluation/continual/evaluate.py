@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from fwpkm_jax.evaluation.continual import views
 from fwpkm_jax.evaluation.continual.domains import Domain, Part, read_domains
@@ -22,10 +21,9 @@ from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject, files_of
 from fwpkm_jax.evaluation.intervals import clustered_mean
 from fwpkm_jax.evaluation.option_checks import check_least
-from fwpkm_jax.evaluation.readers.devices import memory_on_devices, model_on_devices
-from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
+from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
 from fwpkm_jax.evaluation.readers.finite import require_finite
-from fwpkm_jax.evaluation.readers.whole_pass import frozen_row_losses, row_batches, write_rows
+from fwpkm_jax.evaluation.readers.whole_pass import RowReader, row_batches
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.literals import check_literals
@@ -84,33 +82,45 @@ def evaluate(
     Raises:
       ValueError: a part holds no full batch.
     """
-    memory = subject.memory
     if domains is None:
         data = dataclasses.replace(subject.text, length=config.length or subject.text.length)
         domains = read_domains(config.domains, data)
-    forecast = Forecast("continual", total=0, unit="tokens")
-    stages = _Stages(subject, config, forecast)
+    # Checked first, because reading may take hours.
+    adapted = [_whole_batches(one.name, one.adapt, config, config.max_batches) for one in domains]
+    limits = config.max_batches, config.max_eval_batches
+    held_out = [_whole_batches(one.name, one.evaluate, config, *limits) for one in domains]
+    adapt_tokens, eval_tokens = (list(map(_num_tokens, parts)) for parts in (adapted, held_out))
+    # Without a memory all stages have the same losses.
+    stages = 1 + len(domains) * bool(subject.memory)
+    total = sum(adapt_tokens) + stages * sum(eval_tokens)
+    forecast = Forecast("continual", total=total, unit="tokens")
     began = time.monotonic()
-    for domain in domains:  # Checked first, because reading may take hours.
-        for part in (domain.adapt, domain.evaluate):
-            stages.check(domain.name, part)
-    forecast.total = sum(
-        stages.num_tokens(domain.adapt, evaluate=False)
-        # Without a memory all stages have the same losses.
-        + stages.num_tokens(domain.evaluate, evaluate=True) * (1 + bool(memory) * len(domains))
-        for domain in domains
+    reader = RowReader(
+        with_chunk_size(subject.model, config.chunk_size),
+        subject.first_memory,
+        fast_weight_dtype=config.fast_weight_dtype,
+        partition=subject.partition,
     )
-    columns = [[stages.losses(domain.evaluate)] for domain in domains]
-    for domain in domains:
-        stages.adapt(domain.adapt)
-        for column, other in zip(columns, domains, strict=True):
-            column.append(stages.losses(other.evaluate) if memory else column[0])
+    batches = partial(row_batches, batch_size=config.batch_size, keep_last=False)
+
+    def row_losses(part: Part) -> np.ndarray:
+        losses = np.concatenate(jax.device_get([reader.losses(rows) for rows in batches(*part)]))
+        forecast.add(_num_tokens(part))
+        return require_finite(losses, where="continual")
+
+    columns = [[row_losses(part)] for part in held_out]
+    for part in adapted:
+        for rows in batches(*part):
+            reader.write(rows)
+        jax.block_until_ready(reader.memory)
+        forecast.add(_num_tokens(part))
+        for column, other in zip(columns, held_out, strict=True):
+            column.append(row_losses(other) if subject.memory else column[0])
     losses = [np.stack(column) for column in columns]
-    eval_tokens = [stages.num_tokens(domain.evaluate, evaluate=True) for domain in domains]
     return Outcome(
         numbers={
             "domains": [domain.name for domain in domains],
-            "adapt_tokens": [stages.num_tokens(d.adapt, evaluate=False) for d in domains],
+            "adapt_tokens": adapt_tokens,
             "eval_tokens": eval_tokens,
             **summarize(losses),
             "seconds": time.monotonic() - began,
@@ -121,7 +131,7 @@ def evaluate(
         },
         files=files_of(domain.files for domain in domains),
         mode=f"batches of {config.batch_size} rows share a memory; evaluated with writing disabled",
-        resets=describe_resets(memory, fast_weights="never", queue="batch", caches="row"),
+        resets=describe_resets(subject.memory, fast_weights="never", queue="batch", caches="row"),
         chunk_size=config.chunk_size,
     )
 
@@ -152,66 +162,22 @@ def summarize(losses: Sequence[np.ndarray]) -> dict[str, Any]:
     }
 
 
-class _Stages:
-    """The memory of the current stage: `adapt` writes it, `losses` reads it."""
+def _whole_batches(
+    domain: str, part: Part, config: ContinualConfig, *most_batches: int | None
+) -> Part:
+    """The rows of a part that are read: as many whole batches as there are, within the limits."""
+    size = config.batch_size
+    if len(part.indices) < size:
+        raise ValueError(
+            f"A part of {domain} holds {len(part.indices)} rows, less than one batch of {size}; "
+            "give more text or lower batch_size or length."
+        )
+    limits = [limit for limit in most_batches if limit is not None]
+    return part._replace(indices=part.indices[: size * min([len(part.indices) // size, *limits])])
 
-    def __init__(self, subject: Subject, config: ContinualConfig, forecast: Forecast):
-        self._config, self._forecast = config, forecast
-        self._partition = partition = subject.partition
-        model = model_on_devices(partition, with_chunk_size(subject.model, config.chunk_size))
-        memory = memory_on_devices(partition, subject.first_memory)
-        self._graphdef, self._params = nnx.split(model)
-        # Copied: the buffers are donated, and the caller's memory is needed again.
-        self._memory = as_stored(jax.tree.map(jnp.copy, memory), config.fast_weight_dtype)
 
-    def check(self, domain: str, part: Part) -> None:
-        if len(part.indices) < self._config.batch_size:
-            raise ValueError(
-                f"A part of {domain} holds {len(part.indices)} rows, less than one batch of "
-                f"{self._config.batch_size}; give more text or lower batch_size or length."
-            )
-
-    def num_tokens(self, part: Part, *, evaluate: bool) -> int:
-        size = self._config.batch_size
-        rows = len(self._indices(part, evaluate=evaluate)) // size * size
-        return rows * len(part.rows[0]["loss_weight"])
-
-    def adapt(self, part: Part) -> None:
-        """Reads a part once and writes the memory."""
-        for batch in self._batches(part, evaluate=False):
-            self._memory, _ = write_rows(
-                self._graphdef,
-                self._params,
-                self._memory,
-                batch,
-                fast_weight_dtype=self._config.fast_weight_dtype,
-                partition=self._partition,
-            )
-        jax.block_until_ready(self._memory)
-        self._forecast.add(self.num_tokens(part, evaluate=False))
-
-    def losses(self, part: Part) -> np.ndarray:
-        """Mean loss of each row of a part in nats, `[rows]`; the memory is not written."""
-        found = [
-            frozen_row_losses(
-                self._graphdef, self._params, self._memory, batch, partition=self._partition
-            )
-            for batch in self._batches(part, evaluate=True)
-        ]
-        losses = np.concatenate(jax.device_get(found))
-        require_finite(losses, where="continual")
-        self._forecast.add(self.num_tokens(part, evaluate=True))
-        return losses
-
-    def _batches(self, part: Part, *, evaluate: bool) -> Iterator[np.ndarray]:
-        indices, size = self._indices(part, evaluate=evaluate), self._config.batch_size
-        return row_batches(part.rows, indices, batch_size=size, keep_last=False)
-
-    def _indices(self, part: Part, *, evaluate: bool) -> range:
-        config = self._config
-        limits = [config.max_batches, config.max_eval_batches if evaluate else None]
-        limits = [limit * config.batch_size for limit in limits if limit is not None]
-        return part.indices[: min(limits, default=None)]
+def _num_tokens(part: Part) -> int:
+    return len(part.indices) * len(part.rows[0]["loss_weight"])
 
 
 CONTINUAL = Evaluation(

@@ -12,18 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from fwpkm_jax.data.packing import PackedRows
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.gates import gates_views as views
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject, files_of
 from fwpkm_jax.evaluation.option_checks import check_least
-from fwpkm_jax.evaluation.readers.devices import memory_on_devices, model_on_devices
-from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
-from fwpkm_jax.evaluation.readers.whole_pass import row_batches, write_rows
+from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
+from fwpkm_jax.evaluation.readers.whole_pass import RowReader, row_batches
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import missing_text, read_rows, text_sources
@@ -87,28 +84,21 @@ def evaluate(
         sources = {text.name: read_rows(text.name, data) for text in texts}
     model = with_chunk_size(subject.model, config.chunk_size)
     began = time.monotonic()
-    memory = as_stored(
-        # Copied: the buffers are donated, and the subject's memory is needed again.
-        jax.tree.map(jnp.copy, memory_on_devices(subject.partition, subject.first_memory)),
-        config.fast_weight_dtype,
+    reader = RowReader(
+        model,
+        subject.first_memory,
+        fast_weight_dtype=config.fast_weight_dtype,
+        partition=subject.partition,
     )
-    weights = nnx.split(model_on_devices(subject.partition, model))
     found: dict[str, dict[str, _Histogram]] = {}
     total = sum(len(_chosen(rows, config)) for rows in sources.values())
     forecast = Forecast("gates", total=total, unit="rows")
     for name, rows in sources.items():
-        found[name] = {layer: _Histogram(config.bins) for layer in memory}
+        found[name] = {layer: _Histogram(config.bins) for layer in reader.memory}
         for batch in row_batches(
             rows, _chosen(rows, config), batch_size=config.batch_size, keep_last=True
         ):
-            memory, gates = write_rows(
-                *weights,
-                memory,
-                batch,
-                fast_weight_dtype=config.fast_weight_dtype,
-                partition=subject.partition,
-            )
-            for layer, gate in jax.device_get(gates).items():
+            for layer, gate in jax.device_get(reader.write(batch)).items():
                 found[name][layer].add(gate)
             forecast.add(len(batch))
     tokens = {name: int(next(iter(by.values())).counts.sum()) for name, by in found.items()}

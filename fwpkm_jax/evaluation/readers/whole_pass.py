@@ -17,10 +17,14 @@ from jax.sharding import PartitionSpec as P
 
 from fwpkm_jax.core.cross_entropy import linear_cross_entropy
 from fwpkm_jax.data.packing import PackedRows
-from fwpkm_jax.evaluation.readers.devices import rows_on_devices
+from fwpkm_jax.evaluation.readers.devices import (
+    memory_on_devices,
+    model_on_devices,
+    rows_on_devices,
+)
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
 from fwpkm_jax.layers.partition import BATCH, HEADS, SEQUENCE, Partition
-from fwpkm_jax.models.language_model import Memory
+from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 _BLOCK = 1024  # Number of tokens whose logits are in memory at the same time.
 
@@ -36,6 +40,41 @@ def row_batches(
         chosen = indices[start : start + batch_size]
         if len(chosen) == batch_size or keep_last:
             yield np.stack([rows[index]["tokens"] for index in chosen])
+
+
+class RowReader:
+    """Reads batches of rows; all rows of a batch write into one memory, which is carried on."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        memory: Memory,
+        *,
+        fast_weight_dtype: FastWeightDtype = "float32",
+        partition: Partition | None = None,
+    ):
+        """Starts from `memory`, leaves `[1, ...]`; for the options see `write_rows`."""
+        self._weights = nnx.split(model_on_devices(partition, model))
+        # Copied: the buffers are donated, and the caller's memory is needed again.
+        memory = jax.tree.map(jnp.copy, memory_on_devices(partition, memory))
+        self.memory = as_stored(memory, fast_weight_dtype)
+        self._dtype: FastWeightDtype = fast_weight_dtype
+        self._partition = partition
+
+    def write(self, rows: np.ndarray) -> dict[str, jax.Array]:
+        """Reads rows `[batch, length + 1]`; returns gates `[batch, length]` by memory layer."""
+        self.memory, gates = write_rows(
+            *self._weights,
+            self.memory,
+            rows,
+            fast_weight_dtype=self._dtype,
+            partition=self._partition,
+        )
+        return gates
+
+    def losses(self, rows: np.ndarray) -> jax.Array:
+        """Mean loss of each row in nats, `[batch]`; the memory is not written."""
+        return frozen_row_losses(*self._weights, self.memory, rows, partition=self._partition)
 
 
 @partial(

@@ -56,6 +56,7 @@ def implementation(
     kernels: Sequence[Kernel] = ("gpu", "tpu"),
     supports: Callable[[Kernel], str | None] | None = None,
     check: Callable[[Kernel], None] | None,
+    uses: Sequence[str] = (),
 ) -> Implementation:
     """The implementation to trace, chosen by platform, request and the inputs that kernels accept.
 
@@ -71,6 +72,8 @@ def implementation(
       supports: returns None, or why the given kernel does not accept these shapes and dtypes.
       check: runs the given kernel on small inputs and raises if it differs from the reference;
         called once per operation, kernel and kind of device, on a GPU in a separate process.
+      uses: other operations whose kernels this one's contain; `PALLAS_KERNELS_REFERENCE` may name
+        any of them.
 
     Raises:
       ValueError: `pallas` where no kernel exists for the platform, or an unknown backend.
@@ -81,7 +84,7 @@ def implementation(
         raise ValueError(f"backend={backend!r} must be 'auto', 'reference' or 'pallas'.")
     by_name = backend == "pallas"
     if backend == "auto":
-        if is_named_reference(op):
+        if {op, *uses} & set(os.environ.get(REFERENCE_VARIABLE, "").split(",")):
             return _decided(op, "reference", f"by {REFERENCE_VARIABLE}")
         backend = _default_backend.value
     if backend == "reference":
@@ -106,11 +109,6 @@ def implementation(
     if by_name:
         raise error(f"{op}: {reason}.")
     return _decided(op, "reference", reason, log_level=logging.WARNING)
-
-
-def is_named_reference(op: str) -> bool:
-    """Whether the environment asks for the reference of an operation wherever it says `auto`."""
-    return op in os.environ.get(REFERENCE_VARIABLE, "").split(",")
 
 
 def module_of(op: str, kernel: Kernel) -> Any:

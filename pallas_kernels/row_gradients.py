@@ -114,6 +114,7 @@ def _add_backward(chosen, with_old_rows, residuals, cotangents):
     coefficients_bar = dot(chosen, table_bar, slot_ids, rows)
     rows_bar, _ = read(chosen, table_bar, slot_ids, coefficients, None, None)
     if with_old_rows:
+        # The old rows are a copy of the table's: their cotangents return to the slots they left.
         table_bar = table_bar.at[groups.slots].add(
             old_rows_bar, mode="drop", unique_indices=True, indices_are_sorted=True
         )

@@ -105,22 +105,22 @@ def _exchange_on_gpu(
 
 def _exchange_back_on_gpu(
     write: ValueWrite,
-    kept: jax.Array,
+    log: jax.Array,
     chunk: jax.Array,
-    later: jax.Array,
+    next_rows: jax.Array,
     runs: Any,
     rows: ChunkRows,
     output: jax.Array,
     output_bar: jax.Array,
 ) -> ExchangeBack:
     del write
-    from pallas_kernels.slot_add.gpu import add_kept
+    from pallas_kernels.slot_add.gpu import add_to_log
     from pallas_kernels.slot_read.gpu_back import back
 
-    read_bar, rows_bar = back(kept, chunk, later, runs.groups.rank, rows, output, output_bar)
+    read_bar, rows_bar = back(log, chunk, next_rows, runs.groups.rank, rows, output, output_bar)
     # The addition needs `read_bar`, so that it waits for the reads of the rows that it replaces.
-    kept = add_kept(kept, chunk, runs, read_bar, distinct=later.shape[1])
-    return ExchangeBack(kept, rows_bar)
+    log = add_to_log(log, chunk, runs, read_bar, distinct=next_rows.shape[1])
+    return ExchangeBack(log, rows_bar)
 
 
 def _exchange_on_tpu(

@@ -49,7 +49,9 @@ def forward(
 
     normed, inverses, *totals = _launch(
         kernel,
-        *(scale, x, *([branch] if with_branch else [])),
+        scale,
+        x,
+        *([branch] if with_branch else []),
         programs=tokens // rows,
         out_type=[result, jax.ShapeDtypeStruct((tokens,), jnp.float32), *[result] * with_branch],
         name="add_rms_norm",
@@ -88,7 +90,11 @@ def backward(
 
     x_bar, scale_bars = _launch(
         kernel,
-        *(scale, total, inverses, total_bar, normed_bar),
+        scale,
+        total,
+        inverses,
+        total_bar,
+        normed_bar,
         programs=tokens // rows,
         out_type=[
             jax.ShapeDtypeStruct(total.shape, total.dtype),

@@ -132,7 +132,8 @@ def _after_kernel(*refs, scale):
     sums = pl.run_scoped(
         functools.partial(_of_values, program),
         halves(width, BLOCK, of=dtype),
-        *(block, block),
+        block,
+        block,
         stages(dtype, slots=1),
         stages(dtype, slots=2 * width // WIDTH_STEP + 1),
     )
@@ -145,7 +146,8 @@ def _after_kernel(*refs, scale):
         for start in range(0, width, WIDTH_STEP):
             from_values, more_of_token, more_of_end = pl.run_scoped(
                 functools.partial(_from_values, program, start),
-                *(block, block),
+                block,
+                block,
                 halves(WIDTH_STEP, BLOCK, of=dtype),
                 stages(dtype, slots=2),
             )

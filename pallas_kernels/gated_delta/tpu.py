@@ -79,8 +79,13 @@ def backward(
         out_specs=shape.input_specs(),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arranged],
     )(
-        *(query, key, value, log_decay, beta),
-        *(residuals.states, residuals.inverses),
+        query,
+        key,
+        value,
+        log_decay,
+        beta,
+        residuals.states,
+        residuals.inverses,
         d_output.reshape(d_output.shape[0], d_output.shape[1], -1),
         d_state,
     )

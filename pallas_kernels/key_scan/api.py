@@ -38,14 +38,13 @@ def key_loops(
       key_write: how the keys move.
       backend: "auto", "reference" or "pallas".
     """
-    if backend == "auto" and dispatch.is_named_reference(product_top_k.OP):
-        return KeyLoops()
     chosen = dispatch.implementation(
         OP,
         "auto" if backend == "pallas" else backend,
         kernels=("gpu",),
         supports=functools.partial(_refuse, keys, queries, top_k, key_write),
         check=check_keys,
+        uses=(product_top_k.OP,),
     )
     return KeyLoops() if chosen == "reference" else loops_of(chosen, top_k)
 

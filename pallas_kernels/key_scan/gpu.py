@@ -64,6 +64,8 @@ def _forward(top_k, key_write, keys, queries, token_weights):
 
     @jax.jit
     def turn(chunk, history, sums_of, terms, norms, ids, scores, rows, token_weights):
+        # Each kernel writes its chunk of these arrays where it lies; `freeze` gives them back, so
+        # that the scan carries them in place.
         refs = [_ref(x) for x in (history, sums_of, ids, scores)]
         number = chunk[None]
         select_chunk(rows, number, terms, norms, *refs[2:], score=key_write.score)
@@ -74,7 +76,10 @@ def _forward(top_k, key_write, keys, queries, token_weights):
         choice, each = of_chunk(chunk, (_choice(ids, scores, heads), token_weights))
         slopes = of_chosen(usage_slopes(usage), choice.sub_key_ids)
         pulls = addressing_pulls(
-            *(choice.sub_key_scores, slopes, each, usage),
+            choice.sub_key_scores,
+            slopes,
+            each,
+            usage,
             score=key_write.score,
             probabilities=_by_token(shares, heads),
         )
@@ -84,6 +89,7 @@ def _forward(top_k, key_write, keys, queries, token_weights):
         return (history, sums_of, terms, norms, ids, scores), usage.access
 
     def body(carry, _):
+        # The number of the chunk is carried: a slice of all numbers would be a launch.
         chunk, *state = carry
         state, access = turn(chunk, *state, rows, token_weights)
         return (chunk + 1, *state), access
@@ -197,7 +203,8 @@ def _summed(totals: jax.Array) -> jax.Array:
 
 
 def _factors(key_write: KeyWrite) -> dict[str, float]:
-    """`new = keep * keys + move * gradient`, for the gradient of the loss without its weight."""
+    """`KeyWrite.step` as the kernels compute it: `new = keep * keys + move * gradient`, for the
+    gradient of the loss without its weight."""
     rate = key_write.learning_rate
     return {"keep": 1.0 - rate * key_write.weight_decay, "move": -rate * key_write.loss_weight}
 

@@ -44,7 +44,7 @@ def splits_of(tokens: int) -> int:
 def add(
     queries: jax.Array, chunk: jax.Array, ids: jax.Array, coefficients: jax.Array, *, subkeys: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Sums to each sub-key by parts of the tokens, and sums of the coefficients likewise.
+    """Sums to each sub-key and of its coefficients, one for each part of the tokens.
 
     Args:
       queries: `[chunks, tokens, codebooks * half]`.
@@ -167,7 +167,7 @@ def totals(
     Args:
       chunk: which of the chunks, `[1]`.
       ids: as for `add`.
-      coefficients: likewise; or scores, if there are weights.
+      coefficients: as for `add`; or scores, if there are weights.
       weights: `[chunks, tokens]`; the coefficients are then the softmax of a token's scores, of
         which the first is the best, times its weight.
       subkeys: of each codebook.
@@ -228,7 +228,7 @@ def totals(
         kernel_name="key_scan_totals",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=dispatch.gpu_interpreter(),
-    )(*(chunk, ids, coefficients), *(() if weights is None else (weights,)))
+    )(chunk, ids, coefficients, *(() if weights is None else (weights,)))
     return sums, shares[0] if shares else None
 
 

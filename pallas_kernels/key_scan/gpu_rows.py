@@ -56,7 +56,11 @@ def step(
     term = jax.ShapeDtypeStruct((codebooks, subkeys, half), jnp.bfloat16)
     *terms, norms = launch(
         body,
-        *(chunk, sums, totals, history, step_totals),
+        chunk,
+        sums,
+        totals,
+        history,
+        step_totals,
         programs=codebooks * subkeys,
         out_type=[term] * 3 + [jax.ShapeDtypeStruct((codebooks, subkeys), jnp.float32)],
         name="key_scan_step",
@@ -97,7 +101,11 @@ def pulls_back(
 
     (out,) = launch(
         body,
-        *(queries, chunk, history, bars, ids),
+        queries,
+        chunk,
+        history,
+        bars,
+        ids,
         programs=tokens,
         out_type=[jax.ShapeDtypeStruct((codebooks, top_k, tokens), jnp.float32)],
         name="key_scan_pulls_back",
@@ -124,10 +132,10 @@ def to_queries(
     Args:
       queries: `[chunks, tokens, codebooks, half]`.
       history: the sub-keys before each chunk, `[chunks, codebooks, subkeys, half]`.
-      gradient_bar: the cotangents of each chunk's gradient, likewise.
+      gradient_bar: the cotangents of each chunk's gradient, like `history`.
       ids: the chosen sub-keys, `[chunks, tokens, codebooks, top_k]`.
-      step_pulls: pulls of each chunk's step, likewise.
-      pulls: what the scores' cotangents cause, likewise.
+      step_pulls: pulls of each chunk's step, like `ids`.
+      pulls: what the scores' cotangents cause, like `ids`.
     """
     chunks, tokens, codebooks, top_k = ids.shape
 
@@ -151,7 +159,12 @@ def to_queries(
 
     (out,) = launch(
         body,
-        *(queries, history, gradient_bar, ids, step_pulls, pulls),
+        queries,
+        history,
+        gradient_bar,
+        ids,
+        step_pulls,
+        pulls,
         programs=chunks * tokens,
         out_type=[jax.ShapeDtypeStruct(queries.shape, jnp.float32)],
         name="key_scan_to_queries",
@@ -179,9 +192,9 @@ def step_back(
       history: the sub-keys before each chunk, `[chunks, codebooks, subkeys, half]`.
       step_totals: sums of the pulls of the chunks' steps, `[chunks, codebooks, subkeys]`.
       sums: as for `step`, of the pulls that the scores' cotangents cause.
-      totals: likewise.
+      totals: as for `step`, of the same pulls.
       keep: as for `step`.
-      move: likewise.
+      move: as for `step`.
     """
     splits, codebooks, subkeys, _ = sums.shape
 
@@ -194,7 +207,12 @@ def step_back(
 
     launch(
         body,
-        *(chunk, history, step_totals, sums, totals, bars),
+        chunk,
+        history,
+        step_totals,
+        sums,
+        totals,
+        bars,
         programs=codebooks * subkeys,
         name="key_scan_step_back",
     )

@@ -59,7 +59,7 @@ def select(
         offsets = jnp.where(real, offsets, jnp.inf if score == "idw" else -jnp.inf)
     shape = (1, codebooks, top_k, tokens)
     ids, scores = _launch(
-        *(queries[None], jnp.zeros((1,), jnp.int32), *key_terms(terms_of(keys)), offsets),
+        queries[None], jnp.zeros((1,), jnp.int32), *key_terms(terms_of(keys)), offsets,
         out_type=(
             jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)
         ),
@@ -87,7 +87,7 @@ def select_chunk(
       terms: of the keys, see `terms_of`.
       offsets: the keys' squared norms for `idw`, zeros for `dot`, `[codebooks, subkeys]`.
       ids: ref of the results of all chunks, `[chunks, codebooks, top_k, tokens]`.
-      scores: likewise.
+      scores: ref of their scores, like `ids`.
       score: the scoring function.
     """
     operands = (queries, chunk, *key_terms(terms), offsets, ids, scores)
@@ -258,7 +258,7 @@ def _best_of(
     top_k: int,
     emit: Callable[[Any, jax.Array, jax.Array], None] = lambda *_: None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Scores and ids `[TOKENS, rounded]` of the best of both, each given likewise.
+    """Scores and ids `[TOKENS, rounded]` of the best of `new` and `old`, which have the same form.
 
     `emit` gets each rank, and the ids and scores of that rank.
     """

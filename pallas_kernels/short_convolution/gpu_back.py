@@ -47,12 +47,12 @@ def backward(
     """Cotangents of `x`, in its dtype, and of `before` and `weight`, in float32.
 
     Args:
-      x: as in `gpu.forward`, with the arguments that follow.
-      before: likewise.
-      weight: likewise.
-      seen: likewise.
-      d_results: cotangents of the parts' results.
-      parts: likewise.
+      x: as for `gpu.forward`.
+      before: as for `gpu.forward`.
+      weight: as for `gpu.forward`.
+      seen: as for `gpu.forward`.
+      d_results: cotangents of the results.
+      parts: as for `gpu.forward`.
     """
     batch, length, groups, _ = x.shape
     found = plan(groups, parts)

@@ -113,7 +113,10 @@ def _add(values, groups, coefficients, rows, *, with_old_rows):
     groups, coefficients = jax.tree.map(lambda x: x[None], (groups, coefficients))
     runs = runs_of(groups, coefficients, groups.slots)
     logs = _sum_runs(
-        *(jnp.zeros((), jnp.int32), runs, rows, (table,)),
+        jnp.zeros((), jnp.int32),
+        runs,
+        rows,
+        (table,),
         store=store,
         out_type=[jax.ShapeDtypeStruct(shape, values.dtype)] * with_old_rows,
     )
@@ -144,34 +147,34 @@ def add_logged(
         log[chunk * distinct + group] = old
 
     table, log_ref = (jax.new_ref(x, memory_space=plgpu.GMEM) for x in (values, log))
-    _sum_runs(*(chunk, runs, rows, (table, log_ref)), store=store)
+    _sum_runs(chunk, runs, rows, (table, log_ref), store=store)
     return jax.freeze(table), jax.freeze(log_ref)
 
 
 @functools.partial(jax.jit, static_argnames="distinct")
-def add_kept(
-    kept: jax.Array,
+def add_to_log(
+    log: jax.Array,
     chunk: jax.Array,
     runs: Runs,
     rows: jax.Array,
     *,
     distinct: int,
 ) -> jax.Array:
-    """`kept[start + g] = kept[source[g]] + sum of coefficients * rows` of slot g, in place.
+    """`log[start + g] = log[source[g]] + sum of coefficients * rows` of slot g, in place.
 
     Args:
-      kept: `[logged, value]`, updated in place. The chunk's part begins at `start`.
+      log: `[logged, value]`, updated in place. The chunk's part begins at `start`.
       chunk: which of the chunks.
       runs: of all chunks; their sources are none of the rows that are written.
       rows: of this chunk, `[tokens, value]`.
       distinct: rows of a chunk's part.
     """
 
-    def store(chunk, group, source, old, new, kept):
-        kept[chunk * distinct + group] = new
+    def store(chunk, group, source, old, new, log):
+        log[chunk * distinct + group] = new
 
-    ref = jax.new_ref(kept, memory_space=plgpu.GMEM)
-    _sum_runs(*(chunk, runs, rows, (ref,)), store=store)
+    ref = jax.new_ref(log, memory_space=plgpu.GMEM)
+    _sum_runs(chunk, runs, rows, (ref,), store=store)
     return jax.freeze(ref)
 
 
@@ -206,6 +209,7 @@ def _sum_runs(
         factor = [[factors[chunk, slot, i] for i in range(FIRST)] for slot in owned]
 
         def own():
+            # All loads come before the sums: four rows wait for memory together.
             old = [row(refs[0], s) for s in source]
             first = [[row(rows, token) for token in of_one] for of_one in zip(*tokens, strict=True)]
             total = []
@@ -216,7 +220,11 @@ def _sum_runs(
                     operator.add, [f * x for f, x in zip(factor[i], first[i], strict=True)]
                 )
                 summed = _add_references(
-                    *(summed, chunk, order, coefficients, rows),
+                    summed,
+                    chunk,
+                    order,
+                    coefficients,
+                    rows,
                     begin=others,
                     end=jnp.where(is_long, others, end[i]),
                 )
@@ -234,8 +242,14 @@ def _sum_runs(
 
     return launch(
         body,
-        *(chunk, runs.records, runs.factors, runs.groups.order, runs.coefficients),
-        *(rows, partial_sums, *refs),
+        chunk,
+        runs.records,
+        runs.factors,
+        runs.groups.order,
+        runs.coefficients,
+        rows,
+        partial_sums,
+        *refs,
         programs=runs.records.shape[1] // OWNED,
         out_type=out_type,
         name="slot_add",
@@ -266,7 +280,11 @@ def _partial_sums(chunk: jax.Array, runs: Runs, rows: jax.Array) -> jax.Array:
             @pl.when(exists & (end - begin > SEGMENT))
             def _():
                 sums[segment, which] = _add_references(
-                    *(zeros(width), chunk, order, coefficients, rows),
+                    zeros(width),
+                    chunk,
+                    order,
+                    coefficients,
+                    rows,
                     begin=jnp.maximum(begin, segment_begin),
                     end=jnp.minimum(end, segment_end),
                 )
@@ -276,8 +294,12 @@ def _partial_sums(chunk: jax.Array, runs: Runs, rows: jax.Array) -> jax.Array:
 
     (sums,) = launch(
         body,
-        *(chunk, groups.order, groups.rank.reshape(-1, references), groups.starts),
-        *(coefficients, rows),
+        chunk,
+        groups.order,
+        groups.rank.reshape(-1, references),
+        groups.starts,
+        coefficients,
+        rows,
         programs=segments,
         out_type=[jax.ShapeDtypeStruct((segments, 2, width), jnp.float32)],
         name="slot_add_segments",
@@ -294,6 +316,8 @@ def _add_references(total, chunk, order, coefficients, rows, *, begin, end):
         position = [begin + i * IN_FLIGHT + j for j in range(IN_FLIGHT)]
         reference = [order[chunk, jnp.minimum(p, end - 1)] for p in position]
         row_of = [row(rows, r // places) for r in reference]
+        # Positions behind the end load the last reference once more, with coefficient 0: a branch
+        # per row would keep the loads from running together.
         for p, r, x in zip(position, reference, row_of, strict=True):
             total += jnp.where(p < end, coefficients[chunk, r], 0.0) * x
         return total

@@ -34,6 +34,7 @@ def sorted_references(
     position = jnp.arange(references, dtype=jnp.int32)
     ended = jnp.where(position < groups.num_groups, groups.starts[1:] - 1, references + position)
 
+    # Entries behind the last slot are sent to places outside, which `drop` leaves out.
     def at_ends(of_groups: jax.Array) -> jax.Array:
         nowhere = jnp.full((references,), -1, jnp.int32)
         return nowhere.at[ended].set(of_groups, mode="drop", unique_indices=True)

@@ -34,7 +34,9 @@ def read(
 
     (output,) = launch(
         body,
-        *(values, slot_ids, weights),
+        values,
+        slot_ids,
+        weights,
         programs=tokens,
         out_type=[jax.ShapeDtypeStruct((tokens, values.shape[1]), jnp.float32)],
         name="slot_read",
@@ -62,7 +64,12 @@ def read_chunk(
 
     output, errors = launch(
         body,
-        *(values, chunk[None], slot_ids, weights, targets, write_weights),
+        values,
+        chunk[None],
+        slot_ids,
+        weights,
+        targets,
+        write_weights,
         programs=tokens,
         out_type=[result, result],
         name="slot_read_error",
@@ -115,7 +122,9 @@ def dot(values: jax.Array, slot_ids: jax.Array, vectors: jax.Array) -> jax.Array
     out_type = jax.ShapeDtypeStruct((tokens, places), jnp.float32)
     (output,) = launch(
         body,
-        *(values, slot_ids, vectors),
+        values,
+        slot_ids,
+        vectors,
         programs=tokens,
         out_type=[out_type],
         name="slot_dot",

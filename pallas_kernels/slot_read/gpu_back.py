@@ -1,7 +1,7 @@
 """Mosaic GPU kernel: what one exchange sends back to its tokens, one warpgroup per token.
 
-Each row of the kept cotangents is loaded once, for the weighted sum and for the inner product with
-the token's error. What the sum gives is needed for the inner products with the rows before the
+Each row of cotangents in the log is loaded once, for the weighted sum and for the inner product
+with the token's error. What the sum gives is needed for the inner products with the rows before the
 write, so both belong to the same program.
 """
 
@@ -14,9 +14,9 @@ from pallas_kernels.mosaic_gpu import IN_FLIGHT, index32, launch, row, zeros
 
 
 def back(
-    kept: jax.Array,
+    log: jax.Array,
     chunk: jax.Array,
-    later: jax.Array,
+    next_rows: jax.Array,
     rank: jax.Array,
     rows: ChunkRows,
     output: jax.Array,
@@ -27,17 +27,19 @@ def back(
     Arguments as `core.slots.row_ops.exchange_back`; `rank` is that of its groups.
     """
     _, tokens, places = rank.shape
-    width, distinct = output.shape[2], later.shape[1]
+    width, distinct = output.shape[2], next_rows.shape[1]
 
-    def body(token, kept, chunk, later, rank, steps, targets, weights, output, output_bar, *outs):
+    def body(token, log, chunk, next_rows, rank, steps, targets, weights, *refs):
+        output, output_bar, *outs = refs
         read_bar, weights_bar, steps_bar, targets_bar, error_weights_bar = outs
         chunk = chunk[0]
         read, target = (row(x, (chunk, token)) for x in (output, targets))
+        # The way back of one row's error is that of the formula, traced into this kernel.
         error, of_error = jax.vjp(PLAIN.error, read, target, weights[chunk, token])
 
         def pull(first, count, total):
             places = [first + p for p in range(count)]
-            rows = [row(kept, later[chunk, rank[chunk, token, p]]) for p in places]
+            rows = [row(log, next_rows[chunk, rank[chunk, token, p]]) for p in places]
             for p, x in zip(places, rows, strict=True):
                 total += steps[chunk, token, p] * x
                 steps_bar[token, p] = jnp.sum(x * error)
@@ -50,7 +52,7 @@ def back(
 
         def dot(first, count, _):
             places = [first + p for p in range(count)]
-            rows = [row(kept, chunk * distinct + rank[chunk, token, p]) for p in places]
+            rows = [row(log, chunk * distinct + rank[chunk, token, p]) for p in places]
             for p, x in zip(places, rows, strict=True):
                 weights_bar[token, p] = jnp.sum(x * bar)
 
@@ -62,8 +64,15 @@ def back(
     of_values, of_places = shape(tokens, width), shape(tokens, places)
     read_bar, weights_bar, steps_bar, targets_bar, error_weights_bar = launch(
         body,
-        *(kept, chunk[None], later, rank, rows.steps, rows.targets, rows.error_weights),
-        *(output, output_bar),
+        log,
+        chunk[None],
+        next_rows,
+        rank,
+        rows.steps,
+        rows.targets,
+        rows.error_weights,
+        output,
+        output_bar,
         programs=tokens,
         out_type=[of_values, of_places, of_places, of_values, shape(tokens)],
         name="slot_back",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.core.slots.grouping import group_slots
+from fwpkm_jax.core.slots.write import PLAIN
 from pallas_kernels import dispatch
 from pallas_kernels.slot_add.api import slot_add
 from pallas_kernels.slot_add.specs import sample as sample_add
@@ -88,6 +89,15 @@ def test_devices_refuse_rows_that_do_not_fill_their_lanes(kernel):
         pytest.raises(NotImplementedError, match="rows of 96 values, only multiples of 128"),
     ):
         jax.eval_shape(lambda arrays: slot_read(**arrays, backend="pallas"), arrays)
+
+
+@pytest.mark.parametrize("kernel", ["tpu", "gpu"])
+def test_the_errors_of_kernels_are_those_of_the_writes_formula(kernel):
+    arrays = sample(SMALL, jnp.float32)
+    with dispatch.interpret_kernels(kernel):
+        output, errors = jax.jit(lambda x: slot_read(**x, backend="pallas"))(arrays)
+    expected = PLAIN.error(output, arrays["target"], arrays["write_weight"][:, None])
+    equal_or_close(errors, expected, ratio=1e-6)
 
 
 def test_targets_and_write_weights_go_together():

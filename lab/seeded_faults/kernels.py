@@ -40,13 +40,13 @@ FAULTS = (
     ),
     Fault(
         "slot read: the target's cotangent without its weight",
-        "target_bar = -write_weight[:, None] * errors_bar",
-        "target_bar = -errors_bar",
+        "_, of_error = jax.vjp(PLAIN.error, output, target, write_weight[:, None])",
+        "_, of_error = jax.vjp(PLAIN.error, output, target, jnp.ones_like(write_weight)[:, None])",
         _READ,
     ),
     Fault(
         "slot read: errors do not reach the table",
-        "vectors = vectors - target_bar",
+        "vectors = vectors + read_bar",
         "vectors = vectors",
         _READ,
     ),

@@ -1,7 +1,7 @@
 """Memories of many users over one base: forked, joined, taken apart, made private.
 
 A forked memory goes wherever a memory goes on one device: into a decoder, a stream, `generate`.
-What a user has not written is the base's and exists once; see `core.slots.overlay`. These functions
+What a user has not written is the base's and exists once; see `core.slots.options.overlay`. These functions
 run on the host, not inside `jax.jit`.
 """
 
@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Int
 
 from fwpkm_jax.core.chunks import Memory, Shared, map_own
-from fwpkm_jax.core.slots import overlay
-from fwpkm_jax.core.slots.overlay import OverlayTable
+from fwpkm_jax.core.slots.options import overlay
+from fwpkm_jax.core.slots.options.overlay import OverlayTable
 from fwpkm_jax.models.language_model import LanguageModel
 
 

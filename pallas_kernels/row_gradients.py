@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fwpkm_jax.core.slots.grouping import SlotGroups, group_slots
+from fwpkm_jax.core.slots.values.grouping import SlotGroups, group_slots
 from fwpkm_jax.core.slots.write import PLAIN
 from pallas_kernels.dispatch import Kernel, module_of
 

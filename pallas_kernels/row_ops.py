@@ -1,4 +1,4 @@
-"""The operations on table rows that `core.slots.value_scan` uses on a GPU or TPU."""
+"""The operations on table rows that `core.slots.values.scan` uses on a GPU or TPU."""
 
 import functools
 from typing import Any
@@ -6,8 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fwpkm_jax.core.slots.grouping import SlotGroups, group_slots, reference_counts
-from fwpkm_jax.core.slots.row_ops import (
+from fwpkm_jax.core.slots.values.exchange import (
     ChunkRows,
     Exchange,
     ExchangeBack,
@@ -16,7 +15,8 @@ from fwpkm_jax.core.slots.row_ops import (
     logged_rows,
     of_chunk,
 )
-from fwpkm_jax.core.slots.value_scan import value_scan
+from fwpkm_jax.core.slots.values.grouping import SlotGroups, group_slots, reference_counts
+from fwpkm_jax.core.slots.values.scan import value_scan
 from fwpkm_jax.core.slots.write import PLAIN, ValueWrite
 from pallas_kernels.checks import refuse_rows, relative_errors
 from pallas_kernels.dispatch import Backend, Kernel, implementation, module_of
@@ -49,7 +49,7 @@ def row_ops(values: jax.Array, *, write: ValueWrite = PLAIN, backend: Backend = 
 def ops_of(kernel: Kernel) -> RowOps:
     """The operations of one device's kernels; the same object each time, so that traces are shared.
 
-    They call the kernels without their gradients: `core.slots.value_scan` has its own.
+    They call the kernels without their gradients: `core.slots.values.scan` has its own.
     """
     read, dot = (getattr(module_of("slot_read", kernel), name) for name in ("read", "dot"))
     add_with_log = module_of("slot_add", kernel).add

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.machine import median_seconds
-from fwpkm_jax.core.slots.grouping import SlotGroups, group_slots
+from fwpkm_jax.core.slots.values.grouping import SlotGroups, group_slots
 from pallas_kernels.dispatch import Backend
 from pallas_kernels.slot_add.api import slot_add
 from pallas_kernels.slot_read.api import slot_dot, slot_read

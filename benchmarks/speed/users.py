@@ -21,7 +21,7 @@ from flax import nnx
 from benchmarks.machine import environment, peak_host_megabytes, settings, write_result
 from benchmarks.options import parse
 from fwpkm_jax.core.chunks import Memory, Shared, map_own
-from fwpkm_jax.core.slots.overlay import OverlayTable, refuse_lost
+from fwpkm_jax.core.slots.options.overlay import OverlayTable, refuse_lost
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
 from fwpkm_jax.rules import FwPKM
 

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from fwpkm_jax.core.chunks import merge_groups, split_groups
 from fwpkm_jax.core.sequence.axis import SequenceAxis
-from fwpkm_jax.core.slots.split_table import MemoryAxes
+from fwpkm_jax.core.slots.options.devices import MemoryAxes
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.rules.base import AbstractRule
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import TokenMask
 from fwpkm_jax.core.checks import check_arrays, check_rngs
-from fwpkm_jax.core.slots.split_table import (
+from fwpkm_jax.core.slots.options.devices import (
     MemoryAxes,
     columns_for_tokens,
     gather_tokens,

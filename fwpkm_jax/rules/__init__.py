@@ -1,6 +1,6 @@
 """Memory rules: how a memory reads and writes. `base` holds the contract, `registry` the names."""
 
-from fwpkm_jax.core.slots.retention import Retention
+from fwpkm_jax.core.slots.options.retention import Retention
 from fwpkm_jax.rules.base import AbstractChunkRule, AbstractRule
 from fwpkm_jax.rules.fwmlp import FwMLP, FwMLPMemory
 from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory

@@ -52,8 +52,8 @@ from fwpkm_jax.core.chunks import (
     map_groups,
     scan_chunks,
 )
-from fwpkm_jax.core.slots.block_write import ChunkBlocks, write_whole
-from fwpkm_jax.core.slots.split_table import MemoryAxes
+from fwpkm_jax.core.slots.options.blocks import ChunkBlocks, write_whole
+from fwpkm_jax.core.slots.options.devices import MemoryAxes
 from fwpkm_jax.core.targets import Pairing, shift_left, write_weights
 
 
@@ -246,7 +246,7 @@ class AbstractChunkRule(AbstractRule):
         return memory
 
     def overlay(self, memory: Memory, base: Memory, *, capacity: int) -> Memory:
-        """Memories that share with `base` all that they hold in common (`core.slots.overlay`).
+        """Memories that share with `base` all that they hold in common (`core.slots.options.overlay`).
 
         Args:
           memory: leaves `[groups, ...]`.

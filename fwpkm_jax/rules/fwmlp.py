@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from fwpkm_jax.core.array_types import Queries, TokenValues
 from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import Chunk, StepOutput, cast
-from fwpkm_jax.core.slots.block_write import ChunkBlocks
+from fwpkm_jax.core.slots.options.blocks import ChunkBlocks
 from fwpkm_jax.core.targets import shift_left
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query

@@ -20,32 +20,32 @@ from fwpkm_jax.core.array_types import (
 )
 from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast, map_own
-from fwpkm_jax.core.slots.addressing import (
+from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk, SlotWriteWeights
+from fwpkm_jax.core.slots.keys.addressing import (
     Address,
     Nonlinearity,
     Score,
     SubKeyChoice,
     slot_weights,
 )
-from fwpkm_jax.core.slots.block_write import ChunkBlocks
-from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk, SlotWriteWeights
-from fwpkm_jax.core.slots.overlay import (
+from fwpkm_jax.core.slots.options.blocks import ChunkBlocks
+from fwpkm_jax.core.slots.options.devices import MemoryAxes
+from fwpkm_jax.core.slots.options.overlay import (
     AnyTable,
     OverlayTable,
     overlays_of,
     rows_to_read,
     table_rows,
 )
-from fwpkm_jax.core.slots.retention import (
+from fwpkm_jax.core.slots.options.retention import (
     Retention,
     SlotHistory,
     init_history,
     step_scales,
 )
-from fwpkm_jax.core.slots.split_table import MemoryAxes
-from fwpkm_jax.core.slots.table import slot_read, update_norm
 from fwpkm_jax.core.slots.two_phase import TwoPhase
-from fwpkm_jax.core.slots.value_step import retentive_step, value_step
+from fwpkm_jax.core.slots.values.step import retentive_step, value_step
+from fwpkm_jax.core.slots.values.table import slot_read, update_norm
 from fwpkm_jax.core.slots.write import KeyWrite, ValueWrite, addressing_loss
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query, check_run
@@ -339,7 +339,7 @@ class FwPKM(AbstractChunkRule):
         if memory.history is None:
             raise ValueError(
                 f"This memory has no history of its slots, which {self.retention} needs; start it "
-                "with `init` of this rule, or give it one from `core.slots.retention.init_history`."
+                "with `init` of this rule, or give it one from `core.slots.options.retention.init_history`."
             )
         return memory.history
 

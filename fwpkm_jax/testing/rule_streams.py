@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fwpkm_jax.core.chunks import Memory
-from fwpkm_jax.core.slots.block_write import ChunkBlocks
+from fwpkm_jax.core.slots.options.blocks import ChunkBlocks
 from fwpkm_jax.core.streams import flush as flushing
 from fwpkm_jax.core.streams import streaming
 from fwpkm_jax.core.streams.queue import Pending

@@ -28,7 +28,7 @@ from flax import nnx
 
 from benchmarks.machine import environment_once
 from benchmarks.options import parse
-from fwpkm_jax.core.slots.retention import Retention
+from fwpkm_jax.core.slots.options.retention import Retention
 from fwpkm_jax.data import TextData, load_tokenizer, make_dataset
 from fwpkm_jax.evaluation.continual.domains import read_domains
 from fwpkm_jax.evaluation.readers.whole_pass import write_rows

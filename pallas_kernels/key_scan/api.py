@@ -6,7 +6,7 @@ import jax
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import SubKeys
-from fwpkm_jax.core.slots.key_scan import KeyLoops
+from fwpkm_jax.core.slots.keys.scan import KeyLoops
 from fwpkm_jax.core.slots.write import KeyWrite
 from pallas_kernels import dispatch
 from pallas_kernels.checks import LANES
@@ -29,7 +29,7 @@ def key_loops(
 
     A loop of kernels reads each chunk where it lies and writes the sub-keys in place; it selects by
     the kernel of `product_top_k`. Where they do not fit, the loops are those of
-    `core.slots.key_scan`, whose selection may be a kernel of its own; so `pallas` is no error here.
+    `core.slots.keys.scan`, whose selection may be a kernel of its own; so `pallas` is no error here.
 
     Args:
       keys: of one memory, `[heads, 2, subkeys, key // 2]`.

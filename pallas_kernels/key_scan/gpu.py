@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from fwpkm_jax.core.array_types import SubKeys
-from fwpkm_jax.core.slots.addressing import SubKeyChoice
-from fwpkm_jax.core.slots.key_scan import (
+from fwpkm_jax.core.slots.keys.addressing import SubKeyChoice
+from fwpkm_jax.core.slots.keys.scan import (
     Find,
     KeyScanOutput,
     KeyStep,
@@ -21,7 +21,7 @@ from fwpkm_jax.core.slots.key_scan import (
     StepSums,
     pulls_of_scores,
 )
-from fwpkm_jax.core.slots.row_ops import of_chunk
+from fwpkm_jax.core.slots.values.exchange import of_chunk
 from fwpkm_jax.core.slots.write import (
     KeyWrite,
     SubKeyUsage,
@@ -44,7 +44,7 @@ def forward(
     queries: jax.Array,
     token_weights: jax.Array,
 ) -> tuple[KeyScanOutput, jax.Array, StepSums]:
-    """The scan, the keys before each chunk, the steps' sums; as in `core.slots.key_scan`."""
+    """The scan, the keys before each chunk, the steps' sums; as in `core.slots.keys.scan`."""
     del find
     one = functools.partial(_forward, top_k, key_write)
     return in_turn(one)(keys, queries, token_weights)
@@ -114,7 +114,7 @@ def _forward(top_k, key_write, keys, queries, token_weights):
 def backward(
     key_write: KeyWrite, keys_bar: SubKeys, chunks: ScannedChunk, steps: KeyStep
 ) -> tuple[SubKeys, tuple[jax.Array, jax.Array]]:
-    """Cotangents of keys and gradients, and all pulls; as the loop in `core.slots.key_scan`."""
+    """Cotangents of keys and gradients, and all pulls; as the loop in `core.slots.keys.scan`."""
     one = functools.partial(_backward, key_write)
     return in_turn(one)(keys_bar, chunks, steps)
 
@@ -167,7 +167,7 @@ def to_queries(
     gradient_bar: jax.Array,
     pulls: jax.Array,
 ) -> jax.Array:
-    """The cotangents of all queries; as in `core.slots.key_scan`."""
+    """The cotangents of all queries; as in `core.slots.keys.scan`."""
     del key_write  # Its score is `idw`.
     arrays = chunks, step_pulls, gradient_bar, pulls
     return in_turn(_to_queries)(*arrays)

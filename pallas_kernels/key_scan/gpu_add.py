@@ -6,7 +6,7 @@ program reads arrives in shared memory while the tile before is laid out and mul
 of a chunk are split over several programs, whose sums are added by whoever reads them: no two
 programs write to the same place, so that two runs agree bit for bit.
 
-As in `core.slots.sub_keys`, each float32 operand is two bfloat16 terms and a product is three.
+As in `core.slots.keys.sums`, each float32 operand is two bfloat16 terms and a product is three.
 """
 
 import functools

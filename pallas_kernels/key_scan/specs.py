@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fwpkm_jax.core.slots.addressing import best_sub_keys, sub_key_scores
-from fwpkm_jax.core.slots.key_scan import KeyLoops, key_scan
+from fwpkm_jax.core.slots.keys.addressing import best_sub_keys, sub_key_scores
+from fwpkm_jax.core.slots.keys.scan import KeyLoops, key_scan
 from fwpkm_jax.core.slots.write import KeyWrite
 from pallas_kernels.checks import relative_errors
 from pallas_kernels.spec import Spec

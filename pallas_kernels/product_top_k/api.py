@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fwpkm_jax.core.array_types import Queries, SubKeys
-from fwpkm_jax.core.slots.addressing import (
+from fwpkm_jax.core.slots.keys.addressing import (
     Address,
     Nonlinearity,
     Normalization,
@@ -49,17 +49,17 @@ def select_slots(
       queries: `[tokens, heads, key]`; the first half of `key` addresses rows.
       keys: `[heads, 2, subkeys, key // 2]`, rows first.
       top_k: slots per head, at most `subkeys`.
-      score: `idw` or `dot`, see `core.slots.addressing.sub_key_scores`.
-      normalization: see `core.slots.addressing.slot_weights`, also for the next two arguments.
+      score: `idw` or `dot`, see `core.slots.keys.addressing.sub_key_scores`.
+      normalization: see `core.slots.keys.addressing.slot_weights`, also for the next two arguments.
       nonlinearity: function from slot scores to weights.
       temperature: divides the slot scores.
       backend: `auto`, `reference` or `pallas`; kernels accept float32 only.
 
     Returns:
-      The address of `core.slots.addressing.product_top_k` and the weights `[tokens, heads, top_k]`.
+      The address of `core.slots.keys.addressing.product_top_k` and the weights `[tokens, heads, top_k]`.
 
     Raises:
-      ValueError: as `core.slots.addressing.product_top_k`, or there is no kernel for the platform.
+      ValueError: as `core.slots.keys.addressing.product_top_k`, or there is no kernel for the platform.
       NotImplementedError: `pallas` with inputs that its kernel does not take.
 
     References: Lample et al. 2019, arXiv:1907.05242; Zhao and Jones 2026, arXiv:2601.00671.
@@ -101,7 +101,7 @@ def pair_sub_keys(
 ) -> tuple[jax.Array, jax.Array]:
     """The second half of `select_slots`: ids and scores of the best slots, of any number of tokens.
 
-    Differentiable in the scores. Arguments and results as `core.slots.addressing.best_pairs`.
+    Differentiable in the scores. Arguments and results as `core.slots.keys.addressing.best_pairs`.
     """
     chosen = dispatch.implementation(
         OP,

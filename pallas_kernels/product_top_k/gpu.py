@@ -7,7 +7,7 @@ pairs of them.
 import jax
 
 from fwpkm_jax.core.array_types import Queries, SubKeys
-from fwpkm_jax.core.slots.addressing import Score, SubKeyChoice
+from fwpkm_jax.core.slots.keys.addressing import Score, SubKeyChoice
 from pallas_kernels.product_top_k import layout
 from pallas_kernels.product_top_k.gpu_merge import THREADS, merge
 from pallas_kernels.product_top_k.gpu_select import SUBKEYS, WIDTH, select

@@ -21,7 +21,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from fwpkm_jax.core.slots.addressing import IDW_EPSILON, Score
+from fwpkm_jax.core.slots.keys.addressing import IDW_EPSILON, Score
 from pallas_kernels import dispatch
 from pallas_kernels.mosaic_gpu import index32
 from pallas_kernels.product_top_k.gpu_registers import (

@@ -1,13 +1,13 @@
-"""The definition of `product_top_k`, from `fwpkm_jax.core.slots.addressing`."""
+"""The definition of `product_top_k`, from `fwpkm_jax.core.slots.keys.addressing`."""
 
 from typing import NamedTuple
 
 from jaxtyping import Array, Float
 
-from fwpkm_jax.core.slots.addressing import Address
-from fwpkm_jax.core.slots.addressing import best_pairs as pair_sub_keys
-from fwpkm_jax.core.slots.addressing import best_sub_keys as choose_sub_keys
-from fwpkm_jax.core.slots.addressing import product_top_k as address
+from fwpkm_jax.core.slots.keys.addressing import Address
+from fwpkm_jax.core.slots.keys.addressing import best_pairs as pair_sub_keys
+from fwpkm_jax.core.slots.keys.addressing import best_sub_keys as choose_sub_keys
+from fwpkm_jax.core.slots.keys.addressing import product_top_k as address
 
 __all__ = ["Selection", "address", "choose_sub_keys", "pair_sub_keys"]
 

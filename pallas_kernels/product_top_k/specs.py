@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from fwpkm_jax.core.slots.addressing import Score
+from fwpkm_jax.core.slots.keys.addressing import Score
 from pallas_kernels.spec import Spec
 
 

@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from fwpkm_jax.core.array_types import Queries, SubKeys
-from fwpkm_jax.core.slots.addressing import IDW_EPSILON, Score, SubKeyChoice
+from fwpkm_jax.core.slots.keys.addressing import IDW_EPSILON, Score, SubKeyChoice
 from pallas_kernels import dispatch
 from pallas_kernels.product_top_k import layout
 

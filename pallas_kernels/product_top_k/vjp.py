@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import Queries, SubKeys
-from fwpkm_jax.core.slots.addressing import Score, SubKeyChoice
-from fwpkm_jax.core.slots.choice_gradients import keys_cotangent, queries_cotangent, score_pulls
+from fwpkm_jax.core.slots.keys.addressing import Score, SubKeyChoice
+from fwpkm_jax.core.slots.keys.gradients import keys_cotangent, queries_cotangent, score_pulls
 
 
 def cotangents(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fwpkm_jax.core.array_types import SlotWeights, TokenValues, ValueTable
-from fwpkm_jax.core.slots.grouping import SlotGroups
+from fwpkm_jax.core.slots.values.grouping import SlotGroups
 from pallas_kernels.checks import assert_results_agree, refuse_rows
 from pallas_kernels.dispatch import Backend, Kernel, implementation
 from pallas_kernels.row_gradients import add

@@ -21,8 +21,8 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from fwpkm_jax.core.slots.grouping import SlotGroups
-from fwpkm_jax.core.slots.row_ops import logged_rows
+from fwpkm_jax.core.slots.values.exchange import logged_rows
+from fwpkm_jax.core.slots.values.grouping import SlotGroups
 from pallas_kernels.mosaic_gpu import IN_FLIGHT, in_turn, index32, launch, row, zeros
 
 SEGMENT = 64

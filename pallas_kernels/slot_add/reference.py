@@ -5,8 +5,8 @@ from typing import NamedTuple
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import SlotWeights, TokenValues, ValueTable
-from fwpkm_jax.core.slots.grouping import SlotGroups
-from fwpkm_jax.core.slots.rows import add_rows
+from fwpkm_jax.core.slots.values.grouping import SlotGroups
+from fwpkm_jax.core.slots.values.rows import add_rows
 
 
 class SlotAdd(NamedTuple):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fwpkm_jax.core.slots.grouping import SlotGroups
+from fwpkm_jax.core.slots.values.grouping import SlotGroups
 
 
 class SortedReferences(NamedTuple):

@@ -4,7 +4,7 @@ from typing import Any
 
 from jax.typing import DTypeLike
 
-from fwpkm_jax.core.slots.grouping import group_slots
+from fwpkm_jax.core.slots.values.grouping import group_slots
 from pallas_kernels.slot_read import specs as slot_read_specs
 from pallas_kernels.slot_read.specs import CHECK_RATIO as CHECK_RATIO
 from pallas_kernels.slot_read.specs import CHECKED as CHECKED

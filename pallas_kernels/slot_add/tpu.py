@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from fwpkm_jax.core.slots.grouping import SlotGroups
+from fwpkm_jax.core.slots.values.grouping import SlotGroups
 from pallas_kernels import dispatch
 from pallas_kernels.slot_add.sorted_references import sorted_references
 

@@ -8,7 +8,7 @@ write, so both belong to the same program.
 import jax
 import jax.numpy as jnp
 
-from fwpkm_jax.core.slots.row_ops import ChunkRows
+from fwpkm_jax.core.slots.values.exchange import ChunkRows
 from fwpkm_jax.core.slots.write import PLAIN
 from pallas_kernels.mosaic_gpu import IN_FLIGHT, index32, launch, row, zeros
 
@@ -24,7 +24,7 @@ def back(
 ) -> tuple[jax.Array, ChunkRows]:
     """The cotangents of a chunk's reads before the write, and of what it read and wrote.
 
-    Arguments as `core.slots.row_ops.exchange_back`; `rank` is that of its groups.
+    Arguments as `core.slots.values.exchange.exchange_back`; `rank` is that of its groups.
     """
     _, tokens, places = rank.shape
     width, distinct = output.shape[2], next_rows.shape[1]

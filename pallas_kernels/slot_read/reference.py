@@ -9,8 +9,8 @@ from fwpkm_jax.core.array_types import (
     TokenWeights,
     ValueTable,
 )
-from fwpkm_jax.core.slots import table as memory
-from fwpkm_jax.core.slots.rows import dot_rows
+from fwpkm_jax.core.slots.values import table as memory
+from fwpkm_jax.core.slots.values.rows import dot_rows
 from fwpkm_jax.core.slots.write import PLAIN
 
 

@@ -9,7 +9,7 @@ from jax.sharding import SingleDeviceSharding
 
 from benchmarks.compiled import launches
 from benchmarks.compiled.absent_devices import DEVICES, TPUS, kernels_for
-from fwpkm_jax.core.slots.grouping import group_slots
+from fwpkm_jax.core.slots.values.grouping import group_slots
 from fwpkm_jax.rules import FwPKM
 from pallas_kernels.slot_add.api import slot_add
 from pallas_kernels.slot_read.api import slot_dot, slot_read

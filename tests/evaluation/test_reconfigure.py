@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fwpkm_jax import generate, init_generation, memories
-from fwpkm_jax.core.slots.retention import SlotHistory
+from fwpkm_jax.core.slots.options.retention import SlotHistory
 from fwpkm_jax.evaluation.reconfigure import with_rule
 from fwpkm_jax.rules import FwMLP, Retention
 

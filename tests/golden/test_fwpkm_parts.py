@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fwpkm_jax.core.slots.addressing import (
+from fwpkm_jax.core.slots.keys.addressing import (
     product_top_k,
     slot_weights,
     sub_key_scores,
 )
-from fwpkm_jax.core.slots.table import slot_read
+from fwpkm_jax.core.slots.values.table import slot_read
 from fwpkm_jax.core.slots.write import addressing_gradient, addressing_loss
 from tests.golden import release, vectors
 

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 from fwpkm_jax.cli import main
 from fwpkm_jax.config import load_config
-from fwpkm_jax.core.slots.retention import Retention
+from fwpkm_jax.core.slots.options.retention import Retention
 from fwpkm_jax.interchange import (
     Weights,
     export_run,

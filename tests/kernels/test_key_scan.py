@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from fwpkm_jax.core.slots.addressing import best_sub_keys
-from fwpkm_jax.core.slots.key_scan import KeyLoops, key_scan
-from fwpkm_jax.core.slots.sub_keys import add_to_sub_keys, sub_key_totals
+from fwpkm_jax.core.slots.keys.addressing import best_sub_keys
+from fwpkm_jax.core.slots.keys.scan import KeyLoops, key_scan
+from fwpkm_jax.core.slots.keys.sums import add_to_sub_keys, sub_key_totals
 from fwpkm_jax.core.slots.write import KeyWrite
 from fwpkm_jax.rules import FwPKM
 from pallas_kernels import dispatch

@@ -14,7 +14,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from benchmarks.processes import ROOT
-from fwpkm_jax.core.slots import addressing
+from fwpkm_jax.core.slots.keys import addressing
 from pallas_kernels import dispatch
 from pallas_kernels.product_top_k import api, select_slots, specs
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core.slots.grouping import group_slots
+from fwpkm_jax.core.slots.values.grouping import group_slots
 from fwpkm_jax.core.slots.write import PLAIN
 from pallas_kernels import dispatch
 from pallas_kernels.slot_add.api import slot_add

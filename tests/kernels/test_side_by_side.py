@@ -10,7 +10,7 @@ from flax import nnx
 
 from fwpkm_jax import FwPKM
 from fwpkm_jax.core.chunks import map_groups
-from fwpkm_jax.core.slots.grouping import group_slots
+from fwpkm_jax.core.slots.values.grouping import group_slots
 from fwpkm_jax.layers.memories.fast_weight import FastWeight, FastWeightConfig
 from pallas_kernels import dispatch
 from pallas_kernels.slot_add.reference import slot_add_with_old_rows

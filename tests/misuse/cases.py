@@ -19,8 +19,8 @@ from fwpkm_jax.cli.memories_command import MemoriesOptions, carried_out
 from fwpkm_jax.config import load_config
 from fwpkm_jax.core.cross_entropy import linear_cross_entropy
 from fwpkm_jax.core.recurrence.gated_delta import chunk_gated_delta_rule
-from fwpkm_jax.core.slots.addressing import product_top_k
-from fwpkm_jax.core.slots.table import slot_read
+from fwpkm_jax.core.slots.keys.addressing import product_top_k
+from fwpkm_jax.core.slots.values.table import slot_read
 from fwpkm_jax.evaluation.readers.devices import check_one_stream
 from fwpkm_jax.generation import generate, init_generation
 from fwpkm_jax.layers.lora import LoRAConfig

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwpkm_jax.core.slots.addressing import product_top_k
-from fwpkm_jax.core.slots.retention import Retention
+from fwpkm_jax.core.slots.keys.addressing import product_top_k
+from fwpkm_jax.core.slots.options.retention import Retention
 from fwpkm_jax.core.slots.write import addressing_loss
 from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory
 from tests.golden.own import oracle

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.core.chunks import map_groups, scan_chunks
-from fwpkm_jax.core.slots.retention import Retention
+from fwpkm_jax.core.slots.options.retention import Retention
 from fwpkm_jax.rules import FwPKM
 from pallas_kernels import dispatch
 from tests.rules.sampling import init_memory, sample_signals, to_sequence

@@ -29,7 +29,7 @@ import numpy as np
 from flax import nnx
 
 from fwpkm_jax.analysis.collectives import collectives
-from fwpkm_jax.core.slots.retention import Retention
+from fwpkm_jax.core.slots.options.retention import Retention
 from fwpkm_jax.layers.experts import ExpertsConfig
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
 from fwpkm_jax.layers.lora import LoRAConfig

@@ -6,13 +6,13 @@ the rule's `step`, chunk by chunk. There is an executor for each way to hold chu
 
 | chunk and table | keys | values |
 |---|---|---|
-| whole sequences | `TwoPhase.run_groups` | `core.slots.value_run` |
-| whole sequences, a table on several devices | `TwoPhase.run_groups` | `core.slots.split_table` |
-| one chunk too long to be formed at once | `TwoPhase.write_blocks` | `core.slots.block_write` |
+| whole sequences | `TwoPhase.run_groups` | `core.slots.values.run` |
+| whole sequences, a table on several devices | `TwoPhase.run_groups` | `core.slots.options.devices` |
+| one chunk too long to be formed at once | `TwoPhase.write_blocks` | `core.slots.options.blocks` |
 
-Steps may be scaled by what earlier chunks left in a history of the slots (`core.slots.retention`),
+Steps may be scaled by what earlier chunks left in a history of the slots (`core.slots.options.retention`),
 as long as it does not need the values: the history is then a scan of its own between the phases.
-Tokens that are written again (`core.slots.replay`) are chosen by write weight, so they are known
+Tokens that are written again (`core.slots.options.replay`) are chosen by write weight, so they are known
 before the keys move. They stand before the tokens of each chunk and find their slots with them.
 Rules for which this does not hold (their keys learn from the values, or a write goes over all rows)
 scan their `step` with `core.chunks.scan_chunks`.
@@ -37,19 +37,19 @@ from fwpkm_jax.core.chunks import (
     scan_chunks,
     uncut,
 )
-from fwpkm_jax.core.slots.addressing import (
+from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk
+from fwpkm_jax.core.slots.keys.addressing import (
     Address,
     SubKeyChoice,
 )
-from fwpkm_jax.core.slots.block_write import ChunkBlocks, write_in_blocks
-from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk
-from fwpkm_jax.core.slots.key_scan import Find, KeyLoops, key_scan
-from fwpkm_jax.core.slots.overlay import AnyTable, close_rows, open_groups
-from fwpkm_jax.core.slots.replay import PlacesBefore, stored_before_chunks
-from fwpkm_jax.core.slots.retention import SlotHistory
-from fwpkm_jax.core.slots.row_ops import RowOps
-from fwpkm_jax.core.slots.split_table import MemoryAxes, split_value_run
-from fwpkm_jax.core.slots.value_run import ValueRunOutput, value_run
+from fwpkm_jax.core.slots.keys.scan import Find, KeyLoops, key_scan
+from fwpkm_jax.core.slots.options.blocks import ChunkBlocks, write_in_blocks
+from fwpkm_jax.core.slots.options.devices import MemoryAxes, split_value_run
+from fwpkm_jax.core.slots.options.overlay import AnyTable, close_rows, open_groups
+from fwpkm_jax.core.slots.options.replay import PlacesBefore, stored_before_chunks
+from fwpkm_jax.core.slots.options.retention import SlotHistory
+from fwpkm_jax.core.slots.values.exchange import RowOps
+from fwpkm_jax.core.slots.values.run import ValueRunOutput, value_run
 from fwpkm_jax.core.slots.write import (
     KeyWrite,
     ValueWrite,

@@ -14,7 +14,7 @@ and for the sub-keys (Eq. 18), with P the softmax of each query's scores over th
     L       = sum of p[j] log(p[j] + 1e-8)                    `usage_loss`
     k[j]   -= eta_k dL/dk[j]                                  `addressing_gradient`, `KeyWrite.step`
 
-Reads have their formulas in `core.slots.addressing` (Eqs. 5 to 7 and 20) and `core.slots.table`
+Reads have their formulas in `core.slots.keys.addressing` (Eqs. 5 to 7 and 20) and `core.slots.values.table`
 (Eq. 11). Every executor takes the write from here, whatever way it holds chunk and table, and its
 backward pass is `jax.vjp` of these functions. A kernel that computes the error itself says so by
 naming `ValueWrite.error`, and refuses a write whose `ValueWrite.options` are not empty.
@@ -32,8 +32,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import Queries, SubKeys, TokenWeights, ValueTable
-from fwpkm_jax.core.slots.addressing import Address, Score, SubKeyChoice, split_halves
-from fwpkm_jax.core.slots.sub_keys import add_to_sub_keys, sub_key_totals
+from fwpkm_jax.core.slots.keys.addressing import Address, Score, SubKeyChoice, split_halves
+from fwpkm_jax.core.slots.keys.sums import add_to_sub_keys, sub_key_totals
 
 _LOG_EPSILON = 1e-8  # Inside the entropy's logarithm.
 

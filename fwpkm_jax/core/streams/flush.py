@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fwpkm_jax.core.chunks import AnyChunk, Memory, map_groups
-from fwpkm_jax.core.slots.block_write import ChunkBlocks
+from fwpkm_jax.core.slots.options.blocks import ChunkBlocks
 from fwpkm_jax.core.streams.queue import Pending, computed_after
 from fwpkm_jax.core.streams.streaming import MakeChunk, Targets, plain_chunk, waiting_chunk
 

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 from fwpkm_jax.core.chunks import AnyChunk, Memory, RunOutput, uncut
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.sequence.in_turn import state_in_turn
-from fwpkm_jax.core.slots.split_table import MemoryAxes
+from fwpkm_jax.core.slots.options.devices import MemoryAxes
 from fwpkm_jax.core.streams.streaming import read_sequences
 from fwpkm_jax.layers.memories.checks import check_no_overlay, check_parts
 from fwpkm_jax.layers.memories.config import FastWeightConfig

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fwpkm_jax.core.slots.addressing import (
+from fwpkm_jax.core.slots.keys.addressing import (
     Address,
     product_top_k,
     slot_weights,

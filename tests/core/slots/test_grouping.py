@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fwpkm_jax.core.slots import grouping
-from fwpkm_jax.core.slots.grouping import group_chunks, group_slots, reference_counts
-from fwpkm_jax.core.slots.table import slot_counts
+from fwpkm_jax.core.slots.values import grouping
+from fwpkm_jax.core.slots.values.grouping import group_chunks, group_slots, reference_counts
+from fwpkm_jax.core.slots.values.table import slot_counts
 
 
 @given(

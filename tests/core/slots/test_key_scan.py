@@ -5,8 +5,8 @@ import functools
 import jax.numpy as jnp
 import pytest
 
-from fwpkm_jax.core.slots.addressing import best_sub_keys
-from fwpkm_jax.core.slots.key_scan import key_scan
+from fwpkm_jax.core.slots.keys.addressing import best_sub_keys
+from fwpkm_jax.core.slots.keys.scan import key_scan
 from fwpkm_jax.core.slots.write import KeyWrite
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.testing as npt
 
-from fwpkm_jax.core.slots.overlay import (
+from fwpkm_jax.core.slots.options.overlay import (
     open_groups,
     open_rows,
     overlays_of,

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from fwpkm_jax.core.slots.grouping import group_slots
-from fwpkm_jax.core.slots.retention import (
+from fwpkm_jax.core.slots.options.retention import (
     Retention,
     hardening_scale,
     init_history,
@@ -20,8 +19,9 @@ from fwpkm_jax.core.slots.retention import (
     strength_scale,
     surprise_weights,
 )
-from fwpkm_jax.core.slots.table import slot_write
-from fwpkm_jax.core.slots.value_step import retentive_write
+from fwpkm_jax.core.slots.values.grouping import group_slots
+from fwpkm_jax.core.slots.values.step import retentive_write
+from fwpkm_jax.core.slots.values.table import slot_write
 from fwpkm_jax.core.slots.write import ValueWrite
 
 pytestmark = pytest.mark.usefixtures("float64")

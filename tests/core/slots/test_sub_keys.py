@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core.slots import sub_keys
+from fwpkm_jax.core.slots.keys import sums as sub_keys
 
 pytestmark = pytest.mark.usefixtures("float64")
 TOKENS, HEADS, SUBKEYS, TOP_K, HALF = 40, 2, 7, 3, 4

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from fwpkm_jax.core.slots.table import slot_counts, slot_read, slot_write
+from fwpkm_jax.core.slots.values.table import slot_counts, slot_read, slot_write
 from fwpkm_jax.core.slots.write import PLAIN, ValueWrite
 
 SLOTS, VALUE = 9, 3

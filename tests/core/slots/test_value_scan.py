@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core.slots import rows as row_functions
-from fwpkm_jax.core.slots import value_scan as value_scan_module
-from fwpkm_jax.core.slots.grouping import group_slots
-from fwpkm_jax.core.slots.row_ops import ChunkRows
-from fwpkm_jax.core.slots.value_scan import value_scan
+from fwpkm_jax.core.slots.values import rows as row_functions
+from fwpkm_jax.core.slots.values import scan as value_scan_module
+from fwpkm_jax.core.slots.values.exchange import ChunkRows
+from fwpkm_jax.core.slots.values.grouping import group_slots
+from fwpkm_jax.core.slots.values.scan import value_scan
 from fwpkm_jax.core.slots.write import PLAIN
 from tests.kernels.entry import programs
 

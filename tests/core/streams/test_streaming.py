@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fwpkm_jax.core.slots.block_write import write_whole
+from fwpkm_jax.core.slots.options.blocks import write_whole
 from fwpkm_jax.core.streams.flush import flush
 from fwpkm_jax.core.streams.queue import Pending, clear, init_pending
 from fwpkm_jax.core.streams.streaming import Signals, push

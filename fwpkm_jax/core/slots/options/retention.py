@@ -2,7 +2,7 @@
 
 The plain write moves a touched slot by its whole mean error. It does not consider what the slot
 held or how often it was read, so one text overwrites what another has written. Each function here
-changes one factor of that write; `core.slots.value_step.retentive_write` combines them.
+changes one factor of that write; `core.slots.values.step.retentive_write` combines them.
 """
 
 from dataclasses import dataclass, fields
@@ -20,8 +20,8 @@ from fwpkm_jax.core.array_types import (
     TokenWeights,
     ValueTable,
 )
-from fwpkm_jax.core.slots.grouping import SlotGroups, group_slots, reference_counts
-from fwpkm_jax.core.slots.replay import ReplayedTokens, no_replayed_tokens
+from fwpkm_jax.core.slots.options.replay import ReplayedTokens, no_replayed_tokens
+from fwpkm_jax.core.slots.values.grouping import SlotGroups, group_slots, reference_counts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """What one chunk reads and leaves in a table of values, and its way back.
 
-`core.slots.value_scan` is built from these operations; kernels can replace them.
+`core.slots.values.scan` is built from these operations; kernels can replace them.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from fwpkm_jax.core.array_types import (
     TokenValues,
     ValueTable,
 )
-from fwpkm_jax.core.slots.grouping import SlotGroups
-from fwpkm_jax.core.slots.rows import add_rows, dot_rows, pull_rows, read_rows
+from fwpkm_jax.core.slots.values.grouping import SlotGroups
+from fwpkm_jax.core.slots.values.rows import add_rows, dot_rows, pull_rows, read_rows
 from fwpkm_jax.core.slots.write import ValueWrite
 
 _Tree = TypeVar("_Tree")
@@ -105,7 +105,7 @@ def exchange_rows(
     *,
     sum_reads: SumReads = complete_already,
 ) -> Exchange:
-    """Reads, compares and writes one chunk; see `core.slots.value_scan` for the formulas.
+    """Reads, compares and writes one chunk; see `core.slots.values.scan` for the formulas.
 
     The tokens read the logged rows, so each row is fetched from the table once. The write waits for
     every read of the old table; otherwise XLA would copy the table.

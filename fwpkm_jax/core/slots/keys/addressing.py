@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import Queries, SubKeys
 from fwpkm_jax.core.checks import check_arrays
-from fwpkm_jax.core.slots.top_k import top_k_ids
+from fwpkm_jax.core.slots.keys.top_k import top_k_ids
 
 Score = Literal["idw", "dot"]
 Nonlinearity = Literal["softmax", "silu", "relu"]

@@ -16,9 +16,8 @@ from fwpkm_jax.core.array_types import (
     ValueTable,
 )
 from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk
-from fwpkm_jax.core.slots.grouping import group_slots, reference_counts
-from fwpkm_jax.core.slots.replay import as_chunk, remember
-from fwpkm_jax.core.slots.retention import (
+from fwpkm_jax.core.slots.options.replay import as_chunk, remember
+from fwpkm_jax.core.slots.options.retention import (
     Retention,
     SlotHistory,
     decay,
@@ -27,7 +26,8 @@ from fwpkm_jax.core.slots.retention import (
     step_with_momentum,
     surprise_weights,
 )
-from fwpkm_jax.core.slots.table import slot_read, slot_write, update_norm
+from fwpkm_jax.core.slots.values.grouping import group_slots, reference_counts
+from fwpkm_jax.core.slots.values.table import slot_read, slot_write, update_norm
 from fwpkm_jax.core.slots.write import ValueWrite
 
 
@@ -78,7 +78,7 @@ def retentive_step(
 
     Args:
       values: `[slots, value]`.
-      history: from `core.slots.retention.init_history` or the last write.
+      history: from `core.slots.options.retention.init_history` or the last write.
       chunk: leaves `[tokens, ...]`.
       access: the slots that it reads.
       find: the slots of stored queries `[stored, heads, key]`.

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.slots.rows import add_by_blocks, dot_by_blocks, read_by_blocks
+from fwpkm_jax.core.slots.values.rows import add_by_blocks, dot_by_blocks, read_by_blocks
 
 _FULL = jax.lax.Precision.HIGHEST
 _THREE_PRODUCTS = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X3

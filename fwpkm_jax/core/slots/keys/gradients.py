@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import Queries, SubKeys
-from fwpkm_jax.core.slots.addressing import IDW_EPSILON, Score, split_halves
-from fwpkm_jax.core.slots.sub_keys import add_to_sub_keys, sub_key_totals, sum_of_sub_keys
+from fwpkm_jax.core.slots.keys.addressing import IDW_EPSILON, Score, split_halves
+from fwpkm_jax.core.slots.keys.sums import add_to_sub_keys, sub_key_totals, sum_of_sub_keys
 
 ChosenIds = Int[Array, "tokens heads 2 top_k"]
 ChosenNumbers = Float[Array, "tokens heads 2 top_k"]

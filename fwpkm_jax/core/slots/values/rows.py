@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from fwpkm_jax.core.array_types import SlotIds, SlotWeights, TokenValues, ValueTable
-from fwpkm_jax.core.slots.grouping import SlotGroups
+from fwpkm_jax.core.slots.values.grouping import SlotGroups
 
 # Tokens whose rows a CPU forms at once; the rows of a whole chunk would need new pages of memory.
 _BLOCK = 64

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import Queries, SubKeys
-from fwpkm_jax.core.slots.addressing import (
+from fwpkm_jax.core.slots.keys.addressing import (
     Score,
     SubKeyChoice,
     split_halves,
 )
-from fwpkm_jax.core.slots.choice_gradients import keys_cotangent, queries_cotangent, score_pulls
-from fwpkm_jax.core.slots.sub_keys import dots_of_sub_keys, sub_key_totals, sum_of_sub_keys
+from fwpkm_jax.core.slots.keys.gradients import keys_cotangent, queries_cotangent, score_pulls
+from fwpkm_jax.core.slots.keys.sums import dots_of_sub_keys, sub_key_totals, sum_of_sub_keys
 from fwpkm_jax.core.slots.write import (
     KeyWrite,
     SubKeyUsage,

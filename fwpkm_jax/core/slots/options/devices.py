@@ -1,6 +1,6 @@
 """Value tables split over several devices, each holding a part: inside `jax.shard_map`.
 
-By columns: columns do not interact (`core.slots.value_scan`), so the scan needs no communication.
+By columns: columns do not interact (`core.slots.values.scan`), so the scan needs no communication.
 Before it the devices gather all tokens' addresses and exchange targets, tokens for columns; after
 it they exchange what was read, columns for tokens. By slots, for tables larger than a device: each
 device reads the slots it holds for all tokens, and one sum of `[tokens, value]` per chunk, forward
@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fwpkm_jax.core.slots.row_ops import RowOps, exchange_back, exchange_rows
-from fwpkm_jax.core.slots.value_run import ValueRunOutput, value_run
+from fwpkm_jax.core.slots.values.exchange import RowOps, exchange_back, exchange_rows
+from fwpkm_jax.core.slots.values.run import ValueRunOutput, value_run
 from fwpkm_jax.core.slots.write import ValueWrite
 
 

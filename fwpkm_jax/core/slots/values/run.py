@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fwpkm_jax.core.slots.grouping import group_chunks, reference_counts
-from fwpkm_jax.core.slots.row_ops import ChunkRows, RowOps
-from fwpkm_jax.core.slots.value_scan import value_scan
+from fwpkm_jax.core.slots.values.exchange import ChunkRows, RowOps
+from fwpkm_jax.core.slots.values.grouping import group_chunks, reference_counts
+from fwpkm_jax.core.slots.values.scan import value_scan
 from fwpkm_jax.core.slots.write import ValueWrite
 
 

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import ValueTable
-from fwpkm_jax.core.slots.grouping import SlotGroups
-from fwpkm_jax.core.slots.row_ops import ChunkRows, RowOps, logged_rows, of_chunk
+from fwpkm_jax.core.slots.values.exchange import ChunkRows, RowOps, logged_rows, of_chunk
+from fwpkm_jax.core.slots.values.grouping import SlotGroups
 from fwpkm_jax.core.slots.write import ValueWrite
 
 

@@ -1,0 +1,1 @@
+"""Options of a memory of slots, each at its own place beside the plain write."""

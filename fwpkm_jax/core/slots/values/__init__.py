@@ -1,0 +1,1 @@
+"""The values of a memory of slots: rows read, grouped, exchanged and written."""

@@ -12,7 +12,7 @@ from typing import Any, Literal, Union
 
 import numpy as np
 
-from fwpkm_jax.added_fields import values_before
+from fwpkm_jax.added_fields import values_before, without_removed
 from fwpkm_jax.command_line import nearest
 
 # What the devices count and compute in.
@@ -123,6 +123,7 @@ def _from_json_dataclass(values: Any, annotation: type, path: str, stored: bool)
         hint = nearest(str(name), classes)
         raise UnknownNameError(f"{path}.class={name!r} is none of {sorted(classes)}{hint}.")
     cls = classes[name]
+    values = without_removed(cls, values, path=path)
     types_of = hints(cls)
     names = [f.name for f in dataclasses.fields(cls)]
     for unknown in values.keys() - set(names):

@@ -1,8 +1,8 @@
 """Memories of many users over one base: forked, joined, taken apart, made private.
 
 A forked memory goes wherever a memory goes on one device: into a decoder, a stream, `generate`.
-What a user has not written is the base's and exists once; see `core.slots.options.overlay`. These functions
-run on the host, not inside `jax.jit`.
+What a user has not written is the base's and exists once; see `core.slots.options.overlay`. These
+functions run on the host, not inside `jax.jit`.
 """
 
 from collections.abc import Callable, Sequence

@@ -246,7 +246,7 @@ class AbstractChunkRule(AbstractRule):
         return memory
 
     def overlay(self, memory: Memory, base: Memory, *, capacity: int) -> Memory:
-        """Memories that share with `base` all that they hold in common (`core.slots.options.overlay`).
+        """Memories that share with `base` all that they have in common (see `options.overlay`).
 
         Args:
           memory: leaves `[groups, ...]`.

@@ -15,7 +15,6 @@ from fwpkm_jax.core.array_types import (
     SlotWeights,
     SubKeys,
     TokenValues,
-    TokenWeights,
     ValueTable,
 )
 from fwpkm_jax.core.checks import check_key
@@ -28,7 +27,8 @@ from fwpkm_jax.core.slots.keys.addressing import (
     SubKeyChoice,
     slot_weights,
 )
-from fwpkm_jax.core.slots.options.blocks import ChunkBlocks
+from fwpkm_jax.core.slots.keys.scan import Find
+from fwpkm_jax.core.slots.options.blocks import ChunkBlocks, write_in_blocks
 from fwpkm_jax.core.slots.options.devices import MemoryAxes
 from fwpkm_jax.core.slots.options.overlay import (
     AnyTable,
@@ -37,15 +37,16 @@ from fwpkm_jax.core.slots.options.overlay import (
     rows_to_read,
     table_rows,
 )
+from fwpkm_jax.core.slots.options.replay import join_stored
 from fwpkm_jax.core.slots.options.retention import (
     Retention,
     SlotHistory,
     init_history,
-    step_scales,
+    retentive_step,
+    scale_chunks,
 )
-from fwpkm_jax.core.slots.two_phase import TwoPhase
-from fwpkm_jax.core.slots.values.step import retentive_step, value_step
-from fwpkm_jax.core.slots.values.table import slot_read, update_norm
+from fwpkm_jax.core.slots.two_phase import move_keys, write_values
+from fwpkm_jax.core.slots.values.table import slot_read, update_norm, value_step
 from fwpkm_jax.core.slots.write import KeyWrite, ValueWrite, addressing_loss
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query, check_run
@@ -165,11 +166,6 @@ class FwPKM(AbstractChunkRule):
                 f"write_clip={self.write_clip} and weight_decay={self.weight_decay} go over all; "
                 "leave one of them out."
             )
-        if self.retention is not None and self.inner_steps > 1 and self.retention.counts_steps:
-            raise ValueError(
-                f"inner_steps={self.inner_steps} repeats a chunk's step, which write_decay, "
-                f"momentum and consolidation of retention={self.retention} count; leave one out."
-            )
 
     @property
     def num_slots(self) -> int:
@@ -213,12 +209,7 @@ class FwPKM(AbstractChunkRule):
     @property
     def two_phase(self) -> bool:
         """Whether keys move without reading the values, and a write only adds to touched rows."""
-        return (
-            self.key_loss == "addressing"
-            and self.write_clip is None
-            and not self.weight_decay
-            and (self.retention is None or self.retention.foreseen)
-        )
+        return self.key_loss == "addressing" and self.write_clip is None and not self.weight_decay
 
     def run(self, memory: FwPKMMemory, sequence: SlotChunk, *, chunk_size: int) -> RunOutput:
         if not self.two_phase:
@@ -250,20 +241,87 @@ class FwPKM(AbstractChunkRule):
     ) -> RunOutput:
         """All slots first, then the values: `core.slots.two_phase`.
 
-        On a GPU or TPU, `_select` runs the kernel `pallas_kernels.product_top_k`, and the kernels
-        that `pallas_kernels.row_ops` chooses read and write the values.
+        On a GPU or TPU the kernels that `pallas_kernels` chooses find sub-keys, move the keys and
+        read and write the values.
         """
         if not self.two_phase:
             return super().run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)
-        out = self._two_phase(memory.values).run_groups(
-            *(memory.keys, memory.values, sequence),
+        sequence = cast(sequence, memory.values.dtype)
+        stored = None if self.retention is None else self._history(memory).replayed
+        if stored is None:
+            return self._run_phases(memory, sequence, chunk_size=chunk_size, axes=axes)
+        joined = join_stored(stored, sequence, chunk_size=chunk_size)
+        history = self._history(memory)._replace(replayed=None)
+        out = self._run_phases(
+            memory._replace(history=history),
+            joined.tokens,
+            chunk_size=joined.layout.joined_chunk_size,
+            first=joined.first,
+        )
+        output, access = joined.own((out.output, out.access))
+        history = out.memory.history._replace(replayed=joined.stored)
+        return RunOutput(out.memory._replace(history=history), output, access, out.info)
+
+    def _run_phases(
+        self,
+        memory: FwPKMMemory,
+        sequence: SlotChunk,
+        *,
+        chunk_size: int,
+        first: Float[Array, "groups batch length"] | None = None,
+        axes: MemoryAxes | None = None,
+    ) -> RunOutput:
+        """`run_groups` in the dtype of the memory; tokens with 1 in `first` are written first."""
+        key_write, value_write = self._key_write, self._value_write
+        keys, choice, loss = move_keys(
+            memory.keys,
+            sequence,
             chunk_size=chunk_size,
-            history=None if self.retention is None else self._history(memory),
+            find=self._find(),
+            key_write=key_write,
+            loops_of=functools.partial(
+                key_loops, top_k=self.top_k, key_write=key_write, backend=self.backend
+            ),
+            token_axes=() if axes is None else axes.tokens,
+        )
+        _, access = self._slots_of(choice, self.backend)
+        history, scales = memory.history, None
+        if self.retention is not None:
+            history, scales = self._scales(memory, access, sequence, first, chunk_size=chunk_size)
+        out = write_values(
+            memory.values,
+            access,
+            sequence,
+            chunk_size=chunk_size,
+            write=value_write,
+            ops=row_ops(table_rows(memory.values), write=value_write, backend=self.backend),
+            inner_steps=self.inner_steps,
+            scales=scales,
+            first=first,
             axes=axes,
         )
-        info = jax.lax.stop_gradient(FwPKMInfo(out.addressing_loss, out.update_norm))
-        memory = FwPKMMemory(out.keys, out.values, out.history)
-        return RunOutput(memory, out.output, out.access, info)
+        info = jax.lax.stop_gradient(FwPKMInfo(loss, out.update_norm))
+        return RunOutput(FwPKMMemory(keys, out.values, history), out.output, access, info)
+
+    def _scales(
+        self,
+        memory: FwPKMMemory,
+        access: SlotAccess,
+        sequence: SlotChunk,
+        first: Float[Array, "groups batch length"] | None,
+        *,
+        chunk_size: int,
+    ) -> tuple[SlotHistory, Float[Array, "groups batch length places"]]:
+        """The history after a sequence, and all steps' scales; `first` is written in full."""
+        assert self.retention is not None
+        own = 1.0 if first is None else 1.0 - first
+        history, scales = scale_chunks(
+            *(self._history(memory), access),
+            *(own * sequence.write_weight, own * sequence.counted),
+            chunk_size=chunk_size,
+            retention=self.retention,
+        )
+        return history, scales if first is None else jnp.where(first[..., None] > 0, 1.0, scales)
 
     def write(self, memory: FwPKMMemory, chunk: SlotChunk) -> FwPKMMemory:
         sequence = jax.tree.map(lambda x: x[None], chunk._replace(cut=None))
@@ -293,8 +351,17 @@ class FwPKM(AbstractChunkRule):
     def write_blocks(self, memory: FwPKMMemory, blocks: ChunkBlocks) -> FwPKMMemory:
         if not self.splits:
             return super().write_blocks(memory, blocks)
-        executor = self._two_phase(memory.values)
-        return FwPKMMemory(*executor.write_blocks(memory.keys, memory.values, blocks))
+        block, dtype = blocks.block, memory.values.dtype
+        keys, values = write_in_blocks(
+            *(memory.keys, memory.values),
+            blocks._replace(block=lambda number: cast(block(number), dtype)),
+            select=functools.partial(self._select, backend=self.backend),
+            read=self._read,
+            key_write=self._key_write,
+            value_write=self._value_write,
+            ops=row_ops(table_rows(memory.values), write=self._value_write, backend=self.backend),
+        )
+        return FwPKMMemory(keys, values)
 
     def step(self, memory: FwPKMMemory, chunk: SlotChunk) -> StepOutput:
         table = self._whole_table(memory)
@@ -319,7 +386,7 @@ class FwPKM(AbstractChunkRule):
         table = self._whole_table(memory)
         if self.retention is None:
             write = ValueWrite(
-                step_size=self._value_step,
+                step_size=self._mean_step,
                 learning_rate=self.learning_rate,
                 clip=self.write_clip,
                 weight_decay=self.weight_decay,
@@ -339,7 +406,7 @@ class FwPKM(AbstractChunkRule):
         if memory.history is None:
             raise ValueError(
                 f"This memory has no history of its slots, which {self.retention} needs; start it "
-                "with `init` of this rule, or give it one from `core.slots.options.retention.init_history`."
+                "with `init` of this rule, or give it one by `adopt`."
             )
         return memory.history
 
@@ -353,15 +420,16 @@ class FwPKM(AbstractChunkRule):
         return memory.values
 
     @property
-    def _value_step(self) -> float:
+    def _mean_step(self) -> float:
+        """What multiplies the mean error of a slot, the learning rate aside."""
         if self.value_step is None:
             return float(self.num_heads * self.top_k)
         return self.value_step
 
     @property
     def _value_write(self) -> ValueWrite:
-        """The write of a rule that neither clips nor decays: whole steps, only of touched slots."""
-        return ValueWrite(step_size=self.learning_rate * self._value_step)
+        """The write of a rule that neither clips nor decays: whole steps, only of read slots."""
+        return ValueWrite(step_size=self.learning_rate * self._mean_step)
 
     @property
     def _key_write(self) -> KeyWrite:
@@ -373,57 +441,30 @@ class FwPKM(AbstractChunkRule):
             weight_decay=self.weight_decay,
         )
 
-    def _two_phase(self, values: AnyTable) -> TwoPhase:
-        return TwoPhase(
-            find=functools.partial(
-                choose_sub_keys, top_k=self.top_k, score=self.score, backend=self.backend
-            ),
-            pair=self._pair,
-            read=self._read,
-            key_write=self._key_write,
-            value_write=self._value_write,
-            inner_steps=self.inner_steps,
-            ops=row_ops(table_rows(values), write=self._value_write, backend=self.backend),
-            scale=None if self.retention is None else self._scale,
-            key_loops=functools.partial(
-                key_loops, top_k=self.top_k, key_write=self._key_write, backend=self.backend
-            ),
-        )
-
-    def _scale(
-        self,
-        history: SlotHistory,
-        slot_ids: SlotIds,
-        weights: SlotWeights,
-        write_weight: TokenWeights,
-        counted: TokenWeights,
-    ) -> tuple[SlotWeights, SlotHistory]:
-        assert self.retention is not None
-        options: Any = {"write_weight": write_weight, "counted": counted}
-        return step_scales(history, slot_ids, weights, **options, retention=self.retention)
-
     def _read(self, values: AnyTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
         rows, slot_ids = rows_to_read(values, slot_ids)
         return read_kernels.slot_read(rows, slot_ids, weights, backend=self.backend).output
 
+    def _find(self, backend: Backend | None = None) -> Find:
+        """From queries and keys to the best sub-keys of each query."""
+        return functools.partial(
+            choose_sub_keys, top_k=self.top_k, score=self.score, backend=backend or self.backend
+        )
+
     def _select(
         self, keys: SubKeys, query: Queries, backend: Backend
     ) -> tuple[Address, SlotAccess]:
-        choice = choose_sub_keys(
-            query.astype(keys.dtype), keys, top_k=self.top_k, score=self.score, backend=backend
-        )
-        return self._pair(choice, backend)
+        """Where each query reads, and with which weights."""
+        return self._slots_of(self._find(backend)(query.astype(keys.dtype), keys), backend)
 
-    def _pair(
-        self, choice: SubKeyChoice, backend: Backend | None = None
-    ) -> tuple[Address, SlotAccess]:
-        slot_ids, scores = pair_sub_keys(
-            choice, num_subkeys=self.num_subkeys, backend=backend or self.backend
-        )
+    def _slots_of(self, choice: SubKeyChoice, backend: Backend) -> tuple[Address, SlotAccess]:
+        """The slots of queries with these best sub-keys, leaves `[..., heads, 2, top_k]`."""
+        before = choice.sub_key_ids.shape[:-3]
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[-3:]), choice)
+        slot_ids, scores = pair_sub_keys(flat, num_subkeys=self.num_subkeys, backend=backend)
         weights = slot_weights(scores, nonlinearity=self.nonlinearity, temperature=self.temperature)
-        tokens = slot_ids.shape[0]
-        access = SlotAccess(slot_ids.reshape(tokens, -1), weights.reshape(tokens, -1))
-        return Address(slot_ids, scores, *choice), access
+        access = SlotAccess(slot_ids.reshape(*before, -1), weights.reshape(*before, -1))
+        return Address(slot_ids, scores, *flat), access
 
     def key_gradient(self, memory: FwPKMMemory, chunk: SlotChunk, address: Address) -> SubKeys:
         """Gradient of the loss that moves the keys (`key_loss`), before clipping and decay."""

@@ -56,10 +56,10 @@ def select_slots(
       backend: `auto`, `reference` or `pallas`; kernels accept float32 only.
 
     Returns:
-      The address of `core.slots.keys.addressing.product_top_k` and the weights `[tokens, heads, top_k]`.
+      The address of `keys.addressing.product_top_k` and the weights `[tokens, heads, top_k]`.
 
     Raises:
-      ValueError: as `core.slots.keys.addressing.product_top_k`, or there is no kernel for the platform.
+      ValueError: as `keys.addressing.product_top_k`, or there is no kernel for the platform.
       NotImplementedError: `pallas` with inputs that its kernel does not take.
 
     References: Lample et al. 2019, arXiv:1907.05242; Zhao and Jones 2026, arXiv:2601.00671.

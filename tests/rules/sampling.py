@@ -27,11 +27,7 @@ INSTANCES: dict[str, AbstractRule] = {
     **{name: rule.tiny() for name, rule in CHUNKED.items()},
     "fwpkm_retention": dataclasses.replace(
         FwPKM.tiny(),
-        retention=Retention(
-            **{"write_decay": 0.1, "momentum": 0.3, "surprise": 1.0, "protection": 0.5},
-            **{"strength": 1.0, "hardening": 0.5, "relocation": 1.0, "common": 0.2},
-            **{"replay": 3, "consolidation": 0.4},
-        ),
+        retention=Retention(hardening=0.5, relocation=1.0, replay=3),
     ),
 }
 """Every registered rule, and what adds arrays to a memory of one."""

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fwpkm_jax.core.slots.keys.addressing import product_top_k
-from fwpkm_jax.core.slots.options.retention import Retention
 from fwpkm_jax.core.slots.write import addressing_loss
 from fwpkm_jax.rules.fwpkm import FwPKM, FwPKMMemory
 from tests.golden.own import oracle
@@ -208,28 +207,6 @@ def test_inner_steps_write_a_chunk_again_and_move_its_keys_once():
     np.testing.assert_allclose(repeating.info.update_norm**2, squares, rtol=1e-10)
 
 
-def test_a_consolidating_slot_takes_back_what_does_not_last_before_its_next_write():
-    plain, share = FwPKM.tiny(), 0.25
-    rule = dataclasses.replace(plain, retention=Retention(consolidation=share))
-    memory, chunk = one_chunk(plain)
-    first = jax.jit(plain.step)(memory, chunk).memory
-    lasting = memory.values + share * (first.values - memory.values)
-    second = jax.jit(plain.step)(first._replace(values=lasting), chunk).memory
-    step, history = jax.jit(rule.step), rule.init(jax.random.key(0)).history
-    history = jax.tree.map(lambda x: x.astype(jnp.float64), history)
-    once = step(memory._replace(history=history._replace(lasting=memory.values)), chunk).memory
-    np.testing.assert_allclose(once.values, first.values, rtol=1e-10)
-    np.testing.assert_allclose(once.history.lasting, lasting, rtol=1e-10)
-    twice = step(once, chunk)
-    # Slots that no token that counts reads the second time keep all of the first.
-    read = np.isin(np.arange(rule.num_slots), twice.access.slot_ids[chunk.counted > 0])
-    expected = np.where(read[:, None], second.values, first.values)
-    np.testing.assert_allclose(twice.memory.values, expected, rtol=1e-10)
-    np.testing.assert_allclose(
-        twice.output, plain.read(once._replace(history=None), chunk.query)[0], rtol=1e-10
-    )
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("length", [1, 2])
 def test_a_chunk_without_any_target_moves_the_keys_alone(length):
@@ -274,10 +251,6 @@ def test_initial_keys_are_uniform_and_values_normal():
         ({"value_dim": 1}, "value_dim=1 must be at least 2"),
         ({"lookahead": -1}, "lookahead=-1 must be at least 0"),
         ({"inner_steps": 0}, "inner_steps=0 must be at least 1"),
-        (
-            {"inner_steps": 2, "retention": Retention(momentum=0.5)},
-            "inner_steps=2 repeats a chunk's step, which write_decay, momentum",
-        ),
         ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
     ],
     ids=str,

@@ -20,7 +20,7 @@ RULE = FwPKM(num_subkeys=5, key_dim=6, value_dim=4, num_heads=2, top_k=3)
 WIDE = FwPKM(num_subkeys=30, key_dim=6, value_dim=4, top_k=3)  # More slots than references.
 SPARING = dataclasses.replace(
     RULE,
-    retention=Retention(protection=0.7, strength=1.5, hardening=1.0, relocation=0.5, common=0.3),
+    retention=Retention(hardening=1.0, relocation=0.5),
 )
 REPEATING = dataclasses.replace(SPARING, inner_steps=3)
 REPLAYING = dataclasses.replace(RULE, retention=Retention(replay=3))
@@ -130,7 +130,6 @@ def test_kernels_agree_with_the_plain_scan(kernel):
         {"key_loss": "both"},
         {"write_clip": 1.0},
         {"weight_decay": 0.1},
-        {"retention": Retention(surprise=1.0)},
     ],
     ids=str,
 )

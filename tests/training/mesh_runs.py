@@ -107,7 +107,7 @@ def whole_model() -> ModelConfig:
 def family_model() -> ModelConfig:
     """The rest of the family: matrix memories, Titans' wirings, a Fast Weight Layer, retention."""
     small = small_model()
-    retention = Retention(write_decay=0.1, momentum=0.3, surprise=1.0, protection=0.5)
+    retention = Retention(hardening=0.5, relocation=1.0)
     rule = dataclasses.replace(small.fast_weight.rule, retention=retention)
     return dataclasses.replace(
         small,

@@ -14,10 +14,11 @@ and for the sub-keys (Eq. 18), with P the softmax of each query's scores over th
     L       = sum of p[j] log(p[j] + 1e-8)                    `usage_loss`
     k[j]   -= eta_k dL/dk[j]                                  `addressing_gradient`, `KeyWrite.step`
 
-Reads have their formulas in `core.slots.keys.addressing` (Eqs. 5 to 7 and 20) and `core.slots.values.table`
-(Eq. 11). Every executor takes the write from here, whatever way it holds chunk and table, and its
-backward pass is `jax.vjp` of these functions. A kernel that computes the error itself says so by
-naming `ValueWrite.error`, and refuses a write whose `ValueWrite.options` are not empty.
+Reads have their formulas in `core.slots.keys.addressing` (Eqs. 5 to 7 and 20) and
+`core.slots.values.table` (Eq. 11). Every executor takes the write from here, whatever way it holds
+chunk and table, and its backward pass is `jax.vjp` of these functions. A kernel that computes the
+error itself says so by naming `ValueWrite.error`, and refuses a write whose `ValueWrite.options`
+are not empty.
 
 References: Zhao and Jones 2026, arXiv:2601.00671.
 """

@@ -3,8 +3,8 @@
 A group's rows stand in the order in which they were first written. A sorted list of slots finds
 them. A read takes the group's own row of a slot if there is one, else the base's. A write first
 gives every slot that it reaches a row of its own, a copy of the base's. The group's rows then are a
-small table that the executors and their kernels (`core.slots.values.run`, `core.slots.values.exchange`) read
-and write as any other, so results equal those of a private table bit for bit.
+small table that the executors and their kernels (`core.slots.values`) read and write as any other,
+so results equal those of a private table bit for bit.
 
 Shapes are static: a group has room for `capacity` rows. A slot that finds no room is lost. This is
 counted, and from then on all reads of this group are NaN, so that no answer silently lacks a write.

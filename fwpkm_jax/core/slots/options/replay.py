@@ -4,15 +4,16 @@ A write moves the slots that its own tokens read. What other texts had put there
 bit, unless their tokens are written again. New tokens are written last and so in full.
 """
 
+import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import SubKeys, ValueTable
-from fwpkm_jax.core.chunks import StepOutput, scan_chunks
+from fwpkm_jax.core.chunks import StepOutput, map_groups, scan_chunks, uncut
 from fwpkm_jax.core.slots.chunk import SlotChunk
 
 
@@ -138,3 +139,51 @@ class PlacesBefore:
         size, rest = min(self.chunk_size, self.length), own.shape[2:]
         own = jnp.pad(own, [(0, 0), (0, -self.length % size)] + [(0, 0)] * len(rest))
         return own.reshape(self.batch, -1, size, *rest)
+
+
+class JoinedSequence(NamedTuple):
+    """A sequence with stored tokens before each chunk.
+
+    Attributes:
+      tokens: leaves `[groups, batch, joined, ...]`.
+      first: 1 for the stored tokens, which are written before the others.
+      stored: the store after the last chunk.
+      layout: where they stand.
+    """
+
+    tokens: SlotChunk
+    first: Float[Array, "groups batch joined"]
+    stored: ReplayedTokens
+    layout: PlacesBefore
+
+    def own(self, joined: Any) -> Any:
+        """The sequence's own tokens out of leaves `[groups, batch, joined, ...]`."""
+        return jax.tree.map(jax.vmap(self.layout.own), joined)
+
+
+def join_stored(stored: ReplayedTokens, sequence: SlotChunk, *, chunk_size: int) -> JoinedSequence:
+    """Several memories' sequences with stored tokens before each chunk.
+
+    These find slots with the tokens of their chunk. They move no keys and leave no trace in the
+    rest of the history.
+
+    Args:
+      stored: leaves `[groups, ...]`.
+      sequence: leaves `[groups, batch, length, ...]`.
+      chunk_size: tokens of a sequence between two writes.
+    """
+    sequence = uncut(sequence, chunk_size)
+    store = functools.partial(stored_before_chunks, chunk_size=chunk_size)
+    stored, before = map_groups(store, stored, sequence)
+    _, batch, length = sequence.counted.shape
+    layout = PlacesBefore(
+        tokens=before.counted.shape[2], batch=batch, length=length, chunk_size=chunk_size
+    )
+    if sequence.factor is not None:
+        before = before._replace(factor=jnp.ones_like(before.counted))
+    tokens, first = jax.tree.map(
+        jax.vmap(layout.join),
+        (before, jnp.ones_like(before.counted)),
+        (sequence, jnp.zeros_like(sequence.counted)),
+    )
+    return JoinedSequence(tokens, first, stored, layout)

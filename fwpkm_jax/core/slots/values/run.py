@@ -1,6 +1,6 @@
 """Whole sequences through a value table: groups, chunks and normalised steps for `value_scan`."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from fwpkm_jax.core.slots.write import ValueWrite
 class ValueRunOutput(NamedTuple):
     """The tables after the last chunk, what was read, and the norm of each chunk's change."""
 
-    values: Float[Array, "groups slots value"]
+    values: Any
     output: Float[Array, "groups batch length value"]
     update_norm: Float[Array, "groups chunks"]
 
@@ -32,7 +32,7 @@ def value_run(
     chunk_size: int,
     scales: Float[Array, "groups batch length places"] | None = None,
     inner_steps: int = 1,
-    again: Float[Array, "groups batch length"] | None = None,
+    first: Float[Array, "groups batch length"] | None = None,
     ops: RowOps | None = None,
 ) -> ValueRunOutput:
     """Reads and writes sequences chunk by chunk, each group of them in a table of its own.
@@ -53,7 +53,7 @@ def value_run(
       scales: multiply the steps of each place; None: 1.
       inner_steps: how often each chunk is written in turn. Its output is what it read first, and
         the squares of its changes are added up.
-      again: 1 for tokens that each inner step writes before the others, in a step of their own;
+      first: 1 for tokens that each inner step writes before the others, in a step of their own;
         None: all are written at once.
       ops: what reads and adds rows; None: plain XLA.
     """
@@ -72,6 +72,7 @@ def value_run(
         x = jnp.moveaxis(x.reshape(num_groups, batch, chunks, chunk, *rest), 2, 0)
         return x.reshape(chunks, num_groups * batch * chunk, *rest)
 
+    # All tables are one, laid end to end: one sort groups the references of a chunk.
     offsets = num_slots * jnp.arange(num_groups, dtype=slot_ids.dtype)
     ids = to_chunks(slot_ids)
     ids = ids.reshape(chunks, num_groups, -1) + offsets[None, :, None]
@@ -80,30 +81,30 @@ def value_run(
     weights = to_chunks(weights)
     targets = to_chunks(targets)
 
-    def written(share: jax.Array | None) -> ChunkRows:
+    def step_of(share: jax.Array | None) -> ChunkRows:
         """What a step reads and writes that writes the tokens with a share of 1, or all."""
         own_counted, own_weights = counted, error_weights
         if share is not None:
             own_counted, own_weights = share * counted, share * error_weights
         counts = jax.vmap(reference_counts)(groups, to_chunks(own_counted))
-        steps = write.steps(weights, counts)
+        coefficients = write.steps(weights, counts)
         if scales is not None:
-            steps = to_chunks(scales) * steps
-        return ChunkRows(weights, steps, targets, error_weights=to_chunks(own_weights))
+            coefficients = to_chunks(scales) * coefficients
+        return ChunkRows(weights, coefficients, targets, error_weights=to_chunks(own_weights))
 
-    turns = [written(None)] if again is None else [written(again), written(1.0 - again)]
-    turns = turns * inner_steps
-    rows = turns[0]
-    if len(turns) > 1:  # The next step is a chunk of the same tokens.
-        ids, groups = jax.tree.map(lambda x: jnp.repeat(x, len(turns), axis=0), (ids, groups))
+    steps = [step_of(None)] if first is None else [step_of(first), step_of(1.0 - first)]
+    steps = steps * inner_steps
+    rows = steps[0]
+    if len(steps) > 1:  # To the scan, the next step is a chunk of the same tokens.
+        ids, groups = jax.tree.map(lambda x: jnp.repeat(x, len(steps), axis=0), (ids, groups))
         rows = jax.tree.map(
-            lambda *x: jnp.stack(x, axis=1).reshape(chunks * len(turns), *x[0].shape[1:]), *turns
+            lambda *x: jnp.stack(x, axis=1).reshape(chunks * len(steps), *x[0].shape[1:]), *steps
         )
     table = values.reshape(num_groups * num_slots, values.shape[2])
     out = value_scan(table, ids, rows, groups=groups, write=write, ops=ops)
-    output = out.output[:: len(turns)].reshape(chunks, num_groups, batch, chunk, values.shape[2])
+    output = out.output[:: len(steps)].reshape(chunks, num_groups, batch, chunk, values.shape[2])
     output = jnp.moveaxis(output, 0, 2).reshape(num_groups, batch, chunks * chunk, -1)
-    change = out.squared_change.reshape(chunks, len(turns), num_groups, batch * chunk)
+    change = out.squared_change.reshape(chunks, len(steps), num_groups, batch * chunk)
     change = change.sum((1, 3))
     return ValueRunOutput(
         out.values.reshape(values.shape), output[:, :, :length], jnp.sqrt(change.T)

@@ -12,6 +12,7 @@ from fwpkm_jax.core.array_types import (
     ValueTable,
 )
 from fwpkm_jax.core.checks import check_arrays
+from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk
 from fwpkm_jax.core.slots.write import ValueWrite
 
 
@@ -50,6 +51,7 @@ def slot_write(
     *,
     counted: TokenWeights,
     write: ValueWrite,
+    scales: SlotWeights | None = None,
 ) -> ValueTable:
     """The table after one write, in plain JAX.
 
@@ -63,6 +65,7 @@ def slot_write(
       errors: from `write.error`, `[tokens, value]`.
       counted: 1 for tokens whose reads count in n, `[tokens]`.
       write: its formulas.
+      scales: multiply the step of each place, `[tokens, places]`; None: 1.
     """
     check_arrays(
         values=(values, "float slots value"),
@@ -72,11 +75,35 @@ def slot_write(
         counted=(counted, "float tokens"),
     )
     counts = slot_counts(slot_ids, counted, num_slots=values.shape[0])
-    gradients = -write.steps(weights, counts)[:, :, None] * errors[:, None, :]
+    steps = write.steps(weights, counts)
+    if scales is not None:
+        steps = scales * steps
+    gradients = -steps[:, :, None] * errors[:, None, :]
     if write.is_sparse:
         return values.at[slot_ids].add(-write.learning_rate * gradients, mode="promise_in_bounds")
     gradient = jnp.zeros_like(values).at[slot_ids].add(gradients, mode="promise_in_bounds")
     return write.dense_step(values, gradient)
+
+
+def value_step(
+    values: ValueTable,
+    chunk: SlotChunk,
+    access: SlotAccess,
+    *,
+    write: ValueWrite,
+    scales: SlotWeights | None = None,
+) -> ValueTable:
+    """The table after a write of the errors of what a chunk reads from it.
+
+    Args:
+      values: `[slots, value]`.
+      chunk: leaves `[tokens, ...]`.
+      access: the slots that it reads.
+      write: its formulas.
+      scales: as in `slot_write`.
+    """
+    errors = write.error(slot_read(values, *access), chunk.target, chunk.error_weight[:, None])
+    return slot_write(values, *access, errors, counted=chunk.counted, write=write, scales=scales)
 
 
 def update_norm(before: ValueTable, after: ValueTable, slot_ids: SlotIds) -> Float[Array, ""]:

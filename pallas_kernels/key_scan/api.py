@@ -29,7 +29,7 @@ def key_loops(
 
     A loop of kernels reads each chunk where it lies and writes the sub-keys in place; it selects by
     the kernel of `product_top_k`. Where they do not fit, the loops are those of
-    `core.slots.keys.scan`, whose selection may be a kernel of its own; so `pallas` is no error here.
+    `keys.scan`, whose selection may be a kernel of its own; so `pallas` is no error here.
 
     Args:
       keys: of one memory, `[heads, 2, subkeys, key // 2]`.

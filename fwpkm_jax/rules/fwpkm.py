@@ -19,7 +19,6 @@ from fwpkm_jax.core.array_types import (
 )
 from fwpkm_jax.core.checks import check_key
 from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast, map_own
-from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk, SlotWriteWeights
 from fwpkm_jax.core.slots.keys.addressing import (
     Address,
     Nonlinearity,
@@ -29,13 +28,12 @@ from fwpkm_jax.core.slots.keys.addressing import (
 )
 from fwpkm_jax.core.slots.keys.scan import Find
 from fwpkm_jax.core.slots.options.blocks import ChunkBlocks, write_in_blocks
-from fwpkm_jax.core.slots.options.devices import MemoryAxes
+from fwpkm_jax.core.slots.options.devices import MemoryAxes, write_split_values
 from fwpkm_jax.core.slots.options.overlay import (
     AnyTable,
     OverlayTable,
     overlays_of,
     rows_to_read,
-    table_rows,
 )
 from fwpkm_jax.core.slots.options.replay import join_stored
 from fwpkm_jax.core.slots.options.retention import (
@@ -46,8 +44,16 @@ from fwpkm_jax.core.slots.options.retention import (
     scale_chunks,
 )
 from fwpkm_jax.core.slots.two_phase import move_keys, write_values
+from fwpkm_jax.core.slots.values.exchange import RowOps
 from fwpkm_jax.core.slots.values.table import slot_read, update_norm, value_step
-from fwpkm_jax.core.slots.write import KeyWrite, ValueWrite, addressing_loss
+from fwpkm_jax.core.slots.write import (
+    KeyWrite,
+    SlotAccess,
+    SlotChunk,
+    SlotWriteWeights,
+    ValueWrite,
+    addressing_loss,
+)
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.rules.base import AbstractChunkRule, check_memory, check_query, check_run
 from pallas_kernels import slot_read as read_kernels
@@ -288,18 +294,24 @@ class FwPKM(AbstractChunkRule):
         history, scales = memory.history, None
         if self.retention is not None:
             history, scales = self._scales(memory, access, sequence, first, chunk_size=chunk_size)
-        out = write_values(
-            memory.values,
-            access,
-            sequence,
-            chunk_size=chunk_size,
-            write=value_write,
-            ops=row_ops(table_rows(memory.values), write=value_write, backend=self.backend),
-            inner_steps=self.inner_steps,
-            scales=scales,
-            first=first,
-            axes=axes,
-        )
+        written: dict[str, Any] = {
+            "error_weights": sequence.error_weight,
+            "counted": sequence.counted,
+            "chunk_size": chunk_size,
+            "write": value_write,
+            "ops": self._row_ops(memory.values),
+        }
+        if axes is None:
+            out = write_values(
+                *(memory.values, access, sequence.target),
+                **written,
+                inner_steps=self.inner_steps,
+                scales=scales,
+                first=first,
+            )
+        else:
+            table = self._whole_table(memory)
+            out = write_split_values(table, access, sequence.target, **written, axes=axes)
         info = jax.lax.stop_gradient(FwPKMInfo(loss, out.update_norm))
         return RunOutput(FwPKMMemory(keys, out.values, history), out.output, access, info)
 
@@ -359,7 +371,7 @@ class FwPKM(AbstractChunkRule):
             read=self._read,
             key_write=self._key_write,
             value_write=self._value_write,
-            ops=row_ops(table_rows(memory.values), write=self._value_write, backend=self.backend),
+            ops=self._row_ops(memory.values),
         )
         return FwPKMMemory(keys, values)
 
@@ -444,6 +456,11 @@ class FwPKM(AbstractChunkRule):
     def _read(self, values: AnyTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
         rows, slot_ids = rows_to_read(values, slot_ids)
         return read_kernels.slot_read(rows, slot_ids, weights, backend=self.backend).output
+
+    def _row_ops(self, values: AnyTable) -> RowOps:
+        """What reads and adds the rows that are written: of the table, or an overlay's own."""
+        rows = values.rows if isinstance(values, OverlayTable) else values
+        return row_ops(rows, write=self._value_write, backend=self.backend)
 
     def _find(self, backend: Backend | None = None) -> Find:
         """From queries and keys to the best sub-keys of each query."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fwpkm_jax.core.slots.chunk import SlotChunk, SlotWriteWeights
+from fwpkm_jax.core.slots.write import SlotChunk, SlotWriteWeights
 from fwpkm_jax.core.targets import WriteWeights, shift_left, write_weights
 from fwpkm_jax.rules import FwMLP, FwPKM, FwPKMMemory
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from fwpkm_jax.core.chunks import AnyChunk
-from fwpkm_jax.core.slots.chunk import SlotChunk
 from fwpkm_jax.core.slots.options.blocks import ChunkBlocks
+from fwpkm_jax.core.slots.write import SlotChunk
 from fwpkm_jax.rules import FwMLP, FwPKM
 from tests.rules.sampling import init_memory, sample_signals, to_sequence
 

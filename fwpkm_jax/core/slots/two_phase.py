@@ -30,14 +30,20 @@ from fwpkm_jax.core.chunks import (
     scan_chunks,
     uncut,
 )
-from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk
 from fwpkm_jax.core.slots.keys.addressing import SubKeyChoice
 from fwpkm_jax.core.slots.keys.scan import Find, KeyLoops, key_scan
-from fwpkm_jax.core.slots.options.devices import MemoryAxes, split_value_run
-from fwpkm_jax.core.slots.options.overlay import AnyTable, OverlayTable, open_groups
-from fwpkm_jax.core.slots.values.exchange import RowOps
-from fwpkm_jax.core.slots.values.run import ValueRunOutput, value_run
-from fwpkm_jax.core.slots.write import KeyWrite, ValueWrite, sub_key_usage, usage_loss
+from fwpkm_jax.core.slots.options.overlay import AnyTable, OverlayTable, close_rows, open_groups
+from fwpkm_jax.core.slots.values.exchange import ChunkRows, RowOps
+from fwpkm_jax.core.slots.values.grouping import group_chunks, reference_counts
+from fwpkm_jax.core.slots.values.scan import value_scan
+from fwpkm_jax.core.slots.write import (
+    KeyWrite,
+    SlotAccess,
+    SlotChunk,
+    ValueWrite,
+    sub_key_usage,
+    usage_loss,
+)
 
 
 class MovedKeys(NamedTuple):
@@ -146,44 +152,114 @@ def _move_shared_keys(
     return MovedKeys(keys, choice, losses)
 
 
+class WrittenValues(NamedTuple):
+    """The tables after the last chunk, what was read, and the norm of each chunk's change."""
+
+    values: AnyTable
+    output: Float[Array, "groups batch length value"]
+    update_norm: Float[Array, "groups chunks"]
+
+
 def write_values(
     values: AnyTable,
     access: SlotAccess,
-    sequence: SlotChunk,
+    targets: Float[Array, "groups batch length value"],
     *,
+    error_weights: Float[Array, "groups batch length"],
+    counted: Float[Array, "groups batch length *places"],
     chunk_size: int,
     write: ValueWrite,
     ops: RowOps,
     inner_steps: int = 1,
     scales: Float[Array, "groups batch length places"] | None = None,
     first: Float[Array, "groups batch length"] | None = None,
-    axes: MemoryAxes | None = None,
-) -> ValueRunOutput:
-    """The second phase: all chunks are read and written, chunk by chunk.
+) -> WrittenValues:
+    """The second phase: all chunks are read and written, each group in a table of its own.
+
+    Equal to `slot_read` and `slot_write` of each chunk in turn, gradients included. The groups'
+    tables are laid end to end, so that one grouping and one write serve them all.
 
     Args:
-      values: before the first chunk, `[groups, slots, value]`; this device's part.
+      values: tables before the first token, `[groups, slots, value]`.
       access: the slots that each token reads, leaves `[groups, batch, length, places]`.
-      sequence: leaves `[groups, batch, length, ...]`; this device's part.
-      chunk_size: tokens of a sequence between two writes.
+      targets: what each token should have read.
+      error_weights: weight of each token's error in the write.
+      counted: 1 for tokens, or single places of tokens, whose reads count in a slot's number of
+        accesses.
+      chunk_size: tokens of a sequence between two writes; the last chunk may be shorter.
       write: how the values move.
       ops: what reads and adds rows.
-      inner_steps, scales, first: see `values.run.value_run`; for tables on one device.
-      axes: inside `jax.shard_map`, how devices share each table; None: they do not.
+      inner_steps: how often each chunk is written in turn. Its output is what it read first, and
+        the squares of its changes are added up.
+      scales: multiply the steps of each place; None: 1.
+      first: 1 for tokens that each inner step writes before the others, in a step of their own;
+        None: all are written at once.
     """
-    tokens = {"error_weights": sequence.error_weight, "counted": sequence.counted}
-    sizes = {"write": write, "chunk_size": chunk_size, "ops": ops}
-    if axes is not None:
-        assert not isinstance(values, OverlayTable)  # The layer refuses one on a mesh.
-        return split_value_run(values, *access, sequence.target, **tokens, **sizes, axes=axes)
-    options = {"inner_steps": inner_steps, "scales": scales, "first": first}
-    if not isinstance(values, OverlayTable):
-        return value_run(values, *access, sequence.target, **tokens, **sizes, **options)
-    # Every slot of the chunks gets a row of its own; these rows are the table that is written.
-    opened = open_groups(values, access.slot_ids, sequence.counted)
-    assert isinstance(opened.values, OverlayTable)
-    weights = access.slot_weights
-    out = value_run(
-        opened.rows, opened.slot_ids, weights, sequence.target, **tokens, **sizes, **options
+    if isinstance(values, OverlayTable):
+        # Every slot of the chunks gets a row of its own; these rows are the table that is written.
+        values, table, slot_ids = open_groups(values, access.slot_ids, counted)
+        options = {"inner_steps": inner_steps, "scales": scales, "first": first}
+        out = write_values(
+            *(table, access._replace(slot_ids=slot_ids), targets),
+            error_weights=error_weights,
+            counted=counted,
+            chunk_size=chunk_size,
+            write=write,
+            ops=ops,
+            **options,
+        )
+        return out._replace(values=close_rows(values, out.values))
+
+    slot_ids, weights = access
+    num_groups, batch, length = error_weights.shape
+    num_slots = values.shape[1]
+    chunk = min(chunk_size, length)
+    chunks = -(-length // chunk)
+
+    def to_chunks(x: jax.Array) -> jax.Array:
+        """`[groups, batch, length, ...]` to `[chunks, groups * batch * chunk, ...]`.
+
+        Tokens added behind the end read their table's first slot with weight 0 and do not count.
+        """
+        rest = x.shape[3:]
+        x = jnp.pad(x, [(0, 0), (0, 0), (0, chunks * chunk - length)] + [(0, 0)] * len(rest))
+        x = jnp.moveaxis(x.reshape(num_groups, batch, chunks, chunk, *rest), 2, 0)
+        return x.reshape(chunks, num_groups * batch * chunk, *rest)
+
+    # All tables are one, laid end to end: one sort groups the references of a chunk.
+    offsets = num_slots * jnp.arange(num_groups, dtype=slot_ids.dtype)
+    ids = to_chunks(slot_ids)
+    ids = ids.reshape(chunks, num_groups, -1) + offsets[None, :, None]
+    ids = ids.reshape(chunks, -1, slot_ids.shape[-1])
+    groups = group_chunks(ids, num_slots=num_groups * num_slots)
+    weights = to_chunks(weights)
+    targets = to_chunks(targets)
+
+    def step_of(share: jax.Array | None) -> ChunkRows:
+        """What a step reads and writes that writes the tokens with a share of 1, or all."""
+        own_counted, own_weights = counted, error_weights
+        if share is not None:
+            own_counted, own_weights = share * counted, share * error_weights
+        counts = jax.vmap(reference_counts)(groups, to_chunks(own_counted))
+        coefficients = write.steps(weights, counts)
+        if scales is not None:
+            coefficients = to_chunks(scales) * coefficients
+        return ChunkRows(weights, coefficients, targets, error_weights=to_chunks(own_weights))
+
+    steps = [step_of(None)] if first is None else [step_of(first), step_of(1.0 - first)]
+    steps = steps * inner_steps
+    rows = steps[0]
+    if len(steps) > 1:  # To the scan, the next step is a chunk of the same tokens.
+        ids, groups = jax.tree.map(lambda x: jnp.repeat(x, len(steps), axis=0), (ids, groups))
+        rows = jax.tree.map(
+            lambda *x: jnp.stack(x, axis=1).reshape(chunks * len(steps), *x[0].shape[1:]), *steps
+        )
+    table = values.reshape(num_groups * num_slots, values.shape[2])
+    out = value_scan(table, ids, rows, groups=groups, write=write, ops=ops)
+    output = out.output[:: len(steps)].reshape(chunks, num_groups, batch, chunk, values.shape[2])
+    output = jnp.moveaxis(output, 0, 2).reshape(num_groups, batch, chunks * chunk, -1)
+    change = out.squared_change.reshape(chunks, len(steps), num_groups, batch * chunk)
+    change = change.sum((1, 3))
+    return WrittenValues(
+        out.values.reshape(values.shape), output[:, :, :length], jnp.sqrt(change.T)
     )
-    return out._replace(values=opened.values._replace(rows=out.values))

@@ -54,7 +54,7 @@ def test_chunks_are_grouped_side_by_side(chunks):
 def test_a_gpu_sorts_all_chunks_in_one_row():
     ids = jax.random.randint(jax.random.key(0), (3, 20), 0, 6)
     by_chunk = jax.vmap(lambda x: grouping._sort_by_slot(x, 6))(ids)
-    jax.tree.map(np.testing.assert_array_equal, grouping._sort_chunks(6)(ids), by_chunk)
+    jax.tree.map(np.testing.assert_array_equal, grouping._sort_chunks(ids, 6), by_chunk)
 
     def sorted_axes(platform, num_slots):
         ids = jax.ShapeDtypeStruct((3, 5, 4), jnp.int32)

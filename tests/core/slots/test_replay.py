@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core.slots.chunk import SlotChunk
 from fwpkm_jax.core.slots.options.replay import no_replayed_tokens, remember
+from fwpkm_jax.core.slots.write import SlotChunk
 from fwpkm_jax.rules import FwPKM, Retention
 
 pytestmark = pytest.mark.usefixtures("float64")

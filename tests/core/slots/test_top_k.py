@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fwpkm_jax.core.slots.keys.top_k import top_k_ids
+from fwpkm_jax.core.slots.keys.addressing import top_k_ids
 
 
 @pytest.mark.parametrize(("choices", "k"), [(1, 1), (5, 3), (64, 8), (128, 8), (130, 8), (72, 2)])

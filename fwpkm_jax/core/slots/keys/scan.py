@@ -92,18 +92,10 @@ def key_scan(
     return _scan(find, key_write, loops, keys, queries, token_weights)
 
 
-def _primal(
-    find: Find,
-    key_write: KeyWrite,
-    loops: "KeyLoops",
-    keys: SubKeys,
-    queries: jax.Array,
-    token_weights: jax.Array,
-) -> KeyScanOutput:
-    return loops.forward(find, key_write, keys, queries, token_weights)[0]
-
-
-_scan = jax.custom_vjp(_primal, nondiff_argnums=(0, 1, 2))
+_scan = jax.custom_vjp(
+    lambda find, key_write, loops, *arrays: loops.forward(find, key_write, *arrays)[0],
+    nondiff_argnums=(0, 1, 2),
+)
 
 
 def _forward(

@@ -14,12 +14,11 @@ from jaxtyping import Array, Int
 
 from fwpkm_jax.core.array_types import Queries, SubKeys, TokenValues
 from fwpkm_jax.core.chunks import AnyChunk, Memory
-from fwpkm_jax.core.slots.chunk import SlotAccess
 from fwpkm_jax.core.slots.keys.addressing import Address
 from fwpkm_jax.core.slots.options.overlay import AnyTable, close_rows, open_rows
 from fwpkm_jax.core.slots.values.exchange import RowOps
 from fwpkm_jax.core.slots.values.grouping import group_slots
-from fwpkm_jax.core.slots.write import KeyWrite, SubKeyUsage, ValueWrite, sub_key_usage
+from fwpkm_jax.core.slots.write import KeyWrite, SlotAccess, SubKeyUsage, ValueWrite, sub_key_usage
 
 
 class ChunkBlocks(NamedTuple):

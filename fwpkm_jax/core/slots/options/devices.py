@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from fwpkm_jax.core.slots.two_phase import WrittenValues, write_values
 from fwpkm_jax.core.slots.values.exchange import RowOps, exchange_back, exchange_rows
-from fwpkm_jax.core.slots.values.run import ValueRunOutput, value_run
-from fwpkm_jax.core.slots.write import ValueWrite
+from fwpkm_jax.core.slots.write import SlotAccess, ValueWrite
 
 
 class MemoryAxes(NamedTuple):
@@ -38,10 +38,9 @@ class MemoryAxes(NamedTuple):
         return tuple(axis for axis in self.columns if axis not in self.tokens)
 
 
-def split_value_run(
+def write_split_values(
     values: Float[Array, "groups part_of_slots part_of_columns"],
-    slot_ids: Int[Array, "groups batch length places"],
-    weights: Float[Array, "groups batch length places"],
+    access: SlotAccess,
     targets: Float[Array, "groups batch length columns"],
     *,
     error_weights: Float[Array, "groups batch length"],
@@ -49,14 +48,13 @@ def split_value_run(
     write: ValueWrite,
     chunk_size: int,
     axes: MemoryAxes,
-    ops: RowOps | None = None,
-) -> ValueRunOutput:
-    """`value_run` of tables that devices share.
+    ops: RowOps,
+) -> WrittenValues:
+    """`two_phase.write_values` of tables that devices share.
 
     Args:
       values: this device's part of the tables.
-      slot_ids: slots that this device's tokens read, numbered in the whole table.
-      weights: their read weights.
+      access: slots that this device's tokens read, numbered in the whole table.
       targets: what they should have read: all columns but for a split along
         `axes.target_columns`.
       error_weights: weight of each token's error in the write.
@@ -70,18 +68,19 @@ def split_value_run(
       This device's part of the tables, its tokens' reads with columns as in `targets`, and the norm
       of each chunk's change of the whole table.
     """
-    batch = slot_ids.shape[1]
+    batch = error_weights.shape[1]
     slot_ids, weights, error_weights, counted = (
-        gather_tokens(x, axes) for x in (slot_ids, weights, error_weights, counted)
+        gather_tokens(x, axes) for x in (*access, error_weights, counted)
     )
     run = functools.partial(
-        value_run, error_weights=error_weights, write=write, chunk_size=chunk_size
+        write_values, error_weights=error_weights, write=write, chunk_size=chunk_size
     )
     if axes.slots:
         own = own_slots(slot_ids, values.shape[1], axes)
         sum_reads = functools.partial(jax.lax.psum, axis_name=axes.slots)
         out = run(
-            *(values, own.slot_ids, jnp.where(own.held, weights, 0.0)),
+            values,
+            SlotAccess(own.slot_ids, jnp.where(own.held, weights, 0.0)),
             gather_tokens(targets, axes),
             counted=jnp.where(own.held, counted[..., None], 0.0),
             ops=RowOps(
@@ -92,12 +91,12 @@ def split_value_run(
         output = own_tokens(out.output, batch, axes)
     else:
         targets = tokens_for_columns(targets, axes)
-        out = run(values, slot_ids, weights, targets, counted=counted, ops=ops)
+        out = run(values, SlotAccess(slot_ids, weights), targets, counted=counted, ops=ops)
         output = columns_for_tokens(out.output, axes)
     norm = out.update_norm
     if axes.slots or axes.columns:
         norm = jnp.sqrt(jax.lax.psum(norm**2, axes.slots or axes.columns))
-    return ValueRunOutput(out.values, output, norm)
+    return WrittenValues(out.values, output, norm)
 
 
 class OwnSlots(NamedTuple):

@@ -159,11 +159,6 @@ def close_rows(values: AnyTable, rows: Float[Array, "..."]) -> AnyTable:
     return values._replace(rows=rows) if isinstance(values, OverlayTable) else rows
 
 
-def table_rows(values: AnyTable) -> Float[Array, "..."]:
-    """The array that kernels write: the table, or the own rows of its groups."""
-    return values.rows if isinstance(values, OverlayTable) else values
-
-
 def _find(values: OverlayTable, slots: Int[Array, " n"]) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Of each slot its row, whether it has one, and where it stands among the sorted slots."""
     at = jnp.searchsorted(values.slots, slots).astype(jnp.int32)

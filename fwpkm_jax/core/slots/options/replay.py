@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from fwpkm_jax.core.array_types import SubKeys, ValueTable
 from fwpkm_jax.core.chunks import StepOutput, map_groups, scan_chunks, uncut
-from fwpkm_jax.core.slots.chunk import SlotChunk
+from fwpkm_jax.core.slots.write import SlotChunk
 
 
 class ReplayedTokens(NamedTuple):

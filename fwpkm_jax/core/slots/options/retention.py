@@ -24,7 +24,6 @@ from fwpkm_jax.core.array_types import (
     ValueTable,
 )
 from fwpkm_jax.core.chunks import StepOutput, map_groups, scan_chunks
-from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk
 from fwpkm_jax.core.slots.options.replay import (
     ReplayedTokens,
     as_chunk,
@@ -32,7 +31,7 @@ from fwpkm_jax.core.slots.options.replay import (
     remember,
 )
 from fwpkm_jax.core.slots.values.table import update_norm, value_step
-from fwpkm_jax.core.slots.write import ValueWrite
+from fwpkm_jax.core.slots.write import SlotAccess, SlotChunk, ValueWrite
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,11 +28,6 @@ SumReads = Callable[[jax.Array], jax.Array]
 """Sums partial reads over devices that each hold some of the slots."""
 
 
-def complete_already(reads: jax.Array) -> jax.Array:
-    """`SumReads` of a device that holds all slots."""
-    return reads
-
-
 class ChunkRows(NamedTuple):
     """What a chunk reads and writes; of a sequence, leaves `[chunks, ...]`.
 
@@ -52,19 +47,6 @@ class ChunkRows(NamedTuple):
 def new_log(rows: int, values: ValueTable) -> Float[Array, "logged value"]:
     """A log of as many rows of such a table. The last row is zero, others may hold anything."""
     return jnp.zeros((rows, values.shape[1]), values.dtype)
-
-
-def groups_alone(groups: SlotGroups, coefficients: jax.Array, source: jax.Array) -> SlotGroups:
-    """What the exchanges of a loop get as its groups, made before the loop.
-
-    Args:
-      groups: of all chunks.
-      coefficients: what each reference is multiplied by where the exchanges add rows,
-        `[chunks, tokens, places]`.
-      source: the row that the sum of each distinct slot is added to, `[chunks, slots]`.
-    """
-    del coefficients, source
-    return groups
 
 
 def of_chunk(chunk: Int[Array, ""], chunks: _Tree) -> _Tree:
@@ -103,7 +85,7 @@ def exchange_rows(
     groups: SlotGroups,
     rows: ChunkRows,
     *,
-    sum_reads: SumReads = complete_already,
+    sum_reads: SumReads | None = None,
 ) -> Exchange:
     """Reads, compares and writes one chunk; see `core.slots.values.scan` for the formulas.
 
@@ -118,13 +100,15 @@ def exchange_rows(
       slot_ids: of all chunks, as the other arguments: a kernel reads its part where it lies.
       groups: leaves `[chunks, ...]`.
       rows: likewise.
-      sum_reads: sums partial reads over devices.
+      sum_reads: sums partial reads over devices; None: this one holds all slots.
     """
     del slot_ids
     distinct = logged_rows(values.shape[0], groups)
     groups, rows = of_chunk(chunk, (groups, rows))
     before = values.at[groups.slots[:distinct]].get(mode="clip")
-    output = sum_reads(read_rows(before, groups.rank, rows.weights))
+    output = read_rows(before, groups.rank, rows.weights)
+    if sum_reads is not None:
+        output = sum_reads(output)
     errors = write.error(output, rows.targets, rows.error_weights[:, None])
     log = jax.lax.dynamic_update_slice_in_dim(log, before, chunk * distinct, axis=0)
     return Exchange(add_rows(values, groups, rows.steps, errors), log, output, errors)
@@ -160,7 +144,7 @@ def exchange_back(
     pull: Pull = pull_rows,
     dot: Dot = dot_rows,
     add: Add = add_rows,
-    sum_reads: SumReads = complete_already,
+    sum_reads: SumReads | None = None,
 ) -> ExchangeBack:
     """The cotangents of one exchange; see docs/explanation/math.md for the formulas.
 
@@ -176,7 +160,7 @@ def exchange_back(
       pull: weighted sums of rows and inner products with the same rows.
       dot: inner products with rows.
       add: adds to rows.
-      sum_reads: sums partial cotangents of reads over devices.
+      sum_reads: sums partial cotangents of reads over devices, as above.
     """
     start = chunk * later.shape[1]
     everything = (later, groups, rows, output, output_bar)
@@ -185,7 +169,9 @@ def exchange_back(
     errors, of_error = jax.vjp(write.error, output, rows.targets, rows.error_weights[:, None])
     errors_bar, steps_bar = pull(table_bar, groups.rank, rows.steps, errors)
     read_bar, targets_bar, error_weights_bar = of_error(errors_bar)
-    read_bar = sum_reads(output_bar + read_bar)
+    read_bar = output_bar + read_bar
+    if sum_reads is not None:
+        read_bar = sum_reads(read_bar)
     rows_bar = ChunkRows(
         weights=dot(kept, start + groups.rank, read_bar),
         steps=steps_bar,
@@ -208,11 +194,17 @@ def batched_at_once(scan: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class RowOps:
-    """The functions that read and add rows; each has the signature and meaning of its default."""
+    """The functions that read and add rows; each has the signature and meaning of its default.
+
+    `runs` makes what the exchanges of a loop get as their groups, before the loop, from the groups
+    of all chunks, what each reference is multiplied by where rows are added, `[chunks, tokens,
+    places]`, and the row that the sum of each distinct slot is added to, `[chunks, slots]`. None:
+    they get the groups.
+    """
 
     batched: Callable[[Callable[..., Any]], Callable[..., Any]] = batched_at_once
     new_log: Callable[[int, ValueTable], jax.Array] = new_log
-    runs: Callable[[SlotGroups, jax.Array, jax.Array], Any] = groups_alone
+    runs: Callable[[SlotGroups, jax.Array, jax.Array], Any] | None = None
     exchange: Callable[..., Exchange] = exchange_rows
     exchange_back: Callable[..., ExchangeBack] = exchange_back
     dot: Dot = dot_rows

@@ -4,7 +4,7 @@ Each row of the table then sums its references in a fixed order. No two addition
 two runs agree bit for bit.
 """
 
-from collections.abc import Callable
+import functools
 from typing import NamedTuple
 
 import jax
@@ -60,9 +60,10 @@ def group_chunks(slot_ids: Int[Array, "chunks tokens places"], *, num_slots: int
     """
     ids = slot_ids.reshape(slot_ids.shape[0], -1).astype(jnp.int32)
     by_chunk = jax.vmap(lambda x: _sort_by_slot(x, num_slots))
+    at_once = functools.partial(_sort_chunks, num_slots=num_slots)
     sorted_ids, order = jax.lax.platform_dependent(
         ids,
-        cuda=by_chunk if ids.shape[0] * num_slots > 2**31 else _sort_chunks(num_slots),
+        cuda=by_chunk if ids.shape[0] * num_slots > 2**31 else at_once,
         default=by_chunk,
     )
     groups = jax.vmap(lambda *x: _groups_of(*x, num_slots=num_slots))
@@ -84,20 +85,16 @@ def _groups_of(
     return SlotGroups(order, slots, starts, rank.reshape(slot_ids.shape), group[-1] + 1)
 
 
-def _sort_chunks(num_slots: int) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
+def _sort_chunks(ids: jax.Array, num_slots: int) -> tuple[jax.Array, jax.Array]:
     """Slots in ascending order and the reference of each, of all chunks by one sort."""
-
-    def sort(ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-        chunks = jnp.arange(ids.shape[0], dtype=jnp.int32)[:, None]
-        references = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
-        of_chunks, order = jax.lax.sort(
-            ((ids + num_slots * chunks).reshape(-1), references.reshape(-1)),
-            num_keys=1,
-            is_stable=True,
-        )
-        return of_chunks.reshape(ids.shape) - num_slots * chunks, order.reshape(ids.shape)
-
-    return sort
+    chunks = jnp.arange(ids.shape[0], dtype=jnp.int32)[:, None]
+    references = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
+    of_chunks, order = jax.lax.sort(
+        ((ids + num_slots * chunks).reshape(-1), references.reshape(-1)),
+        num_keys=1,
+        is_stable=True,
+    )
+    return of_chunks.reshape(ids.shape) - num_slots * chunks, order.reshape(ids.shape)
 
 
 def _sort_by_slot(ids: jax.Array, num_slots: int) -> tuple[jax.Array, jax.Array]:

@@ -1,5 +1,7 @@
 """Rows of a table read, multiplied and added to, without a copy per reference."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -8,6 +10,10 @@ from fwpkm_jax.core.slots.values.grouping import SlotGroups
 
 # Tokens whose rows a CPU forms at once; the rows of a whole chunk would need new pages of memory.
 _BLOCK = 64
+
+_FULL = jax.lax.Precision.HIGHEST
+_sum = functools.partial(jnp.einsum, "tpv,tp->tv", precision=_FULL)  # Of rows, by weights.
+_dot = functools.partial(jnp.einsum, "tpv,tv->tp", precision=_FULL)  # Of rows with vectors.
 
 
 def read_rows(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:
@@ -75,14 +81,6 @@ def _by_blocks(values, slot_ids, function, *arguments):
         return jax.tree.map(lambda x: x[0], function(rows, *(x[None] for x in token[1:])))
 
     return jax.lax.map(of_token, (slot_ids, *arguments), batch_size=_BLOCK)
-
-
-def _sum(rows: jax.Array, weights: jax.Array) -> jax.Array:
-    return jnp.einsum("tpv,tp->tv", rows, weights, precision=jax.lax.Precision.HIGHEST)
-
-
-def _dot(rows: jax.Array, vectors: jax.Array) -> jax.Array:
-    return jnp.einsum("tpv,tv->tp", rows, vectors, precision=jax.lax.Precision.HIGHEST)
 
 
 def add_rows(

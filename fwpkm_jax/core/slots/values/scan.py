@@ -91,13 +91,15 @@ def _scan_and_log(ops, write, values, slot_ids, rows, groups) -> tuple[ValueScan
     The last row is zero: it stands for a row that no later chunk touches.
     """
     distinct = logged_rows(values.shape[0], groups)
-    runs = ops.runs(groups, rows.steps, groups.slots[:, :distinct])
+    runs = groups
+    if ops.runs is not None:  # Kernels sort what they need of all chunks once.
+        runs = ops.runs(groups, rows.steps, groups.slots[:, :distinct])
 
     def body(carry, _):
         chunk, values, log, read = carry
         everything = (slot_ids, runs, rows)
         values, log, output, errors = ops.exchange(write, values, log, chunk, *everything)
-        read = _of_chunk_set(read, output, chunk)
+        read = jax.lax.dynamic_update_index_in_dim(read, output, chunk, axis=0)
         # |change of a row|^2 = <change, sum of its references' steps * errors>.
         ids, rank, steps = of_chunk(chunk, (slot_ids, groups.rank, rows.steps))
         before = ops.dot(log, chunk * distinct + rank, errors)
@@ -106,8 +108,8 @@ def _scan_and_log(ops, write, values, slot_ids, rows, groups) -> tuple[ValueScan
 
     chunks = slot_ids.shape[0]
     log = ops.new_log(chunks * distinct + 1, values)
-    # The number of the chunk is carried: a slice of all numbers would be a launch. What a scan
-    # stacks would first be filled with zeros.
+    # The number of the chunk is carried: a slice of all numbers would be a launch. The reads are
+    # carried, too: what a scan stacks would first be filled with zeros.
     start = jnp.zeros((), jnp.int32), values, log, _new_chunks(ops, rows.targets)
     (_, values, log, read), change = jax.lax.scan(body, start, length=chunks)
     return ValueScanOutput(values, read, change), log
@@ -170,13 +172,15 @@ def _scan_back(
         touched, untouched, cpu=_later_in_turn, default=_later_by_sort
     )
 
-    runs = ops.runs(groups, rows.weights, later)
+    runs = groups if ops.runs is None else ops.runs(groups, rows.weights, later)
 
     def body(carry, _):
         chunk, kept, targets_bar = carry
         everything = (later, runs, rows, output, output_bar)
         kept, rows_bar = ops.exchange_back(write, kept, chunk, *everything)
-        targets_bar = _of_chunk_set(targets_bar, rows_bar.targets, chunk)
+        targets_bar = jax.lax.dynamic_update_index_in_dim(
+            targets_bar, rows_bar.targets, chunk, axis=0
+        )
         return (chunk - 1, kept, targets_bar), rows_bar._replace(targets=None)
 
     start = jnp.full((), chunks - 1, jnp.int32), kept, _new_chunks(ops, rows.targets)
@@ -193,11 +197,6 @@ def _scan_back(
 def _new_chunks(ops: RowOps, like: jax.Array) -> jax.Array:
     """An array like this one, `[chunks, tokens, value]`, of which a loop writes every chunk."""
     return ops.new_log(like.shape[0] * like.shape[1], like[0]).reshape(like.shape)
-
-
-def _of_chunk_set(chunks: jax.Array, one: jax.Array, chunk: jax.Array) -> jax.Array:
-    """The array of all chunks with one of them written."""
-    return jax.lax.dynamic_update_index_in_dim(chunks, one, chunk, axis=0)
 
 
 def _later_in_turn(

@@ -12,8 +12,7 @@ from fwpkm_jax.core.array_types import (
     ValueTable,
 )
 from fwpkm_jax.core.checks import check_arrays
-from fwpkm_jax.core.slots.chunk import SlotAccess, SlotChunk
-from fwpkm_jax.core.slots.write import ValueWrite
+from fwpkm_jax.core.slots.write import SlotAccess, SlotChunk, ValueWrite
 
 
 def slot_read(values: ValueTable, slot_ids: SlotIds, weights: SlotWeights) -> TokenValues:

@@ -34,6 +34,7 @@ from fwpkm_jax.core.slots.options.overlay import (
     OverlayTable,
     overlays_of,
     rows_to_read,
+    write_overlays,
 )
 from fwpkm_jax.core.slots.options.replay import join_stored
 from fwpkm_jax.core.slots.options.retention import (
@@ -301,19 +302,18 @@ class FwPKM(AbstractChunkRule):
             "write": value_write,
             "ops": self._row_ops(memory.values),
         }
-        if axes is None:
-            out = write_values(
-                *(memory.values, access, sequence.target),
-                **written,
-                inner_steps=self.inner_steps,
-                scales=scales,
-                first=first,
-            )
+        values, where = memory.values, (access, sequence.target)
+        if isinstance(values, OverlayTable):
+            values, out = write_overlays(values, *where, **written)
+        elif axes is not None:
+            out = write_split_values(values, *where, **written, axes=axes)
+            values = out.values
         else:
-            table = self._whole_table(memory)
-            out = write_split_values(table, access, sequence.target, **written, axes=axes)
+            several = {"inner_steps": self.inner_steps, "scales": scales, "first": first}
+            out = write_values(values, *where, **written, **several)
+            values = out.values
         info = jax.lax.stop_gradient(FwPKMInfo(loss, out.update_norm))
-        return RunOutput(FwPKMMemory(keys, out.values, history), out.output, access, info)
+        return RunOutput(FwPKMMemory(keys, values, history), out.output, access, info)
 
     def _scales(
         self,

@@ -32,7 +32,6 @@ from fwpkm_jax.core.chunks import (
 )
 from fwpkm_jax.core.slots.keys.addressing import SubKeyChoice
 from fwpkm_jax.core.slots.keys.scan import Find, KeyLoops, key_scan
-from fwpkm_jax.core.slots.options.overlay import AnyTable, OverlayTable, close_rows, open_groups
 from fwpkm_jax.core.slots.values.exchange import ChunkRows, RowOps
 from fwpkm_jax.core.slots.values.grouping import group_chunks, reference_counts
 from fwpkm_jax.core.slots.values.scan import value_scan
@@ -155,13 +154,13 @@ def _move_shared_keys(
 class WrittenValues(NamedTuple):
     """The tables after the last chunk, what was read, and the norm of each chunk's change."""
 
-    values: AnyTable
+    values: Float[Array, "groups slots value"]
     output: Float[Array, "groups batch length value"]
     update_norm: Float[Array, "groups chunks"]
 
 
 def write_values(
-    values: AnyTable,
+    values: Float[Array, "groups slots value"],
     access: SlotAccess,
     targets: Float[Array, "groups batch length value"],
     *,
@@ -180,7 +179,7 @@ def write_values(
     tables are laid end to end, so that one grouping and one write serve them all.
 
     Args:
-      values: tables before the first token, `[groups, slots, value]`.
+      values: tables before the first token.
       access: the slots that each token reads, leaves `[groups, batch, length, places]`.
       targets: what each token should have read.
       error_weights: weight of each token's error in the write.
@@ -195,21 +194,6 @@ def write_values(
       first: 1 for tokens that each inner step writes before the others, in a step of their own;
         None: all are written at once.
     """
-    if isinstance(values, OverlayTable):
-        # Every slot of the chunks gets a row of its own; these rows are the table that is written.
-        values, table, slot_ids = open_groups(values, access.slot_ids, counted)
-        options = {"inner_steps": inner_steps, "scales": scales, "first": first}
-        out = write_values(
-            *(table, access._replace(slot_ids=slot_ids), targets),
-            error_weights=error_weights,
-            counted=counted,
-            chunk_size=chunk_size,
-            write=write,
-            ops=ops,
-            **options,
-        )
-        return out._replace(values=close_rows(values, out.values))
-
     slot_ids, weights = access
     num_groups, batch, length = error_weights.shape
     num_slots = values.shape[1]

@@ -10,7 +10,7 @@ Shapes are static: a group has room for `capacity` rows. A slot that finds no ro
 counted, and from then on all reads of this group are NaN, so that no answer silently lacks a write.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,9 @@ from jaxtyping import Array, Float, Int
 
 from fwpkm_jax.core.array_types import SlotIds, TokenWeights, ValueTable
 from fwpkm_jax.core.chunks import Shared, map_groups
+from fwpkm_jax.core.slots.two_phase import WrittenValues, write_values
 from fwpkm_jax.core.slots.values.grouping import group_slots
+from fwpkm_jax.core.slots.write import SlotAccess
 
 
 class OverlayTable(NamedTuple):
@@ -152,6 +154,30 @@ def open_groups(
         return opened._replace(slot_ids=opened.slot_ids.reshape(slot_ids.shape))
 
     return map_groups(open_group, values, slot_ids, counted)
+
+
+def write_overlays(
+    values: OverlayTable,
+    access: SlotAccess,
+    targets: Float[Array, "groups batch length value"],
+    *,
+    counted: Float[Array, "groups batch length"],
+    **options: Any,
+) -> tuple[OverlayTable, WrittenValues]:
+    """`two_phase.write_values` of tables that share a base: the tables after it, and what it gave.
+
+    Every slot of the chunks gets a row of its own; these rows are the table that is written.
+
+    Args:
+      values: before the first token.
+      access, targets, counted: as there.
+      **options: its others.
+    """
+    opened = open_groups(values, access.slot_ids, counted)
+    access = access._replace(slot_ids=opened.slot_ids)
+    out = write_values(opened.rows, access, targets, counted=counted, **options)
+    assert isinstance(opened.values, OverlayTable)
+    return opened.values._replace(rows=out.values), out
 
 
 def close_rows(values: AnyTable, rows: Float[Array, "..."]) -> AnyTable:

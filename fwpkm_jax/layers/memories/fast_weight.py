@@ -30,13 +30,12 @@ from fwpkm_jax.core.targets import (
 )
 from fwpkm_jax.layers.memories.checks import (
     check_initial,
-    check_own_memory,
     check_pending,
     check_stream,
 )
 from fwpkm_jax.layers.memories.config import FastWeightConfig
 from fwpkm_jax.layers.memories.documents import run_documents, within_documents
-from fwpkm_jax.layers.memories.parts import read_partitioned, run_partitioned
+from fwpkm_jax.layers.memories.parts import read_or_run, read_partitioned
 from fwpkm_jax.layers.memories.record import FastWeightInfo, call_info
 from fwpkm_jax.layers.memories.stream import advance, write_waiting
 from fwpkm_jax.layers.norms import RMSNorm, normed_maps
@@ -198,15 +197,17 @@ class FastWeight(nnx.Module):
         signals = self.signals(x, mask)
         loss_gate = signals.gate if config.weight_by_gate else jnp.ones_like(signals.gate)
         if starts is not None and config.documents == "document" and write:
-            check_own_memory(memory, len(x), partition)
+            weighted = signals._replace(gate=loss_gate)
             out = run_documents(
-                *(rule, memory, signals._replace(gate=loss_gate), starts.astype(bool), mask),
+                *(rule, memory, weighted, starts.astype(bool), mask),
                 chunk_size=config.chunk_size,
                 pairing=pairing,
                 partition=partition,
             )
             facts = call_info(rule, signals, out.losses, out.paired, out.access, None, partition)
             return self.merge(out.read, signals, dtype=x.dtype), out.memory, facts
+
+        # Each token is paired with the value that it should have read.
         sequence = rule.sequence(
             signals.query,
             signals.value,
@@ -217,20 +218,18 @@ class FastWeight(nnx.Module):
         )
         if starts is not None:
             sequence = within_documents(sequence, starts, lookahead=rule.lookahead)
-        groups = jax.tree.leaves(memory)[0].shape[0]
-        split = split_groups if partition is None else partition.split_groups
-        merge = merge_groups if partition is None else partition.merge_groups
-        grouped = jax.tree.map(lambda leaf: split(leaf, groups), sequence)
-        if not write:
-            read, access = read_partitioned(rule, memory, grouped.query, partition)
-            info = None
-        elif partition is not None:
-            memory, read, access, info = run_partitioned(config, memory, grouped, partition)
-        else:
+        if write and partition is None:
+            # Sequences of one group share a memory, which is read and written chunk by chunk.
+            groups = jax.tree.leaves(memory)[0].shape[0]
+            grouped = jax.tree.map(lambda leaf: split_groups(leaf, groups), sequence)
             memory, read, access, info = rule.run_groups(
                 memory, grouped, chunk_size=config.chunk_size
             )
-        read, access = jax.tree.map(merge, (read, access))
+            read, access = jax.tree.map(merge_groups, (read, access))
+        else:
+            memory, read, access, info = read_or_run(
+                config, memory, sequence, write=write, partition=partition
+            )
         losses = sequence.write_weight * jnp.mean((read - sequence.target) ** 2, axis=-1)
         facts = call_info(rule, signals, losses, sequence.paired, access, info, partition)
         return self.merge(read, signals, dtype=x.dtype), memory, facts

@@ -6,7 +6,14 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
-from fwpkm_jax.core.chunks import AnyChunk, Memory, RunOutput, uncut
+from fwpkm_jax.core.chunks import (
+    AnyChunk,
+    Memory,
+    RunOutput,
+    merge_groups,
+    split_groups,
+    uncut,
+)
 from fwpkm_jax.core.sequence.axis import SequenceAxis
 from fwpkm_jax.core.sequence.in_turn import state_in_turn
 from fwpkm_jax.core.slots.options.devices import MemoryAxes
@@ -15,6 +22,40 @@ from fwpkm_jax.layers.memories.checks import check_no_overlay, check_parts
 from fwpkm_jax.layers.memories.config import FastWeightConfig
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.rules import AbstractChunkRule
+
+
+def read_or_run(
+    config: FastWeightConfig,
+    memory: Memory,
+    sequence: AnyChunk,
+    *,
+    write: bool,
+    partition: Partition | None,
+) -> RunOutput:
+    """What sequences read, and the memory after them: frozen, or on several devices, or both.
+
+    Args:
+      config: of the layer.
+      memory: leaves `[groups, ...]`.
+      sequence: leaves `[batch, length, ...]`.
+      write: False leaves the memory as it is, and reports nothing of writes.
+      partition: of both over devices; None: one device.
+
+    Returns:
+      Output and access by sequence, leaves `[batch, length, ...]`.
+    """
+    groups = jax.tree.leaves(memory)[0].shape[0]
+    split = split_groups if partition is None else partition.split_groups
+    merge = merge_groups if partition is None else partition.merge_groups
+    grouped = jax.tree.map(lambda leaf: split(leaf, groups), sequence)
+    if not write:
+        read, access = read_partitioned(config.rule, memory, grouped.query, partition)
+        out = RunOutput(memory, read, access, None)
+    else:
+        assert partition is not None  # The plain way is the layer's own.
+        out = run_partitioned(config, memory, grouped, partition)
+    output, access = jax.tree.map(merge, (out.output, out.access))
+    return out._replace(output=output, access=access)
 
 
 def run_partitioned(

@@ -151,7 +151,7 @@ def test_where_later_rows_are_kept_is_the_same_by_one_sort_and_in_turn(slots):
         first = 5 * (chunk + 1 + after[0][0]) + after[0][1] if len(after) else 1000 + slot
         expected[chunk, place] = first
     used = touched < slots
-    for later in (value_scan_module._later_by_sort, value_scan_module._later_in_turn):
+    for later in (value_scan_module._next_by_sort, value_scan_module._next_in_turn):
         actual = np.asarray(later(jnp.asarray(touched), untouched))
         np.testing.assert_array_equal(actual[used], expected[used])
 

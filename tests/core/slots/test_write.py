@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 import fwpkm_jax
+import pallas_kernels
 from fwpkm_jax.core.slots.write import PLAIN, ValueWrite
 from pallas_kernels.dispatch import interpret_kernels
 from pallas_kernels.row_ops import row_ops
 
 LIBRARY = Path(fwpkm_jax.__file__).parent
-NAMES = ("ValueWrite.error", "PLAIN.error")
+KERNELS = Path(pallas_kernels.__file__).parent
 
 
 def errors_in(source: str) -> list[int]:
@@ -41,12 +42,19 @@ def test_the_scan_finds_an_error_and_no_loss():
     assert not errors_in("loss = (y - target) ** 2\nrest = target - y")
 
 
-def test_the_error_of_a_slots_write_has_one_formula():
-    rooms = [LIBRARY / "core" / "slots", LIBRARY / "rules" / "fwpkm.py"]
-    files = [rooms[1], *rooms[0].rglob("*.py")]
-    found = {str(path.relative_to(LIBRARY)): errors_in(path.read_text()) for path in files}
-    assert [name for name, lines in found.items() if lines] == ["core/slots/write.py"]
-    assert len(found["core/slots/write.py"]) == 1
+def test_the_error_has_one_formula_in_the_library_and_none_in_kernels():
+    rooms = [LIBRARY / "core" / "slots", LIBRARY / "rules" / "fwpkm.py", KERNELS]
+    files = [rooms[1], *rooms[0].rglob("*.py"), *rooms[2].rglob("*.py")]
+    found = {str(path.relative_to(LIBRARY.parent)): errors_in(path.read_text()) for path in files}
+    found = {name: lines for name, lines in found.items() if lines}
+    assert list(found) == ["fwpkm_jax/core/slots/write.py"]
+    assert len(found["fwpkm_jax/core/slots/write.py"]) == 1
+
+
+def test_every_kernel_that_gives_errors_names_the_formula():
+    files = (KERNELS / "slot_read").glob("*.py")
+    naming = {path.name for path in files if "PLAIN.error" in path.read_text()}
+    assert naming == {"reference.py", "gpu.py", "gpu_back.py", "tpu.py"}
 
 
 def test_the_error_is_the_gradient_of_half_the_weighted_squared_error():

@@ -136,6 +136,10 @@ class ScannedChunk(NamedTuple):
 class KeyStep(NamedTuple):
     """How the step of a chunk came about.
 
+    Three fields are functions that `jax.vjp` gave. They are pytrees, whose leaves are the arrays
+    that the backward pass needs: `vmap` makes those of all chunks at once, and a scan takes one
+    chunk's out of them.
+
     Attributes:
       pulls: how strongly it pulled each chosen sub-key to the token's query.
       totals: sums of these, `[heads, 2, subkeys]`.

@@ -118,11 +118,11 @@ class ExchangeBack(NamedTuple):
     """What an exchange sends back.
 
     Attributes:
-      kept: given, with the cotangents of the touched rows in the chunk's part.
+      log: given, with the cotangents of the touched rows in the chunk's part.
       rows: the cotangents of what the chunk read and wrote.
     """
 
-    kept: Float[Array, "logged value"]
+    log: Float[Array, "logged value"]
     rows: ChunkRows
 
 
@@ -133,9 +133,9 @@ Add = Callable[[ValueTable, SlotGroups, SlotWeights, TokenValues], ValueTable]
 
 def exchange_back(
     write: ValueWrite,
-    kept: Float[Array, "logged value"],
+    log: Float[Array, "logged value"],
     chunk: Int[Array, ""],
-    later: Int[Array, "chunks distinct"],
+    next_rows: Int[Array, "chunks distinct"],
     groups: SlotGroups,
     rows: ChunkRows,
     output: Float[Array, "chunks tokens value"],
@@ -150,9 +150,9 @@ def exchange_back(
 
     Args:
       write: its formulas.
-      kept: the touched rows before the writes of this and earlier chunks, and cotangents of rows.
+      log: the touched rows before the writes of this and earlier chunks, and cotangents of rows.
       chunk: which of the chunks; what follows is of all of them.
-      later: where the cotangent of each touched row after the write is kept.
+      next_rows: where the cotangent of each touched row after the write is.
       groups: leaves `[chunks, ...]`.
       rows: what the chunks read and wrote.
       output: what their tokens read.
@@ -162,10 +162,10 @@ def exchange_back(
       add: adds to rows.
       sum_reads: sums partial cotangents of reads over devices, as above.
     """
-    start = chunk * later.shape[1]
-    everything = (later, groups, rows, output, output_bar)
-    later, groups, rows, output, output_bar = of_chunk(chunk, everything)
-    table_bar = kept.at[later].get(mode="promise_in_bounds")
+    start = chunk * next_rows.shape[1]
+    everything = (next_rows, groups, rows, output, output_bar)
+    next_rows, groups, rows, output, output_bar = of_chunk(chunk, everything)
+    table_bar = log.at[next_rows].get(mode="promise_in_bounds")
     errors, of_error = jax.vjp(write.error, output, rows.targets, rows.error_weights[:, None])
     errors_bar, steps_bar = pull(table_bar, groups.rank, rows.steps, errors)
     read_bar, targets_bar, error_weights_bar = of_error(errors_bar)
@@ -173,7 +173,7 @@ def exchange_back(
     if sum_reads is not None:
         read_bar = sum_reads(read_bar)
     rows_bar = ChunkRows(
-        weights=dot(kept, start + groups.rank, read_bar),
+        weights=dot(log, start + groups.rank, read_bar),
         steps=steps_bar,
         targets=targets_bar,
         error_weights=error_weights_bar[:, 0],
@@ -183,8 +183,8 @@ def exchange_back(
     coefficients = rows.weights + 0.0 * (rows_bar.weights + steps_bar)
     own = groups._replace(slots=jnp.arange(groups.slots.shape[0], dtype=jnp.int32))
     table_bar = add(table_bar, own, coefficients, read_bar)
-    kept = jax.lax.dynamic_update_slice_in_dim(kept, table_bar, start, axis=0)
-    return ExchangeBack(kept, rows_bar)
+    log = jax.lax.dynamic_update_slice_in_dim(log, table_bar, start, axis=0)
+    return ExchangeBack(log, rows_bar)
 
 
 def batched_at_once(scan: Callable[..., Any]) -> Callable[..., Any]:

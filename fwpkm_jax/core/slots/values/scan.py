@@ -68,19 +68,10 @@ def value_scan(
     return ValueScanOutput(values, output, jax.lax.stop_gradient(change))
 
 
-def _primal(
-    ops: RowOps,
-    write: ValueWrite,
-    values: ValueTable,
-    slot_ids: jax.Array,
-    rows: ChunkRows,
-    groups: SlotGroups,
-) -> ValueScanOutput:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _scan(ops, write, values, slot_ids, rows, groups) -> ValueScanOutput:
     scan = ops.batched(functools.partial(_scan_and_log, ops, write))
     return scan(values, slot_ids, rows, groups)[0]
-
-
-_scan = jax.custom_vjp(_primal, nondiff_argnums=(0, 1))
 
 
 # `jit` traces a scan once for equal arguments, so a model with several memories lowers it once.
@@ -95,6 +86,8 @@ def _scan_and_log(ops, write, values, slot_ids, rows, groups) -> tuple[ValueScan
     if ops.runs is not None:  # Kernels sort what they need of all chunks once.
         runs = ops.runs(groups, rows.steps, groups.slots[:, :distinct])
 
+    # The loop carries table, log and reads, and each step changes a part of them: XLA does so in
+    # place if every read of the old rows is computed before the write, see `exchange_rows`.
     def body(carry, _):
         chunk, values, log, read = carry
         everything = (slot_ids, runs, rows)
@@ -140,7 +133,7 @@ def _scan_backward(ops, write, residuals, cotangents):
     """Goes from the last chunk to the first; each puts the cotangents of its rows into its log.
 
     A row's cotangent is that of the same slot's row in the next chunk that touched it, plus what
-    this chunk's reads add. `later` holds the place of that row, so no table is needed.
+    this chunk's reads add. `next_rows` holds the place of that row, so no table is needed.
     """
     output_bar, values_bar = cotangents.output, cotangents.values
     if _is_zero(output_bar):
@@ -162,35 +155,35 @@ def _scan_back(
     num_slots, chunks = slots.shape[0], output.shape[0]
     # Behind the log stand the rows that no later chunk touches: one of zeros, or the whole table's
     # cotangents.
-    beyond = log.shape[0] - 1
-    kept, untouched = log, jnp.full((num_slots,), beyond, jnp.int32)
+    end = log.shape[0] - 1
+    untouched = jnp.full((num_slots,), end, jnp.int32)
     if written_bar is not None:
-        kept = jnp.concatenate([log[:beyond], written_bar])
-        untouched = beyond + jnp.arange(num_slots, dtype=jnp.int32)
+        log = jnp.concatenate([log[:end], written_bar])
+        untouched = end + jnp.arange(num_slots, dtype=jnp.int32)
     touched = groups.slots[:, : logged_rows(num_slots, groups)]
-    later = jax.lax.platform_dependent(
-        touched, untouched, cpu=_later_in_turn, default=_later_by_sort
+    next_rows = jax.lax.platform_dependent(
+        touched, untouched, cpu=_next_in_turn, default=_next_by_sort
     )
 
-    runs = groups if ops.runs is None else ops.runs(groups, rows.weights, later)
+    runs = groups if ops.runs is None else ops.runs(groups, rows.weights, next_rows)
 
     def body(carry, _):
-        chunk, kept, targets_bar = carry
-        everything = (later, runs, rows, output, output_bar)
-        kept, rows_bar = ops.exchange_back(write, kept, chunk, *everything)
+        chunk, log, targets_bar = carry
+        everything = (next_rows, runs, rows, output, output_bar)
+        log, rows_bar = ops.exchange_back(write, log, chunk, *everything)
         targets_bar = jax.lax.dynamic_update_index_in_dim(
             targets_bar, rows_bar.targets, chunk, axis=0
         )
-        return (chunk - 1, kept, targets_bar), rows_bar._replace(targets=None)
+        return (chunk - 1, log, targets_bar), rows_bar._replace(targets=None)
 
-    start = jnp.full((), chunks - 1, jnp.int32), kept, _new_chunks(ops, rows.targets)
-    (_, kept, targets_bar), rows_bar = jax.lax.scan(body, start, length=chunks, reverse=True)
+    start = jnp.full((), chunks - 1, jnp.int32), log, _new_chunks(ops, rows.targets)
+    (_, log, targets_bar), rows_bar = jax.lax.scan(body, start, length=chunks, reverse=True)
     rows_bar = rows_bar._replace(targets=targets_bar)
     values_bar = None
     if table is not None:
         places = jnp.arange(touched.size, dtype=jnp.int32)
         first = untouched.at[touched.reshape(-1)].min(places, mode="drop")
-        values_bar = kept.at[first].get(mode="promise_in_bounds")
+        values_bar = log.at[first].get(mode="promise_in_bounds")
     return values_bar, rows_bar
 
 
@@ -199,7 +192,7 @@ def _new_chunks(ops: RowOps, like: jax.Array) -> jax.Array:
     return ops.new_log(like.shape[0] * like.shape[1], like[0]).reshape(like.shape)
 
 
-def _later_in_turn(
+def _next_in_turn(
     touched: Int[Array, "chunks distinct"], untouched: Int[Array, " slots"]
 ) -> Int[Array, "chunks distinct"]:
     """Where the next chunk that touches the same slot has logged its row, for each logged row.
@@ -213,24 +206,24 @@ def _later_in_turn(
 
     def body(latest, chunk):
         slots, places = chunk
-        later = latest.at[slots].get(mode="fill", fill_value=0)
+        next_rows = latest.at[slots].get(mode="fill", fill_value=0)
         latest = latest.at[slots].set(places, mode="drop", unique_indices=True)
-        return latest, later
+        return latest, next_rows
 
     return jax.lax.scan(body, untouched, (touched, places), reverse=True)[1]
 
 
-def _later_by_sort(
+def _next_by_sort(
     touched: Int[Array, "chunks distinct"], untouched: Int[Array, " slots"]
 ) -> Int[Array, "chunks distinct"]:
-    """`_later_in_turn` of all chunks at once: sorted by slot, the next row is the neighbour."""
+    """`_next_in_turn` of all chunks at once: sorted by slot, the next row is the neighbour."""
     places = jnp.arange(touched.size, dtype=jnp.int32)
     slots, order = jax.lax.sort((touched.reshape(-1), places), num_keys=1, is_stable=True)
-    again = (slots == jnp.append(slots[1:], -1)) & (slots < untouched.size)
+    is_followed = (slots == jnp.append(slots[1:], -1)) & (slots < untouched.size)
     alone = untouched.at[slots].get(mode="fill", fill_value=0)
-    following = jnp.where(again, jnp.append(order[1:], 0), alone)
-    later = jnp.zeros_like(places).at[order].set(following, unique_indices=True)
-    return later.reshape(touched.shape)
+    following = jnp.where(is_followed, jnp.append(order[1:], 0), alone)
+    next_rows = jnp.zeros_like(places).at[order].set(following, unique_indices=True)
+    return next_rows.reshape(touched.shape)
 
 
 _scan.defvjp(_scan_forward, _scan_backward, symbolic_zeros=True)

@@ -18,7 +18,7 @@ from fwpkm_jax.core.array_types import (
     ValueTable,
 )
 from fwpkm_jax.core.checks import check_key
-from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast, map_own
+from fwpkm_jax.core.chunks import RunOutput, StepOutput, cast, map_groups, map_own
 from fwpkm_jax.core.slots.keys.addressing import (
     Address,
     Nonlinearity,
@@ -44,7 +44,7 @@ from fwpkm_jax.core.slots.options.retention import (
     retentive_step,
     scale_chunks,
 )
-from fwpkm_jax.core.slots.two_phase import move_keys, write_values
+from fwpkm_jax.core.slots.two_phase import find_slots, move_keys, write_values
 from fwpkm_jax.core.slots.values.exchange import RowOps
 from fwpkm_jax.core.slots.values.table import slot_read, update_norm, value_step
 from fwpkm_jax.core.slots.write import (
@@ -280,7 +280,7 @@ class FwPKM(AbstractChunkRule):
     ) -> RunOutput:
         """`run_groups` in the dtype of the memory; tokens with 1 in `first` are written first."""
         key_write, value_write = self._key_write, self._value_write
-        keys, choice, loss = move_keys(
+        keys, choices, loss = move_keys(
             memory.keys,
             sequence,
             chunk_size=chunk_size,
@@ -291,7 +291,9 @@ class FwPKM(AbstractChunkRule):
             ),
             token_axes=() if axes is None else axes.tokens,
         )
-        _, access = self._slots_of(choice, self.backend)
+        batch = sequence.counted.shape[1]
+        pair = functools.partial(find_slots, batch=batch, pair=lambda x: self._slots_of(x)[1])
+        access = map_groups(pair, choices)
         history, scales = memory.history, None
         if self.retention is not None:
             history, scales = self._scales(memory, access, sequence, first, chunk_size=chunk_size)
@@ -474,14 +476,17 @@ class FwPKM(AbstractChunkRule):
         """Where each query reads, and with which weights."""
         return self._slots_of(self._find(backend)(query.astype(keys.dtype), keys), backend)
 
-    def _slots_of(self, choice: SubKeyChoice, backend: Backend) -> tuple[Address, SlotAccess]:
-        """The slots of queries with these best sub-keys, leaves `[..., heads, 2, top_k]`."""
-        before = choice.sub_key_ids.shape[:-3]
-        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[-3:]), choice)
-        slot_ids, scores = pair_sub_keys(flat, num_subkeys=self.num_subkeys, backend=backend)
+    def _slots_of(
+        self, choice: SubKeyChoice, backend: Backend | None = None
+    ) -> tuple[Address, SlotAccess]:
+        """Where queries with these best sub-keys read, and with which weights."""
+        slot_ids, scores = pair_sub_keys(
+            choice, num_subkeys=self.num_subkeys, backend=backend or self.backend
+        )
         weights = slot_weights(scores, nonlinearity=self.nonlinearity, temperature=self.temperature)
-        access = SlotAccess(slot_ids.reshape(*before, -1), weights.reshape(*before, -1))
-        return Address(slot_ids, scores, *flat), access
+        tokens = slot_ids.shape[0]
+        access = SlotAccess(slot_ids.reshape(tokens, -1), weights.reshape(tokens, -1))
+        return Address(slot_ids, scores, *choice), access
 
     def key_gradient(self, memory: FwPKMMemory, chunk: SlotChunk, address: Address) -> SubKeys:
         """Gradient of the loss that moves the keys (`key_loss`), before clipping and decay."""

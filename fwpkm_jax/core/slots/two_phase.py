@@ -3,7 +3,7 @@
 Such a memory is written in two phases, each over all chunks of whole sequences. Read downwards:
 
 1. `move_keys`: a scan over the keys alone moves them and finds every token's best sub-keys.
-   (The rule then pairs these to slots, all tokens at once: pairs move no keys.)
+   `find_slots` then pairs these to slots, all chunks at once: pairs move no keys.
 2. `write_values`: the values are read and written, the table in place.
 
 Results and gradients are those of the rule's `step`, chunk by chunk. Rules whose keys learn from
@@ -50,12 +50,13 @@ class MovedKeys(NamedTuple):
 
     Attributes:
       keys: after the last chunk.
-      choice: the best sub-keys of each token, leaves `[groups, batch, length, heads, 2, top_k]`.
+      choices: the best sub-keys of each token, of the whole chunks and of a shorter last one;
+        leaves `[groups, chunks, tokens, heads, 2, top_k]`.
       addressing_loss: of each chunk, before its write; without a gradient.
     """
 
     keys: Float[Array, "groups heads 2 subkeys half"]
-    choice: SubKeyChoice
+    choices: tuple[SubKeyChoice, ...]
     addressing_loss: Float[Array, "groups chunks"]
 
 
@@ -106,7 +107,6 @@ def _move_keys(
     loops_of: Callable[[SubKeys, jax.Array], KeyLoops] | None = None,
 ) -> MovedKeys:
     """`move_keys` of one memory, its leaves without the axis of groups."""
-    batch = sequence.query.shape[0]
     uncut(sequence, chunk_size)
     whole, rest = cut_chunks((sequence.query, sequence.addressed), chunk_size)
     if rest is not None:  # The shorter last chunk is a scan of its own.
@@ -117,9 +117,8 @@ def _move_keys(
         keys, choice = key_scan(keys, queries, weights, find=find, key_write=key_write, loops=loops)
         usage = jax.vmap(functools.partial(sub_key_usage, num_subkeys=keys.shape[2]))
         losses.append(jax.vmap(usage_loss)(usage(choice, token_weights=weights)))
-        choices.append(jax.tree.map(lambda x: merge_chunks(x, batch), choice))
-    choice = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *choices)
-    return MovedKeys(keys, choice, jax.lax.stop_gradient(jnp.concatenate(losses)))
+        choices.append(choice)
+    return MovedKeys(keys, tuple(choices), jax.lax.stop_gradient(jnp.concatenate(losses)))
 
 
 def _move_shared_keys(
@@ -148,7 +147,33 @@ def _move_shared_keys(
         return StepOutput(keys, nothing_read, choice, usage_loss(usage))
 
     keys, _, choice, losses = scan_chunks(move, keys, sequence, chunk_size=chunk_size)
-    return MovedKeys(keys, choice, losses)
+    # Sequences laid end to end, as one chunk.
+    choice = jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), choice)
+    return MovedKeys(keys, (choice,), losses)
+
+
+def find_slots(
+    choices: tuple[SubKeyChoice, ...],
+    *,
+    batch: int,
+    pair: Callable[[SubKeyChoice], SlotAccess],
+) -> SlotAccess:
+    """Between the phases: the slots of one memory's tokens, leaves `[batch, length, places]`.
+
+    Pairs of sub-keys move no keys, so all chunks are paired at once.
+
+    Args:
+      choices: of one memory, from `move_keys`.
+      batch: sequences.
+      pair: from the best sub-keys of any number of tokens to their slots.
+    """
+    found = []
+    for choice in choices:
+        chunks, tokens = choice.sub_key_ids.shape[:2]
+        access = pair(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), choice))
+        access = jax.tree.map(lambda x, n=(chunks, tokens): x.reshape(*n, -1), access)
+        found.append(jax.tree.map(lambda x: merge_chunks(x, batch), access))
+    return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *found)
 
 
 class WrittenValues(NamedTuple):

@@ -68,10 +68,12 @@ def value_scan(
     return ValueScanOutput(values, output, jax.lax.stop_gradient(change))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _scan(ops, write, values, slot_ids, rows, groups) -> ValueScanOutput:
+def _primal(ops, write, values, slot_ids, rows, groups) -> ValueScanOutput:
     scan = ops.batched(functools.partial(_scan_and_log, ops, write))
     return scan(values, slot_ids, rows, groups)[0]
+
+
+_scan = jax.custom_vjp(_primal, nondiff_argnums=(0, 1))
 
 
 # `jit` traces a scan once for equal arguments, so a model with several memories lowers it once.

@@ -30,6 +30,7 @@ from fwpkm_jax.core.targets import (
 )
 from fwpkm_jax.layers.memories.checks import (
     check_initial,
+    check_own_memory,
     check_pending,
     check_stream,
 )
@@ -197,6 +198,7 @@ class FastWeight(nnx.Module):
         signals = self.signals(x, mask)
         loss_gate = signals.gate if config.weight_by_gate else jnp.ones_like(signals.gate)
         if starts is not None and config.documents == "document" and write:
+            check_own_memory(memory, len(x), partition)
             weighted = signals._replace(gate=loss_gate)
             out = run_documents(
                 *(rule, memory, weighted, starts.astype(bool), mask),

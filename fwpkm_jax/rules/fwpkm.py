@@ -279,7 +279,7 @@ class FwPKM(AbstractChunkRule):
         axes: MemoryAxes | None = None,
     ) -> RunOutput:
         """`run_groups` in the dtype of the memory; tokens with 1 in `first` are written first."""
-        key_write, value_write = self._key_write, self._value_write
+        key_write, value_write = self._key_write, self._value_write.with_rate_in_steps()
         keys, choices, loss = move_keys(
             memory.keys,
             sequence,
@@ -372,7 +372,7 @@ class FwPKM(AbstractChunkRule):
             select=functools.partial(self._select, backend=self.backend),
             read=self._read,
             key_write=self._key_write,
-            value_write=self._value_write,
+            value_write=self._value_write.with_rate_in_steps(),
             ops=self._row_ops(memory.values),
         )
         return FwPKMMemory(keys, values)
@@ -399,19 +399,13 @@ class FwPKM(AbstractChunkRule):
         """The memory after one value step, keys as before, and the norm of the table's change."""
         table = self._whole_table(memory)
         if self.retention is None:
-            write = ValueWrite(
-                step_size=self._mean_step,
-                learning_rate=self.learning_rate,
-                clip=self.write_clip,
-                weight_decay=self.weight_decay,
-            )
-            values = value_step(table, chunk, access, write=write)
+            values = value_step(table, chunk, access, write=self._value_write)
             norm = update_norm(table, values, access.slot_ids)
             return memory._replace(values=values), norm
         step = retentive_step(
             *(table, self._history(memory), chunk, access),
             find=lambda query: self._select(memory.keys, query, "reference")[1],
-            write=self._value_write,
+            write=self._value_write.with_rate_in_steps(),
             retention=self.retention,
         )
         return memory._replace(values=step.values, history=step.history), step.update_norm
@@ -434,16 +428,14 @@ class FwPKM(AbstractChunkRule):
         return memory.values
 
     @property
-    def _mean_step(self) -> float:
-        """What multiplies the mean error of a slot, the learning rate aside."""
-        if self.value_step is None:
-            return float(self.num_heads * self.top_k)
-        return self.value_step
-
-    @property
     def _value_write(self) -> ValueWrite:
-        """The write of a rule that neither clips nor decays: whole steps, only of read slots."""
-        return ValueWrite(step_size=self.learning_rate * self._mean_step)
+        default_step = float(self.num_heads * self.top_k)
+        return ValueWrite(
+            step_size=default_step if self.value_step is None else self.value_step,
+            learning_rate=self.learning_rate,
+            clip=self.write_clip,
+            weight_decay=self.weight_decay,
+        )
 
     @property
     def _key_write(self) -> KeyWrite:
@@ -462,7 +454,8 @@ class FwPKM(AbstractChunkRule):
     def _row_ops(self, values: AnyTable) -> RowOps:
         """What reads and adds the rows that are written: of the table, or an overlay's own."""
         rows = values.rows if isinstance(values, OverlayTable) else values
-        return row_ops(rows, write=self._value_write, backend=self.backend)
+        write = self._value_write.with_rate_in_steps()
+        return row_ops(rows, write=write, backend=self.backend)
 
     def _find(self, backend: Backend | None = None) -> Find:
         """From queries and keys to the best sub-keys of each query."""

@@ -127,6 +127,11 @@ class ValueWrite:
         """
         return -self.step_size * weights / jnp.maximum(counts, 1.0)
 
+    def with_rate_in_steps(self) -> "ValueWrite":
+        """The same sparse write as executors take it, which add `steps` to rows as they are."""
+        step_size = self.learning_rate * self.step_size
+        return dataclasses.replace(self, step_size=step_size, learning_rate=1.0)
+
     def dense_step(self, values: ValueTable, gradient: ValueTable) -> ValueTable:
         """The table after a write whose gradient is known for all slots."""
         if self.clip is not None:

@@ -48,7 +48,7 @@ RETENTIVE = replace(
     MODEL,
     fast_weight=replace(
         MODEL.fast_weight,
-        rule=replace(MODEL.fast_weight.rule, retention=Retention(momentum=0.5, protection=1.0)),
+        rule=replace(MODEL.fast_weight.rule, retention=Retention(hardening=0.5, replay=3)),
     ),
 )
 FWMLP = replace(

@@ -1,22 +1,30 @@
-"""Writes the tables of docs/measurements/ and lab/archive/ from the lines that programs stored.
+"""Writes what the measurements, README and the archive say of the lines that programs stored.
 
     python -m lab.pages           # rewrites what differs
+    python -m lab.pages --draw    # draws the pages' pictures, too
     python -m lab.pages --check   # names what differs, and fails
 
-A comment stands before each table that is made so, and says from what:
+A comment stands before each paragraph, list or table of a finding, up to the next empty line:
+
+    <!-- finding: recall table -->
+
+It names a module of `lab.findings` and a function of it. In the archive and in logs a comment
+stands before each table that is made so, and says from what:
 
     <!-- table: domains retention_plain_text_cpu.jsonl order=given columns="write|runs" -->
 
-It names an entry of `TABLES` and a file in `lab/results` or `benchmarks/results`, or several. A
+It names an entry of `TABLES` and a file in a folder of `RESULTS`, or several. A
 word NAME=VALUE keeps the lines whose entry NAME is VALUE; a dot leads into an entry
 (`settings.epochs=8`). `rows`, `without` and `columns` are regular expressions: of rows to show or
 to leave out, of heads of columns to show.
 """
 
+import importlib
+import itertools
 import json
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,11 +35,36 @@ from benchmarks.options import parse
 from lab.archive import tables as archived
 from lab.comparison.mqar_tables import mqar_table, rates_table, recall_by_seed
 from lab.comparison.tables import spans_table, state_tracking_table
+from lab.findings import FINDINGS, PARTS, drawing
+from lab.findings.stored import RESULTS, markdown
 from lab.study import plain_text, retention_tables, shipped, tables
 from lab.study.real_size.tables import table as real_size_table
 from lab.study.study import DOMAINS
 
 Line = dict[str, Any]
+
+
+def rows_table(lines: Sequence[Line]) -> str:
+    """Every line with its numbers and words as they are; those of an entry's entries, too."""
+    found = [dict(_scalars(line)) for line in lines]
+    heads = dict.fromkeys(name for line in found for name in line)
+    shown = [[_as_shown(line.get(name)) for name in heads] for line in found]
+    return markdown([*heads], shown)
+
+
+def _scalars(line: Line, before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in line.items():
+        if isinstance(value, dict):
+            yield from _scalars(value, f"{before}{name}.")
+        elif not isinstance(value, list):
+            yield before + name, value
+
+
+def _as_shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None else str(value)
+
 
 TABLES: dict[str, Callable[[list[Line]], str]] = {
     "mqar": mqar_table,
@@ -72,23 +105,28 @@ TABLES: dict[str, Callable[[list[Line]], str]] = {
     "account": account_table,
     "fast_weight_layers": archived.fast_weight_layers,
     "users": archived.users,
+    "rows": rows_table,
 }
 """What makes a table of lines, by the name that a comment has for it."""
 
-RESULTS = ("lab/results", "lab/archive/results", "benchmarks/results")
 COMMENT = re.compile(r"^ *<!-- table: (.+) -->$")
+FINDING = re.compile(r"^<!-- finding: (\w+) (\w+) -->$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Writes tables into pages."""
+    """Writes findings and tables into pages."""
 
-    pages: tuple[Path, ...] = (Path("docs/measurements"), Path("lab/archive"))
-    """Folders of the pages, Markdown."""
+    pages: tuple[Path, ...] = (Path("docs/measurements"), Path("lab/archive"), Path("README.md"))
+    """Folders of pages, Markdown, and pages."""
+    images: Path = Path("docs/images/findings")
+    """Folder of the pictures of the findings."""
+    draw: bool = False
+    """Draws the pictures."""
     results: tuple[Path, ...] = tuple(map(Path, RESULTS))
     """Folders of the lines; the first that has a file is taken."""
     check: bool = False
-    """Only names the tables that differ, and fails if there is one."""
+    """Only names the pages that differ, and fails if there is one."""
 
 
 def table(about: str, results: Sequence[Path]) -> str:
@@ -122,13 +160,16 @@ def _first(file: str, folders: Sequence[Path]) -> Path:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """The lines of a .jsonl file, or the rows or models of a .json file."""
+    """The lines of a .jsonl file; of a .json file its rows, its models, or all of it as one."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
         found = json.loads(text)
         if "models" in found:
             return [{"model": name, **about} for name, about in found["models"].items()]
-        return found["rows"]
+        if isinstance(found, list):
+            return found
+        rows = found.get("rows")
+        return rows if isinstance(rows, list) else [found]
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -161,27 +202,45 @@ def _cells(row: str) -> list[str]:
     return [cell.strip() for cell in row.strip().strip("|").split("|")]
 
 
+def finding(name: str, part: str) -> str:
+    """The part of a finding that a comment asks for.
+
+    Raises:
+      ValueError: there is no such finding, or no such part of it.
+    """
+    if name not in FINDINGS:
+        raise ValueError(f"finding: {name} is none of {FINDINGS}.")
+    module = importlib.import_module(f"lab.findings.{name}")
+    if part not in PARTS or not hasattr(module, part):
+        raise ValueError(f"finding: {name} has no {part} of {PARTS}.")
+    return getattr(module, part)()
+
+
 def written(page: str, results: Sequence[Path]) -> str:
-    """The page with each table that has a comment as its lines make it."""
+    """The page with each part that has a comment as its lines make it."""
     found: list[str] = []
-    replacing = False
+    old = re.compile("(?!)")  # Rows behind a comment that match are replaced.
     for row in page.splitlines():
-        if replacing and row.lstrip().startswith("|"):
+        if old.match(row):
             continue
+        old = re.compile("(?!)")
         found.append(row)
-        match = COMMENT.match(row)
-        replacing = match is not None
-        if match:
+        if match := COMMENT.match(row):
+            old = re.compile(r" *\|")
             indent = row[: len(row) - len(row.lstrip())]
             found += [indent + one for one in table(match[1], results).splitlines()]
+        if match := FINDING.match(row):
+            old = re.compile(r".*\S")
+            found += finding(match[1], match[2]).splitlines()
     return "\n".join(found) + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Writes the tables, or names the pages whose tables differ."""
+    """Writes the pages, or names those that differ."""
     options = parse(Options, argv, description=__doc__)
     differ = []
-    for path in (path for folder in options.pages for path in sorted(folder.rglob("*.md"))):
+    pages = [sorted(path.rglob("*.md")) if path.is_dir() else [path] for path in options.pages]
+    for path in itertools.chain.from_iterable(pages):
         page = path.read_text(encoding="utf-8")
         try:
             made = written(page, options.results)
@@ -191,11 +250,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             differ.append(str(path))
             if not options.check:
                 path.write_text(made, encoding="utf-8")
+    if options.draw:
+        for name in FINDINGS:
+            module = importlib.import_module(f"lab.findings.{name}")
+            if hasattr(module, "draw"):
+                drawing.save(module.draw(), options.images / f"{name}.png")
     print(*differ, sep="\n")
     if differ and options.check:
-        raise SystemExit(
-            "Their tables are not those of the lines; write them with python -m lab.pages."
-        )
+        raise SystemExit("They do not say what the lines say; write them with python -m lab.pages.")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     fwpkm train books_tiny && fwpkm eval runs/books_tiny
 
 Reads the package's own sample of 197 kB; for more text, add
-`--data.train_paths PATH --data.valid_paths PATH`. The figures of docs/measurements/results.md
+`--data.train_paths PATH --data.valid_paths PATH`. The figures of lab/archive/results.md
 come from 65 books.
 """
 
@@ -38,7 +38,7 @@ def get_config() -> Experiment:
                 num_value_heads=2,
                 key_head_dim=16,
                 value_head_dim=16,
-                decay_start="constant",  # Of the runs in docs/measurements/results.md.
+                decay_start="constant",  # Of the runs in lab/archive/results.md.
             ),
             memory_layers=(2,),
             fast_weight=FastWeightConfig(
@@ -46,7 +46,7 @@ def get_config() -> Experiment:
                 chunk_size=64,
             ),
             # From smaller weights, a tied head and branches at full size the gate falls to 0.09
-            # within a hundred steps (docs/measurements/results.md).
+            # within a hundred steps (lab/archive/results.md).
             tie_embeddings=False,
             init_std=0.05,
             branch_init_scale=0.1,

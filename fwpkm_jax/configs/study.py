@@ -1,4 +1,4 @@
-"""The small study of docs/measurements/study.md: models of bytes that a CPU trains in minutes.
+"""The small study of docs/measurements/recall.md: models of bytes that a CPU trains in minutes.
 
     fwpkm train study/gdn_swa__fwpkm && fwpkm eval runs/study/gdn_swa__fwpkm
 
@@ -82,7 +82,7 @@ def backbone() -> Experiment:
                 key_head_dim=16,
                 value_head_dim=16,
                 conv_width=16,  # Bytes: about as far as four of the paper's tokens.
-                decay_start="constant",  # Of the runs in docs/measurements/study.md.
+                decay_start="constant",  # Of the runs in docs/measurements/recall.md.
             ),
             lact=LaCTConfig(
                 num_heads=4,
@@ -94,7 +94,7 @@ def backbone() -> Experiment:
             ),
             # Narrow queries, larger initial weights and the short window: without all three the
             # model learned no needle's key in 350 steps. Which of them counts was not separated
-            # (docs/measurements/study.md). Gates start at a half, as in most runs of that page;
+            # (docs/measurements/recall.md). Gates start at a half, as in most runs of that page;
             # with gate_bias=2 every seed learns the lookup.
             fast_weight=FastWeightConfig(
                 rule=FwPKM(num_subkeys=128, key_dim=16, value_dim=64),

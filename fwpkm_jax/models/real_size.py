@@ -38,7 +38,7 @@ def real_size_model(name: str) -> ModelConfig:
             num_key_heads=4, num_value_heads=4, key_head_dim=128, value_head_dim=128
         ),
         # Open gates: with gates that start at a half some seeds of smaller models never learned
-        # to look needles up (docs/measurements/study.md).
+        # to look needles up (docs/measurements/recall.md).
         fast_weight=FastWeightConfig(rule=FwPKM(num_subkeys=256), chunk_size=512, gate_bias=2.0),
         pkm=PKMConfig(num_subkeys=256),
         tie_embeddings=False,

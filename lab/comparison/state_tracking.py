@@ -7,7 +7,7 @@ Each decoder has one layer with the memory and no convolution; learned decays st
 Decoders are trained on short documents with a label at every token, and evaluated on longer ones.
 Delta rules run twice, with write strengths up to 1 and up to 2 (`negative_eigenvalues`). Every run
 is a line of `out` with its settings; runs already in the file are skipped. The published sizes are
-options, see docs/measurements/state_tracking.md.
+options, see lab/archive/state_tracking.md.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """Draws pictures and prints tables of the results of this folder's programs.
 
-The pages that show them are docs/measurements/comparison.md and state_tracking.md.
+The tables are also in lab/archive/comparison.md and state_tracking.md.
 
 python -m lab.comparison.tables
 """
@@ -35,7 +35,7 @@ class Options:
     """Results of `state_tracking.py`."""
     mqar: Path = Path("lab/results/mqar_cpu.jsonl")
     """Results of `mqar.py`."""
-    images: Path = Path("docs/images")
+    images: Path = Path("runs/pictures")
     """Folder for the pictures."""
 
 

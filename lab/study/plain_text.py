@@ -8,7 +8,7 @@ where in a text? Every kind trains on the same rows. Then each reads the beginni
 book, and the same beginning again, with the memory written and with it frozen. Each book starts
 from the memory that training left. `--out` gets one JSON object per line and run; runs that it has
 are passed over, and an interrupted run continues. The page of results is
-docs/measurements/study.md.
+docs/measurements/text.md.
 """
 
 from __future__ import annotations

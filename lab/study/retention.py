@@ -136,7 +136,7 @@ class Options:
     """File of the results, which are added to."""
     tables: bool = False
     """Only prints the tables of the lines in `out`, and draws the picture."""
-    image: Path = Path("docs/images/retention.png")
+    image: Path = Path("runs/study/retention.png")
     """File of the picture: forgetting against what is learned."""
 
 

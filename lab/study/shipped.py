@@ -1,4 +1,4 @@
-"""Trains and evaluates shipped configs, for the tables of docs/measurements/results.md.
+"""Trains and evaluates shipped configs, for the tables of docs/measurements/recall.md.
 
     python -m lab.study.shipped                  every run, one after another
     python -m lab.study.shipped --runs recall:0  some of them, as NAME:SEED

@@ -1,6 +1,6 @@
 """Trains and evaluates the models of configs/study.py, and prints their tables.
 
-The page of results is docs/measurements/study.md.
+The page of results is lab/archive/study.md.
 
     python -m lab.study.study                          every run, one after another
     python -m lab.study.study --runs gdn_swa__fwpkm:0  some of them, as NAME:SEED

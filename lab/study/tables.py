@@ -1,4 +1,4 @@
-"""Markdown tables of the study's lines, as docs/measurements/study.md shows them."""
+"""Markdown tables of the study's lines, as lab/archive/study.md shows them."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def folders(tmp_path):
 
 
 def test_the_pages_show_what_the_lines_say(capsys):
-    written = (ROOT / "docs/measurements", ROOT / "lab/archive")
+    written = (ROOT / "docs/measurements", ROOT / "lab/archive", ROOT / "README.md")
     results = map(ROOT.joinpath, RESULTS)
     run("lab.pages", "--pages", *written, "--results", *results, "--check")
 

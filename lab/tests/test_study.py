@@ -1,4 +1,4 @@
-"""Every option of the programs behind docs/measurements/study.md, on made-up runs and texts."""
+"""Every option of the programs behind lab/archive/study.md, on made-up runs and texts."""
 
 import json
 from dataclasses import replace

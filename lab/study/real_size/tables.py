@@ -1,4 +1,4 @@
-"""The table of docs/measurements/real_size.md: a row for each claim, a column for each run."""
+"""The table of lab/archive/real_size.md: a row for each claim, a column for each run."""
 
 from __future__ import annotations
 

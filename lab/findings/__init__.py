@@ -1,0 +1,9 @@
+"""What pages say of stored lines: a module for each finding, which also draws its picture."""
+
+FINDINGS = (
+    *("recall", "generalise", "text", "forgetting", "comparison", "states", "performance"),
+    "readme",
+)
+"""Modules that a page's comment can name."""
+PARTS = ("answer", "table", "notes", "gains", "costs")
+"""Functions of a finding that give a part of a page, each as far as the finding has it."""

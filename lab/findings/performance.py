@@ -1,0 +1,180 @@
+"""Speed and faithfulness: a step on an H200, the memory on a CPU, and the paper's Table 1."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+
+from fwpkm_jax.analysis.cost import model_cost
+from fwpkm_jax.analysis.published import PUBLISHED
+from fwpkm_jax.models.paper import paper_model
+from lab.findings import drawing
+from lab.findings.stored import document_of, lines_of, markdown
+
+NONE, FWPKM = "gdn", "gdn__fwpkm2_6_10"
+STEPS = "h200_2/steps.jsonl"
+FLAG = "flags"
+"""The variant with the compiler's flag that launch/README.md recommends."""
+
+
+def step(model: str, variant: str = FLAG) -> float:
+    """Milliseconds of a training step of 8 x 4,096 tokens on the H200."""
+    (line,) = [
+        one
+        for one in lines_of(STEPS)
+        if (one["model"], one["variant"]) == (model, variant) and "milliseconds" in one
+    ]
+    return line["milliseconds"]
+
+
+def samples(model: str) -> float:
+    """Sequences per second of that step."""
+    return 8 * 1000 / step(model)
+
+
+def relative() -> tuple[float, float]:
+    """Speed with three memories relative to none: measured here, and in the paper."""
+    theirs = PUBLISHED[FWPKM].samples_per_second / PUBLISHED[NONE].samples_per_second
+    return step(NONE) / step(FWPKM), theirs
+
+
+def memory(run: int, who: str, allocator: str, part: str, subkeys: int = 512) -> float | None:
+    """Milliseconds per token of the memory alone on a CPU; None where it was not measured."""
+    rows = document_of(f"memory_cpu_{run}.json")["rows"]
+    asked = {"memory": who, "allocator": allocator, "pass": part, "subkeys": subkeys}
+    for row in rows:
+        if all(row[name] == value for name, value in asked.items()):
+            return row.get("ms_per_token")
+    return None
+
+
+def times_faster(run: int, allocator: str, part: str, subkeys: int = 512) -> float | None:
+    """The authors' time over ours in a run with that allocator."""
+    ours, theirs = (memory(run, who, allocator, part, subkeys) for who in ("fwpkm_jax", "authors"))
+    return theirs / ours if ours and theirs else None
+
+
+def keeping(part: str, subkeys: int = 512) -> list[float]:
+    """How many times faster ours is with an allocator that keeps memory, by run."""
+    found = (times_faster(run, "keep", part, subkeys) for run in (1, 2, 3))
+    return [one for one in found if one is not None]
+
+
+def train_step_cpu(variant: str) -> float:
+    """Seconds of a training step of 1,024 tokens of the paper's model on a CPU."""
+    (row,) = [x for x in document_of("train_step_cpu.json")["rows"] if x["variant"] == variant]
+    return row["milliseconds"] / 1000
+
+
+def decode_cpu(variant: str) -> float:
+    """Milliseconds of decoding a token of the paper's model on a CPU."""
+    (row,) = [x for x in document_of("decode_cpu.json")["rows"] if x["variant"] == variant]
+    return row["ms_per_token"]
+
+
+def slots_cost() -> float:
+    """Forward time of a layer with a million slots over that of one with 16 thousand."""
+    rows = document_of("layer_cpu.json")["rows"]
+    of = {row["subkeys"]: row["ms_per_token"] for row in rows if row["pass"] == "forward"}
+    return of[1024] / of[128]
+
+
+def furthest_parameters() -> tuple[float, int]:
+    """Largest difference from the paper's counts in millions, and the number of models."""
+    differences = []
+    for name, published in PUBLISHED.items():
+        cost = model_cost(paper_model(name))
+        differences += [abs(round(cost.total / 1e6, 2) - published.total)]
+        differences += [abs(round(cost.active / 1e6, 2) - published.active)]
+    return round(max(differences), 3), len(PUBLISHED)
+
+
+def answer() -> str:
+    ours, theirs = relative()
+    furthest, models = furthest_parameters()
+    return (
+        f"With three memories the paper's model trains at {ours:.2f} of its backbone's speed on an"
+        f" H200, where the paper reports {theirs:.2f} on an H100.\n"
+        f"The parameters of the {models} models of the paper's Table 1 agree with it within"
+        f" {furthest:.2f} million."
+    )
+
+
+def table() -> str:
+    ours, theirs = relative()
+    none, three = (PUBLISHED[name].samples_per_second for name in (NONE, FWPKM))
+    alone = {one: memory(3, "fwpkm_jax", "default", "train", one) for one in (128, 512)}
+    default = {one: times_faster(3, "default", "train", one) for one in alone}
+    kept = {one: keeping("train", one) for one in alone}
+
+    def authors(subkeys: int, digits: int) -> str:
+        low, high = min(kept[subkeys]), max(kept[subkeys])
+        return (
+            f"the authors': {default[subkeys]:.0f} times as long; {low:.{digits}f} to"
+            f" {high:.{digits}f} times with an allocator that keeps memory"
+        )
+
+    rows = [
+        [
+            "training step on an H200, no memory",
+            f"{step(NONE):.1f} ms, {samples(NONE):.0f} samples/s",
+            f"paper, H100: {none:.0f} samples/s",
+        ],
+        [
+            "the same, three memories",
+            f"{step(FWPKM):.1f} ms, {samples(FWPKM):.0f} samples/s",
+            f"paper, H100: {three:.0f} samples/s",
+        ],
+        ["speed with memories, relative", f"{ours:.2f}", f"paper, H100: {theirs:.2f}"],
+        [
+            "memory alone on a CPU, 512 x 512 slots",
+            f"{alone[512]:.3f} ms per token",
+            authors(512, 0),
+        ],
+        ["the same, 128 x 128 slots", f"{alone[128]:.3f} ms per token", authors(128, 1)],
+        [
+            "training step on a CPU, three memories",
+            f"{train_step_cpu('fwpkm'):.2f} s",
+            f"no memory: {train_step_cpu('none'):.2f} s",
+        ],
+        [
+            "decoding a token on a CPU, three memories",
+            f"{decode_cpu('fwpkm'):.1f} ms",
+            f"no memory: {decode_cpu('none'):.1f} ms",
+        ],
+        [
+            "a layer of a million slots on a CPU, forward",
+            f"{slots_cost():.1f} times as long as one of 16 thousand",
+            "",
+        ],
+    ]
+    return markdown(["what", "here", "beside it"], rows)
+
+
+def readme_cost() -> list[list[str]]:
+    """Rows of README's table of costs on a CPU: what, without a memory, with three."""
+    seconds = [f"{train_step_cpu(one):.2f} s" for one in ("none", "fwpkm")]
+    milliseconds = [f"{decode_cpu(one):.1f} ms" for one in ("none", "fwpkm")]
+    return [
+        ["training step of 1,024 tokens", *seconds],
+        ["decoding, per token", *milliseconds],
+    ]
+
+
+def draw() -> Figure:
+    figure, (axis,) = drawing.new_figure(2.5)
+    published = [PUBLISHED[name].samples_per_second for name in (NONE, FWPKM)]
+    names = ["here, H200", "paper, H100"]
+    for at, (none, with_memory) in enumerate(
+        zip((samples(NONE), published[0]), (samples(FWPKM), published[1]), strict=True)
+    ):
+        first = at == 0
+        axis.barh(at - 0.19, none, 0.34, color=drawing.GREY, label="no memory" * first)
+        axis.barh(at + 0.19, with_memory, 0.34, color=drawing.BLUE, label="three memories" * first)
+        for place, value in ((at - 0.19, none), (at + 0.19, with_memory)):
+            axis.text(value + 1.5, place, f"{value:.0f}", va="center", fontsize=10.5)
+    axis.set_yticks(range(2), names)
+    axis.set_ylim(1.55, -0.55)
+    axis.set_xlim(0, 148)
+    drawing.label(axis, x="sequences of 4,096 tokens trained per second")
+    drawing.legend(figure, axis)
+    return figure

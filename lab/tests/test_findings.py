@@ -1,0 +1,128 @@
+"""Figures of the findings, derived a second way, and the intervals that they share."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from lab.findings import comparison, forgetting, generalise, recall, stored, text
+from lab.findings.needles import HALF, OPEN, shares
+from lab.pages import finding, written
+
+RESULTS = stored.ROOT / "lab" / "results"
+
+
+def lines(name):
+    return [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
+
+
+def test_an_interval_over_seeds_is_student_s():
+    values = [0.1, 0.4, 0.2]
+    expected = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
+    np.testing.assert_allclose(stored.over_seeds(values)[1:], expected)
+    assert f"{stored.over_seeds([0.5]):.2f}" == "0.50"
+    assert stored.share_over_seeds([0.8, 1.0, 1.0]).high == 1.0
+
+
+def test_an_interval_over_books_and_seeds_is_that_of_the_only_one_that_varies():
+    books = np.array([0.1, 0.3, 0.2, 0.6])
+    alone = stats.t.interval(0.95, 3, books.mean(), stats.sem(books))
+    np.testing.assert_allclose(stored.over_books_and_seeds(np.tile(books, (3, 1)))[1:], alone)
+    seeds = np.array([0.1, 0.3, 0.2])
+    alone = stats.t.interval(0.95, 2, seeds.mean(), stats.sem(seeds))
+    many = np.tile(seeds[:, None], (1, 50))
+    np.testing.assert_allclose(stored.over_books_and_seeds(many)[1:], alone)
+
+
+def test_an_interval_over_books_and_seeds_holds_the_mean_of_others():
+    rng = np.random.default_rng(0)
+
+    def holds():
+        values = rng.normal(size=(3, 1)) + rng.normal(size=(1, 8)) + rng.normal(size=(3, 8))
+        _, low, high = stored.over_books_and_seeds(values)
+        return low <= 0 <= high
+
+    assert 0.93 < np.mean([holds() for _ in range(2000)]) < 0.99
+
+
+def test_all_six_trainings_of_gates_at_a_half_count():
+    found = [
+        run["accuracy"]
+        for name in ("study_cpu.jsonl", "study_second_cpu.jsonl")
+        for line in lines(name)
+        if line["run"] in ("gdn_swa__fwpkm:0", "gdn_swa__fwpkm:1", "gdn_swa__fwpkm:2")
+        for run in line["needle_1x"]
+        if run["readings"] == 1
+    ]
+    assert sorted(found) == sorted(shares(HALF, "needle_1x", readings=1))
+    assert len(found) == 6
+    assert len(shares(OPEN, "needle_1x", readings=1)) == 3
+
+
+def test_the_loss_of_unseen_books_is_of_every_book_and_training():
+    found = []
+    for seed in (0, 1, 2):
+        of = {
+            line["kind"]: line
+            for line in lines("plain_text_cpu.jsonl")
+            if (line["seed"], line["steps"], line["extra"]) == (seed, 4883, [])
+        }
+        # Sections of the first reading end at 512, 2,048, 8,192 and 24,000 bytes.
+        found.append(np.subtract(of["fwpkm"]["writing"][3], of["backbone"]["frozen"][3]))
+    np.testing.assert_allclose(text.difference(text.LONG, "later"), found)
+    assert np.shape(found) == (3, 8)
+
+
+def test_what_is_lost_of_domains_is_over_the_domains_that_the_gain_is_over():
+    gain, loss = forgetting.domains("plain")
+    own = [x for x in lines("retention_plain_text_cpu.jsonl") if x["measure"] == "domains"]
+    own = [x["change"] for x in own if x["method"] == "plain" and x["batches"] == 32]
+    assert {len(change["forgetting"]) for change in own} == {5}
+    gains = [-np.mean([mean for mean, *_ in change["own"][:5]]) for change in own]
+    assert gain.mean == pytest.approx(np.mean(gains))
+    assert loss.mean == pytest.approx(
+        np.mean([change["forgetting_mean"][0] for change in own]), abs=1e-6
+    )
+
+
+def test_bytes_per_pair_are_the_state_over_the_most_pairs_answered():
+    deltanet = comparison.MEMORIES[5]
+    assert comparison.bytes_of(deltanet) == (8192, 8192)
+    tests = [[x["pairs"] * x["accuracy"] for x in run["test"]] for run in comparison.runs(deltanet)]
+    assert comparison.most_held(deltanet) == pytest.approx(max(np.mean(tests, axis=0)))
+    assert {run["settings"]["tied_start"] for run in comparison.runs(deltanet)} == {True}
+
+
+def test_an_answer_in_unknown_words_is_a_first_digit_and_the_digits_after_it():
+    line = next(x for x in lines("other_words_cpu.jsonl") if x["words"] == "another sentence")
+    assert len(line["digits"]) == 6
+    assert max(line["digits"]) <= line["samples"]
+    words = [one.words for one in generalise.small()]
+    assert words[0] == "those of training"
+    assert len(words) == 4
+
+
+@pytest.mark.parametrize("module", [recall, generalise, text, forgetting, comparison])
+def test_a_table_has_at_most_eight_rows_of_at_most_six_cells(module):
+    rows = module.table().splitlines()
+    assert len(rows) <= 10
+    assert {row.count("|") for row in rows} == {rows[0].count("|")}
+    assert rows[0].count("|") <= 7
+    assert module.draw().axes
+
+
+def test_a_part_of_a_page_is_replaced_up_to_the_next_empty_line():
+    page = "# Page\n\n<!-- finding: recall answer -->\nold\nold, too\n\nOther text.\n"
+    assert written(page, ()) == page.replace("old\nold, too", recall.answer())
+    empty = page.replace("old\nold, too\n", "")
+    assert written(empty, ()) == page.replace("old\nold, too", recall.answer())
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "message"),
+    [("recal", "table", "recal is none of"), ("recall", "draw", "recall has no draw of")],
+)
+def test_a_finding_that_does_not_exist_is_named(name, part, message):
+    with pytest.raises(ValueError, match=message):
+        finding(name, part)

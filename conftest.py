@@ -82,7 +82,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
 @pytest.hookimpl(tryfirst=True)  # Before -m chooses.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _mark_thorough_cases(items, whole_files=not any("::" in name for name in config.args))
+    _mark_cases(items, whole_files=not any("::" in name for name in config.args))
     left_out = set()
     if config.getoption("--plain-scan"):
         left_out.add("two_phase")
@@ -94,24 +94,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
-def _mark_thorough_cases(items: list[pytest.Item], *, whole_files: bool) -> None:
-    """Marks the cases that `by_default` does not name; with whole files, it must name real ones."""
-    unknown: dict[str, set[str]] = {}
+def _mark_cases(items: list[pytest.Item], *, whole_files: bool) -> None:
+    """Marks the cases that a mark does not name: `by_default`, thorough; `thorough`, slow.
+
+    With whole files, they must name real cases.
+    """
+    unknown: dict[tuple[str, str], set[str]] = {}
     for item in items:
-        by_default = item.get_closest_marker("by_default")
-        if by_default is None:
-            continue
-        case = item.callspec.id  # pyright: ignore[reportAttributeAccessIssue]
-        unknown.setdefault(item.nodeid.removesuffix(f"[{case}]"), set(by_default.args)).discard(
-            case
-        )
-        if case not in by_default.args:
-            item.add_marker(pytest.mark.thorough)
-    for test, names in unknown.items():
+        for named, others in (("by_default", "thorough"), ("thorough", "slow")):
+            mark = item.get_closest_marker(named)
+            if mark is None or not mark.args:
+                continue
+            case = item.callspec.id  # pyright: ignore[reportAttributeAccessIssue]
+            test = item.nodeid.removesuffix(f"[{case}]")
+            unknown.setdefault((test, named), set(mark.args)).discard(case)
+            if case not in mark.args:
+                item.add_marker(others)
+    for (test, named), names in unknown.items():
         if names and whole_files:
-            raise pytest.UsageError(
-                f"{test}: by_default names {sorted(names)}, which are no cases."
-            )
+            raise pytest.UsageError(f"{test}: {named} names {sorted(names)}, which are no cases.")
 
 
 @pytest.fixture(scope="session", autouse=True)

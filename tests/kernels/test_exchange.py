@@ -13,7 +13,7 @@ SPECS = (
 )
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("gpu-many_places", "tpu-many_places", "tpu-one_hot_slot")
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("kernel", ["gpu", "tpu"])
 def test_an_exchange_and_its_way_back_equal_plain_xla(kernel, spec):

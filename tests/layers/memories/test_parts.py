@@ -49,12 +49,19 @@ def test_a_stream_that_devices_read_in_parts_writes_the_same_memory(tmp_path):
 @pytest.mark.parametrize(
     "cases",
     [
-        ("fwpkm/2/independent", "ahead/8/columns", "ahead/mesh/columns", "fwpkm/mesh/slots"),
-        ("fwpkm/2/stream", "ahead/4/stream", "fwmlp_each/2/stream"),
-        ("fwmlp/2/independent", "fwmlp/4/independent", "clipped/8/independent", "head/4/documents"),
-        ("fwmlp_each/2/independent", "fwmlp_each/8/independent", "fwpkm_each/mesh/independent"),
+        ("fwpkm/2/independent", "ahead/mesh/columns", "fwpkm/mesh/slots"),
+        ("fwpkm/2/stream", "fwmlp_each/2/stream"),
+        ("fwmlp/2/independent", "clipped/8/independent", "head/4/documents"),
+        ("fwmlp_each/8/independent", "fwpkm_each/mesh/independent"),
+        pytest.param(
+            (
+                *("ahead/8/columns", "ahead/4/stream", "fwmlp/4/independent"),
+                "fwmlp_each/2/independent",
+            ),
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["split", "stream", "in_turn", "documents"],
+    ids=["split", "stream", "in_turn", "documents", "other_sizes"],
 )
 def test_every_kind_of_memory_takes_parts(tmp_path, cases):
     assert_equal(run_apart(tmp_path / "out.json", *cases))

@@ -121,7 +121,7 @@ LARGE_MIXERS = {
 }
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("attention", "gdn", "lact", "deltanet", "mesa", "mlstm")
 @pytest.mark.parametrize("name", LARGE_MIXERS)
 def test_a_large_batch_of_one_chunk_equals_its_sequences_alone(name):
     """Large products go through a library of XLA's that those of the other tests do not see."""

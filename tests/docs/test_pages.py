@@ -135,6 +135,14 @@ def test_a_test_that_a_page_names_exists():
     ]
 
 
+def test_the_table_of_faults_names_tests_that_exist():
+    page = (ROOT / "docs" / "measurements" / "faults.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    named = {name for row in rows for name in re.findall(r"`([\w/]*test_\w+\.py)`", row)}
+    assert len(named) > 30
+    assert not [name for name in named if not (ROOT / "tests" / name).exists()]
+
+
 def test_each_promise_names_the_tests_that_hold_it():
     page = (ROOT / "docs" / "reference" / "guarantees.md").read_text()
     promises = re.findall(r"^- \*\*(.+?)\.\*\*", page, re.MULTILINE)

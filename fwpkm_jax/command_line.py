@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -48,6 +49,23 @@ def is_deliberate(error: BaseException) -> bool:
     """Whether this package's own code raised an error, and not a library."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and _PACKAGE in Path(frames[-1].filename).resolve().parents
+
+
+def shell_line(command: Sequence[str]) -> str:
+    """What starts a program again in a shell, from its `sys.argv`.
+
+    Example:
+      >>> shell_line(["train.py", "--data.train_paths", "my books"])
+      "python train.py --data.train_paths 'my books'"
+      >>> shell_line(["/env/lib/fwpkm_jax/__main__.py", "eval", "runs/recall"])
+      'python -m fwpkm_jax eval runs/recall'
+    """
+    program, *arguments = command or ("",)
+    path = Path(program)
+    start = ["python", program] if path.suffix == ".py" else [program]
+    if path.name == "__main__.py":
+        start = ["python", "-m", path.parent.name]
+    return shlex.join([*start, *arguments])
 
 
 def say_error(program: str, error: object) -> None:

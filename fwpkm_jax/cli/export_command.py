@@ -32,6 +32,8 @@ class ExportOptions(PluginOptions):
     """Folder to create."""
     step: int | Literal["best"] | None = None
     """Checkpoint: a step, the best by validation loss, or None for the newest."""
+    memories: Literal["all", "first"] = "all"
+    """all: every memory of the run. first: one, from which all groups of an import start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,10 @@ def main(arguments: Sequence[str], program: str = "fwpkm export") -> int:
             print(f"wrote {parse_options(arguments[1:], program, ExportHF(run=Path())).export()}")
         else:
             options = parse_options(arguments, program, ExportOptions(run=Path(), folder=Path()))
-            print(f"wrote {export_run(options.run, options.folder, step=options.step)}")
+            folder = export_run(
+                options.run, options.folder, step=options.step, memories=options.memories
+            )
+            print(f"wrote {folder}")
     except (ValueError, OSError, ImportError) as error:
         return report(program, error)
     except DamagedCheckpointError as error:

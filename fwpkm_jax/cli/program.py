@@ -19,6 +19,7 @@ from fwpkm_jax.command_line import (
 )
 
 COMMANDS = {
+    "demo": "Tells a small trained model facts, quits, starts again and asks.",
     "train": "Trains a model: a shipped config's name or your own config file.",
     "eval": "Evaluates a run: tables, plots and a report.",
     "generate": "Continues a text with a run's model.",
@@ -38,6 +39,7 @@ Fast-weight memories for language models in JAX.
 
 fwpkm COMMAND --help shows a command's options. Start with:
 
+  fwpkm demo
   fwpkm train recall && fwpkm eval runs/recall
 """
 

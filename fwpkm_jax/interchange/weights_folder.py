@@ -26,7 +26,11 @@ _FORMAT = "fwpkm_jax 1"
 
 
 def export_run(
-    run_dir: str | Path, folder: str | Path, *, step: int | Literal["best"] | None = None
+    run_dir: str | Path,
+    folder: str | Path,
+    *,
+    step: int | Literal["best"] | None = None,
+    memories: Literal["all", "first"] = "all",
 ) -> Path:
     """Writes a checkpoint's slow and fast weights in float32, named as in `Weights.named`.
 
@@ -34,6 +38,7 @@ def export_run(
       run_dir: the run.
       folder: a new folder; an interrupted export leaves none.
       step: as in `load_run`.
+      memories: all of a run's memories, or the first one alone.
 
     Returns:
       The folder.
@@ -44,7 +49,9 @@ def export_run(
     folder = Path(folder)
     check_new(folder)
     run = load_run(run_dir, step)
-    named = Weights(run.params, run.memory).named()
+    count = slice(None if memories == "all" else 1)
+    memory = jax.tree.map(lambda x: x[count], run.memory)
+    named = Weights(run.params, memory).named()
     arrays = {name: np.asarray(x) for name, x in jax.device_get(named).items()}
     with new_folder(folder) as partial:
         with replacing(partial / _FILE) as file:

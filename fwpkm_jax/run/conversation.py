@@ -128,6 +128,27 @@ class Conversation:
             self.turn = Turn("closed")
         yield from self._go_on(np.concatenate([closing, tokens]), max_new_tokens, at_once)
 
+    def answer_aside(self, tokens: np.ndarray, *, max_new_tokens: int) -> np.ndarray:
+        """The tokens of the answer to these tokens; the conversation and its memory do not change.
+
+        Args:
+          tokens: what to read first, at least one.
+          max_new_tokens: most tokens of the answer; it ends at an end of document.
+        """
+        self._make_room(len(tokens) + max_new_tokens)
+        out = generate(
+            self._model,
+            [tokens],
+            self.state,
+            max_new_tokens=max_new_tokens,
+            sampling=self._sampling,
+            rng=self._rng,
+            stop_ids=self._stop_ids,
+            write=False,
+            keep_state=True,
+        )
+        return np.asarray(out.tokens)[0, : int(out.lengths[0])]
+
     def reply(
         self,
         message: str,
@@ -232,6 +253,13 @@ class Conversation:
             memories.restore(self._folder, self.name, f"{self.name}@{point}")
         self._load(self.name if self.name in memories.names(self._folder) else self._start)
 
+    def written_rows(self) -> dict[str, tuple[int, int]]:
+        """For each table of the memory, how many rows differ from the start, and how many it has.
+
+        Only of a memory with a name.
+        """
+        return memories.written_rows(self._folder, self._start, self.state)
+
     def usage(self) -> list[str]:
         """Lines about what of the memory is in use."""
         waiting = {
@@ -246,9 +274,7 @@ class Conversation:
         since = memories.written_rows(
             self._folder, self.name if is_saved else self._start, self.state
         )
-        for key, (rows, total) in memories.written_rows(
-            self._folder, self._start, self.state
-        ).items():
+        for key, (rows, total) in self.written_rows().items():
             lines.append(
                 f"{key}: {rows:,} of {total:,} rows written ({rows / total:.2%}), "
                 f"{since[key][0]:,} since it was last saved."

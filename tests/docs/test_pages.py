@@ -4,10 +4,12 @@ import ast
 import functools
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from fwpkm_jax.cli.experiment import parse_command_line
 from fwpkm_jax.cli.program import COMMANDS
 from fwpkm_jax.config import shipped_configs
 
@@ -74,7 +76,7 @@ def test_a_config_that_a_page_trains_exists(config):
 
 
 def test_the_start_pages_code_is_the_readmes_which_the_tests_run():
-    code = re.compile(r"```python\n(>>> .*?)```", re.DOTALL)
+    code = re.compile(r"```python\n(>>> .*?)\n+```", re.DOTALL)
     start, readme = (
         code.findall((ROOT / name).read_text()) for name in ("docs/index.md", "README.md")
     )
@@ -90,6 +92,16 @@ def test_the_drawings_are_those_of_their_program():
     for name, drawing in drawings.DRAWINGS.items():
         stored = (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
         assert drawing().svg() == stored, f"python docs/drawings.py draws {name}.svg again"
+
+
+def test_the_page_on_devices_begins_with_a_command_that_two_hosts_can_run():
+    page = (ROOT / "docs" / "howto" / "devices.md").read_text()
+    command = re.search(r"```bash\nfwpkm train (.*?)```", page, re.DOTALL)[1]
+    assert page.index(command) < 400
+    experiment = parse_command_line(shlex.split(command.replace("\\\n", "")), default="")
+    assert experiment.distributed.num_processes == 2
+    assert experiment.mesh.num_devices == 8
+    assert experiment.training.batch_size % 8 == experiment.training.memory.groups % 8 == 0
 
 
 def test_every_question_is_answered_by_at_most_three_files():

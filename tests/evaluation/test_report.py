@@ -1,7 +1,9 @@
 """The report of a run directory: complete, self-contained, and clear about what is missing."""
 
+import html
 import json
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,8 @@ from fwpkm_jax.cli import report_command
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import NeedleMix, RecallData, TextData
 from fwpkm_jax.evaluation import EVALS
+from fwpkm_jax.evaluation.display.html import image
+from fwpkm_jax.evaluation.display.plot_style import DPI, new_figure, save_figure
 from fwpkm_jax.evaluation.report import training, words, write_report
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.rules import FwPKM
@@ -94,6 +98,25 @@ def test_only_what_scrolls_by_itself_can_be_wider_than_the_screen(run):
     assert '<meta name="viewport" content="width=device-width' in page
     assert page.count("<table") == page.count('<div class="wide"><table')
     assert "pre { font-size: .85rem; overflow-x: auto; }" in page
+
+
+def test_a_command_can_be_pasted_and_a_pair_of_plots_read_on_a_phone(run, tmp_path):
+    train(run)
+    session = {
+        **{"from_step": 0, "started": "now", "commit": None, "device_count": 1},
+        **{"device_kind": "cpu", "versions": {}},
+        "command": ["/env/bin/fwpkm", "train", "--data.train_paths", "my books", "it's"],
+    }
+    write_json(run / "environment.json", {"fingerprint": "0", "sessions": [session]})
+    page = write_report(run).read_text()
+    (shown,) = re.findall(r'<pre class="command">(.*?)</pre>', page)
+    assert shlex.split(html.unescape(shown)) == session["command"]
+    assert ".command { white-space: pre-wrap;" in page
+    for inches in (6, 10):  # One plot, and two side by side.
+        path = save_figure(new_figure(inches, 3)[0], tmp_path / "plot.png")
+        markup = image(path, description="", dpi=DPI)
+        assert ('class="broad"' in markup) == (inches == 10)
+    assert "img.broad { max-width: none; }" in page
 
 
 @pytest.mark.parametrize("gate", ["gate_output", "gate_residual", None])

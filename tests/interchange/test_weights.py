@@ -159,6 +159,9 @@ def test_weights_leave_a_run_and_come_back(experiment, weights, tmp_path):
     assert found == experiment
     assert_same(exported, weights_with_groups(weights, 2))
 
+    first = read_folder(export_run(run, tmp_path / "first", memories="first"))[1]
+    assert_same(first, weights)
+
     again = replace(experiment, run_dir=str(tmp_path / "again"))
     assert_same(Weights(*load_run(start_run(again, exported))[2:4]), exported)
     with pytest.raises(FileExistsError, match="exported exists"):

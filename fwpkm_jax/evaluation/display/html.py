@@ -13,6 +13,7 @@ from pathlib import Path
 from fwpkm_jax.whole_files import write_text
 
 _PAGE_DPI = 96  # CSS pixels.
+_BROAD = 800  # Two plots side by side.
 _STYLE = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
@@ -92,12 +93,17 @@ def scrollable(markup: str) -> str:
 
 
 def image(path: Path, *, description: str, dpi: int) -> str:
-    """Markup that embeds a PNG file of `dpi` pixels per inch at its natural size."""
+    """Markup that embeds a PNG file of `dpi` pixels per inch at its natural size.
+
+    It has the class "broad" where it is too broad to be made as narrow as a phone.
+    """
     content = path.read_bytes()
     width = int.from_bytes(content[16:20], "big") * _PAGE_DPI // dpi  # From the PNG's header.
     encoded = base64.b64encode(content).decode()
+    kind = ' class="broad"' if width > _BROAD else ""
     return (
-        f'<img src="data:image/png;base64,{encoded}" width="{width}" alt="{escape(description)}">'
+        f'<img{kind} src="data:image/png;base64,{encoded}" width="{width}" '
+        f'alt="{escape(description)}">'
     )
 
 

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from fwpkm_jax.command_line import shell_line
 from fwpkm_jax.evaluation.display import html
 from fwpkm_jax.evaluation.display.plot_style import DPI
 from fwpkm_jax.evaluation.registry import EVALS
@@ -36,6 +37,8 @@ summary { cursor: pointer; color: #0072B2; margin: .6rem 0; }
 iframe { width: 100%; height: 32rem; border: 1px solid #ddd; }
 dl { columns: 26rem; column-gap: 2.5rem; } dl div { break-inside: avoid; }
 dt { font-weight: 600; } dd { margin: 0 0 .5rem 1rem; }
+.command { white-space: pre-wrap; overflow-wrap: anywhere; }
+@media (max-width: 40rem) { .pictures { overflow-x: auto; } img.broad { max-width: none; } }
 @media (max-width: 56rem) { .columns { grid-template-columns: minmax(0, 1fr); } }
 """
 
@@ -201,6 +204,7 @@ def _provenance(run: Path, records: Mapping[Path, dict[str, Any]]) -> str:
     path = run / "environment.json"
     environment = _read(path, otherwise="delete it") or {"sessions": []}
     with _showing(path, otherwise="delete it"):
+        commands = [shell_line(session["command"]) for session in environment["sessions"]]
         rows = [
             [
                 session["from_step"],
@@ -208,15 +212,16 @@ def _provenance(run: Path, records: Mapping[Path, dict[str, Any]]) -> str:
                 session["commit"] or "unknown",
                 f"{session['device_count']} {session['device_kind']}",
                 ", ".join(f"{name} {version}" for name, version in session["versions"].items()),
-                " ".join(session["command"]),
             ]
             for session in environment["sessions"]
         ]
     if rows:
-        header = ["from step", "started", "commit", "device", "versions", "command"]
+        header = ["from step", "started", "commit", "device", "versions"]
         tables += [
             html.paragraph("Training sessions", kind="small"),
             html.table(header, rows, kind="pairs"),
+            html.paragraph("Their commands", kind="small"),
+            *(f'<pre class="command">{html.escape(line)}</pre>' for line in commands),
         ]
     for record in records.values():
         rows = [[name, value] for name, value in _flat(record.get("provenance"))]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shlex
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 
 import jax
 
+from fwpkm_jax.command_line import shell_line
 from fwpkm_jax.outside_files import read_json
 from fwpkm_jax.whole_files import check_local, is_unfinished, write_json
 
@@ -152,7 +152,7 @@ def first_command(directory: Path) -> str | None:
     """The command that started a run, from `environment.json`; None if it is not recorded there."""
     try:
         sessions = read_json(directory / "environment.json")["sessions"]
-        return shlex.join(sessions[0]["command"])
+        return shell_line(sessions[0]["command"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 

@@ -1,0 +1,1 @@
+"""The weights, configuration and card of the model that `fwpkm demo` runs."""

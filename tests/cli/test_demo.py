@@ -1,0 +1,52 @@
+"""The demo: the model that the package ships is the config's, remembers, and says what it can."""
+
+import io
+import re
+
+import jax
+import pytest
+
+from fwpkm_jax.cli import demo_command
+from fwpkm_jax.config import load_config
+from fwpkm_jax.interchange import read_folder
+
+
+def test_the_shipped_model_is_small_and_that_of_its_config():
+    experiment, weights = read_folder(demo_command.FOLDER)
+    assert experiment == load_config("demo")
+    assert {len(x) for x in jax.tree.leaves(weights.memory)} == {1}
+    assert (demo_command.FOLDER / "README.md").is_file()
+    assert (demo_command.FOLDER / "weights.safetensors").stat().st_size < 4e6
+
+
+def test_a_script_that_writes_nothing_is_refused(capsys):
+    assert demo_command.main(["--write", "False"]) == 2
+    assert "write=False needs --memory FOLDER" in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+def test_numbers_are_known_after_a_restart_and_none_without_writing(capsys):
+    assert demo_command.main([]) == 0
+    shown = capsys.readouterr().out
+    rows = re.findall(r"Call (\w+) at +(\d{4}) +(\S+) +(\S+)\n", shown)
+    assert {name: told for name, told, *_ in rows} == demo_command.FACTS
+    right = [sum(row[1] == row[column] for row in rows) for column in (2, 3)]
+    assert right[0] >= 3
+    assert right[1] == 0
+    assert f"{right[0]} of 6" in shown
+    assert "0 of 4,096 without" in shown
+
+
+@pytest.mark.thorough
+def test_a_user_tells_and_asks_and_the_next_start_knows_it(tmp_path, monkeypatch, capsys):
+    def start(*lines, write=True):
+        monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+        assert demo_command.main(["--memory", str(tmp_path), "--write", str(write)]) == 0
+        return capsys.readouterr()
+
+    told = [f"Call {name} at {number}." for name, number in demo_command.FACTS.items()]
+    start(*told, *told)
+    asked = [f"{name}?" for name in demo_command.FACTS]
+    answers = re.findall(r"^\d{4}$", start(*asked).out, re.MULTILINE)
+    assert sum(a == b for a, b in zip(answers, demo_command.FACTS.values(), strict=True)) >= 2
+    assert start("Call Al at 12.").err.startswith("The model knows one sentence")

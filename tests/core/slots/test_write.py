@@ -11,6 +11,7 @@ import pytest
 
 import fwpkm_jax
 import pallas_kernels
+from fwpkm_jax.core.slots.values.exchange import RowOps
 from fwpkm_jax.core.slots.write import PLAIN, ValueWrite
 from pallas_kernels.dispatch import interpret_kernels
 from pallas_kernels.row_ops import row_ops
@@ -77,3 +78,5 @@ def test_kernels_refuse_a_write_with_any_option(kernel):
         for name, value in options.items():
             with pytest.raises(NotImplementedError, match=f"a write with {name}={value}"):
                 row_ops(table, write=ValueWrite(step_size=3.0, **{name: value}), backend="pallas")
+            # Chosen automatically, they leave such a write to plain XLA.
+            assert row_ops(table, write=ValueWrite(step_size=3.0, **{name: value})) == RowOps()

@@ -119,8 +119,8 @@ FAULTS = (
     ),
     Fault(
         "value scan: what the error sends back to the read is lost",
-        "sum_reads(output_bar + read_bar)",
-        "sum_reads(output_bar + 0.0 * read_bar)",
+        "read_bar = output_bar + read_bar",
+        "read_bar = output_bar + 0.0 * read_bar",
         _VALUES,
     ),
     Fault(

@@ -14,9 +14,10 @@ import fwpkm_jax
 from fwpkm_jax import literals
 from fwpkm_jax.core.slots.write import KeyWrite
 from fwpkm_jax.interchange.hf.families import Family
+from fwpkm_jax.models.block import ForwardContext
 
 # Made by our code alone, from values that a configuration has checked.
-INTERNAL = (KeyWrite, Family)
+INTERNAL = (KeyWrite, Family, ForwardContext)
 
 
 def choices_by_class():

@@ -62,6 +62,14 @@ def test_a_table_is_replaced_by_the_rows_that_its_comment_asks_for(folders, caps
     run("lab.pages", *options, "--check")
 
 
+def test_every_finding_with_a_picture_is_drawn(folders, tmp_path, capsys):
+    _, options = folders
+    run("lab.pages", *options, "--draw", "--images", tmp_path / "images")
+    drawn = {path.stem for path in (tmp_path / "images").glob("*.png")}
+    assert drawn >= {"recall", "forgetting", "comparison"}
+    assert all(path.stat().st_size > 5_000 for path in (tmp_path / "images").glob("*.png"))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -44,7 +44,7 @@ def test_every_command_explains_its_options(name, capsys):
 
 def test_an_unknown_command_gets_the_nearest_name(capsys):
     assert main(["trian"]) == 2
-    assert "'trian' is none of train, eval" in (shown := capsys.readouterr().err)
+    assert "'trian' is none of demo, train, eval" in (shown := capsys.readouterr().err)
     assert shown.endswith("the nearest name is train.\n")
 
 

@@ -112,7 +112,7 @@ def compile_step(options: Options, devices: list[Any]) -> tuple[Any, dict[str, i
         partition=partition,
     )
     state = jax.eval_shape(lambda: init_state(model, memory=memory, optimizer=optimizer, seed=0))
-    layout = state_shardings(partition, state, graphdef=model_graph(model), optimizer=optimizer)
+    layout = state_shardings(partition, state, graphdef=model_graph(model))
     state = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state, layout
     )

@@ -351,13 +351,7 @@ def state_layout(setup: Setup) -> TrainState:
     if setup.partition is None:
         device: Any = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         return jax.tree.map(lambda _: device, setup.shapes)
-    return state_shardings(
-        setup.partition,
-        setup.shapes,
-        graphdef=setup.graphdef,
-        optimizer=setup.optimizer,
-        train=setup.experiment.optimizer.train,
-    )
+    return state_shardings(setup.partition, setup.shapes, graphdef=setup.graphdef)
 
 
 def compile_step(setup: Setup, state: TrainState, batch: Batch) -> TrainStep:

@@ -23,6 +23,7 @@ from fwpkm_jax.run.setup import Setup
 from fwpkm_jax.status_line import format_duration
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.fit import fit
+from fwpkm_jax.training.optimizer import MOMENTS
 from fwpkm_jax.training.runs.processes import from_first, is_first, together
 from fwpkm_jax.training.runs.profiler import Profiler
 from fwpkm_jax.training.runs.signals import Stopped, StopSignals
@@ -153,6 +154,7 @@ def _train(
         setup.shapes.params,
         setup.experiment.optimizer.train,
         setup.experiment.optimizer.precision,
+        moments=MOMENTS[setup.experiment.optimizer.name],
     ):
         log.say(said)
     session = Session(

@@ -1,12 +1,14 @@
-"""The optimiser of the slow weights: AdamW, warm-up, cosine decay, optional clipping."""
+"""The optimiser of the slow weights by name, the schedule of its learning rate, clipping."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from fwpkm_jax.literals import check_literals
@@ -16,7 +18,8 @@ from fwpkm_jax.training.state import Precision
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW over the slow weights. Fast weights have their own update rule and no optimiser state.
+    """An optimiser of the slow weights. Fast weights have their own update rule and no optimiser
+    state.
 
     Example:
       >>> from fwpkm_jax import OptimizerConfig
@@ -27,6 +30,13 @@ class OptimizerConfig:
       [1e-05, 0.001, 0.0001]
     """
 
+    name: Literal["adamw", "lion", "adafactor", "muon"] = "adamw"
+    """adamw. lion: signs of one moment; wants a rate of about a fifth of AdamW's. adafactor: a
+    second moment by rows and columns, no first. muon: matrices by one moment made orthogonal, at a
+    size that suits AdamW's rate (0.2 * sqrt(larger side)); the other parameters by AdamW."""
+    schedule: Literal["cosine", "warmup_stable_decay", "constant"] = "cosine"
+    """How the learning rate goes after the warm-up. warmup_stable_decay: constant, then linear over
+    the last `decay_fraction` of the steps to `decay_steps`. constant: to the end."""
     learning_rate: float = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
     final_fraction: float = 0.1
@@ -34,11 +44,14 @@ class OptimizerConfig:
     warmup_steps: int = 100
     """Steps over which the learning rate rises linearly to its peak."""
     decay_steps: int | None = None
-    """Step at which the cosine decay ends, warm-up included. None: training.steps."""
+    """Step at which the decay ends, warm-up included. None: training.steps."""
+    decay_fraction: float = 0.2
+    """Share of the steps over which `warmup_stable_decay` decays, 0 to 1."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Decay rates of AdamW's first and second moment."""
+    """Decay rates of the first and second moment. Of Lion: in the step, and of its moment. Muon's
+    moment has the second one; Adafactor has its own."""
     eps: float = 1e-8
-    """Added to the square root of the second moment in the denominator."""
+    """Added to the square root of AdamW's second moment in the denominator."""
     weight_decay: float = 0.1
     """Decoupled weight decay of matrices, embeddings and convolutions. Norm scales, biases, gates
     and other factors do not decay. Each parameter says what it is (`layers.parameters.Role`)."""
@@ -48,9 +61,9 @@ class OptimizerConfig:
     parameters train."""
     precision: Precision = "float32"
     """dtype of trained weights while they train, of their two moments and of gradients summed over
-    micro-batches. float32: 16 bytes per trained weight, whatever `model.parameter_dtype` is; layers
-    compute in `model.activation_dtype`. parameters: that of `model.parameter_dtype`; with bfloat16
-    8 bytes per trained weight, but a step that would change a weight by less than about 1/500
+    micro-batches. float32: 16 bytes per trained weight with AdamW, whatever `model.parameter_dtype`
+    is; layers compute in `model.activation_dtype`. parameters: that of `model.parameter_dtype`;
+    with bfloat16 half as many bytes, but a step that would change a weight by less than about 1/500
     leaves it as it is. Frozen weights always have the dtype of `model.parameter_dtype`."""
     clip_norm: float | None = 1.0
     """Gradients with a larger global norm are scaled down to it. None: no clipping."""
@@ -61,6 +74,10 @@ class OptimizerConfig:
             raise ValueError(f"learning_rate={self.learning_rate} must be above 0.")
         if not 0 <= self.final_fraction <= 1:
             raise ValueError(f"final_fraction={self.final_fraction} must lie in 0 to 1.")
+        if not 0 < self.decay_fraction <= 1:
+            raise ValueError(
+                f"decay_fraction={self.decay_fraction} must lie in 0 to 1, 0 excluded."
+            )
         if self.warmup_steps < 0:
             raise ValueError(f"warmup_steps={self.warmup_steps} is negative; 0 means no warm-up.")
         if self.decay_steps is not None and self.decay_steps < 1:
@@ -84,18 +101,27 @@ class OptimizerConfig:
             )
 
 
+MOMENTS: Mapping[str, int] = {"adamw": 2, "lion": 1, "adafactor": 0, "muon": 1}
+"""Numbers that the optimisers keep per trained weight; Adafactor's rows and columns are few, and
+Muon keeps two of what is no matrix."""
+
+
 def describe_precision(config: OptimizerConfig) -> str:
-    """What trained weights take: a weight, its gradient and two moments."""
+    """What trained weights take: a weight, its gradient and the moments."""
+    numbers = 2 + MOMENTS[config.name]
     if config.precision == "float32":
-        return "float32 weights and moments, 16 bytes per trained weight (8 with parameters)"
+        return (
+            f"float32 weights and moments, {4 * numbers} bytes per trained weight ({2 * numbers} "
+            "with parameters)"
+        )
     return (
-        "weights and moments in model.parameter_dtype, in bfloat16 8 bytes per trained weight and "
-        "without small changes (16 with float32)"
+        f"weights and moments in model.parameter_dtype, in bfloat16 {2 * numbers} bytes per "
+        f"trained weight and without small changes ({4 * numbers} with float32)"
     )
 
 
 def learning_rate_schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
-    """The learning rate by step: linear warm-up, cosine to `final_fraction`, then constant.
+    """The learning rate by step: linear warm-up, decay to `final_fraction`, then constant.
 
     Args:
       config: the optimiser's configuration.
@@ -107,8 +133,13 @@ def learning_rate_schedule(config: OptimizerConfig, *, steps: int) -> optax.Sche
     peak, final = config.learning_rate, config.learning_rate * config.final_fraction
     # Step 0 already updates: the warm-up's first value is peak / (warmup_steps + 1), not 0.
     warmup = optax.linear_schedule(peak / (config.warmup_steps + 1), peak, config.warmup_steps)
-    if decay_steps <= config.warmup_steps:
+    if decay_steps <= config.warmup_steps or config.schedule == "constant":
         return warmup
+    if config.schedule == "warmup_stable_decay":
+        length = max(round(config.decay_fraction * decay_steps), 1)
+        begin = max(decay_steps - length, config.warmup_steps)
+        decay = optax.linear_schedule(peak, final, decay_steps - begin)
+        return optax.join_schedules([warmup, decay], [begin])
     cosine = optax.cosine_decay_schedule(
         peak, decay_steps - config.warmup_steps, alpha=final / peak
     )
@@ -131,20 +162,66 @@ def decay_mask(params: Any) -> Any:
 
 
 def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation:
-    """AdamW as configured, after clipping by the global norm if `clip_norm` is set.
+    """The optimiser as configured, after clipping by the global norm if `clip_norm` is set.
 
     Args:
       config: the optimiser's configuration.
       steps: length of the run, see `learning_rate_schedule`.
+
+    References: AdamW, Loshchilov and Hutter 2019, arXiv:1711.05101; Lion, Chen et al. 2023,
+    arXiv:2302.06675; Adafactor, Shazeer and Stern 2018, arXiv:1804.04235; Muon with the size of its
+    steps, Liu et al. 2025, arXiv:2502.16982.
     """
-    adamw = optax.adamw(
-        learning_rate_schedule(config, steps=steps),
-        b1=config.betas[0],
-        b2=config.betas[1],
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        mask=decay_mask,
-    )
+    b1, b2 = config.betas
+    schedule = learning_rate_schedule(config, steps=steps)
+    if config.name == "adamw":
+        optimizer = optax.adamw(
+            schedule,
+            b1=b1,
+            b2=b2,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            mask=decay_mask,
+        )
+    else:
+        if config.name == "lion":
+            direction = optax.scale_by_lion(b1=b1, b2=b2)
+        elif config.name == "adafactor":
+            direction = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
+        else:
+            muon = optax.chain(
+                optax.contrib.scale_by_muon(beta=b2, weight_dimension_numbers=_all_maps),
+                optax.stateless(_sized),
+            )
+            adam = optax.scale_by_adam(b1=b1, b2=b2, eps=config.eps)
+            direction = optax.partition({"muon": muon, "adam": adam}, _by_muon)
+        optimizer = optax.chain(
+            direction,
+            optax.add_decayed_weights(config.weight_decay, decay_mask),
+            optax.scale_by_learning_rate(schedule),
+        )
     if config.clip_norm is None:
-        return adamw
-    return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
+        return optimizer
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
+
+
+def _by_muon(params: Any) -> Any:
+    """ "muon" for matrices, "adam" for the embedding, which is no map, and all other parameters."""
+    declared = declarations(params).values()
+    leaves, structure = jax.tree.flatten(params)
+    labels = [
+        "muon" if own.role == "matrix" and x.ndim == 2 else "adam"
+        for own, x in zip(declared, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, labels)
+
+
+def _all_maps(matrices: Any) -> Any:
+    """Every matrix maps its first axis to its second, as the kernels of linear maps do."""
+    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(), matrices)
+
+
+def _sized(updates: Any, params: Any) -> Any:
+    """Orthogonal updates with elements as large as AdamW's usually are."""
+    del params
+    return jax.tree.map(lambda x: x * (0.2 * jnp.sqrt(max(x.shape)).astype(x.dtype)), updates)

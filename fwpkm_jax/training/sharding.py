@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -18,7 +17,7 @@ from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.sharding import parameter_shardings
 from fwpkm_jax.rules.base import AbstractRule
 from fwpkm_jax.training.config import TrainingConfig
-from fwpkm_jax.training.state import Memories, TrainState, trained_part
+from fwpkm_jax.training.state import Memories, TrainState
 
 
 def make_partition(config: MeshConfig, devices: Sequence[Any] | None = None) -> Partition | None:
@@ -104,24 +103,18 @@ def _shape(config: MeshConfig) -> tuple[tuple[int, ...], tuple[str, ...], tuple[
 
 
 def state_shardings(
-    partition: Partition,
-    state: TrainState,
-    *,
-    graphdef: nnx.GraphDef[LanguageModel],
-    optimizer: optax.GradientTransformation | None,
-    train: Sequence[str] = (),
+    partition: Partition, state: TrainState, *, graphdef: nnx.GraphDef[LanguageModel]
 ) -> TrainState:
     """The layout of every array of a state.
 
-    Slow weights and the optimiser's moments follow the axes that the weights declare. Memories
-    follow the mesh's memory layout. Scalars and random keys are on every device.
+    Slow weights follow the axes that they declare, and so do the optimiser's arrays of a weight's
+    shape. Memories follow the mesh's memory layout. Other arrays of the optimiser, scalars and
+    random keys are on every device.
 
     Args:
       partition: the mesh.
       state: arrays or their shapes.
       graphdef: the model's structure.
-      optimizer: the optimiser that made `opt_state`; None: `opt_state` is empty.
-      train: patterns of the parameters that train, see `OptimizerConfig.train`.
 
     Returns:
       A `TrainState` with a sharding in place of each array.
@@ -129,15 +122,21 @@ def state_shardings(
     everywhere: Any = NamedSharding(partition.mesh, P())
     params = parameter_shardings(partition, state.params)
     rule = nnx.merge(graphdef, state.params).config.fast_weight.rule
-    opt_state = state.opt_state
-    if optimizer is not None:
-        opt_state = optax.tree_map_params(
-            optimizer,
-            lambda _, sharding: sharding,
-            state.opt_state,
-            trained_part(params, train),
-            transform_non_params=lambda _: everywhere,
+    layouts = jax.tree.leaves(params)
+    known = {
+        path: (leaf.shape, layout)
+        for (path, leaf), layout in zip(
+            jax.tree.leaves_with_path(state.params), layouts, strict=True
         )
+    }
+
+    def of_optimizer(path: tuple[Any, ...], leaf: Any) -> Any:
+        """The layout of the weight whose path ends this one's, if the shape is the weight's."""
+        found = (known[path[at:]] for at in range(len(path)) if path[at:] in known)
+        shape, layout = next(found, (None, everywhere))
+        return layout if shape == leaf.shape else everywhere
+
+    opt_state = jax.tree.map_with_path(of_optimizer, state.opt_state)
     return TrainState(
         step=everywhere,
         params=params,

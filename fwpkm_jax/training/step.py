@@ -139,7 +139,7 @@ def make_train_step(
 
     if partition is None:
         return jax.jit(step, donate_argnums=0)
-    return jax.jit(_keep_layout(step, graphdef, optimizer, partition, train), donate_argnums=0)
+    return jax.jit(_keep_layout(step, graphdef, partition), donate_argnums=0)
 
 
 def _padding(batch: Batch) -> Metrics:
@@ -281,16 +281,12 @@ def _update(
 def _keep_layout(
     step: TrainStep,
     graphdef: nnx.GraphDef[LanguageModel],
-    optimizer: optax.GradientTransformation,
     partition: Partition,
-    train: tuple[str, ...],
 ) -> TrainStep:
     """The step, with its new state laid out like the old one, as the compiled step expects it."""
 
     def step_of_parts(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        layout = state_shardings(
-            partition, state, graphdef=graphdef, optimizer=optimizer, train=train
-        )
+        layout = state_shardings(partition, state, graphdef=graphdef)
         new_state, metrics = step(state, batch)
         metrics = jax.tree.map(partition.constrain, metrics)
         return jax.lax.with_sharding_constraint(new_state, layout), metrics

@@ -31,7 +31,13 @@ def check_trained(params: Any, patterns: Sequence[str]) -> None:
         )
 
 
-def describe_trained(params: Any, patterns: Sequence[str], precision: Precision = "float32") -> str:
+def describe_trained(
+    params: Any,
+    patterns: Sequence[str],
+    precision: Precision = "float32",
+    *,
+    moments: int = 2,
+) -> str:
     """How many weights train, the memory and the operations that this saves; "" if all train.
 
     Operations are those of the linear maps, without what a step recomputes. A frozen map leaves out
@@ -42,16 +48,17 @@ def describe_trained(params: Any, patterns: Sequence[str], precision: Precision 
       params: arrays or their shapes.
       patterns: patterns of the paths that train, see `OptimizerConfig.train`.
       precision: dtype of the weights that train, see `OptimizerConfig.precision`.
+      moments: numbers that the optimiser keeps per trained weight.
     """
     if not patterns:
         return ""
     total = sum(x.size for x in jax.tree.leaves(params))
     named, names = named_leaves(params), trained_names(params, patterns)
     trained = sum(x.size for name, x in named.items() if name in names)
-    # Trained, it would have a gradient and two moments, and with the weight all may be float32.
+    # Trained, it would have a gradient and moments, and with the weight all may be float32.
     width = 4 if precision == "float32" else 0
     saved = sum(
-        x.size * (4 * max(width, x.dtype.itemsize) - x.dtype.itemsize)
+        x.size * ((2 + moments) * max(width, x.dtype.itemsize) - x.dtype.itemsize)
         for name, x in named.items()
         if name not in names
     )

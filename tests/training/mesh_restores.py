@@ -49,7 +49,7 @@ def restores(
         if partition is None:
             return None
         graphdef = model_graph(model)
-        return state_shardings(partition, shapes, graphdef=graphdef, optimizer=optimizer)
+        return state_shardings(partition, shapes, graphdef=graphdef)
 
     layouts = {name: layout_on(mesh) for name, mesh in MESHES.items()}
     expected = _numpy(jax.jit(init)())

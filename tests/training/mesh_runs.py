@@ -259,7 +259,7 @@ def train(run: Run) -> dict[str, Any]:
     layout = None
     if partition is not None:
         shapes, graphdef = jax.eval_shape(init), model_graph(model)
-        layout = state_shardings(partition, shapes, graphdef=graphdef, optimizer=optimizer)
+        layout = state_shardings(partition, shapes, graphdef=graphdef)
     state = jax.jit(init, out_shardings=layout)()
     step = make_train_step(
         model_graph(model),

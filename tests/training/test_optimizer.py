@@ -1,5 +1,7 @@
 """The learning rate's schedule, the parameters that decay, clipping."""
 
+import dataclasses
+import io
 import math
 
 import jax
@@ -8,16 +10,21 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.sharding import AxisType
 
 from fwpkm_jax.layers import AttentionConfig, TitansConfig, parameter
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
+from fwpkm_jax.run.train import train
 from fwpkm_jax.training.optimizer import (
     OptimizerConfig,
     decay_mask,
     learning_rate_schedule,
     make_optimizer,
 )
-from fwpkm_jax.training.state import init_state, named_leaves
+from fwpkm_jax.training.sharding import state_shardings
+from fwpkm_jax.training.state import init_state, model_graph, named_leaves
+from tests.training.conftest import read_records
 from tests.training.tiny_config import get_config
 
 
@@ -164,3 +171,100 @@ def test_values_out_of_range_are_named(values):
     (name,) = values
     with pytest.raises(ValueError, match=f"{name}="):
         OptimizerConfig(**values)
+
+
+@pytest.mark.parametrize("decay_fraction", [0.25, 1.0])
+def test_learning_rate_is_stable_and_then_decays(decay_fraction):
+    options = {"learning_rate": 2.0, "warmup_steps": 4, "final_fraction": 0.1}
+    options |= {"schedule": "warmup_stable_decay", "decay_fraction": decay_fraction}
+    schedule = learning_rate_schedule(OptimizerConfig(**options), steps=24)
+    begin = 18 if decay_fraction == 0.25 else 4  # The warm-up comes first.
+    for step in range(30):
+        expected = 2.0 * (1 + 4 * min(step, 4) / 4) / 5
+        if step >= begin:
+            expected = 2.0 - 1.8 * min((step - begin) / (24 - begin), 1)
+        np.testing.assert_allclose(schedule(step), expected, rtol=1e-6)
+
+
+def test_a_constant_learning_rate_stays_after_the_warmup():
+    config = OptimizerConfig(schedule="constant", learning_rate=2.0, warmup_steps=4)
+    schedule = learning_rate_schedule(config, steps=24)
+    np.testing.assert_allclose([schedule(step) for step in (4, 10, 100)], 2.0, rtol=1e-6)
+
+
+MATRIX, BIAS = np.array([[3.0, -1.0], [2.0, 4.0], [0.5, 1.0]]), np.array([2.0, -2.0])
+
+
+@pytest.mark.parametrize("name", ["lion", "adafactor", "muon"])
+def test_the_first_step_is_the_published_one(name):
+    config = OptimizerConfig(
+        name=name,
+        learning_rate=0.5,
+        warmup_steps=0,
+        schedule="constant",
+        weight_decay=0.1,
+        clip_norm=None,
+    )
+    optimizer = make_optimizer(config, steps=10)
+    params = {
+        "kernel": parameter(jnp.full((3, 2), 3.0), "matrix"),
+        "embedding": parameter(jnp.full((3, 2), 3.0), "embedding"),
+        "bias": parameter(jnp.full(2, 3.0), "bias"),
+    }
+    values = {"kernel": MATRIX, "embedding": MATRIX, "bias": BIAS}
+    grads = jax.tree.map(lambda x: x, params)
+    for key, value in values.items():
+        grads[key] = grads[key].replace(jnp.asarray(value, jnp.float32))
+    updates, _ = optimizer.update(grads, optimizer.init(params), params)
+    after = named_leaves(optax.apply_updates(params, updates))
+
+    def direction(key):
+        gradient = values[key]
+        if name == "adafactor":  # Small ones are not factored; the first step forgets nothing.
+            return gradient / np.abs(gradient)
+        if name == "muon" and key == "kernel":
+            left, _, right = np.linalg.svd(gradient, full_matrices=False)
+            return 0.2 * np.sqrt(3) * left @ right
+        return np.sign(gradient)  # Lion's, and Adam's first.
+
+    for key in values:
+        decay = 0.1 * 3.0 * (key != "bias")
+        expected = 3.0 - 0.5 * (direction(key) + decay)
+        # Five iterations of Newton and Schulz leave singular values from 0.7 to 1.2.
+        atol = 0.06 if name == "muon" and key == "kernel" else 1e-4
+        np.testing.assert_allclose(after[key], expected, atol=atol)
+
+
+@pytest.mark.parametrize("name", ["lion", "adafactor", "muon"])
+def test_every_optimiser_trains_the_model_and_has_a_layout_on_a_mesh(name):
+    experiment = get_config()
+    optimizer = make_optimizer(OptimizerConfig(name=name), steps=10)
+    model, memory = experiment.model, experiment.training.memory
+    graphdef = model_graph(model)
+    state = jax.eval_shape(lambda: init_state(model, memory=memory, optimizer=optimizer, seed=0))
+    mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
+    layout = state_shardings(Partition(mesh), state, graphdef=graphdef)
+    assert jax.tree.structure(layout.opt_state) == jax.tree.structure(state.opt_state)
+    leaves = map(jax.tree.leaves, (state.opt_state, layout.opt_state))
+    assert all(len(sharding.spec) <= x.ndim for x, sharding in zip(*leaves, strict=True))
+    assert name == "adafactor" or any(x.spec for x in jax.tree.leaves(layout.opt_state))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["lion", "adafactor", "muon"])
+def test_a_run_with_another_optimiser_learns_and_resumes_bit_for_bit(name, tmp_path):
+    experiment = get_config()
+    optimizer = OptimizerConfig(name=name, learning_rate=3e-3, warmup_steps=2, decay_steps=12)
+    whole = dataclasses.replace(experiment, optimizer=optimizer, run_dir=str(tmp_path / "whole"))
+    first, half = train_steps(whole, 12), dataclasses.replace(whole, run_dir=str(tmp_path / "half"))
+    train_steps(half, 6)
+    second = train_steps(half, 12)
+    jax.tree.map(np.testing.assert_array_equal, first.state.params, second.state.params)
+    jax.tree.map(np.testing.assert_array_equal, first.state.opt_state, second.state.opt_state)
+    losses = [record["loss"] for record in read_records(tmp_path / "whole") if "loss" in record]
+    assert losses[-1] < losses[0]
+
+
+def train_steps(experiment, steps):
+    training = dataclasses.replace(experiment.training, steps=steps)
+    return train(dataclasses.replace(experiment, training=training), stream=io.StringIO())

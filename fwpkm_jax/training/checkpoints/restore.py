@@ -154,7 +154,9 @@ def read_checkpoint(
     for name, tree in arrays.items():
         pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(items[name]), strict=True)
         converted |= {f"{x.dtype} to {like.dtype}" for x, like in pairs if x.dtype != like.dtype}
-        arrays[name] = jax.tree.map(_as_dtype, tree, items[name], layouts[name])
+        # Containers without arrays, as Muon's have, come back as None.
+        leaves = map(_as_dtype, *map(jax.tree.leaves, (tree, items[name], layouts[name])))
+        arrays[name] = jax.tree.unflatten(jax.tree.structure(items[name]), leaves)
     memory: Any = {}
     if "memory" in arrays:
         memory = _regrouped(arrays["memory"], abstract.memory, places.memory, merge)

@@ -47,6 +47,6 @@ def test_a_user_tells_and_asks_and_the_next_start_knows_it(tmp_path, monkeypatch
     told = [f"Call {name} at {number}." for name, number in demo_command.FACTS.items()]
     start(*told, *told)
     asked = [f"{name}?" for name in demo_command.FACTS]
-    answers = re.findall(r"^\d{4}$", start(*asked).out, re.MULTILINE)
+    answers = start(*asked).out.splitlines()[3:-1]  # Between the greeting and the last line.
     assert sum(a == b for a, b in zip(answers, demo_command.FACTS.values(), strict=True)) >= 2
     assert start("Call Al at 12.").err.startswith("The model knows one sentence")

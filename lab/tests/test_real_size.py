@@ -225,7 +225,8 @@ def test_every_operation_of_a_step_has_a_kernel_on_a_gpu_and_a_check_among_those
         dispatch.decisions.clear()
         training_step(model, size).trace(jax.eval_shape(first_state(model, size), 0), batch)
         found = {(op, chosen) for op, chosen, _ in dispatch.decisions}
-    assert found == {(op, "gpu") for op in kernels.CHECKS}
+    # The kernel of slot_dot is chosen with the operation that calls it, and checked alone.
+    assert found == {(op, "gpu") for op in kernels.CHECKS if op != "slot_dot"}
 
 
 def test_what_is_not_there_is_named(tmp_path):

@@ -1,5 +1,7 @@
 """What a memory is asked to predict, and which tokens write: one rule, `pair_weights`.
 
+Where documents end, `layers.memories.documents` and `core.streams` take further pairs out.
+
 A token writes if it and the token that holds its target are real, and the target is known when the
 token's chunk is written. When that is depends on how the memory is read:
 

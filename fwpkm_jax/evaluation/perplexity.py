@@ -30,9 +30,10 @@ from fwpkm_jax.evaluation.readers.token_losses import (
     differences,
     scores,
 )
-from fwpkm_jax.evaluation.record import describe_resets
+from fwpkm_jax.evaluation.record import Result, describe_resets
 from fwpkm_jax.evaluation.sources import Source, capped, missing_text, num_labels, text_sources
 from fwpkm_jax.literals import check_literals, some
+from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,4 +229,10 @@ PERPLEXITY = Evaluation(
     missing=lambda subject, config: missing_text(subject.text, config.data),
     in_default_suite=True,
 )
-streaming_perplexity = PERPLEXITY.of_model
+
+
+def streaming_perplexity(
+    model: LanguageModel, memory: Memory, *, config: PerplexityConfig, **inputs: Any
+) -> Result:
+    """Perplexity of streams of text, of a model in hand: see `Evaluation.of_model`."""
+    return PERPLEXITY.of_model(model, memory, config=config, **inputs)

@@ -11,13 +11,15 @@ Required:
   init(rng): the memory before the first token.
   step(memory, chunk): reads and writes one chunk. This is the definition of the rule.
   read(memory, query): for a memory layer (`AbstractChunkRule`): what tokens read, without a write.
+  tiny(): a small instance, which `check_rule` and the tests use.
 
 With defaults that a rule may override:
   lookahead: distance from a token to the token that holds its target; 0.
   targets(value), chunk(...), sequence(...): how tokens become chunks. A rule that
     needs more about each token than `core.chunks.Chunk` holds returns a NamedTuple of its own from
     `chunk`, with the fields of `Chunk` first, and may take further arguments in `sequence`.
-  run(memory, sequence): whole sequences; the default scans `step`. `run_groups`: several memories.
+  run(memory, sequence, chunk_size): whole sequences; the default scans `step`.
+  run_groups: the same for several memories.
   splits, memory_specs(memory): whether and how devices share one memory; by default they do not.
   num_slots, address(memory, query): for a memory of slots. Its `access` has the fields `slot_ids`
     and `slot_weights`.

@@ -219,6 +219,7 @@ class FwPKM(AbstractChunkRule):
         return self.key_loss == "addressing" and self.write_clip is None and not self.weight_decay
 
     def run(self, memory: FwPKMMemory, sequence: SlotChunk, *, chunk_size: int) -> RunOutput:
+        """`run_groups` of one memory; a scan of `step` where the write is not `two_phase`."""
         if not self.two_phase:
             return super().run(memory, sequence, chunk_size=chunk_size)
         check_run(self, memory, sequence)

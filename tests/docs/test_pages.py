@@ -105,7 +105,7 @@ def test_the_page_on_devices_begins_with_a_command_that_two_hosts_can_run():
 
 
 def test_every_question_is_answered_by_at_most_three_files():
-    page = (ROOT / "docs" / "reference" / "questions.md").read_text()
+    page = (ROOT / "docs" / "reference" / "questions.md").read_text().split("\n## ")[0]
     rows = [line.split("|") for line in page.splitlines() if line.startswith("| ") and "?" in line]
     assert len(rows) >= 6
     for row in rows:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +19,11 @@ from fwpkm_jax.evaluation.needle.files import read_samples, texts_of
 from fwpkm_jax.evaluation.needle.reading import answer_each, encode_prompt, open_reader
 from fwpkm_jax.evaluation.needle.samples import NeedleSample, take_samples
 from fwpkm_jax.evaluation.needle.scores import score_answers
-from fwpkm_jax.evaluation.record import describe_resets
+from fwpkm_jax.evaluation.record import Result, describe_resets
 from fwpkm_jax.evaluation.sources import file_hashes, missing_text, text_sources
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.models.config import ModelConfig, own_memory
+from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 
 def evaluate(
@@ -169,4 +171,10 @@ NEEDLE = Evaluation(
     finding=views.finding,
     missing=_missing,
 )
-needle_accuracy = NEEDLE.of_model
+
+
+def needle_accuracy(
+    model: LanguageModel, memory: Memory, *, config: NeedleConfig, **inputs: Any
+) -> Result:
+    """Accuracy on needles in haystacks, of a model in hand: see `Evaluation.of_model`."""
+    return NEEDLE.of_model(model, memory, config=config, **inputs)

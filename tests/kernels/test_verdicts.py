@@ -31,7 +31,7 @@ def test_a_check_that_hangs_is_ended():
 def test_a_hopper_gpu_uses_what_agrees_and_says_why_it_leaves_the_rest(monkeypatch, caplog, cache):
     kind = jax.devices()[0].device_kind
     monkeypatch.setattr(dispatch, "_device_lacks", lambda kernel: None)
-    monkeypatch.setattr(dispatch, "_kernels_here", lambda platform: ("gpu",))
+    monkeypatch.setitem(dispatch._KERNEL_OF_PLATFORM, jax.default_backend(), "gpu")
 
     def chosen(check):
         return dispatch.implementation(check.__name__, "auto", check=check)

@@ -56,8 +56,8 @@ FAULTS = (
     ),
     Fault(
         "optimizer: clipped after Adam",
-        "return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)",
-        "return optax.chain(adamw, optax.clip_by_global_norm(config.clip_norm))",
+        "return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)",
+        "return optax.chain(optimizer, optax.clip_by_global_norm(config.clip_norm))",
         ("tests/training/test_optimizer.py",),
     ),
     Fault(

@@ -21,32 +21,34 @@ from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions(PluginOptions):
+class _Checkpoint(PluginOptions):
+    """What is exported."""
+
+    run: RunArgument
+    """Run directory."""
+    step: int | Literal["best"] | None = None
+    """Checkpoint: a step, the best by validation loss, or None for the newest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(_Checkpoint):
     """Writes a run's slow and fast weights into a folder: weights.safetensors and config.json.
 
     `fwpkm export hf RUN FOLDER` writes a folder of the transformers library instead."""
 
-    run: RunArgument
-    """Run directory."""
     folder: FolderArgument
     """Folder to create."""
-    step: int | Literal["best"] | None = None
-    """Checkpoint: a step, the best by validation loss, or None for the newest."""
     memories: Literal["all", "first"] = "all"
     """all: every memory of the run. first: one, from which all groups of an import start."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportHF(PluginOptions):
+class ExportHF(_Checkpoint):
     """Writes a run as a folder of the transformers library, if one of its families computes what
     the run's model does; pushes it to the Hugging Face Hub, if asked."""
 
-    run: RunArgument
-    """Run directory."""
     folder: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="FOLDER")] = None
     """Folder to create. It may be left out with --push."""
-    step: int | Literal["best"] | None = None
-    """Checkpoint: a step, the best by validation loss, or None for the newest."""
     push: str | None = None
     """owner/name on the hub, which gets the folder as one commit, with a card written from the
     run's results. The repository is made if it is not there."""

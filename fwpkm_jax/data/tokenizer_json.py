@@ -46,7 +46,7 @@ class JSONTokenizer:
           ImportError: the package tokenizers is not installed.
           ValueError: the file is no tokenizer, or nothing says how a document ends.
         """
-        tokenizers = _package("tokenizers", f"{path} is read")
+        tokenizers = hf_package("tokenizers", f"{path} is read")
         self._path = Path(path)
         content = read_bytes(self._path, most=_MOST_BYTES)
         if is_pointer(content):
@@ -211,7 +211,7 @@ class JSONTokenizer:
                     f"The message holds the control token {spelt[0]!r}; leave it out, or send the "
                     "text without a chat template."
                 )
-        _package("jinja2", "Chat templates are filled in")
+        hf_package("jinja2", "Chat templates are filled in")
         names = ("bos_token", "eos_token", "unk_token", "pad_token")
         template, file = self._template()
         values = {
@@ -255,8 +255,16 @@ def _parsed(tokenizers: Any, content: bytes) -> Any:
         raise ValueError(str(error)) from error
 
 
-def _package(name: str, what: str) -> Any:
-    """A package that only some installations have."""
+def hf_package(name: str, what: str) -> Any:
+    """A package of the extra `hf`, which only some installations have.
+
+    Args:
+      name: of the package or of a module in it.
+      what: what it does, for the message: "Chat templates are filled in".
+
+    Raises:
+      ImportError: it is not installed; the message says how to install it.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:

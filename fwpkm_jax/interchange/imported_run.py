@@ -47,8 +47,7 @@ def start_run(
     """
     directory = Path(experiment.run_dir)
     check_local(directory)
-    if directory.is_dir() and any(directory.iterdir()):
-        raise ValueError(f"{directory} is not empty; choose another run directory.")
+    check_empty(directory)
     config = experiment.training
 
     def init() -> TrainState:
@@ -83,6 +82,12 @@ def start_run(
         ):
             checkpoints.save(state, data_position=None, config=experiment.to_json())
     return directory
+
+
+def check_empty(directory: Path) -> None:
+    """Raises ValueError unless a run can be made there."""
+    if directory.is_dir() and any(directory.iterdir()):
+        raise ValueError(f"{directory} is not empty; choose another run directory.")
 
 
 def _check_arrays(weights: Weights, like: TrainState) -> None:

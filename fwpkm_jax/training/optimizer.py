@@ -31,8 +31,9 @@ class OptimizerConfig:
     """
 
     name: Literal["adamw", "lion", "adafactor", "muon"] = "adamw"
-    """adamw. lion: signs of one moment; wants a rate of about a fifth of AdamW's. adafactor: a
-    second moment by rows and columns, no first. muon: matrices by one moment made orthogonal, at a
+    """adamw. lion: signs of one moment; its authors advise a rate 3 to 10 times below AdamW's.
+    adafactor: a second moment by rows and columns, no first. muon: matrices by one moment made
+    orthogonal, at a
     size that suits AdamW's rate (0.2 * sqrt(larger side)); the other parameters by AdamW."""
     schedule: Literal["cosine", "warmup_stable_decay", "constant"] = "cosine"
     """How the learning rate goes after the warm-up. warmup_stable_decay: constant, then linear over

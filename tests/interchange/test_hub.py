@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from huggingface_hub import constants
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from fwpkm_jax.cli import program
 from fwpkm_jax.evaluation import EVALS
@@ -106,6 +106,21 @@ def test_a_name_is_fetched_at_one_commit_which_the_run_keeps(hub, model, tmp_pat
 
 
 @pytest.mark.thorough
+def test_the_single_file_is_fetched_where_there_is_one_beside_an_index(
+    hub, model, tmp_path, capsys
+):
+    tensors = {}
+    for file in model.glob("model-*.safetensors"):
+        tensors |= load_file(file)
+    save_file(tensors, model / "model.safetensors")
+    hub.add_folder(NAME, model)
+    code, said = run(capsys, "import", "hf", NAME, tmp_path / "run")
+    assert code == 0, said
+    assert any(line.endswith("/model.safetensors") for line in hub.asked)
+    assert not any("-of-" in line for line in hub.asked)
+
+
+@pytest.mark.thorough
 def test_an_older_commit_can_be_named_and_the_cache_does_without_the_hub(
     hub, model, tmp_path, capsys, monkeypatch
 ):
@@ -146,8 +161,8 @@ def test_a_lost_connection_is_taken_up_and_whole_files_are_fetched_once(
         ("somebody/hidden", (), "that you may read; check the name, or log in"),
         ("somebody/gated", (), "somebody/gated is gated: accept its terms at http"),
         (NAME, ("--revision", "v9"), f"{NAME} has no revision 'v9' at http"),
-        ("somebody/torch", (), "has no model.safetensors; only models with safetensors"),
-        ("somebody/index", (), "key 'weight_map' names no files; choose another --revision."),
+        ("somebody/torch", (), "has neither model.safetensors nor model.safetensors.index.json"),
+        ("somebody/index", (), "has no weight_map of tensors to files; fetch the folder again."),
         ("MODEL", ("--revision", "main"), "revision='main' is of a model on the hub, and "),
     ],
 )

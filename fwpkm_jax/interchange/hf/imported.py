@@ -9,6 +9,7 @@ from pathlib import Path
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import AbstractDataConfig, RecallData, TextData, sample
 from fwpkm_jax.data.tokenizers import BYTES, ByteTokenizer, load_tokenizer
+from fwpkm_jax.interchange.hf.hub import fetch_folder, is_hub_name
 from fwpkm_jax.interchange.hf.layout import plain_name
 from fwpkm_jax.interchange.hf.model_folder import (
     HEAD,
@@ -19,8 +20,7 @@ from fwpkm_jax.interchange.hf.model_folder import (
     open_folder,
     read_weights,
 )
-from fwpkm_jax.interchange.hub import fetch_folder, is_hub_name
-from fwpkm_jax.interchange.imported_run import start_run
+from fwpkm_jax.interchange.imported_run import check_empty, start_run
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.outside_files import OutsideFileError
 from fwpkm_jax.run.load import IMPORTED
@@ -72,7 +72,7 @@ def import_model(
       OSError: the hub cannot be reached, or refuses.
     """
     run = Path(run_dir)
-    _check_empty(run)
+    check_empty(run)
     fetched = None
     if is_hub_name(folder):
         fetched = fetch_folder(str(folder), revision=revision, others=(*_FILES, MEMORIES))
@@ -101,11 +101,6 @@ def import_model(
             write_json(new / KEPT / HUB, {"name": fetched.name, "revision": fetched.revision})
 
     return start_run(experiment, weights, add=keep)
-
-
-def _check_empty(run: Path) -> None:
-    if run.is_dir() and any(run.iterdir()):
-        raise ValueError(f"{run} is not empty; choose another run directory.")
 
 
 def _data(

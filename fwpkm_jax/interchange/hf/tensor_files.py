@@ -71,18 +71,28 @@ class TensorFiles(Mapping[str, StoredTensor]):
         return read_tensor(name, tensor, otherwise=_FETCH)
 
 
-def _indexed(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of all files that the index names."""
+def named_files(folder: Path) -> dict[str, str]:
+    """The file of each tensor, as the folder's index names it; each is a name in the folder.
+
+    Raises:
+      OutsideFileError: the index is damaged, or names something else.
+    """
     index = folder / INDEX
     values = read_json(index, otherwise=_FETCH, most=2**24, kind=dict, unique=True)
     places = values.get("weight_map")
     if not isinstance(places, dict) or not places:
         raise OutsideFileError(index, "has no weight_map of tensors to files", otherwise=_FETCH)
-    tensors: dict[str, StoredTensor] = {}
     for name, file in places.items():
         if not isinstance(file, str) or not file or Path(file).name != file or file == "..":
             problem = f"names {shown(repr(file), 100)}, which is no file of the folder"
             raise OutsideFileError(index, problem, f"tensor {name!r}", _FETCH)
+    return places
+
+
+def _indexed(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of all files that the index names."""
+    index, places = folder / INDEX, named_files(folder)
+    tensors: dict[str, StoredTensor] = {}
     for file in dict.fromkeys(places.values()):
         with reading(index, place=f"the name {shown(file, 60)!r}", otherwise=_FETCH):
             there = (folder / file).is_file()

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import importlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fwpkm_jax import __version__
-from fwpkm_jax.outside_files import OutsideFileError, read_json, shown
+from fwpkm_jax.data.tokenizer_json import hf_package
+from fwpkm_jax.interchange.hf.tensor_files import INDEX, SINGLE, named_files
+from fwpkm_jax.outside_files import shown
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_DONE = "Models of the hub are fetched and pushed"
 _LOGIN = "log in with `hf auth login`"
 _AGAIN = "run the command again: files that are whole are not fetched again"
 
@@ -58,6 +59,7 @@ def fetch_folder(
     Raises:
       ImportError: the package huggingface_hub is not installed.
       ValueError: the hub has no such model or revision, or the model has no safetensors files.
+      OutsideFileError: the index of the safetensors files is damaged.
       OSError: the hub cannot be reached, or refuses.
     """
     client = _client()
@@ -73,28 +75,17 @@ def fetch_folder(
             )
         return Path(folder)
 
-    folder = fetch(revision, ["config.json", _INDEX, *others])
+    folder = fetch(revision, ["config.json", INDEX, *others])
     commit = folder.name  # A snapshot's folder is named after its commit.
-    if (folder / _INDEX).is_file():
-        index = read_json(folder / _INDEX, otherwise="fetch it again", kind=dict)
-        files = index.get("weight_map")
-        if not isinstance(files, dict) or not all(isinstance(x, str) for x in files.values()):
-            raise OutsideFileError(
-                folder / _INDEX,
-                "names no files",
-                "key 'weight_map'",
-                otherwise="choose another --revision",
+    # With a file that is there, because the client warns where nothing fits.
+    fetch(commit, ["config.json", SINGLE])
+    if not (folder / SINGLE).is_file():  # As `TensorFiles` chooses.
+        if not (folder / INDEX).is_file():
+            raise ValueError(
+                f"{name} at {commit} has neither {SINGLE} nor {INDEX}; only models with "
+                "safetensors files can be imported."
             )
-        weights = sorted(set(files.values()))
-    else:
-        weights = [_SINGLE]
-    fetch(commit, ["config.json", *weights])
-    missing = [file for file in weights if not (folder / file).is_file()]
-    if missing:
-        raise ValueError(
-            f"{name} at {commit} has no {shown(missing[0])}; only models with safetensors files "
-            "can be imported."
-        )
+        fetch(commit, ["config.json", *sorted(set(named_files(folder).values()))])
     return HubFolder(folder, name, commit)
 
 
@@ -143,16 +134,9 @@ def push_folder(folder: Path, name: str, *, private: bool = False) -> str:
 
 def _client() -> Any:
     """The client, which only some installations have."""
-    try:
-        client = importlib.import_module("huggingface_hub")
-        for module in ("constants", "errors"):  # Become attributes of the package.
-            importlib.import_module(f"huggingface_hub.{module}")
-    except ImportError as error:
-        raise ImportError(
-            "Models of the hub are fetched and pushed by the package huggingface_hub; in a "
-            "checkout of fwpkm_jax run: pip install -e '.[hf]'"
-        ) from error
-    return client
+    for module in ("constants", "errors"):  # Become attributes of the package.
+        hf_package(f"huggingface_hub.{module}", _DONE)
+    return hf_package("huggingface_hub", _DONE)
 
 
 @contextlib.contextmanager

@@ -90,9 +90,10 @@ def answer() -> str:
     later, again = (over_books_and_seeds(difference(LONG, one)) for one in ("later", "again"))
     return (
         f"A little, perhaps: after 20 MB of training the loss is {-later.mean:.4f} nats per byte"
-        " lower from 8 kB of an unseen book on, which eight books cannot tell from zero"
+        " lower from 8 kB of an unseen book on. With eight books this cannot be told from zero"
         f" ({later.low:+.4f} to {later.high:+.4f}).\n"
-        f"A second reading of the same book gains twice that ({-again.mean:.4f}), which they can."
+        "A second reading of the same book gains twice that"
+        f" ({-again.mean:.4f}), which can be told from zero."
     )
 
 

@@ -180,9 +180,8 @@ class Evaluation:
           **inputs: other fields of `Subject`, and the inputs that `evaluate` takes by name.
         """
         fields = {one.name for one in dataclasses.fields(Subject)}
-        given = {name: value for name, value in inputs.items() if value is not None}
-        about = {name: given.pop(name) for name in fields & set(given)}
-        return self.run(Subject(model=model, memory=memory, **about), config, **given)
+        about = {name: inputs.pop(name) for name in fields & inputs.keys()}
+        return self.run(Subject(model=model, memory=memory, **about), config, **inputs)
 
 
 def files_of(hashes: Iterable[Mapping[str, str]]) -> dict[str, str]:

@@ -27,9 +27,10 @@ from flax import nnx
 
 from fwpkm_jax.data import Document, RecallData, TextData
 from fwpkm_jax.evaluation import EVALS, Subject, recall
-from fwpkm_jax.evaluation.dynamic.reader import GradientSteps, read_dynamically
+from fwpkm_jax.evaluation.dynamic.reader import read_dynamically
 from fwpkm_jax.evaluation.readers.devices import memory_on_devices, model_on_devices
 from fwpkm_jax.evaluation.readers.documents import read_document
+from fwpkm_jax.evaluation.readers.gradient_steps import GradientSteps
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.evaluation.readers.whole_pass import frozen_row_losses, write_rows
 from fwpkm_jax.layers.fast_weight_layers.layer import FastWeightLayerConfig
@@ -59,7 +60,7 @@ def stream_results(model: Any, memory: Any, partition: Partition | None, write: 
         for text in (tokens, tokens[:12])
         for one in read_document(reader, text, segment_length=18)
     ]
-    return readings, reader.memory
+    return readings, reader.stream.memory
 
 
 def needle_results(model: Any, memory: Any, partition: Partition | None, write: bool) -> Any:
@@ -86,7 +87,7 @@ def needle_results(model: Any, memory: Any, partition: Partition | None, write: 
         found.append((reader.next_token(), reader.last_read()))
         reader.read(np.asarray([reader.next_token()]))
     losses = reader.read(tokens[:9], tokens[1:10]).losses()
-    return found, losses, jax.tree.map(jnp.copy, reader.stream.memory)
+    return found, losses, reader.stream.memory
 
 
 def row_results(model: Any, memory: Any, partition: Partition | None, write: bool) -> Any:

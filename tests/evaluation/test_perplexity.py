@@ -88,7 +88,9 @@ def test_a_document_in_pieces_equals_whole_segments(model, memory, length):
     reader = StreamReader(model, memory, write=True, piece_length=SEGMENT)
     losses, after = stream_losses(model, memory, document)
     np.testing.assert_allclose(losses_of(reader, document), losses, rtol=2e-5, atol=2e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), reader.memory, after)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), reader.stream.memory, after
+    )
 
 
 @pytest.mark.thorough
@@ -116,7 +118,7 @@ def test_fast_weights_may_be_rounded_after_every_segment(model, memory):
     options = {"write": True, "piece_length": SEGMENT, "fast_weight_dtype": "bfloat16"}
     reader = StreamReader(model, memory, **options)
     losses_of(reader, random_document(2 * SEGMENT + 1))
-    for leaf in jax.tree.leaves(reader.memory):
+    for leaf in jax.tree.leaves(reader.stream.memory):
         np.testing.assert_array_equal(leaf, leaf.astype(jnp.bfloat16).astype(jnp.float32))
 
 
@@ -170,7 +172,9 @@ def test_the_reference_queue_writes_what_the_release_writes(model, memory, lengt
     if writes == 2:
         stream = flush(graphdef, params, stream)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), reader.memory, stream.memory
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5),
+        reader.stream.memory,
+        stream.memory,
     )
 
 

@@ -9,7 +9,7 @@ from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.evaluation import Subject
 from fwpkm_jax.evaluation.needle import take_samples
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
-from fwpkm_jax.evaluation.slot_trace import TRACE, TraceConfig, trace_slots, views
+from fwpkm_jax.evaluation.slot_trace import TRACE, TraceConfig, views
 from fwpkm_jax.evaluation.slot_trace.slot_log import Entry, SlotLog
 from fwpkm_jax.evaluation.slot_trace.trace import describe_slot
 from fwpkm_jax.evaluation.slot_trace.tracing_reader import SlotRead, TracingReader
@@ -104,7 +104,7 @@ def second_is_right(monkeypatch):
 
 @pytest.mark.thorough
 def test_the_first_right_answer_is_shown_with_its_hits(model, memory, second_is_right, tmp_path):
-    result = trace_slots(
+    result = TRACE.of_model(
         model, memory, config=CONFIG, texts=lambda: [("book", TEXT)], tokenizer=BYTES
     )
     results = result.record["results"]

@@ -25,9 +25,8 @@ from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
 from fwpkm_jax.evaluation.readers.finite import require_finite
 from fwpkm_jax.evaluation.readers.whole_pass import RowReader, row_batches
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
-from fwpkm_jax.evaluation.record import Result, describe_resets
+from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.literals import check_literals
-from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,10 +198,3 @@ CONTINUAL = Evaluation(
     missing=lambda subject, config: None if config.domains else "domains (--continual.domains)",
     one_stream=False,
 )
-
-
-def continual_learning(
-    model: LanguageModel, memory: Memory, *, config: ContinualConfig, **inputs: Any
-) -> Result:
-    """Loss on domains read one after the other, of a model in hand: see `Evaluation.of_model`."""
-    return CONTINUAL.of_model(model, memory, config=config, **inputs)

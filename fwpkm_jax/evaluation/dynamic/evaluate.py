@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fwpkm_jax.evaluation.dynamic import views
-from fwpkm_jax.evaluation.dynamic.reader import GradientSteps, read_dynamically
+from fwpkm_jax.evaluation.dynamic.reader import read_dynamically
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject, files_of
 from fwpkm_jax.evaluation.option_checks import check_least
+from fwpkm_jax.evaluation.readers.gradient_steps import GradientSteps
 from fwpkm_jax.evaluation.readers.token_losses import differences, scores
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import capped, missing_text, num_labels, text_sources
@@ -110,4 +111,3 @@ DYNAMIC = Evaluation(
     finding=views.finding,
     missing=_missing,
 )
-dynamic_perplexity = DYNAMIC.run

@@ -18,8 +18,6 @@ from fwpkm_jax.evaluation.readers.token_losses import TokenLosses, collect
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import LanguageModel
 
-__all__ = ["DynamicReading", "GradientSteps", "read_dynamically"]
-
 
 class DynamicReading(NamedTuple):
     """Losses and speed of one pass over some data sets.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,10 +16,9 @@ from fwpkm_jax.evaluation.gates import gate_map_views as views
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject, files_of
 from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
-from fwpkm_jax.evaluation.record import Result, describe_resets
+from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import missing_text, text_sources
 from fwpkm_jax.literals import some
-from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +132,3 @@ GATE_MAP = Evaluation(
     plot=views.plot,
     missing=_missing,
 )
-
-
-def gate_map(
-    model: LanguageModel, memory: Memory, *, config: GateMapConfig, **inputs: Any
-) -> Result:
-    """Each token's gate in a text, of a model in hand: see `Evaluation.of_model`."""
-    return GATE_MAP.of_model(model, memory, config=config, **inputs)

@@ -22,10 +22,9 @@ from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
 from fwpkm_jax.evaluation.readers.whole_pass import RowReader, row_batches
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
-from fwpkm_jax.evaluation.record import Result, describe_resets
+from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import missing_text, read_rows, text_sources
 from fwpkm_jax.literals import check_literals
-from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,10 +167,3 @@ GATES = Evaluation(
     missing=_missing,
     one_stream=False,
 )
-
-
-def gate_statistics(
-    model: LanguageModel, memory: Memory, *, config: GatesConfig, **inputs: Any
-) -> Result:
-    """How open the gates of memory layers are, of a model in hand: see `Evaluation.of_model`."""
-    return GATES.of_model(model, memory, config=config, **inputs)

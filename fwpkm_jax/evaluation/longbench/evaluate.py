@@ -25,7 +25,7 @@ from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype, as_stored
 from fwpkm_jax.evaluation.readers.finite import require_finite
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
-from fwpkm_jax.evaluation.record import Result, describe_resets
+from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import sha256
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.layers.partition import Partition
@@ -340,10 +340,3 @@ LONGBENCH = Evaluation(
     finding=views.finding,
     missing=_missing,
 )
-
-
-def longbench_perplexity(
-    model: LanguageModel, memory: Memory, *, config: LongBenchConfig, **inputs: Any
-) -> Result:
-    """Perplexity of LongBench's answers, of a model in hand: see `Evaluation.of_model`."""
-    return LONGBENCH.of_model(model, memory, config=config, **inputs)

@@ -160,11 +160,6 @@ class StreamReader:
         """The current stream; the next call reuses its buffers."""
         return self._stream
 
-    @property
-    def memory(self) -> Memory:
-        """A copy of the current fast weights; later calls reuse the stream's own buffers."""
-        return jax.tree.map(jnp.copy, self._stream.memory)
-
     def reset_memory(self) -> None:
         """Resets the stream: the initial memory, empty caches and an empty queue."""
         # Copied: the stream's buffers are donated, and the initial memory is needed again.

@@ -26,12 +26,11 @@ from fwpkm_jax.evaluation.needle import (
 )
 from fwpkm_jax.evaluation.needle.files import texts_of
 from fwpkm_jax.evaluation.needle.samples import NeedleSample
-from fwpkm_jax.evaluation.record import Result, describe_resets
+from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.slot_trace import views
 from fwpkm_jax.evaluation.slot_trace.tracing_reader import SlotRead, TracingReader
 from fwpkm_jax.evaluation.sources import missing_text, text_sources
 from fwpkm_jax.evaluation.yarn import with_yarn
-from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 logger = logging.getLogger(__name__)
 
@@ -254,10 +253,3 @@ TRACE = Evaluation(
     plot=views.plot,
     missing=_missing,
 )
-
-
-def trace_slots(
-    model: LanguageModel, memory: Memory, *, config: TraceConfig, **inputs: Any
-) -> Result:
-    """The slots that tokens read and write, of a model in hand: see `Evaluation.of_model`."""
-    return TRACE.of_model(model, memory, config=config, **inputs)

@@ -14,7 +14,7 @@ from fwpkm_jax.data import TextData, cut_rows, write_token_file
 from fwpkm_jax.data.packing import PackedRows
 from fwpkm_jax.evaluation.continual import views
 from fwpkm_jax.evaluation.continual.domains import Domain, Part, read_domains
-from fwpkm_jax.evaluation.continual.evaluate import ContinualConfig, continual_learning
+from fwpkm_jax.evaluation.continual.evaluate import CONTINUAL, ContinualConfig
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import as_stored
 from fwpkm_jax.models.language_model import LanguageModel
 from tests.evaluation.conftest import tiny_model_config
@@ -47,7 +47,7 @@ def batches(part: Part) -> list[np.ndarray]:
 
 def evaluate(model, memory, *, domains=DOMAINS, **options):
     config = ContinualConfig(batch_size=BATCH, **options)
-    return continual_learning(model, memory, config=config, domains=domains)
+    return CONTINUAL.of_model(model, memory, config=config, domains=domains)
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def test_without_a_memory_nothing_changes():
 def test_a_part_without_a_full_batch_is_refused_before_anything_is_read(model, memory):
     short = dataclasses.replace(ContinualConfig(), batch_size=4)
     with pytest.raises(ValueError, match="A part of math holds 3 rows, less than one batch of 4"):
-        continual_learning(model, memory, config=short, domains=DOMAINS)
+        CONTINUAL.of_model(model, memory, config=short, domains=DOMAINS)
 
 
 @pytest.fixture

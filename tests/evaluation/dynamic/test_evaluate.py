@@ -13,7 +13,8 @@ from fwpkm_jax.cli.eval_command import parse
 from fwpkm_jax.data import Document, TextData
 from fwpkm_jax.evaluation import Subject, run_suite
 from fwpkm_jax.evaluation.dynamic.evaluate import DynamicConfig
-from fwpkm_jax.evaluation.dynamic.reader import GradientSteps, read_dynamically
+from fwpkm_jax.evaluation.dynamic.reader import read_dynamically
+from fwpkm_jax.evaluation.readers.gradient_steps import GradientSteps
 from fwpkm_jax.models.language_model import LanguageModel
 from tests.evaluation.conftest import tiny_model_config
 

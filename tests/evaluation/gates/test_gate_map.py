@@ -10,7 +10,7 @@ from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.evaluation import Subject
 from fwpkm_jax.evaluation.display.token_texts import END, token_texts
 from fwpkm_jax.evaluation.gates import gate_map_views as views
-from fwpkm_jax.evaluation.gates.gate_map import GATE_MAP, GateMapConfig, gate_map
+from fwpkm_jax.evaluation.gates.gate_map import GATE_MAP, GateMapConfig
 
 BYTES = load_tokenizer("bytes")
 TEXT = "A <b>bold</b> caf\u00e9.\nSecond line & more of it, long enough for writes."
@@ -19,7 +19,7 @@ CONFIG = GateMapConfig(tokens=40, chunk_size=8)
 
 @pytest.fixture(scope="module")
 def record(model, memory):
-    return gate_map(
+    return GATE_MAP.of_model(
         model,
         memory,
         config=CONFIG,
@@ -97,8 +97,9 @@ def test_a_document_is_chosen_by_number(model, memory, record, tmp_path):
 
 def test_what_has_no_gates_or_no_text_is_refused(model, memory):
     with pytest.raises(ValueError, match="book has 1 tokens"):
-        gate_map(
-            *(model, memory),
+        GATE_MAP.of_model(
+            model,
+            memory,
             config=CONFIG,
             document_id="book",
             tokens=np.array([1], np.int32),

@@ -8,9 +8,9 @@ from flax import nnx
 
 from fwpkm_jax.data import TextData
 from fwpkm_jax.data.packing import PackedRows
-from fwpkm_jax.evaluation import EVALS, Subject
+from fwpkm_jax.evaluation import Subject
 from fwpkm_jax.evaluation.gates import gates_views as views
-from fwpkm_jax.evaluation.gates.gates import GatesConfig, gate_statistics
+from fwpkm_jax.evaluation.gates.gates import GATES, GatesConfig
 from fwpkm_jax.models.language_model import LanguageModel
 from tests.evaluation.conftest import tiny_model_config
 
@@ -38,7 +38,7 @@ def memory(model):
 
 @pytest.fixture(scope="module")
 def result(model, memory):
-    return gate_statistics(model, memory, config=GatesConfig(batch_size=2), sources=SOURCES)
+    return GATES.of_model(model, memory, config=GatesConfig(batch_size=2), sources=SOURCES)
 
 
 @partial(jax.jit, static_argnames="graphdef")
@@ -83,7 +83,7 @@ def test_table_picture_and_sentence_tell_the_same(result, tmp_path):
 def test_a_model_without_gates_is_refused_and_skipped():
     model = LanguageModel(tiny_model_config(memory_layers=(), mixers=("swa",)), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="no gates"):
-        gate_statistics(model, {}, config=GatesConfig(), sources=SOURCES)
+        GATES.of_model(model, {}, config=GatesConfig(), sources=SOURCES)
     subject = Subject(
         model=model,
         memory={},
@@ -92,7 +92,7 @@ def test_a_model_without_gates_is_refused_and_skipped():
         groups=1,
         batch_size=2,
     )
-    assert EVALS["gates"].missing(subject, GatesConfig()) == "a memory layer"
+    assert GATES.missing(subject, GatesConfig()) == "a memory layer"
 
 
 @pytest.mark.parametrize("field", ["batch_size", "bins", "chunk_size"])

@@ -14,9 +14,9 @@ from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.evaluation import EVALS, Subject, run_suite
 from fwpkm_jax.evaluation.longbench import views
 from fwpkm_jax.evaluation.longbench.evaluate import (
+    LONGBENCH,
     LongBenchConfig,
     QuestionTokens,
-    longbench_perplexity,
     read_sample,
     tokenize_task,
 )
@@ -130,7 +130,7 @@ def test_fwmlp_keeps_its_chunk_size(monkeypatch):
 
 def evaluate(model, memory, samples, **options):
     config = LongBenchConfig(**{"piece_length": PIECE, "yarn_factor": None} | options)
-    return longbench_perplexity(model, memory, config=config, samples=samples)
+    return LONGBENCH.of_model(model, memory, config=config, samples=samples)
 
 
 SAMPLES = {

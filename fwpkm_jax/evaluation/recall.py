@@ -96,13 +96,22 @@ def evaluate(
       `reach`. Arrays hold every answer's distance and whether each pass got it right.
 
     Raises:
-      ValueError: the batches ask no question, or a batch cannot be shared out among the groups.
+      ValueError: the batches ask no question, a batch cannot be shared out among the groups, or
+        batches or the number of answers are missing.
     """
+    data = subject.data
+    if num_values is None:
+        num_values = None if data is None else data.num_answers
+    if num_values is None:
+        raise ValueError(
+            "num_values=None: give the number of possible answers, or evaluate a run on questions."
+        )
     if batches is not None:
         return _score_batches(subject, config, batches, subject.groups, num_values)
-    assert subject.data is not None
+    if data is None:
+        raise ValueError("batches=None: give batches, or evaluate a run on questions.")
     # The batches are few and small: starting worker processes would take longer than making them.
-    data = dataclasses.replace(subject.data, num_workers=0)
+    data = dataclasses.replace(data, num_workers=0)
     batch_size, groups = config.batch_size or subject.batch_size, subject.groups
     if subject.lifetime == "batch":
         per_memory = subject.batch_size // groups
@@ -116,7 +125,7 @@ def evaluate(
     forecast = Forecast("recall", total=min(config.batches or total, total), unit="batches")
     dataset = make_dataset(data, split="valid", batch_size=batch_size, seed=subject.seed)
     with contextlib.closing(iter(dataset)) as own:
-        return _score_batches(subject, config, own, groups, data.num_answers, forecast)
+        return _score_batches(subject, config, own, groups, num_values, forecast)
 
 
 def _score_batches(
@@ -124,11 +133,10 @@ def _score_batches(
     config: RecallConfig,
     batches: Iterable[Mapping[str, np.ndarray]],
     groups: int,
-    num_values: int | None,
+    num_values: int,
     forecast: Forecast | None = None,
 ) -> Outcome:
     """The outcome of reading batches whose sequences share `groups` memories."""
-    assert num_values is not None  # `choose_suite` refuses other data.
     model, lifetime, partition = subject.model, subject.lifetime, subject.partition
     graphdef, params = nnx.split(model_on_devices(partition, model))
     memory = memory_on_devices(partition, subject.memory)

@@ -136,18 +136,7 @@ class Conversation:
           max_new_tokens: most tokens of the answer; it ends at an end of document.
         """
         self._make_room(len(tokens) + max_new_tokens)
-        out = generate(
-            self._model,
-            [tokens],
-            self.state,
-            max_new_tokens=max_new_tokens,
-            sampling=self._sampling,
-            rng=self._rng,
-            stop_ids=self._stop_ids,
-            write=False,
-            keep_state=True,
-        )
-        return np.asarray(out.tokens)[0, : int(out.lengths[0])]
+        return self._generate([tokens], max_new_tokens, aside=True)
 
     def reply(
         self,
@@ -192,27 +181,37 @@ class Conversation:
         prompts, left = [tokens], max_new_tokens
         while True:
             count = min(left, at_once or left)
-            out = generate(
-                self._model,
-                prompts,
-                self.state,
-                max_new_tokens=count,
-                sampling=self._sampling,
-                rng=self._rng,
-                stop_ids=self._stop_ids,
-                write=self._write,
-            )
-            self.state, prompts, left = out.state, None, left - count
-            if bool(out.failed[0]):
-                raise ValueError(
-                    f"The log probabilities of token {self.tokens_read} are not finite: the run's "
-                    "weights or this memory hold NaN or infinity, or grew too large; go back to an "
-                    "earlier checkpoint (--step) or memory."
-                )
+            new = self._generate(prompts, count)
+            prompts, left = None, left - count
             if count:
-                yield np.asarray(out.tokens)[0, : int(out.lengths[0])]
+                yield new
             if not left or bool(self.state.finished[0]):
                 return
+
+    def _generate(
+        self, prompts: list[np.ndarray] | None, count: int, *, aside: bool = False
+    ) -> np.ndarray:
+        """At most `count` tokens after the prompts; `aside` changes neither state nor memory."""
+        out = generate(
+            self._model,
+            prompts,
+            self.state,
+            max_new_tokens=count,
+            sampling=self._sampling,
+            rng=self._rng,
+            stop_ids=self._stop_ids,
+            write=self._write and not aside,
+            keep_state=aside,
+        )
+        if not aside:
+            self.state = out.state
+        if bool(out.failed[0]):
+            raise ValueError(
+                f"The log probabilities of token {int(out.state.num_read[0])} are not finite: the "
+                "run's weights or this memory hold NaN or infinity, or grew too large; go back to "
+                "an earlier checkpoint (--step) or memory."
+            )
+        return np.asarray(out.tokens)[0, : int(out.lengths[0])]
 
     def save(self, point: str | None = None) -> None:
         """Saves the memory, and with `point` also a fork of it to go back to.

@@ -50,6 +50,8 @@ def broken(text_run, monkeypatch):
 def test_a_text_of_weights_that_are_not_finite_ends_with_one_line(broken, capsys, tmp_path):
     with Conversation(broken) as talk, pytest.raises(ValueError, match="are not finite"):
         list(talk.answer(np.asarray([65, 66]), max_new_tokens=5))
+    with Conversation(broken) as talk, pytest.raises(ValueError, match="are not finite"):
+        talk.answer_aside(np.asarray([65, 66]), max_new_tokens=5)
     assert generate_command.main([str(tmp_path), "--prompt", "a"]) == 2
     assert "log probabilities of token 1 are not finite" in one_line(capsys)
 

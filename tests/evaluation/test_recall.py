@@ -8,7 +8,7 @@ from flax import nnx
 
 from fwpkm_jax.data import RecallData, make_dataset
 from fwpkm_jax.evaluation.intervals import wilson
-from fwpkm_jax.evaluation.recall import RecallConfig, attention_reach, recall_accuracy
+from fwpkm_jax.evaluation.recall import RECALL, RecallConfig, attention_reach, recall_accuracy
 from fwpkm_jax.models.language_model import LanguageModel
 from tests.evaluation.conftest import tiny_model_config
 
@@ -128,6 +128,18 @@ def test_groups_that_do_not_fit_are_refused():
 def test_batches_without_a_question_are_refused():
     with pytest.raises(ValueError, match="ask no question"):
         evaluate(Successor(1), batch())
+
+
+def test_a_model_in_hand_needs_batches_and_the_number_of_answers():
+    model, memory = Successor(1), {"layer_1": jnp.zeros((1,), jnp.int32)}
+    with pytest.raises(ValueError, match="num_values=None: give the number of possible answers"):
+        recall_accuracy(model, memory, config=RecallConfig(), batches=[batch((3, True))])
+    with pytest.raises(ValueError, match="batches=None: give batches"):
+        recall_accuracy(model, memory, config=RecallConfig(), num_values=4)
+    own = RECALL.of_model(
+        model, memory, config=RecallConfig(), batches=[batch((3, True))], groups=2, data=DATA
+    )
+    assert own.record["results"]["chance"] == 1 / DATA.num_values
 
 
 @pytest.mark.parametrize("mixers", [("swa", "gdn"), ("attention",)])

@@ -131,9 +131,10 @@ class BatchIterator(grain.DatasetIterator):
 
 @contextlib.contextmanager
 def _safe_path() -> Iterator[None]:
-    """Processes that start meanwhile look for no module in the current folder.
+    """Processes that start in this context do not import modules from the current folder.
 
-    It may be a stranger's run. Afterwards a worker has the paths of the process that started it.
+    The folder may be a run of someone else, whose files could replace modules while Python starts.
+    Later a worker gets the import paths of the process that started it.
     """
     name = "PYTHONSAFEPATH"
     before = os.environ.get(name)

@@ -187,7 +187,7 @@ def index_line(length: int, *, start: int, vocab_size: int) -> bytes:
 
 
 def _whole_number(digits: bytes) -> int:
-    """The number; raises ValueError for what `int` takes and no writer writes, as 7_0."""
+    """The number. Raises ValueError for other forms that `int` accepts, such as 7_0."""
     if not digits.removeprefix(b"-").isdigit():
         raise ValueError
     return int(digits)

@@ -62,13 +62,12 @@ class MeshConfig:
 class Partition:
     """A mesh with the axes `data`, `fsdp`, `model`, perhaps `sequence`, and where memories lie.
 
-    Layers and models take None for one device and say at the line what several do otherwise. A
-    partition of one device that does nothing would not make that shorter. Where the work differs
-    (overlays, which no mesh takes, norms in one kernel with the sum, shared tables, gathered
-    weights, parts of sequences) the branch would ask the partition instead. Where it does not, a
-    pass on one device would cross `run`, `by_sequence`, `split_groups` and `merge_groups`, which do
-    nothing there. A mesh of one device takes the way of several; its results may differ by
-    rounding.
+    Layers and models get None on one device; a branch shows what several devices do differently.
+    A partition object for one device would not shorten that code. Where the work differs (overlays,
+    which work without a mesh only; norms in one kernel with the sum; shared tables; gathered
+    weights; parts of sequences) a branch would still be needed. Elsewhere a pass on one device
+    would call `run`, `by_sequence`, `split_groups` and `merge_groups` without an effect. A mesh of
+    one device runs the code for several; its results may differ by rounding.
     """
 
     mesh: Mesh | AbstractMesh

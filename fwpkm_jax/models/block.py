@@ -42,22 +42,24 @@ class BlockStream(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardContext:
-    """What all layers of a decoder get alike in one call: the tokens' documents, how memories are
+    """What every layer of a decoder gets in one call: the tokens' documents, how memories are
     written, and how the work is done.
 
-    Whole sequences have `pairing`, `remat` and `batch_statistics`; pieces of a stream have
+    Only whole sequences use `pairing`, `remat` and `batch_statistics`; only pieces of a stream use
     `numbers` and `chunk_size`.
     """
 
     mask: TokenMask | None = None
-    """1 for real tokens, 0 for padding, as the caller says; what token mixers skip. They treat
-    padding between documents as a document of its own."""
+    """1 for real tokens, 0 for padding, as the caller says. Token mixers skip this padding; to them
+    padding of segment ids between documents is a document of its own."""
     real: TokenMask | None = None
-    """`mask` without the padding of segment ids; what memories write and statistics count."""
+    """`mask` with 0 also at the padding of segment ids; memories write, and statistics count, the
+    tokens where it is 1."""
     starts: Bool[Array, "batch length"] | None = None
-    """True at the first token of each document; None: a row is one, or goes on with the last."""
+    """True at the first token of each document. None: a row is one document, or a piece continues
+    the document before it."""
     numbers: Int[Array, "batch length"] | None = None
-    """Of each token's document, counted along the stream."""
+    """The number of each token's document, counted along the stream."""
     write: bool = True
     """False reads memories without writing to them, see `FastWeight.__call__`."""
     pairing: Pairing = write_weights
@@ -65,7 +67,7 @@ class ForwardContext:
     chunk_size: ChunkSize | None = None
     """Tokens per write; None: the config's."""
     partition: Partition | None = None
-    """Of the work over devices; None: one device."""
+    """How devices share the work; None: one device."""
     remat: Remat | None = None
     """Which activations the backward pass recomputes."""
     batch_statistics: bool = False

@@ -6,11 +6,13 @@ import re
 import signal
 
 import jax
+import numpy as np
 import pytest
 
 from fwpkm_jax import memories
 from fwpkm_jax.cli import chat_command, conversation_options, generate_command
 from fwpkm_jax.run import chat as chat_module
+from fwpkm_jax.run.conversation import Conversation
 
 
 @pytest.fixture
@@ -27,6 +29,19 @@ def programs(text_run, monkeypatch, capsys, tmp_path):
         return code, shown.out, shown.err
 
     return run
+
+
+@pytest.mark.thorough
+def test_a_question_aside_changes_neither_the_conversation_nor_its_memory(text_run):
+    talk = Conversation(text_run)
+    talk.read(np.arange(65, 83))
+    before = jax.device_get((talk.state.stream.memory, talk.state.logits))
+    aside = talk.answer_aside(np.asarray([65, 66]), max_new_tokens=4)
+    assert talk.tokens_read == 18
+    after = jax.device_get((talk.state.stream.memory, talk.state.logits))
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+    (answer,) = talk.answer(np.asarray([65, 66]), max_new_tokens=4)
+    assert answer.tolist() == aside.tolist(), "no chunk was full, so both read the same memory"
 
 
 def test_a_chat_goes_on_where_it_stopped_and_forgets_what_it_is_told_to(programs, tmp_path):

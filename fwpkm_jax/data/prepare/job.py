@@ -50,8 +50,8 @@ def prepare(
     """Writes a tokenised file and its manifest, or continues an interrupted job.
 
     A job that was killed at any time and is called again with the same arguments gives the same
-    bytes as an uninterrupted one. A call after it is complete checks the
-    files, and what they were made of where it is still there, by the manifest.
+    bytes as an uninterrupted one. A call after it is complete checks the written files against the
+    manifest, and those of the files read that still exist.
 
     Args:
       source: the documents.

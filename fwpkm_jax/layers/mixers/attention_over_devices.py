@@ -87,9 +87,9 @@ def attend_part(
     """Attention of this device's part of each sequence, inside `jax.shard_map`.
 
     Args:
-      query: of this device's tokens, like the next two arguments.
-      key: their keys.
-      value: their values.
+      query: of this device's tokens.
+      key: of this device's tokens.
+      value: of this device's tokens.
       at: where these tokens stand in the sequence.
       axis: over which the sequence lies.
       window: tokens a query sees; None for all before it.

@@ -1,12 +1,12 @@
 """Gated DeltaNet: the gated delta rule as a token mixer, with the layout of published weights.
 
 The same rule is `gated_deltanet` in the frame of all matrix memories (`matrix_memory`), for
-comparisons between rules. With weights copied over both give the same outputs, which a test holds.
-They stay two layers. Here projections are fused by key head and gates have parameters of their own,
-`A_log` and `dt_bias`, whose names are those of checkpoints, of exports and of published weights;
-heads lie on several devices; and activations keep their dtype for the kernels. The frame has one
-projection of all heads and one each for decay and strength, which every other rule needs. Neither
-form can be had from the other's parameters without renaming those of old runs.
+comparisons between rules. A test checks that both give the same outputs from the same weights.
+They stay two layers. Here projections are fused by key head; gates have the parameters `A_log` and
+`dt_bias`, which have these names in checkpoints, exports and published weights; heads may lie on
+several devices; and activations keep their dtype for the kernels. The frame has one projection of
+all heads and one each for decay and strength, which every other rule needs. One layer for both
+would rename the parameters of old runs.
 """
 
 import functools

@@ -36,7 +36,7 @@ from lab.archive import tables as archived
 from lab.comparison.mqar_tables import mqar_table, rates_table, recall_by_seed
 from lab.comparison.tables import spans_table, state_tracking_table
 from lab.findings import FINDINGS, PARTS, drawing
-from lab.findings.stored import RESULTS, markdown
+from lab.findings.stored import RESULTS, markdown, path_of
 from lab.study import plain_text, retention_tables, shipped, tables
 from lab.study.real_size.tables import table as real_size_table
 from lab.study.study import DOMAINS
@@ -138,6 +138,7 @@ def table(about: str, results: Sequence[Path]) -> str:
 
     Raises:
       ValueError: the comment names no known table, or lines or rows that are not there.
+      FileNotFoundError: no folder has a file that it names.
     """
     name, *words = shlex.split(about)
     files = [word for word in words if "=" not in word]
@@ -145,18 +146,11 @@ def table(about: str, results: Sequence[Path]) -> str:
         raise ValueError(f"{about!r}: {name} is none of {tuple(TABLES)}.")
     asked = dict(word.split("=", 1) for word in words if "=" in word)
     shown = {key: asked.pop(key, "") for key in ("rows", "without", "columns")}
-    stored = [line for file in files for line in read_lines(_first(file, results))]
+    stored = [line for file in files for line in read_lines(path_of(file, results))]
     lines = [line for line in stored if _matches(line, asked)]
     if not lines:
         raise ValueError(f"{about!r}: no line of {files} has {asked}.")
     return _chosen(about, TABLES[name](lines), **shown)
-
-
-def _first(file: str, folders: Sequence[Path]) -> Path:
-    for folder in folders:
-        if (folder / file).exists():
-            return folder / file
-    raise ValueError(f"{file} is in none of {[*map(str, folders)]}.")
 
 
 def read_lines(path: Path) -> list[Line]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lab.comparison.mqar_tables import changes
+from lab.findings.stored import markdown
 from lab.study.tables import over_seeds
 
 Line = dict[str, Any]
@@ -28,7 +29,7 @@ def beside_attention(lines: Sequence[Line]) -> str:
         cells = [*shares[0], *shares[1], *(line["gates"] or (None, None))]
         shown = ["" if cell is None else f"{cell:.3f}" for cell in cells]
         rows.append([f"`{kind}`", line["run"].partition(":")[2], str(line["steps"]), *shown])
-    return _table([*heads, "gate at questions", "elsewhere"], rows)
+    return markdown([*heads, "gate at questions", "elsewhere"], rows)
 
 
 def facts_by_gradient(lines: Sequence[Line]) -> str:
@@ -43,7 +44,7 @@ def facts_by_gradient(lines: Sequence[Line]) -> str:
         cells = [line["run"], line["way"], f"{line['rate']:g}", str(line["steps"])]
         cells += [f"{line['facts'][key]['exact']:.2f}" for key in ("told_1", "told", "other")]
         rows.append([*cells, *(f"{line['loss'][key]:.2f}" for key in ("before", "told"))])
-    return _table(heads, rows)
+    return markdown(heads, rows)
 
 
 def fast_weight_layers(lines: Sequence[Line]) -> str:
@@ -74,7 +75,7 @@ def fast_weight_layers(lines: Sequence[Line]) -> str:
             against = [", ".join(f"{gap:+.3f}" for gap in gaps), mean]
         time = "cpu_microseconds_per_token"
         rows.append([*cells, *against, f"{_mean(own, time) / _mean([*none.values()], time):.2f}"])
-    return _table(heads, rows)
+    return markdown(heads, rows)
 
 
 def lasting(lines: Sequence[Line]) -> str:
@@ -85,7 +86,7 @@ def lasting(lines: Sequence[Line]) -> str:
     for kind in dict.fromkeys(line["text"] for line in lines):
         of_kind = {line["conversations"]: line for line in lines if line["text"] == kind}
         rows.append([kind, *(f"{of_kind[number]['recall']:.2f}" for number in shown)])
-    return _table(["conversations since", *map(_since, shown)], rows)
+    return markdown(["conversations since", *map(_since, shown)], rows)
 
 
 def lasting_text(lines: Sequence[Line]) -> str:
@@ -97,7 +98,7 @@ def lasting_text(lines: Sequence[Line]) -> str:
         rows += [[f"{run}, exact", *exact]]
         rows += [[f"{run}, digits", *(f"{line['digits']:.1f}" for line in own)]]
     numbers = dict.fromkeys(line["conversations"] for line in lines)
-    return _table(["conversations since", *map(_since, numbers)], rows)
+    return markdown(["conversations since", *map(_since, numbers)], rows)
 
 
 def mqar_heads(lines: Sequence[Line]) -> str:
@@ -113,7 +114,7 @@ def mqar_heads(lines: Sequence[Line]) -> str:
             for key in ("nearest", "farthest", "own", "others", "stated", "asked"):
                 cells.append(", ".join(f"{x:.2f}" for x in point.get(key, ())))
             rows.append(cells)
-    return _table(heads, rows)
+    return markdown(heads, rows)
 
 
 def packed(lines: Sequence[Line]) -> str:
@@ -124,7 +125,7 @@ def packed(lines: Sequence[Line]) -> str:
         own = [line for other, line in _by_kind(lines) if other == kind]
         means = [math.exp(_mean(own, f"{way}_{part}")) for part, way in names]
         rows.append([kind, str(len(own)), *(f"{mean:.3f}" for mean in means)])
-    return _table(["trained", "seeds", *(f"{part}, {way}" for part, way in names)], rows)
+    return markdown(["trained", "seeds", *(f"{part}, {way}" for part, way in names)], rows)
 
 
 def packed_differences(lines: Sequence[Line]) -> str:
@@ -149,7 +150,7 @@ def packed_differences(lines: Sequence[Line]) -> str:
             cells.append(over_seeds(gaps, digits=3) if len(gaps) > 1 else f"{gaps[0]:.3f}")
         rows.append(cells)
     heads = ["difference, nats", "seeds", *(f"{part}, {way}" for part, way in names)]
-    return _table(heads, rows)
+    return markdown(heads, rows)
 
 
 def retrofit(lines: Sequence[Line]) -> str:
@@ -165,7 +166,7 @@ def retrofit(lines: Sequence[Line]) -> str:
             share, low, high, _ = line.get(name, (None,) * 4)
             cells.append("" if share is None else f"{share:.2f} [{low:.2f}, {high:.2f}]")
         rows.append(cells)
-    return _table([*heads, *(name.replace("_", " ") for name in needles)], rows)
+    return markdown([*heads, *(name.replace("_", " ") for name in needles)], rows)
 
 
 def users(lines: Sequence[Line]) -> str:
@@ -191,7 +192,7 @@ def users(lines: Sequence[Line]) -> str:
     rows.append(["rows written by a user, mean", *(f"{row['mean']:,.0f}" for row in written)])
     for name, key in sizes.items():
         rows.append([name, *(f"{line['kilobytes'][key]:,.0f} kB" for line in lines)])
-    return _table(["", *(f"{line['slots']:,} slots" for line in lines)], rows)
+    return markdown(["", *(f"{line['slots']:,} slots" for line in lines)], rows)
 
 
 def _by_kind(lines: Sequence[Line]) -> Iterator[tuple[str, Line]]:
@@ -208,7 +209,3 @@ def _since(conversations: int) -> str:
 
 def _mean(lines: Sequence[Line], name: str) -> float:
     return float(np.mean([line[name] for line in lines]))
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows])

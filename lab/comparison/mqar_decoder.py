@@ -221,7 +221,6 @@ class Decoder(nnx.Module):
         memory: Any,
         *,
         kept: jax.Array | None = None,
-        write: bool = True,
     ) -> jax.Array:
         """The head's inputs at the questions, `[batch, questions, width]`.
 
@@ -230,7 +229,6 @@ class Decoder(nnx.Module):
           positions: int32 `[batch, questions]`, where the questions are.
           memory: of `init_memory`; every sequence starts from it.
           kept: `[batch, length, width]`, multiplies the embedded tokens (dropout); None: 1.
-          write: False leaves the fast weights as they are.
         """
         x = self.embed(tokens)
         x = x if kept is None else x * kept
@@ -241,7 +239,7 @@ class Decoder(nnx.Module):
             if isinstance(layer, GatedConvolution):
                 y = layer(y)
             elif isinstance(layer, FastWeight):
-                y = layer(y, own, write=write)[0]
+                y = layer(y, own)[0]
             else:
                 y = layer(y)[0]
             x = x + y

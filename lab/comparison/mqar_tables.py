@@ -107,8 +107,8 @@ def rates_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def recall_by_seed(rows: Sequence[Row], pairs: int = 64) -> str:
-    """Accuracy on documents of `pairs` pairs, seed by seed, by settings and memory, as Markdown.
+def recall_by_seed(rows: Sequence[Row]) -> str:
+    """Accuracy on documents of 64 pairs, seed by seed, by settings and memory, as Markdown.
 
     A column per number of documents in an update, updates of warm-up and start; the memories are
     those that all columns have.
@@ -124,7 +124,7 @@ def recall_by_seed(rows: Sequence[Row], pairs: int = 64) -> str:
 
     def shares(runs: Sequence[Row]) -> list[float]:
         tests = (run["test"] for run in sorted(runs, key=lambda run: run["seed"]))
-        return [part["accuracy"] for test in tests for part in test if part["pairs"] == pairs]
+        return [part["accuracy"] for test in tests for part in test if part["pairs"] == 64]
 
     first = next(iter(columns.values()))
     names = [name for name in first if all(name in groups for groups in columns.values())]

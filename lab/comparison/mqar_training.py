@@ -76,15 +76,14 @@ class Training:
             optax.scale_by_schedule(lambda step: -jnp.minimum(1.0, (step + 1) / max(warmup, 1))),
         )
         self._trainer = Trainer(self._loss, optimizer, rows=rows, draw=self._drop)
-        self._right = jax.jit(self._count_right, static_argnames="write")
+        self._right = jax.jit(self._count_right)
 
     def start(self, seed: int) -> tuple[Progress, Any]:
         """A seed's first weights, and its frozen ones."""
         _, params, frozen = nnx.split(self._model(rngs=nnx.Rngs(seed)), nnx.Param, Frozen)
         return self._trainer.start(params), frozen
 
-    def model(self, params: Any, frozen: Any) -> Decoder:
-        """The decoder with these weights."""
+    def _decoder(self, params: Any, frozen: Any) -> Decoder:
         return nnx.merge(self._graph, params, frozen)
 
     def blocks(self, parts: Sequence[Documents], pieces: int) -> list[list[Documents]]:
@@ -120,9 +119,9 @@ class Training:
         state, losses = self._trainer.train(state, frozen, blocks, seed=seed, rate=rate)
         return state, float(np.mean(losses))
 
-    def accuracy(self, params: Any, frozen: Any, part: Documents, *, write: bool = True) -> float:
-        """Share of right answers; `write=False` with fast weights as they begin."""
-        right = partial(self._right, params, frozen, write=write)
+    def accuracy(self, params: Any, frozen: Any, part: Documents) -> float:
+        """Share of right answers."""
+        right = partial(self._right, params, frozen)
         blocks, rest = divmod(len(part.tokens), self._rows)
         found = 0
         if blocks:
@@ -137,32 +136,22 @@ class Training:
 
     def _loss(self, params: Any, frozen: Any, batch: Dropped) -> jax.Array:
         kept = batch.kept.astype(jnp.float32) / (1 - DROPOUT)
-        logits = self._logits(self.model(params, frozen), batch.documents, kept=kept)
+        logits = self._logits(self._decoder(params, frozen), batch.documents, kept)
         labels = batch.documents.labels - self._first_label
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
 
-    def _logits(self, model: Decoder, part: Documents, **options: Any) -> jax.Array:
+    def _logits(self, model: Decoder, part: Documents, kept: jax.Array | None = None) -> jax.Array:
         tokens, positions = map(jnp.asarray, (part.tokens, part.positions))
-        return model.logits(model(tokens, positions, self._memory, **options))
+        return model.logits(model(tokens, positions, self._memory, kept=kept))
 
-    def _count_right(
-        self, params: Any, frozen: Any, blocks: Documents, *, write: bool
-    ) -> jax.Array:
-        model = self.model(params, frozen)
+    def _count_right(self, params: Any, frozen: Any, blocks: Documents) -> jax.Array:
+        model = self._decoder(params, frozen)
 
         def right(part: Documents) -> jax.Array:
-            logits = self._logits(model, part, write=write)
+            logits = self._logits(model, part)
             return jnp.sum(jnp.argmax(logits, axis=-1) + self._first_label == part.labels)
 
         return jnp.sum(jax.lax.map(right, blocks))
-
-
-def documents_of(parts: Sequence[Part], split: Split, seed: int) -> list[Documents]:
-    """The documents of a run's split; each part has its own."""
-    return [
-        documents(part.task, part.documents, split=split, seed=1000 * seed + index)
-        for index, part in enumerate(parts)
-    ]
 
 
 def rate_in(epoch: int, epochs: int, rate: float) -> float:
@@ -191,7 +180,10 @@ class Run:
 
     def documents(self, parts: Sequence[Part], split: Split) -> list[Documents]:
         """The documents of a split; each part has its own."""
-        return documents_of(parts, split, self.seed)
+        return [
+            documents(part.task, part.documents, split=split, seed=1000 * self.seed + index)
+            for index, part in enumerate(parts)
+        ]
 
     def train(self, training: Training) -> dict[str, Any]:
         """Trains from the start or from the last validation of an earlier call.

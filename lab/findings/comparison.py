@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from lab.comparison.mqar_tables import chosen
 from lab.findings import drawing
 from lab.findings.stored import Estimate, Line, lines_of, markdown, numbers, share_over_seeds
 
@@ -49,9 +50,7 @@ def runs(memory: Memory) -> list[Line]:
             continue
         if line["memory"] == memory.name:
             found.append(line)
-    first = [line for line in found if line["seed"] == min(one["seed"] for one in found)]
-    rate = max(first, key=lambda line: line["valid"])["rate"]
-    return [line for line in found if line["rate"] == rate]
+    return chosen(found)[memory.name]
 
 
 def shares(memory: Memory, pairs: int) -> list[float]:

@@ -20,16 +20,16 @@ Line = dict[str, Any]
 Values = Sequence[float] | np.ndarray
 
 
-def path_of(name: str) -> Path:
-    """The file of results of that name.
+def path_of(name: str, folders: Sequence[Path] = FOLDERS) -> Path:
+    """The file of results of that name, in the first of the folders that has it.
 
     Raises:
-      FileNotFoundError: no folder of results has it.
+      FileNotFoundError: none has it.
     """
-    for folder in FOLDERS:
+    for folder in folders:
         if (folder / name).exists():
             return folder / name
-    raise FileNotFoundError(f"{name} is in none of {', '.join(map(str, FOLDERS))}.")
+    raise FileNotFoundError(f"{name} is in none of {', '.join(map(str, folders))}.")
 
 
 @cache
@@ -93,10 +93,7 @@ def over_books_and_seeds(values: np.ndarray) -> Estimate:
     mean = float(values.mean())
     each = (
         (of_books.var(ddof=1) / books, books - 1),
-        (
-            of_trainings.var(ddof=1) / trainings,
-            trainings - 1,
-        ),
+        (of_trainings.var(ddof=1) / trainings, trainings - 1),
     )
     rest = values - of_books - of_trainings[:, None] + mean
     shared = float((rest**2).sum()) / ((trainings - 1) * (books - 1)) / values.size
@@ -109,9 +106,9 @@ def over_books_and_seeds(values: np.ndarray) -> Estimate:
     return Estimate(mean, mean - half, mean + half)
 
 
-def resampled(values: np.ndarray, *, draws: int = 4000) -> Estimate:
+def resampled(values: np.ndarray) -> Estimate:
     """The mean of values that were drawn independently, with its bootstrap interval."""
-    chosen = np.random.default_rng(0).integers(len(values), size=(draws, len(values)))
+    chosen = np.random.default_rng(0).integers(len(values), size=(4000, len(values)))
     low, high = np.quantile(values[chosen].mean(axis=1), [0.025, 0.975])
     return Estimate(float(values.mean()), float(low), float(high))
 

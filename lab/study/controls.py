@@ -62,11 +62,11 @@ def _require_fwpkm(subject: Subject) -> FwPKM:
     return rule
 
 
-def in_other_words(sample: NeedleSample) -> NeedleSample:
-    """The sample with `OTHER_QUESTION` in place of the sentence that training uses."""
+def in_other_words(sample: NeedleSample, question_of: str = OTHER_QUESTION) -> NeedleSample:
+    """The sample with other words, which name the `{key}`, before its numbers."""
     haystack, question = sample.haystack, sample.question
     for needle in sample.needles:
-        ours, others = needle_question(needle.key), OTHER_QUESTION.format(key=needle.key)
+        ours, others = needle_question(needle.key), question_of.format(key=needle.key)
         haystack, question = haystack.replace(ours, others), question.replace(ours, others)
     return sample._replace(haystack=haystack, question=question)
 

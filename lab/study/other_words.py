@@ -35,6 +35,7 @@ from fwpkm_jax.generation import generate
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.run import load_run
 from fwpkm_jax.run.evaluate import subject_of
+from lab.study.controls import OTHER_QUESTION, in_other_words
 from lab.study.retention_facts import opened, write_facts
 
 WORDS = {
@@ -42,7 +43,7 @@ WORDS = {
     "one word changed": "The secret code for ID-{key} is ",
     "words inserted": "The secret number for ID-{key}, as we know, is ",
     "another sentence": "Open locker {key} with ",
-    "a longer sentence": "Whoever owns locker {key} opens it with the code ",
+    "a longer sentence": OTHER_QUESTION,
 }
 """What stands before a number, in the haystack and in the question."""
 
@@ -61,15 +62,6 @@ class Options:
     """How often a haystack is read."""
     out: Path = Path("lab/results/other_words_cpu.jsonl")
     """File of the results, which are added to."""
-
-
-def in_words(sample: NeedleSample, words: str) -> NeedleSample:
-    """The sample with other words before its numbers."""
-    haystack, question = sample.haystack, sample.question
-    for needle in sample.needles:
-        ours, others = needle_question(needle.key), words.format(key=needle.key)
-        haystack, question = haystack.replace(ours, others), question.replace(ours, others)
-    return sample._replace(haystack=haystack, question=question)
 
 
 def told(
@@ -128,7 +120,7 @@ def measure(directory: Path, options: Options) -> Iterator[dict[str, Any]]:
     samples = take_samples(texts, config, words=options.haystack_words, seed=subject.seed)
     asked = [(name, options.readings) for name in WORDS] + [("of training", 0)]
     for name, readings in asked:
-        shown = [in_words(sample, WORDS[name]) for sample in samples]
+        shown = [in_other_words(sample, WORDS[name]) for sample in samples]
         memory = told(subject, tokenizer, shown, readings)
         exact, digits = answers(subject.model, memory, tokenizer, shown)
         about = {"run": directory.name, "words": name, "sentence": WORDS[name]}

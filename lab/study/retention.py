@@ -15,7 +15,6 @@ JSON; those in the file are skipped.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,6 +36,7 @@ from fwpkm_jax.evaluation.record import first_group
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run import Run, load_run
+from lab.comparison.small_decoders import Lines
 from lab.study.retention_domains import domains_kept, orders
 from lab.study.retention_facts import FactsPlan, facts_kept, facts_texts, read_facts
 from lab.study.retention_tables import (
@@ -155,25 +155,6 @@ def written_so(run: Run, method: Method) -> tuple[LanguageModel, Memory]:
     return with_rule(run.model, run.memory, rule)
 
 
-class Lines:
-    """The lines of a file, and how to add one."""
-
-    def __init__(self, path: Path):
-        self._path = path
-        self.all: list[Line] = []
-        if path.exists():
-            self.all = [json.loads(line) for line in path.read_text().splitlines()]
-
-    def has(self, **what: Any) -> bool:
-        return any(what.items() <= line.items() for line in self.all)
-
-    def add(self, line: Line) -> None:
-        self.all.append(line)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
-
 class Facts:
     """The facts measure of one run: its texts are read once, for all ways to write."""
 
@@ -269,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for measure, order in asked:
                 what = {"measure": measure, "run": path.name, "method": name, "order": order}
                 what |= {} if order is None else {"batches": options.batches}
-                if lines.has(**what):
+                if lines.find(**what):
                     continue
                 began = time.monotonic()
                 if measure in LINES_OF:
@@ -281,16 +262,16 @@ def main(argv: Sequence[str] | None = None) -> None:
                     found = domains_line(run, METHODS[name], named[order], options)
                 seconds = round(time.monotonic() - began, 1)
                 lines.add({**what, **found, "seconds": seconds, "environment": environment_once()})
-                print(f"{what}: {lines.all[-1]['seconds']} s", flush=True)
-    if lacking := without_plain(lines.all):
+                print(f"{what}: {seconds} s", flush=True)
+    if lacking := without_plain(lines.rows):
         raise SystemExit(
             f"{options.out}: {lacking} lack the plain write, with which the tables compare; "
             "measure them with --methods plain."
         )
     tables = (facts_table, forgetting_table, domains_table, each_domain_table, text_table)
     for table in (*tables, cost_table):
-        print(table(lines.all), end="\n\n")
-    draw(options.image, lines.all, control=CONTROL)
+        print(table(lines.rows), end="\n\n")
+    draw(options.image, lines.rows, control=CONTROL)
 
 
 if __name__ == "__main__":

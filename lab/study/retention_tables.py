@@ -111,14 +111,10 @@ def without_plain(lines: Sequence[Line]) -> list[str]:
     return [" ".join(str(x) for x in about if x is not None) for about in lacking]
 
 
-def each_domain_table(lines: Sequence[Line], method: str = PLAIN) -> str:
-    """By run and order, each domain's change when just read and at the end, with intervals.
-
-    Args:
-      lines: of the domains measure.
-      method: the way to write.
-    """
-    own = [x for x in lines if x["measure"] == "domains" and x["method"] == method]
+def each_domain_table(lines: Sequence[Line]) -> str:
+    """By run and order, each domain's change with the plain write when just read and at the end,
+    with intervals."""
+    own = [x for x in lines if x["measure"] == "domains" and x["method"] == PLAIN]
     rows = ["| run, order | domain | just read | at the end | forgetting |", "|---" * 5 + "|"]
     for line in own:
         change = line["change"]

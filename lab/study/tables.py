@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fwpkm_jax.evaluation.intervals import student_t
+from lab.findings import stored
 
 Line = dict[str, Any]
 
@@ -248,9 +248,7 @@ def over_seeds(
     values: Sequence[float], *, digits: int = 2, least: float = -np.inf, most: float = np.inf
 ) -> str:
     """Mean of a number of seeds and its 95 % interval by Student's t, from `least` to `most`."""
-    mean, count = float(np.mean(values)), len(values)
-    half = student_t(count) * float(np.std(values, ddof=1)) / count**0.5
-    return _interval(mean, max(least, mean - half), min(most, mean + half), digits=digits)
+    return format(stored.over_seeds(values).clipped(least, most), f".{digits}f")
 
 
 def _share(run: Line) -> str:

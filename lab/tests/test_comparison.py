@@ -1,7 +1,5 @@
 """The programs behind docs/measurements/comparison.md, on the smallest tasks."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,7 @@ from flax import nnx
 
 from fwpkm_jax.models.language_model import LanguageModel
 from lab.comparison import small_decoders, state_tracking, trainer
-from tests.benchmarks.programs import run
+from tests.benchmarks.programs import result_lines, run
 
 
 @pytest.mark.parametrize("name", ["gated_deltanet", "mamba2", "gated_rfa", "mlstm", "gla"])
@@ -39,8 +37,7 @@ def test_state_tracking_runs_and_is_drawn(tmp_path, capsys):
     )
     for _ in range(2):
         run("lab.comparison.state_tracking", *options)
-    (line,) = out.read_text(encoding="utf-8").splitlines()
-    row = json.loads(line)
+    (row,) = result_lines(out)
     assert [(span["above"], span["up_to"]) for span in row["spans"]] == [(0, 5), (5, 9)]
     assert row["settings"]["start_token"]
     assert row["state_bytes"] == 2 * 4 * 8 * 8
@@ -92,22 +89,14 @@ def test_what_is_drawn_differs_by_update_and_seed_and_not_by_rows():
 
 
 def test_delta_steps_are_those_of_deltaproduct(tmp_path, capsys):
+    out = tmp_path / "s.jsonl"
     options = (
-        *(
-            "--rules",
-            "deltaproduct+",
-            "--groups",
-            "s5",
-            "--seeds",
-            0,
-            "--out",
-            tmp_path / "s.jsonl",
-        ),
+        *("--rules", "deltaproduct+", "--groups", "s5", "--seeds", 0, "--out", out),
         *("--length", 4, "--ends", 4, 8, "--steps", 2, "--documents", 2),
     )
     for steps in (2, 4):
         run("lab.comparison.state_tracking", *options, "--delta-steps", steps)
-    lines = map(json.loads, (tmp_path / "s.jsonl").read_text().splitlines())
+    lines = result_lines(out)
     assert [line["settings"]["delta_steps"] for line in lines] == [2, 4]
     sizes = [
         state_tracking.decoder("deltaproduct+", state_tracking.Options(delta_steps=steps))
@@ -117,7 +106,7 @@ def test_delta_steps_are_those_of_deltaproduct(tmp_path, capsys):
     ]
     assert sizes == [2, 4]
     drawn = ("--mqar", "none", "--images", tmp_path)
-    run("lab.comparison.tables", "--state-tracking", tmp_path / "s.jsonl", *drawn)
+    run("lab.comparison.tables", "--state-tracking", out, *drawn)
     assert ", 4 steps of DeltaProduct per token" in capsys.readouterr().out
 
 

@@ -1,20 +1,28 @@
 """Figures of the findings, derived a second way, and the intervals that they share."""
 
-import json
-
 import numpy as np
 import pytest
 from scipy import stats
 
-from lab.findings import comparison, forgetting, generalise, recall, stored, text
+from lab.findings import (
+    comparison,
+    forgetting,
+    generalise,
+    performance,
+    recall,
+    states,
+    stored,
+    text,
+)
 from lab.findings.needles import HALF, OPEN, shares
 from lab.pages import finding, written
+from tests.benchmarks.programs import result_lines
 
 RESULTS = stored.ROOT / "lab" / "results"
 
 
 def lines(name):
-    return [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
+    return result_lines(RESULTS / name)
 
 
 def test_an_interval_over_seeds_is_student_s():
@@ -23,6 +31,11 @@ def test_an_interval_over_seeds_is_student_s():
     np.testing.assert_allclose(stored.over_seeds(values)[1:], expected)
     assert f"{stored.over_seeds([0.5]):.2f}" == "0.50"
     assert stored.share_over_seeds([0.8, 1.0, 1.0]).high == 1.0
+
+
+def test_an_interval_of_resampled_values_holds_the_mean():
+    mean, low, high = stored.resampled(np.arange(100.0))
+    assert (mean, low < 45 < 55 < high) == (49.5, True)
 
 
 def test_an_interval_over_books_and_seeds_is_that_of_the_only_one_that_varies():
@@ -94,16 +107,21 @@ def test_bytes_per_pair_are_the_state_over_the_most_pairs_answered():
     assert {run["settings"]["tied_start"] for run in comparison.runs(deltanet)} == {True}
 
 
-def test_an_answer_in_unknown_words_is_a_first_digit_and_the_digits_after_it():
-    line = next(x for x in lines("other_words_cpu.jsonl") if x["words"] == "another sentence")
+def test_an_answer_in_other_words_is_a_first_digit_and_the_five_after_it():
+    line = next(x for x in lines("other_words_cpu.jsonl") if x["words"] == "a longer sentence")
     assert len(line["digits"]) == 6
     assert max(line["digits"]) <= line["samples"]
-    words = [one.words for one in generalise.small()]
-    assert words[0] == "those of training"
-    assert len(words) == 4
+    trained, *_, longer = generalise.small()
+    assert trained.words == "those of training"
+    first, *later = np.array(line["digits"]) / line["samples"]
+    assert longer.first.mean == pytest.approx(first)
+    assert longer.later.mean == pytest.approx(np.mean(later))
+    assert longer.exact.mean == line["exact"] / line["samples"]
 
 
-@pytest.mark.parametrize("module", [recall, generalise, text, forgetting, comparison])
+@pytest.mark.parametrize(
+    "module", [recall, generalise, text, forgetting, comparison, states, performance]
+)
 def test_a_table_has_at_most_eight_rows_of_at_most_six_cells(module):
     rows = module.table().splitlines()
     assert len(rows) <= 10

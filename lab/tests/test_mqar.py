@@ -1,6 +1,5 @@
 """The program of multi-query associative recall, on the smallest tasks."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +12,7 @@ from lab.comparison import mqar, mqar_decoder, mqar_training
 from lab.comparison.mqar_decoder import Decoder, Layout
 from lab.comparison.mqar_tables import label_places
 from lab.comparison.mqar_tasks import Task, cell_of, distinct, documents
-from tests.benchmarks.programs import run
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+from tests.benchmarks.programs import result_lines, run
 
 
 @pytest.mark.parametrize("updates", [0, 2])
@@ -136,7 +131,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(tmp_path, capsys):
     assert not stopped.exists()
     run("lab.comparison.mqar", *options, *once, "--out", stopped)
     assert not list(tmp_path.glob("*.npz"))
-    rows, (continued,) = lines(whole), lines(stopped)
+    rows, (continued,) = result_lines(whole), result_lines(stopped)
     passing = ("cpu_seconds", "environment")
     assert {k: v for k, v in rows[0].items() if k not in passing} == {
         k: v for k, v in continued.items() if k not in passing
@@ -147,7 +142,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(tmp_path, capsys):
     # 17 documents are 4 batches of 4; a validation comes after every second one.
     assert [step for step, *_ in rows[0]["curve"]] == [2, 4, 6, 8]
     run("lab.comparison.mqar", *options, "--epochs", 2, "--out", whole)
-    assert lines(whole) == rows
+    assert result_lines(whole) == rows
     with pytest.raises(ValueError, match=r"rows=3 must divide batch_size=4"):
         run("lab.comparison.mqar", *options, "--rows", 3, "--epochs", 2, "--out", tmp_path / "a")
     with pytest.raises(ValueError, match=r"17 documents for 2 .* less than a batch of 16"):
@@ -170,7 +165,7 @@ def test_other_settings_train_all_their_parts(setting, tmp_path, monkeypatch):
     sizes = ("--batch-size", 2, "--rows", 2, "--documents", 2, "--tested", 2, "--epochs", 1)
     out = tmp_path / "m.jsonl"
     run("lab.comparison.mqar", "--setting", setting, *options, *sizes, "--out", out)
-    (row,) = lines(out)
+    (row,) = result_lines(out)
     assert row["settings"]["setting"] == setting
     assert row["steps"] == 2
     assert len(row["test"]) == 2
@@ -191,26 +186,14 @@ def test_an_epoch_goes_through_its_parts_in_turn():
 
 def test_decays_begin_and_the_rate_rises_as_options_say(tmp_path, capsys):
     out = tmp_path / "m.jsonl"
-    small = (
-        "--pairs",
-        2,
-        "--length",
-        8,
-        "--width",
-        8,
-        "--heads",
-        2,
-        "--batch-size",
-        2,
-        "--rows",
-        2,
-    )
+    sizes = ("--pairs", 2, "--length", 8, "--width", 8, "--heads", 2)
+    small = (*sizes, "--batch-size", 2, "--rows", 2)
     short = ("--documents", 2, "--tested", 2, "--epochs", 1, "--seeds", 0, "--rates", 1e-2)
     options = ("--memories", "gated_deltanet", *small, *short, "--out", out)
     run("lab.comparison.mqar", *options, "--decay-start", "constant")
     run("lab.comparison.mqar", *options)
     run("lab.comparison.mqar", *options, "--warmup", 9, "--tied-start")
-    first, second, slow = lines(out)
+    first, second, slow = result_lines(out)
     assert first["settings"] == second["settings"] | {"decay_start": "constant"}
     assert slow["settings"] == second["settings"] | {"warmup": 9, "tied_start": True}
     assert first["loss"] != second["loss"]

@@ -11,8 +11,8 @@ from fwpkm_jax.evaluation.needle import NeedleSample
 from fwpkm_jax.evaluation.needle.samples import Needle
 from fwpkm_jax.run import Run
 from fwpkm_jax.training.state import init_state, model_graph
-from lab.study import other_words
-from tests.benchmarks.programs import run
+from lab.study import controls, other_words
+from tests.benchmarks.programs import result_lines, run
 from tests.training.tiny_config import get_config
 
 
@@ -24,7 +24,7 @@ def sample(value):
 
 @pytest.mark.parametrize("words", other_words.WORDS.values())
 def test_a_sample_in_other_words_states_and_asks_in_them(words):
-    found = other_words.in_words(sample("123456"), words)
+    found = controls.in_other_words(sample("123456"), words)
     said = words.format(key="12ab")
     assert found.haystack == f"{said}123456."
     assert found.question == f" {said}"
@@ -64,7 +64,7 @@ def test_a_tiny_run_is_asked_in_every_wording_and_once_without_reading(tmp_path,
     few = ("--samples", 2, "--haystack-words", 8, "--readings", 1)
     out = tmp_path / "lines.jsonl"
     run("lab.study.other_words", "--runs", tmp_path / "tiny", *few, "--out", out)
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    lines = result_lines(out)
     expected = [*((words, 1) for words in other_words.WORDS), ("of training", 0)]
     assert [(line["words"], line["readings"]) for line in lines] == expected
     for line in lines:

@@ -8,6 +8,7 @@ from benchmarks.processes import ROOT
 from lab.comparison.mqar_tables import rates_table as mqar_rates_table
 from lab.comparison.mqar_tables import recall_by_seed
 from lab.comparison.tables import spans_table, state_tracking_table
+from lab.findings import FINDINGS
 from lab.pages import RESULTS
 from lab.study.plain_text import rates_table
 from lab.study.tables import control_table, needle_table, still_table
@@ -66,7 +67,7 @@ def test_every_finding_with_a_picture_is_drawn(folders, tmp_path, capsys):
     _, options = folders
     run("lab.pages", *options, "--draw", "--images", tmp_path / "images")
     drawn = {path.stem for path in (tmp_path / "images").glob("*.png")}
-    assert drawn >= {"recall", "forgetting", "comparison"}
+    assert drawn == {*FINDINGS} - {"readme"}
     assert all(path.stat().st_size > 5_000 for path in (tmp_path / "images").glob("*.png"))
 
 

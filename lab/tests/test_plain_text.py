@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lab.study import plain_text
-from tests.benchmarks.programs import SMALL_RUN, run, write_words
+from tests.benchmarks.programs import SMALL_RUN, result_lines, run, write_words
 
 
 def test_sections_are_means_by_document_and_reading():
@@ -58,7 +58,7 @@ def test_both_models_read_unseen_books_twice(tmp_path):
     )
     assert run("lab.study.plain_text", "--kinds", "backbone", *options) == 0
     assert run("lab.study.plain_text", "--kinds", "backbone", "fwpkm", *options) == 0
-    backbone, fwpkm = map(json.loads, out.read_text().splitlines())
+    backbone, fwpkm = result_lines(out)
     assert (backbone["kind"], fwpkm["kind"]) == ("backbone", "fwpkm")
     assert backbone["extra"] == fwpkm["extra"] == list(SMALL_RUN)
     assert "writing" not in backbone

@@ -12,7 +12,7 @@ from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run import Run
 from fwpkm_jax.training.state import init_state, model_graph
 from lab.study import retention, retention_domains, retention_tables
-from tests.benchmarks.programs import run
+from tests.benchmarks.programs import result_lines, run
 from tests.training.tiny_config import get_config
 
 DOMAINS = ("one", "two", "three")
@@ -189,21 +189,8 @@ def test_runs_are_measured_with_each_write_once(made_up, tmp_path, monkeypatch, 
     sparing, out = "keys still, relocation 1", tmp_path / "lines.jsonl"
     options = (
         *("--runs", "runs/made_up", "--methods", "plain", sparing, "--data", texts, "--out", out),
-        *(
-            "--measures",
-            "facts",
-            "domains",
-            "text",
-            "cost",
-            "--text",
-            texts / "books.jsonl",
-            "--turns",
-            1,
-            "--orders",
-            "backwards",
-            "--batches",
-            2,
-        ),
+        *("--measures", "facts", "domains", "text", "cost", "--text", texts / "books.jsonl"),
+        *("--turns", 1, "--orders", "backwards", "--batches", 2),
         *("--eval-batches", 2, "--people", 2, "--words", 8, "--readings", 2, "--pieces", 1, 2),
         *("--other-facts", 2, "--length", 20, "--seed", 1, "--image", tmp_path / "picture.png"),
     )
@@ -212,7 +199,7 @@ def test_runs_are_measured_with_each_write_once(made_up, tmp_path, monkeypatch, 
     assert len(loaded) == 2
     run("lab.study.retention", *options, "--tables")
     assert len(loaded) == 2
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    lines = result_lines(out)
     assert [(x["method"], x["measure"], x["order"]) for x in lines] == [
         (method, *measure)
         for method in ("plain", sparing)
@@ -224,10 +211,8 @@ def test_runs_are_measured_with_each_write_once(made_up, tmp_path, monkeypatch, 
         assert all(5.0 < loss < 6.0 for loss in text["losses"])
     assert lines[2]["text"] != lines[6]["text"]
     for facts in (lines[0]["facts"], lines[4]["facts"]):
-        assert list(facts) == [
-            *("told_1", "told", "text_1", "text_2", "new_1", "new"),
-            "facts_2",
-        ]
+        moments = ["told_1", "told", "text_1", "text_2", "new_1", "new", "facts_2"]
+        assert list(facts) == moments
         assert all(answers["questions"] == 10 for answers in facts.values())
         assert all(len(answers["right"]) == 2 for answers in facts.values())
     change = lines[1]["change"]

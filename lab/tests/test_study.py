@@ -16,7 +16,7 @@ from fwpkm_jax.rules import FwMLP, FwPKM
 from fwpkm_jax.training.optimizer import make_optimizer
 from fwpkm_jax.training.state import init_state, model_graph
 from lab.study import controls, figures, study
-from tests.benchmarks.programs import result, run
+from tests.benchmarks.programs import result, result_lines, run
 
 
 def test_wrong_answers_are_told_apart_by_how_they_begin():
@@ -127,7 +127,7 @@ def test_the_study_trains_and_evaluates_what_is_not_done(runs, tmp_path, monkeyp
     assert second[-4:] == [*study.WITHOUT_GATES]
     assert third[4] == "study/gdn_swa__fwpkm"
     assert third[-2:] == ["--model.fast_weight.rule.inner_steps", "4"]
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    lines = result_lines(out)
     assert [line["run"] for line in lines] == [*names]
     assert lines[0]["ppl"] == {"writing": 5.0}
     assert lines[0]["train_loss"] == 1.5

@@ -88,6 +88,11 @@ def result(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def result_lines(path: Path) -> list[Any]:
+    """The lines of JSON that a program wrote."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def write_words(folder: Path) -> None:
     """Writes one document of 3,000 random words as train.jsonl and valid.jsonl."""
     rng = np.random.default_rng(0)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from lab.findings.stored import markdown, resampled
 from lab.study.real_size.evaluation import Score
 
 Line = dict[str, Any]
-_RESAMPLES = 4000
 
 
 def table(lines: Sequence[Line]) -> str:
@@ -21,13 +21,12 @@ def table(lines: Sequence[Line]) -> str:
             runs.append([])
         runs[-1].append(line)
     columns = [_Run(run) for run in runs]
-    rows = [["", *(run.name for run in columns)]]
-    rows.append(["---"] * len(rows[0]))
+    rows = []
     for title, cell in _ROWS.items():
         cells = [cell(run) for run in columns]
         if any(cells):
             rows.append([title, *cells])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return markdown(["", *(run.name for run in columns)], rows)
 
 
 class _Run:
@@ -48,19 +47,11 @@ class _Run:
         return np.zeros((0, 1))
 
 
-def interval(values: np.ndarray) -> tuple[float, float, float]:
-    """Mean of values that were drawn independently, with its bootstrap 95 % interval."""
-    draws = np.random.default_rng(0).integers(len(values), size=(_RESAMPLES, len(values)))
-    low, high = np.quantile(values[draws].mean(axis=1), [0.025, 0.975])
-    return float(values.mean()), float(low), float(high)
-
-
 def _shown(values: np.ndarray, form: str) -> str:
     values = values[np.isfinite(values)]
     if len(values) < 2:
         return ""
-    mean, low, high = (format(x, form) for x in interval(values))
-    return f"{mean} [{low}, {high}]"
+    return format(resampled(values), form)
 
 
 def _trained(run: _Run) -> str:

@@ -157,7 +157,7 @@ def test_memory_is_carried_over_data_sets_which_are_scored_apart(model, memory):
     assert [by_source[name]["tokens"] for name in "ab"] == [29, 19]
 
 
-@pytest.mark.by_default("17-2", "18-2")
+@pytest.mark.by_default("17-2")
 @pytest.mark.parametrize(("length", "writes"), [(17, 2), (16, 1), (18, 2)])
 def test_the_reference_queue_writes_what_the_release_writes(model, memory, length, writes):
     # Chunks of 8: a segment of 16 inputs is written twice (the second time 7 pairs, at its end),
@@ -178,6 +178,7 @@ def test_the_reference_queue_writes_what_the_release_writes(model, memory, lengt
     )
 
 
+@pytest.mark.thorough
 def test_the_limits_cut_documents_and_tokens_exactly(model, memory):
     documents = [random_document(20, seed=s) for s in range(4)]
     limited = evaluate(model, memory, source(*documents), write="off", max_tokens=30)
@@ -207,6 +208,7 @@ def test_every_tail_length_shares_few_compiled_functions(model, memory, monkeypa
         assert sorted(traced) == ([1, 4, 15] if write else [1, 4, 15, 15])
 
 
+@pytest.mark.thorough
 def test_the_first_of_several_memories_is_read_and_said(model, memory):
     several = jax.tree.map(lambda x: jnp.concatenate([x, x + 1, x - 1]), memory)
     document = source(random_document(30))
@@ -233,6 +235,7 @@ def test_curves_average_runs_of_tokens_and_gates_lie_between_0_and_1(model, memo
     assert 0 < result.record["results"]["writing"]["gate_mean"]["layer_1"] < 1
 
 
+@pytest.mark.thorough
 def test_addressing_is_measured_in_windows_of_segments(model, memory):
     result = evaluate(model, memory, source(random_document(70)), window_segments=2)
     measured = result.record["results"]["writing"]["addressing"]

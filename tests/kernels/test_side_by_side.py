@@ -42,7 +42,7 @@ def by_document(layer, x, memory, pending):
     return layer(x, memory, starts=jnp.broadcast_to(starts, x.shape[:2]))
 
 
-@pytest.mark.by_default("read_alone-")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("use", "kernels"),
     [
@@ -84,6 +84,7 @@ TABLES, IDS = draw(3, 9, 128), jnp.asarray([[[1, 4], [8, 0]], [[3, 3], [0, 8]], 
 WEIGHTS, TARGETS, OF_TOKENS = draw(3, 2, 2), draw(3, 2, 128, seed=1), draw(3, 2)
 
 
+@pytest.mark.by_default("own_tables")
 @pytest.mark.parametrize("shared", [False, True], ids=["own_tables", "one_table"])
 def test_reads_of_a_batch_are_one_launch_and_each_reads_its_own_table(shared):
     from pallas_kernels.slot_read import gpu

@@ -234,6 +234,7 @@ def test_layouts_that_make_no_sense_are_refused(change, message):
         replace(CONFIG, **change)
 
 
+@pytest.mark.thorough
 def test_a_mask_of_any_numbers_is_taken():
     """Of the decoder, with a memory, PKM and every kind of mixer in it."""
     params = build()[1]

@@ -14,6 +14,7 @@ from fwpkm_jax.rules import FwPKM, Retention
 pytestmark = pytest.mark.usefixtures("float64")
 PLAIN = FwPKM.tiny()
 RULE = replace(PLAIN, retention=Retention(replay=3))
+STEP = jax.jit(RULE.step)
 
 
 def chunk_of(rng, *write_weight):
@@ -49,14 +50,15 @@ def test_the_strongest_tokens_are_kept_and_of_equals_the_first():
 
 def test_the_stored_tokens_are_written_before_each_chunk():
     rng = np.random.default_rng(1)
-    still = replace(PLAIN, addressing_weight=0.0)
+    plain_step = jax.jit(PLAIN.step)
+    still_step = jax.jit(replace(PLAIN, addressing_weight=0.0).step)
     plain, history = start()
     ours = plain._replace(history=jax.tree.map(lambda x: x.astype(jnp.float64), history))
     stored = None
     for chunk in (chunk_of(rng, *rng.uniform(0.1, 1.0, size=4)) for _ in range(3)):
-        before = plain if stored is None else still.step(plain, stored).memory
-        step = PLAIN.step(before, chunk)
-        out = RULE.step(ours, chunk)
+        before = plain if stored is None else still_step(plain, stored).memory
+        step = plain_step(before, chunk)
+        out = STEP(ours, chunk)
         np.testing.assert_allclose(out.memory.values, step.memory.values, rtol=1e-12)
         np.testing.assert_allclose(out.memory.keys, step.memory.keys, rtol=1e-12)
         # It is read before anything is written, and both steps are measured.
@@ -74,6 +76,6 @@ def test_a_chunk_without_tokens_writes_nothing_again():
     rng = np.random.default_rng(2)
     memory, history = start()
     memory = memory._replace(history=jax.tree.map(lambda x: x.astype(jnp.float64), history))
-    memory = RULE.step(memory, chunk_of(rng, 0.5, 0.8)).memory
-    after = RULE.step(memory, chunk_of(rng, 0.0, 0.0)).memory
+    memory = STEP(memory, chunk_of(rng, 0.5, 0.8)).memory
+    after = STEP(memory, chunk_of(rng, 0.0, 0.0)).memory
     jax.tree.map(np.testing.assert_array_equal, after, memory)

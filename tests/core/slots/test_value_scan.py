@@ -39,6 +39,7 @@ def scan(values, ids, rows):
     return value_scan(values, ids, rows, groups=groups, write=PLAIN)
 
 
+@pytest.mark.thorough
 def test_memories_of_equal_sizes_share_one_trace():
     values, ids, rows = sample()
     groups = jax.vmap(lambda x: group_slots(x, num_slots=SLOTS))(ids)

@@ -67,6 +67,7 @@ def test_the_error_is_the_gradient_of_half_the_weighted_squared_error():
     )
 
 
+@pytest.mark.by_default("gpu")
 @pytest.mark.parametrize("kernel", ["gpu", "tpu"])
 def test_kernels_refuse_a_write_with_any_option(kernel):
     table = jnp.zeros((256, 128), jnp.float32)

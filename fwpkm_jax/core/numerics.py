@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 _STD_EPSILON = 1e-6
+_SHORTEST = 1e-12
 
 
 def compute_dtype(*dtypes: DTypeLike) -> jnp.dtype:
@@ -29,11 +30,11 @@ def l2_normalize(x: Float[Array, "*dims"], *, eps: float = 1e-6) -> Float[Array,
     return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + eps)
 
 
-def unit_normalize(x: Float[Array, "*dims"], *, shortest: float = 1e-12) -> Float[Array, "*dims"]:
-    """`x / max(norm(x), shortest)`: unit length, however short the vector; a zero stays zero."""
+def unit_normalize(x: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
+    """`x / max(norm(x), 1e-12)`: unit length, however short the vector; a zero stays zero."""
     x = x.astype(compute_dtype(x.dtype))
     square = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
-    return x * jax.lax.rsqrt(jnp.maximum(square, shortest**2))
+    return x * jax.lax.rsqrt(jnp.maximum(square, _SHORTEST**2))
 
 
 def rms_normalize(x: Float[Array, "*dims"], *, eps: float) -> Float[Array, "*dims"]:

@@ -115,7 +115,7 @@ FAULTS = (
     ),
     Fault(
         "rwkv7: short keys are not of unit length",
-        "return x * jax.lax.rsqrt(jnp.maximum(square, shortest**2))",
+        "return x * jax.lax.rsqrt(jnp.maximum(square, _SHORTEST**2))",
         "return x * jax.lax.rsqrt(square + 1e-6)",
         _LIMITS,
     ),

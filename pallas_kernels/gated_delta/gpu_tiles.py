@@ -47,13 +47,6 @@ class Halves(NamedTuple):
         return Halves(*(None if x is None else x.transpose((1, 0)) for x in self))
 
 
-def halves_of(x: jax.Array) -> Halves:
-    """Splits an array outside a kernel."""
-    # XLA may remove a plain cast to bfloat16 and back, which would make the low half zero.
-    hi = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
-    return Halves(hi.astype(jnp.bfloat16), (x - hi).astype(jnp.bfloat16))
-
-
 def split(x: jax.Array) -> Halves:
     """Splits registers inside a kernel."""
     hi = x.astype(jnp.bfloat16)

@@ -51,9 +51,3 @@ def measures_of_counts(counts: Float[Array, " slots"], num_accesses: int) -> Acc
         coverage=jnp.mean(jnp.where(counts > 0, 1.0, 0.0)),
         kld=jnp.sum(probabilities * logs),
     )
-
-
-def gate_histogram(gate: Float[Array, "..."]) -> Int[Array, "10"]:
-    """Number of gate values in each of 10 equal bins on [0, 1] (Figure 3)."""
-    bins = jnp.clip(jnp.floor(gate.reshape(-1) * 10).astype(jnp.int32), 0, 9)
-    return jnp.zeros((10,), jnp.int32).at[bins].add(1)

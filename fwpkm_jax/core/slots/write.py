@@ -212,7 +212,6 @@ def addressing_loss(
     *,
     num_subkeys: int,
     token_weights: TokenWeights,
-    usage: SubKeyUsage | None = None,
 ) -> Float[Array, ""]:
     """Negative entropy of the average access to each codebook, summed over both (Eq. 18).
 
@@ -223,11 +222,8 @@ def addressing_loss(
       address: from `product_top_k`.
       num_subkeys: sub-keys per codebook.
       token_weights: weight of each token in the average; 0 leaves a token out.
-      usage: of all tokens of the loss where these are one block of them.
     """
-    if usage is None:
-        usage = sub_key_usage(address, num_subkeys=num_subkeys, token_weights=token_weights)
-    return usage_loss(usage)
+    return usage_loss(sub_key_usage(address, num_subkeys=num_subkeys, token_weights=token_weights))
 
 
 def usage_loss(usage: SubKeyUsage) -> Float[Array, ""]:

@@ -2,9 +2,8 @@
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from fwpkm_jax.core.slots.measures import access_measures, gate_histogram
+from fwpkm_jax.core.slots.measures import access_measures
 
 
 def test_by_hand():
@@ -24,11 +23,3 @@ def test_even_access_covers_everything_without_collision_or_divergence():
 def test_a_single_slot_diverges_by_the_logarithm_of_their_number():
     measures = access_measures(jnp.full((5, 2), 3), 16)
     np.testing.assert_allclose(measures, [1, 1 / 16, np.log(16)], rtol=1e-6)
-
-
-@pytest.mark.parametrize("shape", [(12,), (3, 4)])
-def test_the_histogram_counts_each_gate_once_with_closed_ends(shape):
-    gate = np.array([0, 0.05, 0.15, 0.25, 0.25, 0.55, 0.95, 0.99, 1, 0.33, 0.41, 0.77])
-    expected = np.histogram(gate, bins=10, range=(0, 1))[0]
-    histogram = gate_histogram(jnp.asarray(gate.reshape(shape), jnp.float32))
-    np.testing.assert_array_equal(histogram, expected)

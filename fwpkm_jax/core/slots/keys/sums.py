@@ -64,7 +64,7 @@ def _totals_by_numbers(coefficients, sub_key_ids, num_subkeys):
     return totals.reshape(heads, 2, num_subkeys)
 
 
-def _totals_by_products(coefficients, sub_key_ids, num_subkeys, *, precision=_FULL):
+def _totals_by_products(coefficients, sub_key_ids, num_subkeys, *, precision):
     del precision  # Of products; there are none.
     return _laid_out(coefficients, sub_key_ids, num_subkeys).sum(3)
 
@@ -77,7 +77,7 @@ def _add_by_rows(coefficients, sub_key_ids, vectors, num_subkeys):
     return table.reshape(heads, 2, num_subkeys, half)
 
 
-def _add_by_products(coefficients, sub_key_ids, vectors, num_subkeys, *, precision=_FULL):
+def _add_by_products(coefficients, sub_key_ids, vectors, num_subkeys, *, precision):
     dense = _laid_out(coefficients, sub_key_ids, num_subkeys)
     return jnp.einsum("hpst,thpk->hpsk", dense, vectors, precision=precision)
 
@@ -89,7 +89,7 @@ def _sum_by_rows(coefficients, sub_key_ids, keys):
     return sums.reshape(*sub_key_ids.shape[:3], half)
 
 
-def _sum_by_products(coefficients, sub_key_ids, keys, *, precision=_FULL):
+def _sum_by_products(coefficients, sub_key_ids, keys, *, precision):
     dense = _laid_out(coefficients, sub_key_ids, keys.shape[2])
     return jnp.einsum("hpst,hpsk->thpk", dense, keys, precision=precision)
 
@@ -102,7 +102,7 @@ def _dot_by_rows(vectors, sub_key_ids, keys):
     return dots.reshape(sub_key_ids.shape)
 
 
-def _dot_by_products(vectors, sub_key_ids, keys, *, precision=_FULL):
+def _dot_by_products(vectors, sub_key_ids, keys, *, precision):
     everything = jnp.einsum("thpk,hpsk->thps", vectors, keys, precision=precision)
     return jnp.take_along_axis(everything, sub_key_ids, axis=-1)
 

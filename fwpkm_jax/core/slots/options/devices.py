@@ -8,7 +8,7 @@ and backward, completes the reads.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.slots.two_phase import WrittenValues, write_values
 from fwpkm_jax.core.slots.values.exchange import RowOps, exchange_back, exchange_rows
-from fwpkm_jax.core.slots.write import SlotAccess, ValueWrite
+from fwpkm_jax.core.slots.write import SlotAccess
 
 
 class MemoryAxes(NamedTuple):
@@ -45,10 +45,9 @@ def write_split_values(
     *,
     error_weights: Float[Array, "groups batch length"],
     counted: Float[Array, "groups batch length"],
-    write: ValueWrite,
-    chunk_size: int,
     axes: MemoryAxes,
     ops: RowOps,
+    **options: Any,
 ) -> WrittenValues:
     """`two_phase.write_values` of tables that devices share.
 
@@ -57,12 +56,10 @@ def write_split_values(
       access: slots that this device's tokens read, numbered in the whole table.
       targets: what they should have read: all columns but for a split along
         `axes.target_columns`.
-      error_weights: weight of each token's error in the write.
-      counted: 1 for tokens whose reads count in a slot's number of accesses.
-      write: its formulas.
-      chunk_size: tokens of a sequence between two writes.
+      error_weights, counted: as there, of this device's tokens.
       axes: how the tables are shared.
       ops: what reads and adds rows; tables split by slots take plain XLA.
+      **options: its `write` and `chunk_size`.
 
     Returns:
       This device's part of the tables, its tokens' reads with columns as in `targets`, and the norm
@@ -72,9 +69,7 @@ def write_split_values(
     slot_ids, weights, error_weights, counted = (
         gather_tokens(x, axes) for x in (*access, error_weights, counted)
     )
-    run = functools.partial(
-        write_values, error_weights=error_weights, write=write, chunk_size=chunk_size
-    )
+    run = functools.partial(write_values, error_weights=error_weights, **options)
     if axes.slots:
         own = own_slots(slot_ids, values.shape[1], axes)
         sum_reads = functools.partial(jax.lax.psum, axis_name=axes.slots)

@@ -141,13 +141,11 @@ def open_rows(values: AnyTable, slot_ids: SlotIds, counted: TokenWeights) -> Ope
 
 
 def open_groups(
-    values: AnyTable,
+    values: OverlayTable,
     slot_ids: Int[Array, "groups batch length places"],
     counted: Float[Array, "groups batch length"],
 ) -> OpenRows:
     """`open_rows` of whole sequences of several memories, every leaf with their leading axis."""
-    if not isinstance(values, OverlayTable):
-        return OpenRows(values, values, slot_ids)
 
     def open_group(values: OverlayTable, slot_ids: jax.Array, counted: jax.Array) -> OpenRows:
         opened = open_rows(values, slot_ids.reshape(counted.size, -1), counted.reshape(-1))

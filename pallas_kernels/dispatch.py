@@ -111,9 +111,9 @@ def implementation(
     return _decided(op, "reference", reason, log_level=logging.WARNING)
 
 
-def module_of(op: str, kernel: Kernel) -> Any:
-    """The module of one device's kernels of an operation; loaded only when chosen."""
-    return importlib.import_module(f"pallas_kernels.{op}.{kernel}")
+def module_of(folder: str, kernel: Kernel) -> Any:
+    """The module of one device's kernels in an operation's folder; loaded only when chosen."""
+    return importlib.import_module(f"pallas_kernels.{folder}.{kernel}")
 
 
 def _refusal(

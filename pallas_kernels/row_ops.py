@@ -39,6 +39,7 @@ def row_ops(values: jax.Array, *, write: ValueWrite = PLAIN, backend: Backend = 
       NotImplementedError: `backend="pallas"` with a width, dtype or option of the write that the
         kernels do not take.
     """
+    # One name for the whole scan, whose kernels lie in the folders `slot_read` and `slot_add`.
     chosen = implementation(
         "value_scan", backend, supports=functools.partial(_refuse, values, write), check=check_rows
     )
@@ -54,14 +55,16 @@ def ops_of(kernel: Kernel) -> RowOps:
     read, dot = (getattr(module_of("slot_read", kernel), name) for name in ("read", "dot"))
     add_with_log = module_of("slot_add", kernel).add
 
-    def pull(values: jax.Array, slot_ids: jax.Array, weights: jax.Array, vectors: jax.Array) -> Any:
+    def read_and_dot(
+        values: jax.Array, slot_ids: jax.Array, weights: jax.Array, vectors: jax.Array
+    ) -> Any:
         return read(values, slot_ids, weights, None, None)[0], dot(values, slot_ids, vectors)
 
     def add(values: jax.Array, groups: SlotGroups, coefficients: jax.Array, rows: jax.Array) -> Any:
         return add_with_log(values, groups, coefficients, rows, with_old_rows=False)[0]
 
     if kernel == "tpu":
-        back = functools.partial(exchange_back, pull=pull, dot=dot, add=add)
+        back = functools.partial(exchange_back, read_and_dot=read_and_dot, dot=dot, add=add)
         return RowOps(exchange=_exchange_on_tpu, exchange_back=back, dot=dot, add=add)
     return RowOps(
         batched=in_turn,  # Whole scans in turn: a table is laid out once for all of its chunks.

@@ -28,8 +28,8 @@ def key_loops(
     """The loops for such keys and queries.
 
     A loop of kernels reads each chunk where it lies and writes the sub-keys in place; it selects by
-    the kernel of `product_top_k`. Where they do not fit, the loops are those of
-    `keys.scan`, whose selection may be a kernel of its own; so `pallas` is no error here.
+    the kernel of `product_top_k`. Inputs that they do not take get the loops of
+    `core.slots.keys.scan`, also with `pallas`: their selection may still be a kernel.
 
     Args:
       keys: of one memory, `[heads, 2, subkeys, key // 2]`.

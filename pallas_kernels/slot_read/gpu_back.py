@@ -37,7 +37,7 @@ def back(
         # The way back of one row's error is that of the formula, traced into this kernel.
         error, of_error = jax.vjp(PLAIN.error, read, target, weights[chunk, token])
 
-        def pull(first, count, total):
+        def read_and_dot(first, count, total):
             places = [first + p for p in range(count)]
             rows = [row(log, next_rows[chunk, rank[chunk, token, p]]) for p in places]
             for p, x in zip(places, rows, strict=True):
@@ -45,7 +45,7 @@ def back(
                 steps_bar[token, p] = jnp.sum(x * error)
             return total
 
-        errors_bar = _by_groups(places, pull, zeros(width))
+        errors_bar = _by_groups(places, read_and_dot, zeros(width))
         bar, targets_bar[token], error_weights_bar[token] = of_error(errors_bar)
         bar = row(output_bar, (chunk, token)) + bar
         read_bar[token] = bar

@@ -92,7 +92,7 @@ def move_keys(
             key_write=key_write,
             token_axes=token_axes,
         )
-    elif keys.shape[0] == 1:  # Kernels update the keys in place, which `vmap` does not allow.
+    elif keys.shape[0] == 1:  # Under `vmap`, kernels would move one memory after the other.
         move = functools.partial(move, loops_of=loops_of)
     return map_groups(move, keys, sequence)
 

@@ -182,8 +182,8 @@ def test_blocks_of_tokens_equal_all_at_once(tokens):
     dots = jnp.sum(values[ids] * vectors[:, None], -1)
     chex.assert_trees_all_close(row_functions.read_rows(values, ids, steps), sums, rtol=1e-12)
     chex.assert_trees_all_close(row_functions.dot_rows(values, ids, vectors), dots, rtol=1e-12)
-    pulled = row_functions.pull_rows(values, ids, steps, vectors)
-    chex.assert_trees_all_close(pulled, (sums, dots), rtol=1e-12)
+    both = row_functions.read_and_dot_rows(values, ids, steps, vectors)
+    chex.assert_trees_all_close(both, (sums, dots), rtol=1e-12)
     added = steps[:, :, None] * vectors[:, None]
     chex.assert_trees_all_close(
         row_functions.add_rows(values, groups, steps, vectors),

@@ -205,7 +205,7 @@ def _backward(
       key_write: how the keys move.
       keys_bar: of the keys after the last chunk.
       chunks: leaves `[chunks, ...]`.
-      steps: likewise.
+      steps: of all chunks, leaves `[chunks, ...]`.
     """
     score = key_write.score
 
@@ -300,7 +300,7 @@ def _weights_cotangent(chunk: ScannedChunk, gradient_bar: SubKeys, *, score: Sco
 
     def gradient(weights: jax.Array) -> SubKeys:
         return addressing_gradient(
-            *(chunk.query, chunk.keys, chunk.choice), token_weights=weights, score=score
+            chunk.query, chunk.keys, chunk.choice, token_weights=weights, score=score
         )
 
     return jax.vjp(gradient, chunk.weights)[1](gradient_bar)[0]

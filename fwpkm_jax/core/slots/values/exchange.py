@@ -18,7 +18,7 @@ from fwpkm_jax.core.array_types import (
     ValueTable,
 )
 from fwpkm_jax.core.slots.values.grouping import SlotGroups
-from fwpkm_jax.core.slots.values.rows import add_rows, dot_rows, pull_rows, read_rows
+from fwpkm_jax.core.slots.values.rows import add_rows, dot_rows, read_and_dot_rows, read_rows
 from fwpkm_jax.core.slots.write import ValueWrite
 
 _Tree = TypeVar("_Tree")
@@ -99,7 +99,7 @@ def exchange_rows(
       chunk: which of the chunks.
       slot_ids: of all chunks, as the other arguments: a kernel reads its part where it lies.
       groups: leaves `[chunks, ...]`.
-      rows: likewise.
+      rows: what the chunks read and write, leaves `[chunks, ...]`.
       sum_reads: sums partial reads over devices; None: this one holds all slots.
     """
     del slot_ids
@@ -126,7 +126,7 @@ class ExchangeBack(NamedTuple):
     rows: ChunkRows
 
 
-Pull = Callable[..., tuple[TokenValues, SlotWeights]]
+ReadAndDot = Callable[..., tuple[TokenValues, SlotWeights]]
 Dot = Callable[[ValueTable, SlotIds, TokenValues], SlotWeights]
 Add = Callable[[ValueTable, SlotGroups, SlotWeights, TokenValues], ValueTable]
 
@@ -141,7 +141,7 @@ def exchange_back(
     output: Float[Array, "chunks tokens value"],
     output_bar: Float[Array, "chunks tokens value"],
     *,
-    pull: Pull = pull_rows,
+    read_and_dot: ReadAndDot = read_and_dot_rows,
     dot: Dot = dot_rows,
     add: Add = add_rows,
     sum_reads: SumReads | None = None,
@@ -157,7 +157,7 @@ def exchange_back(
       rows: what the chunks read and wrote.
       output: what their tokens read.
       output_bar: the cotangent of `output`.
-      pull: weighted sums of rows and inner products with the same rows.
+      read_and_dot: weighted sums of rows and inner products with the same rows.
       dot: inner products with rows.
       add: adds to rows.
       sum_reads: sums partial cotangents of reads over devices, as above.
@@ -167,7 +167,7 @@ def exchange_back(
     next_rows, groups, rows, output, output_bar = of_chunk(chunk, everything)
     table_bar = log.at[next_rows].get(mode="promise_in_bounds")
     errors, of_error = jax.vjp(write.error, output, rows.targets, rows.error_weights[:, None])
-    errors_bar, steps_bar = pull(table_bar, groups.rank, rows.steps, errors)
+    errors_bar, steps_bar = read_and_dot(table_bar, groups.rank, rows.steps, errors)
     read_bar, targets_bar, error_weights_bar = of_error(errors_bar)
     read_bar = output_bar + read_bar
     if sum_reads is not None:
@@ -196,10 +196,12 @@ def batched_at_once(scan: Callable[..., Any]) -> Callable[..., Any]:
 class RowOps:
     """The functions that read and add rows; each has the signature and meaning of its default.
 
-    `runs` makes what the exchanges of a loop get as their groups, before the loop, from the groups
-    of all chunks, what each reference is multiplied by where rows are added, `[chunks, tokens,
-    places]`, and the row that the sum of each distinct slot is added to, `[chunks, slots]`. None:
-    they get the groups.
+    `runs` is called once before a loop over chunks, and the exchanges get its result in place of
+    the groups. None: they get the groups. Its arguments, of all chunks:
+
+    - the groups;
+    - the factor of each reference where rows are added, `[chunks, tokens, places]`;
+    - the row that the sum of each distinct slot is added to, `[chunks, slots]`.
     """
 
     batched: Callable[[Callable[..., Any]], Callable[..., Any]] = batched_at_once

@@ -30,12 +30,17 @@ def dot_rows(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -> Slo
     )
 
 
-def pull_rows(
+def read_and_dot_rows(
     values: ValueTable, slot_ids: SlotIds, weights: SlotWeights, vectors: TokenValues
 ) -> tuple[TokenValues, SlotWeights]:
     """`read_rows` and `dot_rows` of the same rows."""
     return jax.lax.platform_dependent(
-        *(values, slot_ids, weights, vectors), cpu=_pull_by_blocks, default=_pull_in_turn
+        values,
+        slot_ids,
+        weights,
+        vectors,
+        cpu=_read_and_dot_by_blocks,
+        default=_read_and_dot_at_once,
     )
 
 
@@ -53,7 +58,7 @@ def _dot_at_once(values, slot_ids, vectors):
     return _dot(rows, vectors)
 
 
-def _pull_in_turn(values, slot_ids, weights, vectors):
+def _read_and_dot_at_once(values, slot_ids, weights, vectors):
     return _read_by_places(values, slot_ids, weights), _dot_at_once(values, slot_ids, vectors)
 
 
@@ -67,9 +72,9 @@ def dot_by_blocks(values: ValueTable, slot_ids: SlotIds, vectors: TokenValues) -
     return _by_blocks(values, slot_ids, _dot, vectors)
 
 
-def _pull_by_blocks(values, slot_ids, weights, vectors):
+def _read_and_dot_by_blocks(values, slot_ids, weights, vectors):
     return _by_blocks(
-        *(values, slot_ids, lambda rows, w, v: (_sum(rows, w), _dot(rows, v)), weights, vectors)
+        values, slot_ids, lambda rows, w, v: (_sum(rows, w), _dot(rows, v)), weights, vectors
     )
 
 

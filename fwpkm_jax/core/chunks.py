@@ -52,7 +52,8 @@ def map_own(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """`jax.tree.map` that leaves what groups share as it stands in the last tree."""
     return jax.tree.map(
         lambda *x: x[-1] if isinstance(x[-1], Shared) else function(*x),
-        *(tree, *others),
+        tree,
+        *others,
         is_leaf=_is_shared,
     )
 

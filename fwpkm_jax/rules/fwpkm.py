@@ -331,8 +331,10 @@ class FwPKM(AbstractChunkRule):
         assert self.retention is not None
         own = 1.0 if first is None else 1.0 - first
         history, scales = scale_chunks(
-            *(self._history(memory), access),
-            *(own * sequence.write_weight, own * sequence.counted),
+            self._history(memory),
+            access,
+            own * sequence.write_weight,
+            own * sequence.counted,
             chunk_size=chunk_size,
             retention=self.retention,
         )
@@ -368,7 +370,8 @@ class FwPKM(AbstractChunkRule):
             return super().write_blocks(memory, blocks)
         block, dtype = blocks.block, memory.values.dtype
         keys, values = write_in_blocks(
-            *(memory.keys, memory.values),
+            memory.keys,
+            memory.values,
             blocks._replace(block=lambda number: cast(block(number), dtype)),
             select=functools.partial(self._select, backend=self.backend),
             read=self._read,
@@ -404,7 +407,10 @@ class FwPKM(AbstractChunkRule):
             norm = update_norm(table, values, access.slot_ids)
             return memory._replace(values=values), norm
         step = retentive_step(
-            *(table, self._history(memory), chunk, access),
+            table,
+            self._history(memory),
+            chunk,
+            access,
             find=lambda query: self._select(memory.keys, query, "reference")[1],
             write=self._value_write.with_rate_in_steps(),
             retention=self.retention,
@@ -485,7 +491,7 @@ class FwPKM(AbstractChunkRule):
     def key_gradient(self, memory: FwPKMMemory, chunk: SlotChunk, address: Address) -> SubKeys:
         """Gradient of the loss that moves the keys (`key_loss`), before clipping and decay."""
         gradient = self._key_write.gradient(
-            *(memory.keys, chunk.query, address), token_weights=chunk.addressed
+            memory.keys, chunk.query, address, token_weights=chunk.addressed
         )
         if self.key_loss != "addressing":
             gradient = gradient + jax.grad(self._reconstruction_loss)(memory.keys, memory, chunk)

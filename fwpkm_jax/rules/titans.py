@@ -356,7 +356,8 @@ def scale_steps(
     """`base + factors (weights - base)` for weights `[n, ...]`: a chunk's summed steps, scaled."""
     return jax.tree.map(
         lambda first, x: first[None] + _times(factors.astype(x.dtype), x - first[None]),
-        *(base, weights),
+        base,
+        weights,
     )
 
 

@@ -227,8 +227,8 @@ FAULTS = (
     ),
     Fault(
         "streams: a document starts from the memory of the one before",
-        "(read_and_queue, state, (documents.memory, _emptied(pending)), tokens)",
-        "(read_and_queue, state, (memory, _emptied(pending)), tokens)",
+        "(documents.memory, _emptied(pending)),\n        tokens",
+        "(memory, _emptied(pending)),\n        tokens",
         ("tests/layers/memories/test_fast_weight.py",),
     ),
     Fault(

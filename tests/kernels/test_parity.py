@@ -22,7 +22,9 @@ INTERPRETED = [
 ]
 ON_DEVICE = [
     pytest.param(
-        *(entry, kernel, spec),
+        entry,
+        kernel,
+        spec,
         id=f"{entry.op}-{kernel}-{spec.name}",
         marks=getattr(pytest.mark, kernel),
     )

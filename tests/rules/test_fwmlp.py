@@ -109,7 +109,11 @@ def test_a_stream_averages_the_same_neighbours(pieces):
             piece = jax.tree.map(lambda x: x[:, :, first : first + length], given)  # noqa: B023
             pending = pending or init_pending(piece, 5)
             memory, pending, *_ = streaming.push(
-                *(this.read, this.write, memory, pending, piece),
+                this.read,
+                this.write,
+                memory,
+                pending,
+                piece,
                 **{"chunk_size": 3, "lookahead": 1, "targets": this.targets},
             )
             first += length

@@ -23,8 +23,11 @@ def sample(*, rates=0.5, seed=0):
     ones = jnp.ones(TOKENS, jnp.float64)
     weight = jnp.asarray([0.5, 1, 1, 0.3, 0, 0], jnp.float64)
     return GradientChunk(
-        *(jnp.asarray(rng.normal(size=(TOKENS, 1, 3))), jnp.asarray(rng.normal(size=(TOKENS, 4)))),
-        *(weight, ones, (weight != 0).astype(jnp.float64)),
+        jnp.asarray(rng.normal(size=(TOKENS, 1, 3))),
+        jnp.asarray(rng.normal(size=(TOKENS, 4))),
+        weight,
+        ones,
+        (weight != 0).astype(jnp.float64),
         key=jnp.asarray(rng.normal(size=(TOKENS, 1, 3))),
         rates=jnp.asarray(rng.uniform(0, rates, size=(TOKENS, 3))),
         momentum=jnp.asarray(rng.uniform(size=TOKENS)),

@@ -55,7 +55,7 @@ def in_documents(
     Args:
       within: takes tokens of one unit.
       state: before the first token, leaves `[groups, ...]`.
-      fresh: before each document, likewise.
+      fresh: before each document, like `memory`.
       tokens: leaves `[groups, members, length, ...]`.
       count: how many of the tokens each group has, its first ones.
       starts: first tokens of documents.
@@ -126,7 +126,8 @@ def in_documents(
         others = alone(tokens)
     kept = jax.tree.map(
         lambda x, y: jnp.where(goes_on.reshape(groups, 1, length, *[1] * (x.ndim - 3)), x, y),
-        *(output, others),
+        output,
+        others,
     )
     return state, kept
 

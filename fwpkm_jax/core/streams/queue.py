@@ -178,7 +178,10 @@ def push(
         (memory, pending), output = in_chunks(read_and_queue, state, tokens, **options)
         return memory, pending, output
     (memory, pending), output = in_documents(
-        *(read_and_queue, state, (documents.memory, _emptied(pending)), tokens),
+        read_and_queue,
+        state,
+        (documents.memory, _emptied(pending)),
+        tokens,
         **options,
         starts=documents.starts,
         alone=lambda tokens: read(documents.memory, tokens),
@@ -207,11 +210,13 @@ def without_writes(
     begun, own = jnp.any(starts, axis=1), document_numbers(starts) > 0
     output = jax.tree.map(
         lambda new, old: jnp.where(_like(own[:, None], new), new, old),
-        *(read(documents.memory, tokens), read(memory, tokens)),
+        read(documents.memory, tokens),
+        read(memory, tokens),
     )
     memory, pending = jax.tree.map(
         lambda new, old: jnp.where(_like(begun, old), new, old),
-        *((documents.memory, _emptied(pending)), (memory, pending)),
+        (documents.memory, _emptied(pending)),
+        (memory, pending),
     )
     return memory, pending, output, jnp.max(jnp.where(starts, at, 0), axis=1)
 

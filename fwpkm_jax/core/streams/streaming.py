@@ -103,7 +103,11 @@ def push(
         return map_groups(write_group, memory, signals)
 
     memory, pending, (output, access) = queue.push(
-        *(read_tokens, write_waiting, memory, pending, signals),
+        read_tokens,
+        write_waiting,
+        memory,
+        pending,
+        signals,
         chunk_size=chunk_size,
         lookahead=lookahead,
         num_real=num_real,

@@ -96,7 +96,8 @@ class FastWeight(nnx.Module):
         def linear(inputs: int, outputs: int, *axes: str | None, bias: float = 0.0) -> nnx.Linear:
             # Not split along heads: all devices of a sequence find its slots.
             return nnx.Linear(
-                *(inputs, outputs),
+                inputs,
+                outputs,
                 dtype=dtype,
                 kernel_init=nnx.initializers.normal(init_std),
                 bias_init=nnx.initializers.constant(bias),
@@ -201,7 +202,11 @@ class FastWeight(nnx.Module):
             check_own_memory(memory, len(x), partition)
             weighted = signals._replace(gate=loss_gate)
             out = run_documents(
-                *(rule, memory, weighted, starts.astype(bool), mask),
+                rule,
+                memory,
+                weighted,
+                starts.astype(bool),
+                mask,
                 chunk_size=config.chunk_size,
                 pairing=pairing,
                 partition=partition,
@@ -312,7 +317,10 @@ class FastWeight(nnx.Module):
             check_stream(memory, partition)
         if write or documents is not None:
             memory, pending, read, access = advance(
-                *(rule, memory, pending, queued),
+                rule,
+                memory,
+                pending,
+                queued,
                 documents=documents,
                 chunk_size=chunk_size,
                 write=write,

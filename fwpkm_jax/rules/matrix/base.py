@@ -156,7 +156,9 @@ class AbstractMatrixRule(abc.ABC):
         A rule whose own `chunked` has no argument `starts` refuses rows of several documents.
         """
         return chunk_recurrence(
-            *(tokens.query, tokens.key, tokens.value),
+            tokens.query,
+            tokens.key,
+            tokens.value,
             log_decay=tokens.log_decay,
             beta=tokens.strength if self.delta else None,
             initial_state=state,

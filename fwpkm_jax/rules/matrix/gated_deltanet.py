@@ -74,7 +74,9 @@ class GatedDeltaNet(AbstractMatrixRule):
 
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         out = chunk_gated_delta_rule(
-            *(tokens.query, tokens.key, tokens.value),
+            tokens.query,
+            tokens.key,
+            tokens.value,
             log_decay=given(tokens.log_decay),
             beta=given(tokens.strength),
             initial_state=state,

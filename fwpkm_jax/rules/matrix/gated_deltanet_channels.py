@@ -86,7 +86,9 @@ class GatedDeltaNetChannels(AbstractMatrixRule):
         )
         start = jnp.moveaxis(state, 3, 2).reshape(batch, heads * channels, -1, 1)
         output, end = chunk_recurrence(
-            *(own.query, own.key, own.value),
+            own.query,
+            own.key,
+            own.value,
             log_decay=own.log_decay,
             beta=own.strength,
             initial_state=start,

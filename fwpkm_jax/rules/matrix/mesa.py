@@ -100,7 +100,9 @@ class Mesa(AbstractMatrixRule):
 
         def read(query: Array, value: Array, start: Array) -> RecurrenceOutput:
             return chunk_recurrence(
-                *(query, tokens.key, value),
+                query,
+                tokens.key,
+                value,
                 log_decay=tokens.log_decay,
                 beta=None,
                 initial_state=start,

@@ -67,7 +67,9 @@ class OjaNet(AbstractMatrixRule):
 
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         out = chunk_recurrence(
-            *(tokens.query, tokens.value, tokens.key),
+            tokens.query,
+            tokens.value,
+            tokens.key,
             log_decay=None,
             beta=tokens.strength,
             initial_state=state.swapaxes(-1, -2),

@@ -79,7 +79,9 @@ class RWKV7(AbstractMatrixRule):
     def chunked(self, tokens: Tokens, state: State, starts: Starts = None) -> RecurrenceOutput:
         found, at, key = _directions(tokens)
         return chunk_recurrence(
-            *(tokens.query, key, tokens.value),
+            tokens.query,
+            key,
+            tokens.value,
             log_decay=tokens.log_decay,
             beta=None,
             initial_state=state,

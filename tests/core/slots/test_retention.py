@@ -49,7 +49,9 @@ def write(values, history, ids, weights, errors, *, retention):
     """The table and its history after one write."""
     tokens = {"counted": jnp.asarray(COUNTED)}
     scales, history = step_scales(
-        *(history, ids, weights),
+        history,
+        ids,
+        weights,
         **tokens,
         write_weight=jnp.asarray(WRITE_WEIGHT),
         retention=retention,

@@ -45,7 +45,10 @@ def run(tokens, starts, count, cotangent, alone=False, narrow=None, lead=0):
 
     def loss(tokens):
         state, out = in_documents(
-            *(within, fresh, fresh, tokens[:, None]),
+            within,
+            fresh,
+            fresh,
+            tokens[:, None],
             count=count,
             starts=starts,
             chunk=CHUNK,

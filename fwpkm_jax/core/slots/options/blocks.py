@@ -118,7 +118,7 @@ def write_in_blocks(
             lambda x: x[number], (addressed.address, addressed.weights, addressed.errors)
         )
         gradient = gradient + key_write.gradient(
-            *(keys, chunk.query, address), token_weights=chunk.addressed, usage=addressed.usage
+            keys, chunk.query, address, token_weights=chunk.addressed, usage=addressed.usage
         )
         slot_ids = address.slot_ids.reshape(weights.shape)
         counts = addressed.counts.at[slot_ids].get(mode="promise_in_bounds")

@@ -47,7 +47,12 @@ class Retention:
 
     removed_fields: ClassVar[dict[str, float]] = dict.fromkeys(
         (
-            *("write_decay", "momentum", "surprise", "protection", "strength", "common"),
+            "write_decay",
+            "momentum",
+            "surprise",
+            "protection",
+            "strength",
+            "common",
             "consolidation",
         ),
         0.0,
@@ -131,11 +136,10 @@ def step_scales(
     history, weights, write_weight = jax.lax.stop_gradient((history, weights, write_weight))
     reads_counted = jnp.broadcast_to(counted[:, None], slot_ids.shape)
     weight = reads_counted * write_weight[:, None]
-    scales = jnp.ones_like(weight)
     if history.written is None:
-        return scales, history
+        return jnp.ones_like(weight), history
     before = history.written.at[slot_ids].get(mode="promise_in_bounds")
-    scales = scales * hardening_scale(before, power=retention.hardening)
+    scales = hardening_scale(before, power=retention.hardening)
     if retention.relocation:
         scales = scales * relocation_scale(weights, before, power=retention.relocation)
     # A slot counts once per chunk, by its strongest reader.
@@ -166,7 +170,9 @@ def scale_chunks(
     def step(history: SlotHistory, chunk: tuple[jax.Array, ...]) -> StepOutput:
         slot_ids, weights, write_weight, counted = chunk
         scales, history = step_scales(
-            *(history, slot_ids, weights),
+            history,
+            slot_ids,
+            weights,
             write_weight=write_weight,
             counted=counted,
             retention=retention,
@@ -231,7 +237,8 @@ def retentive_step(
         before, values = before + (written - values), written
         history = history._replace(replayed=remember(history.replayed, chunk))
     scales, history = step_scales(
-        *(history, *access),
+        history,
+        *access,
         write_weight=chunk.write_weight,
         counted=chunk.counted,
         retention=retention,

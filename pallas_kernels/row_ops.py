@@ -20,7 +20,6 @@ from fwpkm_jax.core.slots.values.scan import value_scan
 from fwpkm_jax.core.slots.write import PLAIN, ValueWrite
 from pallas_kernels.checks import refuse_rows, relative_errors
 from pallas_kernels.dispatch import Backend, Kernel, implementation, module_of
-from pallas_kernels.mosaic_gpu import in_turn, launch, zeros
 from pallas_kernels.slot_add.api import check_add
 from pallas_kernels.slot_read.api import check_dot, check_read
 from pallas_kernels.slot_read.specs import CHECK_RATIO, CHECKED, SPECS, RowSpec, sample
@@ -66,6 +65,8 @@ def ops_of(kernel: Kernel) -> RowOps:
     if kernel == "tpu":
         back = functools.partial(exchange_back, read_and_dot=read_and_dot, dot=dot, add=add)
         return RowOps(exchange=_exchange_on_tpu, exchange_back=back, dot=dot, add=add)
+    from pallas_kernels.mosaic_gpu import in_turn  # A second, which other devices save.
+
     return RowOps(
         batched=in_turn,  # Whole scans in turn: a table is laid out once for all of its chunks.
         new_log=_new_log_on_gpu,
@@ -79,6 +80,7 @@ def ops_of(kernel: Kernel) -> RowOps:
 
 def _new_log_on_gpu(rows: int, values: jax.Array) -> jax.Array:
     """XLA would write all of it, which takes as long as to write the rows themselves."""
+    from pallas_kernels.mosaic_gpu import launch, zeros
 
     def body(program, log):
         log[rows - 1 + program] = zeros(values.shape[1])

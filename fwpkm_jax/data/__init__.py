@@ -1,7 +1,12 @@
-"""Tokens in, batches out: generated tasks and real text, on Grain."""
+"""Tokens in, batches out: generated tasks and real text, on Grain.
 
-from fwpkm_jax.data.base import AbstractDataConfig, Batches, Dataset, Source, Split
-from fwpkm_jax.data.batches import Batch, BatchDataset, BatchIterator
+Grain takes half a second to import, and only making batches needs it: a program that reads a run's
+configuration to answer a question does not import it.
+"""
+
+from typing import TYPE_CHECKING
+
+from fwpkm_jax.data.base import AbstractDataConfig, Batch, Batches, Dataset, Source, Split
 from fwpkm_jax.data.dataset import make_dataset, vocab_size
 from fwpkm_jax.data.needles import (
     NeedleMix,
@@ -15,6 +20,10 @@ from fwpkm_jax.data.recall import RecallData
 from fwpkm_jax.data.text import Document, TextData, stream_documents
 from fwpkm_jax.data.token_files import TokenFile, write_token_file
 from fwpkm_jax.data.tokenizers import Tokenizer, load_tokenizer
+from fwpkm_jax.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from fwpkm_jax.data.batches import BatchDataset, BatchIterator
 
 __all__ = [
     "AbstractDataConfig",
@@ -42,3 +51,7 @@ __all__ = [
     "vocab_size",
     "write_token_file",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__, {"fwpkm_jax.data.batches": ("BatchDataset", "BatchIterator")}
+)

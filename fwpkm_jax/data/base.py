@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-import grain
+import numpy as np
 
-from fwpkm_jax.data.batches import Batch, PaddedSource, batch_examples
-
+Example = dict[str, np.ndarray]
+Batch = dict[str, np.ndarray]
 Split = Literal["train", "valid"]
 
 
@@ -101,6 +101,10 @@ class AbstractDataConfig(abc.ABC):
           rows: which of each batch's rows to make, in order; None: all. Processes that share a
             batch each make their own, and no row depends on how many of them there are.
         """
+        import grain  # Half a second, which a program that only reads the configuration saves.
+
+        from fwpkm_jax.data.batches import batch_examples
+
         source = self.source(split=split, seed=seed)
         if split == "valid":
             source = PaddedSource(source, multiple=batch_size)
@@ -134,3 +138,22 @@ class AbstractDataConfig(abc.ABC):
     def about(self) -> str:
         """What a report says the rows are."""
         return f"{type(self).__name__}, rows of {self.length:,} tokens"
+
+
+class PaddedSource:
+    """Examples padded with blank ones to whole batches.
+
+    A blank example is all zeros. Its `loss_weight` is zero too, so no loss counts it.
+    """
+
+    def __init__(self, source: Any, *, multiple: int):
+        self._source = source
+        self._length = -(-len(source) // multiple) * multiple
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Example:
+        if index < len(self._source):
+            return self._source[index]
+        return {name: np.zeros_like(array) for name, array in self._source[0].items()}

@@ -8,38 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import grain
-import numpy as np
 from absl import flags
 
+from fwpkm_jax.data.base import Batch
+from fwpkm_jax.data.dataset import check_batching
 from fwpkm_jax.data.identity import check_same
-
-Example = dict[str, np.ndarray]
-Batch = dict[str, np.ndarray]
 
 # Batches of tokens are small and quick to make, so a few prefetched ones hide their cost.
 _BATCHES_AHEAD = 4
 # Worker processes send them as pickles: shared memory is scarce in containers, and Grain leaks
 # blocks of it when a program ends without closing its iterators.
 _NO_SHARED_MEMORY = grain.experimental.DatasetOptions(min_shm_size=2**62)
-
-
-class PaddedSource:
-    """Examples padded with blank ones to whole batches.
-
-    A blank example is all zeros. Its `loss_weight` is zero too, so no loss counts it.
-    """
-
-    def __init__(self, source: Any, *, multiple: int):
-        self._source = source
-        self._length = -(-len(source) // multiple) * multiple
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> Example:
-        if index < len(self._source):
-            return self._source[index]
-        return {name: np.zeros_like(array) for name, array in self._source[0].items()}
 
 
 class BatchDataset(grain.IterDataset):
@@ -188,16 +167,3 @@ def batch_examples(
         batch_size = len(rows)
     batches = examples.batch(batch_size, drop_remainder=True)
     return BatchDataset(batches, num_workers=num_workers, source=source)
-
-
-def check_batching(*, batch_size: int, rows: Sequence[int] | None) -> None:
-    """Raises ValueError unless batches of this size, or these rows of them, can be made."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} must be 1 or more.")
-    if rows is not None and (
-        not rows or list(rows) != sorted(set(rows)) or not 0 <= rows[0] <= rows[-1] < batch_size
-    ):
-        raise ValueError(
-            f"rows={rows} must be some of the rows 0 to {batch_size - 1} of a batch, each once and "
-            "in order."
-        )

@@ -6,13 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import grain
 import numpy as np
 
 from fwpkm_jax.data.base import AbstractDataConfig, Dataset, Source, Split
-from fwpkm_jax.data.batches import batch_examples
 from fwpkm_jax.data.documents import PACKAGED, find_files, kind_of, read_documents
 from fwpkm_jax.data.identity import FILES, identities
 from fwpkm_jax.data.needles import Example, NeedleMix
@@ -21,6 +19,9 @@ from fwpkm_jax.data.token_files import TokenFile, TokenFileEntry, token_dtype
 from fwpkm_jax.data.tokenizers import BYTES, Tokenizer, load_tokenizer
 from fwpkm_jax.literals import check_literals, some
 from fwpkm_jax.whole_files import check_local
+
+if TYPE_CHECKING:
+    import grain
 
 # Rows of a mixture are shuffled within windows of this many; see `train_rows`.
 _MIXTURE_WINDOW = 1024
@@ -108,6 +109,8 @@ class TextData(AbstractDataConfig):
     ) -> Dataset:
         if split == "valid":
             return super().make_dataset(split=split, batch_size=batch_size, seed=seed, rows=rows)
+        from fwpkm_jax.data.batches import batch_examples
+
         examples, made_of = train_rows(self, seed=seed)
         return batch_examples(
             examples, batch_size=batch_size, rows=rows, num_workers=self.num_workers, source=made_of
@@ -212,6 +215,8 @@ def train_rows(config: TextData, *, seed: int) -> tuple[grain.MapDataset, dict[s
 
 def _mixture(config: TextData, sources: Sequence[Rows], *, seed: int) -> grain.MapDataset:
     """Rows of all sources without end."""
+    import grain  # Half a second, which a program that only reads the configuration saves.
+
     seeds = np.random.SeedSequence(seed).generate_state(len(sources) + 1)
     shuffled = [
         grain.MapDataset.source(rows).shuffle(seed=int(order)).repeat()

@@ -99,6 +99,15 @@ def test_help_and_the_programs_load_no_jax():
 
 
 @pytest.mark.thorough
+def test_an_answer_on_a_cpu_needs_neither_grain_nor_the_language_of_kernels():
+    """Each takes half a second to import, and the first token waits for it."""
+    code = "import sys, fwpkm_jax.cli.generate_command, fwpkm_jax.cli.chat_command"
+    names = "{'jax', 'grain', 'jax.experimental.pallas'}"
+    done = run("-c", f"{code}; print({names} & set(sys.modules))")
+    assert done.stdout == "{'jax'}\n", done.stderr
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("program", "arguments", "code", "said"),
     [

@@ -249,8 +249,8 @@ class FwPKM(AbstractChunkRule):
     ) -> RunOutput:
         """All slots first, then the values: `core.slots.two_phase`.
 
-        On a GPU or TPU the kernels that `pallas_kernels` chooses find sub-keys, move the keys and
-        read and write the values.
+        On a Hopper GPU or a TPU the kernels that `pallas_kernels` chooses find sub-keys, move the
+        keys and read and write the values; plain XLA elsewhere.
         """
         if not self.two_phase:
             return super().run_groups(memory, sequence, chunk_size=chunk_size, axes=axes)

@@ -5,10 +5,11 @@ weights w[t, p]; v[t] is what it should have read, m[t] its write weight, n[i] h
 read. Then, for the values (Eqs. 13 to 17):
 
     e[t]    = m[t] (y[t] - v[t])                              `ValueWrite.error`
-    s[t, p] = -eta w[t, p] / max(n[i[t, p]], 1)               `ValueWrite.steps`, eta: `step_size`
+    s[t, p] = -eta w[t, p] / max(n[i[t, p]], 1)               `ValueWrite.steps`
     V[i]   += sum of s[t, p] e[t] over the places that read slot i     `values.rows.add_rows`
 
-and for the sub-keys (Eq. 18), with P the softmax of each query's scores over the sub-keys it chose:
+with eta the product of `step_size` and `learning_rate` (`with_rate_in_steps`). For the sub-keys
+(Eq. 18), with P the softmax of each query's scores over the sub-keys it chose:
 
     p[j]    = mean of P[t, j] over tokens and heads           `sub_key_usage`
     L       = sum of p[j] log(p[j] + 1e-8)                    `usage_loss`

@@ -45,7 +45,10 @@ class ChunkRows(NamedTuple):
 
 
 def new_log(rows: int, values: ValueTable) -> Float[Array, "logged value"]:
-    """A log of as many rows of such a table. The last row is zero, others may hold anything."""
+    """Room for rows as they were before each write: the log, which the backward pass reads.
+
+    As many rows of such a table. The last row is zero, others may hold anything.
+    """
     return jnp.zeros((rows, values.shape[1]), values.dtype)
 
 

@@ -46,6 +46,13 @@ def tree(tmp_path):
         "from fwpkm_jax.half import half\n\n\ndef test_half():\n    assert half(4) == 2\n"
     )
     (tmp_path / "test_broken.py").write_text("def test_broken():\n    assert False\n")
+    (tmp_path / "test_marked.py").write_text(
+        "import pytest\nfrom fwpkm_jax.half import half\n\n\n"
+        "@pytest.mark.slow\ndef test_half():\n    assert half(4) == 2\n"
+    )
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\naddopts = -m 'not slow'\nmarkers =\n    slow: not by default\n"
+    )
     return tmp_path
 
 
@@ -55,10 +62,11 @@ def tree(tmp_path):
         ("x / 3", "test_half.py", True, False),
         ("x * 0.5", "test_half.py", False, False),
         ("x / 3", "test_broken.py", False, True),
+        ("x / 3", "test_marked.py -m slow", True, False),
     ],
 )
 def test_a_fault_is_caught_by_a_test_that_passes_without_it(tree, after, test, caught, broken):
-    fault = Fault("half", "x / 2", after, (test,))
+    fault = Fault("half", "x / 2", after, tuple(test.split()))
     options = argparse.Namespace(timeout=60, whole=False)
     result = program.try_fault(fault, tree, options)
     assert (result["caught"], result["broken"]) == (caught, broken)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fwpkm_jax import addresses
 from fwpkm_jax.cli import main
 from fwpkm_jax.command_line import report, visible
 from fwpkm_jax.config import load_config
@@ -63,7 +64,7 @@ def test_control_characters_are_escaped_and_texts_of_people_are_not():
     "arguments",
     [
         *("train recall --run_dir gs://bucket/run", "train --resume s3://b/r"),
-        *("train --base gs://b/r --run_dir x", "train books_tiny --data.train_paths gs://b/t.txt"),
+        *("train --base gs://b/r --run_dir x", "train books_tiny --data.tokenizer gs://b/t.model"),
         *("eval gs://b/r", "report memory://r", "memories gs://b/r"),
         *("generate gs://b/r", "chat r --memory a --memories gs://b/m", "export r gs://b/out"),
         *("export hf gs://b/r out", "import weights gs://b/x run", "import hf x gs://b/run"),
@@ -85,8 +86,24 @@ def test_addresses_are_refused_in_python_too():
         type(load_config("recall"))(
             model=load_config("recall").model, data=load_config("recall").data, run_dir="gs://b/r"
         )
-    with pytest.raises(ValueError, match=r"train_paths='s3://b/t' is an address"):
-        TextData(train_paths=("s3://b/t",))
+    with pytest.raises(ValueError, match=r"train_paths='ftp://b/t' is an address of a kind"):
+        TextData(train_paths=("ftp://b/t",))
+
+
+@pytest.mark.parametrize(("scheme", "package"), [("s3", "s3fs"), ("gs", "gcsfs")])
+def test_a_store_whose_package_is_missing_is_refused_before_training(
+    capsys, tmp_path, monkeypatch, scheme, package
+):
+    addresses._file_system.cache_clear()
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.chdir(tmp_path)
+    command = f"train books_tiny --data.train_paths {scheme}://b/t.txt --data.reading stream"
+    assert main(command.split()) == 2
+    assert capsys.readouterr().err == (
+        f"fwpkm train: {scheme}:// is read and written with the package {package}, which is not "
+        "installed; in a checkout of fwpkm_jax run: pip install -e '.[buckets]'\n"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def _mapped(pid):

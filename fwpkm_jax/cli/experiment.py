@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import types
 import typing
@@ -55,8 +54,11 @@ def parse_command_line(
       FileNotFoundError: there is no such config or run.
     """
     arguments = separate_options(arguments)
-    for option, value in itertools.pairwise(["", *arguments]):
-        check_local(value, option.removeprefix("--"))
+    option = ""
+    for value in arguments:
+        option = value if value.startswith("--") else option
+        if not option.startswith("--data."):  # Sources of text may have addresses.
+            check_local(value, option.removeprefix("--"))
     import_plugins(values_of("--plugins", arguments))
     if "--resume" in arguments:
         origin, experiment, arguments = _resumed(arguments)

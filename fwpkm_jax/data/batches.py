@@ -15,7 +15,7 @@ from fwpkm_jax.data.dataset import check_batching
 from fwpkm_jax.data.identity import check_same
 
 # Batches of tokens are small and quick to make, so a few prefetched ones hide their cost.
-_BATCHES_AHEAD = 4
+BATCHES_AHEAD = 4
 # Worker processes send them as pickles: shared memory is scarce in containers, and Grain leaks
 # blocks of it when a program ends without closing its iterators.
 _NO_SHARED_MEMORY = grain.experimental.DatasetOptions(min_shm_size=2**62)
@@ -93,7 +93,7 @@ class BatchIterator(grain.DatasetIterator):
 
     def _start(self) -> grain.DatasetIterator:
         rest = self._batches[self._next_index :].to_iter_dataset(
-            grain.ReadOptions(num_threads=1, prefetch_buffer_size=_BATCHES_AHEAD)
+            grain.ReadOptions(num_threads=1, prefetch_buffer_size=BATCHES_AHEAD)
         )
         if self._num_workers:
             if (
@@ -102,7 +102,7 @@ class BatchIterator(grain.DatasetIterator):
                 flags.FLAGS.mark_as_parsed()
             rest = grain.experimental.WithOptionsIterDataset(rest, _NO_SHARED_MEMORY).mp_prefetch(
                 grain.MultiprocessingOptions(
-                    num_workers=self._num_workers, per_worker_buffer_size=_BATCHES_AHEAD
+                    num_workers=self._num_workers, per_worker_buffer_size=BATCHES_AHEAD
                 )
             )
         return iter(rest)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import codecs
 import json
 import logging
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from fwpkm_jax import outside_files
 from fwpkm_jax.literals import some
 
 SUFFIXES = (".jsonl", ".txt", ".bin")
+"""Kinds of files that `python -m fwpkm_jax.data.prepare jsonl` looks for."""
+KINDS = (*SUFFIXES, ".jsonl.gz", ".parquet", ".arrow")
+"""Kinds of files that training and evaluation read."""
 PACKAGED = "package:"
 """Prefix of paths inside the installed package."""
 
@@ -28,50 +31,56 @@ class TextDocument(NamedTuple):
     text: str
 
 
-def find_files(path: str | Path) -> list[Path]:
+def find_files(path: str | Path, *, kinds: Sequence[str] = SUFFIXES) -> list[Path]:
     """The data files of a path: the file itself, or all files below the folder in sorted order.
+
+    Of a folder that `datasets.Dataset.save_to_disk` wrote, the files that its `state.json` names.
 
     Args:
       path: a file or a folder, whose other files one logged line names;
         `package:sample/train.jsonl` is a file of this package.
+      kinds: of files that count.
 
     Raises:
       FileNotFoundError: `path` does not exist.
-      ValueError: it is a file of another kind, a folder without data files, with a hidden one, or
-        with a text and a tokenised file of the same name.
+      ValueError: it is a file of another kind, a folder without data files, with a hidden one,
+        with a text and a tokenised file of the same name, or with several splits of a data set.
     """
     if str(path).startswith(PACKAGED):
         path = Path(__file__).parent / str(path).removeprefix(PACKAGED)
     path = Path(path).expanduser()
     if path.is_dir():
-        return _files_below(path)
+        return _files_below(path, kinds)
     if not path.exists():
         raise FileNotFoundError(f"There is no file or folder {path.absolute()}; check the path.")
-    if kind_of(path) not in SUFFIXES:
-        raise ValueError(f"{path} is not a {', '.join(SUFFIXES)} file; rename or convert it.")
+    if kind_of(path) not in kinds:
+        raise ValueError(f"{path} is not a {', '.join(kinds)} file; rename or convert it.")
     return [path]
 
 
-def kind_of(path: Path) -> str:
-    """The end of a file's name in small letters, as `.txt`."""
-    return path.suffix.lower()
+def kind_of(path: str | Path) -> str:
+    """The end of a file's name in small letters, as `.txt` or `.jsonl.gz`."""
+    name = str(path).lower()
+    return ".jsonl.gz" if name.endswith(".jsonl.gz") else PurePath(name).suffix
 
 
-def _files_below(folder: Path) -> list[Path]:
+def _files_below(folder: Path, kinds: Sequence[str]) -> list[Path]:
     """The data files of a folder; one logged line says what else it holds and why that is not read.
 
     Raises:
-      ValueError: it has none, a hidden one, or a text and a tokenised file of the same name.
+      ValueError: see `find_files`.
     """
     found = sorted(file for file in folder.rglob("*") if file.is_file())
-    files = [file for file in found if kind_of(file) in SUFFIXES]
+    if ".arrow" in kinds:
+        found = _saved_data_sets(found)
+    files = [file for file in found if kind_of(file) in kinds]
     for file in files:
         if any(part.startswith(".") for part in file.relative_to(folder).parts):
             raise ValueError(
                 f"{file} is hidden, so it is hardly meant to be read; delete it, or name the files "
                 f"and folders of {folder} that are."
             )
-    present, passed = set(files), [file for file in found if kind_of(file) not in SUFFIXES]
+    present, passed = set(files), [file for file in found if kind_of(file) not in kinds]
     # An index or a manifest belongs to the tokenised file beside it.
     beside = (".idx", ".json")
     others = [
@@ -83,12 +92,12 @@ def _files_below(folder: Path) -> list[Path]:
         reasons = "; ".join(f"{name} ({why})" for name, why in _reasons(others))
         if not files:
             raise ValueError(
-                f"The folder {folder} holds no {', '.join(SUFFIXES)} file, only {reasons}; name "
+                f"The folder {folder} holds no {', '.join(kinds)} file, only {reasons}; name "
                 "another."
             )
         _LOGGER.warning("%s: %d files are read. Passed over: %s.", folder, len(files), reasons)
     if not files:
-        raise ValueError(f"The folder {folder} holds no {', '.join(SUFFIXES)} file; name another.")
+        raise ValueError(f"The folder {folder} holds no {', '.join(kinds)} file; name another.")
     for text in files:
         if kind_of(text) != ".bin" and (encoded := text.with_suffix(".bin")) in present:
             raise ValueError(
@@ -98,6 +107,38 @@ def _files_below(folder: Path) -> list[Path]:
     return files
 
 
+def _saved_data_sets(found: list[Path]) -> list[Path]:
+    """The files without those that describe a data set of `save_to_disk`, and without its caches.
+
+    Raises:
+      ValueError: a data set has several splits, or lacks a file that it names.
+    """
+    dropped: set[Path] = set()
+    for splits in (file for file in found if file.name == "dataset_dict.json"):
+        names = outside_files.read_json(splits, kind=dict, otherwise=_SAVE).get("splits", [])
+        raise ValueError(
+            f"{splits.parent} holds the splits {', '.join(map(str, names))} of a data set; name "
+            f"the folder of one, as {splits.parent / str((names or ['train'])[0])}."
+        )
+    for state in (file for file in found if file.name == "state.json"):
+        stored = outside_files.read_json(state, kind=dict, otherwise=_SAVE).get("_data_files")
+        if stored is None:
+            continue
+        with outside_files.reading(state, otherwise=_SAVE):
+            parts = [state.parent / str(part["filename"]) for part in stored]
+        for part in parts:
+            if part not in found:
+                raise outside_files.OutsideFileError(
+                    state, f"names {part.name}, which is not there", otherwise=_SAVE
+                )
+        beside = {file for file in found if file.parent == state.parent}
+        dropped |= {x for x in beside if kind_of(x) in (".arrow", ".json")} - set(parts)
+    return [file for file in found if file not in dropped]
+
+
+_SAVE = "save the data set again"
+
+
 def _reasons(files: list[Path]) -> list[tuple[str, str]]:
     """Kinds of files that are not read, how many there are or which one, and why."""
     kinds: dict[str, list[Path]] = {}
@@ -105,7 +146,7 @@ def _reasons(files: list[Path]) -> list[tuple[str, str]]:
         kinds.setdefault(kind_of(file) or "no ending", []).append(file)
     why = {
         **dict.fromkeys((".gz", ".xz", ".zst", ".bz2", ".zip"), "compressed; unpack it"),
-        ".parquet": "`python -m fwpkm_jax.data.prepare` reads it",
+        **dict.fromkeys((".parquet", ".arrow", ".jsonl.gz"), "training reads it as it is"),
         ".idx": "its .bin is missing",
     }
     return [
@@ -173,9 +214,24 @@ def read_json_lines(
     start = 0
     for number, line in enumerate(lines, start=1):
         if number > skip and line.strip():
-            content = decode_utf8(line, name=name, start=start, first_line=number)
-            yield number, _parse(content, place=f"{name}, line {number}")
+            yield number, read_json_line(line, name=name, start=start, number=number)
         start += len(line)
+
+
+def read_json_line(line: bytes, *, name: str, start: int, number: int) -> dict[str, Any]:
+    """The record of a line that is not blank.
+
+    Args:
+      line: of JSON.
+      name: of the file in errors.
+      start: bytes of the file before it.
+      number: of the line, from 1.
+
+    Raises:
+      ValueError: it is not UTF-8 or no JSON object; the error names it.
+    """
+    content = decode_utf8(line, name=name, start=start, first_line=number)
+    return _parse(content, place=f"{name}, line {number}")
 
 
 def decode_utf8(content: bytes, *, name: str, start: int = 0, first_line: int = 1) -> str:

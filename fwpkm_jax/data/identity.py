@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,35 +22,29 @@ MOST_NAMED = 256
 _LOGGER = logging.getLogger(__name__)
 
 
-def identities(files: Sequence[Path]) -> list[list[str]]:
-    """Name and hash of each file, in the order in which they are read, as JSON values.
-
-    A source of more than `MOST_NAMED` files has one entry, for all of them.
-    """
-    found = [[file.name, identity(file)] for file in files]
-    if len(found) <= MOST_NAMED:
-        return found
-    joined = hashlib.sha256("\n".join(digest for _, digest in found).encode()).hexdigest()
-    return [[f"{len(found)} files from {files[0].parent}", joined]]
-
-
-def identity(file: Path) -> str:
+def identity(file: Path, *, whole: int | None = None, blocks: int | None = None) -> str:
     """A hash of a file's content; a tokenised file's index counts too.
 
-    Of a file of more than `WHOLE` bytes the size, both ends and `BLOCKS` blocks spread evenly over
+    Of a file of more than `whole` bytes the size, both ends and `blocks` blocks spread evenly over
     it are hashed. Text that was changed between these blocks alone is taken for the same.
+
+    Args:
+      file: path.
+      whole: None: `WHOLE`.
+      blocks: None: `BLOCKS`.
     """
+    whole, blocks = WHOLE if whole is None else whole, BLOCKS if blocks is None else blocks
     digest = hashlib.sha256()
     for part in (file, file.with_suffix(".idx")) if kind_of(file) == ".bin" else (file,):
         with part.open("rb") as content:
             size = os.fstat(content.fileno()).st_size
             digest.update(f"{size} ".encode())
-            if size <= WHOLE:
+            if size <= whole:
                 while block := content.read(2**20):
                     digest.update(block)
                 continue
-            for number in range(BLOCKS):
-                content.seek(number * (size - BLOCK) // (BLOCKS - 1))
+            for number in range(blocks):
+                content.seek(number * (size - BLOCK) // (blocks - 1))
                 digest.update(content.read(BLOCK))
     return digest.hexdigest()
 

@@ -63,15 +63,20 @@ class PackedRows:
             stop = min(end, int(self._ends[segment]))
             pieces.append(self._segments[segment][start - offset : stop - offset])
             start, segment = stop, segment + 1
-        tokens = np.concatenate(pieces).astype(np.int32)
-        if self._eos_id is None:
-            return {"tokens": tokens, "loss_weight": np.ones(self._row - 1, np.float32)}
-        ends = tokens[:-1] == self._eos_id
-        return {
-            "tokens": tokens,
-            "loss_weight": (~ends).astype(np.float32),
-            "segment_ids": (1 + np.cumsum(ends) - ends).astype(np.int32),
-        }
+        return make_row(np.concatenate(pieces), eos_id=self._eos_id)
+
+
+def make_row(tokens: np.ndarray, *, eos_id: int | None) -> dict[str, np.ndarray]:
+    """The row of token ids that were cut from a concatenation; see `PackedRows`."""
+    tokens = tokens.astype(np.int32)
+    if eos_id is None:
+        return {"tokens": tokens, "loss_weight": np.ones(len(tokens) - 1, np.float32)}
+    ends = tokens[:-1] == eos_id
+    return {
+        "tokens": tokens,
+        "loss_weight": (~ends).astype(np.float32),
+        "segment_ids": (1 + np.cumsum(ends) - ends).astype(np.int32),
+    }
 
 
 class _Piece(NamedTuple):

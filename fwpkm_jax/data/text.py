@@ -5,16 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from fwpkm_jax.data.base import AbstractDataConfig, Dataset, Source, Split
-from fwpkm_jax.data.documents import PACKAGED, find_files, kind_of, read_documents
-from fwpkm_jax.data.identity import FILES, identities
+from fwpkm_jax.data.documents import PACKAGED
+from fwpkm_jax.data.identity import FILES
 from fwpkm_jax.data.needles import Example, NeedleMix
 from fwpkm_jax.data.packing import BestFitRows, PackedRows, Packing, TokenSegment
+from fwpkm_jax.data.streams.files import (
+    AbstractDataFile,
+    LocalFile,
+    check_data_path,
+    data_files,
+    source_identities,
+)
+from fwpkm_jax.data.streams.formats import Tokens, read_tokens
 from fwpkm_jax.data.token_files import TokenFile, TokenFileEntry, token_dtype
 from fwpkm_jax.data.tokenizers import BYTES, Tokenizer, load_tokenizer
 from fwpkm_jax.literals import check_literals, some
@@ -34,12 +41,12 @@ Rows = PackedRows | BestFitRows
 
 @dataclass(frozen=True, kw_only=True)
 class TextData(AbstractDataConfig):
-    """Text from `.jsonl`, `.txt` or tokenised `.bin` files, or folders of them.
+    """Text from `.jsonl`, `.jsonl.gz`, `.parquet`, `.arrow`, `.txt` or tokenised `.bin` files.
 
     Every document is followed by the tokenizer's end of document; rows are cut from the
-    concatenation of all documents of a source, in the order of sorted files. Text is read and
-    tokenised once at the start and kept in memory. Text that does not fit should be written to a
-    tokenised file, of which only the needed parts are read.
+    concatenation of all documents of a source, in the order of sorted files. By default text is
+    read and tokenised once at the start and kept in memory, but for tokenised files, of which only
+    the needed parts are read. With `reading="stream"` it is read and tokenised while training.
 
     Example:
       >>> from fwpkm_jax import TextData
@@ -50,15 +57,23 @@ class TextData(AbstractDataConfig):
     """
 
     train_paths: tuple[str, ...]
-    """Sources of training text, each a file or a folder that is searched to the bottom."""
+    """Sources of training text, each a file, a folder that is searched to the bottom, an address
+    in a bucket (gs://, s3://, memory://), or hf://datasets/OWNER/NAME[@REVISION][/PATTERN]."""
     train_weights: tuple[float, ...] | None = None
-    """Relative share of rows from each source; None: in proportion to their sizes."""
+    """Relative share of rows from each source; None: in proportion to their sizes. With
+    reading=stream, None makes one source of all their files."""
     valid_paths: tuple[str, ...] = ()
-    """Files or folders of validation text, read in this order."""
+    """Sources of validation text, read in this order."""
+    reading: Literal["memory", "stream"] = "memory"
+    """When text is read. memory: once at the start, and all of it is kept. stream: while training,
+    and a window of rows is kept, however much text there is."""
+    window: int = 1024
+    """Rows that reading=stream shuffles at a time; resuming reads the window anew. 1: rows come in
+    the order of the text."""
     length: int = 4096
     """Labels per row; a row holds one token more."""
     field: str = "text"
-    """Field of a .jsonl record that holds the text."""
+    """Field of a .jsonl, .parquet or .arrow record that holds the text."""
     tokenizer: str = BYTES
     """"bytes", "mistral-v1" (the paper's 32,000 pieces), a SentencePiece .model file, or the
     tokenizer.json of an imported model (extra hf)."""
@@ -75,7 +90,7 @@ class TextData(AbstractDataConfig):
         check_literals(self)
         for name in ("train_paths", "valid_paths"):
             for path in getattr(self, name):
-                check_local(path, name)
+                check_data_path(path, name)
         check_local(self.tokenizer, "tokenizer")
         if not self.train_paths:
             raise ValueError("train_paths=() names no text; give at least one file or folder.")
@@ -83,6 +98,10 @@ class TextData(AbstractDataConfig):
             raise ValueError(f"length={self.length} is too small; use 1 or more.")
         if self.num_workers < 0:
             raise ValueError(f"num_workers={self.num_workers} is too small; use 0 or more.")
+        if self.window < 1:
+            raise ValueError(f"window={self.window} is too small; use 1 or more.")
+        if self.reading == "stream":
+            self._check_stream()
         if self.needles is not None:
             self._check_needles(self.needles)
         weights = self.train_weights
@@ -107,6 +126,8 @@ class TextData(AbstractDataConfig):
     def make_dataset(
         self, *, split: Split, batch_size: int, seed: int, rows: Sequence[int] | None = None
     ) -> Dataset:
+        if self.reading == "stream":
+            return _streamed(self, split=split, batch_size=batch_size, seed=seed, rows=rows)
         if split == "valid":
             return super().make_dataset(split=split, batch_size=batch_size, seed=seed, rows=rows)
         from fwpkm_jax.data.batches import batch_examples
@@ -138,6 +159,20 @@ class TextData(AbstractDataConfig):
                 "other text."
             )
         return f"{said}."
+
+    def _check_stream(self) -> None:
+        if self.packing == "best_fit":
+            raise ValueError(
+                "packing='best_fit' needs the lengths of all documents, which reading='stream' "
+                "does not know; use packing='documents'."
+            )
+        if self.needles is not None:
+            raise ValueError("needles are hidden in text in memory; use reading='memory'.")
+        if self.num_workers:
+            raise ValueError(
+                f"num_workers={self.num_workers} prepare text in memory; reading='stream' has a "
+                "thread of its own, so leave num_workers at 0."
+            )
 
     def _check_needles(self, needles: NeedleMix) -> None:
         if self.packing != "concat":
@@ -177,7 +212,7 @@ def stream_documents(config: TextData, split: Split) -> Iterator[Document]:
       FileNotFoundError: a path does not exist.
     """
     tokenizer = load_tokenizer(config.tokenizer)
-    files = [file for path in _paths(config, split) for file in find_files(path)]
+    files = [file for path in _paths(config, split) for file in data_files(path)]
     return (document for file in files for document in _read(file, config, tokenizer))
 
 
@@ -196,10 +231,7 @@ def train_rows(config: TextData, *, seed: int) -> tuple[grain.MapDataset, dict[s
     made_of = {
         "tokenizer": tokenizer.fingerprint,
         "tokens": [rows.num_tokens for rows in sources],
-        FILES: {
-            "train": [identities(find_files(path)) for path in config.train_paths],
-            "valid": [identities(find_files(path)) for path in config.valid_paths],
-        },
+        FILES: _identities(config),
     }
     rows = _mixture(config, sources, seed=seed)
     needles = config.needles
@@ -211,6 +243,49 @@ def train_rows(config: TextData, *, seed: int) -> tuple[grain.MapDataset, dict[s
         return needles.hide(row, rng=np.random.default_rng(sequence))
 
     return rows.map_with_index(hide), made_of
+
+
+def _identities(config: TextData) -> dict[str, list[list[list[str]]]]:
+    """What the text of each source is known by."""
+    return {
+        "train": [source_identities(data_files(x)) for x in config.train_paths],
+        "valid": [source_identities(data_files(x)) for x in config.valid_paths],
+    }
+
+
+def _streamed(
+    config: TextData, *, split: Split, batch_size: int, seed: int, rows: Sequence[int] | None
+) -> Dataset:
+    """Batches of text that is read while training."""
+    from fwpkm_jax.data.streams.rows import StreamedBatches, StreamedTokens, mix
+
+    tokenizer = load_tokenizer(config.tokenizer)
+    train = split == "train"
+    sources = [data_files(path) for path in _paths(config, split)]
+    weights = config.train_weights if train else None
+    if weights is None:
+        sources = [[file for files in sources for file in files]]
+    seeds = np.random.SeedSequence(seed).generate_state(len(sources) + 1).tolist()
+    tokens = [
+        StreamedTokens(
+            files,
+            tokenizer,
+            field=config.field,
+            row_length=config.length + 1,
+            seed=order if train else None,
+            epochs=None if train else 1,
+        )
+        for files, order in zip(sources, seeds[1:], strict=True)
+    ]
+    made_of = {"tokenizer": tokenizer.fingerprint, FILES: _identities(config)} if train else {}
+    return StreamedBatches(
+        mix(tokens, weights=weights, window=config.window if train else 1, seed=seeds[0] % 2**31),
+        batch_size=batch_size,
+        kept=rows,
+        eos_id=tokenizer.eos_id if config.packing == "documents" else None,
+        filled=not train,
+        made_of=made_of,
+    )
 
 
 def _mixture(config: TextData, sources: Sequence[Rows], *, seed: int) -> grain.MapDataset:
@@ -248,7 +323,7 @@ def _paths(config: TextData, split: Split) -> tuple[str, ...]:
 
 
 def _rows(paths: tuple[str, ...] | list[str], config: TextData, tokenizer: Tokenizer) -> Rows:
-    files = [file for path in paths for file in find_files(path)]
+    files = [file for path in paths for file in data_files(path)]
     if config.packing == "best_fit":
         documents = [document for file in files for document in _documents(file, config, tokenizer)]
         rows: Rows = BestFitRows(documents, length=config.length)
@@ -264,31 +339,32 @@ def _rows(paths: tuple[str, ...] | list[str], config: TextData, tokenizer: Token
     return rows
 
 
-def _documents(file: Path, config: TextData, tokenizer: Tokenizer) -> Iterator[TokenSegment]:
+def _documents(
+    file: AbstractDataFile, config: TextData, tokenizer: Tokenizer
+) -> Iterator[TokenSegment]:
     """The documents of a file, each with two bytes a token if the vocabulary allows."""
-    if kind_of(file) == ".bin":
-        entries = TokenFile(file, vocab_size=tokenizer.vocab_size)
+    if isinstance(file, LocalFile) and file.kind == ".bin":
+        entries = TokenFile(file.path, vocab_size=tokenizer.vocab_size)
         yield from (TokenFileEntry(entries, number) for number in range(entries.num_entries))
         return
     dtype = token_dtype(tokenizer.vocab_size)
     yield from (document.tokens.astype(dtype) for document in _read(file, config, tokenizer))
 
 
-def _segment(file: Path, config: TextData, tokenizer: Tokenizer) -> TokenSegment:
+def _segment(file: AbstractDataFile, config: TextData, tokenizer: Tokenizer) -> TokenSegment:
     """All tokens of a file, with two bytes each if the vocabulary allows."""
-    if kind_of(file) == ".bin":
-        return TokenFile(file, vocab_size=tokenizer.vocab_size)
+    if isinstance(file, LocalFile) and file.kind == ".bin":
+        return TokenFile(file.path, vocab_size=tokenizer.vocab_size)
     dtype = token_dtype(tokenizer.vocab_size)
-    documents = [document.tokens.astype(dtype) for document in _read(file, config, tokenizer)]
-    return np.concatenate(documents) if documents else np.zeros(0, dtype)
+    pieces = [x.tokens.astype(dtype) for x in read_tokens(file, tokenizer, field=config.field)]
+    return np.concatenate(pieces) if pieces else np.zeros(0, dtype)
 
 
-def _read(file: Path, config: TextData, tokenizer: Tokenizer) -> Iterator[Document]:
-    if kind_of(file) == ".bin":
-        entries = TokenFile(file, vocab_size=tokenizer.vocab_size)
-        for number in range(entries.num_entries):
-            yield Document(f"{file.name}:{number + 1}", entries.entry(number).astype(np.int32))
-        return
-    eos = np.asarray([tokenizer.eos_id], np.int32)
-    for document in read_documents(file, field=config.field):
-        yield Document(document.id, np.concatenate([tokenizer.encode(document.text), eos]))
+def _read(file: AbstractDataFile, config: TextData, tokenizer: Tokenizer) -> Iterator[Document]:
+    """The documents of a file, each as a whole."""
+    parts: list[Tokens] = []
+    for piece in read_tokens(file, tokenizer, field=config.field, together=1):
+        parts.append(piece)
+        if piece.ends:
+            yield Document(piece.id, np.concatenate([part.tokens for part in parts]))
+            parts = []

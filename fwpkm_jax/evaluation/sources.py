@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fwpkm_jax.data import Document, TextData, stream_documents
-from fwpkm_jax.data.documents import find_files
 from fwpkm_jax.data.packing import PackedRows
+from fwpkm_jax.data.streams.files import LocalFile, data_files
 from fwpkm_jax.data.text import valid_rows
 
 
@@ -104,10 +104,11 @@ def _reader(data: TextData) -> Callable[[], Iterable[Document]]:
 def file_hashes(name: str | Path) -> dict[str, str]:
     """SHA-256 of each file below a path, by file; a tokenised file's index is hashed too."""
     hashes = {}
-    for file in find_files(name):
-        index = file.with_suffix(".idx")
-        for path in (file, index) if file.suffix == ".bin" else (file,):
-            hashes[str(path)] = sha256(path)
+    for file in data_files(name):
+        hashes[file.name] = file.sha256()
+        if isinstance(file, LocalFile) and file.kind == ".bin":
+            index = file.path.with_suffix(".idx")
+            hashes[str(index)] = sha256(index)
     return hashes
 
 

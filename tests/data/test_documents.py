@@ -145,7 +145,7 @@ def test_a_folder_says_what_it_does_not_read_and_why(tmp_path, caplog):
     assert found == ["a.txt", "books.txt/inside.txt", "d.TXT", "e.bin"]
     (line,) = (record.message for record in caplog.records)
     assert "4 files are read" in line
-    for part in ("b.jsonl.gz' (compressed; unpack it)", "c.parquet'", "data.prepare", "f.md'"):
+    for part in ("b.jsonl.gz' (training reads it as it is)", "c.parquet' (training", "f.md'"):
         assert part in line
     assert "e.idx" not in line
 

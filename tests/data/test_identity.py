@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.data import TextData, identity, make_dataset
+from fwpkm_jax.data.streams import files
 from fwpkm_jax.data.token_files import TokenFile, write_token_file
 from fwpkm_jax.data.tokenizers import ByteTokenizer
 
@@ -117,7 +118,7 @@ def test_a_large_file_is_known_by_blocks_all_over_it(tmp_path, monkeypatch):
 
 
 def test_many_files_have_one_identity_together(folder, monkeypatch):
-    monkeypatch.setattr(identity, "MOST_NAMED", 2)
+    monkeypatch.setattr(files, "MOST_NAMED", 2)
     state = state_of(folder)
     (one,) = state["source"]["files"]["train"][0]
     assert one[0].startswith("4 files from ")

@@ -1,4 +1,4 @@
-"""A hub of models on this machine: what the client asks for fetching and pushing, and no more."""
+"""A hub on this machine: what the client asks for fetching and pushing, and no more."""
 
 import base64
 import hashlib
@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import pytest
+
 TOKEN = "hf_ofTheTests"
 
 
@@ -18,7 +20,8 @@ class SmallHub:
 
     Attributes:
       url: of the hub.
-      repositories: for each name the commits, oldest first, as pairs of hash and files.
+      repositories: for each name the commits, oldest first, as pairs of hash and files; the name
+        of a data set is `datasets/owner/name`.
       private, gated: names that want a login.
       asked: lines "GET /path" in order.
       cuts: of how many downloads of weights the connection is lost halfway.
@@ -60,6 +63,28 @@ def serving(hub: SmallHub) -> Iterator[None]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def a_small_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallHub]:
+    """A hub that the client asks, with an empty cache in the folder; nobody is logged in."""
+    from huggingface_hub import constants
+
+    small = SmallHub()
+    with serving(small):
+        template = small.url + "/{repo_id}/resolve/{revision}/{filename}"
+        for name, value in {
+            "ENDPOINT": small.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": template,
+            "HF_HUB_CACHE": str(folder / "cache"),
+            "HF_TOKEN_PATH": str(folder / "token"),
+            "HF_HUB_DISABLE_XET": True,
+            "DOWNLOAD_CHUNK_SIZE": 64,
+            "HF_HUB_DISABLE_PROGRESS_BARS": True,
+        }.items():
+            monkeypatch.setattr(constants, name, value)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield small
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -116,6 +141,18 @@ class _Handler(BaseHTTPRequestHandler):
                 found = self._commit(f"{owner}/{name}", revision)
                 if found is not None:
                     self._json({"id": f"{owner}/{name}", "sha": found[0], "siblings": []})
+            case ["api", "datasets", owner, name, *rest] if rest[:1] in ([], ["revision"]):
+                found = self._commit(f"datasets/{owner}/{name}", (*rest, "main")[1 if rest else 0])
+                if found is not None:
+                    self._json({"id": f"{owner}/{name}", "sha": found[0], "siblings": []})
+            case ["api", "datasets", owner, name, "tree", revision, *_]:
+                found = self._commit(f"datasets/{owner}/{name}", revision)
+                if found is not None:
+                    self._json([_entry(path, x) for path, x in found[1].items()])
+            case ["datasets", owner, name, "resolve", revision, *path]:
+                found = self._commit(f"datasets/{owner}/{name}", revision)
+                if found is not None:
+                    self._file(*found, "/".join(path))
             case ["api", "models", owner, name, "tree", revision, *_]:
                 found = self._commit(f"{owner}/{name}", revision)
                 if found is not None:
@@ -142,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         if begin:
             headers["Content_Range"] = f"bytes {begin}-{len(whole) - 1}/{len(whole)}"
             self.hub.asked.append(f"from byte {begin}")
-        if self.command == "GET" and path.endswith(".safetensors") and self.hub.cuts:
+        if self.command == "GET" and path.endswith((".safetensors", ".parquet")) and self.hub.cuts:
             self.hub.cuts -= 1
             self._answer(206 if begin else 200, body[: len(body) // 2], **headers)
             self.close_connection = True
@@ -220,7 +257,7 @@ class _Handler(BaseHTTPRequestHandler):
 def _entry(path: str, body: bytes) -> dict:
     oid = hashlib.sha1(body).hexdigest()
     entry = {"type": "file", "path": path, "size": len(body), "oid": oid}
-    if path.endswith(".safetensors"):
+    if path.endswith((".safetensors", ".parquet")):
         entry["lfs"] = {
             "oid": hashlib.sha256(body).hexdigest(),
             "size": len(body),

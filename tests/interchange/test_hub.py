@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from huggingface_hub import constants
 from safetensors.numpy import load_file, save_file
 
 from fwpkm_jax.cli import program
@@ -14,7 +13,7 @@ from fwpkm_jax.interchange.hf import model_config
 from fwpkm_jax.interchange.hf.families import FAMILIES
 from fwpkm_jax.interchange.hf.layout import parts
 from fwpkm_jax.run.load import IMPORTED
-from tests.interchange.small_hub import TOKEN, SmallHub, serving
+from tests.interchange.small_hub import TOKEN, a_small_hub
 
 PINNED = Path(__file__).parents[1] / "evaluation" / "pinned_results.json"
 # The client passes an open file by the old name of httpx's argument.
@@ -30,20 +29,7 @@ TEXT = {
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A hub that the client asks, with an empty cache; nobody is logged in."""
-    small = SmallHub()
-    with serving(small):
-        template = small.url + "/{repo_id}/resolve/{revision}/{filename}"
-        for name, value in {
-            "ENDPOINT": small.url,
-            "HUGGINGFACE_CO_URL_TEMPLATE": template,
-            "HF_HUB_CACHE": str(tmp_path / "cache"),
-            "HF_TOKEN_PATH": str(tmp_path / "token"),
-            "HF_HUB_DISABLE_XET": True,
-            "DOWNLOAD_CHUNK_SIZE": 64,
-            "HF_HUB_DISABLE_PROGRESS_BARS": True,
-        }.items():
-            monkeypatch.setattr(constants, name, value)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
+    with a_small_hub(tmp_path, monkeypatch) as small:
         yield small
 
 

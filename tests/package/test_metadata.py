@@ -38,7 +38,7 @@ def test_everything_the_package_imports_is_a_declared_dependency():
     """Tests run with [dev] installed, a user's environment without it."""
     extras = PROJECT["optional-dependencies"]
     declared = [*PROJECT["dependencies"]]
-    for name in ("tokenizers", "data", "wandb"):  # Imported where they are asked for.
+    for name in ("tokenizers", "data", "buckets", "wandb"):  # Imported where they are asked for.
         declared += extras[name]
     known = {module_of(requirement) for requirement in declared}
     known |= {"fwpkm_jax", "pallas_kernels", *sys.stdlib_module_names}

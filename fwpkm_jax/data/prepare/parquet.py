@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fwpkm_jax.data.prepare.records import Record
+from fwpkm_jax.data.streams.formats import pyarrow_module
 from fwpkm_jax.literals import some
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class ParquetText:
         )
 
     def _open(self) -> ParquetFile:
-        parquet = _import_parquet()
+        parquet = pyarrow_module("pyarrow.parquet")
         try:
             file = parquet.ParquetFile(self.path)
         except (OSError, ValueError) as error:  # pyarrow raises one of these.
@@ -112,14 +113,3 @@ def parquet_parts(
 def _domains(table: Any) -> list[str | None]:
     """`meta.pile_set_name` of each row of a pyarrow batch or table."""
     return [meta and meta["pile_set_name"] for meta in table.column("meta").to_pylist()]
-
-
-def _import_parquet() -> Any:
-    try:
-        import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "Parquet files are read with pyarrow, which is not installed; run: "
-            "pip install -e '.[data]' in a checkout of fwpkm_jax"
-        ) from error
-    return pyarrow.parquet

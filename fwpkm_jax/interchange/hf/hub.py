@@ -6,22 +6,19 @@ after a lost connection. `HF_ENDPOINT` names another hub.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fwpkm_jax import __version__
-from fwpkm_jax.data.tokenizer_json import hf_package
+from fwpkm_jax.data.streams.hub import asking, hub_client
 from fwpkm_jax.interchange.hf.tensor_files import INDEX, SINGLE, named_files
 from fwpkm_jax.outside_files import shown
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DONE = "Models of the hub are fetched and pushed"
-_LOGIN = "log in with `hf auth login`"
-_AGAIN = "run the command again: files that are whole are not fetched again"
 
 
 class HubFolder(NamedTuple):
@@ -62,10 +59,10 @@ def fetch_folder(
       OutsideFileError: the index of the safetensors files is damaged.
       OSError: the hub cannot be reached, or refuses.
     """
-    client = _client()
+    client = hub_client(_DONE)
 
     def fetch(revision: str | None, files: Sequence[str]) -> Path:
-        with _asking(client, name, revision):
+        with asking(client, name, revision):
             folder = client.snapshot_download(
                 name,
                 revision=revision,
@@ -99,8 +96,8 @@ def check_push(name: str) -> None:
     """
     if _NAME.fullmatch(name) is None:
         raise ValueError(f"push={shown(name)!r} is no name of the hub; write owner/name.")
-    client = _client()
-    with _asking(client, name, None):
+    client = hub_client(_DONE)
+    with asking(client, name, None):
         client.HfApi().whoami()
 
 
@@ -119,9 +116,9 @@ def push_folder(folder: Path, name: str, *, private: bool = False) -> str:
       ImportError: the package huggingface_hub is not installed.
       OSError: nobody is logged in, the login may not write there, or the hub cannot be reached.
     """
-    client = _client()
+    client = hub_client(_DONE)
     api = client.HfApi(library_name="fwpkm_jax", library_version=__version__)
-    with _asking(client, name, None):
+    with asking(client, name, None):
         api.create_repo(name, private=private, exist_ok=True)
         commit = api.upload_folder(
             repo_id=name,
@@ -130,48 +127,3 @@ def push_folder(folder: Path, name: str, *, private: bool = False) -> str:
             delete_patterns=["*.safetensors", "*.safetensors.index.json"],
         )
     return str(commit.commit_url)
-
-
-def _client() -> Any:
-    """The client, which only some installations have."""
-    for module in ("constants", "errors"):  # Become attributes of the package.
-        hf_package(f"huggingface_hub.{module}", _DONE)
-    return hf_package("huggingface_hub", _DONE)
-
-
-@contextlib.contextmanager
-def _asking(client: Any, name: str, revision: str | None) -> Iterator[None]:
-    """Turns what the client raises into one line that says what to do."""
-    errors, hub = client.errors, client.constants.ENDPOINT
-    try:
-        yield
-    except errors.GatedRepoError as error:
-        raise OSError(
-            f"{name} is gated: accept its terms at {hub}/{name}, and {_LOGIN}."
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise ValueError(
-            f"{name} is no folder here and no model of {hub} that you may read; check the name, or "
-            f"{_LOGIN} if it is private."
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise ValueError(f"{name} has no revision {shown(revision)!r} at {hub}.") from error
-    except errors.LocalEntryNotFoundError as error:
-        raise OSError(
-            f"{hub} cannot be reached, and {name} is not whole in the cache; {_AGAIN}."
-        ) from error
-    except errors.LocalTokenNotFoundError as error:
-        raise OSError(f"Nobody is logged in at {hub}; {_LOGIN}.") from error
-    except errors.HFValidationError as error:
-        raise ValueError(f"{shown(name)} is no name of the hub: {shown(error)}") from error
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        way_out = _LOGIN if status in (401, 403) else _AGAIN
-        raise OSError(f"{hub} answered {status} for {name}; {way_out}.") from error
-    except ImportError:
-        raise
-    except Exception as error:  # Of the network; the client's packages have kinds of their own.
-        raise OSError(
-            f"{hub} cannot be asked for {name} ({type(error).__name__}: {shown(error, 100)}); "
-            f"{_AGAIN}."
-        ) from error

@@ -1,0 +1,79 @@
+"""Addresses of files outside this machine: `gs://`, `s3://` and `memory://`, through fsspec.
+
+`gs://bucket/path` needs the package gcsfs and `s3://bucket/path` the package s3fs (extra
+`buckets`); both find logins and endpoints as their own documentation says. `memory://path` lies in
+this process and ends with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+from fwpkm_jax.outside_files import OutsideFileError, shown
+
+_PACKAGES = {"gs": "gcsfs", "s3": "s3fs", "memory": "fsspec"}
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+
+
+def scheme_of(path: str | Path) -> str | None:
+    """`s3` of `s3://bucket/path`, also where it is a `Path`; None for a path of this machine."""
+    found = _ADDRESS.match(str(path))
+    return found[1].lower() if found else None
+
+
+def check_store(address: str, name: str = "") -> None:
+    """Raises ValueError for an address that is of no bucket.
+
+    Args:
+      address: what the user gave.
+      name: what the message calls it; "": nothing.
+    """
+    if scheme_of(address) not in _PACKAGES or "://" not in address:
+        given = f"{name}={address!r}" if name else repr(address)
+        raise ValueError(
+            f"{given} is an address of a kind that is not read; use gs://, s3:// or memory://, or "
+            "a path of this machine."
+        )
+
+
+def open_store(address: str) -> tuple[Any, str]:
+    """The file system of an address, from fsspec, and the path in it.
+
+    Raises:
+      ValueError: the address is of no bucket, or its package is not installed.
+    """
+    check_store(address)
+    scheme = scheme_of(address)
+    assert scheme is not None
+    store = _file_system(scheme)
+    # An object may have been replaced by another program since it was last seen.
+    store.invalidate_cache()
+    return store, store._strip_protocol(address)
+
+
+@functools.cache
+def _file_system(scheme: str) -> Any:
+    try:
+        import fsspec
+
+        return fsspec.filesystem(scheme)
+    except ImportError as error:
+        raise ValueError(
+            f"{scheme}:// is read and written with the package {_PACKAGES[scheme]}, which is not "
+            "installed; in a checkout of fwpkm_jax run: pip install -e '.[buckets]'"
+        ) from error
+
+
+def store_error(address: str, error: Exception) -> Exception:
+    """What a store raised, as one line that names the address."""
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(f"There is no {address}; check the address.")
+    reason = shown(str(error) or type(error).__name__, 200)
+    return OutsideFileError(
+        address,
+        f"cannot be read ({type(error).__name__}: {reason})",
+        otherwise="check the address, the login and the connection",
+    )

@@ -1,0 +1,1 @@
+"""Text that is read while training: files of several kinds, on this machine, a hub or a bucket."""

@@ -1,0 +1,223 @@
+"""Files of text wherever they lie: on this machine, in a bucket, in a data set of the hub."""
+
+from __future__ import annotations
+
+import abc
+import fnmatch
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from fwpkm_jax.addresses import check_store, open_store, scheme_of, store_error
+from fwpkm_jax.data.documents import KINDS, find_files, kind_of
+from fwpkm_jax.data.identity import MOST_NAMED, WHOLE, identity
+from fwpkm_jax.data.streams.hub import HUB, HubName, check_hub_name, fetch_file, list_data_files
+from fwpkm_jax.literals import some
+
+_READ_AHEAD = 2**22
+
+# Of sources that are too large to be hashed whole.
+_SAMPLED = {"whole": 2**20, "blocks": 2**8}
+
+
+@dataclass(frozen=True)
+class AbstractDataFile(abc.ABC):
+    """A file of text.
+
+    Attributes:
+      name: what messages call it.
+    """
+
+    name: str
+
+    @property
+    def kind(self) -> str:
+        """The end of its name, one of `documents.KINDS`."""
+        return kind_of(self.name)
+
+    @property
+    def short_name(self) -> str:
+        """Its name without folders."""
+        return self.name.rpartition("/")[2]
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """Bytes."""
+
+    @abc.abstractmethod
+    def open(self) -> IO[bytes]:
+        """The content, which can be read from any byte on; it is not read before it is used."""
+
+    @abc.abstractmethod
+    def identity(self, *, sampled: bool) -> str:
+        """Differs for files of other content.
+
+        Args:
+          sampled: of a file of this machine that has more than 1 MiB, 256 blocks of 4 KiB are read.
+        """
+
+    def sha256(self) -> str:
+        """The hash of its bytes, in hexadecimal."""
+        digest = hashlib.sha256()
+        with self.open() as content:
+            while block := content.read(2**20):
+                digest.update(block)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class LocalFile(AbstractDataFile):
+    """A file of this machine."""
+
+    path: Path
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size
+
+    def open(self) -> IO[bytes]:
+        return self.path.open("rb")
+
+    def identity(self, *, sampled: bool) -> str:
+        return identity(self.path, **_SAMPLED) if sampled else identity(self.path)
+
+
+@dataclass(frozen=True)
+class BucketFile(AbstractDataFile):
+    """An object of a bucket; its name is its address."""
+
+    @property
+    def _info(self) -> dict[str, Any]:
+        store, path = open_store(self.name)
+        try:
+            return store.info(path)
+        except Exception as error:
+            raise store_error(self.name, error) from error
+
+    @property
+    def size(self) -> int:
+        return int(self._info["size"])
+
+    def open(self) -> IO[bytes]:
+        store, path = open_store(self.name)
+        try:
+            return store.open(path, "rb", block_size=_READ_AHEAD, cache_type="readahead")
+        except Exception as error:
+            raise store_error(self.name, error) from error
+
+    def identity(self, *, sampled: bool) -> str:
+        """The hash that the store keeps of it; where it keeps none, that of its bytes."""
+        del sampled
+        info = self._info
+        for name in ("md5Hash", "crc32c", "ETag", "etag"):
+            if info.get(name):
+                return f"{name} {info[name]} of {info['size']} bytes"
+        return self.sha256()
+
+
+@dataclass(frozen=True)
+class HubFile(AbstractDataFile):
+    """A file of a data set of the hub; it is fetched into the client's cache when it is opened."""
+
+    repository: HubName
+    """Its revision is a commit."""
+    path: str
+    """In the repository."""
+    object_id: str
+    """The hub's hash of its content."""
+    bytes: int
+
+    @property
+    def size(self) -> int:
+        return self.bytes
+
+    def open(self) -> IO[bytes]:
+        return fetch_file(self.repository, self.path).open("rb")
+
+    def identity(self, *, sampled: bool) -> str:
+        del sampled
+        return self.object_id
+
+
+def check_data_path(path: str, name: str) -> None:
+    """Raises ValueError for an address that data are not read from; asks no server.
+
+    Args:
+      path: of a source of text.
+      name: of the setting that names it.
+    """
+    scheme = scheme_of(path)
+    if scheme == HUB:
+        check_hub_name(path, name)
+    elif scheme is not None and not path.startswith("package:"):
+        check_store(path, name)
+
+
+def data_files(path: str | Path) -> list[AbstractDataFile]:
+    """The files of a source of text, in sorted order.
+
+    Args:
+      path: of a file or folder of this machine; the address of an object, of a folder or of a
+        pattern (`s3://bucket/text/*.parquet`); or `hf://datasets/OWNER/NAME[@REVISION][/PATTERN]`.
+
+    Raises:
+      FileNotFoundError: there is no such file, folder or data set.
+      ValueError: it holds no text of a kind that is read; see also `find_files`.
+      OSError: the hub cannot be reached.
+    """
+    scheme = scheme_of(path)
+    if scheme == HUB:
+        return _hub_files(str(path))
+    if scheme is None or str(path).startswith("package:"):
+        return [LocalFile(str(file), file) for file in find_files(path, kinds=KINDS)]
+    return _bucket_files(str(path))
+
+
+def _hub_files(path: str) -> list[AbstractDataFile]:
+    repository, files = list_data_files(path)
+    return [
+        HubFile(f"{repository}/{x.path}", repository, x.path, x.object_id, x.size) for x in files
+    ]
+
+
+def _bucket_files(address: str) -> list[AbstractDataFile]:
+    store, path = open_store(address)
+    try:
+        if any(x in path for x in "*?["):
+            found = [x for x in store.find(_fixed_part(path)) if fnmatch.fnmatchcase(x, path)]
+        else:
+            found = store.find(path)
+    except Exception as error:
+        raise store_error(address, error) from error
+    files = [x for x in sorted(found) if kind_of(x) in KINDS]
+    if not found:
+        raise FileNotFoundError(f"There is no object or folder {address}; check the address.")
+    if not files:
+        raise ValueError(
+            f"{address} holds no {', '.join(KINDS)} file, only {some(sorted(found))}; name another."
+        )
+    return [BucketFile(store.unstrip_protocol(x)) for x in files]
+
+
+def _fixed_part(pattern: str) -> str:
+    """The folders of a pattern before its first wildcard."""
+    parts = pattern.split("/")
+    fixed = next(n for n, part in enumerate(parts) if any(x in part for x in "*?["))
+    return "/".join(parts[:fixed])
+
+
+def source_identities(files: Sequence[AbstractDataFile]) -> list[list[str]]:
+    """Name and hash of each file, in order, as JSON values.
+
+    A source of more than `MOST_NAMED` files has one entry, for all of them.
+    Files of this machine are hashed whole if together they have at most `identity.WHOLE` bytes.
+    """
+    local = sum(file.size for file in files if isinstance(file, LocalFile))
+    found = [[file.short_name, file.identity(sampled=local > WHOLE)] for file in files]
+    if len(found) <= MOST_NAMED:
+        return found
+    joined = hashlib.sha256("\n".join(digest for _, digest in found).encode()).hexdigest()
+    return [[f"{len(found)} files from {files[0].name.rpartition('/')[0]}", joined]]

@@ -1,0 +1,209 @@
+"""Data sets of the Hugging Face Hub: their files listed, and fetched one by one.
+
+The package huggingface_hub (extra `hf`) does the work: its cache, its login, downloads that go on
+after a lost connection. `HF_ENDPOINT` names another hub.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fwpkm_jax.data.documents import KINDS, kind_of
+from fwpkm_jax.data.tokenizer_json import hf_package
+from fwpkm_jax.literals import some
+from fwpkm_jax.outside_files import shown
+
+HUB = "hf"
+"""The scheme of addresses of the hub."""
+
+LOGIN = "log in with `hf auth login`"
+AGAIN = "run the command again: files that are whole are not fetched again"
+_FORM = f"{HUB}://datasets/OWNER/NAME[@REVISION][/FILE, FOLDER OR PATTERN]"
+_ADDRESS = re.compile(
+    rf"{HUB}://datasets/([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([^/]+))?(?:/(.+))?"
+)
+_SPLITS = {"train": "train", "test": "test", "valid": "valid", "validation": "valid", "dev": "dev"}
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_LOGGER = logging.getLogger(__name__)
+
+
+class HubName(NamedTuple):
+    """A data set and one of its revisions."""
+
+    name: str
+    """`owner/name`."""
+    revision: str | None
+    """A branch, a tag or a commit; None: the main branch."""
+
+    def __str__(self) -> str:
+        return f"{HUB}://datasets/{self.name}" + (f"@{self.revision}" if self.revision else "")
+
+
+class HubEntry(NamedTuple):
+    """A file of a data set."""
+
+    path: str
+    size: int
+    object_id: str
+
+
+def check_hub_name(address: str, name: str = "address") -> tuple[HubName, str]:
+    """The data set of an address, and what of it is named ("": all).
+
+    Raises:
+      ValueError: the address has another form.
+    """
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        raise ValueError(f"{name}={address!r} is no data set of the hub; write {_FORM}.")
+    return HubName(found[1], found[2]), (found[3] or "").strip("/")
+
+
+def list_data_files(address: str) -> tuple[HubName, list[HubEntry]]:
+    """The data set at the commit that its revision is now, and the files of text that it names.
+
+    Raises:
+      ImportError: the package huggingface_hub is not installed.
+      ValueError: there is no such data set, revision or file; or the address names no part of a
+        data set with several splits.
+      OSError: the hub cannot be reached, or refuses.
+    """
+    wanted, part = check_hub_name(address)
+    client = hub_client("Data sets of the hub are fetched")
+    api = client.HfApi(library_name="fwpkm_jax")
+    with asking(client, wanted.name, wanted.revision, what="data set"):
+        commit = str(api.dataset_info(wanted.name, revision=wanted.revision).sha)
+        entries = list(
+            api.list_repo_tree(wanted.name, repo_type="dataset", revision=commit, recursive=True)
+        )
+    repository = HubName(wanted.name, commit)
+    if _COMMIT.fullmatch(wanted.revision or "") is None:
+        _LOGGER.warning(
+            "%s is now commit %s; name %s to read the same files later.",
+            wanted,
+            commit,
+            repository,
+        )
+    found = [
+        HubEntry(x.path, x.size, x.lfs.sha256 if x.lfs else x.blob_id)
+        for x in entries
+        if isinstance(x, client.hf_api.RepoFile) and _is_named(x.path, part)
+    ]
+    files = sorted(x for x in found if kind_of(x.path) in KINDS)
+    if not files:
+        there = sorted(x.path for x in found or entries)
+        raise ValueError(
+            f"{repository} has no {', '.join(KINDS)} file{f' at {part!r}' if part else ''}, only "
+            f"{some(there) or 'none'}; name others."
+        )
+    splits = {_split(x.path): x.path for x in files}
+    if not part and len(splits) > 1:
+        names = some([repr(x) for x in sorted(splits.values())])
+        raise ValueError(
+            f"{repository} holds several splits, as {names}; name one, as {wanted}/"
+            f"{_pattern(files)}."
+        )
+    return repository, files
+
+
+def fetch_file(repository: HubName, path: str) -> Path:
+    """A file of a data set in the client's cache; one that is there is not fetched again.
+
+    Raises:
+      OSError: the hub cannot be reached, or refuses.
+    """
+    client = hub_client("Data sets of the hub are fetched")
+    with asking(client, repository.name, repository.revision, what="data set"):
+        found = client.hf_hub_download(
+            repository.name,
+            path,
+            repo_type="dataset",
+            revision=repository.revision,
+            library_name="fwpkm_jax",
+        )
+    return Path(found)
+
+
+def _is_named(path: str, part: str) -> bool:
+    """Whether a file is the part, lies below it, or fits it as a pattern."""
+    below = not part or path == part or path.startswith(part + "/")
+    return below or fnmatch.fnmatchcase(path, part)
+
+
+def _split(path: str) -> str | None:
+    """The split that a file's path names, as `data/train-00000-of-00002.parquet` does."""
+    words = re.split(r"[/_.-]", path.lower())
+    return next((_SPLITS[word] for word in words if word in _SPLITS), None)
+
+
+def _pattern(files: list[HubEntry]) -> str:
+    """A pattern for the files of one split, for a message."""
+    paths = [x.path for x in files]
+    first = next((x for x in paths if _split(x) == "train"), paths[0])
+    folder, _, name = first.rpartition("/")
+    short = f"{name.split('-')[0]}*" if "-" in name else name
+    return f"{folder}/{short}" if folder else short
+
+
+def hub_client(done: str) -> Any:
+    """The client, which only some installations have.
+
+    Args:
+      done: what it does, for the message.
+
+    Raises:
+      ImportError: it is not installed.
+    """
+    for module in ("constants", "errors", "hf_api"):  # Become attributes of the package.
+        hf_package(f"huggingface_hub.{module}", done)
+    return hf_package("huggingface_hub", done)
+
+
+@contextlib.contextmanager
+def asking(client: Any, name: str, revision: str | None, *, what: str = "model") -> Iterator[None]:
+    """Turns what the client raises into one line that says what to do.
+
+    Args:
+      client: from `hub_client`.
+      name: of the repository.
+      revision: of it.
+      what: it is: a model or a data set.
+    """
+    errors, hub = client.errors, client.constants.ENDPOINT
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise OSError(f"{name} is gated: accept its terms at {hub}/{name}, and {LOGIN}.") from error
+    except errors.RepositoryNotFoundError as error:
+        here = "no folder here and " if what == "model" else ""
+        raise ValueError(
+            f"{name} is {here}no {what} of {hub} that you may read; check the name, or "
+            f"{LOGIN} if it is private."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ValueError(f"{name} has no revision {shown(revision)!r} at {hub}.") from error
+    except errors.LocalEntryNotFoundError as error:
+        raise OSError(
+            f"{hub} cannot be reached, and {name} is not whole in the cache; {AGAIN}."
+        ) from error
+    except errors.LocalTokenNotFoundError as error:
+        raise OSError(f"Nobody is logged in at {hub}; {LOGIN}.") from error
+    except errors.HFValidationError as error:
+        raise ValueError(f"{shown(name)} is no name of the hub: {shown(error)}") from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        way_out = LOGIN if status in (401, 403) else AGAIN
+        raise OSError(f"{hub} answered {status} for {name}; {way_out}.") from error
+    except ImportError:
+        raise
+    except Exception as error:  # Of the network; the client's packages have kinds of their own.
+        raise OSError(
+            f"{hub} cannot be asked for {name} ({type(error).__name__}: {shown(error, 100)}); "
+            f"{AGAIN}."
+        ) from error

@@ -266,6 +266,7 @@ def test_a_stream_that_cannot_be_is_refused(fields, message):
         ("x.arrow", b"ARROW1 and no more", r"x\.arrow is damaged"),
         ("x.arrow", b"", r"x\.arrow is damaged"),
     ],
+    ids=range(11),
 )
 def test_damaged_text_is_an_error_that_names_the_place(tmp_path, name, content, message):
     if not name.startswith(("x.j", "x.t")):

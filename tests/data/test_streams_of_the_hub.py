@@ -86,6 +86,7 @@ def test_a_run_goes_on_with_the_commit_that_it_names_and_refuses_another(hub, fi
         ("hf://datasets/a/none/x", ValueError, "a/none is no data set of .* that you may read"),
         ("hf://datasets/a/gated/x", OSError, "a/gated is gated: accept its terms"),
     ],
+    ids=["splits", "pattern", "revision", "missing", "gated"],
 )
 def test_what_the_hub_does_not_have_is_refused_by_name(hub, files, address, error, message):
     hub.commit("datasets/a/gated", {"x.txt": b"text"})

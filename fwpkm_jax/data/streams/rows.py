@@ -12,7 +12,8 @@ from typing import Any
 import grain
 import numpy as np
 
-from fwpkm_jax.data.batches import BATCHES_AHEAD, Batch, Example
+from fwpkm_jax.data.base import Batch
+from fwpkm_jax.data.batches import BATCHES_AHEAD
 from fwpkm_jax.data.identity import check_same
 from fwpkm_jax.data.packing import make_row
 from fwpkm_jax.data.streams.files import AbstractDataFile
@@ -176,7 +177,7 @@ class StreamedBatches(grain.IterDataset):
         wanted = list(range(batch_size) if kept is None else kept)
 
         def join(rows: Sequence[np.ndarray]) -> Batch:
-            examples: list[Example] = [
+            examples = [
                 make_row(rows[place], eos_id=eos_id)
                 if place < len(rows)
                 else {n: np.zeros_like(x) for n, x in make_row(rows[0], eos_id=eos_id).items()}

@@ -59,8 +59,14 @@ FAULTS = (
     ),
     Fault(
         "model: an id outside the vocabulary reads the last row",
-        'embedding.at[tokens].get(mode="fill", fill_value=jnp.nan)',
-        'embedding.at[tokens].get(mode="clip")',
+        'self.embedding[...].at[tokens].get(mode="fill", fill_value=jnp.nan)',
+        'self.embedding[...].at[tokens].get(mode="clip")',
+        _MODEL,
+    ),
+    Fault(
+        "model: over devices an id outside the vocabulary reads the last row",
+        'rows = embedding.at[tokens].get(mode="fill", fill_value=jnp.nan)',
+        'rows = embedding.at[tokens].get(mode="clip")',
         _MODEL,
     ),
     Fault(

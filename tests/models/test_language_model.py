@@ -12,7 +12,9 @@ from flax import nnx
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.layers.mixers.attention import AttentionConfig
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
+from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.layers.pkm import PKMConfig
+from fwpkm_jax.models.embedding_and_head import embed_over_devices
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
 from fwpkm_jax.models.outputs import memory_metrics
 from fwpkm_jax.rules import FwPKM
@@ -203,6 +205,11 @@ def test_an_id_outside_the_vocabulary_is_not_read_as_another():
     ids = tokens().at[0, 3].set(CONFIG.vocab_size)
     logits = whole(build()[1], ids, memory).logits
     assert np.all(np.isnan(logits[0, 3]))
+    axes = ("data", "fsdp", "model")
+    types = (jax.sharding.AxisType.Auto,) * 3
+    partition = Partition(jax.make_mesh((1, 1, 1), axes, types, devices=jax.devices()[:1]))
+    rows = embed_over_devices(jnp.ones((CONFIG.vocab_size, 2)), ids, None, partition)
+    np.testing.assert_array_equal(np.argwhere(np.isnan(rows[..., 0])), [[0, 3]])
 
 
 def test_metrics_name_layer_and_measure():

@@ -11,9 +11,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.sharding import declarations
 from fwpkm_jax.training.state import Precision
+
+_SMALL = 4096
+"""Numbers of an array that is not summed by rows before it joins the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +207,46 @@ def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTran
         )
     if config.clip_norm is None:
         return optimizer
-    return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
+    return optax.chain(_clip(config.clip_norm), optimizer)
+
+
+def global_norm(tree: Any) -> jax.Array:
+    """The norm of all arrays as one vector, in at least float32, with few launches on a GPU.
+
+    A GPU sums an array to one number in two launches, and each array of a model has its own. Here
+    an array is summed by rows, in the launch that computes it where there is one, and one launch
+    adds the rows of all arrays. XLA would divide that sum by arrays again; the barrier keeps it
+    whole.
+
+    Args:
+      tree: floating-point arrays, of which none is divided over devices: rows of divided arrays
+        would be gathered first, and `optax.tree.norm` suits them.
+    """
+    rows = []
+    for x in jax.tree.leaves(tree):
+        square = jnp.square(x.astype(compute_dtype(x.dtype)))
+        whole = square.ndim < 2 or square.size <= _SMALL
+        rows.append(square.ravel() if whole else jnp.sum(square, axis=-1).ravel())
+    if not rows:
+        return jnp.zeros((), jnp.float32)
+    return jnp.sqrt(jnp.sum(jax.lax.optimization_barrier(jnp.concatenate(rows))))
+
+
+def _clip(norm: float) -> optax.GradientTransformationExtraArgs:
+    """As `optax.clip_by_global_norm`, with the gradients' norm from the caller, who reports it."""
+
+    def update(
+        grads: Any, state: Any, params: Any = None, *, grad_norm: Any = None, **others: Any
+    ) -> tuple[Any, Any]:
+        del params, others
+        found = global_norm(grads) if grad_norm is None else grad_norm
+
+        def clipped(x: jax.Array) -> jax.Array:
+            return jnp.where(found < norm, x, x / found.astype(x.dtype) * norm)
+
+        return jax.tree.map(clipped, grads), state
+
+    return optax.GradientTransformationExtraArgs(optax.identity().init, update)
 
 
 def _by_muon(params: Any) -> Any:

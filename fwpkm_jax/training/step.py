@@ -21,6 +21,7 @@ from fwpkm_jax.models.statistics import with_statistics
 from fwpkm_jax.training.limited import Limited, draw_limited
 from fwpkm_jax.training.losses import readout_loss
 from fwpkm_jax.training.micro_batches import Batch, deal_batch, micro_batch_memory, split_batch
+from fwpkm_jax.training.optimizer import global_norm
 from fwpkm_jax.training.sharding import state_shardings
 from fwpkm_jax.training.state import (
     Memories,
@@ -118,11 +119,12 @@ def make_train_step(
         names = ("tokens", "loss_weight", "segment_ids")
         batch = {name: batch[name] for name in names if name in batch}
         found, drawn = _drawn_gradients(graphdef, limited, state, batch, config)
-        params, opt_state, grad_norm = _update(state, found, optimizer, train)
+        norm = global_norm if partition is None else optax.tree.norm
+        params, opt_state, grad_norm = _update(state, found, optimizer, train, norm)
         metrics = {
             "loss": found.loss - found.layers.get("balance_loss", 0.0),
             "grad_norm": grad_norm,
-            "param_norm": optax.tree.norm(params),
+            "param_norm": norm(params),
             "lr": jnp.asarray(schedule(state.step), jnp.float32),
             **drawn,
             **_padding(batch),
@@ -261,15 +263,17 @@ def _update(
     found: _Gradients,
     optimizer: optax.GradientTransformation,
     train: tuple[str, ...],
+    norm: Callable[[Any], jax.Array],
 ) -> tuple[Any, optax.OptState, jax.Array]:
     """New parameters, new optimiser state and the gradient norm.
 
     Parameters and optimiser state stay as they were if the loss or the norm is not finite.
     """
-    grad_norm = optax.tree.norm(found.grads)
+    grad_norm = norm(found.grads)
     finite = jnp.isfinite(found.loss) & jnp.isfinite(grad_norm)
     old = trained_part(state.params, train)
-    updates, opt_state = optimizer.update(found.grads, state.opt_state, old)
+    optimizer = optax.with_extra_args_support(optimizer)
+    updates, opt_state = optimizer.update(found.grads, state.opt_state, old, grad_norm=grad_norm)
     params = with_trained(state.params, optax.apply_updates(old, updates), train)
     trained = trained_part(with_statistics(params, found.statistics), train)
     trained, opt_state = jax.tree.map(

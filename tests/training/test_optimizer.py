@@ -19,6 +19,7 @@ from fwpkm_jax.run.train import train
 from fwpkm_jax.training.optimizer import (
     OptimizerConfig,
     decay_mask,
+    global_norm,
     learning_rate_schedule,
     make_optimizer,
 )
@@ -129,6 +130,18 @@ def test_weight_decay_is_decoupled():
     updates, _ = optimizer.update(zeros, optimizer.init(params), params)
     np.testing.assert_allclose(updates["kernel"][...], -0.5 * 0.1 * 3.0, rtol=1e-6)
     np.testing.assert_array_equal(updates["bias"][...], 0)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_norm_is_that_of_all_arrays_as_one_vector(dtype):
+    rng = np.random.default_rng(0)
+    shapes = ((), (3,), (5000,), (2, 3), (90, 50), (3, 4, 500), (0, 2))
+    arrays = [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
+    together = np.concatenate([np.asarray(x, np.float64).ravel() for x in arrays])
+    found = jax.jit(global_norm)({"some": arrays[:3], "others": arrays[3:]})
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, np.linalg.norm(together), rtol=1e-6)
+    assert global_norm({}) == 0
 
 
 def test_first_update_is_adams():

@@ -24,6 +24,13 @@ def scheme_of(path: str | Path) -> str | None:
     return found[1].lower() if found else None
 
 
+def address_of(path: str | Path) -> str:
+    """A path as text; of an address that was made a `Path`, with both slashes again."""
+    if scheme_of(path) is None:
+        return str(path)
+    return re.sub(r":/(?!/)", "://", str(path), count=1)
+
+
 def check_store(address: str, name: str = "") -> None:
     """Raises ValueError for an address that is of no bucket.
 
@@ -45,6 +52,7 @@ def open_store(address: str) -> tuple[Any, str]:
     Raises:
       ValueError: the address is of no bucket, or its package is not installed.
     """
+    address = address_of(address)
     check_store(address)
     scheme = scheme_of(address)
     assert scheme is not None

@@ -18,14 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from fwpkm_jax import config_json
+from fwpkm_jax.addresses import check_store, scheme_of
 from fwpkm_jax.command_line import nearest
 from fwpkm_jax.config_json import to_json
 from fwpkm_jax.data import AbstractDataConfig
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.literals import check_literals, some
 from fwpkm_jax.models.language_model import ModelConfig
-from fwpkm_jax.outside_files import OutsideFileError, read_json, shown
+from fwpkm_jax.outside_files import OutsideFileError, parse_json, read_json, shown
 from fwpkm_jax.plugins import missing_plugins, refuse_unnamed
+from fwpkm_jax.stores import Store
 from fwpkm_jax.training.checkpoints.checkpoint import CheckpointConfig
 from fwpkm_jax.training.config import WITHOUT_EFFECT, LogName, TrainingConfig
 from fwpkm_jax.training.optimizer import OptimizerConfig
@@ -69,7 +71,8 @@ class Experiment:
     profile: int | None = None
     """Steps of which a trace is written to RUN/profile, once the first few are done. None: none."""
     run_dir: str = "runs/default"
-    """Directory the run writes to; a run that was interrupted there continues."""
+    """Directory the run writes to, also in a bucket (gs://, s3://); a run that was interrupted
+    there continues."""
     base: str | None = None
     """Run directory whose newest checkpoint a new run's weights start from. Memories that the base
     has not are new and add nothing before the first step. With optimizer.train, checkpoints hold
@@ -84,8 +87,9 @@ class Experiment:
         check_literals(self)
         for name, hint in config_json.hints(Experiment).items():
             config_json.from_json(to_json(getattr(self, name)), hint, path=name)
-        for name in ("run_dir", "base"):
-            check_local(getattr(self, name) or "", name)
+        if scheme_of(self.run_dir) is not None:
+            check_store(self.run_dir, "run_dir")
+        check_local(self.base or "", "base")
         if self.seed < 0:
             raise ValueError(f"seed={self.seed} must be at least 0.")
         if self.profile is not None and self.profile < 1:
@@ -225,8 +229,7 @@ def read_experiment(run_dir: str | Path) -> Experiment:
       ValueError: the run names plugins that this program did not import, or the configuration
         cannot be read; the message names the value, or the commit that wrote it.
     """
-    path = config_file(run_dir)
-    values = read_json(path, otherwise=_COPY, kind=dict)
+    path, values = _stored_config(run_dir)
     try:
         return from_json(values, path=str(path))
     except OutsideFileError:
@@ -237,7 +240,7 @@ def read_experiment(run_dir: str | Path) -> Experiment:
             raise OutsideFileError(path, problem, otherwise=_COPY) from error
         raise OutsideFileError(
             path,
-            f"{problem}: another version of fwpkm_jax wrote this run ({_commit_of(Path(run_dir))})",
+            f"{problem}: another version of fwpkm_jax wrote this run ({_commit_of(run_dir)})",
             otherwise="read it with that version",
         ) from error
 
@@ -259,16 +262,31 @@ def config_file(run_dir: str | Path) -> Path:
     return path
 
 
+def _stored_config(run_dir: str | Path) -> tuple[str | Path, dict[str, Any]]:
+    """Where a run's configuration is, and its JSON."""
+    if scheme_of(run_dir) is None:
+        path = config_file(run_dir)
+        return path, read_json(path, otherwise=_COPY, kind=dict)
+    store = Store(str(run_dir))
+    name = f"{store}/config.json"
+    try:
+        content = store.read("config.json")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{name} does not exist; {store} holds no run.") from error
+    return name, parse_json(content, name, otherwise=_COPY, kind=dict)
+
+
 def stored_processes(run_dir: str | Path) -> dict[str, Any]:
     """How the processes of an earlier start found each other, which runs once stored; {} if not."""
-    stored = read_json(config_file(run_dir), otherwise=_COPY, kind=dict).get("distributed")
+    stored = _stored_config(run_dir)[1].get("distributed")
     fields = stored.items() if isinstance(stored, dict) else ()
     return {n: x for n, x in fields if n != "class" and x is not None and x is not False}
 
 
-def _commit_of(run_dir: Path) -> str:
+def _commit_of(run_dir: str | Path) -> str:
     """The code of a run's first session, as `environment.json` tells."""
     try:
+        run_dir = Path(run_dir)
         commit = read_json(run_dir / "environment.json")["sessions"][0]["commit"]
     except (OSError, ValueError, LookupError, TypeError):
         commit = None

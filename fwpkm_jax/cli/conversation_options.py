@@ -65,7 +65,7 @@ def converse(
     """
     start_logging()
     try:
-        return carry_out(parse_options(arguments, program, empty))
+        return carry_out(parse_options(arguments, program, empty, addresses=("run",)))
     except (ValueError, OSError, ImportError) as error:
         return report(program, error)
     except DamagedCheckpointError as error:

@@ -65,7 +65,7 @@ def parse(arguments: Sequence[str], program: str = "fwpkm eval") -> Any:
     """
     # First of all, because plugins may register evaluations, whose options are then known.
     import_plugins(values_of("--plugins", separate_options(arguments)))
-    return parse_options(arguments, program, options_type()(run=Path()))
+    return parse_options(arguments, program, options_type()(run=Path()), addresses=("run",))
 
 
 def main(arguments: Sequence[str], program: str = "fwpkm eval") -> int:

@@ -57,7 +57,8 @@ def parse_command_line(
     option = ""
     for value in arguments:
         option = value if value.startswith("--") else option
-        if not option.startswith("--data."):  # Sources of text may have addresses.
+        # Sources of text and runs may have addresses.
+        if not option.startswith("--data.") and option not in ("--run_dir", "--resume"):
             check_local(value, option.removeprefix("--"))
     import_plugins(values_of("--plugins", arguments))
     if "--resume" in arguments:

@@ -18,6 +18,7 @@ from fwpkm_jax.command_line import report, say_error
 from fwpkm_jax.interchange import export_run
 from fwpkm_jax.interchange.hf import export_model, push_model
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
+from fwpkm_jax.training.runs.mirror import run_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +57,15 @@ class ExportHF(_Checkpoint):
     """Whether a repository that is made can be seen by its owner alone."""
 
     def export(self) -> str:
-        if self.push is not None:
-            return push_model(
-                self.run, self.push, folder=self.folder, step=self.step, private=self.private
-            )
-        if self.folder is None:
+        if self.push is None and self.folder is None:
             raise ValueError("FOLDER is missing: Folder to create; or --push owner/name.")
-        return str(export_model(self.run, self.folder, step=self.step))
+        with run_folder(self.run) as run:
+            if self.push is None:
+                assert self.folder is not None
+                return str(export_model(run, self.folder, step=self.step))
+            return push_model(
+                run, self.push, folder=self.folder, step=self.step, private=self.private
+            )
 
 
 def main(arguments: Sequence[str], program: str = "fwpkm export") -> int:
@@ -71,12 +74,16 @@ def main(arguments: Sequence[str], program: str = "fwpkm export") -> int:
     try:
         if arguments[:1] == ["hf"]:
             program = f"{program} hf"
-            print(f"wrote {parse_options(arguments[1:], program, ExportHF(run=Path())).export()}")
+            empty = ExportHF(run=Path())
+            options = parse_options(arguments[1:], program, empty, addresses=("run",))
+            print(f"wrote {options.export()}")
         else:
-            options = parse_options(arguments, program, ExportOptions(run=Path(), folder=Path()))
-            folder = export_run(
-                options.run, options.folder, step=options.step, memories=options.memories
-            )
+            options = ExportOptions(run=Path(), folder=Path())
+            options = parse_options(arguments, program, options, addresses=("run",))
+            with run_folder(options.run) as run:
+                folder = export_run(
+                    run, options.folder, step=options.step, memories=options.memories
+                )
             print(f"wrote {folder}")
     except (ValueError, OSError, ImportError) as error:
         return report(program, error)

@@ -32,13 +32,16 @@ class PluginOptions:
 Options = TypeVar("Options")
 
 
-def parse_options(arguments: Sequence[str], program: str, empty: Options) -> Options:
+def parse_options(
+    arguments: Sequence[str], program: str, empty: Options, *, addresses: Sequence[str] = ()
+) -> Options:
     """The options that a command line sets.
 
     Args:
       arguments: the command line.
       program: what messages and the help call the command.
       empty: options of the same class, whose values are not used.
+      addresses: names of options that may be addresses of buckets.
 
     Raises:
       SystemExit: 0 after `--help`.
@@ -55,7 +58,8 @@ def parse_options(arguments: Sequence[str], program: str, empty: Options) -> Opt
         config=(tyro.conf.FlagConversionOff,),
     )
     for name, path in _paths(options):
-        check_local(path, name)
+        if name not in addresses:
+            check_local(path, name)
     if isinstance(empty, PluginOptions):
         import_plugins(options.plugins)
     return options

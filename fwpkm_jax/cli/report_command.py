@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fwpkm_jax.addresses import address_of
 from fwpkm_jax.cli.options import RunArgument, parse_options
 from fwpkm_jax.command_line import report
 from fwpkm_jax.evaluation.report import write_report
+from fwpkm_jax.training.runs.mirror import run_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +24,11 @@ class ReportOptions:
 def main(arguments: Sequence[str], program: str = "fwpkm report") -> int:
     """Writes the report; returns the program's exit code."""
     try:
-        options = parse_options(arguments, program, ReportOptions(run=Path()))
-        print(f"wrote {write_report(options.run)}")
+        empty = ReportOptions(run=Path())
+        options = parse_options(arguments, program, empty, addresses=("run",))
+        with run_folder(options.run) as folder:
+            name = write_report(folder).relative_to(folder)
+        print(f"wrote {address_of(options.run / name)}")
     except (ValueError, OSError) as error:
         return report(program, error)
     return 0

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from fwpkm_jax import memories
+from fwpkm_jax.addresses import address_of, scheme_of
 from fwpkm_jax.data.chat_turns import START, Turn, closing_tokens, has_template, message_tokens
 from fwpkm_jax.generation import GenerationState, Sampling, generate, grow, init_generation
 from fwpkm_jax.literals import some
@@ -331,10 +332,15 @@ def memory_folder(run_dir: Path, folder: Path | None) -> Path:
     """Where the memories of a run lie.
 
     Raises:
-      ValueError: in place of the run's own folder is a link.
+      ValueError: in place of the run's own folder is a link, or the run is in a bucket.
     """
     if folder is not None:
         return folder
+    if scheme_of(run_dir) is not None:
+        raise ValueError(
+            f"{address_of(run_dir)} is in a bucket, where no memories are kept; name a folder of "
+            "this machine with --memories FOLDER."
+        )
     own = run_dir / "memories"
     return own_folder(own) if own.is_symlink() else own
 

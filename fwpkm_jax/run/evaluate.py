@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from fwpkm_jax.addresses import address_of
 from fwpkm_jax.evaluation import Origin, Result, Subject, choose_suite, run_suite
 from fwpkm_jax.evaluation.report import write_report
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.run.load import Run, check_can_evaluate, load_run
+from fwpkm_jax.training.runs.mirror import run_folder
 from fwpkm_jax.training.sharding import make_partition
 from fwpkm_jax.whole_files import own_folder
 
@@ -30,7 +32,7 @@ def evaluate(
     and explains all results of the run so far.
 
     Args:
-      run_dir: the run's directory.
+      run_dir: the run's directory, also in a bucket.
       suite: names in `fwpkm_jax.evaluation.EVALS`, or "all"; by default those that suit the data.
       step: the checkpoint, as in `load_run`.
       configs: options of evaluations by name, for instance `{"ppl": PerplexityConfig(...)}`.
@@ -50,14 +52,16 @@ def evaluate(
       0.98
     """
     partition = None if mesh is None else make_partition(mesh)
-    run = load_run(run_dir, step)
-    check_can_evaluate(run, run_dir)
-    subject = subject_of(run, name=str(run_dir))
-    subject = dataclasses.replace(subject, partition=partition)
-    chosen = choose_suite(suite, subject, configs)
-    directory = own_folder(Path(run_dir) / "results")
-    results = run_suite(subject, chosen, directory=directory, configs=configs, limit=limit)
-    print(f"wrote {write_report(Path(run_dir))}")
+    with run_folder(run_dir) as folder:
+        run = load_run(folder, step)
+        check_can_evaluate(run, folder)
+        subject = subject_of(run, name=address_of(run_dir))
+        subject = dataclasses.replace(subject, partition=partition)
+        chosen = choose_suite(suite, subject, configs)
+        directory = own_folder(folder / "results")
+        results = run_suite(subject, chosen, directory=directory, configs=configs, limit=limit)
+        written = write_report(folder).relative_to(folder)
+    print(f"wrote {address_of(Path(run_dir) / written)}")
     return results
 
 

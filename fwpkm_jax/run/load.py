@@ -9,10 +9,12 @@ from typing import Any, Literal, NamedTuple
 import jax
 from flax import nnx
 
+from fwpkm_jax.addresses import scheme_of
 from fwpkm_jax.config import Experiment, read_experiment
 from fwpkm_jax.data import AbstractDataConfig, Tokenizer, load_tokenizer
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.training.checkpoints.restore import find_step, read_checkpoint
+from fwpkm_jax.training.runs.mirror import local_copy
 from fwpkm_jax.training.state import Memories, init_state, model_graph
 
 IMPORTED = "hf"
@@ -77,7 +79,7 @@ def load_run(run_dir: str | Path, step: int | Literal["best"] | None = None) -> 
     """A run's configuration and the weights of one of its checkpoints.
 
     Args:
-      run_dir: the directory that `train.py` wrote.
+      run_dir: the directory that `train.py` wrote, also in a bucket.
       step: a step, "best" for the lowest validation loss, None for the newest.
 
     Raises:
@@ -91,6 +93,9 @@ def load_run(run_dir: str | Path, step: int | Literal["best"] | None = None) -> 
       >>> run.model.config.memory_layers  # doctest: +SKIP
       (1,)
     """
+    if scheme_of(run_dir) is not None:
+        with local_copy(str(run_dir)) as folder:
+            return load_run(folder, step)
     experiment = read_experiment(run_dir)
     directory = Path(run_dir) / "checkpoints"
     found = find_step(directory, step)

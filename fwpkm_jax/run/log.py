@@ -5,10 +5,13 @@ Only the first process writes; the logs of the other processes do nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+import jax
+
+from fwpkm_jax.addresses import scheme_of
 from fwpkm_jax.config import Experiment, from_json
 from fwpkm_jax.outside_files import read_json
 from fwpkm_jax.training.config import WITHOUT_EFFECT
@@ -20,6 +23,7 @@ from fwpkm_jax.training.runs.metrics import (
     WeightsAndBiases,
     import_wandb,
 )
+from fwpkm_jax.training.runs.mirror import Mirror
 from fwpkm_jax.training.runs.processes import is_first
 from fwpkm_jax.training.runs.progress import Progress
 from fwpkm_jax.training.runs.run_directory import (
@@ -42,10 +46,14 @@ class RunLog:
           stream: where progress lines are printed; None: standard output.
 
         Raises:
-          ValueError: the experiment logs to wandb, which is not installed.
+          ValueError: the experiment logs to wandb, which is not installed; or `run_dir` is an
+            address, and its package is not installed or several processes train.
         """
         training = experiment.training
-        self.directory = Path(experiment.run_dir)
+        self.name = experiment.run_dir
+        """What messages call the run's directory, which may lie in a bucket."""
+        self._mirror = _mirror(experiment.run_dir, say=self.say)
+        self.directory = Path(experiment.run_dir) if self._mirror is None else self._mirror.folder
         self.config_json = experiment.to_json()
         self._experiment = experiment
         self._writes = is_first()
@@ -64,6 +72,8 @@ class RunLog:
             self._writer.close(failed=kind is not None)
         if self._lock is not None:
             self._lock.release()
+        if self._mirror is not None:
+            self._mirror.close()
 
     def claim(self) -> None:
         """Creates the directory of a new run, or checks that it holds this run; locks it.
@@ -74,6 +84,8 @@ class RunLog:
         """
         if not self._writes:
             return
+        if self._mirror is not None:
+            self._mirror.claim()
         # Checked before the first write: a directory with other files stays unchanged.
         if find_config(self.directory) is None:
             make_directory(self.directory)
@@ -120,7 +132,7 @@ class RunLog:
 
     def _say_resumed(self, old_steps: int, step: int) -> None:
         steps = self._experiment.training.steps
-        self.say(f"Resuming {self.directory} at step {step}.")
+        self.say(f"Resuming {self.name} at step {step}.")
         if old_steps != steps and self._experiment.optimizer.decay_steps is None:
             self.say(
                 f"training.steps went from {old_steps} to {steps}: the learning rate "
@@ -141,6 +153,8 @@ class RunLog:
         """
         if self._lock is not None:
             self._lock.check()
+        if self._mirror is not None:
+            self._mirror.check()
 
     def record(
         self, step: int, values: Mapping[str, float], *, seconds_per_step: float, event: bool
@@ -156,6 +170,19 @@ class RunLog:
         self.check_held()
         if self._writes:
             write_json(self.directory / "results.json", results)
+
+
+def _mirror(run_dir: str, *, say: Callable[[str], None]) -> Mirror | None:
+    """The folder that stands for a run in a bucket; None for a run of this machine."""
+    if scheme_of(run_dir) is None:
+        return None
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"run_dir={run_dir!r} is in a bucket, to which one process writes, and "
+            f"{jax.process_count()} train this run; give a path that all of them share, for "
+            "example of the bucket mounted with gcsfuse."
+        )
+    return Mirror(run_dir, say=say)
 
 
 def _with_new_fields(config: dict[str, Any]) -> dict[str, Any]:

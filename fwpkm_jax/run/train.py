@@ -136,7 +136,7 @@ def _train(
     start = 0 if state is None else int(state.step)
     if start == steps and (results := from_first(log.old_results())):
         log.say(
-            f"{log.directory} has finished its {start} steps; raise training.steps to continue it, "
+            f"{log.name} has finished its {start} steps; raise training.steps to continue it, "
             "or choose another --run_dir."
         )
         return TrainResult("finished", start, state, results, None)
@@ -179,7 +179,7 @@ def _train(
                 compile_seconds = time.perf_counter() - began
         except Stopped as stop:
             log.say(
-                f"{stop.signal.name}: stopped {log.directory} before the first step of this "
+                f"{stop.signal.name}: stopped {log.name} before the first step of this "
                 f"session; {start} steps are done. The same command continues it."
             )
             return TrainResult("interrupted", start, state, {}, stop.signal)
@@ -191,7 +191,7 @@ def _train(
         if fitted.stopped:
             assert session.stop is not None
             checkpoints.wait()
-            where = f"{log.directory} at step {fitted.step}"
+            where = f"{log.name} at step {fitted.step}"
             log.say(f"{session.stop.name}: saved {where} and stopped.")
             return TrainResult("interrupted", fitted.step, state, {}, session.stop)
     # If no step was left, an earlier session was killed after its last checkpoint, before results.
@@ -203,7 +203,7 @@ def _train(
     speed = session.speed
     log.say(
         f"Finished {steps} steps; this session trained {speed.total_steps} in "
-        f"{format_duration(speed.total_seconds)}. Results: {log.directory / 'results.json'}"
+        f"{format_duration(speed.total_seconds)}. Results: {log.name}/results.json"
     )
     return TrainResult("finished", steps, state, results, None)
 

@@ -1,0 +1,131 @@
+"""Whole runs in buckets: trained, interrupted, continued, read and evaluated."""
+
+import dataclasses
+import io
+import json
+import re
+import signal
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fwpkm_jax.cli import main
+from fwpkm_jax.run import load_run
+from fwpkm_jax.run.train import resume_experiment, train
+from fwpkm_jax.stores import Store
+from fwpkm_jax.training.runs import store_lock
+from fwpkm_jax.training.runs.lock import RunInUseError
+from fwpkm_jax.training.runs.store_lock import StoreLock
+from tests.training.runs.stores import KINDS, a_store
+from tests.training.tiny_config import get_config
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+
+
+def experiment_of(run_dir, steps=20):
+    experiment = get_config()
+    training = dataclasses.replace(experiment.training, steps=steps)
+    optimizer = dataclasses.replace(experiment.optimizer, decay_steps=20)
+    return dataclasses.replace(
+        experiment, training=training, optimizer=optimizer, run_dir=str(run_dir)
+    )
+
+
+def assert_same(actual, expected):
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, e)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_was_stopped_and_continued_in_a_bucket_is_that_of_a_disk(
+    kind, tmp_path, monkeypatch, capsys
+):
+    whole = train(experiment_of(tmp_path / "whole"), stream=io.StringIO())
+
+    def stop(model, memory):
+        signal.raise_signal(signal.SIGTERM)
+        return {"loss": 1.0}
+
+    with a_store(kind, monkeypatch) as address:
+        stopping = dataclasses.replace(
+            experiment_of(address),
+            training=dataclasses.replace(experiment_of(address).training, validate_every=7),
+        )
+        first = train(stopping, validate=stop, stream=io.StringIO())
+        assert (first.status, first.step) == ("interrupted", 7)
+        names = Store(address).sizes()
+        assert "lock" not in names
+        assert "checkpoints/7.json" in names
+        printed = io.StringIO()
+        again = train(resume_experiment(address), stream=printed)
+        assert f"Resuming {address} at step 7." in printed.getvalue()
+        assert f"Results: {address}/results.json" in printed.getvalue()
+        assert_same(again.state[1:4], whole.state[1:4])
+        lines = Store(address).read("metrics.jsonl").splitlines()
+        assert [json.loads(line)["step"] for line in lines] == list(range(1, 21))
+        run = load_run(address)
+        assert run.step == 20
+        assert_same(run.params, whole.state.params)
+        assert main(["eval", address, "--suite", "recall", "--limit", "1"]) == 0
+        assert "results/recall.json" in Store(address).sizes()
+        assert f"wrote {address}/results/report.html" in capsys.readouterr().out
+        assert main(["export", address, str(tmp_path / "exported")]) == 0
+        assert (tmp_path / "exported" / "config.json").exists()
+        other = dataclasses.replace(experiment_of(address), seed=1)
+        with pytest.raises(ValueError, match="holds a run with another configuration"):
+            train(other, stream=io.StringIO())
+
+
+@pytest.mark.thorough
+def test_the_pages_commands_run(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[3] / "docs" / "howto" / "buckets.md").read_text()
+    commands = re.search(r"```bash\n(.*?)```", page, re.DOTALL)[1].strip().splitlines()
+    assert len(commands) == 5
+    monkeypatch.chdir(tmp_path)
+    small = "--training.steps 2 --training.batch_size 2 --training.memory.groups 2 --data.length 64"
+    small += " --model.fast_weight.chunk_size 32 --data.num_facts 4"
+    small += " --data.min_distance 16 --data.num_valid 4"
+    with a_store("memory", monkeypatch):
+        for number, command in enumerate(commands):
+            arguments = command.replace("s3://BUCKET/runs", "memory://bucket").split()[1:]
+            assert main([*arguments, *(small.split() if number == 0 else [])]) == 0
+        assert "results/report.html" in Store("memory://bucket/mine").sizes()
+    assert "memory://bucket/mine has finished its 2 steps" in capsys.readouterr().out
+    assert (tmp_path / "exported" / "config.json").exists()
+
+
+def test_a_run_in_use_is_refused_before_anything_is_compiled(monkeypatch):
+    monkeypatch.setattr(store_lock, "SILENCE", 2.0)
+    monkeypatch.setattr(store_lock, "BEAT", 0.05)
+    with a_store("memory", monkeypatch) as address:
+        held = StoreLock(Store(address))
+        with pytest.raises(RunInUseError, match=f"{address} is in use by process"):
+            train(experiment_of(address), stream=io.StringIO())
+        held.release()
+        assert Store(address).sizes() == {}
+
+
+def test_several_processes_need_a_folder_that_they_share(monkeypatch):
+    from fwpkm_jax.run.log import RunLog
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"to which one process writes, and 2 train this run"):
+        RunLog(experiment_of("memory://bucket/run"), stream=None)
+
+
+def test_other_files_in_the_folder_are_left_alone(monkeypatch):
+    with a_store("memory", monkeypatch) as address:
+        Store(address).write("thesis.txt", b"years of work")
+        with pytest.raises(ValueError, match=r"not empty and holds no run \(no config.json\)"):
+            train(experiment_of(address), stream=io.StringIO())
+        assert Store(address).sizes() == {"thesis.txt": 13}
+
+
+def test_a_missing_run_is_named(monkeypatch):
+    with a_store("memory", monkeypatch) as address:
+        for read in (load_run, resume_experiment):
+            with pytest.raises(FileNotFoundError, match=rf"{address}/config.json does not exist"):
+                read(address)

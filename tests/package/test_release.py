@@ -1,0 +1,75 @@
+"""The workflow that builds, checks and publishes a release."""
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fwpkm_jax
+from fwpkm_jax.cli.eval_command import parse
+from fwpkm_jax.cli.experiment import parse_command_line
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / ".github" / "workflows" / "release.yml"
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    return yaml.safe_load(FILE.read_text())["jobs"]
+
+
+def commands(job) -> list[str]:
+    return [line.strip() for step in job["steps"] for line in step.get("run", "").splitlines()]
+
+
+def test_only_the_job_that_publishes_may_and_only_a_checked_tag_is(jobs):
+    whole = yaml.safe_load(FILE.read_text())
+    assert whole[True]["push"] == {"tags": ["v*"]}  # YAML 1.1 reads `on` as true.
+    assert whole["permissions"] == {"contents": "read"}
+    allowed = {name: job.get("permissions") for name, job in jobs.items()}
+    assert allowed == {"build": None, "try": None, "publish": {"id-token": "write"}}
+    assert jobs["publish"]["if"] == "github.ref_type == 'tag'"
+    assert set(jobs["publish"]["needs"]) == {"build", "try"}
+    uses = [step["uses"] for step in jobs["publish"]["steps"]]
+    assert uses[-1].startswith("pypa/gh-action-pypi-publish@")
+    assert "secrets." not in FILE.read_text()
+    assert all(job["timeout-minutes"] <= 30 for job in jobs.values())
+
+
+def test_what_is_published_was_built_checked_and_installed(jobs):
+    build = commands(jobs["build"])
+    assert build.index("python -m build") < build.index("python -m twine check --strict dist/*")
+    names = [
+        step["with"]["name"]
+        for job in jobs.values()
+        for step in job["steps"]
+        if "artifact" in step.get("uses", "")
+    ]
+    assert names == ["dist"] * 3
+    tried = commands(jobs["try"])
+    assert tried[0] == "python -m pip install -q dist/${{ matrix.kind }}"
+    assert set(jobs["try"]["strategy"]["matrix"]["kind"]) == {"*.whl", "*.tar.gz"}
+    for command in tried[1:]:
+        assert re.match(r"fwpkm (--version|train|eval)", command)
+    train, evaluation = (shlex.split(x)[2:] for x in tried[2:])
+    assert parse_command_line(train, default="").training.steps == 3
+    assert parse(evaluation).limit == 1
+
+
+@pytest.mark.parametrize(("tag", "code"), [(f"v{fwpkm_jax.__version__}", 0), ("v9.9.9", 1)])
+def test_a_tag_that_is_not_the_version_stops_the_release(jobs, tag, code):
+    step = next(x for x in jobs["build"]["steps"] if x.get("name") == "The tag is the version")
+    done = subprocess.run(
+        ["bash", "-e", "-c", step["run"]],
+        cwd=ROOT,
+        env=os.environ | {"GITHUB_REF_NAME": tag},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code
+    assert (f"v{fwpkm_jax.__version__}" in done.stderr) == bool(code)

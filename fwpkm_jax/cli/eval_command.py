@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,8 @@ class EvalOptions(PluginOptions):
     suite: tuple[str, ...] = ()
     """Names of evaluations; the options of each are below. all: every evaluation that suits the
     run's data and has all that it needs. Default: recall or ppl, whichever suits the data."""
+    tasks: tuple[str, ...] = ()
+    """Tasks of the evaluations of --suite that have tasks, as lm_eval; short for --NAME.tasks."""
     step: int | Literal["best"] | None = None
     """Checkpoint: a step, the best by validation loss, or None for the newest."""
     limit: int | None = None
@@ -68,6 +70,24 @@ def parse(arguments: Sequence[str], program: str = "fwpkm eval") -> Any:
     return parse_options(arguments, program, options_type()(run=Path()), addresses=("run",))
 
 
+def with_tasks(
+    tasks: tuple[str, ...], suite: Sequence[str], configs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The options of the evaluations of a suite that have tasks, with these.
+
+    Raises:
+      ValueError: the suite has no such evaluation, or one of them does not know a task.
+    """
+    having = [name for name in suite if hasattr(configs.get(name), "tasks")]
+    if not having:
+        known = [name for name, config in configs.items() if hasattr(config, "tasks")]
+        raise ValueError(
+            f"--tasks {' '.join(tasks)}: no evaluation of --suite has tasks; name one of "
+            f"{', '.join(known)} there."
+        )
+    return {name: dataclasses.replace(configs[name], tasks=tasks) for name in having}
+
+
 def main(arguments: Sequence[str], program: str = "fwpkm eval") -> int:
     """Runs the evaluations of a command line; returns the program's exit code."""
     start_logging()
@@ -75,6 +95,8 @@ def main(arguments: Sequence[str], program: str = "fwpkm eval") -> int:
     try:
         options = parse(arguments, program)
         configs = {name: getattr(options, name) for name in EVALS}
+        if options.tasks:
+            configs |= with_tasks(options.tasks, options.suite, configs)
         enable_compile_cache()
         evaluate(
             options.run,
@@ -84,7 +106,7 @@ def main(arguments: Sequence[str], program: str = "fwpkm eval") -> int:
             limit=options.limit,
             mesh=options.mesh,
         )
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         return report(program, error)
     except DamagedCheckpointError as error:
         say_error(program, error)

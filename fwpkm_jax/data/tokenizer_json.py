@@ -90,7 +90,7 @@ class JSONTokenizer:
 
     def _ends(self) -> tuple[int, ...]:
         """The ids that end a text, that of the document's end first."""
-        ends = [self._tokenizer.token_to_id(self.special_text("eos_token"))]
+        ends = [self.special_id("eos_token")]
         for name in ("generation_config.json", "config.json"):
             ids = self._beside(name).get("eos_token_id")
             ids = ids if isinstance(ids, list) else [ids]
@@ -110,6 +110,10 @@ class JSONTokenizer:
                 'tokenizer_config.json with {"eos_token": "..."} there.'
             )
         return ends
+
+    def special_id(self, name: str) -> int | None:
+        """The id of a control token, as `bos_token`; None where the tokenizer has none."""
+        return self._tokenizer.token_to_id(self.special_text(name))
 
     def special_text(self, name: str) -> str:
         """The text of a control token, as `eos_token`; "" where the tokenizer has none."""

@@ -25,7 +25,13 @@ CASES = (
 )
 
 
-EVALUATIONS = tuple(name for name in EVALS if name != "dynamic")  # That one is above.
+ONE_DEVICE = ("lm_eval", "ruler", "babilong", "longbench_answers", "lambada")
+"""Those that read texts side by side, and refuse several devices."""
+EVALUATIONS = tuple(
+    name
+    for name in EVALS
+    if name != "dynamic" and name not in ONE_DEVICE  # The first is above.
+)
 
 
 def run_apart(out, *cases):
@@ -75,3 +81,17 @@ def test_a_mesh_that_one_stream_cannot_use_is_refused_by_name(model, memory):
         choose("ppl", data=2, sequence=2)
     with pytest.raises(ValueError, match=r"needle reads one .* set mesh\.sequence to 2 or more"):
         choose("needle", model=2)
+
+
+@pytest.mark.parametrize("name", ONE_DEVICE)
+def test_several_devices_are_refused_where_texts_are_read_side_by_side(name, model, memory):
+    data = TextData(train_paths=("none.txt",))
+    several = partition(sequence=2)
+    subject = Subject(model=model, memory=memory, data=data, partition=several)
+    config = EVALS[name].config(**GIVEN.get(name, {}))
+    with pytest.raises(ValueError, match=f"{name} reads its texts on one device; leave out --mesh"):
+        EVALS[name].evaluate(subject, config)
+    assert EVALS[name].missing(subject, config) == "a single device"
+
+
+GIVEN = {"ruler": {"lengths": (4096,)}}

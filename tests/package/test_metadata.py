@@ -15,6 +15,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Modules whose distribution has another name.
 MODULES = {
     "absl-py": "absl",
+    "lm-eval": "lm_eval",
     "mistral-common": "mistral_common",
     "orbax-checkpoint": "orbax",
 }
@@ -38,7 +39,7 @@ def test_everything_the_package_imports_is_a_declared_dependency():
     """Tests run with [dev] installed, a user's environment without it."""
     extras = PROJECT["optional-dependencies"]
     declared = [*PROJECT["dependencies"]]
-    for name in ("tokenizers", "data", "buckets", "wandb"):  # Imported where they are asked for.
+    for name in ("tokenizers", "data", "buckets", "lm_eval", "wandb"):  # Where asked for.
         declared += extras[name]
     known = {module_of(requirement) for requirement in declared}
     known |= {"fwpkm_jax", "pallas_kernels", *sys.stdlib_module_names}

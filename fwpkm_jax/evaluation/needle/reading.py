@@ -11,6 +11,7 @@ from fwpkm_jax.core.streams.queue import ChunkSize
 from fwpkm_jax.data import Tokenizer
 from fwpkm_jax.evaluation.needle.config import NeedleConfig
 from fwpkm_jax.evaluation.needle.samples import NeedleSample
+from fwpkm_jax.evaluation.readers.prompts import encode_parts
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader, decode
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import LanguageModel, Memory
@@ -34,17 +35,8 @@ class Prompt(NamedTuple):
 
 
 def encode_prompt(sample: NeedleSample, tokenizer: Tokenizer) -> Prompt:
-    """Token ids of haystack and question.
-
-    Both are encoded as one text, because they are read as one. The haystack's tokens are those that
-    do not depend on the question after it.
-    """
-    whole = tokenizer.encode(sample.haystack + sample.question)
-    alone = tokenizer.encode(sample.haystack)
-    shorter = min(len(alone), len(whole))
-    differing = np.flatnonzero(alone[:shorter] != whole[:shorter])
-    cut = int(differing[0]) if len(differing) else shorter
-    return Prompt(whole[:cut], whole[cut:])
+    """Token ids of haystack and question; see `encode_parts`."""
+    return Prompt(*encode_parts(sample.haystack, sample.question, tokenizer))
 
 
 def open_reader(

@@ -1,0 +1,1 @@
+"""Benchmarks that ask questions about texts: LAMBADA, RULER, BABILong, LongBench's own scores."""

@@ -5,6 +5,8 @@
     python -m lab.seeded_faults --out FILE --only rules     # an area, or part of a name
     python -m lab.seeded_faults --out FILE --table          # what FILE holds so far
 
+Where the default tests catch nothing, the thorough ones of the same files are run.
+
 A program that is stopped goes on where it was: faults in FILE whose text is the same are passed
 over. A test that also fails without the fault catches nothing; such a line says `broken`.
 """
@@ -26,6 +28,8 @@ from lab.seeded_faults.areas import AREAS
 from lab.seeded_faults.fault import Fault, find
 
 _TREE = Path(__file__).parents[2]
+_THOROUGH = ("-m", "thorough and not slow")
+_NO_TESTS = 5  # How pytest ends where none is chosen.
 _HANGS, _NO_START = "hangs", "does not start"
 
 
@@ -99,6 +103,8 @@ def try_fault(fault: Fault, tree: Path, options: argparse.Namespace) -> dict[str
     path.write_text(source.replace(fault.before, fault.after))
     try:
         by = first_failure(tree, [*fault.tests], options.timeout)
+        if by is None and "-m" not in fault.tests:
+            by = first_failure(tree, [*fault.tests, *_THOROUGH], options.timeout)
         if by is None and options.whole:
             by = first_failure(tree, ["-n", "auto"], options.timeout)
     finally:
@@ -136,7 +142,7 @@ def first_failure(tree: Path, arguments: list[str], timeout: float) -> str | Non
         )
     except subprocess.TimeoutExpired:
         return _HANGS
-    if done.returncode == 0:
+    if done.returncode in (0, _NO_TESTS):
         return None
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return failed[0].split(" ", 1)[1].split(" - ")[0] if failed else _NO_START

@@ -97,6 +97,7 @@ def test_names_that_are_replaced_do_not_reach_what_links_lead_to(fault, unchange
         assert not (run / "results" / "report.html").is_symlink()
 
 
+@pytest.mark.thorough
 def test_a_report_is_not_written_into_a_linked_folder(fault, unchanged, tmp_path, unbroken):
     run = tmp_path / "run"
     run.mkdir()

@@ -51,6 +51,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks the tests of all files but the first ones of each kind as thorough or slow.
 
+    Those of published code, which have no file of that folder, are thorough in float32.
+
     Not where a folder is asked for: then all of it is run.
     """
     if config.getoption("--golden-dir") is not None:
@@ -59,6 +61,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         if "golden_path" not in parameters:
+            if parameters.get("dtype") == "float32":
+                item.add_marker(pytest.mark.thorough)
             continue
         path, dtype = parameters["golden_path"], parameters.get("dtype", "float64")
         files = seen.setdefault((item.nodeid.split("[")[0], dtype), [])

@@ -39,7 +39,7 @@ def by_token(x):
     return jnp.moveaxis(x.reshape(HEADS, 2, *x.shape[1:]), -1, 0)
 
 
-@pytest.mark.by_default("of_one_chunk")
+@pytest.mark.thorough
 @pytest.mark.parametrize("of_all", [False, True], ids=["of_one_chunk", "of_all_chunks"])
 def test_queries_are_added_to_the_chosen_sub_keys_in_parts(of_all):
     # Two parts of eleven tiles, of which all but the first arrive while another is multiplied.
@@ -147,6 +147,7 @@ def test_the_way_back_of_pulls_and_of_a_step():
     equal_or_close(stepped, bars.at[CHUNK].set(new), ratio=1e-6)
 
 
+@pytest.mark.by_default("3")
 @pytest.mark.parametrize("top_k", [TOP_K, 10])
 def test_cotangents_of_queries_are_sums_over_the_chosen_sub_keys(top_k):
     tokens, subkeys, half = 5, 12, 8

@@ -63,7 +63,6 @@ def on_device(kernel):
 
 @pytest.mark.by_default(
     "short_convolution-gpu-packed",
-    "slot_add-tpu-many_tiles",
     "slot_dot-tpu-many_places",
 )
 @pytest.mark.parametrize(("entry", "kernel", "spec"), INTERPRETED)

@@ -49,7 +49,7 @@ def plain_linear(x, linear):
     return x @ np.asarray(linear.kernel[...]) + np.asarray(linear.bias[...])
 
 
-@pytest.mark.by_default("none-True", "standardize-False")
+@pytest.mark.by_default("standardize-False")
 @pytest.mark.parametrize(
     ("query_norm", "gate_output"), [("none", True), ("standardize", False), ("l2", True)]
 )

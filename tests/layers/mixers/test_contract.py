@@ -89,7 +89,7 @@ def test_a_mixer_keeps_its_contract(name):
     check_mixer(MIXERS[name], properties=names)
 
 
-@pytest.mark.by_default("titans")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["lact", "titans"])
 def test_pieces_and_padding_change_nothing_for_mixers_whose_contract_is_thorough(name):
     streams = (
@@ -99,7 +99,7 @@ def test_pieces_and_padding_change_nothing_for_mixers_whose_contract_is_thorough
     check_mixer(MIXERS[name], properties=streams)
 
 
-@pytest.mark.by_default("gdn", "lact")
+@pytest.mark.by_default("gdn")
 @pytest.mark.parametrize("name", PACKED_NAMES)
 def test_documents_of_a_row_read_as_in_rows_of_their_own(name):
     check_mixer(PACKED_MIXERS[name], properties=[PACKED])
@@ -207,6 +207,7 @@ def test_jit_equals_eager(name):
     np.testing.assert_allclose(eager, jitted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_stream_of_ttt_keeps_the_mean_of_each_chunks_steps():
     """With learned factors, over the ends of two chunks; pieces that end inside and at them."""
     mixer = MIXERS["ttt_linear"].build(6, norm_eps=1e-5, init_std=0.5, dtype=None, rngs=nnx.Rngs(0))

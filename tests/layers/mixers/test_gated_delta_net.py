@@ -157,6 +157,7 @@ def test_the_kernels_give_the_same_output_and_gradients():
     )
 
 
+@pytest.mark.by_default("1")
 @pytest.mark.parametrize("length", [1, 12])
 def test_the_rule_gets_activations_in_their_own_dtype(monkeypatch, length):
     taken = {}

@@ -62,6 +62,7 @@ def assert_sent(results):
             assert sent == {"forward": forward, "with_gradient": 2 * forward + devices * keys}
 
 
+@pytest.mark.thorough
 def test_parts_of_sequences_give_the_same_as_whole_ones(tmp_path):
     cases = ("attention/4/padded", "window/4/padded", "gdn/4", "own/2", "gdn/4/sent")
     results = run_apart(tmp_path / "out.json", *cases)

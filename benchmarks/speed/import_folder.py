@@ -26,8 +26,8 @@ from safetensors.numpy import save_file
 from benchmarks.machine import environment, peak_host_megabytes, settings, write_result
 from benchmarks.options import parse
 from benchmarks.processes import run_worker
-from fwpkm_jax.interchange.hf import import_model
-from fwpkm_jax.interchange.hf.families import FAMILIES, model_config, text_config
+from fwpkm_jax.interchange.hf import import_model, model_config
+from fwpkm_jax.interchange.hf.families import FAMILIES, text_config
 from fwpkm_jax.interchange.hf.layout import parts
 from fwpkm_jax.interchange.hf.model_folder import open_folder, read_weights
 from fwpkm_jax.layers.partition import MeshConfig

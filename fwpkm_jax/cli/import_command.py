@@ -1,4 +1,4 @@
-"""`fwpkm import weights FOLDER RUN`, `release CHECKPOINT RUN --config CONFIG`, `hf FOLDER RUN`.
+"""`fwpkm import weights FOLDER RUN`, `release CHECKPOINT RUN`, `hf FOLDER RUN`.
 
 Each starts a run from existing weights; `fwpkm train --resume RUN` continues its training.
 """
@@ -14,8 +14,7 @@ import tyro
 
 from fwpkm_jax.cli.options import FolderArgument, PluginOptions, RunArgument, parse_options
 from fwpkm_jax.command_line import report
-from fwpkm_jax.config import load_config
-from fwpkm_jax.interchange import read_folder, read_release, start_run
+from fwpkm_jax.interchange import import_release, read_folder, start_run
 from fwpkm_jax.interchange.hf import import_model
 from fwpkm_jax.interchange.hf.model_folder import ParameterDtype
 from fwpkm_jax.layers.partition import MeshConfig
@@ -41,22 +40,27 @@ class ImportRelease(PluginOptions):
     """Starts a run from a checkpoint of the authors' release."""
 
     checkpoint: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CHECKPOINT")]
-    """A .safetensors file, or a file that torch.save wrote (pytorch_model.bin)."""
+    """A folder or file that the authors' code has written: safetensors, pytorch_model.bin, shards
+    with their index, a checkpoint of DeepSpeed; or owner/name of a model on the Hugging Face
+    Hub."""
     run: RunArgument
     """New run directory."""
-    config: str
+    config: str | None = None
     """Config of the trained model: a shipped config's name, such as gdn_swa__fwpkm2_6_10, or a
-    file."""
+    file. None: the config.json beside the checkpoint says it."""
+    revision: str | None = None
+    """Branch, tag or commit of a model on the hub. None: its main branch. The run keeps the
+    commit."""
 
     def start(self) -> Path:
-        experiment = replace(load_config(self.config), run_dir=str(self.run))
-        return start_run(experiment, read_release(self.checkpoint, experiment.model))
+        return import_release(self.checkpoint, self.run, config=self.config, revision=self.revision)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportHF:
-    """Starts a run from a folder of the transformers library: Qwen3, Llama 3, Qwen3.5 (its text
-    part), Qwen3-Next, OLMo-Hybrid."""
+    """Starts a run from a folder of the transformers library: Llama 3, Mistral, Qwen2.5, Qwen3,
+    Qwen3.5, Qwen3-Next, SmolLM3, OLMo 2, 3 and Hybrid, Gemma 3; of models of images, the text
+    part."""
 
     folder: FolderArgument
     """The folder, with config.json and safetensors files; or owner/name of a model on the Hugging
@@ -79,7 +83,7 @@ class ImportHF:
 
 _SOURCES = {
     "weights": ImportWeights(folder=Path(), run=Path()),
-    "release": ImportRelease(checkpoint=Path(), run=Path(), config=""),
+    "release": ImportRelease(checkpoint=Path(), run=Path()),
     "hf": ImportHF(folder=Path(), run=Path()),
 }
 """What can be imported, by the name of its subcommand, with values that are not used."""

@@ -6,6 +6,7 @@ other.
 
 from fwpkm_jax.interchange.imported_run import start_run
 from fwpkm_jax.interchange.release import from_release, read_release, to_release
+from fwpkm_jax.interchange.release_run import import_release
 from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.interchange.weights_folder import export_run, read_folder
 
@@ -13,6 +14,7 @@ __all__ = [
     "Weights",
     "export_run",
     "from_release",
+    "import_release",
     "read_folder",
     "read_release",
     "start_run",

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from fwpkm_jax.interchange.release_files import read_checkpoint
 from fwpkm_jax.interchange.release_names import (
     Names,
     release_names,
@@ -16,7 +17,6 @@ from fwpkm_jax.interchange.release_names import (
     to_ours,
     to_theirs,
 )
-from fwpkm_jax.interchange.torch_file import read_torch_file
 from fwpkm_jax.interchange.weights import (
     Weights,
     abstract_weights,
@@ -25,8 +25,7 @@ from fwpkm_jax.interchange.weights import (
     refuse_other_names,
 )
 from fwpkm_jax.models.config import ModelConfig
-from fwpkm_jax.outside_files import OutsideFileError, shown
-from fwpkm_jax.safetensors_file import SafetensorsFile
+from fwpkm_jax.outside_files import OutsideFileError
 
 
 def from_release(tensors: Mapping[str, Any], config: ModelConfig) -> Weights:
@@ -102,31 +101,19 @@ def to_release(weights: Weights, config: ModelConfig) -> dict[str, Any]:
 
 
 def read_release(path: str | Path, config: ModelConfig) -> Weights:
-    """Reads a checkpoint of the release, `.safetensors` or written by `torch.save`, as float32.
-
-    DeepSpeed writes the model under an entry `module` beside others; then that entry is read.
+    """Reads a checkpoint of the release as float32.
 
     Args:
-      path: the file.
+      path: a file or a folder in one of the layouts of `release_files`.
       config: the model that was trained.
 
     Raises:
-      ValueError: the file has another format or holds something other than tensors; see also
+      FileNotFoundError: a file is missing.
+      ValueError: a file has another format or holds something other than tensors; see also
         `from_release`.
     """
     path = Path(path)
-    if path.suffix == ".safetensors":
-        file = SafetensorsFile(path)
-        tensors: Any = {name: file.read(name) for name in file}
-    else:
-        tensors = read_torch_file(path)
-    tensors = tensors.get("module", tensors) if isinstance(tensors, dict) else tensors
-    if not isinstance(tensors, dict):
-        raise OutsideFileError(path, "holds no dict of tensors", otherwise=_STATE_DICT)
-    for name, x in tensors.items():
-        if not isinstance(name, str) or not isinstance(x, np.ndarray):
-            problem = f"holds {shown(name, 100)!r}, which is not a tensor"
-            raise OutsideFileError(path, problem, otherwise=_STATE_DICT)
+    tensors = read_checkpoint(path)
     if config.tie_embeddings and "lm_head.weight" in tensors:
         head = tensors.pop("lm_head.weight")
         embedding = tensors.get("model.embed_tokens.weight")
@@ -138,9 +125,6 @@ def read_release(path: str | Path, config: ModelConfig) -> Weights:
                 otherwise="the configuration needs model.tie_embeddings=False",
             )
     return _from_release(tensors, config, where=path, dtype=np.float32)
-
-
-_STATE_DICT = "save the model's state_dict"
 
 
 def _shapes(like: Weights) -> dict[str, tuple[int, ...]]:

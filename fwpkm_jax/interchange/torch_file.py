@@ -19,7 +19,7 @@ import pickletools
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -53,6 +53,16 @@ class _Storage(NamedTuple):
     numbers: np.ndarray
 
 
+class Unread(NamedTuple):
+    """What stands in a file where it holds something else than tensors, dicts and plain values.
+
+    Attributes:
+      name: of the class or function that the file names; it is neither made nor called.
+    """
+
+    name: str
+
+
 class _Mark:
     """Where the items of a list, tuple or dict begin on the stack."""
 
@@ -67,11 +77,17 @@ _FUNCTIONS = {
     ("collections", "OrderedDict"): _Function("dict"),
     ("torch._utils", "_rebuild_tensor_v2"): _Function("tensor"),
     ("torch._utils", "_rebuild_parameter"): _Function("parameter"),
+    ("torch", "Size"): _Function("size"),
 }
 
 
-def read_torch_file(path: str | Path) -> Any:
+def read_torch_file(path: str | Path, *, others: Literal["refuse", "skip"] = "refuse") -> Any:
     """The content of the file: dicts, lists, numbers and strings, with arrays in place of tensors.
+
+    Args:
+      path: of the file.
+      others: what becomes of objects of other kinds, such as the settings and random states that
+        DeepSpeed writes beside a model: refuse the file, or leave an `Unread` in their place.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -82,7 +98,7 @@ def read_torch_file(path: str | Path) -> Any:
     with reading(path, problem="cannot be read", otherwise=_OTHERWISE):
         try:
             with zipfile.ZipFile(path) as archive:
-                return _Archive(archive, size).content()
+                return _Archive(archive, size).content(skip=others == "skip")
         except zipfile.BadZipFile as error:
             raise OutsideFileError(
                 path,
@@ -107,11 +123,12 @@ class _Archive:
             if order != "little":
                 raise ValueError(f"its byte order is {shown(order)!r}; only 'little' is supported")
 
-    def content(self) -> Any:
+    def content(self, *, skip: bool) -> Any:
         """What the pickle describes."""
-        return _Program(self).run(self._member("data.pkl", most=_MOST_PICKLE_BYTES))
+        program = _Program(self, skip=skip)
+        return program.run(self._member("data.pkl", most=_MOST_PICKLE_BYTES))
 
-    def storage(self, identity: Any) -> _Storage:
+    def storage(self, identity: Any) -> _Storage | Unread:
         """The numbers that a pickle refers to.
 
         Args:
@@ -120,6 +137,8 @@ class _Archive:
         if not isinstance(identity, tuple) or len(identity) != 5:
             raise ValueError("it refers to something else than a tensor's storage")
         kind, storage, key, _location, size = identity
+        if isinstance(storage, Unread):
+            return storage
         if kind != "storage" or not isinstance(storage, _StorageType):
             raise ValueError("it refers to something else than a tensor's storage")
         if not isinstance(key, str) or not _are_counts([size]):
@@ -155,10 +174,13 @@ class _Archive:
 
 
 class _Program:
-    """The operations of a pickle that describes tensors; every other one is refused by name."""
+    """The operations of a pickle that describes tensors; every other one is refused by name.
 
-    def __init__(self, archive: _Archive) -> None:
-        self._archive = archive
+    With `skip`, what is made of a name that is unknown is an `Unread`, whatever it is given.
+    """
+
+    def __init__(self, archive: _Archive, *, skip: bool) -> None:
+        self._archive, self._skip = archive, skip
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
 
@@ -175,6 +197,8 @@ class _Program:
                 self._stack.append(_CONSTANTS[name])
             elif name in _VALUES:
                 self._stack.append(argument)
+            elif self._skip and name in _SKIPPED:
+                self._stack.append(Unread(name))
             elif (act := getattr(self, f"_do_{name.lower()}", None)) is not None:
                 act(argument)
             elif name not in ("PROTO", "FRAME"):
@@ -195,6 +219,8 @@ class _Program:
         raise ValueError("its pickle ends a list that it has not begun")
 
     def _top(self, kind: type) -> Any:
+        if self._stack and isinstance(self._stack[-1], Unread):
+            return kind()  # What is put into it is not kept.
         if not self._stack or not isinstance(self._stack[-1], kind):
             raise ValueError("its pickle adds items to what takes none")
         return self._stack[-1]
@@ -253,6 +279,8 @@ class _Program:
         for key, value in zip(items[::2], items[1::2], strict=True):
             # Tuples within tuples could take for ever to hash.
             if not isinstance(key, str | int | float):
+                if self._skip:
+                    continue
                 raise ValueError("it has a dict whose keys are no strings or numbers")
             target[key] = value
 
@@ -275,25 +303,39 @@ class _Program:
 
     def _do_global(self, argument: str) -> None:
         module, _, name = argument.partition(" ")
-        self._stack.append(_named(module, name))
+        self._stack.append(self._named(module, name))
 
     def _do_stack_global(self, _: Any) -> None:
         name, module = self._pop(), self._pop()
         if not isinstance(name, str) or not isinstance(module, str):
             raise ValueError("its pickle names something with what is no name")
-        self._stack.append(_named(module, name))
+        self._stack.append(self._named(module, name))
+
+    def _named(self, module: str, name: str) -> Any:
+        if self._skip and not _is_known(module, name):
+            return Unread(f"{module}.{name}")
+        return _named(module, name)
 
     def _do_binpersid(self, _: Any) -> None:
         self._stack.append(self._archive.storage(self._pop()))
 
     def _do_reduce(self, _: Any) -> None:
         arguments, function = self._pop(), self._pop()
+        if isinstance(function, Unread):
+            self._stack.append(function)
+            return
         if not isinstance(function, _Function) or not isinstance(arguments, tuple):
             raise ValueError("its pickle calls what is no function")
+        unread = next((x for x in arguments[:1] if isinstance(x, Unread)), None)
+        if unread is not None:
+            self._stack.append(unread)
+            return
         if function.name == "dict":
             self._stack.append(_ordered(arguments))
         elif function.name == "tensor":
             self._stack.append(_tensor(arguments))
+        elif function.name == "size":
+            self._stack.append(_shape(arguments))
         else:
             if not arguments or not isinstance(arguments[0], np.ndarray):
                 raise ValueError("it has a parameter without a tensor")
@@ -304,6 +346,16 @@ class _Program:
         self._pop()
         self._top(dict)
 
+    def _do_newobj(self, _: Any) -> None:
+        self._pop()
+        if not self._stack or not isinstance(self._stack[-1], Unread):
+            raise ValueError("its pickle has the operation NEWOBJ, which no tensor needs")
+
+    def _do_additems(self, _: Any) -> None:
+        self._since_mark()
+        if not self._stack or not isinstance(self._stack[-1], Unread):
+            raise ValueError("its pickle has the operation ADDITEMS, which no tensor needs")
+
 
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _VALUES = {
@@ -311,6 +363,12 @@ _VALUES = {
     *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
     *("STRING", "BINSTRING", "SHORT_BINSTRING"),
 }
+_SKIPPED = {"EMPTY_SET", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"}
+"""Values of no use for tensors, which some files hold beside them."""
+
+
+def _is_known(module: str, name: str) -> bool:
+    return (module, name) in _FUNCTIONS or (module == "torch" and name in _DTYPES)
 
 
 def _named(module: str, name: str) -> Any:
@@ -335,6 +393,14 @@ def _ordered(arguments: tuple[Any, ...]) -> dict[Any, Any]:
             raise ValueError("it has a dict whose items are no pairs of name and value")
         made[pair[0]] = pair[1]
     return made
+
+
+def _shape(arguments: tuple[Any, ...]) -> tuple[int, ...]:
+    """The sizes of a tensor that is described without one."""
+    sizes = arguments[0] if len(arguments) == 1 else None
+    if not isinstance(sizes, tuple | list) or not _are_counts(sizes):
+        raise ValueError("it has a size that is made of what are no sizes")
+    return tuple(sizes)
 
 
 def _tensor(arguments: tuple[Any, ...]) -> np.ndarray:

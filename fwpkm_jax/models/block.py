@@ -20,6 +20,7 @@ from fwpkm_jax.layers.mlp import SwiGLU
 from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.layers.pkm import PKM, QueryStatistics
+from fwpkm_jax.models.config import Norms
 from fwpkm_jax.models.sharding import gathered
 
 Remat = Literal["block"]
@@ -98,8 +99,8 @@ class BlockOutput(NamedTuple):
 class Block(nnx.Module):
     """[fast-weight memory] -> token mixer -> MLP, PKM or experts, each on the residual stream.
 
-    Mixer and MLP read the normalised stream. With `post_norm` they read the stream itself, and
-    their outputs are normalised before they are added.
+    Mixer and MLP read the normalised stream. With `norms="outputs"` they read the stream itself,
+    and their outputs are normalised before they are added; with "both", inputs and outputs are.
     """
 
     def __init__(
@@ -112,16 +113,22 @@ class Block(nnx.Module):
         path: str,
         norm_eps: float,
         norm_offset: bool = True,
-        post_norm: bool = False,
+        norms: Norms = "inputs",
     ):
         """Args: `path` of the layer in its model, by which its weights' layout names them."""
         self.path = path
         self.memory = memory
-        self.post_norm = post_norm
-        self.mixer_norm = RMSNorm(model_dim, eps=norm_eps, offset=norm_offset)
+        self.norms: Norms = norms
+
+        def norm() -> RMSNorm:
+            return RMSNorm(model_dim, eps=norm_eps, offset=norm_offset)
+
+        self.mixer_norm = norm()
         self.mixer = mixer
-        self.feed_forward_norm = RMSNorm(model_dim, eps=norm_eps, offset=norm_offset)
+        self.feed_forward_norm = norm()
         self.feed_forward = feed_forward
+        self.mixer_output_norm = norm() if norms == "both" else None
+        self.feed_forward_output_norm = norm() if norms == "both" else None
 
     def __call__(
         self,
@@ -227,7 +234,7 @@ class Block(nnx.Module):
         mixed, cache = mixer(
             normed, mask=context.mask, starts=context.starts, cache=cache, partition=partition
         )
-        mixed = self.mixer_norm(mixed) if self.post_norm else mixed
+        mixed = self._output_normed(mixed, self.mixer_norm, self.mixer_output_norm)
         if partition is not None:
             x, mixed = partition.by_sequence(x + mixed), None
         x, normed = self._sum_and_norm(self.feed_forward_norm, x, mixed, fused)
@@ -245,17 +252,24 @@ class Block(nnx.Module):
             facts = _FeedForwardFacts(router_load=load)
         else:
             y = feed_forward(normed)
-        x = x + (self.feed_forward_norm(y) if self.post_norm else y)
+        x = x + self._output_normed(y, self.feed_forward_norm, self.feed_forward_output_norm)
         return x if partition is None else partition.by_sequence(x), cache, facts
 
     def _sum_and_norm(
         self, norm: RMSNorm, x: jax.Array, branch: jax.Array | None, fused: bool
     ) -> tuple[jax.Array, jax.Array]:
         """The residual stream with a branch added, and what the next sub-layer reads of it."""
-        if fused and not self.post_norm:
+        post_norm = self.norms == "outputs"
+        if fused and not post_norm:
             return norm.after_sum(x, branch)
         x = x if branch is None else x + branch
-        return x, x if self.post_norm else norm(x)
+        return x, x if post_norm else norm(x)
+
+    def _output_normed(self, y: jax.Array, norm: RMSNorm, output_norm: RMSNorm | None) -> jax.Array:
+        """What a sub-layer adds, from its output."""
+        if output_norm is not None:
+            return output_norm(y)
+        return norm(y) if self.norms == "outputs" else y
 
 
 class _FeedForwardFacts(NamedTuple):

@@ -63,7 +63,7 @@ def build_blocks(config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs) -> list[Any
             path=f"blocks/{index}",
             norm_eps=config.norm_eps,
             norm_offset=config.norm_offset,
-            post_norm=index in config.post_norm_layers,
+            norms=config.norms_of(index),
         )
         blocks.append(block)
     return blocks

@@ -23,6 +23,8 @@ from fwpkm_jax.literals import check_literals
 
 Mixer = str | AbstractMixerConfig
 """A mixer's configuration, or its registered name; then `ModelConfig` has the settings."""
+Norms = Literal["inputs", "outputs", "both"]
+"""What a layer normalises: what mixer and MLP read, what they add, or both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,8 @@ class ModelConfig:
     """Layers with a mixture of experts in place of the MLP."""
     post_norm_layers: tuple[int, ...] = ()
     """Layers that normalise the outputs of mixer and MLP instead of their inputs."""
+    sandwich_norm_layers: tuple[int, ...] = ()
+    """Layers that normalise the inputs and the outputs of mixer and MLP."""
     window: int = 512
     """Tokens a sliding-window layer sees, itself included."""
     attention: AttentionConfig = field(default_factory=AttentionConfig)
@@ -83,6 +87,8 @@ class ModelConfig:
     of its sequence. None: there is no such layer."""
     lora: LoRAConfig | None = None
     """Low-rank updates of linear maps. None: there are none."""
+    embedding_scale: float = 1.0
+    """Multiplies the embedding's rows; a head that shares them reads them as they are."""
     tie_embeddings: bool = True
     """The head shares the embedding's weights."""
     head_bias: bool = False
@@ -111,7 +117,8 @@ class ModelConfig:
         if num_layers == 0:
             raise ValueError("mixers=() must name at least one layer's token mixer.")
         self.matrix.check_used(self.mixer_configs)
-        for name in ("memory_layers", "pkm_layers", "expert_layers", "post_norm_layers"):
+        kinds = ("memory", "pkm", "expert", "post_norm", "sandwich_norm")
+        for name in (f"{kind}_layers" for kind in kinds):
             layers = getattr(self, name)
             outside = [layer for layer in layers if not 0 <= layer < num_layers]
             if outside or len(set(layers)) < len(layers):
@@ -119,11 +126,13 @@ class ModelConfig:
                     f"{name}={layers} must be distinct layers between 0 and {num_layers - 1}: "
                     f"mixers names {num_layers} layers."
                 )
-        both = sorted(set(self.pkm_layers) & set(self.expert_layers))
-        if both:
-            raise ValueError(
-                f"pkm_layers and expert_layers share {both}; a layer has one or the other."
-            )
+        for one, other in (
+            ("pkm_layers", "expert_layers"),
+            ("post_norm_layers", "sandwich_norm_layers"),
+        ):
+            both = sorted({*getattr(self, one)} & {*getattr(self, other)})
+            if both:
+                raise ValueError(f"{one} and {other} share {both}; a layer has one or the other.")
         if self.tie_embeddings and self.head_init_std is not None:
             raise ValueError(
                 f"head_init_std={self.head_init_std} has no effect with tie_embeddings=True; "
@@ -132,13 +141,19 @@ class ModelConfig:
         for name in ("vocab_size", "model_dim", "mlp_dim", "window"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
-        for name in ("norm_eps", "init_std"):
+        for name in ("norm_eps", "init_std", "embedding_scale"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be above 0.")
         for name in ("head_init_std", "branch_init_scale"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ValueError(f"{name}={value} must be at least 0.")
+
+    def norms_of(self, layer: int) -> Norms:
+        """What a layer normalises."""
+        if layer in self.post_norm_layers:
+            return "outputs"
+        return "both" if layer in self.sandwich_norm_layers else "inputs"
 
     @property
     def registered_names(self) -> tuple[tuple[str, str], ...]:

@@ -423,12 +423,15 @@ class LanguageModel(nnx.Module):
     def _embed(
         self, tokens: Int[Array, "batch length"], partition: Partition | None
     ) -> Float[Array, "batch length model"]:
-        """The embedding's rows of the tokens, in the dtype of the activations."""
+        """The embedding's rows of the tokens, scaled, in the dtype of the activations."""
+        scale = self.config.embedding_scale
         if partition is not None:
-            return embed_over_devices(self.embedding[...], tokens, self.dtype, partition)
+            rows = embed_over_devices(self.embedding[...], tokens, self.dtype, partition)
+            return rows if scale == 1 else rows * scale
         # An id outside the vocabulary gives NaN, which training reports, not another row.
         rows = self.embedding[...].at[tokens].get(mode="fill", fill_value=jnp.nan)
-        return rows if self.dtype is None else rows.astype(self.dtype)
+        rows = rows if self.dtype is None else rows.astype(self.dtype)
+        return rows if scale == 1 else rows * scale
 
     def _check(
         self, tokens: Any, memory: dict[str, Memory], mask: Any = None, segment_ids: Any = None

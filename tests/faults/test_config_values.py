@@ -32,6 +32,7 @@ ZERO_MEANS_SOMETHING = {
     "ModelConfig.memory_layers",
     "ModelConfig.pkm_layers",
     "ModelConfig.post_norm_layers",
+    "ModelConfig.sandwich_norm_layers",
     "ModelConfig.head_init_std",
     "ModelConfig.branch_init_scale",
     "Comba.correction",

@@ -1,11 +1,14 @@
 """The whole decoder, tiny, against the authors' release."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from fwpkm_jax.interchange.release_settings import MODEL_TYPE, release_config
 from fwpkm_jax.layers.mixers.attention import AttentionConfig
 from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.pkm import PKMConfig
@@ -75,6 +78,11 @@ def model_config(config: dict) -> ModelConfig:
         tie_embeddings=config["tie_word_embeddings"],
         norm_eps=config["rms_norm_eps"],
     )
+
+
+def test_the_importer_reads_the_configuration_alike(golden_path):
+    config = json.loads(str(np.load(golden_path)["config"]))
+    assert release_config(config | {"model_type": MODEL_TYPE}) == model_config(config)
 
 
 def test_the_decoder_matches_the_release(golden_path, dtype):

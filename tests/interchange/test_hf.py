@@ -122,7 +122,7 @@ QWEN = {"model_type": "qwen3", "hidden_size": 32, "num_attention_heads": 4, "num
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt_oss"}, "model_type='gpt_oss' is none of llama"),
+        ({"model_type": "gpt_oss"}, "model_type='gpt_oss' is none of gemma3, gemma3_text, llama"),
         ({"hidden_act": "xielu"}, "hidden_act='xielu' is none of gelu"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type='longrope' is none of default"),
         ({"rope_parameters": {"full_attention": {}}}, "an entry for full_attention"),

@@ -136,11 +136,12 @@ def documents_model() -> ModelConfig:
 
 
 def imported_model() -> ModelConfig:
-    """What models of other programs need: experts, biases, other norms, no gates."""
+    """What models of other programs need: experts, biases, other norms and scales, no gates."""
     whole = whole_model()
     attention = dataclasses.replace(
-        whole.attention, gated=False, qk_norm="all", norm_offset=False, bias=True
-    )
+        whole.attention, gated=False, qk_norm="all", norm_offset=False, bias=True,
+        output_bias=False, score_dim=5,
+    )  # fmt: skip
     return dataclasses.replace(
         whole,
         mixers=("gdn", "attention", "swa"),
@@ -149,6 +150,8 @@ def imported_model() -> ModelConfig:
         expert_layers=(0, 2),
         experts=ExpertsConfig(num_experts=4, top_k=2, hidden_dim=8, shared_dim=8),
         post_norm_layers=(1,),
+        sandwich_norm_layers=(2,),
+        embedding_scale=3.0,
         mlp_bias=True,
         norm_offset=False,
     )

@@ -17,12 +17,13 @@ from fwpkm_jax.config_json import to_json
 from fwpkm_jax.data.tokenizers import BYTES, MISTRAL_V1, mistral_v1_model
 from fwpkm_jax.interchange.hf.card import CARD, model_card
 from fwpkm_jax.interchange.hf.described import changes, config_text
-from fwpkm_jax.interchange.hf.families import FAMILIES, model_config
+from fwpkm_jax.interchange.hf.families import FAMILIES
 from fwpkm_jax.interchange.hf.hub import check_push, push_folder
 from fwpkm_jax.interchange.hf.imported import HUB, KEPT, TENSORS
 from fwpkm_jax.interchange.hf.layout import parts
 from fwpkm_jax.interchange.hf.model_folder import HEAD, MEMORIES, NOTE
-from fwpkm_jax.interchange.hf.tensor_files import INDEX, SINGLE
+from fwpkm_jax.interchange.hf.settings import model_config
+from fwpkm_jax.interchange.tensor_files import INDEX, SINGLE
 from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.layers.lora import merged
 from fwpkm_jax.models.config import ModelConfig

@@ -1,61 +1,69 @@
-"""The configuration of a model from the `config.json` of its folder.
-
-Keys that the transformers library does not read for a family are ignored; those it reads and this
-package has nothing for are refused by name.
-"""
+"""The families of the transformers library that can be read and written, by their `model_type`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from fwpkm_jax.layers.experts import ExpertsConfig
-from fwpkm_jax.layers.mixers import AttentionConfig, GatedDeltaNetConfig
-from fwpkm_jax.layers.mlp import Activation
-from fwpkm_jax.layers.rotary import Llama3Scaling, YarnConfig
-from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.outside_files import shown
-
-_ACTIVATIONS: Mapping[str, Activation] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
-_MIXERS = {"full_attention": "attention", "sliding_attention": "swa", "linear_attention": "gdn"}
-_MOST_SIZE = 2**31 - 1  # What devices count in.
-_MOST_LAYERS = 10_000  # A name of Python's for each is made before the weights are looked at.
-_MOST_EXPERTS = 2**16
-_OLMO_GATED_NORM_EPS = 1e-5  # Fixed in the family's code, whatever rms_norm_eps says.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """What the models of one `model_type` have in common."""
 
-    layer_types: tuple[str, ...]
-    """Kinds of layers that its code knows."""
+    class_name: str
+    """The library's class."""
     defaults: Mapping[str, Any]
     """What the library assumes for a key that is not in the file."""
+    layer_types: tuple[str, ...] = ("full_attention",)
+    """Kinds of layers that its code knows."""
+    listed_layers: bool = True
+    """`layer_types` is read; off: all layers are of one kind."""
+    full_every: int | str | None = None
+    """Of layers that are not listed, every so many have full attention; or the key that says it."""
+    window: Literal["none", "switched", "given"] = "none"
+    """Sliding windows: none; of `sliding_window` if `use_sliding_window` says so; of
+    `sliding_window`."""
     gated: bool = False
     """Attention has an output gate."""
+    biases: Literal["asked", "inputs", "none"] = "asked"
+    """Biases of attention: as `attention_bias` says; of queries, keys and values; none."""
+    mlp_bias: bool = False
+    """`mlp_bias` has an effect."""
     qk_norm: Literal["head", "all", "none"] = "none"
     """Norm of queries and keys."""
+    norms: Literal["inputs", "outputs", "attention_outputs", "both"] = "inputs"
+    """What layers norm: what they read; what they add; what they add where they have attention,
+    else what they read; both."""
     norm_offset: bool = False
     """Norms multiply by 1 + weight."""
     partial_rotary: bool = False
     """`partial_rotary_factor` has an effect."""
-    experts: bool = False
-    """Layers may have experts."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary frequencies where the file has none."""
+    optional_positions: bool = False
+    """A base of null means no positions."""
+    window_theta: tuple[str, float] | None = None
+    """Layers with a window have rotary settings of their own; key and default of their base."""
+    skipped_positions: bool = False
+    """`no_rope_layers` has an effect."""
+    scaled_embedding: bool = False
+    """The embedding's rows are multiplied by the square root of their width."""
+    score_dim: bool = False
+    """`query_pre_attn_scalar` has an effect."""
+    experts: Literal["none", "some", "all"] = "none"
+    """Which layers have experts: none; those that the file says; all."""
+    shared_expert: bool = True
+    """Layers of experts have one more that sees every token."""
     projections: Literal["by_head", "joined", "single"] = "by_head"
     """How Gated DeltaNet's input maps are stored: by key head as here; queries, keys and values
     joined; each by itself."""
-    post_norm_attention: bool = False
-    """Layers with attention norm what they add; layers without it what they read."""
+    activation_key: str = "hidden_act"
+    """Key of the activation function."""
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    """Keys whose value must be null or false, and what another would mean."""
 
 
 _COMMON: dict[str, Any] = {
@@ -66,6 +74,11 @@ _COMMON: dict[str, Any] = {
     "mlp_bias": False,
     "max_position_embeddings": 32768,
     "partial_rotary_factor": None,
+}
+_WINDOW: dict[str, Any] = {
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
 }
 _DELTA: dict[str, Any] = {
     "linear_conv_kernel_dim": 4,
@@ -82,23 +95,32 @@ _EXPERTS: dict[str, Any] = {
     "router_aux_loss_coef": 0.001,
 }
 _HYBRID = ("linear_attention", "full_attention")
-_QWEN_NEXT = Family(
-    layer_types=_HYBRID,
-    gated=True,
-    qk_norm="head",
-    norm_offset=True,
-    partial_rotary=True,
-    experts=True,
+_SLIDING = ("full_attention", "sliding_attention")
+_OLMO_2 = Family(
+    class_name="Olmo2ForCausalLM",
+    qk_norm="all",
+    norms="outputs",
     defaults={
-        **_COMMON, **_DELTA, **_EXPERTS, "vocab_size": 151936, "hidden_size": 2048,
-        "intermediate_size": 5632, "num_hidden_layers": 48, "num_attention_heads": 16,
-        "num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25,
-        "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
+        **_COMMON, "vocab_size": 50304, "hidden_size": 4096, "intermediate_size": 11008,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5, "sliding_window": 4096,
+    },
+)  # fmt: skip
+_QWEN_3 = Family(
+    class_name="Qwen3ForCausalLM",
+    layer_types=_SLIDING,
+    window="switched",
+    qk_norm="head",
+    defaults={
+        **_COMMON, **_WINDOW, "vocab_size": 151936, "hidden_size": 4096,
+        "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "head_dim": 128,
     },
 )  # fmt: skip
 _QWEN_3_5 = Family(
+    class_name="Qwen3_5ForCausalLM",
     layer_types=_HYBRID,
+    full_every="full_attention_interval",
     gated=True,
     qk_norm="head",
     norm_offset=True,
@@ -112,30 +134,62 @@ _QWEN_3_5 = Family(
 )  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(
-        layer_types=("full_attention",),
-        defaults={
-            **_COMMON, "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
-            "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048,
-        },
-    ),
-    "qwen3": Family(
-        layer_types=("full_attention", "sliding_attention"),
-        qk_norm="head",
-        defaults={
-            **_COMMON, "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016,
-            "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
-            "head_dim": 128, "use_sliding_window": False, "sliding_window": 4096,
-            "max_window_layers": 28,
-        },
-    ),
     "qwen3_5_text": _QWEN_3_5,
-    "qwen3_next": _QWEN_NEXT,
+    "qwen3_next": replace(
+        _QWEN_3_5,
+        class_name="Qwen3NextForCausalLM",
+        projections="by_head",
+        experts="some",
+        defaults={
+            **_QWEN_3_5.defaults, **_EXPERTS, "vocab_size": 151936, "hidden_size": 2048,
+            "intermediate_size": 5632, "num_hidden_layers": 48, "num_key_value_heads": 2,
+            "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+        },
+    ),
+    "qwen3_5_moe_text": replace(
+        _QWEN_3_5,
+        class_name="Qwen3_5MoeForCausalLM",
+        experts="all",
+        defaults={
+            **_QWEN_3_5.defaults, "hidden_size": 2048, "num_hidden_layers": 40,
+            "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+            "router_aux_loss_coef": 0.001,
+        },
+    ),
+    "qwen3": _QWEN_3,
+    "qwen3_moe": replace(
+        _QWEN_3,
+        class_name="Qwen3MoeForCausalLM",
+        listed_layers=False,
+        experts="some",
+        shared_expert=False,
+        defaults={
+            **_QWEN_3.defaults, **_EXPERTS, "hidden_size": 2048, "intermediate_size": 6144,
+            "num_hidden_layers": 24, "num_key_value_heads": 4, "head_dim": None,
+            "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+            "norm_topk_prob": False,
+        },
+    ),
+    "olmo2": replace(_OLMO_2, listed_layers=False),
+    "olmo3": replace(
+        _OLMO_2,
+        class_name="Olmo3ForCausalLM",
+        layer_types=_SLIDING,
+        full_every=4,
+        window="given",
+        rope_theta=5e5,
+        window_theta=("rope_theta", 5e5),
+    ),
     "olmo_hybrid": Family(
+        class_name="OlmoHybridForCausalLM",
         layer_types=_HYBRID,
+        full_every="full_attention_interval",
         qk_norm="all",
+        norms="attention_outputs",
+        optional_positions=True,
         projections="single",
-        post_norm_attention=True,
         defaults={
             **_COMMON, "vocab_size": 100352, "hidden_size": 3840, "intermediate_size": 11008,
             "num_hidden_layers": 32, "num_attention_heads": 30, "max_position_embeddings": 65536,
@@ -143,10 +197,85 @@ FAMILIES: Mapping[str, Family] = {
             "full_attention_interval": 4,
         },
     ),
+    "llama": Family(
+        class_name="LlamaForCausalLM",
+        listed_layers=False,
+        mlp_bias=True,
+        defaults={
+            **_COMMON, "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+            "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048,
+        },
+    ),
+    "mistral": Family(
+        class_name="MistralForCausalLM",
+        layer_types=_SLIDING,
+        listed_layers=False,
+        window="given",
+        biases="none",
+        defaults={
+            **_COMMON, "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+            "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+            "max_position_embeddings": 131072, "sliding_window": 4096,
+        },
+    ),
+    "qwen2": Family(
+        class_name="Qwen2ForCausalLM",
+        layer_types=_SLIDING,
+        window="switched",
+        biases="inputs",
+        defaults={
+            **_COMMON, **_WINDOW, "vocab_size": 151936, "hidden_size": 4096,
+            "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+        },
+    ),
+    "smollm3": Family(
+        class_name="SmolLM3ForCausalLM",
+        layer_types=_SLIDING,
+        window="switched",
+        mlp_bias=True,
+        skipped_positions=True,
+        rope_theta=2e6,
+        defaults={
+            **_COMMON, "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 11008,
+            "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 4,
+            "no_rope_layer_interval": 4, "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3_text": Family(
+        class_name="Gemma3ForCausalLM",
+        layer_types=_SLIDING,
+        full_every="sliding_window_pattern",
+        window="given",
+        qk_norm="head",
+        norms="both",
+        norm_offset=True,
+        rope_theta=1e6,
+        window_theta=("rope_local_base_freq", 1e4),
+        scaled_embedding=True,
+        score_dim=True,
+        activation_key="hidden_activation",
+        unknown={
+            "use_bidirectional_attention": "tokens that read those after them",
+            "final_logit_softcapping": "bounded logits",
+        },
+        defaults={
+            **_COMMON, "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216,
+            "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4,
+            "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+            "max_position_embeddings": 131072, "sliding_window": 4096,
+            "sliding_window_pattern": 6, "query_pre_attn_scalar": 256,
+            "tie_word_embeddings": True,
+        },
+    ),
 }  # fmt: skip
-"""By `model_type`."""
+"""By `model_type`; those closest to the paper's models first."""
 
-TEXT_PARTS = {"qwen3_5": "qwen3_5_text"}
+TEXT_PARTS = {
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "gemma3": "gemma3_text",
+}
 """Models of text and images by `model_type`, and that of their text part."""
 
 
@@ -165,7 +294,7 @@ def text_config(values: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"text_config={shown(repr(part), 60)} must be an object.")
         part = dict(part)
         part["model_type"] = TEXT_PARTS[name]
-        part["architectures"] = ["Qwen3_5ForCausalLM"]
+        part["architectures"] = [FAMILIES[TEXT_PARTS[name]].class_name]
         for key in ("tie_word_embeddings", "dtype", "torch_dtype"):
             if values.get(key) is not None:
                 part[key] = values[key]
@@ -176,268 +305,3 @@ def text_config(values: Mapping[str, Any]) -> dict[str, Any]:
             f"{', '.join(sorted({*FAMILIES, *TEXT_PARTS}))}."
         )
     return dict(values)
-
-
-def model_config(values: Mapping[str, Any]) -> ModelConfig:
-    """The model that a `config.json` describes, with float32 parameters.
-
-    Raises:
-      ValueError: it asks for something that this package has not, named with its key.
-    """
-    return _Reader(text_config(values)).model()
-
-
-class _Reader:
-    """The keys of one file, with the family's defaults."""
-
-    def __init__(self, values: dict[str, Any]):
-        self.family = FAMILIES[values["model_type"]]
-        self._values = values
-        if values.get("quantization_config"):
-            raise ValueError(
-                "quantization_config: quantised weights cannot be read; import the model they "
-                "were made from."
-            )
-
-    def get(self, key: str) -> Any:
-        """A key's value; None in a file stands for the default where there is one."""
-        value = self._values.get(key)
-        return self.family.defaults.get(key) if value is None else value
-
-    def count(self, key: str, *, least: int = 1, most: int = _MOST_SIZE) -> int:
-        """The value of a key that must have one, as an integer."""
-        return _count(self.get(key), key, least=least, most=most)
-
-    def optional_count(self, key: str) -> int | None:
-        """The value of a key that may be missing, null or zero, each of which means None."""
-        value = self.get(key)
-        return _count(value, key, least=0) or None if value is not None else None
-
-    def flag(self, key: str) -> bool:
-        """The value of a key that is true or false; a missing one is false."""
-        value = self.get(key)
-        if value not in (None, True, False):
-            raise ValueError(f"{key}={shown(repr(value), 60)} must be true or false.")
-        return bool(value)
-
-    def model(self) -> ModelConfig:
-        activation = self.get("hidden_act")
-        if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-            raise ValueError(
-                f"hidden_act={shown(repr(activation), 60)} is none of "
-                f"{', '.join(sorted(_ACTIVATIONS))}."
-            )
-        if self.get("attn_output_gate") is False and self.family.gated:
-            raise ValueError("attn_output_gate=False: the family's attention has a gate.")
-        layer_types = self._layer_types()
-        slides, window = self.flag("use_sliding_window"), self.optional_count("sliding_window")
-        if "sliding_attention" in layer_types and not (slides and window):
-            raise ValueError(
-                f"layer_types has sliding_attention, but use_sliding_window={slides} and "
-                f"sliding_window={window} give no window."
-            )
-        expert_layers = self._expert_layers(len(layer_types))
-        attention = [i for i, kind in enumerate(layer_types) if kind != "linear_attention"]
-        delta = "linear_attention" in self.family.layer_types
-        return ModelConfig(
-            vocab_size=self.count("vocab_size"),
-            model_dim=self.count("hidden_size"),
-            mixers=tuple(_MIXERS[kind] for kind in layer_types),
-            mlp_dim=self.count("intermediate_size"),
-            mlp_activation=_ACTIVATIONS[activation],
-            # Of these families' code only Llama's asks for it.
-            mlp_bias=self._values["model_type"] == "llama" and self.flag("mlp_bias"),
-            expert_layers=expert_layers,
-            experts=self._experts() if expert_layers else ExpertsConfig(),
-            post_norm_layers=tuple(attention) if self.family.post_norm_attention else (),
-            window=window if window and "sliding_attention" in layer_types else 512,
-            attention=self._attention(),
-            gdn=self._delta(_ACTIVATIONS[activation]) if delta else GatedDeltaNetConfig(),
-            tie_embeddings=self.flag("tie_word_embeddings"),
-            norm_eps=_real(self.get("rms_norm_eps"), "rms_norm_eps"),
-            norm_offset=self.family.norm_offset,
-        )
-
-    def _layer_types(self) -> list[str]:
-        number = self.count("num_hidden_layers", most=_MOST_LAYERS)
-        kinds = self._values.get("layer_types")
-        if kinds is not None and not (
-            isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
-        ):
-            raise ValueError(f"layer_types={shown(repr(kinds), 60)} must be a list of names.")
-        if self.family.layer_types == ("full_attention",):
-            kinds = ["full_attention"] * number
-        elif kinds is None:
-            kinds = self._default_layer_types(number)
-        unknown = sorted(set(kinds) - set(self.family.layer_types))
-        if unknown:
-            raise ValueError(
-                f"layer_types holds {shown(unknown[0], 60)!r}; a {self._values['model_type']} has "
-                f"{' and '.join(self.family.layer_types)}."
-            )
-        if len(kinds) != number:
-            raise ValueError(
-                f"layer_types names {len(kinds)} layers, num_hidden_layers={number}; the file "
-                "contradicts itself."
-            )
-        return list(kinds)
-
-    def _default_layer_types(self, number: int) -> list[str]:
-        if "sliding_attention" in self.family.layer_types:
-            first = self.count("max_window_layers", least=0)
-            slides = self.flag("use_sliding_window") and self.optional_count("sliding_window")
-            return [
-                "sliding_attention" if slides and i >= first else "full_attention"
-                for i in range(number)
-            ]
-        every = self.count("full_attention_interval")
-        kinds = [
-            "full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(number)
-        ]
-        if self.family.post_norm_attention and "full_attention" not in kinds:
-            kinds[-1] = "full_attention"  # As OLMo-Hybrid's code does for few layers.
-        return kinds
-
-    def _attention(self) -> AttentionConfig:
-        heads = self.count("num_attention_heads")
-        head_dim = self.optional_count("head_dim") or self.count("hidden_size") // heads
-        return AttentionConfig(
-            num_heads=heads,
-            num_kv_heads=self.optional_count("num_key_value_heads") or heads,
-            head_dim=head_dim,
-            gated=self.family.gated,
-            qk_norm=self.family.qk_norm,
-            norm_offset=self.family.norm_offset,
-            bias=self.flag("attention_bias"),
-            **self._rotary(),
-        )
-
-    def _rotary(self) -> dict[str, Any]:
-        """The settings of `AttentionConfig` that turn queries and keys."""
-        old = self._values.get("rope_scaling")
-        key = "rope_scaling" if old else "rope_parameters"
-        rope = self._values.get(key) or {}
-        if not isinstance(rope, Mapping):
-            raise ValueError(f"{key}={shown(repr(rope), 60)} must be an object.")
-        rope = dict(rope)
-        nested = sorted(name for name in rope if name in _MIXERS)
-        if nested:
-            raise ValueError(
-                f"{key} has an entry for {nested[0]}; positions that differ by layer are not known."
-            )
-        rope.setdefault("rope_theta", self._values.get("rope_theta", 10_000.0))
-        rope.setdefault("partial_rotary_factor", self.get("partial_rotary_factor"))
-        share = rope["partial_rotary_factor"]
-        share = 1.0 if share is None else share
-        if rope["rope_theta"] is None:
-            return {"rotary_fraction": 0.0}  # OLMo-Hybrid without positions.
-        if share != 1 and not self.family.partial_rotary:
-            raise ValueError(
-                f"partial_rotary_factor={shown(repr(share), 60)} has no meaning in a "
-                f"{self._values['model_type']}."
-            )
-        settings = {
-            "rotary_fraction": _real(share, f"{key}.partial_rotary_factor"),
-            "rope_theta": _real(rope["rope_theta"], f"{key}.rope_theta"),
-        }
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind in ("default", "mrope"):  # Three equal positions turn like one.
-            return settings
-        if kind not in ("linear", "llama3", "yarn"):
-            raise ValueError(
-                f"{key}: rope_type={shown(repr(kind), 60)} is none of default, linear, llama3 and "
-                "yarn."
-            )
-        if kind == "linear":
-            return {**settings, "linear_scaling": self._rope_value(rope, key, "factor")}
-        original = self._values.get("original_max_position_embeddings")
-        original = original or rope.get("original_max_position_embeddings")
-        original = original or self.get("max_position_embeddings")
-        original = _count(original, "max_position_embeddings")
-        if kind == "llama3":
-            values = ("factor", "low_freq_factor", "high_freq_factor")
-            numbers = {name: self._rope_value(rope, key, name) for name in values}
-            return {**settings, "llama3": Llama3Scaling(original_length=original, **numbers)}
-        return {**settings, "yarn": self._yarn(rope, original)}
-
-    def _yarn(self, rope: Mapping[str, Any], original: int) -> YarnConfig:
-
-        def real(name: str) -> float | None:
-            value = rope.get(name)
-            return None if value is None else _real(value, name)
-
-        factor = real("factor")
-        factor = self.count("max_position_embeddings") / original if factor is None else factor
-        attention_factor = real("attention_factor")
-        mscale, mscale_all = real("mscale"), real("mscale_all_dim")
-        if attention_factor is None and mscale and mscale_all:
-            attention_factor = 1.0
-            if factor > 1:
-                log = 0.1 * math.log(factor)
-                attention_factor = (mscale * log + 1) / (mscale_all * log + 1)
-        truncate = rope.get("truncate")
-        return YarnConfig(
-            factor=factor,
-            original_length=original,
-            beta_fast=real("beta_fast") or 32.0,
-            beta_slow=real("beta_slow") or 1.0,
-            attention_factor=attention_factor,
-            truncate=True if truncate is None else bool(truncate),
-        )
-
-    def _rope_value(self, rope: Mapping[str, Any], key: str, name: str) -> float:
-        if rope.get(name) is None:
-            raise ValueError(f"{key} has no {name}, which rope_type={rope.get('rope_type')} needs.")
-        return _real(rope[name], f"{key}.{name}")
-
-    def _delta(self, activation: Activation) -> GatedDeltaNetConfig:
-        olmo = self.family.projections == "single"
-        heads = self.count("num_attention_heads")
-        key_heads = self.optional_count("linear_num_key_heads") or heads
-        value_heads = self.optional_count("linear_num_value_heads") or heads
-        key_dim = self.optional_count("linear_key_head_dim")
-        key_dim = key_dim or int(0.75 * self.count("hidden_size") / key_heads)
-        return GatedDeltaNetConfig(
-            num_key_heads=key_heads,
-            num_value_heads=value_heads,
-            key_head_dim=key_dim,
-            value_head_dim=self.optional_count("linear_value_head_dim") or 2 * key_dim,
-            conv_width=self.count("linear_conv_kernel_dim"),
-            max_strength=2.0 if olmo and self.flag("linear_allow_neg_eigval") else 1.0,
-            activation=activation,
-            norm_eps=_OLMO_GATED_NORM_EPS if olmo else None,
-        )
-
-    def _expert_layers(self, number: int) -> tuple[int, ...]:
-        if not self.family.experts or not self.optional_count("num_experts"):
-            return ()
-        dense, every = self.get("mlp_only_layers") or [], self.count("decoder_sparse_step")
-        if not isinstance(dense, list) or len(dense) > _MOST_LAYERS:
-            raise ValueError(f"mlp_only_layers={shown(repr(dense), 60)} must be a list of layers.")
-        return tuple(i for i in range(number) if i not in dense and (i + 1) % every == 0)
-
-    def _experts(self) -> ExpertsConfig:
-        return ExpertsConfig(
-            num_experts=self.count("num_experts", most=_MOST_EXPERTS),
-            top_k=self.count("num_experts_per_tok"),
-            hidden_dim=self.count("moe_intermediate_size"),
-            shared_dim=self.count("shared_expert_intermediate_size"),
-            renormalize=self.flag("norm_topk_prob"),
-            balance_weight=_real(self.get("router_aux_loss_coef"), "router_aux_loss_coef"),
-        )
-
-
-def _count(value: Any, key: str, *, least: int = 1, most: int = _MOST_SIZE) -> int:
-    """An integer of a file, within bounds."""
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(
-            f"{key}={shown(repr(value), 60)} must be an integer from {least} to {most}."
-        )
-    return value
-
-
-def _real(value: Any, key: str) -> float:
-    """A number of a file that is finite in float32."""
-    if type(value) not in (int, float) or not abs(value) < 3e38:
-        raise ValueError(f"{key}={shown(repr(value), 60)} must be a finite number.")
-    return float(value)

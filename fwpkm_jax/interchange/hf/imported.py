@@ -22,6 +22,7 @@ from fwpkm_jax.interchange.hf.model_folder import (
 )
 from fwpkm_jax.interchange.imported_run import check_empty, start_run
 from fwpkm_jax.layers.partition import MeshConfig
+from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.outside_files import OutsideFileError
 from fwpkm_jax.run.load import IMPORTED
 from fwpkm_jax.training.sharding import make_partition
@@ -31,7 +32,7 @@ KEPT, TENSORS, HUB = IMPORTED, "tensors.json", "hub.json"
 """Folder in the run with what an export needs again: configuration, tokenizer, tensors' dtypes; and
 the model's name and commit where it came from the hub."""
 TOKENIZER = "tokenizer.json"
-_FILES = (
+SMALL_FILES = (
     TOKENIZER,
     *("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
     "generation_config.json",
@@ -75,7 +76,7 @@ def import_model(
     check_empty(run)
     fetched = None
     if is_hub_name(folder):
-        fetched = fetch_folder(str(folder), revision=revision, others=(*_FILES, MEMORIES))
+        fetched = fetch_folder(str(folder), revision=revision, others=(*SMALL_FILES, MEMORIES))
         say(f"Fetched {fetched.name} at {fetched.revision}.")
         folder = fetched.folder
     elif revision is not None:
@@ -89,7 +90,7 @@ def import_model(
     mesh = MeshConfig() if mesh is None else mesh
     experiment = Experiment(
         model=source.config,
-        data=_data(Path(folder), run, source, say),
+        data=first_data(Path(folder), run / KEPT, source.config, say),
         mesh=mesh,
         run_dir=str(run),
     )
@@ -103,20 +104,31 @@ def import_model(
     return start_run(experiment, weights, add=keep)
 
 
-def _data(
-    folder: Path, run: Path, source: ModelFolder, say: Callable[[str], None]
+def first_data(
+    folder: Path, kept: Path, model: ModelConfig, say: Callable[[str], None]
 ) -> AbstractDataConfig:
+    """What an imported run trains on until other text is named.
+
+    Args:
+      folder: of the model, which may have a tokenizer.
+      kept: where the run will keep the tokenizer.
+      model: that is imported.
+      say: prints a line.
+
+    Raises:
+      OutsideFileError: the tokenizer is not the model's, or is damaged.
+    """
     if (folder / TOKENIZER).is_file():
-        _check_tokenizer(folder, source, say)
-        tokenizer = str(run / KEPT / TOKENIZER)
-    elif source.config.vocab_size >= ByteTokenizer.vocab_size:
+        _check_tokenizer(folder, model, say)
+        tokenizer = str(kept / TOKENIZER)
+    elif model.vocab_size >= ByteTokenizer.vocab_size:
         say(
             f"{folder} has no {TOKENIZER}; the run reads text as bytes, which the model may not "
             "know. If it has a tokenizer, add the file and import again."
         )
         tokenizer = BYTES
     else:
-        tokens = source.config.vocab_size // 3
+        tokens = model.vocab_size // 3
         say(
             f"{folder} has no {TOKENIZER}; until it is added and imported again, the run reads "
             "generated facts and no text."
@@ -132,13 +144,13 @@ def _data(
     )
 
 
-def _check_tokenizer(folder: Path, source: ModelFolder, say: Callable[[str], None]) -> None:
+def _check_tokenizer(folder: Path, model: ModelConfig, say: Callable[[str], None]) -> None:
     """Refuses a tokenizer whose ids the embedding does not have.
 
     Raises:
       OutsideFileError: an id is too large, or the file is no tokenizer.
     """
-    path, rows = folder / TOKENIZER, source.config.vocab_size
+    path, rows = folder / TOKENIZER, model.vocab_size
     try:
         tokens = load_tokenizer(str(path)).vocab_size
     except ImportError as error:
@@ -151,12 +163,17 @@ def _check_tokenizer(folder: Path, source: ModelFolder, say: Callable[[str], Non
         )
 
 
-def _keep_files(folder: Path, kept: Path, source: ModelFolder) -> None:
-    """Copies what is small, and writes down what the tensors were."""
+def copy_small_files(folder: Path, kept: Path) -> None:
+    """Keeps a model's tokenizer and settings of generation, as far as there are any."""
     kept.mkdir()
-    for name in _FILES:
+    for name in SMALL_FILES:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, kept / name)
+
+
+def _keep_files(folder: Path, kept: Path, source: ModelFolder) -> None:
+    """Copies what is small, and writes down what the tensors were."""
+    copy_small_files(folder, kept)
     text = {key: value for key, value in source.text.items() if key != NOTE}
     write_json(kept / "config.json", text)
     stored = ((name, source.files[inside]) for name, inside in source.stored.items())

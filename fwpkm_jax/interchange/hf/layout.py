@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fwpkm_jax.interchange.hf.families import Family
+from fwpkm_jax.layers.mixers import AttentionConfig, GatedDeltaNetConfig
 from fwpkm_jax.models.config import ModelConfig
 
 Shape = tuple[int, ...]
@@ -21,7 +22,7 @@ Read = Callable[[int], np.ndarray]
 """The tensor of a part by its number."""
 
 SKIPPED: Mapping[str, str] = {
-    r"(model\.)?(visual|vision_tower)\..*": "vision tower",
+    r"(model\.)?(visual|vision_tower|multi_modal_projector)\..*": "vision tower",
     r"mtp\..*": "multi-token head",
 }
 """Patterns of tensors that are left out, and what they belong to."""
@@ -99,29 +100,41 @@ class _Layout:
         }
         if not config.tie_embeddings:
             made["params/head"] = _matrix("lm_head.weight", dim, config.vocab_size)
-        mixers: dict[Any, Callable[[str], Parts]] = {
-            "gdn": self._delta,
-            "attention": self._attention,
-            "swa": self._attention,
+        mixers: dict[type, Callable[[str, Any], Parts]] = {
+            GatedDeltaNetConfig: self._delta,
+            AttentionConfig: self._attention,
         }
-        for index, mixer in enumerate(config.mixers):
+        for index, mixer in enumerate(config.mixer_configs):
             ours, theirs = f"params/blocks/{index}/", f"model.layers.{index}."
-            block = self._norms(theirs, index) | mixers[mixer](theirs)
+            block = self._norms(theirs, index) | mixers[type(mixer)](theirs, mixer)
             experts = index in config.expert_layers
             block |= self._experts(theirs) if experts else self._mlp(f"{theirs}mlp.")
             made |= {ours + name: part for name, part in block.items()}
         return made
 
     def _norms(self, theirs: str, index: int) -> Parts:
-        names = ("input_layernorm", "post_attention_layernorm")
-        if index in self.config.post_norm_layers:
-            names = ("post_attention_layernorm", "post_feedforward_layernorm")
+        names = {
+            "inputs": {
+                "mixer_norm": "input_layernorm",
+                "feed_forward_norm": "post_attention_layernorm",
+            },
+            "outputs": {
+                "mixer_norm": "post_attention_layernorm",
+                "feed_forward_norm": "post_feedforward_layernorm",
+            },
+            "both": {
+                "mixer_norm": "input_layernorm",
+                "mixer_output_norm": "post_attention_layernorm",
+                "feed_forward_norm": "pre_feedforward_layernorm",
+                "feed_forward_output_norm": "post_feedforward_layernorm",
+            },
+        }[self.config.norms_of(index)]
         renamed = {
             "input_layernorm": "attention_layer_norm",
             "post_attention_layernorm": "feedforward_layer_norm",
         }
         made = {}
-        for ours, name in zip(("mixer_norm", "feed_forward_norm"), names, strict=True):
+        for ours, name in names.items():
             other = f"{theirs}{renamed.get(name, name)}.weight"
             # OLMo-Hybrid's files have other names than its code.
             chosen = other if other in self.found else f"{theirs}{name}.weight"
@@ -144,8 +157,8 @@ class _Layout:
             made |= self._linear(ours + name, theirs + name, *sizes, bias)
         return made
 
-    def _attention(self, theirs: str) -> Parts:
-        shape_of, dim = self.config.attention, self.config.model_dim
+    def _attention(self, theirs: str, shape_of: AttentionConfig) -> Parts:
+        dim = self.config.model_dim
         heads, kv_heads = shape_of.num_heads, shape_of.num_kv_heads
         width = shape_of.head_dim
         theirs += "self_attn."
@@ -156,7 +169,8 @@ class _Layout:
             ("v_proj", (dim, kv_heads * width)),
             ("o_proj", (heads * width, dim)),
         ):
-            made |= self._linear(f"mixer/{name}", theirs + name, *sizes, shape_of.bias)
+            bias = shape_of.has_output_bias if name == "o_proj" else shape_of.bias
+            made |= self._linear(f"mixer/{name}", theirs + name, *sizes, bias)
         if shape_of.qk_norm != "none":
             together = shape_of.qk_norm == "all"
             for name, number in (("q_norm", heads), ("k_norm", kv_heads)):
@@ -164,8 +178,8 @@ class _Layout:
                 made[f"mixer/{name}/weight"] = _vector(f"{theirs}{name}.weight", shape)
         return made
 
-    def _delta(self, theirs: str) -> Parts:
-        gdn, dim = self.config.gdn, self.config.model_dim
+    def _delta(self, theirs: str, gdn: GatedDeltaNetConfig) -> Parts:
+        dim = self.config.model_dim
         theirs += "linear_attn."
         keys = gdn.num_key_heads * gdn.key_head_dim
         heads, values = gdn.num_value_heads, gdn.num_value_heads * gdn.value_head_dim
@@ -177,7 +191,7 @@ class _Layout:
             "mixer/dt_bias": _vector(f"{theirs}dt_bias", (heads,)),
             "mixer/norm/weight": _vector(f"{theirs}{norm}.weight", (gdn.value_head_dim,)),
             "mixer/out_proj/kernel": _matrix(f"{theirs}{out}.weight", values, dim),
-            "mixer/conv_weight": self._convolution(theirs, (keys, keys, values)),
+            "mixer/conv_weight": self._convolution(theirs, (keys, keys, values), gdn.conv_width),
         }
         qkvz, ba = "mixer/in_proj_qkvz/kernel", "mixer/in_proj_ba/kernel"
         if self.family.projections == "by_head":
@@ -204,8 +218,7 @@ class _Layout:
         )
         return made
 
-    def _convolution(self, theirs: str, channels: Shape) -> Part:
-        width = self.config.gdn.conv_width
+    def _convolution(self, theirs: str, channels: Shape, width: int) -> Part:
         whole = f"{theirs}conv1d.weight"
         names, sizes = (whole,), (sum(channels),)
         if self.family.projections == "single" and whole not in self.found:

@@ -13,9 +13,10 @@ import numpy as np
 from fwpkm_jax.config import from_json
 from fwpkm_jax.host_memory import aligned, freed_memory_returned, is_aligned
 from fwpkm_jax.interchange.hf.described import changes
-from fwpkm_jax.interchange.hf.families import FAMILIES, Family, model_config, text_config
+from fwpkm_jax.interchange.hf.families import FAMILIES, Family, text_config
 from fwpkm_jax.interchange.hf.layout import Part, Parts, check_shapes, parts, plain_name, skipped
-from fwpkm_jax.interchange.hf.tensor_files import TensorFiles
+from fwpkm_jax.interchange.hf.settings import model_config
+from fwpkm_jax.interchange.tensor_files import TensorFiles
 from fwpkm_jax.interchange.weights import (
     Weights,
     abstract_weights,

@@ -1,5 +1,6 @@
 """Gated softmax attention, full or over a sliding window."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -80,6 +81,10 @@ class AttentionConfig(AbstractMixerConfig):
     """Norms of queries and keys multiply by 1 + weight; off: by weight."""
     bias: bool = False
     """Adds biases in the maps to queries, keys, values and output."""
+    output_bias: bool | None = None
+    """Whether the map to the output has a bias. None: as `bias` says."""
+    score_dim: int | None = None
+    """Scores are divided by the square root of this. None: of `head_dim`."""
     backend: AttentionBackend = "auto"
     """Of whole sequences: cudnn runs or raises, xla is plain JAX, auto takes cuDNN where it runs.
     Streams are plain JAX."""
@@ -93,6 +98,10 @@ class AttentionConfig(AbstractMixerConfig):
             raise ValueError(
                 f"num_heads={self.num_heads} is not a multiple of "
                 f"num_kv_heads={self.num_kv_heads}; query heads share key heads evenly."
+            )
+        if self.score_dim is not None and self.score_dim < 1:
+            raise ValueError(
+                f"score_dim={self.score_dim} must be at least 1, or None for head_dim."
             )
         if self.window is not None and self.window < 1:
             raise ValueError(f"window={self.window} sees nothing; use 1 or more, None for full.")
@@ -114,6 +123,11 @@ class AttentionConfig(AbstractMixerConfig):
             )
         if self.linear_scaling is not None and not self.linear_scaling > 0:
             raise ValueError(f"linear_scaling={self.linear_scaling} must be above 0.")
+
+    @property
+    def has_output_bias(self) -> bool:
+        """Whether the map to the output has a bias."""
+        return self.bias if self.output_bias is None else self.output_bias
 
     @property
     def rotary_dim(self) -> int:
@@ -178,9 +192,9 @@ class Attention(AbstractMixer):
         """Args: `dtype` of activations, None for the input's; parameters are float32."""
         check_rngs(rngs)
 
-        def linear(inputs: int, outputs: int, *axes: str) -> nnx.Linear:
+        def linear(inputs: int, outputs: int, *axes: str, bias: bool = config.bias) -> nnx.Linear:
             init = nnx.initializers.normal(init_std)
-            options = {"use_bias": config.bias, "dtype": dtype, "kernel_init": init, "rngs": rngs}
+            options = {"use_bias": bias, "dtype": dtype, "kernel_init": init, "rngs": rngs}
             return nnx.Linear(inputs, outputs, **options, **declare_linear(*axes))
 
         self.config = config
@@ -188,7 +202,7 @@ class Attention(AbstractMixer):
         self.q_proj = linear(model_dim, heads * (1 + config.gated), "embed", "heads")
         self.k_proj = linear(model_dim, keys, "embed", "heads")
         self.v_proj = linear(model_dim, keys, "embed", "heads")
-        self.o_proj = linear(heads, model_dim, "heads", "embed")
+        self.o_proj = linear(heads, model_dim, "heads", "embed", bias=config.has_output_bias)
 
         def norm(heads: int) -> RMSNorm | None:
             if config.qk_norm == "none":
@@ -367,6 +381,8 @@ class Attention(AbstractMixer):
                 scaling=config.yarn or config.llama3 or config.linear_scaling,
             )
             query, key = (apply_rotary(y, positions, rotary=rotary) for y in (query, key))
+        if config.score_dim is not None:
+            query = query * math.sqrt(config.head_dim / config.score_dim)
         return AttentionInputs(query, key, self.v_proj(x).reshape(shape), gate)
 
     def _normed(self, norm: RMSNorm | None, x: jax.Array) -> jax.Array:

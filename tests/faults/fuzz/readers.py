@@ -76,6 +76,15 @@ _FAMILIES: tuple[dict[str, Any], ...] = (
     },
     {"model_type": "qwen3_5", "text_config": {"num_hidden_layers": 4, "hidden_size": 8}},
     {"model_type": "olmo_hybrid", "rope_parameters": {"rope_theta": None}},
+    {"model_type": "smollm3", "no_rope_layers": [1, 0], "sliding_window": 8},
+    {
+        "model_type": "gemma3", "vision_config": {},
+        "text_config": {
+            "sliding_window_pattern": 2, "query_pre_attn_scalar": 8, "rope_local_base_freq": 1e4,
+            "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}},
+        },
+    },
+    {"model_type": "qwen3_moe", "num_local_experts": 4, "num_experts_per_tok": 2},
     {"fwpkm_jax": {"model": {"class": "ModelConfig", "mixers": ["attention"]}}},
 )  # fmt: skip
 

@@ -71,13 +71,16 @@ class TensorFiles(Mapping[str, StoredTensor]):
         return read_tensor(name, tensor, otherwise=_FETCH)
 
 
-def named_files(folder: Path) -> dict[str, str]:
+def named_files(folder: Path, *, index: str = INDEX) -> dict[str, str]:
     """The file of each tensor, as the folder's index names it; each is a name in the folder.
 
     Raises:
       OutsideFileError: the index is damaged, or names something else.
     """
-    index = folder / INDEX
+    return _named_files(folder / index)
+
+
+def _named_files(index: Path) -> dict[str, str]:
     values = read_json(index, otherwise=_FETCH, most=2**24, kind=dict, unique=True)
     places = values.get("weight_map")
     if not isinstance(places, dict) or not places:

@@ -4,9 +4,11 @@ import ast
 import re
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import yaml
+from packaging.requirements import Requirement
 
 import fwpkm_jax
 
@@ -47,6 +49,22 @@ def test_everything_the_package_imports_is_a_declared_dependency():
         for path in sorted((ROOT / folder).glob("**/*.py")):
             unknown = set(imports(path)) - known
             assert not unknown, f"{path.relative_to(ROOT)} imports {unknown}"
+
+
+def test_a_package_that_changes_its_interface_before_its_next_version_has_a_cap():
+    """Each of these is at 0.x and removes what it has called deprecated: 0.x+1 or 1.0."""
+    requirements = [Requirement(line) for line in PROJECT["dependencies"]]
+    for requirement in requirements:
+        assert any(x.operator in (">=", "==") for x in requirement.specifier), requirement
+    capped = {
+        x.name: x.specifier for x in requirements if any(s.operator == "<" for s in x.specifier)
+    }
+    assert capped.keys() >= {"jax", "flax", "orbax-checkpoint"}
+    orbax = capped["orbax-checkpoint"]
+    assert orbax.contains(version("orbax-checkpoint"))
+    assert not orbax.contains("0.12.7")
+    assert not orbax.contains("1.0.0")
+    assert not orbax.contains("1.0.0rc1", prereleases=True)
 
 
 def test_the_version_has_one_source():

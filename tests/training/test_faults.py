@@ -84,17 +84,35 @@ def test_killed_runs_end_as_the_unbroken_one(unbroken, start_program, tmp_path):
 
 
 @pytest.mark.thorough
-def test_sigterm_saves_and_exits_with_143(start_program, tmp_path):
+def test_a_preempted_run_saves_within_30_seconds_and_goes_on_bit_for_bit(
+    unbroken, start_program, tmp_path
+):
+    """A preempted machine gets SIGTERM, and is gone 30 seconds later."""
     run = tmp_path / "run"
-    process = start_program("--run_dir", run, "--training.steps", 1_000_000)
+    # Nothing is saved but for the signal, and the rate does not depend on the number of steps.
+    options = ("--checkpoint.every", 1_000_000, "--optimizer.decay_steps", 20)
+    process = start_program("--run_dir", run, "--training.steps", 1_000_000, *options)
     wait_for_step(run, 3, process)
     process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGTERM, errors
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"]
     assert f"SIGTERM: saved {run} at step {last} and stopped." in output
-    assert checkpoint_steps(run / "checkpoints")[-1] == last
+    assert checkpoint_steps(run / "checkpoints") == [last]
     assert "Traceback" not in errors
+    base = unbroken.experiment
+    ends = dataclasses.replace(
+        base,
+        training=dataclasses.replace(base.training, steps=last + 5),
+        optimizer=dataclasses.replace(base.optimizer, decay_steps=20),
+    )
+    runs = run, tmp_path / "whole"
+    continued, whole = (
+        train(dataclasses.replace(ends, run_dir=str(where)), stream=io.StringIO()) for where in runs
+    )
+    assert (continued.step, whole.step) == (last + 5, last + 5)
+    jax.tree.map(np.testing.assert_array_equal, continued.state[1:4], whole.state[1:4])
+    assert read_records(runs[0]) == read_records(runs[1])
 
 
 @pytest.mark.thorough

@@ -193,14 +193,19 @@ def stored_names(checkpoint: str | Path, item: Literal["params", "memory"]) -> d
 
 
 def read_arrays(
-    checkpoint: str | Path, wanted: Mapping[str, Any], *, item: Literal["params", "memory"]
+    checkpoint: str | Path,
+    wanted: Mapping[str, Any],
+    *,
+    item: Literal["params", "optimizer", "memory"],
 ) -> dict[str, jax.Array]:
     """Reads some arrays of a checkpoint or of those that it refers to, and checks their checksums.
+
+    The bytes of other arrays are not read.
 
     Args:
       checkpoint: `RUN/checkpoints/STEP`.
       wanted: `jax.ShapeDtypeStruct` with a sharding for each array, by path.
-      item: slow weights, or memories by layer.
+      item: slow weights, the optimiser's state, or memories by layer.
 
     Raises:
       ValueError: there is no such checkpoint; an array is missing or damaged, or differs in shape
@@ -248,21 +253,23 @@ def _read_params(path: Any, abstract: Any, layout: Any, reference: Reference) ->
 
 
 def _read_some(path: Any, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Some arrays of an item. The storage layer reads all arrays of the item."""
-    handler = ocp.StandardCheckpointHandler()
-    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    """Some arrays of an item, in the dtypes in which they are stored; no other array is read."""
+    handler = ocp.PyTreeCheckpointHandler()
     try:
         targets = {}
-        for name, stored in named_leaves(handler.metadata(path).tree).items():
-            like = jax.ShapeDtypeStruct(stored.shape, stored.dtype, sharding=device)
-            targets[name] = ours = wanted.get(name, like)
-            if ours.shape != like.shape or not _converts(like.dtype, ours.dtype):
+        there = named_leaves(handler.metadata(path).tree)
+        for name, ours in wanted.items():
+            stored = there[name]
+            if ours.shape != stored.shape or not _converts(stored.dtype, ours.dtype):
                 raise ValueError(
-                    f"{path}/{name} is {like.dtype}{list(like.shape)}; the model's is "
+                    f"{path}/{name} is {stored.dtype}{list(stored.shape)}; the model's is "
                     f"{ours.dtype}{list(ours.shape)}"
                 )
-            targets[name] = jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=ours.sharding)
-        read = named_leaves(handler.restore(path, args=ocp.args.StandardRestore(nested(targets))))
+            targets[name] = jax.ShapeDtypeStruct(ours.shape, stored.dtype, sharding=ours.sharding)
+        targets = nested(targets)
+        how = ocp.checkpoint_utils.construct_restore_args(targets)
+        args = ocp.args.PyTreeRestore(targets, restore_args=how, partial_restore=True)
+        read = named_leaves(handler.restore(path, args=args))
     finally:
         handler.close()
     return {name: read[name] for name in wanted}

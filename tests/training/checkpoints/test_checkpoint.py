@@ -11,7 +11,9 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint.experimental.v1 as orbax_v1
 import pytest
+import tensorstore
 
 from fwpkm_jax.run import setup as parts
 from fwpkm_jax.training.checkpoints import restore
@@ -20,10 +22,12 @@ from fwpkm_jax.training.checkpoints.restore import (
     DamagedCheckpointError,
     checkpoint_steps,
     find_step,
+    nested,
+    read_arrays,
     read_checkpoint,
 )
 from fwpkm_jax.training.optimizer import make_optimizer
-from fwpkm_jax.training.state import init_state
+from fwpkm_jax.training.state import TrainState, init_state
 
 
 @pytest.fixture
@@ -213,3 +217,49 @@ def test_values_out_of_range_are_named():
         CheckpointConfig(every=0)
     with pytest.raises(ValueError, match="keep=1"):
         CheckpointConfig(keep=1)
+
+
+def test_the_next_interface_of_orbax_reads_our_checkpoints(unbroken):
+    newest = unbroken.directory / "checkpoints" / "20"
+    params = nested(unbroken.result.state.params)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    like = jax.tree.map(lambda x: x.update(sharding=device), like)
+    loaded = orbax_v1.load_checkpointables(newest, {"params": like, "position": None})
+    jax.tree.map(np.testing.assert_array_equal, loaded["params"], params)
+    assert loaded["position"]["step"] == 20
+
+
+def bytes_read():
+    (counter,) = tensorstore.experimental_collect_matching_metrics(
+        "/tensorstore/kvstore/file/bytes_read"
+    )
+    return counter["values"][0]["value"]
+
+
+def test_arrays_that_are_not_asked_for_are_not_read(tmp_path):
+    """Random numbers, which do not get smaller on disk."""
+    numbers = np.random.default_rng(0).standard_normal((4, 2**16), np.float32)
+    params = {"first": jnp.asarray(numbers[0]), "second": jnp.asarray(numbers[1])}
+    moments = {"mu": jnp.asarray(numbers[2]), "nu": jnp.asarray(numbers[3])}
+    state = TrainState(jnp.int32(1), params, moments, {}, jax.random.key(0))
+    with Checkpoints(tmp_path, CheckpointConfig()) as checkpoints:
+        checkpoints.save(state, data_position=None, config={})
+    one = numbers[0].nbytes
+    before = bytes_read()
+    read = read_checkpoint(tmp_path, 1, jax.eval_shape(lambda: state._replace(opt_state=())))
+    assert jax.tree.leaves(read.state.opt_state) == []
+    weights = bytes_read() - before
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    wanted = {"nu": jax.ShapeDtypeStruct((2**16,), jnp.float32, sharding=device)}
+    before = bytes_read()
+    np.testing.assert_array_equal(
+        read_arrays(tmp_path / "1", wanted, item="optimizer")["nu"], numbers[3]
+    )
+    moment = bytes_read() - before
+    before = bytes_read()
+    read_checkpoint(tmp_path, 1, jax.eval_shape(lambda: state))
+    everything = bytes_read() - before
+    assert 0.85 < weights / (2 * one) < 1.02
+    assert 0.85 < moment / one < 1.02
+    assert 0.85 < everything / (4 * one) < 1.02

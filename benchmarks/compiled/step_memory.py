@@ -7,8 +7,10 @@ r"""Reports the memory of a training step from its traced and compiled code, wit
 The second line needs the device's compiler (docs/howto/compile_ahead.md).
 `kept_megabytes` is what the forward pass stores for the backward pass besides parameters, memories
 and batch, with the device's kernels. `--no-compile` reports this alone and needs no compiler.
-`temporary_megabytes` is what the compiled step needs besides its state and batch. Four layers have
-one layer of each kind and compile in a third of the time of twelve.
+`temporary_megabytes` is what the compiled step needs besides its state and batch, `host_megabytes`
+what it puts into the host's memory. `modelled_ms` is the time of its launches on an H100, as
+`benchmarks.compiled.account` models it; copies from and to the host's memory are not part of it.
+Four layers have one layer of each kind and compile in a third of the time of twelve.
 """
 
 import contextlib
@@ -27,6 +29,9 @@ from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
 from benchmarks.compiled.absent_devices import absent_device, kernels_for
+from benchmarks.compiled.account import Options as AccountOptions
+from benchmarks.compiled.account import account
+from benchmarks.compiled.executables import CUBLAS
 from benchmarks.machine import planned_megabytes, settings, write_result
 from benchmarks.options import parse
 from benchmarks.speed.models import Size, model_of, remat_of, train_of
@@ -79,17 +84,22 @@ def measure(options: Options, name: str) -> dict[str, Any]:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
             (jax.eval_shape(make_state), batch),
         )
-        kept = {
+        kept: dict[str, Any] = {
             "model": name,
             "kept_megabytes": kept_bytes(options, name, *arguments) / 1e6,
         }
         if not options.compile:
             return kept
         began = time.perf_counter()
-        compiled = step.trace(*arguments).lower().compile()
+        flags = CUBLAS if options.device == "h100" else {}
+        compiled = step.trace(*arguments).lower().compile(compiler_options=flags)
     planned = planned_megabytes(compiled)
+    if options.device == "h100":
+        sizes = AccountOptions(batch=options.batch)
+        kept["modelled_ms"] = account(sizes, compiled.as_text())["total"]["h100_ms"]
     return {
         **kept,
+        "host_megabytes": compiled.memory_analysis().host_temp_size_in_bytes / 1e6,
         "argument_megabytes": planned["argument"],
         "temporary_megabytes": planned["temporary"],
         "peak_megabytes": planned["peak"],
@@ -98,7 +108,7 @@ def measure(options: Options, name: str) -> dict[str, Any]:
 
 
 def kept_bytes(options: Options, name: str, state: Any, batch: Any) -> int:
-    """Bytes of the arrays that go from the forward pass of the loss to its backward pass."""
+    """Device bytes of the arrays that go from the forward pass of the loss to its backward pass."""
     graphdef = model_graph(model_of(name, options.size, layers=options.layers))
     remat, train = remat_of(name), train_of(name)
 
@@ -116,6 +126,7 @@ def kept_bytes(options: Options, name: str, state: Any, batch: Any) -> int:
     given = set(jaxpr.invars)
     kept = {x for x in jaxpr.outvars if isinstance(x, jax.extend.core.Var) and x not in given}
     arrays: list[Any] = [x.aval for x in kept]
+    arrays = [x for x in arrays if x.memory_space != jax.memory.Space.Host]
     return sum(x.size * x.dtype.itemsize for x in arrays)
 
 

@@ -1,7 +1,7 @@
 """The paper's models by name, whole or shrunk until a CPU steps through them in a second."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.layers.mixers.attention import AttentionConfig
@@ -9,11 +9,13 @@ from fwpkm_jax.layers.mixers.gated_delta_net import GatedDeltaNetConfig
 from fwpkm_jax.layers.pkm import PKMConfig
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.paper import paper_model
+from fwpkm_jax.models.remat import Remat
 from fwpkm_jax.rules import FwPKM
 
 Size = Literal["tiny", "paper"]
 REMAT, FROZEN = "__remat", "__frozen"
-"""Endings of a name: `training.remat=block`, and a backbone that does not train."""
+"""Endings of a name: `training.remat=block`, or `__remat_NAME` for another one, and a backbone that
+does not train."""
 TINY_LAYERS = 4
 
 
@@ -21,7 +23,7 @@ def model_of(name: str, size: Size, *, layers: int | None = None) -> ModelConfig
     """The model `name`, a row of the paper's Table 1.
 
     Args:
-      name: as in `fwpkm_jax.models.paper`; trailing `__remat` and `__frozen` are ignored here.
+      name: as in `fwpkm_jax.models.paper`; trailing `__frozen` and `__remat` are ignored here.
       size: paper: 12 layers, 768 wide, 512**2 slots; tiny: the first 4 layers, 64 wide, 64**2
         slots.
       layers: only the first so many layers.
@@ -29,7 +31,7 @@ def model_of(name: str, size: Size, *, layers: int | None = None) -> ModelConfig
     Raises:
       ValueError: the paper has no such model.
     """
-    model = paper_model(name.removesuffix(REMAT).removesuffix(FROZEN))
+    model = paper_model(_without_remat(name).removesuffix(FROZEN))
     if size == "tiny":
         model = first_layers(replace(model, **_tiny()), TINY_LAYERS)
     return model if layers is None else first_layers(model, layers)
@@ -44,14 +46,27 @@ def first_layers(model: ModelConfig, number: int) -> ModelConfig:
     return replace(model, mixers=model.mixers[:number], **cut)
 
 
-def remat_of(name: str) -> Literal["block"] | None:
-    """The `training.remat` that a name asks for by `__remat` at its end."""
-    return "block" if name.endswith(REMAT) else None
+def remat_of(name: str) -> Remat | None:
+    """The `training.remat` that a name asks for by `__remat` or `__remat_NAME` at its end.
+
+    Raises:
+      ValueError: there is no rematerialisation of this name.
+    """
+    if REMAT not in name:
+        return None
+    remat = name.partition(REMAT)[2].removeprefix("_") or "block"
+    if remat not in get_args(Remat):
+        raise ValueError(f"{name}: {remat} is none of {', '.join(get_args(Remat))}.")
+    return cast(Remat, remat)
+
+
+def _without_remat(name: str) -> str:
+    return name.partition(REMAT)[0]
 
 
 def train_of(name: str) -> tuple[str, ...]:
     """The `optimizer.train` that a name asks for by `__frozen` at its end, before any `__remat`."""
-    return (".*/memory/.*",) if name.removesuffix(REMAT).endswith(FROZEN) else ()
+    return (".*/memory/.*",) if _without_remat(name).endswith(FROZEN) else ()
 
 
 def baseline_of(name: str) -> str:

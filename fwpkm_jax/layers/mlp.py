@@ -6,11 +6,15 @@ from typing import Literal
 
 import jax
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fwpkm_jax.core.checks import check_rngs
 from fwpkm_jax.layers.parameters import declare_linear
+
+HIDDEN = "mlp_hidden"
+"""Name of both products of an MLP before its activation, for rematerialisation."""
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 """gelu is the exact one, gelu_tanh its usual approximation."""
@@ -65,4 +69,6 @@ class SwiGLU(nnx.Module):
         self.down_proj = linear(hidden_dim, model_dim, "mlp", "embed")
 
     def __call__(self, x: Float[Array, "*dims model"]) -> Float[Array, "*dims model"]:
-        return self.down_proj(ACTIVATIONS[self.activation](self.gate_proj(x)) * self.up_proj(x))
+        gate = checkpoint_name(self.gate_proj(x), HIDDEN)
+        up = checkpoint_name(self.up_proj(x), HIDDEN)
+        return self.down_proj(ACTIVATIONS[self.activation](gate) * up)

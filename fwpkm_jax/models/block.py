@@ -2,11 +2,12 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from fwpkm_jax.core.array_types import TokenMask
@@ -21,12 +22,8 @@ from fwpkm_jax.layers.norms import RMSNorm
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.layers.pkm import PKM, QueryStatistics
 from fwpkm_jax.models.config import Norms
+from fwpkm_jax.models.remat import INPUT, MIXED, Remat, rematerialised
 from fwpkm_jax.models.sharding import gathered
-
-Remat = Literal["block"]
-"""Which activations the backward pass recomputes instead of keeping them. block: those of every
-layer's token mixer and MLP, PKM or experts. The fast-weight memory is never recomputed, because
-that would need a copy of its table from before the write."""
 
 
 class BlockStream(NamedTuple):
@@ -158,7 +155,7 @@ class Block(nnx.Module):
             )
             x = x + y
         rest = functools.partial(self._mix_and_feed_forward, context=context)
-        x, _, facts = (rest if context.remat is None else jax.checkpoint(rest))(x)
+        x, _, facts = rematerialised(rest, context.remat)(x)
         return BlockOutput(x, memory, info, facts.slot_ids, facts.statistics, facts.router_load)
 
     def stream(
@@ -228,12 +225,14 @@ class Block(nnx.Module):
             # Gathered here, so that `jax.checkpoint` does not keep the gathered copies.
             mixer = gathered(partition, mixer, f"{self.path}/mixer")
             feed_forward = gathered(partition, feed_forward, f"{self.path}/feed_forward")
+        x = checkpoint_name(x, INPUT)
         # One device may compute the norms of whole sequences in one pass with the sums.
         fused = partition is None and cache is None
         x, normed = self._sum_and_norm(self.mixer_norm, x, None, fused)
         mixed, cache = mixer(
             normed, mask=context.mask, starts=context.starts, cache=cache, partition=partition
         )
+        mixed = checkpoint_name(mixed, MIXED)
         mixed = self._output_normed(mixed, self.mixer_norm, self.mixer_output_norm)
         if partition is not None:
             x, mixed = partition.by_sequence(x + mixed), None

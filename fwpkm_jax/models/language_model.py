@@ -180,7 +180,7 @@ class LanguageModel(nnx.Module):
           segment_ids: document of each token.
           write: False only reads.
           pairing: makes the write weights.
-          remat: which activations the backward pass recomputes, see `models.block.Remat`; changes
+          remat: which activations the backward pass recomputes, see `models.remat.Remat`; changes
             time and memory, and results only by rounding.
           partition: of the work over devices, by sequences and heads; None: one device. With it,
             pass sequences in the order of `Partition.deal`. Padding at the

@@ -20,6 +20,7 @@ from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import make_dataset, vocab_size
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.models.remat import check_offload
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.checkpoints.restore import (
     Reference,
@@ -95,6 +96,7 @@ def make_setup(experiment: Experiment) -> Setup:
             f"model.vocab_size={experiment.model.vocab_size} is smaller than the data's "
             f"{needed} tokens; raise it to {needed}."
         )
+    check_offload(config.remat, jax.local_devices()[0])
     check_chunk_size(experiment)
     check_documents(experiment)
     check_mesh(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fwpkm_jax.literals import check_literals
-from fwpkm_jax.models.block import Remat
+from fwpkm_jax.models.remat import Remat
 from fwpkm_jax.training.micro_batches import check_split
 from fwpkm_jax.training.state import MemoryConfig
 
@@ -48,8 +48,10 @@ class TrainingConfig:
     loss_block: int = 2048
     """Tokens whose logits are in memory at once in the training loss; fewer take less memory."""
     remat: Remat | None = None
-    """Rematerialisation. block: the backward pass recomputes each layer's activations, except those
-    of its fast-weight memory; less memory, more time. None: all activations are kept."""
+    """Rematerialisation: less memory, more time. block: the backward pass computes each layer's
+    activations again, except those of its fast-weight memory. dots: except also results of linear
+    maps. names: except the mixer's output and the MLP's products. offload: likewise, and these wait
+    in the host's memory (GPUs and TPUs). None: all activations are kept."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """How many fast-weight memories a batch has, and how long they live."""
     window_probability: float = 0.0

@@ -29,12 +29,16 @@ def test_memory_of_a_step_that_is_compiled_here(tmp_path, monkeypatch):
 def test_what_a_step_keeps_needs_no_compiler_of_the_device(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "TINY_LAYERS", 1)
     out = tmp_path / "step.json"
-    options = ("--models", "fa", "fa__remat", "--size", "tiny", "--layers", 1, "--length", 64)
+    names = [f"fa{ending}" for ending in ("__remat_offload", "__remat", "__remat_dots", "")]
+    options = ("--models", *names, "--size", "tiny", "--layers", 1, "--length", 64)
     run(
         "benchmarks.compiled.step_memory", "--device", "v5e", *options, "--no-compile", "--out", out
     )
-    plain, remat = result(out)["rows"]
-    assert remat["kept_megabytes"] < plain["kept_megabytes"]
+    kept = [row["kept_megabytes"] for row in result(out)["rows"]]
+    assert sorted(kept) == kept
+    assert len(set(kept)) == 4
+    with pytest.raises(ValueError, match="all is none of block, names, dots, offload"):
+        models.remat_of("fa__remat_all")
     monkeypatch.setattr(models, "TINY_LAYERS", 3)
     names = ("fa__fwpkm2_6_10", "fa__fwpkm2_6_10__frozen")
     options = ("--models", *names, "--size", "tiny", "--layers", 3, "--length", 64)

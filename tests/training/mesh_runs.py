@@ -38,9 +38,9 @@ from fwpkm_jax.layers.mixers.matrix_memory import MatrixMemoryConfig
 from fwpkm_jax.layers.mixers.titans import TitansConfig
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.layers.pkm import PKMConfig
-from fwpkm_jax.models.block import Remat
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.models.remat import Remat
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.rules.fwpkm import FwPKMInfo
 from fwpkm_jax.run.train import train as run_loop

@@ -12,7 +12,7 @@ from fwpkm_jax.command_line import report, say_error, start_logging
 from fwpkm_jax.compile_cache import enable_compile_cache
 from fwpkm_jax.generation import Sampling
 from fwpkm_jax.run.conversation import Conversation, memory_place
-from fwpkm_jax.run.load import load_run
+from fwpkm_jax.run.load import WhichWeights, load_run
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 
 
@@ -34,11 +34,14 @@ class ConversationOptions(PluginOptions):
     """Seed of the random draws."""
     step: int | Literal["best"] | None = None
     """Checkpoint: a step, the best by validation loss, or None for the newest."""
+    weights: WhichWeights = "trained"
+    """Slow weights of the checkpoint. trained: those after its step. ema: their moving average, of
+    a run with optimizer.ema."""
 
     def conversation(self, memory: str | None, *, write: bool = True) -> Conversation:
         """The conversation that these options ask for, to be entered."""
         enable_compile_cache()
-        run = load_run(self.run, self.step)
+        run = load_run(self.run, self.step, weights=self.weights)
         return Conversation(
             run,
             **memory_place(self.run, memory, self.memories, run.step),

@@ -21,6 +21,7 @@ from fwpkm_jax.evaluation import EVALS
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.plugins import import_plugins
 from fwpkm_jax.run.evaluate import evaluate
+from fwpkm_jax.run.load import WhichWeights
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 
 
@@ -37,6 +38,9 @@ class EvalOptions(PluginOptions):
     """Tasks of the evaluations of --suite that have tasks, as lm_eval; short for --NAME.tasks."""
     step: int | Literal["best"] | None = None
     """Checkpoint: a step, the best by validation loss, or None for the newest."""
+    weights: WhichWeights = "trained"
+    """Slow weights of the checkpoint. trained: those after its step. ema: their moving average, of
+    a run with optimizer.ema."""
     limit: int | None = None
     """Score at most this many documents, batches or samples; the unit depends on the evaluation."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
@@ -105,6 +109,7 @@ def main(arguments: Sequence[str], program: str = "fwpkm eval") -> int:
             configs=configs,
             limit=options.limit,
             mesh=options.mesh,
+            weights=options.weights,
         )
     except (ValueError, OSError, ImportError) as error:
         return report(program, error)

@@ -17,6 +17,7 @@ from fwpkm_jax.cli.options import FolderArgument, PluginOptions, RunArgument, pa
 from fwpkm_jax.command_line import report, say_error
 from fwpkm_jax.interchange import export_run
 from fwpkm_jax.interchange.hf import export_model, push_model
+from fwpkm_jax.run.load import WhichWeights
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 from fwpkm_jax.training.runs.mirror import run_folder
 
@@ -29,6 +30,9 @@ class _Checkpoint(PluginOptions):
     """Run directory."""
     step: int | Literal["best"] | None = None
     """Checkpoint: a step, the best by validation loss, or None for the newest."""
+    weights: WhichWeights = "trained"
+    """Slow weights of the checkpoint. trained: those after its step. ema: their moving average, of
+    a run with optimizer.ema."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +66,14 @@ class ExportHF(_Checkpoint):
         with run_folder(self.run) as run:
             if self.push is None:
                 assert self.folder is not None
-                return str(export_model(run, self.folder, step=self.step))
+                return str(export_model(run, self.folder, step=self.step, weights=self.weights))
             return push_model(
-                run, self.push, folder=self.folder, step=self.step, private=self.private
+                run,
+                self.push,
+                folder=self.folder,
+                step=self.step,
+                weights=self.weights,
+                private=self.private,
             )
 
 
@@ -82,7 +91,11 @@ def main(arguments: Sequence[str], program: str = "fwpkm export") -> int:
             options = parse_options(arguments, program, options, addresses=("run",))
             with run_folder(options.run) as run:
                 folder = export_run(
-                    run, options.folder, step=options.step, memories=options.memories
+                    run,
+                    options.folder,
+                    step=options.step,
+                    weights=options.weights,
+                    memories=options.memories,
                 )
             print(f"wrote {folder}")
     except (ValueError, OSError, ImportError) as error:

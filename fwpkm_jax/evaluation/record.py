@@ -26,6 +26,8 @@ class Origin:
     """Training step of the checkpoint."""
     fingerprint: str = ""
     """Fingerprint of the run's configuration."""
+    weights: str = "trained"
+    """Which slow weights of the checkpoint, see `fwpkm_jax.run.load.WhichWeights`."""
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """SHA-256 of every data file read, by path; empty for generated data."""
     tokenizer: str | None = None
@@ -96,6 +98,7 @@ def make_result(
             "run": origin.run,
             "step": origin.step,
             "fingerprint": origin.fingerprint,
+            **({} if origin.weights == "trained" else {"weights": origin.weights}),
         },
         "data_files": dict(origin.files),
         "tokenizer": origin.tokenizer,

@@ -17,7 +17,7 @@ from fwpkm_jax.interchange.weights import (
     refuse_other_names,
 )
 from fwpkm_jax.outside_files import OutsideFileError, shown
-from fwpkm_jax.run import load_run
+from fwpkm_jax.run import WhichWeights, load_run
 from fwpkm_jax.safetensors_file import SafetensorsFile, write_tensors
 from fwpkm_jax.whole_files import check_new, new_folder, replacing, write_json
 
@@ -30,6 +30,7 @@ def export_run(
     folder: str | Path,
     *,
     step: int | Literal["best"] | None = None,
+    weights: WhichWeights = "trained",
     memories: Literal["all", "first"] = "all",
 ) -> Path:
     """Writes a checkpoint's slow and fast weights in float32, named as in `Weights.named`.
@@ -38,6 +39,7 @@ def export_run(
       run_dir: the run.
       folder: a new folder; an interrupted export leaves none.
       step: as in `load_run`.
+      weights: as in `load_run`.
       memories: all of a run's memories, or the first one alone.
 
     Returns:
@@ -48,7 +50,7 @@ def export_run(
     """
     folder = Path(folder)
     check_new(folder)
-    run = load_run(run_dir, step)
+    run = load_run(run_dir, step, weights=weights)
     count = slice(None if memories == "all" else 1)
     memory = jax.tree.map(lambda x: x[count], run.memory)
     named = Weights(run.params, memory).named()

@@ -1,5 +1,5 @@
 """Training runs: training, loading, evaluation, and text from a run's model."""
 
-from fwpkm_jax.run.load import Run, load_run, text_tokenizer
+from fwpkm_jax.run.load import Run, WhichWeights, load_run, text_tokenizer
 
-__all__ = ["Run", "load_run", "text_tokenizer"]
+__all__ = ["Run", "WhichWeights", "load_run", "text_tokenizer"]

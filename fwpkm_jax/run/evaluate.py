@@ -11,7 +11,7 @@ from fwpkm_jax.addresses import address_of
 from fwpkm_jax.evaluation import Origin, Result, Subject, choose_suite, run_suite
 from fwpkm_jax.evaluation.report import write_report
 from fwpkm_jax.layers.partition import MeshConfig
-from fwpkm_jax.run.load import Run, check_can_evaluate, load_run
+from fwpkm_jax.run.load import Run, WhichWeights, check_can_evaluate, load_run
 from fwpkm_jax.training.runs.mirror import run_folder
 from fwpkm_jax.training.sharding import make_partition
 from fwpkm_jax.whole_files import own_folder
@@ -25,6 +25,7 @@ def evaluate(
     configs: Mapping[str, Any] | None = None,
     limit: int | None = None,
     mesh: MeshConfig | None = None,
+    weights: WhichWeights = "trained",
 ) -> dict[str, Result]:
     """Results of the evaluations of a run, by name; each table is printed when it is ready.
 
@@ -39,6 +40,7 @@ def evaluate(
       limit: most documents, batches or samples to score; the unit depends on the evaluation.
       mesh: devices that share the work, whatever the run was trained on; None: one device. Changes
         results only by rounding.
+      weights: the slow weights, as in `load_run`.
 
     Raises:
       FileNotFoundError: there is no such run or checkpoint.
@@ -53,7 +55,7 @@ def evaluate(
     """
     partition = None if mesh is None else make_partition(mesh)
     with run_folder(run_dir) as folder:
-        run = load_run(folder, step)
+        run = load_run(folder, step, weights=weights)
         check_can_evaluate(run, folder)
         subject = subject_of(run, name=address_of(run_dir))
         subject = dataclasses.replace(subject, partition=partition)
@@ -81,5 +83,7 @@ def subject_of(run: Run, *, name: str) -> Subject:
         groups=training.memory.groups,
         batch_size=training.batch_size,
         seed=experiment.seed,
-        origin=Origin(run=name, step=run.step, fingerprint=experiment.fingerprint),
+        origin=Origin(
+            run=name, step=run.step, fingerprint=experiment.fingerprint, weights=run.weights
+        ),
     )

@@ -13,9 +13,14 @@ from fwpkm_jax.addresses import scheme_of
 from fwpkm_jax.config import Experiment, read_experiment
 from fwpkm_jax.data import AbstractDataConfig, Tokenizer, load_tokenizer
 from fwpkm_jax.models.language_model import LanguageModel
-from fwpkm_jax.training.checkpoints.restore import find_step, read_checkpoint
+from fwpkm_jax.training.averages import EMA, ema_names
+from fwpkm_jax.training.checkpoints.restore import find_step, read_arrays, read_checkpoint
 from fwpkm_jax.training.runs.mirror import local_copy
-from fwpkm_jax.training.state import Memories, init_state, model_graph
+from fwpkm_jax.training.state import Memories, init_state, model_graph, named_leaves
+
+WhichWeights = Literal["trained", "ema"]
+"""Slow weights of a checkpoint. trained: those after its step; of `optimizer.name=schedule_free`
+they are the average that it evaluates. ema: their moving average, see `OptimizerConfig.ema`."""
 
 IMPORTED = "hf"
 """Folder in a run that was imported from a folder of the transformers library: its small files."""
@@ -37,6 +42,8 @@ class Run(NamedTuple):
     """Fast weights after training, leaves `[groups, ...]`; initial ones if none were saved."""
     step: int
     """The checkpoint's step."""
+    weights: WhichWeights = "trained"
+    """Which of its slow weights these are."""
 
     @property
     def model(self) -> LanguageModel:
@@ -75,17 +82,24 @@ def check_can_evaluate(run: Run, run_dir: str | Path) -> None:
         )
 
 
-def load_run(run_dir: str | Path, step: int | Literal["best"] | None = None) -> Run:
+def load_run(
+    run_dir: str | Path,
+    step: int | Literal["best"] | None = None,
+    *,
+    weights: WhichWeights = "trained",
+) -> Run:
     """A run's configuration and the weights of one of its checkpoints.
 
     Args:
       run_dir: the directory that `train.py` wrote, also in a bucket.
       step: a step, "best" for the lowest validation loss, None for the newest.
+      weights: which slow weights, see `WhichWeights`; the fast weights are the same for both.
 
     Raises:
       FileNotFoundError: there is no run, or no such checkpoint; the error lists those that exist.
       DamagedCheckpointError: the checkpoint cannot be read; name another step.
-      ValueError: the tokenizer that the run names is not the one it was trained with.
+      ValueError: the run keeps no moving average, or the tokenizer that it names is not the one it
+        was trained with.
 
     Example:
       >>> from fwpkm_jax import load_run
@@ -95,7 +109,7 @@ def load_run(run_dir: str | Path, step: int | Literal["best"] | None = None) -> 
     """
     if scheme_of(run_dir) is not None:
         with local_copy(str(run_dir)) as folder:
-            return load_run(folder, step)
+            return load_run(folder, step, weights=weights)
     experiment = read_experiment(run_dir)
     directory = Path(run_dir) / "checkpoints"
     found = find_step(directory, step)
@@ -111,7 +125,28 @@ def load_run(run_dir: str | Path, step: int | Literal["best"] | None = None) -> 
     _check_tokenizer(experiment.data, restored.data_position)
     state = restored.state
     memory = state.memory or jax.jit(lambda: init().memory)()  # As resumed training does.
-    return Run(experiment, model_graph(experiment.model), state.params, memory, found)
+    params = state.params
+    if weights == "ema":
+        params = _with_averages(params, experiment, directory / str(found))
+    return Run(experiment, model_graph(experiment.model), params, memory, found, weights)
+
+
+def _with_averages(params: Any, experiment: Experiment, checkpoint: Path) -> Any:
+    """The slow weights with the moving averages of a checkpoint in place of those that have one."""
+    named, config = named_leaves(params), experiment.optimizer
+    names = ema_names(params, ema=config.ema, train=config.train)
+    wanted = {
+        EMA + name: jax.ShapeDtypeStruct(
+            named[name].shape, named[name].dtype, sharding=named[name].sharding
+        )
+        for name in names
+    }
+    try:
+        averages = read_arrays(checkpoint, wanted, item="optimizer")
+    except ValueError as error:
+        raise ValueError(f"weights=ema: {error}; use weights=trained.") from error
+    leaves = [averages.get(EMA + name, x) for name, x in named.items()]
+    return jax.tree.unflatten(jax.tree.structure(params), leaves)
 
 
 def _check_tokenizer(data: AbstractDataConfig, position: Any) -> None:

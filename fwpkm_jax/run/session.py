@@ -11,6 +11,7 @@ from flax import nnx
 
 from fwpkm_jax.run.log import RunLog
 from fwpkm_jax.run.setup import Setup
+from fwpkm_jax.training.averages import ema_names, ema_weights, gradient_weights
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.checkpoints.checksum import non_finite_leaves
 from fwpkm_jax.training.diagnosis import NonFiniteError, diagnose
@@ -112,6 +113,12 @@ class Session:
             return {}
         model = nnx.merge(self._setup.graphdef, state.params)
         self.validation = dict(self._validate(model, state.memory))
+        if (config := self._setup.experiment.optimizer).ema is not None:
+            names = ema_names(state.params, ema=config.ema, train=config.train)
+            averages = ema_weights(state.params, state.opt_state, names)
+            model = nnx.merge(self._setup.graphdef, averages)
+            measured = self._validate(model, state.memory)
+            self.validation |= {f"ema_{name}": value for name, value in measured.items()}
         return {f"valid/{name}": value for name, value in self.validation.items()}
 
     def _record(self, report: Report[Batch], state: TrainState) -> None:
@@ -162,9 +169,10 @@ class Session:
         # The search runs operation by operation on one device; every process repeats it.
         newest = int(state.step)
         config = setup.experiment.training
+        at = gradient_weights(state.params, state.opt_state, setup.experiment.optimizer.train)
         cause = diagnose(
             graphdef,
-            on_one_device(setup.partition, state._replace(opt_state=())),
+            on_one_device(setup.partition, state._replace(params=at, opt_state=())),
             on_one_device(setup.partition, report.batch),
             clean_memory=jax.jit(lambda: setup.init().memory)(),
             micro_batches=config.micro_batches,

@@ -14,6 +14,7 @@ import optax
 from fwpkm_jax.core.numerics import compute_dtype
 from fwpkm_jax.literals import check_literals
 from fwpkm_jax.models.sharding import declarations
+from fwpkm_jax.training.averages import schedule_free, with_ema
 from fwpkm_jax.training.state import Precision
 
 _SMALL = 4096
@@ -34,11 +35,14 @@ class OptimizerConfig:
       [1e-05, 0.001, 0.0001]
     """
 
-    name: Literal["adamw", "lion", "adafactor", "muon"] = "adamw"
+    name: Literal["adamw", "lion", "adafactor", "muon", "schedule_free"] = "adamw"
     """adamw. lion: signs of one moment; its authors advise a rate 3 to 10 times below AdamW's.
     adafactor: a second moment by rows and columns, no first. muon: matrices by one moment made
     orthogonal, at a
-    size that suits AdamW's rate (0.2 * sqrt(larger side)); the other parameters by AdamW."""
+    size that suits AdamW's rate (0.2 * sqrt(larger side)); the other parameters by AdamW.
+    schedule_free: AdamW whose weights are the average of all iterates, so that its rate needs no
+    decay (set schedule=constant); gradients are taken between the average and the newest iterate.
+    """
     schedule: Literal["cosine", "warmup_stable_decay", "constant"] = "cosine"
     """How the learning rate goes after the warm-up. warmup_stable_decay: constant, then linear over
     the last `decay_fraction` of the steps to `decay_steps`. constant: to the end."""
@@ -54,7 +58,8 @@ class OptimizerConfig:
     """Share of the steps over which `warmup_stable_decay` decays, 0 to 1."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of the first and second moment. Of Lion: in the step, and of its moment. Muon's
-    moment has the second one; Adafactor has its own."""
+    moment has the second one; Adafactor has its own. schedule_free has no first moment: the first
+    number is the average's share of the weights at which gradients are taken."""
     eps: float = 1e-8
     """Added to the square root of AdamW's second moment in the denominator."""
     weight_decay: float = 0.1
@@ -72,6 +77,11 @@ class OptimizerConfig:
     leaves it as it is. Frozen weights always have the dtype of `model.parameter_dtype`."""
     clip_norm: float | None = 1.0
     """Gradients with a larger global norm are scaled down to it. None: no clipping."""
+    ema: float | None = None
+    """Decay of an exponential moving average of the trained weights, such as 0.999, 0 to 1. It is
+    part of the optimiser's state and of checkpoints, in float32, and evaluation, generation and
+    export can use it (`--weights ema`). After step n it decays by at most (n + 1) / (n + 10), so
+    that early weights are soon forgotten. None: no average."""
 
     def __post_init__(self) -> None:
         check_literals(self)
@@ -104,11 +114,42 @@ class OptimizerConfig:
             raise ValueError(
                 f"clip_norm={self.clip_norm} must be above 0; None turns clipping off."
             )
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(
+                f"ema={self.ema} must lie in 0 to 1, both excluded, such as 0.999; None keeps no "
+                "average."
+            )
+        if self.name == "schedule_free":
+            self._check_schedule_free()
+
+    def _check_schedule_free(self) -> None:
+        if self.schedule != "constant":
+            raise ValueError(
+                f"schedule={self.schedule} lowers the learning rate, which name=schedule_free "
+                "replaces by an average; set schedule=constant."
+            )
+        if self.precision != "float32":
+            raise ValueError(
+                f"precision={self.precision} may store weights in bfloat16, and the steps of "
+                "name=schedule_free's average are too small for it; set precision=float32."
+            )
+        if self.ema is not None:
+            raise ValueError(
+                f"ema={self.ema}: the weights of name=schedule_free are an average already; leave "
+                "ema out."
+            )
 
 
-MOMENTS: Mapping[str, int] = {"adamw": 2, "lion": 1, "adafactor": 0, "muon": 1}
+MOMENTS: Mapping[str, int] = {
+    "adamw": 2,
+    "lion": 1,
+    "adafactor": 0,
+    "muon": 1,
+    "schedule_free": 2,
+}
 """Numbers that the optimisers keep per trained weight; Adafactor's rows and columns are few, and
-Muon keeps two of what is no matrix."""
+Muon keeps two of what is no matrix. Those of `schedule_free` are the iterate and a second moment.
+"""
 
 
 def describe_precision(config: OptimizerConfig) -> str:
@@ -169,13 +210,15 @@ def decay_mask(params: Any) -> Any:
 def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation:
     """The optimiser as configured, after clipping by the global norm if `clip_norm` is set.
 
+    With `schedule_free`, gradients belong to `averages.gradient_weights`, not to the weights.
+
     Args:
       config: the optimiser's configuration.
       steps: length of the run, see `learning_rate_schedule`.
 
     References: AdamW, Loshchilov and Hutter 2019, arXiv:1711.05101; Lion, Chen et al. 2023,
     arXiv:2302.06675; Adafactor, Shazeer and Stern 2018, arXiv:1804.04235; Muon with the size of its
-    steps, Liu et al. 2025, arXiv:2502.16982.
+    steps, Liu et al. 2025, arXiv:2502.16982; schedule-free, Defazio et al. 2024, arXiv:2405.15682.
     """
     b1, b2 = config.betas
     schedule = learning_rate_schedule(config, steps=steps)
@@ -191,6 +234,8 @@ def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTran
     else:
         if config.name == "lion":
             direction = optax.scale_by_lion(b1=b1, b2=b2)
+        elif config.name == "schedule_free":
+            direction = optax.scale_by_rms(b2, config.eps, eps_in_sqrt=False, bias_correction=True)
         elif config.name == "adafactor":
             direction = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
         else:
@@ -205,9 +250,11 @@ def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTran
             optax.add_decayed_weights(config.weight_decay, decay_mask),
             optax.scale_by_learning_rate(schedule),
         )
-    if config.clip_norm is None:
-        return optimizer
-    return optax.chain(_clip(config.clip_norm), optimizer)
+    if config.name == "schedule_free":
+        optimizer = schedule_free(optimizer, schedule, b1)
+    if config.clip_norm is not None:
+        optimizer = optax.chain(_clip(config.clip_norm), optimizer)
+    return optimizer if config.ema is None else with_ema(optimizer, config.ema)
 
 
 def global_norm(tree: Any) -> jax.Array:
@@ -236,15 +283,15 @@ def _clip(norm: float) -> optax.GradientTransformationExtraArgs:
     """As `optax.clip_by_global_norm`, with the gradients' norm from the caller, who reports it."""
 
     def update(
-        grads: Any, state: Any, params: Any = None, *, grad_norm: Any = None, **others: Any
+        updates: Any, state: Any, params: Any = None, *, grad_norm: Any = None, **others: Any
     ) -> tuple[Any, Any]:
         del params, others
-        found = global_norm(grads) if grad_norm is None else grad_norm
+        found = global_norm(updates) if grad_norm is None else grad_norm
 
         def clipped(x: jax.Array) -> jax.Array:
             return jnp.where(found < norm, x, x / found.astype(x.dtype) * norm)
 
-        return jax.tree.map(clipped, grads), state
+        return jax.tree.map(clipped, updates), state
 
     return optax.GradientTransformationExtraArgs(optax.identity().init, update)
 

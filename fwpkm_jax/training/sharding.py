@@ -14,10 +14,10 @@ from jax.sharding import PartitionSpec as P
 from fwpkm_jax.layers.partition import BATCH, HEADS, SEQUENCE, MeshConfig, Partition
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.models.language_model import LanguageModel
-from fwpkm_jax.models.sharding import parameter_shardings
+from fwpkm_jax.models.sharding import parameter_shardings, path_name
 from fwpkm_jax.rules.base import AbstractRule
 from fwpkm_jax.training.config import TrainingConfig
-from fwpkm_jax.training.state import Memories, TrainState
+from fwpkm_jax.training.state import Memories, TrainState, named_leaves
 
 
 def make_partition(config: MeshConfig, devices: Sequence[Any] | None = None) -> Partition | None:
@@ -122,17 +122,14 @@ def state_shardings(
     everywhere: Any = NamedSharding(partition.mesh, P())
     params = parameter_shardings(partition, state.params)
     rule = nnx.merge(graphdef, state.params).config.fast_weight.rule
-    layouts = jax.tree.leaves(params)
-    known = {
-        path: (leaf.shape, layout)
-        for (path, leaf), layout in zip(
-            jax.tree.leaves_with_path(state.params), layouts, strict=True
-        )
-    }
+    layouts = named_leaves(params)
+    known = {name: (x.shape, layouts[name]) for name, x in named_leaves(state.params).items()}
 
     def of_optimizer(path: tuple[Any, ...], leaf: Any) -> Any:
         """The layout of the weight whose path ends this one's, if the shape is the weight's."""
-        found = (known[path[at:]] for at in range(len(path)) if path[at:] in known)
+        # By name, because some weights alone, if only these train, have their paths as keys.
+        names = (path_name(path[at:]) for at in range(len(path)))
+        found = (known[name] for name in names if name in known)
         shape, layout = next(found, (None, everywhere))
         return layout if shape == leaf.shape else everywhere
 

@@ -13,11 +13,12 @@ from flax import nnx
 
 from fwpkm_jax.layers.experts import balance_loss
 from fwpkm_jax.layers.partition import Partition
-from fwpkm_jax.models.block import Remat
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.outputs import memory_metrics
+from fwpkm_jax.models.remat import Remat
 from fwpkm_jax.models.sharding import parameter_shardings
 from fwpkm_jax.models.statistics import with_statistics
+from fwpkm_jax.training.averages import gradient_weights
 from fwpkm_jax.training.limited import Limited, draw_limited
 from fwpkm_jax.training.losses import readout_loss
 from fwpkm_jax.training.micro_batches import Batch, deal_batch, micro_batch_memory, split_batch
@@ -49,7 +50,7 @@ class _StepConfig(NamedTuple):
     loss_block: int
     """Tokens whose logits are in memory at once."""
     remat: Remat | None
-    """Which activations the backward pass recomputes, see `models.block.Remat`."""
+    """Which activations the backward pass recomputes, see `models.remat.Remat`."""
     partition: Partition | None
     """Layout of state and batch over devices; None: one device."""
 
@@ -102,7 +103,7 @@ def make_train_step(
       limited: another structure for the same weights, used in randomly drawn steps; both
         structures are compiled.
       loss_block: tokens whose logits are in memory at once.
-      remat: which activations the backward pass recomputes, see `models.block.Remat`.
+      remat: which activations the backward pass recomputes, see `models.remat.Remat`.
       partition: of state and batch over devices, laid out as in `training.sharding`; None: one
         device.
 
@@ -160,7 +161,7 @@ def _drawn_gradients(
 ) -> tuple[_Gradients, Metrics]:
     """Gradients with the model's structure, or with the limited one in steps that draw it."""
     start = micro_batch_memory(state.memory, config.memory, config.micro_batches)
-    inputs = (state.params, start, batch)
+    inputs = (gradient_weights(state.params, state.opt_state, config.train), start, batch)
     if limited is None:
         return _gradients(graphdef, *inputs, config=config), {}
     use_limited = draw_limited(state.rng, state.step, limited.probability)

@@ -104,6 +104,16 @@ def test_the_page_on_devices_begins_with_a_command_that_two_hosts_can_run():
     assert experiment.training.batch_size % 8 == experiment.training.memory.groups % 8 == 0
 
 
+def test_every_option_of_the_page_on_training_is_one():
+    page = (ROOT / "docs" / "howto" / "train.md").read_text()
+    commands = re.findall(r"^fwpkm train (\w+ .*)$", page, re.MULTILINE)
+    assert len(commands) >= 5
+    parsed = [parse_command_line(shlex.split(command), default="") for command in commands]
+    assert any(experiment.optimizer.ema for experiment in parsed)
+    assert any(experiment.optimizer.name == "schedule_free" for experiment in parsed)
+    assert any(experiment.training.remat == "block" for experiment in parsed)
+
+
 def test_every_question_is_answered_by_at_most_three_files():
     page = (ROOT / "docs" / "reference" / "questions.md").read_text().split("\n## ")[0]
     rows = [line.split("|") for line in page.splitlines() if line.startswith("| ") and "?" in line]

@@ -12,10 +12,14 @@ import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 
+from fwpkm_jax.interchange import export_run, read_folder
 from fwpkm_jax.layers import AttentionConfig, TitansConfig, parameter
 from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.language_model import LanguageModel, ModelConfig
+from fwpkm_jax.run.evaluate import evaluate
+from fwpkm_jax.run.load import load_run
 from fwpkm_jax.run.train import train
+from fwpkm_jax.training.averages import ema_names, ema_weights, gradient_weights
 from fwpkm_jax.training.optimizer import (
     OptimizerConfig,
     decay_mask,
@@ -24,7 +28,7 @@ from fwpkm_jax.training.optimizer import (
     make_optimizer,
 )
 from fwpkm_jax.training.sharding import state_shardings
-from fwpkm_jax.training.state import init_state, model_graph, named_leaves
+from fwpkm_jax.training.state import init_state, model_graph, named_leaves, trained_part
 from tests.training.conftest import read_records
 from tests.training.tiny_config import get_config
 
@@ -248,32 +252,123 @@ def test_the_first_step_is_the_published_one(name):
         np.testing.assert_allclose(after[key], expected, atol=atol)
 
 
-@pytest.mark.parametrize("name", ["lion", "adafactor", "muon"])
-def test_every_optimisers_moments_lie_like_their_weights(name):
+SCHEDULE_FREE = OptimizerConfig(name="schedule_free", schedule="constant", warmup_steps=0)
+
+
+def test_schedule_free_weights_are_the_average_that_optax_evaluates():
+    """The peer keeps the points where gradients are taken, and divides to find the average."""
+    config = dataclasses.replace(SCHEDULE_FREE, learning_rate=0.05, clip_norm=None)
+    ours = make_optimizer(config, steps=10)
+    adamw = optax.adamw(0.05, b1=0.0, b2=0.95, weight_decay=0.1, mask=decay_mask)
+    theirs = optax.contrib.schedule_free(adamw, 0.05, b1=0.9)
+    average = points = {
+        "kernel": parameter(jnp.asarray(MATRIX, jnp.float32), "matrix"),
+        "bias": parameter(jnp.asarray(BIAS, jnp.float32), "bias"),
+    }
+
+    def gradient(weights):
+        return jax.tree.map(lambda x: 2 * (x - 1), weights)
+
+    ours_state, theirs_state = ours.init(average), theirs.init(points)
+    for _ in range(20):
+        grads = gradient(gradient_weights(average, ours_state))
+        updates, ours_state = ours.update(grads, ours_state, average)
+        average = optax.apply_updates(average, updates)
+        updates, theirs_state = theirs.update(gradient(points), theirs_state, points)
+        points = optax.apply_updates(points, updates)
+    expected = optax.contrib.schedule_free_eval_params(theirs_state, points)
+    for name, x in named_leaves(expected).items():
+        np.testing.assert_allclose(named_leaves(average)[name], x, rtol=2e-6, atol=2e-6)
+    moved = named_leaves(average)["kernel"] - MATRIX
+    assert np.abs(moved).max() > 0.1  # And so the comparison says something.
+
+
+def test_schedule_free_leaves_running_statistics_to_their_own_update():
+    optimizer = make_optimizer(SCHEDULE_FREE, steps=10)
+    params = {"w": parameter(jnp.ones(2), "scale"), "mean": parameter(jnp.ones(2), "statistic")}
+    state = optimizer.init(params)
+    params["mean"] = params["mean"].replace(jnp.full(2, 5.0))  # As a step's statistics do.
+    grads = jax.tree.map(jnp.ones_like, params) | {"mean": params["mean"].replace(jnp.zeros(2))}
+    updates, state = optimizer.update(grads, state, params)
+    np.testing.assert_array_equal(updates["mean"][...], 0)
+    np.testing.assert_array_equal(gradient_weights(params, state)["mean"][...], 5)
+    assert np.all(updates["w"][...] < 0)
+
+
+def test_the_moving_average_is_the_sum_that_its_decay_gives():
+    config = OptimizerConfig(ema=0.5, learning_rate=0.1, warmup_steps=0, schedule="constant")
+    optimizer = make_optimizer(config, steps=10)
+    params = {
+        "w": parameter(jnp.array([1.0, 2.0], jnp.bfloat16), "scale"),
+        "mean": parameter(jnp.ones(2), "statistic"),
+    }
+    state, expected = optimizer.init(params), np.array([1.0, 2.0])
+    for step in range(1, 15):
+        updates, state = optimizer.update(params, state, params)
+        params = optax.apply_updates(params, updates)
+        decay = min(0.5, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * np.asarray(params["w"][...], np.float64)
+    average = ema_weights(params, state, ema_names(params, ema=config.ema))
+    np.testing.assert_allclose(average["w"][...], expected, rtol=1e-5)
+    assert average["w"][...].dtype == jnp.float32
+    np.testing.assert_array_equal(average["mean"][...], params["mean"][...])
+    with pytest.raises(ValueError, match="keeps no moving average"):
+        ema_names(params, ema=None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"name": "schedule_free"}, "schedule=cosine lowers the learning rate"),
+        ({"ema": 1.0}, "ema=1.0 must lie in 0 to 1, both excluded"),
+        ({"ema": 0.9, **vars(SCHEDULE_FREE)} | {"ema": 0.9}, "an average already; leave ema out"),
+        (vars(SCHEDULE_FREE) | {"precision": "parameters"}, "set precision=float32"),
+    ],
+)
+def test_averages_that_mean_nothing_are_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        OptimizerConfig(**changed)
+
+
+AVERAGED = {
+    "schedule_free": SCHEDULE_FREE,
+    "ema": OptimizerConfig(ema=0.9, decay_steps=12),
+}
+
+
+@pytest.mark.parametrize("train", [(), (".*/mixer/.*",)], ids=["all", "some"])
+@pytest.mark.parametrize("name", ["lion", "adafactor", "muon", *AVERAGED])
+def test_every_optimisers_moments_lie_like_their_weights(name, train):
     experiment = get_config()
-    optimizer = make_optimizer(OptimizerConfig(name=name), steps=10)
+    config = AVERAGED[name] if name in AVERAGED else OptimizerConfig(name=name)
+    optimizer = make_optimizer(config, steps=10)
     model, memory = experiment.model, experiment.training.memory
     graphdef = model_graph(model)
-    state = jax.eval_shape(lambda: init_state(model, memory=memory, optimizer=optimizer, seed=0))
+    state = jax.eval_shape(
+        lambda: init_state(model, memory=memory, optimizer=optimizer, seed=0, train=train)
+    )
     names, types = ("data", "fsdp", "model"), (AxisType.Auto,) * 3
     mesh = AbstractMesh((1, 2, 1), names, axis_types=types)
     layout = state_shardings(Partition(mesh), state, graphdef=graphdef)
     assert jax.tree.structure(layout.opt_state) == jax.tree.structure(state.opt_state)
     leaves = map(jax.tree.leaves, (state.opt_state, layout.opt_state))
     assert all(len(sharding.spec) <= x.ndim for x, sharding in zip(*leaves, strict=True))
+    trained = named_leaves(trained_part(layout.params, train))
     weights, moments = (
         sum("fsdp" in str(x.spec) for x in jax.tree.leaves(tree))
-        for tree in (layout.params, layout.opt_state)
+        for tree in (trained, layout.opt_state)
     )
     assert weights > 5
-    assert moments >= weights
+    per_weight = {"adafactor": 0.9, "lion": 1, "muon": 1, "schedule_free": 2, "ema": 3}
+    assert moments >= per_weight[name] * weights
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["lion", "adafactor", "muon"])
+@pytest.mark.parametrize("name", ["lion", "adafactor", "muon", *AVERAGED])
 def test_a_run_with_another_optimiser_learns_and_resumes_bit_for_bit(name, tmp_path):
     experiment = get_config()
-    optimizer = OptimizerConfig(name=name, learning_rate=3e-3, warmup_steps=2, decay_steps=12)
+    optimizer = AVERAGED[name] if name in AVERAGED else OptimizerConfig(name=name, decay_steps=12)
+    optimizer = dataclasses.replace(optimizer, learning_rate=3e-3, warmup_steps=2)
     whole = dataclasses.replace(experiment, optimizer=optimizer, run_dir=str(tmp_path / "whole"))
     first, half = train_steps(whole, 12), dataclasses.replace(whole, run_dir=str(tmp_path / "half"))
     train_steps(half, 6)
@@ -282,6 +377,44 @@ def test_a_run_with_another_optimiser_learns_and_resumes_bit_for_bit(name, tmp_p
     jax.tree.map(np.testing.assert_array_equal, first.state.opt_state, second.state.opt_state)
     losses = [record["loss"] for record in read_records(tmp_path / "whole") if "loss" in record]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.thorough
+def test_evaluation_and_export_read_the_moving_average_of_a_run(tmp_path):
+    experiment = get_config()
+    config = dataclasses.replace(experiment.optimizer, ema=0.8)
+    whole = dataclasses.replace(experiment, optimizer=config, run_dir=str(tmp_path / "run"))
+    result = train_steps(whole, 10)
+    state = result.state
+    names = ema_names(state.params, ema=0.8)
+    expected = named_leaves(ema_weights(state.params, state.opt_state, names))
+    trained, averaged = (
+        load_run(tmp_path / "run", weights=weights) for weights in ("trained", "ema")
+    )
+    assert_equal(named_leaves(averaged.params), expected)
+    assert_equal(named_leaves(trained.params), named_leaves(state.params))
+    assert any(
+        np.any(x != y)
+        for x, y in zip(*map(jax.tree.leaves, (trained.params, averaged.params)), strict=True)
+    )
+    assert result.results["validation"]["ema_loss"] != result.results["validation"]["loss"]
+    for weights in ("trained", "ema"):
+        found = evaluate(tmp_path / "run", ["recall"], limit=1, weights=weights)["recall"].record
+        assert found["provenance"]["checkpoint"].get("weights", "trained") == weights
+    export_run(tmp_path / "run", tmp_path / "exported", weights="ema")
+    exported = read_folder(tmp_path / "exported")[1].named()
+    assert_equal({name: exported[f"params/{name}"] for name in expected}, expected)
+
+
+def test_a_run_without_an_average_says_so(unbroken):
+    with pytest.raises(ValueError, match=r"optimizer.ema is None.*use weights=trained"):
+        load_run(unbroken.directory, weights="ema")
+
+
+def assert_equal(actual, expected):
+    assert actual.keys() == expected.keys()
+    for name, x in expected.items():
+        np.testing.assert_array_equal(actual[name], x, err_msg=name)
 
 
 def train_steps(experiment, steps):

@@ -13,6 +13,7 @@ from fwpkm_jax.evaluation.report import read_results
 from fwpkm_jax.evaluation.report.words import describe_model, describe_task
 from fwpkm_jax.interchange.hf.imported import HUB
 from fwpkm_jax.outside_files import read_json, reading, shown
+from fwpkm_jax.run import WhichWeights
 
 CARD = "README.md"
 """The file that the hub shows as a model's page."""
@@ -23,17 +24,20 @@ def model_card(
     name: str,
     *,
     step: int,
+    weights: WhichWeights = "trained",
     sizes: Mapping[str, int],
     imported: Path | None,
 ) -> str:
     """A card in Markdown, from a run's configuration and the results of its evaluations.
 
-    It names no path of this machine. Results of another step than the exported one say so.
+    It names no path of this machine. Results of another step or of other weights than the exported
+    ones say so.
 
     Args:
       run_dir: the run.
       name: `owner/name` under which the model is pushed.
       step: of the exported checkpoint.
+      weights: which of its slow weights.
       sizes: the `parameters` of the model and its `memory_parameters`.
       imported: the files that an import has kept, of the run or its base; None: it was not
         imported.
@@ -68,7 +72,7 @@ def model_card(
         f"```bash\nfwpkm import hf {name} runs/model\nfwpkm eval runs/model\n```",
         f"The package is fwpkm_jax, with its extra `hf`.{others}",
         "## Results",
-        *_results(run, step),
+        *_results(run, step, weights),
         "## Where it comes from",
         f"Checkpoint of step {step}, written by fwpkm_jax {__version__}.{began}",
     ]
@@ -85,7 +89,7 @@ def _origin(imported: Path | None) -> tuple[str, str] | None:
         return str(values["name"]), str(values["revision"])
 
 
-def _results(run: Path, step: int) -> list[str]:
+def _results(run: Path, step: int, weights: WhichWeights) -> list[str]:
     """Finding and table of each evaluation that this program knows."""
     found = {path: x for path, x in read_results(run).items() if x["evaluation"] in EVALS}
     if not found:
@@ -98,15 +102,19 @@ def _results(run: Path, step: int) -> list[str]:
         evaluation = EVALS[record["evaluation"]]
         with reading(path, problem="has another form than this version shows"):
             finding, table = evaluation.finding(record), evaluation.table(record)
-            how = _how(record["provenance"], step)
+            how = _how(record["provenance"], step, weights)
         texts += [f"### {evaluation.title}", *([finding] if finding else [])]
         texts += [f"```text\n{table}\n```", f"{evaluation.about} {how}"]
     return texts
 
 
-def _how(provenance: Mapping[str, Any], step: int) -> str:
-    measured = provenance["checkpoint"]["step"]
-    other = "" if measured == step else f" of step {measured}, not of the step given here,"
+def _how(provenance: Mapping[str, Any], step: int, weights: WhichWeights) -> str:
+    measured, other = provenance["checkpoint"], ""
+    if measured["step"] != step:
+        other = f" of step {measured['step']}, not of the step given here,"
+    used = measured.get("weights", "trained")
+    if used != weights:
+        other += f" with {used} weights, not with the {weights} weights given here,"
     return shown(
         f"Measured{other} on {provenance['device']} with jax {provenance['jax']}, seed "
         f"{provenance['seed']}."

@@ -28,7 +28,7 @@ from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.layers.lora import merged
 from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.outside_files import read_json
-from fwpkm_jax.run import load_run
+from fwpkm_jax.run import WhichWeights, load_run
 from fwpkm_jax.safetensors_file import write_tensors
 from fwpkm_jax.whole_files import check_new, new_folder, replacing, write_json
 
@@ -46,6 +46,7 @@ def export_model(
     folder: str | Path,
     *,
     step: int | Literal["best"] | None = None,
+    weights: WhichWeights = "trained",
     most_bytes: int = _MOST_BYTES,
     name: str | None = None,
     say: Callable[[str], None] = print,
@@ -62,6 +63,7 @@ def export_model(
       run_dir: the run, or one that has it as its `base`.
       folder: a new folder; an interrupted export leaves none.
       step: as in `load_run`.
+      weights: as in `load_run`.
       most_bytes: of one file.
       name: `owner/name` on the hub; the folder then has a card, see `card.model_card`.
       say: prints a line.
@@ -87,7 +89,7 @@ def export_model(
         others = [file for file in kept.iterdir() if file.name not in ("config.json", TENSORS, HUB)]
         files = {file.name: file.read_bytes() for file in others}
         _check_same(model, model_config(text), run_dir)
-    run = load_run(run_dir, step)
+    run = load_run(run_dir, step, weights=weights)
     named = Weights(run.params, run.memory if model.memory_layers else {}).named()
     if model.lora is not None:
         named = merged(named, model.lora)
@@ -123,7 +125,9 @@ def export_model(
         write_json(partial / "config.json", text)
         if name is not None:
             sizes = {"parameters": _size(run.params), "memory_parameters": _size(run.memory)}
-            card = model_card(run_dir, name, step=run.step, sizes=sizes, imported=kept)
+            card = model_card(
+                run_dir, name, step=run.step, weights=weights, sizes=sizes, imported=kept
+            )
             with replacing(partial / CARD) as file:
                 file.write(card.encode())
     if {*text.get("layer_types", ["full_attention"])} == {"linear_attention"}:
@@ -140,6 +144,7 @@ def push_model(
     *,
     folder: str | Path | None = None,
     step: int | Literal["best"] | None = None,
+    weights: WhichWeights = "trained",
     private: bool = False,
     say: Callable[[str], None] = print,
 ) -> str:
@@ -150,6 +155,7 @@ def push_model(
       name: `owner/name` on the hub; the repository is made if it is not there.
       folder: a new folder that stays; None: one that is deleted.
       step: as in `load_run`.
+      weights: as in `load_run`.
       private: whether a repository that is made can be seen by its owner alone.
       say: prints a line.
 
@@ -165,7 +171,7 @@ def push_model(
     check_push(name)  # Before minutes of writing.
     with tempfile.TemporaryDirectory(prefix="export_", dir=Path(run_dir)) as own:
         whole = Path(own) / "model" if folder is None else Path(folder)
-        export_model(run_dir, whole, step=step, name=name, say=say)
+        export_model(run_dir, whole, step=step, weights=weights, name=name, say=say)
         return push_folder(whole, name, private=private)
 
 

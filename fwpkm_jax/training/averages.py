@@ -1,0 +1,184 @@
+"""Averages of weights while they train: the schedule-free one, and a moving average beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fwpkm_jax.models.sharding import declarations
+from fwpkm_jax.training.state import named_leaves, trained_names, trained_part, with_trained
+
+
+class _ScheduleFree(NamedTuple):
+    """The state of `schedule_free`; the weights themselves are the average x."""
+
+    b1: jax.Array
+    """The average's share of the weights at which gradients are taken."""
+    steps: jax.Array
+    """int32 scalar, steps taken."""
+    max_rate: jax.Array
+    """The highest learning rate so far."""
+    weight_sum: jax.Array
+    """The sum of the weights of all iterates in the average."""
+    z: Any
+    """The newest iterate, in the structure of the trained weights."""
+    inner: optax.OptState
+    """The state of the optimiser that moves z."""
+
+
+def schedule_free(
+    optimizer: optax.GradientTransformation, schedule: optax.Schedule, b1: float
+) -> optax.GradientTransformationExtraArgs:
+    """Moves an iterate z by `optimizer`, and the weights to the average x of all iterates.
+
+    Differs from `optax.contrib.schedule_free`, whose weights are the points y between x and z:
+    whoever reads the weights of a run wants x, and here x need not be computed from y by a division
+    that rounds at every step.
+    """
+
+    wrapped = optax.with_extra_args_support(optimizer)
+
+    def init(params: Any) -> _ScheduleFree:
+        return _ScheduleFree(
+            b1=jnp.asarray(b1, jnp.float32),
+            steps=jnp.zeros((), jnp.int32),
+            max_rate=jnp.zeros((), jnp.float32),
+            weight_sum=jnp.zeros((), jnp.float32),
+            z=jax.tree.map(jnp.copy, params),  # A step donates weights and state.
+            inner=optimizer.init(params),
+        )
+
+    def update(
+        updates: Any, state: Any, params: Any = None, **extra: Any
+    ) -> tuple[Any, _ScheduleFree]:
+        at = _between(state, params)
+        moves, inner = wrapped.update(updates, state.inner, at, **extra)
+        z = optax.apply_updates(state.z, moves)
+        max_rate = jnp.maximum(state.max_rate, jnp.asarray(schedule(state.steps), jnp.float32))
+        weight_sum = state.weight_sum + max_rate**2
+        share = max_rate**2 / weight_sum
+        updates = _of_trained(lambda x, z: (share * (z - x)).astype(x.dtype), jnp.zeros_like)(
+            params, z
+        )
+        return updates, _ScheduleFree(state.b1, state.steps + 1, max_rate, weight_sum, z, inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _between(state: _ScheduleFree, average: Any) -> Any:
+    """The weights at which gradients are taken."""
+    b1 = state.b1
+    mixed = _of_trained(lambda x, z: (b1 * x + (1 - b1) * z).astype(x.dtype), lambda x: x)
+    return mixed(average, state.z)
+
+
+def _of_trained(function: Any, statistic: Any) -> Any:
+    """`function` of weights and other trees like them, and `statistic` of running statistics."""
+
+    def mapped(params: Any, *others: Any) -> Any:
+        leaves, structure = jax.tree.flatten(params)
+        rest = [jax.tree.leaves(other) for other in others]
+        roles = [declared.role for declared in declarations(params).values()]
+        new = [
+            statistic(x) if role == "statistic" else function(x, *others)
+            for role, x, *others in zip(roles, leaves, *rest, strict=True)
+        ]
+        return jax.tree.unflatten(structure, new)
+
+    return mapped
+
+
+def gradient_weights(params: Any, opt_state: optax.OptState, train: Sequence[str] = ()) -> Any:
+    """The slow weights at which a step takes its gradients.
+
+    Of `schedule_free` they lie between the average and the newest iterate; of every other optimiser
+    they are `params`.
+
+    Args:
+      params: slow weights.
+      opt_state: the optimiser's state.
+      train: patterns of the parameters that train, see `OptimizerConfig.train`.
+    """
+    nodes = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, _ScheduleFree))
+    for node in nodes:
+        if isinstance(node, _ScheduleFree):
+            return with_trained(params, _between(node, trained_part(params, train)), train)
+    return params
+
+
+class _WithEma(NamedTuple):
+    """An optimiser's state with a moving average of the weights that it trains."""
+
+    inner: optax.OptState
+    """The optimiser's own state."""
+    steps: jax.Array
+    """int32 scalar, steps taken."""
+    ema: Any
+    """The average, float32, in the structure of the trained weights."""
+
+
+def with_ema(
+    optimizer: optax.GradientTransformation, decay: float
+) -> optax.GradientTransformationExtraArgs:
+    """The optimiser, which also keeps a moving average of the weights after each step."""
+
+    wrapped = optax.with_extra_args_support(optimizer)
+
+    def init(params: Any) -> _WithEma:
+        # A copy, because a step donates weights and state.
+        ema = jax.tree.map(lambda x: jnp.copy(x).astype(jnp.float32), params)
+        return _WithEma(optimizer.init(params), jnp.zeros((), jnp.int32), ema)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, _WithEma]:
+        updates, inner = wrapped.update(updates, state.inner, params, **extra)
+        count = state.steps + 1
+        share = 1 - jnp.minimum(decay, (count + 1) / (count + 10))
+        new = optax.apply_updates(params, updates)
+        ema = jax.tree.map(lambda old, x: old + share * (x - old), state.ema, new)
+        return updates, _WithEma(inner, count, ema)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+EMA = "ema/"
+"""Begins the names of the moving average's arrays in the optimiser's state."""
+
+
+def ema_names(params: Any, *, ema: float | None, train: Sequence[str] = ()) -> list[str]:
+    """Paths of the weights of which a run keeps a moving average; running statistics are none.
+
+    Args:
+      params: slow weights or their shapes.
+      ema: decay of the average, `OptimizerConfig.ema`.
+      train: patterns of the parameters that train, see `OptimizerConfig.train`.
+
+    Raises:
+      ValueError: the run keeps no average.
+    """
+    if ema is None:
+        raise ValueError(
+            "weights=ema: the run keeps no moving average of its weights (optimizer.ema is None); "
+            "use weights=trained."
+        )
+    trained = trained_names(params, train)
+    roles = {name: declared.role for name, declared in declarations(params).items()}
+    return [name for name, role in roles.items() if name in trained and role != "statistic"]
+
+
+def ema_weights(params: Any, opt_state: optax.OptState, names: Sequence[str]) -> Any:
+    """The slow weights with their moving averages in place of those that have one, in float32.
+
+    Args:
+      params: slow weights.
+      opt_state: the optimiser's state.
+      names: paths of those that have one, from `ema_names`.
+    """
+    averages, chosen = named_leaves(opt_state), set(names)
+    leaves = [
+        averages[EMA + name] if name in chosen else x for name, x in named_leaves(params).items()
+    ]
+    return jax.tree.unflatten(jax.tree.structure(params), leaves)

@@ -50,9 +50,9 @@ FAULTS = (
     ),
     Fault(
         "text: documents without their end",
-        "yield Document(document.id, np.concatenate([tokenizer.encode(document.text), eos]))",
-        "yield Document(document.id, np.concatenate([tokenizer.encode(document.text)]))",
-        _TEXT,
+        "tokens = np.concatenate([tokens, eos])",
+        "tokens = np.concatenate([tokens])",
+        (*_TEXT, "tests/data/test_streams.py"),
     ),
     Fault(
         "text: every row hides the same needles",

@@ -43,6 +43,20 @@ FAULTS = (
         "        if self._lost:\n            raise LostLockError(",
         "        if self._lost and False:\n            raise LostLockError(",
         _LOCK,
+        under="fwpkm_jax/training/runs/lock.py",
+    ),
+    Fault(
+        "lock in a bucket: one that is gone does not stop its holder",
+        "        if self._lost:\n            raise LostLockError(",
+        "        if self._lost and False:\n            raise LostLockError(",
+        ("tests/training/runs/test_mirror.py",),
+        under="fwpkm_jax/training/runs/store_lock.py",
+    ),
+    Fault(
+        "lock in a bucket: another's counts as the session's own",
+        "ours = found is not None and found[0] == self._content",
+        "ours = found is not None",
+        ("tests/training/runs/test_mirror.py",),
     ),
     Fault(
         "lock: another's is removed at the end",

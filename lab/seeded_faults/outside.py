@@ -36,14 +36,14 @@ FAULTS = (
     ),
     Fault(
         "identity: a large file is known by its beginning",
-        "content.seek(number * (size - BLOCK) // (BLOCKS - 1))",
+        "content.seek(number * (size - BLOCK) // (blocks - 1))",
         "content.seek(number * BLOCK)",
         _IDENTITY,
     ),
     Fault(
         "identity: validation text is not known",
-        "for path in config.valid_paths],",
-        "for path in ()],",
+        "for x in config.valid_paths],",
+        "for x in ()],",
         _IDENTITY,
     ),
     Fault(

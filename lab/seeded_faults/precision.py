@@ -57,9 +57,9 @@ FAULTS = (
     ),
     Fault(
         "precision: gradients are rounded to bfloat16 before the update",
-        "updates, opt_state = optimizer.update(found.grads, state.opt_state, old)",
-        "rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype), found.grads)\n"
-        "    updates, opt_state = optimizer.update(rounded, state.opt_state, old)",
+        "optimizer.update(found.grads, state.opt_state, old, grad_norm=grad_norm)",
+        "optimizer.update(jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype), "
+        "found.grads), state.opt_state, old, grad_norm=grad_norm)",
         (*_STEP, *_PRECISION),
     ),
     Fault(

@@ -56,8 +56,8 @@ FAULTS = (
     ),
     Fault(
         "optimizer: clipped after Adam",
-        "return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)",
-        "return optax.chain(optimizer, optax.clip_by_global_norm(config.clip_norm))",
+        "optimizer = optax.chain(_clip(config.clip_norm), optimizer)",
+        "optimizer = optax.chain(optimizer, _clip(config.clip_norm))",
         ("tests/training/test_optimizer.py",),
     ),
     Fault(

@@ -1,8 +1,11 @@
 """Runs in buckets: what a killed upload left is never taken for whole, and one session writes."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -297,3 +300,60 @@ def test_a_reader_writes_back_what_it_made(address):
 
 def test_the_lock_of_a_folder_has_the_same_constants():
     assert (store_lock.BEAT, store_lock.SILENCE) == (lock.BEAT, lock.SILENCE)
+
+
+_UPLOADING = """
+import sys
+from pathlib import Path
+from fwpkm_jax.training.runs import store_lock
+from fwpkm_jax.training.runs.mirror import Mirror
+store_lock.BEAT, store_lock.SILENCE = 0.1, 0.5
+mirror = Mirror(sys.argv[1])
+mirror._work = lambda: None
+mirror.claim()
+place = mirror.folder / "checkpoints"
+step = max((int(x.name) for x in place.glob("[0-9]*")), default=0)
+print("claimed", flush=True)
+while True:
+    step += 10
+    (mirror.folder / "config.json").write_text("{}")
+    (mirror.folder / "metrics.jsonl").write_text("{}\\n" * step)
+    for number in range(4):
+        file = place / str(step) / str(number)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"%d" % (step + number) * 400_000)
+    mirror.write_back()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_process_that_is_killed_while_it_uploads_leaves_whole_checkpoints(
+    kind, tmp_path, monkeypatch
+):
+    """SIGKILL, at ten times that differ, of a process that uploads without end."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    newest = 0
+    with a_store(kind, monkeypatch) as address:
+        for number in range(10):
+            process = subprocess.Popen(
+                [sys.executable, "-c", _UPLOADING, address], stdout=subprocess.PIPE, text=True
+            )
+            assert process.stdout is not None
+            assert process.stdout.readline() == "claimed\n"
+            time.sleep(0.2 + 0.25 * number)
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            mirror = Mirror(address)
+            mirror.fetch()
+            found = sorted(int(x.name) for x in (mirror.folder / "checkpoints").glob("*"))
+            for step in found:
+                for part in range(4):
+                    content = (mirror.folder / "checkpoints" / str(step) / str(part)).read_bytes()
+                    assert content == b"%d" % (step + part) * 400_000
+            assert max(found, default=0) >= newest
+            newest = max(found, default=0)
+            mirror.close()
+        assert newest > 0

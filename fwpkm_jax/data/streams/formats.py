@@ -314,6 +314,7 @@ _ARROW_FILE = b"ARROW1"
 def _small(batch: Any, columns: list[str], first: int, start: int) -> Iterator[tuple[int, Any]]:
     """Some rows of a batch at a time, those from `start` on."""
     batch = batch.select(columns)
+    batch.validate(full=True)  # Arrow takes offsets from the file as they are.
     for at in range(0, batch.num_rows, _ROWS):
         if start < first + min(at + _ROWS, batch.num_rows):
             yield first + at, batch.slice(at, _ROWS)

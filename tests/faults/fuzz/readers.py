@@ -182,6 +182,40 @@ def _tokens(folder: Path) -> None:
     write_token_file(folder / "a.bin", entries, vocab_size=300)
 
 
+def _table() -> Any:
+    import pyarrow
+
+    return pyarrow.table({"text": [f"{n} text" * (n % 7) for n in range(90)], "n": range(90)})
+
+
+def _parquet(folder: Path) -> None:
+    from pyarrow import parquet
+
+    folder.mkdir(exist_ok=True)
+    parquet.write_table(_table(), folder / "a.parquet", row_group_size=40)
+
+
+def _arrow(folder: Path) -> None:
+    import pyarrow
+
+    folder.mkdir(exist_ok=True)
+    table = _table()
+    with pyarrow.ipc.new_stream(folder / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=40)
+    with pyarrow.ipc.new_file(folder / "b.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=40)
+
+
+def _read_columns(folder: Path) -> None:
+    from fwpkm_jax.data.streams.files import data_files
+    from fwpkm_jax.data.streams.formats import read_tokens
+    from fwpkm_jax.data.tokenizers import ByteTokenizer
+
+    for file in data_files(folder):
+        for _ in read_tokens(file, ByteTokenizer(), field="text"):
+            pass
+
+
 def _read_tokens(folder: Path) -> None:
     from fwpkm_jax.data import TokenFile
 
@@ -302,6 +336,10 @@ READERS: dict[str, Reader] = {
     ),
     "token files": Reader(
         _tokens, {"a.idx": damage.of_numbers, "a.bin": damage.of_bytes}, _read_tokens
+    ),
+    "parquet": Reader(_parquet, {"a.parquet": damage.of_bytes}, _read_columns),
+    "arrow": Reader(
+        _arrow, {"a.arrow": damage.of_bytes, "b.arrow": damage.of_bytes}, _read_columns
     ),
     "memory": Reader(_memories, {"alice.safetensors": _of_memory, "bob.safetensors": _of_memory},
                      _read_memories),

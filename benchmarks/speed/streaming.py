@@ -80,8 +80,9 @@ def documents(total: int, *, seed: int) -> list[str]:
 def write_texts(options: Options, folder: Path) -> int:
     """Writes the files; the bytes of text in all of them."""
     each, written = int(options.gigabytes * 1e9 / options.files), 0
+    drawn = documents(min(_BLOCK, each), seed=0)
     for number in range(options.files):
-        block = documents(min(_BLOCK, each), seed=number)
+        block = [f"{number} {x}" for x in drawn]
         size = sum(len(x) for x in block)
         times = max(round(each / size), 1)
         written += size * times

@@ -31,3 +31,8 @@ def costs() -> str:
     """What the paper's model costs on a CPU."""
     head = ["", "without a memory", "with FwPKM in three layers"]
     return markdown(head, performance.readme_cost())
+
+
+def notes() -> str:
+    """What the authors' memory costs beside this one."""
+    return performance.beside_the_authors()

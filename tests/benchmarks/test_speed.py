@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.kernels.row_times import RowSize, slot_stream
 from benchmarks.machine import planned_megabytes
-from benchmarks.speed import memory, models, train_step
+from benchmarks.speed import memory, models, restart, train_step
 from benchmarks.speed.layer import uniform_memory
 from fwpkm_jax.core.chunks import scan_chunks
 from fwpkm_jax.rules import FwMLP, FwPKM, FwPKMMemory
@@ -301,3 +301,33 @@ def test_a_fork_takes_less_than_the_slots_it_wrote(tmp_path):
     assert again == loaded
     assert abs(fork - again) < 100
     assert fork + 5 * 16 * 4 < written < whole - 500 * 16 * 4
+
+
+def test_a_command_is_timed_from_its_start_to_its_first_line_and_its_end(tmp_path):
+    found = restart.timed(["--version"], first="0.", cache=tmp_path)
+    assert 0 < found["first_seconds"] <= found["seconds"]
+    assert 0 < found["processor_seconds"] < 60
+    with pytest.raises(RuntimeError, match=r"fwpkm --version: printed no line with 'step'"):
+        restart.timed(["--version"], first="step", cache=tmp_path)
+    with pytest.raises(RuntimeError, match=r"fwpkm generate nowhere: exit code 2: .*nowhere"):
+        restart.timed(["generate", "nowhere"], first="", cache=tmp_path)
+
+
+def test_a_command_starts_without_compiled_programs_and_then_finds_its_own(tmp_path, monkeypatch):
+    calls: list[tuple[str, Path]] = []
+
+    def timed(arguments, *, first, cache):
+        del first
+        calls.append((" ".join(arguments), cache))
+        turns = sum(cache == one for _, one in calls)
+        return dict.fromkeys(("first_seconds", "seconds", "processor_seconds"), 10.0 / turns)
+
+    monkeypatch.setattr(restart, "timed", timed)
+    options = restart.Options(overrides=("data.length=64",), repeats=2)
+    rows = restart.measure(options, tmp_path)
+    assert [row["seconds"] for row in rows] == [10.0, 10.0 / 3] * 3
+    trained, asked = [line for line, _ in calls[:3]], [line for line, _ in calls[3:]]
+    assert all("--training.steps 1 --data.length 64 --run-dir" in line for line in trained)
+    assert len(set(trained)) == 3  # A step of a new run each time, not the end of the same one.
+    assert all(line.startswith(f"generate {tmp_path / 'run'} ") for line in asked)
+    assert [("--memory reader" in line) for line in asked] == [False] * 3 + [True] * 3

@@ -43,9 +43,11 @@ class Residuals(NamedTuple):
 
 
 class Vectors(NamedTuple):
-    """One number per token for the GPU's stages, `[batch, chunks, heads, chunk]` float32."""
+    """Numbers per token for the GPU's stages, `[batch, chunks, heads, chunk]` float32."""
 
-    log_decay: jax.Array
+    span_sums: jax.Array
+    """Sums of log decays inside the chunk, `[batch, chunks, heads, levels, chunk]`: see
+    `gpu_chunk.span_sums`."""
     beta: jax.Array
     to_token: jax.Array
     """Decay from the chunk's start up to and including the token."""

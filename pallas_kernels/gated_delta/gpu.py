@@ -15,6 +15,7 @@ from pallas_kernels.gated_delta.arguments import CHUNK, Inputs, Residuals, Vecto
 from pallas_kernels.gated_delta.chunk import chunk_decays
 from pallas_kernels.gated_delta.gpu_after_walk import after_walk
 from pallas_kernels.gated_delta.gpu_before_walk import before_walk
+from pallas_kernels.gated_delta.gpu_chunk import span_sums
 from pallas_kernels.gated_delta.gpu_prepare import prepare
 from pallas_kernels.gated_delta.gpu_read import read
 from pallas_kernels.gated_delta.gpu_walk import walk
@@ -75,7 +76,7 @@ def _vectors(log_decay: jax.Array, beta: jax.Array) -> tuple[Vectors, jax.Array]
     """The vectors of every chunk, and the decay of the whole chunk `[batch, chunks, heads]`."""
     log_decay, beta = (_tokens_to_chunks(x) for x in (log_decay, beta))
     decays = jax.vmap(jax.vmap(jax.vmap(chunk_decays)))(log_decay[..., None, :])
-    vectors = Vectors(log_decay, beta, decays.to_token[..., 0], decays.to_end[..., 0])
+    vectors = Vectors(span_sums(log_decay), beta, decays.to_token[..., 0], decays.to_end[..., 0])
     return vectors, decays.whole[..., 0, 0]
 
 

@@ -8,8 +8,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_delta.arguments import CHUNK
-from pallas_kernels.gated_delta.gpu_chunk import decays_between
-from pallas_kernels.gated_delta.gpu_tiles import COLUMN, ROW, Halves, load, smem, smem_halves
+from pallas_kernels.gated_delta.gpu_tiles import COLUMN, Halves, load, smem, smem_halves
 from pallas_kernels.mosaic_gpu import index32
 
 BLOCK = 32
@@ -23,7 +22,7 @@ class There(NamedTuple):
     query: Any
     key: Any
     value: Any
-    log_decay: Any
+    span_sums: Any
     beta: Any
     to_token: Any
     to_end: Any
@@ -51,6 +50,8 @@ class Program(NamedTuple):
     """`[1, chunk, key]`, in shared memory like the two squares that follow."""
     inverse: Halves
     attention: Halves
+    between: Halves
+    """`Decays.between`, `[1, chunk, chunk]` float32, in one part."""
     zero: Any
     arrived: list
     place: tuple
@@ -68,10 +69,6 @@ class Program(NamedTuple):
     def column(self, vector: Any) -> jax.Array:
         """One of the vectors, read where it is used: from part to part it would take registers."""
         return load(vector.at[self.place], COLUMN)
-
-    def decays_between(self, *work: Halves) -> jax.Array:
-        """`gpu_chunk.decays_between` of the program's chunk; overwrites the square tiles."""
-        return decays_between(load(self.there.log_decay.at[self.place], ROW), *work)
 
 
 def send_block(stage: Any, x: jax.Array, target: Any) -> None:

@@ -29,18 +29,22 @@ from pallas_kernels.gated_delta.gpu_after_program import (
 from pallas_kernels.gated_delta.gpu_chunk import (
     chunk_tokens,
     column_blocks,
+    decays_between,
     launch,
     positions,
     program_place,
 )
 from pallas_kernels.gated_delta.gpu_tiles import (
     Halves,
+    add_product,
     gpu_halves,
     joined,
+    load,
     multiply,
     put,
     received,
     rows_times,
+    smem,
     start_copies,
     start_sending,
     two_halves,
@@ -100,6 +104,7 @@ def after_walk(
             halves(CHUNK, width, of=key.dtype),
             halves(CHUNK, CHUNK, of=key.dtype),
             halves(CHUNK, CHUNK, of=key.dtype),
+            Halves(smem(CHUNK, CHUNK, jnp.float32, slots=1)),
             plgpu.SMEM((1,), jnp.int32),
             plgpu.Barrier(num_barriers=2 * width // BLOCK + 2),
         ],
@@ -110,7 +115,7 @@ def after_walk(
 
 
 def _after_kernel(*refs, scale):
-    *refs, keys, inverse, attention, zero, arrived = refs
+    *refs, keys, inverse, attention, between, zero, arrived = refs
     named = len(There._fields) - 2
     there = There._make([*refs[:named], *two_halves(refs[named:])])
     zero[0] = jnp.int32(0)
@@ -118,7 +123,7 @@ def _after_kernel(*refs, scale):
     place = program_place()
     barriers = [arrived.at[i] for i in range(arrived.shape[0])]
     program = Program(
-        there, scale, keys, inverse, attention, zero, barriers, place, chunk_tokens(place)
+        there, scale, keys, inverse, attention, between, zero, barriers, place, chunk_tokens(place)
     )
     width, dtype = there.key.shape[-1], there.key.dtype
     square, block = halves(CHUNK, CHUNK, of=dtype), halves(CHUNK, BLOCK, of=dtype)
@@ -176,14 +181,15 @@ def _attend(program: Program, queries: Halves, stage: Any, wide_stage: Any) -> N
     ]
     copies = start_copies(list(zip([*tokens, *squares], tiles, strict=True)), program.arrived)
     of_keys, of_queries = copies[: len(tokens) : 2], copies[1 : len(tokens) : 2]
-    between = program.decays_between(attention, inverse, keys.at(slice(None), pl.ds(0, CHUNK)))
+    (between,) = program.anew(program.between)
+    between.hi[...] = decays_between(there.span_sums.at[program.place])
     attended = zeros(CHUNK)
     for at, of_key, of_query in zip(blocks, of_keys, of_queries, strict=True):
         block = put(keys.at(slice(None), at), received(of_key), reused=True)
         put(queries, received(of_query))
         attended += multiply(queries, block.transposed)
     attended *= program.scale
-    put(attention, attended * between)
+    put(attention, attended * load(between.hi))
     for at, copy in zip(sides, copies[len(tokens) :], strict=True):
         put(inverse.at(slice(None), at), received(copy))
 
@@ -194,7 +200,6 @@ def _of_values(
     """Computes W, dV and dH; sums dP, dA and a part of dbeta over the values."""
     there, place, groups = program.there, program.place, column_blocks(program.there.key)
     slots = (*program[2:5], memory, a, b)
-    beta, to_token, to_end = (program.column(x) for x in (there.beta, there.to_token, there.to_end))
 
     def add_block(i, sums):
         d_attention, d_triangle, of_beta = sums
@@ -211,23 +216,26 @@ def _of_values(
         )
         for at, copy in zip(groups, squares[: len(groups)], strict=True):
             put(memory.at(at), received(copy))
-        own_error = received(value) - rows_times(to_token, multiply(keys, memory))
-        put(a, rows_times(beta, own_error))
+        recalled = rows_times(program.column(there.to_token), multiply(keys, memory))
+        own_error = received(value) - recalled
+        put(a, rows_times(program.column(there.beta), own_error))
         start_sending(a, multiply(inverse, a), there.errors.at(*part), reused=True)
         put(b, received(d_output))
-        d_attention += multiply(b, a.transposed)
+        d_attention = add_product(d_attention, b, a.transposed)
         for at, copy in zip(groups, squares[len(groups) :], strict=True):
             put(memory.at(at), received(copy))
-        d_errors = multiply(attention.transposed, b)
-        d_errors += rows_times(to_end, multiply(keys, memory))
+        keys, inverse, attention, memory, a, b = program.anew(*slots)
+        d_errors = rows_times(program.column(there.to_end), multiply(keys, memory))
+        d_errors = add_product(d_errors, attention.transposed, b)
         put(b, d_errors, reused=True)
         d_weighted = multiply(inverse.transposed, b)
         put(b, d_weighted, reused=True)
-        d_triangle += multiply(b, a.transposed)
+        d_triangle = add_product(d_triangle, b, a.transposed)
         of_beta += row_sum(d_weighted * own_error)
-        d_weighted = rows_times(beta, d_weighted)
+        d_weighted = rows_times(program.column(there.beta), d_weighted)
         send_block(stage.at[0], d_weighted, there.d_value.at[tokens])
-        start_sending(b, rows_times(-to_token, d_weighted), there.d_recalled.at(*part))
+        d_recalled = rows_times(-program.column(there.to_token), d_weighted)
+        start_sending(b, d_recalled, there.d_recalled.at(*part))
         plgpu.wait_smem_to_gmem(0)
         return d_attention, d_triangle, of_beta
 
@@ -248,17 +256,19 @@ def _of_squares(
     The cotangent of the products of keys with keys overwrites the inverse.
     """
     there, place = program.there, program.place
-    keys, inverse, attention, d_scores, b = program.anew(*program[2:5], d_scores, b)
+    # The sums over the values one after the other, decays and attention from shared memory where
+    # they are used: all at once would not fit in registers.
+    scores, between = program.anew(d_scores, program.between)
+    put(scores, d_attention * load(between.hi))
+    keys, inverse, between = program.anew(program.keys, program.inverse, program.between)
     row, column = positions()
-    # Computed again: together with the sums over the values it would not fit in registers.
-    between = program.decays_between(d_scores, b)
-    put(inverse, jnp.where(row > column, -d_triangle, 0.0) * between)
-    put(d_scores, d_attention * between)
+    put(inverse, jnp.where(row > column, -d_triangle, 0.0) * load(between.hi))
     overlap, d_lower = multiply(keys, keys.transposed), joined(inverse)
     there.d_beta.at[place][...] = of_beta + row_sum(d_lower * overlap)
     d_lower = rows_times(program.column(there.beta), d_lower)
     put(inverse, d_lower, reused=True)
     # Sums of spans cancel, so that they need both halves with every dtype.
+    attention, b = program.anew(program.attention, b)
     of_spans = d_lower * overlap + d_attention * joined(attention)
     spans = put(Halves(attention.hi, b.lo), of_spans, reused=True)
     there.d_log_spans.at[place][...] = _spanning(spans, b.hi)
@@ -292,7 +302,7 @@ def _from_values(
         for _, arrived in more:
             plgpu.barrier_wait(arrived)
         return [
-            [x + multiply(tile, right) for x, right in zip(total, turned, strict=True)]
+            [add_product(x, tile, right) for x, right in zip(total, turned, strict=True)]
             for total, tile in zip(sums, tiles[: len(sums)], strict=True)
         ]
 
@@ -336,8 +346,9 @@ def _of_keys(
         put(queries, query)
         of_token += program.scale * to_token * row_sum(query * from_output[i])
         d_block = d_keys[i] + program.scale * multiply(d_scores.transposed, queries)
-        d_block += multiply(d_overlap, block) + multiply(d_overlap.transposed, block)
-        d_queries = rows_times(to_token, from_output[i]) + multiply(d_scores, block)
+        d_block = add_product(d_block, d_overlap, block)
+        d_block = add_product(d_block, d_overlap.transposed, block)
+        d_queries = add_product(rows_times(to_token, from_output[i]), d_scores, block)
         plgpu.wait_smem_to_gmem(0)  # What the last block of columns sent.
         send_block(out.at[0], d_block, there.d_key.at[at])
         send_block(out.at[1], program.scale * d_queries, there.d_query.at[at])

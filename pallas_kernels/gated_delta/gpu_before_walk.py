@@ -20,7 +20,6 @@ from pallas_kernels.gated_delta.gpu_chunk import (
 )
 from pallas_kernels.gated_delta.gpu_tiles import (
     COLUMN,
-    ROW,
     Halves,
     fetched,
     gpu_halves,
@@ -95,7 +94,7 @@ def before_walk(
     return BeforeWalk(d_errors, step, *two_halves(halves))
 
 
-def _before_kernel(query, key, log_decay, beta, to_token, to_end, inverse, d_output, *refs, scale):
+def _before_kernel(query, key, span_sums, beta, to_token, to_end, inverse, d_output, *refs, scale):
     d_errors, step, *outputs, queries, keys, inverse_tile, attention, work, stage, arrived = refs
     outputs = two_halves(outputs)
     place = program_place()
@@ -107,7 +106,7 @@ def _before_kernel(query, key, log_decay, beta, to_token, to_end, inverse, d_out
     for columns in blocks:
         put(queries.at(slice(None), columns), scale * fetch(query.at[(*tokens, columns)]))
         put(keys.at(slice(None), columns), fetch(key.at[(*tokens, columns)]))
-    between = decays_between(load(log_decay.at[place], ROW), attention, work, inverse_tile)
+    between = decays_between(span_sums.at[place])
     put(attention, multiply(queries, keys.transposed) * between, reused=True)
     put(inverse_tile, fetch(inverse.at[place]))
     for columns in blocks:

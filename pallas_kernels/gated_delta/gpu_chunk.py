@@ -5,14 +5,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.dispatch import gpu_interpreter
 from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP
-from pallas_kernels.gated_delta.gpu_tiles import Halves, multiply, put, rows_times, send
+from pallas_kernels.gated_delta.gpu_tiles import (
+    COLUMN,
+    ROW,
+    Halves,
+    load,
+    multiply,
+    put,
+    rows_times,
+    send,
+)
 
 GRID_NAMES = ("batch", "chunks", "heads")
+LEVELS = CHUNK.bit_length() - 1
+"""Bits of a token's number in its chunk."""
 
 
 def launch(
@@ -75,35 +87,45 @@ def positions() -> tuple[jax.Array, jax.Array]:
     )
 
 
-def decays_between(log_decay: jax.Array, *work: Halves) -> jax.Array:
-    """`Decays.between` of a chunk, from its log decays in the row layout.
+def span_sums(log_decay: jax.Array) -> jax.Array:
+    """Sums of log decays, of which two make the sum over any span of a chunk without a difference.
 
-    The error of a sum of log decays is the decay's relative error, so one bfloat16 number is not
-    enough. Each log decay is split in three, which hold all 24 bits of a float32, or, beside other
-    operands that are rounded to bfloat16, in two; products with a mask are exact.
+    Two tokens `s < r` whose numbers first differ in bit `level` are in the left and the right half
+    of a block of `2 * 2**level` tokens. The sum over `s < t <= r` is that from after s to the end
+    of its half, plus that from the start of the other half up to r. A difference of two running
+    sums would lose its digits after one strong decay.
 
     Args:
-      log_decay: `[chunk]` in the layout `ROW`.
-      work: square tiles in shared memory that are overwritten. Four refs give three numbers each,
-        three refs two.
+      log_decay: `[..., chunk]` float32.
+
+    Returns:
+      `[..., levels, chunk]`: each token's sum inside its half of that level.
     """
-    *terms, mask = [ref for tile in work for ref in tile.refs][:4]
+    token = np.arange(CHUNK)
+    masks = []
+    for level in range(LEVELS):
+        half = token >> level
+        right = (half % 2 == 1)[None, :]
+        included = np.where(right, token[:, None] <= token, token[:, None] > token)
+        masks.append(included & (half[:, None] == half))
+    mask = np.stack(masks).astype(np.float32)
+    return jnp.einsum("...t,lts->...ls", log_decay, mask, precision=jax.lax.Precision.HIGHEST)
+
+
+def decays_between(span_sums: Any) -> jax.Array:
+    """`Decays.between` of a chunk, in registers.
+
+    Args:
+      span_sums: the chunk's sums `[levels, chunk]` in GPU memory.
+    """
     row, column = positions()
-    until = jax.lax.broadcast_in_dim(log_decay, (CHUNK, CHUNK), (1,))
-    until = jnp.where(column <= row, until, 0.0)
-    for term in terms:
-        part = until.astype(jnp.bfloat16)
-        term[...] = part
-        until = until - part.astype(jnp.float32)
-    mask[...] = jnp.where(row > column, 1.0, 0.0).astype(jnp.bfloat16)
-    plgpu.commit_smem()
-
-    def accumulate(total):
-        for term in reversed(terms):
-            plgpu.wgmma(total, term, mask)
-        return total[...]
-
-    spans = pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((CHUNK, CHUNK), jnp.float32))
+    apart, square = row ^ column, (CHUNK, CHUNK)
+    spans = jnp.zeros(square, jnp.float32)
+    for level in range(LEVELS):
+        sums = span_sums.at[level]
+        to_half = jax.lax.broadcast_in_dim(load(sums, ROW), square, (1,))
+        from_half = jax.lax.broadcast_in_dim(load(sums, COLUMN), square, (0,))
+        spans = jnp.where(apart >= 2**level, from_half + to_half, spans)
     return jnp.where(column <= row, jnp.exp(spans), 0.0)
 
 

@@ -6,10 +6,11 @@ written to GPU memory, because the backward pass reads it.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gated_delta.arguments import CHUNK, WIDTH_STEP
@@ -24,7 +25,6 @@ from pallas_kernels.gated_delta.gpu_chunk import (
 )
 from pallas_kernels.gated_delta.gpu_tiles import (
     COLUMN,
-    ROW,
     Halves,
     fetched,
     gpu_halves,
@@ -59,7 +59,7 @@ class Prepared(NamedTuple):
 def prepare(
     key: jax.Array,
     value: jax.Array,
-    log_decay: jax.Array,
+    span_sums: jax.Array,
     beta: jax.Array,
     to_token: jax.Array,
     to_end: jax.Array,
@@ -69,8 +69,8 @@ def prepare(
     Args:
       key: `[batch, length, heads, key]`, float32 or bfloat16; length a multiple of the chunk.
       value: `[batch, length, heads, value]`, of the same dtype.
-      log_decay: `[batch, chunks, heads, chunk]` float32, like the vectors that follow.
-      beta: write strengths.
+      span_sums: `[batch, chunks, heads, levels, chunk]` float32, of the log decays.
+      beta: write strengths, `[batch, chunks, heads, chunk]` float32, like the vectors that follow.
       to_token: decay from the chunk's start to each token.
       to_end: decay from each token to the chunk's end.
     """
@@ -80,7 +80,7 @@ def prepare(
         _prepare_kernel,
         key,
         value,
-        log_decay,
+        span_sums,
         beta,
         to_token,
         to_end,
@@ -91,9 +91,10 @@ def prepare(
             *half.refs,
         ],
         scratch=[
-            smem_halves(CHUNK, width, of=key.dtype),
-            *(smem_halves(CHUNK, CHUNK, swizzle=2 * SIDE) for _ in range(2)),
+            smem_halves(CHUNK, width, of=key.dtype, slots=1),
+            *(smem_halves(CHUNK, CHUNK, swizzle=2 * SIDE, slots=1) for _ in range(2)),
             smem(CHUNK, WIDTH_STEP, key.dtype),
+            plgpu.SMEM((1,), jnp.int32),
             plgpu.Barrier(),
         ],
         grid=place,
@@ -102,21 +103,38 @@ def prepare(
     return Prepared(inverse, own, *two_halves(halves))
 
 
-def _prepare_kernel(key, value, log_decay, beta, to_token, to_end, *refs):
-    inverse_out, own, *outputs, keys, a, b, stage, arrived = refs
+def _prepare_kernel(key, value, span_sums, beta, to_token, to_end, *refs):
+    inverse_out, own, *outputs, keys, a, b, stage, zero, arrived = refs
     outputs = two_halves(outputs)
+    zero[0] = jnp.int32(0)
+    plgpu.commit_smem()  # All threads read it.
     place = program_place()
     tokens = chunk_tokens(place)
-    beta, to_token, to_end = (load(x.at[place], COLUMN) for x in (beta, to_token, to_end))
     fetch = functools.partial(fetched, stage=stage, arrived=arrived)
+    slots = keys, a, b
+
+    def vector(of_tokens):
+        return load(of_tokens.at[place], COLUMN)
+
+    def anew():
+        keys, a, b = (tile.at(zero[0]) for tile in slots)
+        return keys, a, b
+
+    def operands():
+        """The work tiles as operands of the keys' dtype."""
+        return [Halves(*tile.refs[: len(keys.refs)]) for tile in anew()[1:]]
 
     blocks = column_blocks(key)
+    keys, a, b = anew()
     for columns in blocks:
         put(keys.at(slice(None), columns), fetch(key.at[(*tokens, columns)]))
-    overlap = multiply(keys, keys.transposed)
-    between = decays_between(load(log_decay.at[place], ROW), a, b)
-    inverse = triangle_inverse(rows_times(beta, overlap * between), a, b)
-    a, b = (Halves(*x.refs[: len(keys.refs)]) for x in (a, b))
+    between = decays_between(span_sums.at[place])
+    lower = rows_times(vector(beta), multiply(keys, keys.transposed) * between)
+    # The keys are fetched again below: their tile, and with bfloat16 the stage, hold the triangle.
+    held = Halves(keys.hi, stage if keys.lo is None else keys.lo)
+    held = put(held.at(slice(None), pl.ds(0, CHUNK)), lower, reused=True)
+    inverse = triangle_inverse(held, slots[1:], zero)
+    a, b = operands()
     for columns, half in zip(column_blocks(a.hi, SIDE), inverse, strict=True):
         put(a.at(slice(None), columns), half)
         if a.lo is not None:
@@ -124,17 +142,23 @@ def _prepare_kernel(key, value, log_decay, beta, to_token, to_end, *refs):
     if a.lo is None:
         plgpu.copy_smem_to_gmem(a.hi, inverse_out.at[place])
     for columns in blocks:
+        a, b = operands()
         block = fetch(key.at[(*tokens, columns)])
         part = (*place, slice(None), columns)
         left, right = (x.at(*part) for x in outputs)
-        send_factors(a, b, block, beta * to_token, to_end, left, right)
+        send_factors(a, b, block, vector(beta) * vector(to_token), vector(to_end), left, right)
     for columns in column_blocks(value):
-        put(b, rows_times(beta, fetch(value.at[(*tokens, columns)])))
+        a, b = operands()
+        put(b, rows_times(vector(beta), fetch(value.at[(*tokens, columns)])))
         store(multiply(a, b), own.at[(*place, slice(None), columns)], stage=stage)
 
 
-def triangle_inverse(lower: jax.Array, a: Halves, b: Halves) -> list[jax.Array]:
+def triangle_inverse(lower: Halves, slots: Any, zero: Any) -> list[jax.Array]:
     """`(I + tril(lower, -1))^-1` like `chunk.write_inverse`, in registers; overwrites `a` and `b`.
+
+    `lower` stays in shared memory, because its 32 registers a thread decide how many programs a
+    processor holds. For the same reason the positions are computed anew for each mask: `zero` holds
+    one 0, of which the compiler does not know that it is the same each time.
 
     Up to blocks of 32 all matrices are zero outside the two 32 x 32 squares of the diagonal, and
     the last product is zero outside one square. Products leave out the other squares.
@@ -142,27 +166,41 @@ def triangle_inverse(lower: jax.Array, a: Halves, b: Halves) -> list[jax.Array]:
     Returns:
       The left and the right 32 columns.
     """
-    row, column = positions()
-    lower = jnp.where(row > column, lower, 0.0)
-    apart = row ^ column
 
     def joining(block):
-        """Row and column are in the same pair of blocks but in different blocks."""
-        return jnp.where((apart >= block) & (apart < 2 * block), lower, 0.0)
+        """True where row and column are in the same pair of blocks but in different blocks."""
+        row, column = positions()
+        row = row + zero[0]
+        apart = row ^ column
+        return (row > column) & (apart >= block) & (apart < 2 * block)
 
+    def anew():
+        return [tile.at(zero[0]) for tile in slots]
+
+    def put_joining(b, block):
+        for half, there in zip(lower, b, strict=True):
+            there[...] = jnp.where(joining(block), load(half), jnp.zeros((), half.dtype))
+        plgpu.commit_smem()
+
+    a, b = anew()
     sides = column_blocks(a.hi, SIDE)
-    put(a, jnp.where(row == column, 1.0, 0.0) - joining(1), reused=True)  # Blocks of 2.
+    row, column = positions()
+    start = jnp.where(row == column, 1.0, 0.0) - jnp.where(joining(1), joined(lower), 0.0)
+    put(a, start, reused=True)  # Blocks of 2.
     inverse = [joined(a.at(slice(None), side)) for side in sides]
     for block in (2**power for power in range(1, SIDE.bit_length() - 1)):
-        put(b, joining(block))
+        a, b = anew()
+        put_joining(b, block)
         for side in sides:
             half = b.at(slice(None), side)
             put(half, multiply(half, a.at(side, side)), reused=True)
+        a, b = anew()
         for i, side in enumerate(sides):
             inverse[i] = inverse[i] - multiply(a.at(slice(None), side), b.at(side, side))
             put(a.at(slice(None), side), inverse[i], reused=True)
     left, right = sides
-    put(b, joining(SIDE))
+    a, b = anew()
+    put_joining(b, SIDE)
     half = b.at(slice(None), left)
     put(half, multiply(half, a.at(left, left)), reused=True)
     inverse[0] = inverse[0] - multiply(a.at(slice(None), right), b.at(right, left))

@@ -15,7 +15,6 @@ from pallas_kernels.gated_delta.gpu_chunk import (
 )
 from pallas_kernels.gated_delta.gpu_tiles import (
     COLUMN,
-    ROW,
     load,
     multiply,
     put,
@@ -32,7 +31,7 @@ def read(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    log_decay: jax.Array,
+    span_sums: jax.Array,
     beta: jax.Array,
     to_token: jax.Array,
     saved: Residuals,
@@ -45,8 +44,8 @@ def read(
       query: `[batch, length, heads, key]`, float32 or bfloat16; length a multiple of the chunk.
       key: `[batch, length, heads, key]`, of the same dtype.
       value: `[batch, length, heads, value]`, of the same dtype.
-      log_decay: `[batch, chunks, heads, chunk]` float32, like the vectors that follow.
-      beta: write strengths.
+      span_sums: `[batch, chunks, heads, levels, chunk]` float32, of the log decays.
+      beta: write strengths, `[batch, chunks, heads, chunk]` float32, like `to_token`.
       to_token: decay from the chunk's start to each token.
       saved: the chunks' memories and inverses.
       scale: factor on the queries.
@@ -57,7 +56,7 @@ def read(
         query,
         key,
         value,
-        log_decay,
+        span_sums,
         beta,
         to_token,
         *saved,
@@ -75,7 +74,7 @@ def read(
     )
 
 
-def _read_kernel(query, key, value, log_decay, beta, to_token, *refs, scale):
+def _read_kernel(query, key, value, span_sums, beta, to_token, *refs, scale):
     states, inverses, output, *scratch = refs
     queries, keys, memory, inverse, attention, errors, stage, wide_stage, arrived = scratch
     place = program_place()
@@ -96,7 +95,7 @@ def _read_kernel(query, key, value, log_decay, beta, to_token, *refs, scale):
 
     of_inverse = start_wide([inverses.at[place]])
     arriving = start([x.at[(*tokens, blocks[0])] for x in (query, key)])
-    between = decays_between(load(log_decay.at[place], ROW), attention, errors, inverse)
+    between = decays_between(span_sums.at[place])
     put(inverse, received(*of_inverse), reused=True)
     of_memory = start_memory(columns[0])
     for at, following in zip(blocks, [*blocks[1:], None], strict=True):

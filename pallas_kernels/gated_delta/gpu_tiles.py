@@ -19,6 +19,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.dispatch import interpreted
+
 LAYOUT = plgpu.Layout.WGMMA
 COLUMN = LAYOUT.reduce(1)
 """Layout of a vector with one entry per row of a tile."""
@@ -81,6 +83,20 @@ def multiply(a: Halves, b: Halves) -> jax.Array:
 
     shape = (a.hi.shape[0], b.hi.shape[1])
     return pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+
+
+def add_product(total: jax.Array, a: Halves, b: Halves) -> jax.Array:
+    """`total + multiply(a, b)`, accumulated where `total` is: no registers for another sum."""
+    if interpreted():  # It knows only sums that begin with zero.
+        return total + multiply(a, b)
+
+    def accumulate(sums):
+        for left, right in ((a.lo, b.hi), (a.hi, b.lo), (a.hi, b.hi)):
+            if left is not None and right is not None:
+                plgpu.wgmma(sums, left, right)
+
+    start: Any = plgpu.WGMMAAccumulatorRef.init(total)
+    return pl.run_state(accumulate)(start)
 
 
 def load(ref: Any, layout: Any = LAYOUT) -> jax.Array:

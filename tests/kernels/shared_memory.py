@@ -170,6 +170,11 @@ class _Walk:
                 self.missing.append(f"{buffer.name} is freed before it is done with")
         return results
 
+    def _run_state(self, equation: Any, values: list[Any]) -> list[Any]:
+        self.run(equation.params["jaxpr"], values, [])
+        self._wgmma_wait(equation, values)  # Its end waits for the sums that it began with.
+        return [x if isinstance(x, Buffer) else _UNKNOWN for x in values]
+
     def allocated(self, aval: Any) -> Any:
         if not str(aval).startswith("Ref<smem>"):
             return _UNKNOWN

@@ -18,6 +18,7 @@ from pallas_kernels.gated_delta import (
     chunk_gradients,
     tpu,
 )
+from pallas_kernels.gated_delta.gpu_chunk import span_sums
 from pallas_kernels.gated_delta.gpu_prepare import prepare
 from pallas_kernels.gated_delta.specs import SPECS, GatedDeltaSpec, sample
 from tests.kernels.entry import equations, programs
@@ -151,10 +152,22 @@ def test_one_chunks_backward_pass_is_exact_in_float64():
         assert_close(tuple(actual), pull((output, state)), 1e-12)
 
 
+def test_two_sums_make_every_span_of_a_chunk_as_exactly_as_float32_can():
+    rng = np.random.default_rng(0)
+    log_decay = -(rng.exponential(size=64) ** 6).astype(np.float32)  # From 1e-9 to thousands.
+    sums = np.asarray(span_sums(jnp.asarray(log_decay)))
+    for start in range(64):
+        for end in range(start + 1, 64):
+            level = (start ^ end).bit_length() - 1
+            exact = np.sum(log_decay[start + 1 : end + 1], dtype=np.float64)
+            assert abs(sums[level, start] + sums[level, end] - exact) <= 1e-6 * abs(exact)
+
+
 def test_a_gpu_multiplies_bfloat16_operands_once_instead_of_three_times():
     def products(dtype):
         tokens = jax.ShapeDtypeStruct((1, 64, 1, 64), dtype)
-        vectors = [jax.ShapeDtypeStruct((1, 1, 1, 64), jnp.float32)] * 4
+        numbers = [(1, 1, 1, 6, 64), *[(1, 1, 1, 64)] * 3]
+        vectors = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in numbers]
         with dispatch.compile_kernels("gpu"):
             return str(jax.make_jaxpr(prepare)(tokens, tokens, *vectors)).count("wgmma_ref")
 

@@ -9,8 +9,10 @@ import optax
 import pytest
 from flax import nnx
 
+from fwpkm_jax.training.averages import gradient_weights
 from fwpkm_jax.training.losses import weighted_loss
 from fwpkm_jax.training.micro_batches import broadcast_memory, check_split, split_batch
+from fwpkm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from fwpkm_jax.training.state import MemoryConfig, init_state, model_graph
 from fwpkm_jax.training.step import make_train_step
 from tests.training.tiny_config import get_config
@@ -92,6 +94,36 @@ def test_step_follows_the_gradient_of_the_slow_weights_alone(per_sequence):
     assert_trees_close(
         new.params, jax.tree.map(jnp.subtract, state.params, grads), rtol=1e-4, atol=1e-6
     )
+
+
+@pytest.mark.thorough
+def test_schedule_free_takes_gradients_between_the_average_and_the_newest_iterate():
+    memory = MemoryConfig(groups=4, lifetime="batch")
+    config = OptimizerConfig(
+        name="schedule_free", schedule="constant", learning_rate=0.05, warmup_steps=0
+    )
+    optimizer = make_optimizer(config, steps=10)
+    step = make_train_step(
+        model_graph(MODEL),
+        optimizer,
+        schedule=optax.constant_schedule(0.05),
+        micro_batches=1,
+        memory=memory,
+    )
+    state = jax.jit(lambda: init_state(MODEL, memory=memory, optimizer=optimizer, seed=0))()
+    for seed in range(2):  # After the first step the average is the newest iterate.
+        state, _ = step(state, sample_batch(seed))
+    measured = {}
+    for name, params in {
+        "between": gradient_weights(state.params, state.opt_state),
+        "average": state.params,
+    }.items():
+        here = start(memory)._replace(params=jax.tree.map(jnp.copy, params))
+        measured[name] = make_step(memory)(here, sample_batch(2))[1]
+    _, metrics = step(state, sample_batch(2))
+    for name in ("loss", "grad_norm"):
+        np.testing.assert_allclose(metrics[name], measured["between"][name], rtol=1e-5)
+        assert abs(metrics[name] - measured["average"][name]) > 1e-4
 
 
 def test_memory_that_lives_one_batch_stays_as_it_was_initialised(per_sequence):

@@ -105,8 +105,10 @@ def named_step(folder: Path) -> str | None:
         return None
     with latest.open("rb") as file:
         name = file.read(_MOST_NAME + 1).decode("utf-8", "replace").strip()
-    if not name or len(name) > _MOST_NAME or Path(name).name != name or name == "..":
-        raise OutsideFileError(latest, f"names {shown(repr(name), 100)}, no folder beside it")
+    plain = name and name.isprintable() and len(name.encode()) <= _MOST_NAME
+    if not plain or Path(name).name != name or name == "..":
+        problem = f"names {shown(repr(name), 100)}, no folder beside it"
+        raise OutsideFileError(latest, problem, otherwise=_FETCH)
     return name
 
 

@@ -70,6 +70,7 @@ def import_release(
     folder = _folder(source)
     if config is not None:
         experiment = replace(load_config(config), run_dir=str(run))
+        weights = read_release(source, experiment.model)
     else:
         path = folder / _CONFIG
         if not path.is_file():
@@ -80,9 +81,9 @@ def import_release(
         values = read_json(path, otherwise="fetch it again", kind=dict)
         with reading(path, problem="cannot be imported", otherwise="name a config by --config"):
             model = release_config(values)
+        weights = read_release(source, model)
         data = first_data(folder, run / KEPT, model, say)
         experiment = Experiment(model=model, data=data, run_dir=str(run))
-    weights = read_release(source, experiment.model)
 
     def keep(new: Path) -> None:
         copy_small_files(folder, new / KEPT)

@@ -7,6 +7,7 @@ import json
 from importlib.util import find_spec
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -65,11 +66,8 @@ def compared(folder, name, *, streamed):
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    # Of the parts of the last, `../shared/hf` has an example each.
-    [pytest.param(x, marks=[pytest.mark.thorough] * (x == "qwen3_5_moe")) for x in MODELS],
-)
+@pytest.mark.by_default("qwen2", "mistral_window", "smollm3", "olmo3", "gemma3", "qwen3_moe")
+@each_model
 def test_logits_are_the_library_s_also_behind_padding(folder, name):
     """In one pass: of two sequences one has padding in front."""
     source = open_folder(folder)
@@ -78,8 +76,8 @@ def test_logits_are_the_library_s_also_behind_padding(folder, name):
 
     @jax.jit
     def run(params):
-        model_ = nnx.merge(nnx.split(model)[0], params)
-        return model_(tokens, {}, mask=mask.astype(np.float32)).logits
+        whole = nnx.merge(nnx.split(model)[0], params)
+        return whole(jnp.asarray(tokens), {}, mask=jnp.asarray(mask)).logits
 
     with jax.default_matmul_precision("highest"):
         ours = np.asarray(run(read_weights(source).params))
@@ -88,14 +86,14 @@ def test_logits_are_the_library_s_also_behind_padding(folder, name):
     assert largest_difference(ours[real], theirs[real]) < 2e-5 * np.max(np.abs(theirs))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("smollm3", "gemma3", "qwen3_moe_window", "qwen3_5_moe")
 @each_model
 def test_a_whole_pass_and_a_stream_give_the_library_s_logits(folder, name):
     """The stream in a piece and single tokens, behind padding."""
     assert max(compared(folder, name, streamed=True)) < 2e-5
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("olmo3", "gemma3", "qwen3_moe")
 @each_model
 def test_greedy_texts_of_prompts_of_two_lengths_are_the_library_s(folder, name):
     source = open_folder(folder)
@@ -109,7 +107,7 @@ def test_greedy_texts_of_prompts_of_two_lengths_are_the_library_s(folder, name):
     np.testing.assert_array_equal(out.tokens, KNOWN["models"][name]["text"])
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("qwen2", "gemma3", "qwen3_moe")
 @each_model
 def test_an_import_and_an_export_give_the_folder_again(folder, name, tmp_path):
     import_model(folder, tmp_path / "run", say=lambda _: None)

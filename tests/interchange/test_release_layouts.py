@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from fwpkm_jax.cli import program
 from fwpkm_jax.interchange import read_release, to_release
 from fwpkm_jax.interchange.release_files import read_checkpoint
 from fwpkm_jax.interchange.release_settings import release_config
@@ -308,4 +307,3 @@ def test_what_cannot_be_imported_ends_in_one_line(hub, tmp_path, capsys):  # noq
         assert message in said
         assert said.count("\n") == 1
         assert not (tmp_path / "run").exists()
-    assert program.main(["import", "release", "--help"]) == 0

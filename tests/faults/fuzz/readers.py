@@ -123,6 +123,25 @@ def _read_torch(folder: Path) -> None:
             checked(name, tensors[name], expected.shape, path)
 
 
+def _deepspeed(folder: Path) -> None:
+    from tests.interchange.test_release_layouts import CONFIG, deepspeed
+
+    folder.mkdir(exist_ok=True)
+    deepspeed(folder)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+
+
+def _read_deepspeed(folder: Path) -> None:
+    from fwpkm_jax.interchange.release_files import read_checkpoint
+    from fwpkm_jax.interchange.release_settings import release_config
+    from fwpkm_jax.outside_files import read_json, reading
+
+    read_checkpoint(folder)
+    values = read_json(folder / "config.json", kind=dict)
+    with reading(folder / "config.json"):
+        release_config(values)
+
+
 def _tokenizer(folder: Path) -> None:
     from tests.data.chat_tokenizer import save_tokenizer
 
@@ -320,6 +339,15 @@ READERS: dict[str, Reader] = {
     "index": Reader(_sharded, {"model.safetensors.index.json": damage.of_json}, _read_hf),
     "config.json": Reader(_hf, {"config.json": _config}, _read_hf),
     "torch": Reader(_torch, {"pytorch_model.bin": damage.of_torch}, _read_torch),
+    "release folder": Reader(
+        _deepspeed,
+        {
+            "latest": damage.of_bytes,
+            "config.json": damage.of_json,
+            "global_step10/mp_rank_00_model_states.pt": damage.of_torch,
+        },
+        _read_deepspeed,
+    ),
     "tokenizer.json": Reader(_tokenizer, {"tokenizer.json": damage.of_json}, _read_tokenizer),
     "beside tokenizer.json": Reader(
         _tokenizer,

@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-Example = dict[str, np.ndarray]
-Batch = dict[str, np.ndarray]
+from fwpkm_jax.data.batch import Batch, Example
+
 Split = Literal["train", "valid"]
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import grain
 from absl import flags
 
-from fwpkm_jax.data.base import Batch
-from fwpkm_jax.data.dataset import check_batching
+from fwpkm_jax.data.batch import Batch, check_batching
 from fwpkm_jax.data.identity import check_same
 
 # Batches of tokens are small and quick to make, so a few prefetched ones hide their cost.

@@ -12,7 +12,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from fwpkm_jax.data.base import Batch
+from fwpkm_jax.data.batch import Batch
 from fwpkm_jax.data.batches import BATCHES_AHEAD
 from fwpkm_jax.data.identity import check_same
 from fwpkm_jax.data.packing import make_row

@@ -124,6 +124,12 @@ def join_users(memories: Sequence[Memory]) -> Memory:
     Raises:
       ValueError: the bases differ.
     """
+    check_bases(memories)
+    return map_own(lambda *x: jnp.concatenate(x), *memories)
+
+
+def check_bases(memories: Sequence[Memory]) -> None:
+    """Raises a ValueError unless all of these memories lie over one base."""
     bases = [[x.array for x in _parts(memory, Shared)] for memory in memories]
     for other in bases[1:]:
         if any(
@@ -133,7 +139,6 @@ def join_users(memories: Sequence[Memory]) -> Memory:
                 "These memories have different bases; join those of one fork, or give them one "
                 "with overlays.to_overlay."
             )
-    return map_own(lambda *x: jnp.concatenate(x), *memories)
 
 
 def take_users(memory: Memory, users: Sequence[int]) -> Memory:

@@ -105,17 +105,16 @@ def generate(
         )
     if rng is not None:
         check_key(rng)
-    if any(not 0 <= token < vocab_size for token in stop_ids):
-        raise ValueError(f"stop_ids={tuple(stop_ids)} must lie between 0 and {vocab_size - 1}.")
+    check_stop_ids(stop_ids, vocab_size)
     rows = check_prompts(prompts, batch=batch, vocab_size=vocab_size)
     lengths = np.array([len(row) for row in rows])
     check_lengths(model, state, lengths, max_new_tokens)
     if chunk_size == "flush" and write:
         check_room(state, lengths, max_new_tokens)
     graphdef, params = nnx.split(model)
-    aside = _Aside.of(state.stream.memory, written=write and chunk_size != "flush")
+    aside = Aside.of(state.stream.memory, written=write and chunk_size != "flush")
     options: dict[str, Any] = {"write": write, "chunk_size": chunk_size, "aside": aside}
-    state = _with_memory(state, aside.carried(state.stream.memory))
+    state = with_memory(state, aside.carried(state.stream.memory))
     if keep_state:
         state = jax.tree.map(jnp.copy, state)
     if lengths.max():
@@ -124,9 +123,9 @@ def generate(
     # With batch 1 the loop ends when the sequence stops, so no step needs a mask.
     ragged = batch > 1 and (bool(stop_ids) or bool(np.any(state.finished)))
     rng = jax.random.key(0) if rng is None else rng  # The key is not used: greedy.
-    blocks: list[_Block] = []
+    blocks: list[Block] = []
     for start in range(0, max_new_tokens, NEW_AT_ONCE):
-        state, block = _decode(
+        state, block = decode(
             *(graphdef, params, state, rng),
             # Data of the program, so that another number compiles nothing.
             np.int32(min(NEW_AT_ONCE, max_new_tokens - start)),
@@ -145,19 +144,25 @@ def generate(
         tokens=jax.device_put(tokens),
         lengths=jax.device_put(np.sum(tokens != _NO_TOKEN, axis=1, dtype=np.int32)),
         log_probs=jax.device_put(log_probs),
-        state=_with_memory(state, memory),
+        state=with_memory(state, memory),
     )
 
 
-class _Block(NamedTuple):
-    """New tokens of one call of `_decode`, `[batch, NEW_AT_ONCE]`; the first `limit` count."""
+def check_stop_ids(stop_ids: Sequence[int], vocab_size: int) -> None:
+    """Raises a ValueError unless all of them are tokens."""
+    if any(not 0 <= token < vocab_size for token in stop_ids):
+        raise ValueError(f"stop_ids={tuple(stop_ids)} must lie between 0 and {vocab_size - 1}.")
+
+
+class Block(NamedTuple):
+    """New tokens of one call of `decode`, `[batch, NEW_AT_ONCE]`; the first `limit` count."""
 
     tokens: jax.Array
     log_probs: jax.Array
 
 
 def _joined(
-    blocks: Sequence[_Block], batch: int, length: int, dtype: Any
+    blocks: Sequence[Block], batch: int, length: int, dtype: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and log-probabilities `[batch, length]`, cut on the host, which compiles nothing."""
     tokens = np.full((batch, length), _NO_TOKEN, np.int32)
@@ -170,7 +175,7 @@ def _joined(
     return tokens, log_probs
 
 
-class _Aside(NamedTuple):
+class Aside(NamedTuple):
     """Parts of the memories that a call does not write: its loops do not carry or copy them.
 
     Attributes:
@@ -182,7 +187,7 @@ class _Aside(NamedTuple):
     shared: Sequence[Shared] = ()
 
     @classmethod
-    def of(cls, memory: dict[str, Memory], *, written: bool) -> "_Aside":
+    def of(cls, memory: dict[str, Memory], *, written: bool) -> "Aside":
         """What goes aside of these memories."""
         return cls(None, tuple(take_shared(memory)[1])) if written else cls(memory)
 
@@ -195,15 +200,16 @@ class _Aside(NamedTuple):
         return put_shared(carried, self.shared) if self.memory is None else self.memory
 
 
-_NOTHING = _Aside()
+_NOTHING = Aside()
 
 
-def _with_memory(state: GenerationState, memory: dict[str, Memory]) -> GenerationState:
+def with_memory(state: GenerationState, memory: dict[str, Memory]) -> GenerationState:
+    """The state with other memories."""
     return state._replace(stream=state.stream._replace(memory=memory))
 
 
 def _read(
-    model: LanguageModel, tokens: jax.Array, stream: Stream, aside: _Aside, **options: Any
+    model: LanguageModel, tokens: jax.Array, stream: Stream, aside: Aside, **options: Any
 ) -> StreamOutput:
     """`LanguageModel.stream` with the memories that `aside` and the stream hold together."""
     stream = stream._replace(memory=aside.whole(stream.memory))
@@ -222,7 +228,7 @@ def _prefill(
     *,
     write: bool,
     chunk_size: ChunkSize | None,
-    aside: _Aside = _NOTHING,
+    aside: Aside = _NOTHING,
 ) -> GenerationState:
     """The state after the first `count` of the pieces `[pieces, batch, piece]`."""
     model = nnx.merge(graphdef, params)
@@ -254,7 +260,7 @@ def _prefill(
     static_argnames=(*("graphdef", "sampling", "stop_ids", "ragged", "write", "chunk_size"),),
     donate_argnames="state",
 )
-def _decode(
+def decode(
     graphdef: Any,
     params: Any,
     state: GenerationState,
@@ -266,20 +272,27 @@ def _decode(
     ragged: bool,
     write: bool,
     chunk_size: ChunkSize | None,
-    aside: _Aside = _NOTHING,
-) -> tuple[GenerationState, _Block]:
-    """The state after at most `limit` new tokens of each sequence, and these tokens."""
+    aside: Aside = _NOTHING,
+) -> tuple[GenerationState, Block]:
+    """The state after at most `limit` new tokens of each sequence, and these tokens.
+
+    Args:
+      rng: key of all draws, or keys `[batch]`, one of each sequence.
+      ragged: whether sequences may be finished while others go on.
+    """
     model = nnx.merge(graphdef, params)
     batch = state.finished.shape[0]
-    # One key per sequence, so that its draws do not depend on the other sequences.
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(batch))
+    keys = rng
+    if not (jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) and rng.ndim):
+        # One key per sequence, so that its draws do not depend on the other sequences.
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(batch))
     stops = jnp.asarray(stop_ids, jnp.int32)
 
-    def unfinished(carry: tuple[jax.Array, GenerationState, _Block]) -> jax.Array:
+    def unfinished(carry: tuple[jax.Array, GenerationState, Block]) -> jax.Array:
         step, state, _ = carry
         return (step < limit) & ~jnp.all(state.finished)
 
-    def extend(carry: tuple[jax.Array, GenerationState, _Block]):
+    def extend(carry: tuple[jax.Array, GenerationState, Block]):
         step, state, (tokens, log_probs) = carry
         active = ~state.finished
         draws = jax.vmap(jax.random.fold_in)(keys, state.num_drawn)
@@ -308,13 +321,13 @@ def _decode(
             num_read=state.num_read + count,
             num_drawn=state.num_drawn + count,
         )
-        block = _Block(
+        block = Block(
             tokens=tokens.at[:, step].set(jnp.where(active, chosen, _NO_TOKEN)),
             log_probs=log_probs.at[:, step].set(score),
         )
         return step + 1, state, block
 
-    block = _Block(
+    block = Block(
         tokens=jnp.full((batch, NEW_AT_ONCE), _NO_TOKEN, jnp.int32),
         log_probs=jnp.zeros((batch, NEW_AT_ONCE), state.logits.dtype),
     )

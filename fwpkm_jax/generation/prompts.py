@@ -60,13 +60,21 @@ def check_lengths(
             "token."
         )
     longest = int(np.max(num_read + lengths)) + max_new_tokens
-    for index, block in enumerate(model.blocks):
-        kept = block.mixer.capacity(state.stream.layers[layer_name(index)].cache)
-        if kept is not None and longest > kept:
-            raise ValueError(
-                f"Full attention keeps max_length={kept} tokens, and a sequence may reach "
-                f"{longest}; start with init_generation(..., max_length={longest}) or more."
-            )
+    kept = attention_room(model, state)
+    if kept is not None and longest > kept:
+        raise ValueError(
+            f"Full attention keeps max_length={kept} tokens, and a sequence may reach "
+            f"{longest}; start with init_generation(..., max_length={longest}) or more."
+        )
+
+
+def attention_room(model: LanguageModel, state: GenerationState) -> int | None:
+    """Tokens that full attention keeps of a sequence; None if no layer has a limit."""
+    kept = [
+        block.mixer.capacity(state.stream.layers[layer_name(index)].cache)
+        for index, block in enumerate(model.blocks)
+    ]
+    return min((room for room in kept if room is not None), default=None)
 
 
 def check_room(state: GenerationState, lengths: np.ndarray, max_new_tokens: int) -> None:

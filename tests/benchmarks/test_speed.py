@@ -282,6 +282,23 @@ def test_overlays_and_private_tables_take_turns(tmp_path):
     assert set(found["crossovers"]["rows_measured_where_private_is_faster"]) == {"1", "2"}
 
 
+def test_users_at_once_and_one_by_one_take_turns(tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "TINY_LAYERS", 3)
+    out = tmp_path / "seats.json"
+    options = ("--seats", 3, "--users", 1, 3, "--tokens", 4, "--at-a-time", 2, "--rounds", 2)
+    run("benchmarks.speed.seats", *options, "--capacity", 1024, "--out", out)
+    rows = result(out)["rows"]
+    assert [row["users"] for row in rows] == [1, 3]
+    for row in rows:
+        low, high = row["times_quartiles"]
+        assert 0 < low <= row["times"] <= high
+        assert row["at_once_tokens_per_s"] > 0
+        assert row["one_by_one_tokens_per_s"] > 0
+        assert row["times_of_cpu_time"] > 0
+    with pytest.raises(ValueError, match="tokens=5 is no multiple of at_a_time=2"):
+        run("benchmarks.speed.seats", "--tokens", 5, "--at-a-time", 2)
+
+
 def test_a_folder_is_imported_onto_one_and_two_devices(tmp_path):
     out = tmp_path / "imported.json"
     sizes = ("--layers", 4, "--width", 64, "--vocab", 300)

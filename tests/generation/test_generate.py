@@ -12,7 +12,7 @@ from flax import nnx
 
 from fwpkm_jax import memories
 from fwpkm_jax.generation import Sampling, generate, init_generation
-from fwpkm_jax.generation.generate import _decode
+from fwpkm_jax.generation.generate import decode
 from fwpkm_jax.layers.memories.fast_weight import FastWeightConfig
 from fwpkm_jax.layers.mixers.lact import LaCTConfig
 from fwpkm_jax.layers.mixers.titans_config import TitansConfig
@@ -296,7 +296,7 @@ def test_a_decoding_loop_copies_no_table():
     config = replace(SMALL, fast_weight=FastWeightConfig(rule=rule, chunk_size=CHUNK))
     model, _, state = start(config, batch=1, groups=1)
     graphdef, params = nnx.split(model)
-    text = _decode.lower(
+    text = decode.lower(
         *(graphdef, params, state, jax.random.key(0), np.int32(4)),
         **{"sampling": Sampling(), "stop_ids": (), "ragged": False},
         **{"write": True, "chunk_size": None},

@@ -59,6 +59,13 @@ def test_a_piece_of_a_stream_copies_no_table(length):
 
 
 @pytest.mark.thorough
+@pytest.mark.compiled_text
+def test_a_token_of_several_memories_copies_no_other_memorys_table():
+    text = compiled_push(1, groups=3)
+    assert copies(text, 3, RULE.num_slots, RULE.value_dim) == []
+
+
+@pytest.mark.thorough
 def test_a_token_is_queued_in_place():
     entry = compiled_push(1).split("ENTRY")[1]
     assert copies(entry, CHUNK + RULE.lookahead, RULE.value_dim) == []
@@ -87,5 +94,4 @@ def test_a_read_of_the_old_table_after_the_write_is_seen_as_a_copy():
 def test_a_token_of_overlays_copies_no_base(groups):
     text = compiled_push(1, groups=groups, capacity=40)
     assert copies(text, RULE.num_slots, RULE.value_dim) == []
-    if groups == 1:
-        assert copies(text, 41, RULE.value_dim) == []  # Its own rows.
+    assert copies(text, *([groups] if groups > 1 else []), 41, RULE.value_dim) == []  # Own rows.

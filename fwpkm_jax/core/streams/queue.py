@@ -91,8 +91,8 @@ def push(
 
     Args:
       read: of the memories, before a write.
-      write: of one chunk for every group; the results of groups without a complete chunk are
-        dropped.
+      write: of one chunk for each group that it gets; with `differentiable` all groups, else one
+        that has a complete chunk. Results of groups without one are dropped.
       memory: leaves `[groups, ...]`.
       pending: tokens that wait.
       tokens: the piece, with a length of at least 1.
@@ -140,16 +140,33 @@ def push(
         def write_chunk(state: tuple[Memory, Pending]) -> tuple[Memory, Pending]:
             memory, pending = state
             chunk = jax.tree.map(lambda x: x[:, :, :limit], pending.tokens)
-            after = write(memory, chunk), drop(pending, chunk_size, _length(pending.tokens))
-            if len(pending.num_waiting) == 1:
-                return after
+            return write(memory, chunk), drop(pending, chunk_size, _length(pending.tokens))
+
+        def write_where_complete(state: tuple[Memory, Pending]) -> tuple[Memory, Pending]:
+            if len(state[1].num_waiting) == 1:
+                return write_chunk(state)
             return map_own(
-                lambda new, old: jnp.where(_like(complete(state), old), new, old), after, state
+                lambda new, old: jnp.where(_like(complete(state), old), new, old),
+                write_chunk(state),
+                state,
+            )
+
+        def write_first(state: tuple[Memory, Pending]) -> tuple[Memory, Pending]:
+            """Writes the first group that has a chunk. Few groups complete one at a time."""
+            if len(state[1].num_waiting) == 1:
+                return write_chunk(state)
+            group = jnp.argmax(complete(state))
+            own = map_own(lambda x: jax.lax.dynamic_slice_in_dim(x, group, 1, axis=0), state)
+            return map_own(
+                lambda new, old: jax.lax.dynamic_update_slice_in_dim(old, new, group, axis=0),
+                write_chunk(own),
+                state,
             )
 
         if differentiable:  # The piece ended where a chunk ends, and none was left before.
-            return jax.lax.cond(jnp.any(complete(state)), write_chunk, lambda x: x, state)
-        return jax.lax.while_loop(lambda state: jnp.any(complete(state)), write_chunk, state)
+            some = jnp.any(complete(state))
+            return jax.lax.cond(some, write_where_complete, lambda x: x, state)
+        return jax.lax.while_loop(lambda state: jnp.any(complete(state)), write_first, state)
 
     def read_and_queue(
         state: tuple[Memory, Pending], piece: Tokens, count: jax.Array

@@ -66,7 +66,10 @@ KERNELS = (
 """Classes of Pallas kernels by their names."""
 _MEMORY = r"layers/memories/|fwpkm_jax/rules/|core/slots/|layers/pkm|core/targets|analysis/"
 PLACES = (
-    (r"^(?!.*:_gradients).*(optax/|training/step\.py:(_update|step)\b)", "optimiser"),
+    (
+        r"^(?!.*:_gradients).*(optax/|training/optimizer\.py|training/step\.py:(_update|step)\b)",
+        "optimiser",
+    ),
     (r"core/cross_entropy|training/losses", "head and loss, elementwise"),
     (_MEMORY, "memories: elementwise"),
     (r"pallas_kernels/gated_delta|core/recurrence/", "around the rule"),

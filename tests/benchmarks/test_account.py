@@ -6,6 +6,7 @@ import lzma
 import pytest
 
 from benchmarks.compiled import account, executables
+from benchmarks.compiled.traffic import Instruction
 from benchmarks.machine import write_result
 from benchmarks.speed import models
 from tests.benchmarks.programs import result, run
@@ -251,3 +252,17 @@ def test_an_executable_takes_the_steps_that_the_compiled_one_takes(tmp_path, mon
             "--out",
             tmp_path,
         )
+
+
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [
+        ("optimizer.py:global_norm < step.py:_update < step.py:step", "optimiser"),
+        ("optimizer.py:_clip.<locals>.update < step.py:step", "optimiser"),
+        ("micro_batches.py:deal_batch < step.py:_gradients < step.py:step", account.OTHERS),
+    ],
+)
+def test_norms_and_clipping_belong_to_the_optimiser_and_gradients_do_not(where, kind):
+    one = Instruction(False, "fusion", "f32[]", "fusion", "")
+    where = " < ".join(f"fwpkm_jax/training/{place}" for place in where.split(" < "))
+    assert account.class_of("fusion", one, where, is_product=False) == kind

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fwpkm_jax.interchange.torch_file import read_torch_file
+from fwpkm_jax.interchange.torch_file import Unread, read_torch_file
 from tests.interchange.torch_writer import Tensor, whole, write_torch_file
 
 
@@ -53,6 +53,10 @@ def test_a_name_that_is_no_tensor_is_refused_and_not_called(path, tmp_path):
     write_torch_file(path, {"weight": Command()})
     with pytest.raises(ValueError, match=r"holds a \w+\.mkdir, which is not a tensor"):
         read_torch_file(path)
+    write_torch_file(path, {"weight": whole(np.ones(2, np.float32)), "more": [Command(), {1}]})
+    read = read_torch_file(path, others="skip")
+    np.testing.assert_array_equal(read["weight"], np.ones(2))
+    assert [type(x) for x in read["more"]] == [Unread, Unread]
     assert not (tmp_path / "called").exists()
 
 

@@ -348,3 +348,13 @@ def test_a_command_starts_without_compiled_programs_and_then_finds_its_own(tmp_p
     assert len(set(trained)) == 3  # A step of a new run each time, not the end of the same one.
     assert all(line.startswith(f"generate {tmp_path / 'run'} ") for line in asked)
     assert [("--memory reader" in line) for line in asked] == [False] * 3 + [True] * 3
+
+
+def test_text_that_is_read_while_training_in_bounded_memory(tmp_path):
+    pytest.importorskip("pyarrow")
+    out = tmp_path / "streaming.json"
+    sizes = ("--gigabytes", 0.001, "--files", 3, "--batch-size", 8, "--length", 64, "--window", 16)
+    run_apart("benchmarks.speed.streaming", *sizes, "--job", "read", "--limit-s", 60, "--out", out)
+    found = json.loads(out.read_text())
+    assert 0.9e6 < found["bytes"] < 1.1e6
+    assert found["libraries_megabytes"] < found["peak_megabytes"] < 4000

@@ -9,7 +9,7 @@ from fwpkm_jax.evaluation.interface import Evaluation
 EVALS: dict[str, Evaluation] = {}
 """Registered evaluations by name, in the order of registration."""
 
-OPTIONS_OF_ALL = ("run", "suite", "tasks", "step", "limit", "mesh", "plugins", "all")
+OPTIONS_OF_ALL = ("run", "suite", "tasks", "step", "weights", "limit", "mesh", "plugins", "all")
 """Names with a meaning of their own on the command line of `fwpkm eval`."""
 
 

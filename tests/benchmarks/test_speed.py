@@ -3,7 +3,9 @@
 import functools
 import json
 import os
+import tempfile
 import types
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +288,8 @@ def test_users_at_once_and_one_by_one_take_turns(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "TINY_LAYERS", 3)
     out = tmp_path / "seats.json"
     options = ("--seats", 3, "--users", 1, 3, "--tokens", 4, "--at-a-time", 2, "--rounds", 2)
-    run("benchmarks.speed.seats", *options, "--capacity", 1024, "--out", out)
+    small = ("--model", "gdn_swa__fwpkm2_6_10", "--size", "tiny", "--layers", 3, "--aligned")
+    run("benchmarks.speed.seats", *small, *options, "--capacity", 1024, "--out", out)
     rows = result(out)["rows"]
     assert [row["users"] for row in rows] == [1, 3]
     for row in rows:
@@ -340,8 +343,11 @@ def test_a_command_starts_without_compiled_programs_and_then_finds_its_own(tmp_p
         return dict.fromkeys(("first_seconds", "seconds", "processor_seconds"), 10.0 / turns)
 
     monkeypatch.setattr(restart, "timed", timed)
-    options = restart.Options(overrides=("data.length=64",), repeats=2)
-    rows = restart.measure(options, tmp_path)
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", lambda: nullcontext(str(tmp_path)))
+    out = tmp_path / "restart.json"
+    options = ("--config", "books_tiny", "--overrides", "data.length=64", "--new-tokens", 1)
+    run("benchmarks.speed.restart", *options, "--repeats", 2, "--out", out)
+    rows = result(out)["rows"]
     assert [row["seconds"] for row in rows] == [10.0, 10.0 / 3] * 3
     trained, asked = [line for line, _ in calls[:3]], [line for line, _ in calls[3:]]
     assert all("--training.steps 1 --data.length 64 --run-dir" in line for line in trained)
@@ -354,7 +360,8 @@ def test_text_that_is_read_while_training_in_bounded_memory(tmp_path):
     pytest.importorskip("pyarrow")
     out = tmp_path / "streaming.json"
     sizes = ("--gigabytes", 0.001, "--files", 3, "--batch-size", 8, "--length", 64, "--window", 16)
-    run_apart("benchmarks.speed.streaming", *sizes, "--job", "read", "--limit-s", 60, "--out", out)
+    job = ("--job", "read", "--reading", "stream", "--limit-s", 60)
+    run_apart("benchmarks.speed.streaming", *sizes, *job, "--out", out)
     found = json.loads(out.read_text())
     assert 0.9e6 < found["bytes"] < 1.1e6
     assert found["libraries_megabytes"] < found["peak_megabytes"] < 4000

@@ -20,7 +20,7 @@ def programs(text_run, monkeypatch, capsys, tmp_path):
     """Runs `chat` and `generate` on an untrained run on text."""
 
     def run(command, *arguments, lines="", run=text_run):
-        monkeypatch.setattr(conversation_options, "load_run", lambda directory, step: run)
+        monkeypatch.setattr(conversation_options, "load_run", lambda directory, step, **_: run)
         monkeypatch.setattr(
             "sys.stdin", lines if hasattr(lines, "readline") else io.StringIO(lines)
         )

@@ -42,8 +42,8 @@ def one_line(capsys) -> str:
 @pytest.fixture
 def broken(text_run, monkeypatch):
     run = not_finite(text_run)
-    monkeypatch.setattr("fwpkm_jax.cli.conversation_options.load_run", lambda *_: run)
-    monkeypatch.setattr("fwpkm_jax.run.evaluate.load_run", lambda *_: run)
+    monkeypatch.setattr("fwpkm_jax.cli.conversation_options.load_run", lambda *_, **options: run)
+    monkeypatch.setattr("fwpkm_jax.run.evaluate.load_run", lambda *_, **options: run)
     return run
 
 
@@ -65,7 +65,7 @@ def test_an_evaluation_of_weights_that_are_not_finite_ends_with_one_line(
     data = TextData(train_paths=(str(text),), valid_paths=(str(text),))
     experiment = dataclasses.replace(broken.experiment, data=data)
     run = broken._replace(experiment=experiment)
-    monkeypatch.setattr("fwpkm_jax.run.evaluate.load_run", lambda *_: run)
+    monkeypatch.setattr("fwpkm_jax.run.evaluate.load_run", lambda *_, **options: run)
     for suite in ("ppl", "needle"):
         arguments = [str(tmp_path), "--suite", suite, "--limit", "1"]
         assert eval_command.main([*arguments, "--needle.haystack_words", "100"]) == 2

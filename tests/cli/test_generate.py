@@ -20,7 +20,7 @@ def program(text_run, monkeypatch, capsys):
         experiment = text_run.experiment
         experiment = experiment if data is None else dataclasses.replace(experiment, data=data)
         loaded = text_run._replace(experiment=experiment, step=step)
-        monkeypatch.setattr(conversation_options, "load_run", lambda directory, step: loaded)
+        monkeypatch.setattr(conversation_options, "load_run", lambda directory, step, **_: loaded)
         code = generate_command.main(["somewhere", *arguments])
         shown = capsys.readouterr()
         return code, shown.err if code else shown.out
@@ -72,7 +72,7 @@ def test_a_model_without_its_tokenizer_is_not_evaluated(text_run, monkeypatch, c
     (tmp_path / IMPORTED).mkdir()
     experiment = dataclasses.replace(text_run.experiment, data=RECALL)
     loaded = text_run._replace(experiment=experiment)
-    monkeypatch.setattr(evaluate, "load_run", lambda directory, step: loaded)
+    monkeypatch.setattr(evaluate, "load_run", lambda directory, step, **_: loaded)
     assert main(["eval", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
         f"fwpkm eval: {tmp_path} has no tokenizer.json, and its model was never trained on "

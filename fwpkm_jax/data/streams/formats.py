@@ -158,23 +158,27 @@ def _read_text(file: AbstractDataFile, tokenizer: Tokenizer, start: Place) -> It
             otherwise="write its documents to a .jsonl file, one per line",
         )
     with _open(file, start.byte) as content:
-        at, begun = start.byte, start.byte > 0
+        at, begun, line = start.byte, start.byte > 0, None if start.byte else 1
         while block := content.read(_PIECE_BYTES if by_bytes else MOST_TEXT_BYTES + 1):
             if at == 0 and is_pointer(block):
                 refuse_pointer(file.name)
             last = len(block) < _PIECE_BYTES or not by_bytes
-            text, used = _decode(block, file.name, at, last=last)
+            text, used = _decode(block, file.name, at, last=last, line=line)
             content.seek(at + used)
             if text:
                 begun = True
                 yield Piece(Place(0, at), text, file.short_name, ends=False)
             at += used
+            line = None if line is None else line + text.count("\n")
         if begun:
             yield Piece(Place(0, at), "", file.short_name)
 
 
-def _decode(block: bytes, name: str, at: int, *, last: bool) -> tuple[str, int]:
-    """The text of a block from byte `at` of a file on, and how many of its bytes are in it."""
+def _decode(block: bytes, name: str, at: int, *, last: bool, line: int | None) -> tuple[str, int]:
+    """The text of a block from byte `at` of a file on, and how many of its bytes are in it.
+
+    `line` is the line that the block begins in; None: unknown, because reading began in the file.
+    """
     bom = 3 if at == 0 and block.startswith(b"\xef\xbb\xbf") else 0
     try:
         return block[bom:].decode(), len(block)
@@ -182,9 +186,10 @@ def _decode(block: bytes, name: str, at: int, *, last: bool) -> tuple[str, int]:
         cut = bom + error.start
         if not last and error.reason == "unexpected end of data" and len(block) - cut < 4 <= cut:
             return block[bom:cut].decode(), cut
+        place = "" if line is None else f", line {line + block[:cut].count(10)}"
         raise OutsideFileError(
             name,
-            f"is not UTF-8: byte 0x{block[cut]:02x} at offset {at + cut}",
+            f"is not UTF-8: byte 0x{block[cut]:02x} at offset {at + cut}{place}",
             otherwise="convert the file to UTF-8",
         ) from error
 

@@ -25,6 +25,7 @@ COMMANDS = {
     "generate": "Continues a text with a run's model.",
     "chat": "Talks with a run's model, whose memory lasts.",
     "memories": "Lists, describes and deletes a run's memories.",
+    "audit": "Checks what a run's recall rests on: a page and a bundle.",
     "report": "Writes a run's report again from its stored results.",
     "import": "Starts a run from exported, released or Hugging Face weights.",
     "export": "Writes a run's weights into a folder for use elsewhere.",

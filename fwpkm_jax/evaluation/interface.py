@@ -110,6 +110,9 @@ class Evaluation:
     """Draws a record as PNG or HTML files in a directory and returns their paths."""
     finding: Callable[[Mapping[str, Any]], str] = lambda record: ""
     """Summarises a record in a sentence; empty if the table suffices."""
+    controls: str | None = None
+    """Of an evaluation that reports recall: which controls its table has, or "none"; it is printed
+    below the table and in the report. None: it reports no recall."""
     missing: Callable[[Subject, Any], str | None] = lambda subject, config: None
     """Names in a few words what the run or the options lack for this evaluation; None if it can
     run. `--suite all` skips an evaluation that lacks something; an evaluation that was asked for by
@@ -122,6 +125,12 @@ class Evaluation:
 
     def __post_init__(self):
         check_literals(self)
+
+    def controls_line(self) -> str:
+        """What is printed of the controls; empty for an evaluation that reports no recall."""
+        if self.controls is None:
+            return ""
+        return f"Controls: {self.controls}. fwpkm audit RUN checks where answers come from."
 
     def suits(self, data: AbstractDataConfig | None) -> bool:
         """Whether this evaluation can be applied to runs on these data."""

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
+from scipy.stats import binomtest
 
 Z95 = 1.959964
 
@@ -60,3 +61,52 @@ def clustered_mean(sums: np.ndarray, sizes: np.ndarray) -> tuple[float, Interval
     variance = clusters / (clusters - 1) * float(np.sum(residuals**2)) / total**2
     half = student_t(clusters) * float(np.sqrt(variance))
     return mean, Interval(mean - half, mean + half)
+
+
+def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
+    """The two-sided exact p-value that paired answers of two conditions are right equally often.
+
+    Args:
+      first: bool `[answers]`, whether each answer of one condition is right.
+      second: the same questions' answers of the other condition.
+
+    References: McNemar 1947, "Note on the sampling error of the difference between correlated
+    proportions or percentages"; exact, from the binomial distribution of the answers that differ.
+    """
+    only_first = int(np.sum(first & ~second))
+    only_second = int(np.sum(~first & second))
+    differing = only_first + only_second
+    return float(binomtest(only_first, differing).pvalue) if differing else 1.0
+
+
+def bootstrap(
+    sums: np.ndarray, sizes: np.ndarray, units: np.ndarray, *, draws: int = 2000, seed: int = 0
+) -> Interval | None:
+    """95 % interval of a mean over all items, by drawing units and clusters within them anew.
+
+    Args:
+      sums: `[clusters]`, sum of the items of each cluster, such as a document.
+      sizes: `[clusters]`, number of items of each cluster.
+      units: int `[clusters]`, the unit that each cluster belongs to, such as a training seed.
+      draws: of the whole sample.
+      seed: of the draws.
+
+    Returns:
+      The interval from the 2.5th to the 97.5th percentile; None with a single cluster.
+
+    References: Davison and Hinkley 1997, "Bootstrap methods and their application", section 3.8.
+    """
+    if len(sums) < 2:
+        return None
+    rng = np.random.default_rng(seed)
+    members = [np.flatnonzero(units == unit) for unit in np.unique(units)]
+    means = np.empty(draws)
+    for draw in range(draws):
+        chosen = rng.integers(len(members), size=len(members))
+        drawn = np.concatenate(
+            [members[unit][rng.integers(len(members[unit]), size=len(members[unit]))]
+             for unit in chosen]
+        )  # fmt: skip
+        means[draw] = sums[drawn].sum() / sizes[drawn].sum()
+    low, high = np.percentile(means, [2.5, 97.5])
+    return Interval(float(low), float(high))

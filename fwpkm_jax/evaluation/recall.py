@@ -267,6 +267,7 @@ RECALL = Evaluation(
     table=views.table,
     plot=views.plot,
     finding=views.finding,
+    controls="the same questions with writing disabled, and guessing",
     in_default_suite=True,
     one_stream=False,
 )

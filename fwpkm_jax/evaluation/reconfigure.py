@@ -41,3 +41,16 @@ def with_rule(
     memory = {layer: rule.adopt(one) for layer, one in memory.items()}
     fast_weight = dataclasses.replace(model.config.fast_weight, rule=rule)
     return reconfigure(model, dataclasses.replace(model.config, fast_weight=fast_weight)), memory
+
+
+def without_memory_layers(model: LanguageModel) -> LanguageModel:
+    """The model without its memory layers: what the residual stream carries past them is the rest.
+
+    Its memory is `{}`.
+    """
+    config = dataclasses.replace(model.config, memory_layers=())
+    structure = nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0), dtype=model.dtype))
+    graphdef, kept = nnx.split(structure)
+    ours = dict(nnx.to_flat_state(nnx.split(model)[1]))
+    flat = [(path, ours[path]) for path, _ in nnx.to_flat_state(kept)]
+    return nnx.merge(graphdef, nnx.from_flat_state(flat))

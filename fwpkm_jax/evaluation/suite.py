@@ -97,5 +97,8 @@ def run_suite(
         results[name] = result = evaluation.run(subject, config)
         files = [*save_result(result, directory), *evaluation.plot(result.record, directory)]
         written = "\n".join(f"wrote {path}" for path in files)
-        print(f"\n{visible(evaluation.table(result.record))}\n\n{written}", flush=True)
+        table = "\n".join(
+            filter(None, [evaluation.table(result.record), evaluation.controls_line()])
+        )
+        print(f"\n{visible(table)}\n\n{written}", flush=True)
     return results

@@ -1,5 +1,6 @@
 import dataclasses
 import hashlib
+import inspect
 import json
 import re
 from pathlib import Path
@@ -56,6 +57,16 @@ def test_an_evaluation_says_what_it_asks_to_a_reader_without_the_paper(name):
     assert all(len(sentence.split()) > 4 for sentence in sentences)
     assert evaluation.about.endswith(".")
     assert not re.search(r"\b(paper|FwPKM|FwMLP|[Ff]igure|[Tt]able \d)\b", evaluation.about)
+
+
+@pytest.mark.parametrize("name", EVALS)
+def test_an_evaluation_that_reports_recall_says_its_controls(name):
+    evaluation = EVALS[name]
+    source = Path(inspect.getfile(evaluation.evaluate))
+    files = [source] if source.parent.name == "evaluation" else source.parent.glob("*.py")
+    reports = any(re.search(r'"(accuracy|exact)"', file.read_text()) for file in files)
+    assert (evaluation.controls is not None) == reports
+    assert ("fwpkm audit RUN" in evaluation.controls_line()) == reports
 
 
 def test_default_suites_suit_the_data(subject, recall_subject):
@@ -132,7 +143,9 @@ def test_needles_are_hidden_in_the_runs_text(subject, tmp_path, capsys):
     run_suite(subject, ("needle",), directory=tmp_path, configs={"needle": options}, limit=1)
     (run,) = json.loads((tmp_path / "needle.json").read_text())["results"]["runs"]
     assert [sample["document"] for sample in run["samples"]] == ["a.txt"]
-    assert "Needle in a haystack (mode paper, memory never reset)" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Needle in a haystack (mode paper, memory never reset)" in shown
+    assert "\nControls: none. fwpkm audit RUN checks where answers come from.\n" in shown
     assert (tmp_path / "needle.png").is_file()
 
 

@@ -17,7 +17,7 @@ from fwpkm_jax.layers.mixers import mixer_config, mixer_names
 ROOT = Path(__file__).parents[2]
 ROOMS = (
     *("rules", "layers", "layers.mixers", "models", "training", "evaluation", "generation"),
-    *("data", "interchange", "memories", "run", "testing"),
+    *("audit", "data", "interchange", "memories", "run", "testing"),
 )
 MODULES = ("fwpkm_jax", *(f"fwpkm_jax.{room}" for room in ROOMS))
 

@@ -169,6 +169,7 @@ NEEDLE = Evaluation(
     table=views.table,
     plot=views.plot,
     finding=views.finding,
+    controls="none",
     missing=_missing,
 )
 

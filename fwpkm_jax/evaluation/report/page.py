@@ -105,6 +105,8 @@ def _result(path: Path, record: Mapping[str, Any], folder: Path) -> str:
     if evaluation is None:
         return _unknown(record)
     texts, shown = [html.paragraph(evaluation.about)], []
+    if evaluation.controls is not None:
+        texts.append(html.paragraph(evaluation.controls_line(), kind="small"))
     try:
         with _showing(path, otherwise=_again(record["evaluation"])):
             finding = evaluation.finding(record)

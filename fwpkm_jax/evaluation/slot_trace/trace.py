@@ -251,5 +251,6 @@ TRACE = Evaluation(
     ),
     table=views.table,
     plot=views.plot,
+    controls="none; it shows one answer",
     missing=_missing,
 )

@@ -1,0 +1,159 @@
+"""The audit of a model or run: all lines, in the order of the page."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fwpkm_jax.audit.asking import answers_of, generates_freely, other_paths
+from fwpkm_jax.audit.indices import indices
+from fwpkm_jax.audit.isolation import isolation
+from fwpkm_jax.audit.lines import Line, Section, attempt
+from fwpkm_jax.audit.model_paths import chat_causality, model_causality, text_length
+from fwpkm_jax.audit.origin import Answer, origin_lines
+from fwpkm_jax.audit.questions import questions_of
+from fwpkm_jax.audit.stability import stability
+from fwpkm_jax.audit.trace import traced
+from fwpkm_jax.evaluation.interface import Subject
+from fwpkm_jax.evaluation.option_checks import check_least
+from fwpkm_jax.memories.saved import fingerprint
+from fwpkm_jax.run.evaluate import subject_of
+from fwpkm_jax.run.load import Run
+from fwpkm_jax.training.runs.run_directory import environment
+from fwpkm_jax.training.state import named_leaves
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig:
+    """How much an audit reads."""
+
+    texts: int = 16
+    """Texts that state values, each with a memory of its own."""
+    length: int | None = None
+    """Tokens of each. None: twice a row of training text, or a row of facts."""
+    tokens: int = 20_000
+    """Length of the text over which all must stay finite."""
+
+    def __post_init__(self) -> None:
+        check_least(self, 2, "texts")
+        check_least(self, 1, "length", "tokens")
+
+
+class Audit(NamedTuple):
+    """What an audit found.
+
+    Attributes:
+      lines: in the order of the page.
+      answers: what was said to every question under every condition.
+    """
+
+    lines: list[Line]
+    answers: list[Answer]
+
+
+def audit_model(
+    subject: Subject,
+    config: AuditConfig | None = None,
+    *,
+    others: Sequence[Subject] = (),
+    show: Callable[[Line], None] = lambda line: None,
+) -> Audit:
+    """The audit of a model in hand.
+
+    Args:
+      subject: the model, its memory, of which the first group is used, and the data that it was
+        trained on, which say what it is asked.
+      config: how much is read; None: the defaults.
+      others: models of other trainings of the same configuration, which are asked, too.
+      show: called with each line when it is ready.
+    """
+    config = config or AuditConfig()
+    answers: list[Answer] = []
+
+    def origin() -> list[Line]:
+        questions = questions_of(subject, texts=config.texts, length=config.length)
+        for number, one in enumerate([subject, *others]):
+            answers.extend(answers_of(one, questions, run=one.origin.run or f"model {number}"))
+        lines = [*origin_lines(answers), generates_freely(subject, questions)]
+        if subject.memory:
+            lines.append(other_paths(subject, questions))
+            trace = "storage, addressing, readout"
+            lines += attempt("origin", trace, lambda: [traced(subject, questions)])
+        return lines
+
+    parts: dict[Section, Callable[[], list[Line]]] = {
+        "causality": lambda: model_causality(subject),
+        "indices": lambda: indices(subject),
+        "origin": lambda: attempt("origin", "questions", origin),
+        "isolation": lambda: isolation(subject, length=text_length(subject.model)),
+        "stability": lambda: stability(subject, tokens=config.tokens),
+    }
+    found: list[Line] = []
+    for section, lines_of in parts.items():
+        began = time.monotonic()
+        lines = lines_of()
+        for line in lines:
+            show(line)
+        found += lines
+        logger.info("%s: %d lines in %.0f s", section, len(lines), time.monotonic() - began)
+    return Audit(found, answers)
+
+
+def audit_run(
+    run: Run,
+    config: AuditConfig | None = None,
+    *,
+    name: str,
+    others: Mapping[str, Run] | None = None,
+    show: Callable[[Line], None] = lambda line: None,
+) -> Audit:
+    """The audit of a run, that of its chat included.
+
+    Args:
+      run: from `load_run`.
+      config: see `audit_model`.
+      name: of the run, in the records.
+      others: runs of other trainings by name.
+      show: see `audit_model`.
+    """
+    chat = attempt("causality", "chat", lambda: [chat_causality(run)])
+    for line in chat:
+        show(line)
+    subjects = [subject_of(one, name=other) for other, one in (others or {}).items()]
+    rest = audit_model(subject_of(run, name=name), config, others=subjects, show=show)
+    return Audit([*chat, *rest.lines], rest.answers)
+
+
+def provenance_of(run: Run, *, name: str, command: Sequence[str]) -> dict[str, Any]:
+    """What was audited, with hashes, and by which program: JSON values."""
+    here = environment()
+    return {
+        "run": name,
+        "step": run.step,
+        "config": run.experiment.fingerprint,
+        "slow_weights": fingerprint(run.model),
+        "memory": _checksum(run.memory),
+        "command": list(command),
+        "started": here["started"],
+        "commit": here["commit"] or "unknown",
+        "device": f"{here['device_count']} {here['device_kind']}",
+        "versions": here["versions"],
+    }
+
+
+def _checksum(tree: Any) -> str:
+    """SHA-256 over the paths, dtypes and bytes of a pytree's arrays."""
+    total = hashlib.sha256()
+    for name, leaf in named_leaves(tree).items():
+        x = np.asarray(leaf)
+        total.update(f"{name} {x.dtype} {x.shape} ".encode())
+        total.update(np.ascontiguousarray(x).tobytes())
+    return total.hexdigest()

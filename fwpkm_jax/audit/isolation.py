@@ -1,0 +1,326 @@
+"""Whether users stay apart, and whether what was forgotten is gone; for any program.
+
+A use is a function that gives what one user has at the end: logits, answers, a memory, as a pytree
+of arrays.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from fwpkm_jax import memories, overlays
+from fwpkm_jax.audit.lines import Difference, Line, attempt, compare, judged
+from fwpkm_jax.audit.paths import ROWS, for_rows, read_piece, split, start_stream, whole_pass
+from fwpkm_jax.core.chunks import map_own
+from fwpkm_jax.evaluation.interface import Subject
+from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
+from fwpkm_jax.generation import GenerationState, generate, init_generation
+from fwpkm_jax.models.language_model import LanguageModel, Memory
+
+Beside = Callable[[np.ndarray, np.ndarray], Any]
+"""`beside(mine, theirs)`: reads two users' texts `[length]`, and gives what the second one has."""
+
+_NEW = 4  # Tokens that a user's answer has.
+
+
+def apart(
+    name: str, beside: Beside, mine: np.ndarray, theirs: np.ndarray, other: np.ndarray
+) -> Line:
+    """The line of two users: pass if what they have is the same beside any text of mine.
+
+    Args:
+      name: of the path.
+      beside: see `Beside`.
+      mine: text of the first user.
+      theirs: text of the second user.
+      other: another text, as long as both, in place of mine, and then of theirs, which must show.
+    """
+    first, second = beside(mine, theirs), beside(other, theirs)
+    found = compare(second, first)
+    blind = compare(beside(mine, other), first).same
+    if not found.same:
+        text = (
+            f"Another text of one user changes the other's {found.where} by {found.largest:.2g}: "
+            "the users share a memory, or a state."
+        )
+    elif blind:
+        text = "A user's own text changes nothing that this check sees, so it cannot fail."
+    else:
+        text = "Another text of one user changes no bit of what the other has."
+    return Line(
+        section="isolation",
+        name=name,
+        verdict=judged(found.same and not blind),
+        text=text,
+        numbers=_numbers(found),
+    )
+
+
+def forgotten(name: str, back: Any, never: Any, further: Any, *, what: str) -> Line:
+    """The line of a way back: pass if all is as if nothing more had ever been read.
+
+    Args:
+      name: of the way back.
+      back: a pytree of arrays after going back.
+      never: the same where nothing more was read.
+      further: the same after reading more, which must differ.
+      what: the way back, for the text.
+    """
+    found, control = compare(back, never), compare(further, never)
+    if control.same:
+        text = "Reading more changed nothing, so this check cannot fail."
+    elif found.same:
+        text = f"After {what} every bit is as if nothing more had been read."
+    else:
+        text = (
+            f"After {what}, {found.where} still differs by {found.largest:.2g} from one that "
+            "never read more: it is no reset."
+        )
+    return Line(
+        section="isolation",
+        name=name,
+        verdict=judged(found.same and not control.same),
+        text=text,
+        numbers=_numbers(found),
+    )
+
+
+def isolation(subject: Subject, *, length: int) -> list[Line]:
+    """The lines of users and of ways back.
+
+    Args:
+      subject: the model and its memory.
+      length: tokens of each text.
+    """
+    model, memory = subject.model, subject.first_memory
+    rng = np.random.default_rng(subject.seed)
+    vocab_size = model.config.vocab_size
+    texts = rng.integers(vocab_size, size=(3, length)).astype(np.int32)
+    users = {
+        "users in a batch": lambda: _rows(model, memory),
+        "users in a stream": lambda: _streams(model, memory),
+        "users in generation": lambda: _generations(model, for_rows(memory)),
+        "users over one base": lambda: _over_one_base(model, memory),
+    }
+    lines: list[Line] = []
+    for name, make in users.items():
+        lines += attempt("isolation", name, lambda n=name, m=make: [apart(n, m(), *texts)])
+    lines += attempt("isolation", "a user alone", lambda: [_alone(model, memory, texts)])
+    lines += attempt("isolation", "documents in a row", lambda: [_documents(model, memory, texts)])
+    lines += attempt("isolation", "restored memory", lambda: [_restored(model, memory, texts)])
+    lines += attempt("isolation", "question aside", lambda: [_aside(model, memory, texts)])
+    lines += attempt("isolation", "reset memory", lambda: [_reset(model, memory, texts)])
+    lines += attempt("isolation", "emptied caches", lambda: [_emptied(model, memory, texts)])
+    return lines
+
+
+def _numbers(found: Difference) -> dict[str, Any]:
+    largest = found.largest if np.isfinite(found.largest) else None
+    return {"largest": largest, "where": found.where}
+
+
+def _rows(model: LanguageModel, memory: Memory) -> Beside:
+    path = whole_pass(model, for_rows(memory))
+    return lambda mine, theirs: {"logits": path(np.stack([mine, theirs]))[1]}
+
+
+def _streams(model: LanguageModel, memory: Memory) -> Beside:
+    graphdef, params = nnx.split(model)
+
+    def beside(mine: np.ndarray, theirs: np.ndarray) -> Any:
+        tokens = np.stack([mine, theirs])
+        stream = start_stream(model, for_rows(memory), tokens)
+        logits, stream = read_piece(graphdef, params, stream, tokens)
+        return {"logits": np.asarray(logits)[1], "memory": _user(stream.memory, 1)}
+
+    return beside
+
+
+def _generations(model: LanguageModel, memory: Memory) -> Beside:
+    def beside(mine: np.ndarray, theirs: np.ndarray) -> Any:
+        state = init_generation(model, memory, batch=ROWS, max_length=len(theirs) + _NEW)
+        out = generate(model, [mine, theirs], state, max_new_tokens=_NEW)
+        return {
+            "answer": np.asarray(out.tokens)[1],
+            "log_probs": np.asarray(out.log_probs)[1],
+            "memory": _user(out.state.stream.memory, 1),
+        }
+
+    return beside
+
+
+def _over_one_base(model: LanguageModel, memory: Memory) -> Beside:
+    if not memory:
+        raise ValueError("the model has no memory layers.")
+    rule = model.config.fast_weight.rule
+    forked = overlays.fork_memory(model, memory, users=ROWS, capacity=rule.num_slots or 1)
+    return _generations(model, forked)
+
+
+def _user(memory: Memory, number: int) -> Memory:
+    """The memory of a user; of one over a base its whole table, whose rows may lie anywhere."""
+    return map_own(lambda x: np.array(x[number]), overlays.to_private(memory))
+
+
+def _alone(model: LanguageModel, memory: Memory, texts: np.ndarray) -> Line:
+    """A user alone gets what they get beside another one."""
+    graphdef, params = nnx.split(model)
+    pair = start_stream(model, for_rows(memory), texts[:2])
+    beside, _ = read_piece(graphdef, params, pair, texts[:2])
+    stream = start_stream(model, for_rows(memory, 1), texts[1:2])
+    alone, _ = read_piece(graphdef, params, stream, texts[1:2])
+    found = compare({"logits": np.asarray(beside)[1]}, {"logits": np.asarray(alone)[0]})
+    if found.same:
+        text = "Logits beside another user equal those alone, bit for bit."
+    else:
+        text = (
+            f"Logits beside another user and alone differ by up to {found.largest:.2g}: another "
+            "batch size is another program, whose sums round otherwise."
+        )
+    return Line(
+        section="isolation",
+        name="a user alone",
+        verdict="pass" if found.same else "told",
+        text=text,
+        numbers=_numbers(found),
+    )
+
+
+def _documents(model: LanguageModel, memory: Memory, texts: np.ndarray) -> Line:
+    """The second document of a row does not see the first, but by a memory that goes on."""
+    whole = memory and model.config.fast_weight.documents != "document"
+    path = whole_pass(model, for_rows(memory), documents=True, write=not whole)
+    cut = split(texts)
+    mixed = texts.copy()
+    mixed[:, :cut] = texts[::-1, :cut]
+    first, second = path(texts[:2])[:, cut:], path(mixed[:2])[:, cut:]
+    found = compare({"logits": second}, {"logits": first})
+    read = ", with writing disabled, as memories go on from document to document" if whole else ""
+    if found.same:
+        text = f"Another first document changes no bit of the second's logits{read}."
+    else:
+        text = (
+            f"Another first document changes the second's logits by {found.largest:.2g}{read}: a "
+            "document sees the one before it."
+        )
+    return Line(
+        section="isolation",
+        name="documents in a row",
+        verdict=judged(found.same),
+        text=text,
+        numbers=_numbers(found),
+    )
+
+
+def _read(model: LanguageModel, memory: Memory, *texts: np.ndarray) -> GenerationState:
+    total = sum(map(len, texts)) + _NEW
+    state = init_generation(model, for_rows(memory, 1), batch=1, max_length=total)
+    for text in texts:
+        state = generate(model, [text], state, max_new_tokens=0).state
+    return state
+
+
+def _restored(model: LanguageModel, memory: Memory, texts: np.ndarray) -> Line:
+    """A saved memory, a point, more text, and back: as if the text had never been read."""
+    kept, more = texts[0], texts[1]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        state = _read(model, memory, kept)
+        memories.save(folder, "user", state, model=model)
+        memories.fork(folder, "user", "user@point")
+        longer = init_generation(model, for_rows(memory, 1), batch=1, max_length=2 * len(kept))
+        longer = generate(model, [kept], longer, max_new_tokens=0).state
+        longer = generate(model, [more], longer, max_new_tokens=0).state
+        memories.save(folder, "user", longer, model=model)
+        further = _bits(memories.load(folder, "user", model))
+        memories.restore(folder, "user", "user@point")
+        back = memories.load(folder, "user", model)
+    # Also what they go on to say.
+    never = _state_and_answer(model, _read(model, memory, kept))
+    return forgotten(
+        "restored memory",
+        _state_and_answer(model, back),
+        never,
+        {**never, **further},
+        what="a memory was restored to a point",
+    )
+
+
+def _copy(tree: Any) -> Any:
+    """NumPy copies: on a CPU `np.asarray` would be a view of a buffer that a call may reuse."""
+    return jax.tree.map(np.array, tree)
+
+
+def _bits(state: GenerationState) -> dict[str, Any]:
+    return {"memory": _copy(state.stream.memory), "logits": np.array(state.logits)}
+
+
+def _state_and_answer(model: LanguageModel, state: GenerationState) -> dict[str, Any]:
+    bits = _bits(state)
+    out = generate(model, None, state, max_new_tokens=_NEW)
+    return bits | {"answer": np.asarray(out.tokens)}
+
+
+def _aside(model: LanguageModel, memory: Memory, texts: np.ndarray) -> Line:
+    """A question that is asked aside leaves no trace in state and memory."""
+    kept, question = texts[0], texts[1][:8]
+    total = len(kept) + len(question) + _NEW
+    state = init_generation(model, for_rows(memory, 1), batch=1, max_length=total)
+    state = generate(model, [kept], state, max_new_tokens=0).state
+    never = _copy(state)
+    out = generate(model, [question], state, max_new_tokens=_NEW, write=False, keep_state=True)
+    return forgotten(
+        "question aside",
+        _copy(state),
+        never,
+        _copy(out.state),
+        what="a question aside",
+    )
+
+
+def _reset(model: LanguageModel, memory: Memory, texts: np.ndarray) -> Line:
+    """A reader whose memory is reset reads a text as a new one does."""
+    one, two = texts[0], texts[1]
+
+    def new() -> StreamReader:
+        return StreamReader(model, memory, write=True, piece_length=len(one))
+
+    def losses(reader: StreamReader) -> dict[str, Any]:
+        return {
+            "losses": reader.read(two[:-1], two[1:]).losses(),
+            "memory": _copy(reader.stream.memory),
+        }
+
+    reader = new()
+    reader.read(one)
+    further = losses(reader)
+    reader.reset_memory()
+    back = losses(reader)
+    return forgotten("reset memory", back, losses(new()), further, what="a reset")
+
+
+def _emptied(model: LanguageModel, memory: Memory, texts: np.ndarray) -> Line:
+    """With writing disabled, a reader whose caches are emptied reads as a new one does."""
+    one, two = texts[0], texts[1]
+
+    def new() -> StreamReader:
+        return StreamReader(
+            model, memory, write=False, piece_length=len(one), max_length=3 * len(one)
+        )
+
+    def losses(reader: StreamReader) -> dict[str, Any]:
+        return {"losses": reader.read(two[:-1], two[1:]).losses()}
+
+    reader = new()
+    reader.read(one)
+    further = losses(reader)
+    reader.restart(drop_queue=True)
+    back = losses(reader)
+    return forgotten("emptied caches", back, losses(new()), further, what="emptying all caches")

@@ -1,0 +1,113 @@
+"""`fwpkm audit RUN`: checks what a model's recall rests on; a page and a bundle in RUN/audit.
+
+RUN may also be a folder that `fwpkm export` wrote, or a bundle, whose headline is computed again.
+Exit codes: 0 no check failed; 1 a check failed; 2 wrong command line, or there is no such run.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fwpkm_jax.audit.audit import AuditConfig, audit_run, provenance_of
+from fwpkm_jax.audit.bundle import is_bundle, recomputed, write_bundle
+from fwpkm_jax.audit.lines import failures
+from fwpkm_jax.audit.origin import headline
+from fwpkm_jax.audit.page import as_text, summary
+from fwpkm_jax.cli.options import PluginOptions, RunArgument, parse_options
+from fwpkm_jax.command_line import report, say_error, start_logging, visible
+from fwpkm_jax.compile_cache import enable_compile_cache
+from fwpkm_jax.interchange import read_folder
+from fwpkm_jax.run.load import Run, load_run
+from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
+from fwpkm_jax.training.state import model_graph
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions(PluginOptions):
+    """Checks what a model's recall rests on, and writes a page and a bundle."""
+
+    run: RunArgument
+    """Run directory, a folder of exported weights, or a bundle, whose headline is computed again
+    from its answers."""
+    step: int | Literal["best"] | None = None
+    """Checkpoint: a step, the best by validation loss, or None for the newest."""
+    seeds: tuple[Path, ...] = ()
+    """Runs of other trainings of the same configuration, for the interval of the headline."""
+    texts: int = 16
+    """Texts that state values, each with a memory of its own."""
+    length: int | None = None
+    """Tokens of each. None: twice a row of training text, or a row of facts."""
+    tokens: int = 20_000
+    """Length of the text over which all must stay finite."""
+    out: Path | None = None
+    """Folder of the bundle. None: RUN/audit."""
+
+
+def main(arguments: Sequence[str], program: str = "fwpkm audit") -> int:
+    """Carries out a command line; returns the program's exit code."""
+    start_logging()
+    logging.getLogger("fwpkm_jax").setLevel(logging.INFO)
+    try:
+        options = parse_options(arguments, program, AuditOptions(run=Path()))
+        if is_bundle(options.run):
+            return _recompute(options.run)
+        enable_compile_cache()
+        return _audit(options)
+    except (ValueError, OSError) as error:
+        return report(program, error)
+    except DamagedCheckpointError as error:
+        say_error(program, error)
+        return 2
+
+
+def _recompute(folder: Path) -> int:
+    told, lines = recomputed(folder)
+    for line in lines:
+        print(visible(as_text(line)))
+    print(f"\n{visible(told)}\nAll files of {folder} are those of its manifest.")
+    return 0
+
+
+def _audit(options: AuditOptions) -> int:
+    # Checked before anything is opened.
+    config = AuditConfig(texts=options.texts, length=options.length, tokens=options.tokens)
+    run = open_run(options.run, options.step)
+    others = {str(path): open_run(path) for path in options.seeds}
+    for name, other in others.items():
+        if other.experiment.model != run.experiment.model:
+            raise ValueError(
+                f"seeds={name}: its model is another one than that of {options.run}; name "
+                "trainings of one configuration."
+            )
+    name = str(options.run)
+    found = audit_run(
+        run,
+        config,
+        name=name,
+        others=others,
+        show=lambda line: print(visible(as_text(line)), flush=True),
+    )
+    path = write_bundle(
+        options.run / "audit" if options.out is None else options.out,
+        found.lines,
+        found.answers,
+        title=f"Audit of {options.run.resolve().name}",
+        provenance=provenance_of(run, name=name, command=sys.argv),
+    )
+    print(f"\n{visible(headline(found.answers))}\n{visible(summary(found.lines))}\nwrote {path}")
+    return 1 if failures(found.lines) else 0
+
+
+def open_run(path: Path, step: int | Literal["best"] | None = None) -> Run:
+    """A run, or a folder of exported weights as one of step 0."""
+    if (path / "checkpoints").is_dir() or not (path / "weights.safetensors").is_file():
+        return load_run(path, step)
+    if step is not None:
+        raise ValueError(f"step={step!r}: {path} holds exported weights, which are of one step.")
+    experiment, weights = read_folder(path)
+    return Run(experiment, model_graph(experiment.model), weights.params, weights.memory, step=0)

@@ -1,0 +1,125 @@
+"""The audit of a whole model: every line, the page, the bundle."""
+
+import json
+import re
+
+import pytest
+from flax import nnx
+
+from fwpkm_jax.audit.bundle import recomputed, write_bundle
+from fwpkm_jax.audit.isolation import isolation
+from fwpkm_jax.audit.lines import Line
+from fwpkm_jax.audit.model_paths import chat_causality, model_causality
+from fwpkm_jax.audit.page import page, summary
+from fwpkm_jax.cli import audit_command, demo_command
+from fwpkm_jax.config import Experiment
+from fwpkm_jax.data import RecallData
+from fwpkm_jax.interchange import Weights, start_run
+from fwpkm_jax.outside_files import OutsideFileError
+from tests.cli.conftest import text_run
+
+__all__ = ["text_run"]  # A fixture.
+
+
+@pytest.mark.thorough
+def test_every_path_of_a_sound_model_passes(subject):
+    lines = {line.name: line for line in model_causality(subject)}
+    assert {name: line.verdict for name, line in lines.items()} == {
+        "whole pass": "pass",
+        "whole pass, rows that share a memory": "pass",
+        "packed rows": "pass",
+        "stream at once": "pass",
+        "stream in pieces": "pass",
+        "cache, token by token": "pass",
+        "generation": "pass",
+        "several devices, mesh.sequence=2": "pass",
+        "several devices, mesh.data=2": "pass",
+        "the paths agree": "pass",
+    }
+
+
+@pytest.mark.thorough
+def test_users_stay_apart_and_what_was_forgotten_is_gone(subject):
+    lines = {line.name: line for line in isolation(subject, length=20)}
+    assert {name: line.verdict for name, line in lines.items()} == {
+        "users in a batch": "pass",
+        "users in a stream": "pass",
+        "users in generation": "pass",
+        "users over one base": "pass",
+        "a user alone": lines["a user alone"].verdict,
+        "documents in a row": "pass",
+        "restored memory": "pass",
+        "question aside": "pass",
+        "reset memory": "pass",
+        "emptied caches": "pass",
+    }
+
+
+@pytest.mark.thorough
+def test_a_later_message_of_a_chat_moves_no_earlier_answer(text_run):
+    line = chat_causality(text_run)
+    assert (line.name, line.verdict) == ("chat", "pass"), line.text
+
+
+LINES = [
+    Line(section="causality", name="whole pass", verdict="pass", text="Nothing moved."),
+    Line(section="isolation", name="users <b>", verdict="fail", text="Shared.", numbers={"n": 1}),
+]
+
+
+def test_the_page_shows_every_line_and_its_verdict():
+    markup = page(LINES, title="Audit", headline="All is well.", provenance={"run": "runs/a"})
+    assert '<td class="pass">pass</td><td class="name">whole pass</td>' in markup
+    assert '<td class="fail">fail</td><td class="name">users &lt;b&gt;</td>' in markup
+    assert "1 checks passed, 1 failed" in markup
+    assert summary(LINES).endswith("FAILED isolation, users <b>: Shared.")
+
+
+def test_a_bundle_is_checked_against_its_manifest(tmp_path):
+    write_bundle(tmp_path, LINES, [], title="Audit", provenance={"command": ["fwpkm", "audit"]})
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["files"].keys() == {"audit.html", "audit.json", "answers.jsonl"}
+    assert manifest["headline_again"] == ["fwpkm", "audit", str(tmp_path)]
+    recomputed(tmp_path)
+    (tmp_path / "audit.html").write_text("other")
+    with pytest.raises(OutsideFileError, match="is not the file that the manifest names"):
+        recomputed(tmp_path)
+
+
+@pytest.mark.thorough
+def test_the_command_audits_an_imported_run_and_its_bundle(subject, tmp_path, capsys):
+    data = RecallData(
+        length=32, num_facts=2, num_keys=6, num_values=6, num_filler=12, min_distance=12
+    )
+    experiment = Experiment(model=subject.model.config, data=data, run_dir=str(tmp_path / "run"))
+    weights = Weights(nnx.split(subject.model)[1], subject.memory)
+    directory = start_run(experiment, weights)
+    options = ("--texts", "2", "--tokens", "600")
+    assert audit_command.main([str(directory), *options]) in (0, 1)
+    shown = capsys.readouterr().out
+    assert "pass    causality, whole pass: " in shown
+    assert "skipped causality, chat: Refused: The run was imported with RecallData" in shown
+    assert "told    origin, recall, written: Exact " in shown
+    assert "pass    origin, paths past the memory: " in shown
+    assert "pass    origin, answers are generated: " in shown
+    assert "pass    isolation, restored memory: " in shown
+    assert "pass    stability, a long text: All losses over 512 tokens are finite" in shown
+    (told,) = re.findall(r"\n(Of 2 stated values .*)\n", shown)
+    bundle = directory / "audit"
+    page = (bundle / "audit.html").read_text()
+    assert told in page
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    assert len(manifest["provenance"]["slow_weights"]) == 64
+    assert audit_command.main([str(bundle)]) == 0
+    again = capsys.readouterr().out
+    assert told in again
+    assert again.endswith(f"All files of {bundle} are those of its manifest.\n")
+
+
+def test_what_is_no_run_is_refused_in_one_line(tmp_path, capsys):
+    assert audit_command.main([str(tmp_path / "nowhere")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert audit_command.main([str(tmp_path), "--texts", "1"]) == 2
+    assert "texts=1 must be at least 2" in capsys.readouterr().err
+    assert audit_command.main([str(demo_command.FOLDER), "--step", "3"]) == 2
+    assert "holds exported weights, which are of one step" in capsys.readouterr().err

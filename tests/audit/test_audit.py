@@ -1,7 +1,9 @@
 """The audit of a whole model: every line, the page, the bundle."""
 
+import doctest
 import json
 import re
+from pathlib import Path
 
 import pytest
 from flax import nnx
@@ -59,6 +61,12 @@ def test_users_stay_apart_and_what_was_forgotten_is_gone(subject):
 def test_a_later_message_of_a_chat_moves_no_earlier_answer(text_run):
     line = chat_causality(text_run)
     assert (line.name, line.verdict) == ("chat", "pass"), line.text
+
+
+def test_the_pages_program_runs_and_says_what_it_says():
+    page = Path(__file__).parents[2] / "docs" / "howto" / "audit.md"
+    failed, tried = doctest.testfile(str(page), module_relative=False)
+    assert (failed, tried) == (0, 5)
 
 
 LINES = [

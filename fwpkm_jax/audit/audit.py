@@ -15,7 +15,7 @@ from fwpkm_jax.audit.asking import answers_of, generates_freely, other_paths
 from fwpkm_jax.audit.indices import indices
 from fwpkm_jax.audit.isolation import isolation
 from fwpkm_jax.audit.lines import Line, Section, attempt
-from fwpkm_jax.audit.model_paths import chat_causality, model_causality, text_length
+from fwpkm_jax.audit.model_paths import chat_causality, model_causality
 from fwpkm_jax.audit.origin import Answer, origin_lines
 from fwpkm_jax.audit.questions import questions_of
 from fwpkm_jax.audit.stability import stability
@@ -93,7 +93,7 @@ def audit_model(
         "causality": lambda: model_causality(subject),
         "indices": lambda: indices(subject),
         "origin": lambda: attempt("origin", "questions", origin),
-        "isolation": lambda: isolation(subject, length=text_length(subject.model)),
+        "isolation": lambda: isolation(subject),
         "stability": lambda: stability(subject, tokens=config.tokens),
     }
     found: list[Line] = []

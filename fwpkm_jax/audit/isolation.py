@@ -17,17 +17,16 @@ from flax import nnx
 
 from fwpkm_jax import memories, overlays
 from fwpkm_jax.audit.lines import Difference, Line, attempt, compare, judged
-from fwpkm_jax.audit.paths import ROWS, for_rows, read_piece, split, start_stream, whole_pass
+from fwpkm_jax.audit.paths import NEW, for_rows, probe, read_piece, split, start_stream, whole_pass
 from fwpkm_jax.core.chunks import map_own
 from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.generation import GenerationState, generate, init_generation
 from fwpkm_jax.models.language_model import LanguageModel, Memory
+from fwpkm_jax.rules import FwPKM
 
 Beside = Callable[[np.ndarray, np.ndarray], Any]
 """`beside(mine, theirs)`: reads two users' texts `[length]`, and gives what the second one has."""
-
-_NEW = 4  # Tokens that a user's answer has.
 
 
 def apart(
@@ -92,28 +91,23 @@ def forgotten(name: str, back: Any, never: Any, further: Any, *, what: str) -> L
     )
 
 
-def isolation(subject: Subject, *, length: int) -> list[Line]:
-    """The lines of users and of ways back.
-
-    Args:
-      subject: the model and its memory.
-      length: tokens of each text.
-    """
+def isolation(subject: Subject) -> list[Line]:
+    """The lines of users and of ways back."""
     model, memory = subject.model, subject.first_memory
-    rng = np.random.default_rng(subject.seed)
-    vocab_size = model.config.vocab_size
-    texts = rng.integers(vocab_size, size=(3, length)).astype(np.int32)
+    tokens = probe(model, memory, seed=subject.seed).tokens
+    texts = np.concatenate([tokens[:2], tokens[:1] // 2 + tokens[1:2] // 2])
+    rows = for_rows(memory, len(tokens))
     users = {
-        "users in a batch": lambda: _rows(model, memory),
-        "users in a stream": lambda: _streams(model, memory),
-        "users in generation": lambda: _generations(model, for_rows(memory)),
-        "users over one base": lambda: _over_one_base(model, memory),
+        "users in a batch": lambda: _rows(model, rows, tokens),
+        "users in a stream": lambda: _streams(model, rows, tokens),
+        "users in generation": lambda: _generations(model, rows, tokens),
+        "users over one base": lambda: _over_one_base(model, memory, tokens),
     }
     lines: list[Line] = []
     for name, make in users.items():
         lines += attempt("isolation", name, lambda n=name, m=make: [apart(n, m(), *texts)])
-    lines += attempt("isolation", "a user alone", lambda: [_alone(model, memory, texts)])
-    lines += attempt("isolation", "documents in a row", lambda: [_documents(model, memory, texts)])
+    lines += attempt("isolation", "a user alone", lambda: [_alone(model, memory, tokens)])
+    lines += attempt("isolation", "documents in a row", lambda: [_documents(model, memory, tokens)])
     lines += attempt("isolation", "restored memory", lambda: [_restored(model, memory, texts)])
     lines += attempt("isolation", "question aside", lambda: [_aside(model, memory, texts)])
     lines += attempt("isolation", "reset memory", lambda: [_reset(model, memory, texts)])
@@ -126,27 +120,34 @@ def _numbers(found: Difference) -> dict[str, Any]:
     return {"largest": largest, "where": found.where}
 
 
-def _rows(model: LanguageModel, memory: Memory) -> Beside:
-    path = whole_pass(model, for_rows(memory))
-    return lambda mine, theirs: {"logits": path(np.stack([mine, theirs]))[1]}
+def _beside(tokens: np.ndarray, *texts: np.ndarray) -> np.ndarray:
+    """The rows, the first of which are these texts."""
+    return np.concatenate([np.stack(texts), tokens[len(texts) :]])
 
 
-def _streams(model: LanguageModel, memory: Memory) -> Beside:
+def _rows(model: LanguageModel, memory: Memory, tokens: np.ndarray) -> Beside:
+    path = whole_pass(model, memory)
+    return lambda mine, theirs: {"logits": path(_beside(tokens, mine, theirs))[1]}
+
+
+def _streams(model: LanguageModel, memory: Memory, tokens: np.ndarray) -> Beside:
     graphdef, params = nnx.split(model)
 
     def beside(mine: np.ndarray, theirs: np.ndarray) -> Any:
-        tokens = np.stack([mine, theirs])
-        stream = start_stream(model, for_rows(memory), tokens)
-        logits, stream = read_piece(graphdef, params, stream, tokens)
+        rows = _beside(tokens, mine, theirs)
+        stream = start_stream(model, memory, rows)
+        logits, stream = read_piece(graphdef, params, stream, rows)
         return {"logits": np.asarray(logits)[1], "memory": _user(stream.memory, 1)}
 
     return beside
 
 
-def _generations(model: LanguageModel, memory: Memory) -> Beside:
+def _generations(model: LanguageModel, memory: Memory, tokens: np.ndarray) -> Beside:
     def beside(mine: np.ndarray, theirs: np.ndarray) -> Any:
-        state = init_generation(model, memory, batch=ROWS, max_length=len(theirs) + _NEW)
-        out = generate(model, [mine, theirs], state, max_new_tokens=_NEW)
+        rows = _beside(tokens, mine, theirs)
+        length = rows.shape[1] + NEW
+        state = init_generation(model, memory, batch=len(rows), max_length=length)
+        out = generate(model, rows, state, max_new_tokens=NEW)
         return {
             "answer": np.asarray(out.tokens)[1],
             "log_probs": np.asarray(out.log_probs)[1],
@@ -156,12 +157,16 @@ def _generations(model: LanguageModel, memory: Memory) -> Beside:
     return beside
 
 
-def _over_one_base(model: LanguageModel, memory: Memory) -> Beside:
-    if not memory:
-        raise ValueError("the model has no memory layers.")
+def _over_one_base(model: LanguageModel, memory: Memory, tokens: np.ndarray) -> Beside:
     rule = model.config.fast_weight.rule
-    forked = overlays.fork_memory(model, memory, users=ROWS, capacity=rule.num_slots or 1)
-    return _generations(model, forked)
+    if not memory or not isinstance(rule, FwPKM):
+        raise ValueError("users share a base of FwPKM's slots only.")
+    rows, length = tokens.shape
+    most = rule.num_heads * rule.top_k * (length + NEW)
+    forked = overlays.fork_memory(
+        model, memory, users=rows, capacity=min(most, rule.num_subkeys**2)
+    )
+    return _generations(model, forked, tokens)
 
 
 def _user(memory: Memory, number: int) -> Memory:
@@ -169,13 +174,13 @@ def _user(memory: Memory, number: int) -> Memory:
     return map_own(lambda x: np.array(x[number]), overlays.to_private(memory))
 
 
-def _alone(model: LanguageModel, memory: Memory, texts: np.ndarray) -> Line:
+def _alone(model: LanguageModel, memory: Memory, tokens: np.ndarray) -> Line:
     """A user alone gets what they get beside another one."""
     graphdef, params = nnx.split(model)
-    pair = start_stream(model, for_rows(memory), texts[:2])
-    beside, _ = read_piece(graphdef, params, pair, texts[:2])
-    stream = start_stream(model, for_rows(memory, 1), texts[1:2])
-    alone, _ = read_piece(graphdef, params, stream, texts[1:2])
+    pair = start_stream(model, for_rows(memory, len(tokens)), tokens)
+    beside, _ = read_piece(graphdef, params, pair, tokens)
+    stream = start_stream(model, for_rows(memory, 1), tokens[1:2])
+    alone, _ = read_piece(graphdef, params, stream, tokens[1:2])
     found = compare({"logits": np.asarray(beside)[1]}, {"logits": np.asarray(alone)[0]})
     if found.same:
         text = "Logits beside another user equal those alone, bit for bit."
@@ -193,14 +198,14 @@ def _alone(model: LanguageModel, memory: Memory, texts: np.ndarray) -> Line:
     )
 
 
-def _documents(model: LanguageModel, memory: Memory, texts: np.ndarray) -> Line:
+def _documents(model: LanguageModel, memory: Memory, tokens: np.ndarray) -> Line:
     """The second document of a row does not see the first, but by a memory that goes on."""
     whole = memory and model.config.fast_weight.documents != "document"
-    path = whole_pass(model, for_rows(memory), documents=True, write=not whole)
-    cut = split(texts)
-    mixed = texts.copy()
-    mixed[:, :cut] = texts[::-1, :cut]
-    first, second = path(texts[:2])[:, cut:], path(mixed[:2])[:, cut:]
+    path = whole_pass(model, for_rows(memory, len(tokens)), documents=True, write=not whole)
+    cut = split(tokens)
+    mixed = tokens.copy()
+    mixed[:, :cut] = tokens[::-1, :cut]
+    first, second = path(tokens)[:, cut:], path(mixed)[:, cut:]
     found = compare({"logits": second}, {"logits": first})
     read = ", with writing disabled, as memories go on from document to document" if whole else ""
     if found.same:
@@ -220,7 +225,7 @@ def _documents(model: LanguageModel, memory: Memory, texts: np.ndarray) -> Line:
 
 
 def _read(model: LanguageModel, memory: Memory, *texts: np.ndarray) -> GenerationState:
-    total = sum(map(len, texts)) + _NEW
+    total = sum(map(len, texts)) + NEW
     state = init_generation(model, for_rows(memory, 1), batch=1, max_length=total)
     for text in texts:
         state = generate(model, [text], state, max_new_tokens=0).state
@@ -264,18 +269,18 @@ def _bits(state: GenerationState) -> dict[str, Any]:
 
 def _state_and_answer(model: LanguageModel, state: GenerationState) -> dict[str, Any]:
     bits = _bits(state)
-    out = generate(model, None, state, max_new_tokens=_NEW)
+    out = generate(model, None, state, max_new_tokens=NEW)
     return bits | {"answer": np.asarray(out.tokens)}
 
 
 def _aside(model: LanguageModel, memory: Memory, texts: np.ndarray) -> Line:
     """A question that is asked aside leaves no trace in state and memory."""
     kept, question = texts[0], texts[1][:8]
-    total = len(kept) + len(question) + _NEW
+    total = len(kept) + len(question) + NEW
     state = init_generation(model, for_rows(memory, 1), batch=1, max_length=total)
     state = generate(model, [kept], state, max_new_tokens=0).state
     never = _copy(state)
-    out = generate(model, [question], state, max_new_tokens=_NEW, write=False, keep_state=True)
+    out = generate(model, [question], state, max_new_tokens=NEW, write=False, keep_state=True)
     return forgotten(
         "question aside",
         _copy(state),
@@ -287,7 +292,7 @@ def _aside(model: LanguageModel, memory: Memory, texts: np.ndarray) -> Line:
 
 def _reset(model: LanguageModel, memory: Memory, texts: np.ndarray) -> Line:
     """A reader whose memory is reset reads a text as a new one does."""
-    one, two = texts[0], texts[1]
+    one, two = texts[0][:-1], texts[1]  # As long as what `two` is read for: one compilation.
 
     def new() -> StreamReader:
         return StreamReader(model, memory, write=True, piece_length=len(one))
@@ -308,7 +313,7 @@ def _reset(model: LanguageModel, memory: Memory, texts: np.ndarray) -> Line:
 
 def _emptied(model: LanguageModel, memory: Memory, texts: np.ndarray) -> Line:
     """With writing disabled, a reader whose caches are emptied reads as a new one does."""
-    one, two = texts[0], texts[1]
+    one, two = texts[0][:-1], texts[1]
 
     def new() -> StreamReader:
         return StreamReader(

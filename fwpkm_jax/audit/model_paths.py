@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from fwpkm_jax.audit.causality import Logits, Look, causality, look_ahead, places
+from fwpkm_jax.audit.causality import Logits, Look, causality, look_ahead
 from fwpkm_jax.audit.lines import Line, attempt, difference_of, judged
 from fwpkm_jax.audit.paths import (
-    ROWS,
-    chunk_sizes,
+    Probe,
     for_rows,
     generation,
+    probe,
     stream_in_pieces,
     whole_pass,
 )
@@ -38,36 +38,25 @@ _MESSAGES = (
 _ANSWER = 8  # Tokens of a chat's answer.
 
 
-def text_length(model: LanguageModel) -> int:
-    """Tokens of a text in which several chunks are written."""
-    largest = chunk_sizes(model)[-1]
-    return 5 * (largest // 2 + 3)
-
-
 def model_causality(subject: Subject) -> list[Line]:
     """The lines of all paths from tokens to logits."""
     model, memory = subject.model, subject.first_memory
     vocab_size = model.config.vocab_size
-    length = text_length(model)
-    changed = places(length, chunk_sizes(model))
-    changed += changed[-1:] * (len(changed) % 2)  # So that two devices can share the rows.
-    rng = np.random.default_rng(subject.seed)
-    # A row with a memory of its own for each change, so that one call shows them all.
-    tokens = rng.integers(vocab_size, size=(len(changed), length)).astype(np.int32)
+    texts = probe(model, memory, seed=subject.seed)
+    tokens, changed = texts.tokens, texts.changed
     lines: list[Line] = []
-    for name, (variant, apart) in _variants(changed, length).items():
+    for name, (variant, apart) in _variants(texts).items():
 
         def check(name: str = name, variant: Variant = variant, apart: bool = apart) -> list[Line]:
-            rows = tokens if apart else tokens[:ROWS]
             return [
                 causality(
                     name,
                     variant(model, memory, True),
-                    rows,
+                    tokens,
                     changed,
                     vocab_size=vocab_size,
-                    rows_apart=apart,
-                    cause=_cause(variant, model, memory, rows),
+                    rows_apart=apart and texts.apart,
+                    cause=_cause(variant, model, memory, tokens),
                 )
             ]
 
@@ -83,11 +72,11 @@ def model_causality(subject: Subject) -> list[Line]:
         )
     return [
         *lines,
-        *attempt("causality", "the paths agree", lambda: _agree(subject, tokens[:ROWS])),
+        *attempt("causality", "the paths agree", lambda: _agree(subject, tokens)),
     ]
 
 
-def _variants(changed: list[int], length: int) -> dict[str, tuple[Variant, bool]]:
+def _variants(texts: Probe) -> dict[str, tuple[Variant, bool]]:
     """Every path by name, and whether no row sees another one."""
 
     def of_rows(path: Callable[..., Logits], **options: Any) -> tuple[Variant, bool]:
@@ -101,7 +90,8 @@ def _variants(changed: list[int], length: int) -> dict[str, tuple[Variant, bool]
     def shared(model: LanguageModel, memory: Memory, write: bool) -> Logits:
         return whole_pass(model, for_rows(memory, 1), write=write)
 
-    stops = sorted({end for place in changed for end in (place, place + 1) if end < length})
+    length = texts.tokens.shape[1]
+    ends = sorted({end for place in texts.changed for end in (place, place + 1) if end < length})
     found = {
         "whole pass": of_rows(whole_pass),
         "whole pass, rows that share a memory": (shared, False),
@@ -109,7 +99,7 @@ def _variants(changed: list[int], length: int) -> dict[str, tuple[Variant, bool]
         "stream at once": of_rows(stream_in_pieces, piece=length),
         "stream in pieces": of_rows(stream_in_pieces, piece=length // 5),
         "cache, token by token": of_rows(stream_in_pieces, piece=1),
-        "generation": of_rows(generation, places=stops),
+        "generation": of_rows(generation, ends=ends),
     }
     if jax.device_count() > 1:
         sequence = make_partition(MeshConfig(sequence=2), jax.devices()[:2])
@@ -143,11 +133,11 @@ def _cause(
 
 def _agree(subject: Subject, tokens: np.ndarray) -> list[Line]:
     """The paths give the same logits, so that what holds for one is said of all."""
-    model, memory = subject.model, for_rows(subject.first_memory)
+    model, memory = subject.model, for_rows(subject.first_memory, len(tokens))
     length = tokens.shape[1]
     once = stream_in_pieces(model, memory, piece=length)(tokens)
     half = length // 2 - 1
-    generated = generation(model, memory, places=[half + 1])(tokens)[:, [half, -1]]
+    generated = generation(model, memory, ends=[half + 1])(tokens)[:, [half, -1]]
     frozen = stream_in_pieces(model, memory, piece=length, write=False)(tokens)
     found = {
         name: difference_of(stream_in_pieces(model, memory, piece=piece)(tokens), once)

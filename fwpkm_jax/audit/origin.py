@@ -75,16 +75,15 @@ class Answer(NamedTuple):
 
 def headline(answers: Sequence[Answer]) -> str:
     """The sentence at the top of the page, computed from the answers alone."""
-    own = _counted(answers, "written")
+    own, how = _counted(answers, "written"), "with every cache empty and the memory written"
+    if not own:
+        own, how = _counted(answers, "written, caches kept"), "from caches alone, without a memory"
     if not own:
         return "No question was asked; see the lines for why."
     frozen = _counted(answers, "frozen")
     share, low_high = _share(own)
     seeds = len({one.run for one in own})
-    text = (
-        f"Of {len(own)} stated values {share:.3f}{low_high} were generated exactly right with "
-        "every cache empty and the memory written"
-    )
+    text = f"Of {len(own)} stated values {share:.3f}{low_high} were generated exactly right {how}"
     if frozen:
         text += f", {_share(frozen)[0]:.3f} with the memory frozen"
     text += f"; guessing gives {own[0].chance:.2g}."

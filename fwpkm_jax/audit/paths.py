@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fwpkm_jax.audit.causality import Logits
+from fwpkm_jax.audit.causality import Logits, places
 from fwpkm_jax.core.chunks import map_own
 from fwpkm_jax.evaluation.readers.devices import (
     memory_on_devices,
@@ -22,8 +22,39 @@ from fwpkm_jax.layers.partition import Partition
 from fwpkm_jax.models.config import own_memory
 from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
 
-ROWS = 2
-"""Sequences that are read side by side."""
+NEW = 4
+"""Tokens that a user's answer has."""
+_PAIR = 2
+_MOST_BYTES = 2**30  # Of the memories of all rows together.
+
+
+class Probe(NamedTuple):
+    """Random texts that all checks of a model read, so that they share compilations.
+
+    Attributes:
+      tokens: `[rows, length]`, several chunks and a part of one.
+      changed: positions of the tokens that are changed.
+      apart: whether there is a row with a memory of its own for each of them; otherwise, where
+        memories are large, there are two rows.
+    """
+
+    tokens: np.ndarray
+    changed: list[int]
+    apart: bool
+
+
+def probe(model: LanguageModel, memory: Memory, *, seed: int) -> Probe:
+    """The texts of a model; `memory` has leaves `[1, ...]`."""
+    sizes = chunk_sizes(model)
+    length = 5 * (sizes[-1] // 2 + 3)
+    changed = places(length, sizes)
+    changed += changed[-1:] * (len(changed) % 2)  # So that two devices can share the rows.
+    one = sum(leaf.nbytes for leaf in jax.tree.leaves(memory))
+    apart = one * len(changed) <= _MOST_BYTES
+    rows = len(changed) if apart else _PAIR
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(model.config.vocab_size, size=(rows, length)).astype(np.int32)
+    return Probe(tokens, changed, apart)
 
 
 def chunk_sizes(model: LanguageModel) -> list[int]:
@@ -35,7 +66,7 @@ def chunk_sizes(model: LanguageModel) -> list[int]:
     return sorted(sizes) or [16]  # Without a memory: any length.
 
 
-def for_rows(memory: Memory, rows: int = ROWS) -> Memory:
+def for_rows(memory: Memory, rows: int) -> Memory:
     """The first group's memory once for each of `rows` sequences."""
     return map_own(lambda x: jnp.broadcast_to(x[:1], (rows, *x.shape[1:])), memory)
 
@@ -126,19 +157,19 @@ def read_piece(
 
 
 def generation(
-    model: LanguageModel, memory: Memory, *, places: list[int], write: bool = True
+    model: LanguageModel, memory: Memory, *, ends: list[int], write: bool = True
 ) -> Logits:
     """The logits behind prompts that `generate` reads, and zeros at all other positions.
 
-    The whole text is a prompt that is read in parts, each call up to one of `places`.
+    The whole text is a prompt that is read in parts, each call up to one of `ends`.
     """
 
     def path(tokens: np.ndarray) -> np.ndarray:
         rows, length = tokens.shape
-        state = init_generation(model, memory, batch=rows, max_length=length)
+        state = init_generation(model, memory, batch=rows, max_length=length + NEW)
         found = np.zeros((rows, length, model.config.vocab_size), np.float32)
         start = 0
-        for end in [*places, length]:
+        for end in [*ends, length]:
             state = generate(
                 model, tokens[:, start:end], state, max_new_tokens=0, write=write
             ).state

@@ -10,8 +10,8 @@ import pytest
 from fwpkm_jax.audit import apart, causality, forgotten, reads_the_token_before
 from fwpkm_jax.audit.indices import nothing_to_find, scores_of
 from fwpkm_jax.audit.isolation import _generations
-from fwpkm_jax.audit.model_paths import _cause, text_length
-from fwpkm_jax.audit.paths import for_rows, whole_pass
+from fwpkm_jax.audit.model_paths import _cause
+from fwpkm_jax.audit.paths import for_rows, probe, whole_pass
 from fwpkm_jax.data import RecallData
 from fwpkm_jax.evaluation import recall
 from fwpkm_jax.rules import FwPKM
@@ -198,17 +198,19 @@ def texts(length: int = 18):
 
 
 def test_a_memory_that_two_users_share_is_named(subject):
-    own = apart("users", _generations(subject.model, for_rows(subject.memory)), *texts())
+    mine, theirs, other = texts()
+    rows = np.stack([mine, theirs])
+    users = _generations(subject.model, for_rows(subject.memory, 2), rows)
+    own = apart("users", users, mine, theirs, other)
     assert own.verdict == "pass", own.text
-    shared = apart("users", _generations_of_one_memory(subject), *texts())
+    both = _generations(subject.model, for_rows(subject.memory, 1), rows)  # One memory of two.
+
+    def without_memory(mine, theirs):
+        return {name: x for name, x in both(mine, theirs).items() if name != "memory"}
+
+    shared = apart("users", without_memory, mine, theirs, other)
     assert shared.verdict == "fail"
     assert "the users share a memory" in shared.text
-
-
-def _generations_of_one_memory(subject):
-    """Both users read and write one group's memory."""
-    beside = _generations(subject.model, for_rows(subject.memory, 1))
-    return lambda mine, theirs: {k: v for k, v in beside(mine, theirs).items() if k != "memory"}
 
 
 def test_a_check_of_users_that_sees_nothing_cannot_pass():
@@ -230,6 +232,9 @@ def test_a_reset_that_is_none_is_named():
 
 
 def test_a_text_has_several_writes_and_a_part_of_a_chunk(subject):
-    assert text_length(subject.model) == 35
+    texts = probe(subject.model, subject.memory, seed=0)
+    assert texts.tokens.shape == (len(texts.changed), 35)
+    assert {1, 4, 7, 8, 9, 15, 16, 17, 34} <= set(texts.changed)
     larger = replace(subject.model.config.fast_weight, chunk_size=64)
-    assert text_length(make_subject(fast_weight=larger).model) == 175
+    model = make_subject(fast_weight=larger).model
+    assert probe(model, subject.memory, seed=0).tokens.shape[1] == 175

@@ -6,6 +6,7 @@ its probability, or 1 if it counts as right and else 0.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -160,7 +161,9 @@ def nothing_to_find(subject: Subject) -> Line:
     num_values = data.num_answers
     rows = max(subject.groups, subject.batch_size)
     data = dataclasses.replace(data, num_workers=0)
-    batch = dict(next(iter(make_dataset(data, split="valid", batch_size=rows, seed=subject.seed))))
+    dataset = make_dataset(data, split="valid", batch_size=rows, seed=subject.seed)
+    with contextlib.closing(iter(dataset)) as batches:
+        batch = next(batches)
     asked, tokens = batch["answer_distance"] > 0, batch["tokens"].copy()
     answers = tokens[:, 1:][asked]
     labels = tokens[:, 1:].copy()

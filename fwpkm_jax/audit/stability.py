@@ -15,7 +15,6 @@ from flax import nnx
 from fwpkm_jax.audit.lines import Line, judged
 from fwpkm_jax.audit.paths import for_rows
 from fwpkm_jax.core.chunks import take_shared
-from fwpkm_jax.data import make_dataset
 from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.readers.stream_reader import label_losses
 from fwpkm_jax.evaluation.sources import text_sources
@@ -95,8 +94,9 @@ def _tokens(subject: Subject) -> Iterator[int]:
                 for document in source.documents():
                     yield from document.tokens.tolist()
         else:
-            for batch in make_dataset(data, split="valid", batch_size=1, seed=subject.seed):
-                yield from batch["tokens"][0].tolist()
+            source = data.source(split="valid", seed=subject.seed)
+            for number in range(len(source)):
+                yield from source[number]["tokens"].tolist()
 
 
 def _writes(model: LanguageModel, memory: Memory, rows: np.ndarray) -> list[Line]:

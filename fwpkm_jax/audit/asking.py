@@ -94,30 +94,47 @@ def other_paths(subject: Subject, questions: Questions) -> Line:
     The texts' values are changed; no logits of the last question may then move in any bit.
     """
     texts = questions.texts, questions.others
-    found = (frozen_logits(subject, questions, one, keep_caches=False) for one in texts)
-    return covers("paths past the memory", *found)
+    found = (_last_logits(subject, questions, one, keep_caches=False) for one in texts)
+    written = [
+        _last_logits(subject, questions, one, keep_caches=False, write=True) for one in texts
+    ]
+    return covers("paths past the memory", *found, seen=not compare(*written).same)
 
 
 def frozen_logits(
     subject: Subject, questions: Questions, texts: np.ndarray, *, keep_caches: bool
 ) -> np.ndarray:
     """Logits of the last question about each text, which was read with writing disabled."""
-    state = _read(subject, texts, write=False)
+    return _last_logits(subject, questions, texts, keep_caches=keep_caches)
+
+
+def _last_logits(
+    subject: Subject,
+    questions: Questions,
+    texts: np.ndarray,
+    *,
+    keep_caches: bool,
+    write: bool = False,
+) -> np.ndarray:
+    state = _read(subject, texts, write=write)
     state = state if keep_caches else _emptied(subject.model, state)
     return _forced_logits(subject.model, state.stream, questions, -1)
 
 
-def covers(name: str, logits: np.ndarray, others: np.ndarray) -> Line:
+def covers(name: str, logits: np.ndarray, others: np.ndarray, *, seen: bool = True) -> Line:
     """The line of a question that is asked where the memory was not written.
 
     Args:
       name: of what is asked.
       logits: of the questions, `[questions, ...]`.
       others: the same after a text that states other values.
+      seen: whether those values move the logits once they are written, as they must.
     """
     found = compare(others, logits)
     moved = np.any(np.reshape(np.asarray(logits) != np.asarray(others), (len(logits), -1)), axis=1)
-    if found.same:
+    if not seen:
+        text = "Other values move no question even when they are written: it cannot fail."
+    elif found.same:
         text = "With the memory frozen, other values in the text move no bit of any question."
     else:
         text = (
@@ -128,7 +145,7 @@ def covers(name: str, logits: np.ndarray, others: np.ndarray) -> Line:
     return Line(
         section="origin",
         name=name,
-        verdict=judged(found.same),
+        verdict=judged(found.same and seen),
         text=text,
         numbers={"moved": int(moved.sum()), "questions": len(moved), "largest": found.largest},
     )

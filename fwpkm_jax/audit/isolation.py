@@ -206,9 +206,12 @@ def _documents(model: LanguageModel, memory: Memory, tokens: np.ndarray) -> Line
     mixed = tokens.copy()
     mixed[:, :cut] = tokens[::-1, :cut]
     first, second = path(tokens)[:, cut:], path(mixed)[:, cut:]
+    blind = compare(path(tokens[::-1]), path(tokens)).same
     found = compare({"logits": second}, {"logits": first})
     read = ", with writing disabled, as memories go on from document to document" if whole else ""
-    if found.same:
+    if blind:
+        text = "Another row changes no logits at all, so this check cannot fail."
+    elif found.same:
         text = f"Another first document changes no bit of the second's logits{read}."
     else:
         text = (
@@ -218,7 +221,7 @@ def _documents(model: LanguageModel, memory: Memory, tokens: np.ndarray) -> Line
     return Line(
         section="isolation",
         name="documents in a row",
-        verdict=judged(found.same),
+        verdict=judged(found.same and not blind),
         text=text,
         numbers=_numbers(found),
     )

@@ -48,9 +48,8 @@ def without_memory_layers(model: LanguageModel) -> LanguageModel:
 
     Its memory is `{}`.
     """
-    config = dataclasses.replace(model.config, memory_layers=())
-    structure = nnx.eval_shape(lambda: LanguageModel(config, rngs=nnx.Rngs(0), dtype=model.dtype))
-    graphdef, kept = nnx.split(structure)
-    ours = dict(nnx.to_flat_state(nnx.split(model)[1]))
-    flat = [(path, ours[path]) for path, _ in nnx.to_flat_state(kept)]
-    return nnx.merge(graphdef, nnx.from_flat_state(flat))
+    bare = nnx.clone(model)  # Of the same classes, whatever they are.
+    for block in bare.blocks:
+        block.memory = None
+    bare.config = dataclasses.replace(model.config, memory_layers=())
+    return bare

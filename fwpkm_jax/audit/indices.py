@@ -241,7 +241,7 @@ def _training(model: LanguageModel, memory: Memory) -> Score:
         schedule=optax.constant_schedule(0.0),
         micro_batches=1,
         memory=setting,
-        train=("final_norm",),
+        train=("final_norm/.*",),
     )
 
     def score(tokens: np.ndarray, position: int) -> float:

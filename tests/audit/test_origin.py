@@ -61,7 +61,7 @@ def test_needles_in_text_are_trainings_own_sentence(subject, tmp_path):
     path = tmp_path / "words.txt"
     path.write_text(" ".join(f"word{number}" for number in range(400)))
     mix = NeedleMix(sentence="Call {key} at {value}.", keys="names", value_digits=3)
-    data = TextData(train_paths=(str(path),), valid_paths=(str(path),), length=64, needles=mix)
+    data = TextData(train_paths=(str(path),), valid_paths=(str(path),), length=256, needles=mix)
     found = questions_of(replace(subject, data=data), texts=4, length=400)
     text = bytes(found.texts[0].astype(np.uint8)).decode()
     told = re.findall(r"Call (\w+) at (\d{3})\.", text)

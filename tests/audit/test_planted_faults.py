@@ -1,6 +1,6 @@
 """Each planted fault fails its line of the audit, and the line names the fault."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import pytest
 
 from fwpkm_jax.audit import apart, causality, forgotten, reads_the_token_before
 from fwpkm_jax.audit.indices import nothing_to_find, scores_of
-from fwpkm_jax.audit.isolation import _generations
+from fwpkm_jax.audit.isolation import _streams
 from fwpkm_jax.audit.model_paths import _cause
 from fwpkm_jax.audit.paths import for_rows, probe, whole_pass
 from fwpkm_jax.data import RecallData
@@ -26,8 +26,9 @@ class ReadsItsOwnWrite(FwPKM):
     """FwPKM, but each chunk is read after it was written."""
 
     def step(self, memory, chunk):
-        written = super().step(memory, chunk)
-        return written._replace(output=super().step(written.memory, chunk).output)
+        sound = FwPKM(**{field.name: getattr(self, field.name) for field in fields(FwPKM)})
+        written = sound.step(memory, chunk)
+        return written._replace(output=sound.step(written.memory, chunk).output)
 
     run_groups = AbstractChunkRule.run_groups
 
@@ -200,10 +201,10 @@ def texts(length: int = 18):
 def test_a_memory_that_two_users_share_is_named(subject):
     mine, theirs, other = texts()
     rows = np.stack([mine, theirs])
-    users = _generations(subject.model, for_rows(subject.memory, 2), rows)
+    users = _streams(subject.model, for_rows(subject.memory, 2), rows)
     own = apart("users", users, mine, theirs, other)
     assert own.verdict == "pass", own.text
-    both = _generations(subject.model, for_rows(subject.memory, 1), rows)  # One memory of two.
+    both = _streams(subject.model, for_rows(subject.memory, 1), rows)  # One memory of two.
 
     def without_memory(mine, theirs):
         return {name: x for name, x in both(mine, theirs).items() if name != "memory"}

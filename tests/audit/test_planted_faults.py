@@ -30,6 +30,7 @@ class ReadsItsOwnWrite(FwPKM):
         written = sound.step(memory, chunk)
         return written._replace(output=sound.step(written.memory, chunk).output)
 
+    run = AbstractChunkRule.run  # Chunk by chunk, by `step`.
     run_groups = AbstractChunkRule.run_groups
 
 

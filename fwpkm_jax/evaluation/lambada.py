@@ -177,5 +177,6 @@ LAMBADA = Evaluation(
     ),
     table=table,
     finding=finding,
+    controls="none",
     missing=_missing,
 )

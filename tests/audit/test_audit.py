@@ -2,7 +2,10 @@
 
 import doctest
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,9 @@ from fwpkm_jax.data import RecallData
 from fwpkm_jax.interchange import Weights, start_run
 from fwpkm_jax.outside_files import OutsideFileError
 from tests.cli.conftest import text_run
+from tests.training.mesh_flags import environment
 
+ROOT = Path(__file__).parents[2]
 __all__ = ["text_run"]  # A fixture.
 
 
@@ -63,7 +68,6 @@ SOUND = {
     "causality": (
         *("whole pass", "whole pass, rows that share a memory", "packed rows", "stream at once"),
         *("stream in pieces", "cache, token by token", "generation", "the paths agree"),
-        *("several devices, mesh.sequence=2", "several devices, mesh.data=2"),
     ),
     "indices": (
         *("training loss", "validation loss", "evaluation loss", "validation accuracy", "recall"),
@@ -97,6 +101,7 @@ def test_the_command_audits_an_imported_run_and_its_bundle(subject, tmp_path, ca
         for name in names:
             assert f"pass    {section}, {name}: " in shown, lines.get(f"{section}, {name}")
     assert "skipped causality, chat: Refused: The run was imported with RecallData" in shown
+    assert "skipped causality, several devices: There is one device here" in shown
     assert "told    origin, recall, written: Exact " in shown
     assert "told    origin, storage, addressing, readout: Of 4 tokens" in shown
     assert "All losses over 512 tokens are finite" in shown
@@ -110,6 +115,18 @@ def test_the_command_audits_an_imported_run_and_its_bundle(subject, tmp_path, ca
     again = capsys.readouterr().out
     assert told in again
     assert again.endswith(f"All files of {bundle} are those of its manifest.\n")
+
+
+@pytest.mark.thorough
+def test_no_token_moves_earlier_logits_over_two_devices():
+    command = [sys.executable, "-m", "tests.audit.two_devices"]
+    done = subprocess.run(
+        command, env=os.environ | environment(2), cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    verdicts = json.loads(done.stdout.splitlines()[-1])
+    assert verdicts["several devices, mesh.sequence=2"] == "pass"
+    assert verdicts["several devices, mesh.data=2"] == "pass"
 
 
 def test_what_is_no_run_is_refused_in_one_line(tmp_path, capsys):

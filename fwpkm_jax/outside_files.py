@@ -134,7 +134,8 @@ def read_bytes(
         problem = f"has {size:,} bytes, and at most {most:,} are expected"
         raise OutsideFileError(path, problem, otherwise=otherwise)
     with reading(path, otherwise=otherwise), open(path, "rb") as file:
-        return file.read(most)  # It may grow meanwhile.
+        # The size anew, as it may have grown; `read` takes memory for all that it is asked for.
+        return file.read(min(os.fstat(file.fileno()).st_size, most))
 
 
 def read_text(path: str | os.PathLike[str], *, most: int, otherwise: str = "fetch it again") -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import tracemalloc
 
 import pytest
 
@@ -81,6 +82,17 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
     (tmp_path / "text").write_bytes(b"\xff")
     with pytest.raises(OutsideFileError, match="is not UTF-8"):
         read_text(tmp_path / "text", most=10)
+
+
+def test_a_small_file_takes_little_memory_whatever_the_limit(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"[1]")
+    tracemalloc.start()
+    try:
+        assert read_bytes(path, most=2**30) == b"[1]"
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

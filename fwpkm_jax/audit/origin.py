@@ -12,7 +12,7 @@ import numpy as np
 from scipy.stats import binomtest
 
 from fwpkm_jax.audit.lines import Line, Verdict, judged
-from fwpkm_jax.evaluation.intervals import bootstrap, mcnemar
+from fwpkm_jax.evaluation.intervals import bootstrap
 
 Condition = Literal[
     "written", "frozen", "reset", "without reads", "other memory", "not stated",
@@ -177,6 +177,22 @@ def _above(answers: Sequence[Answer], field: Literal["exact", "first"]) -> float
     right = sum(getattr(one, field) for one in answers)
     chance = answers[0].chance if field == "exact" else answers[0].first_chance
     return float(binomtest(right, len(answers), chance, alternative="greater").pvalue)
+
+
+def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
+    """The two-sided exact p-value that paired answers of two conditions are right equally often.
+
+    Args:
+      first: bool `[answers]`, whether each answer of one condition is right.
+      second: the same questions' answers of the other condition.
+
+    References: McNemar 1947, "Note on the sampling error of the difference between correlated
+    proportions or percentages"; exact, from the binomial distribution of the answers that differ.
+    """
+    only_first = int(np.sum(first & ~second))
+    only_second = int(np.sum(~first & second))
+    differing = only_first + only_second
+    return float(binomtest(only_first, differing).pvalue) if differing else 1.0
 
 
 def _against(answers: Sequence[Answer], control: str) -> Line:

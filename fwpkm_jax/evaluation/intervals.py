@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
-from scipy.stats import binomtest
 
 Z95 = 1.959964
 
@@ -61,22 +60,6 @@ def clustered_mean(sums: np.ndarray, sizes: np.ndarray) -> tuple[float, Interval
     variance = clusters / (clusters - 1) * float(np.sum(residuals**2)) / total**2
     half = student_t(clusters) * float(np.sqrt(variance))
     return mean, Interval(mean - half, mean + half)
-
-
-def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
-    """The two-sided exact p-value that paired answers of two conditions are right equally often.
-
-    Args:
-      first: bool `[answers]`, whether each answer of one condition is right.
-      second: the same questions' answers of the other condition.
-
-    References: McNemar 1947, "Note on the sampling error of the difference between correlated
-    proportions or percentages"; exact, from the binomial distribution of the answers that differ.
-    """
-    only_first = int(np.sum(first & ~second))
-    only_second = int(np.sum(~first & second))
-    differing = only_first + only_second
-    return float(binomtest(only_first, differing).pvalue) if differing else 1.0
 
 
 def bootstrap(

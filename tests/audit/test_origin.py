@@ -18,10 +18,11 @@ from fwpkm_jax.audit.asking import (
     other_paths,
 )
 from fwpkm_jax.audit.bundle import recomputed, write_bundle
+from fwpkm_jax.audit.origin import mcnemar
 from fwpkm_jax.audit.questions import Question, Questions, questions_of
 from fwpkm_jax.audit.trace import traced
 from fwpkm_jax.data import NeedleMix, RecallData, TextData
-from fwpkm_jax.evaluation.intervals import bootstrap, mcnemar
+from fwpkm_jax.evaluation.intervals import bootstrap
 from fwpkm_jax.evaluation.sources import sha256
 from fwpkm_jax.outside_files import OutsideFileError
 from tests.audit.conftest import make_subject

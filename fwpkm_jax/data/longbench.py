@@ -9,7 +9,7 @@ References: Bai et al. 2023, arXiv:2308.14508; as used by Zhao and Jones 2026, a
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -99,6 +99,32 @@ def read_samples(
             yield number, _sample(record, task, number, place=f"{path} ({task}), line {number}")
 
 
+def task_files(path: Path, tasks: Sequence[str]) -> list[Path]:
+    """The files that hold tasks: an archive, one task's file, or those of a folder.
+
+    Raises:
+      FileNotFoundError: the folder does not hold a task. ValueError: one task's file is given for
+      several tasks.
+    """
+    if path.suffix == ".jsonl" and len(tasks) > 1:
+        raise ValueError(
+            f"{path} is one task's file, but tasks={tasks}; give its folder or one task."
+        )
+    return [_in_folder(path, task) for task in tasks] if path.is_dir() else [path]
+
+
+def _names(task: str) -> tuple[str, str]:
+    """A task's file below a folder or in the archive."""
+    return f"data/{task}.jsonl", f"{task}.jsonl"
+
+
+def _in_folder(folder: Path, task: str) -> Path:
+    for name in _names(task):
+        if (folder / name).is_file():
+            return folder / name
+    raise FileNotFoundError(f"The folder {folder.absolute()} holds no {task}.jsonl.")
+
+
 def open_task(path: Path, task: str) -> AbstractContextManager[IO[bytes]]:
     """The lines of a task, from an archive without unpacking it, a folder or a file.
 
@@ -106,12 +132,9 @@ def open_task(path: Path, task: str) -> AbstractContextManager[IO[bytes]]:
       FileNotFoundError: there is no such path, or it does not hold the task. ValueError: the file
       is neither JSON lines nor a zip archive, or would unpack to an implausible size.
     """
-    names = (f"data/{task}.jsonl", f"{task}.jsonl")
+    names = _names(task)
     if path.is_dir():
-        for name in names:
-            if (path / name).is_file():
-                return (path / name).open("rb")
-        raise FileNotFoundError(f"The folder {path.absolute()} holds no {task}.jsonl.")
+        return _in_folder(path, task).open("rb")
     if not path.is_file():
         raise FileNotFoundError(f"There is no {path.absolute()}; name LongBench's data.zip.")
     if path.suffix == ".jsonl":

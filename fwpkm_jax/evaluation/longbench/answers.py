@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fwpkm_jax.data import Tokenizer, load_tokenizer
 from fwpkm_jax.data.documents import read_json_lines, text_field
-from fwpkm_jax.data.longbench import open_task
+from fwpkm_jax.data.longbench import open_task, task_files
 from fwpkm_jax.evaluation.data_files import local_path
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.longbench.scores import (
@@ -210,10 +210,7 @@ def evaluate(
     if config.data is None:
         raise ValueError("data=None: name LongBench, as in --longbench_answers.data data.zip.")
     path = local_path(config.data)
-    if path.suffix == ".jsonl" and len(config.tasks) > 1:
-        raise ValueError(
-            f"{path} is one task's file, but tasks={config.tasks}; give its folder or one task."
-        )
+    files = task_files(path, config.tasks)
     tokenizer = load_tokenizer(subject.text.tokenizer) if tokenizer is None else tokenizer
     groups = []
     for name in config.tasks:
@@ -240,9 +237,6 @@ def evaluate(
                 max_tokens=config.max_tokens,
             )
         )
-    files = [path]
-    if path.is_dir():
-        files = [file for name in config.tasks for file in sorted(path.rglob(f"{name}.jsonl"))]
     hashes = {str(file): sha256(file) for file in files}
     return ask(subject, config, groups, tokenizer=tokenizer, name="longbench_answers", files=hashes)
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fwpkm_jax.data import Tokenizer, load_tokenizer
-from fwpkm_jax.data.longbench import MAX_TOKENS, TASKS, read_samples
+from fwpkm_jax.data.longbench import MAX_TOKENS, TASKS, read_samples, task_files
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.intervals import clustered_mean
@@ -306,14 +306,8 @@ def _read_samples(
     if config.data is None:
         raise ValueError("data=None: name LongBench, as in --longbench.data data.zip.")
     path = Path(config.data).expanduser()
-    if path.suffix == ".jsonl" and len(config.tasks) > 1:
-        raise ValueError(
-            f"{path} is one task's file, but tasks={config.tasks}; give its folder or one task."
-        )
+    files = task_files(path, config.tasks)
     samples = {task: tokenize_task(config, task, tokenizer) for task in config.tasks}
-    files = [path]
-    if not path.is_file():
-        files = [file for task in config.tasks for file in sorted(path.rglob(f"{task}.jsonl"))]
     return samples, {str(file): sha256(file) for file in files}
 
 

@@ -15,24 +15,16 @@ import numpy as np
 from fwpkm_jax.data import Tokenizer, load_tokenizer
 from fwpkm_jax.data.documents import read_documents
 from fwpkm_jax.evaluation.data_files import local_path
-from fwpkm_jax.evaluation.display.tables import Record, format_table, share
+from fwpkm_jax.evaluation.display.tables import PASSES, Record, format_table, share
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.intervals import wilson
 from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.questions.asking import ReadingOptions, mean_score
-from fwpkm_jax.evaluation.readers.batch_reader import (
-    BatchReader,
-    Part,
-    check_one_device,
-    passes_of,
-)
+from fwpkm_jax.evaluation.readers.batch_reader import Part, check_one_device, passes_of
 from fwpkm_jax.evaluation.readers.prompts import encode_parts
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.sources import sha256
-from fwpkm_jax.evaluation.yarn import with_yarn
-
-_PASSES = {"writing": "memory writing", "frozen": "writing disabled"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,23 +71,13 @@ def evaluate(
     tokenizer = load_tokenizer(subject.text.tokenizer) if tokenizer is None else tokenizer
     path = local_path(config.data)
     texts = [[part] for part in read_passages(path, config, tokenizer)]
-    model = with_yarn(
-        subject.model, factor=config.yarn_factor, original_length=config.yarn_original_length
-    )
+    model = config.stretched(subject.model)
     began, numbers, arrays = time.monotonic(), {}, {}
     right: dict[str, np.ndarray] = {}
     passes = passes_of(config.write)
     forecast = Forecast("lambada", total=len(texts) * len(passes), unit="passages")
     for name, write in passes:
-        reader = BatchReader(
-            model,
-            subject.memory,
-            write=write,
-            memory_reset=config.memory_reset,
-            batch_size=config.batch_size,
-            chunk_size=config.chunk_size,
-            piece_length=config.piece_length,
-        )
+        reader = config.reader(model, subject.memory, write=write)
         scores = [one[0] for one in reader.log_likelihoods(texts, done=forecast.add)]
         losses = -np.array([score.nats for score in scores])
         right[name] = np.array([score.greedy for score in scores])
@@ -146,7 +128,7 @@ def table(record: Record) -> str:
     results = record["results"]
     rows = [
         [label, f"{one['answers']:,}", share(one), f"{one['perplexity']:.4g}"]
-        for label, one in ((x, results[name]) for name, x in _PASSES.items() if name in results)
+        for label, one in ((x, results[name]) for name, x in PASSES.items() if name in results)
     ]
     return format_table(["LAMBADA", "passages", "accuracy", "perplexity"], rows)
 
@@ -154,7 +136,7 @@ def table(record: Record) -> str:
 def finding(record: Record) -> str:
     """The accuracy in both passes."""
     results: dict[str, Any] = record["results"]
-    said = [f"{results[x]['accuracy']:.1%} with {_PASSES[x]}" for x in _PASSES if x in results]
+    said = [f"{results[x]['accuracy']:.1%} with {PASSES[x]}" for x in PASSES if x in results]
     return f"Of {results['passages']:,} last words, right were {' and '.join(said)}."
 
 

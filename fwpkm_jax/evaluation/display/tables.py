@@ -7,6 +7,9 @@ from typing import Any
 
 Record = Mapping[str, Any]
 
+PASSES = {"writing": "memory writing", "frozen": "writing disabled"}
+"""What tables call the two passes over the same texts, by their name in records."""
+
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A text table; the first column is aligned to the left, the others to the right."""

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from fwpkm_jax.evaluation.display.tables import Record, format_table
-
-_PASSES = {"writing": "memory writing", "frozen": "writing disabled"}
+from fwpkm_jax.evaluation.display.tables import PASSES, Record, format_table
 
 
 def table(record: Record) -> str:
     """Every score of every task, with its standard error, by pass."""
     results, config = record["results"], record["config"]
-    passes = [name for name in _PASSES if name in results]
+    passes = [name for name in PASSES if name in results]
     rows = []
     for task, facts in results[passes[0]].items():
         for number, score in enumerate(facts["metrics"]):
             row = [task, score["metric"], _text(facts["num_fewshot"]), _text(facts["documents"])]
             rows.append(row + [_score(results[name][task]["metrics"][number]) for name in passes])
-    header = ["task", "score", "shots", "documents", *(_PASSES[name] for name in passes)]
+    header = ["task", "score", "shots", "documents", *(PASSES[name] for name in passes)]
     memory = {"text": "reset at every request", "never": "never reset"}[config["memory_reset"]]
     return (
         f"lm-evaluation-harness {results['lm_eval']} (memory {memory})\n"
@@ -29,7 +27,7 @@ def table(record: Record) -> str:
 def finding(record: Record) -> str:
     """The first score of each task in both passes."""
     results = record["results"]
-    if not all(name in results for name in _PASSES):
+    if not all(name in results for name in PASSES):
         return ""
     texts = []
     for task, facts in results["writing"].items():

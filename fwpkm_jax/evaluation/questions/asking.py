@@ -24,6 +24,7 @@ from fwpkm_jax.evaluation.readers.prompts import encode_parts
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.literals import check_literals
+from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,22 @@ class ReadingOptions:
     def __post_init__(self) -> None:
         check_literals(self)
         check_least(self, 1, "batch_size", "chunk_size", "piece_length")
+
+    def stretched(self, model: LanguageModel) -> LanguageModel:
+        """The model with YaRN as these options say."""
+        return with_yarn(model, factor=self.yarn_factor, original_length=self.yarn_original_length)
+
+    def reader(self, model: LanguageModel, memory: Memory, *, write: bool) -> BatchReader:
+        """A reader of texts as these options say."""
+        return BatchReader(
+            model,
+            memory,
+            write=write,
+            memory_reset=self.memory_reset,
+            batch_size=self.batch_size,
+            chunk_size=self.chunk_size,
+            piece_length=self.piece_length,
+        )
 
 
 class Question(NamedTuple):
@@ -109,9 +126,7 @@ def ask(
     Raises:
       ValueError: the memory cannot be read this way, or a log-probability is not finite.
     """
-    model = with_yarn(
-        subject.model, factor=config.yarn_factor, original_length=config.yarn_original_length
-    )
+    model = config.stretched(subject.model)
     began, runs, scored = time.monotonic(), [], 0
     passes = passes_of(config.write)
     total = sum(len(group.questions) for group in groups) * len(passes)
@@ -121,15 +136,7 @@ def ask(
         prompts = [_encode(one, tokenizer, group.max_tokens) for one in group.questions]
         answers: dict[str, list[str]] = {}
         for which, write in passes:
-            reader = BatchReader(
-                model,
-                subject.memory,
-                write=write,
-                memory_reset=config.memory_reset,
-                batch_size=config.batch_size,
-                chunk_size=config.chunk_size,
-                piece_length=config.piece_length,
-            )
+            reader = config.reader(model, subject.memory, write=write)
             ended = group.ended
             tokens = reader.answers(
                 prompts,

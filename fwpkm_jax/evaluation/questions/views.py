@@ -13,22 +13,22 @@ from fwpkm_jax.evaluation.display.plot_style import (
     save_figure,
     set_title,
 )
-from fwpkm_jax.evaluation.display.tables import Record, format_table
+from fwpkm_jax.evaluation.display.tables import PASSES, Record, format_table
 
-_PASSES = {"writing": ("memory writing", BLUE), "frozen": ("writing disabled", ORANGE)}
+_COLORS = {"writing": BLUE, "frozen": ORANGE}
 
 
 def table(record: Record) -> str:
     """Mean scores in percent by task, length and pass, with 95 % intervals."""
     runs = record["results"]["runs"]
-    passes = [name for name in _PASSES if name in runs[0]]
+    passes = [name for name in PASSES if name in runs[0]]
     rows = []
     for run in runs:
         row = [run["task"], "-" if run["length"] is None else f"{run['length']:,}"]
         row += [str(run["questions"]), f"{run['tokens']['mean']:,.0f}"]
         row += [_percent(run[name]) for name in passes]
         rows.append(row + ([_percent(run["difference"], sign="+")] if "difference" in run else []))
-    header = ["task", "length", "questions", "tokens", *(_PASSES[name][0] for name in passes)]
+    header = ["task", "length", "questions", "tokens", *(PASSES[name] for name in passes)]
     header += ["difference"] if len(passes) == 2 else []
     memory = {"text": "reset at every text", "never": "kept within a task"}
     return (
@@ -40,9 +40,9 @@ def table(record: Record) -> str:
 def finding(record: Record) -> str:
     """The mean score over all rows in each pass."""
     runs = record["results"]["runs"]
-    passes = [name for name in _PASSES if name in runs[0]]
+    passes = [name for name in PASSES if name in runs[0]]
     means = [
-        f"{100 * sum(run[name]['score'] for run in runs) / len(runs):.1f} with {_PASSES[name][0]}"
+        f"{100 * sum(run[name]['score'] for run in runs) / len(runs):.1f} with {PASSES[name]}"
         for name in passes
     ]
     tasks, lengths = (len({run[key] for run in runs}) for key in ("task", "length"))
@@ -58,13 +58,18 @@ def plot_of(name: str, title: str) -> Any:
 
     def plot(record: Record, directory: Path) -> list[Path]:
         runs = record["results"]["runs"]
-        passes = [one for one in _PASSES if one in runs[0]]
+        passes = [one for one in PASSES if one in runs[0]]
         figure, axes = new_figure(max(4.2, 1.4 + 0.62 * len(runs)), 4.4)
         width = 0.8 / len(passes)
         for number, one in enumerate(passes):
-            label, color = _PASSES[one]
             at = [place + (number - (len(passes) - 1) / 2) * width for place in range(len(runs))]
-            axes.bar(at, [100 * run[one]["score"] for run in runs], width, color=color, label=label)
+            axes.bar(
+                at,
+                [100 * run[one]["score"] for run in runs],
+                width,
+                color=_COLORS[one],
+                label=PASSES[one],
+            )
         labels = [
             run["task"] + ("" if run["length"] is None else f"\n{run['length']:,}") for run in runs
         ]

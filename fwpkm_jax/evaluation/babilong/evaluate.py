@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from fwpkm_jax.data import Tokenizer, load_tokenizer
-from fwpkm_jax.data.documents import read_documents
 from fwpkm_jax.evaluation.babilong.samples import (
     TASKS,
     Background,
@@ -25,8 +24,8 @@ from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.option_checks import check_least, check_names
 from fwpkm_jax.evaluation.questions import views
 from fwpkm_jax.evaluation.questions.asking import Group, Question, ReadingOptions, ask
+from fwpkm_jax.evaluation.questions.texts import read_texts, sentences_of
 from fwpkm_jax.evaluation.readers.batch_reader import check_one_device
-from fwpkm_jax.evaluation.ruler.samples import packaged_text, sentences_of
 from fwpkm_jax.evaluation.sources import sha256
 from fwpkm_jax.outside_files import OutsideFileError, read_json
 
@@ -96,14 +95,13 @@ def evaluate(
     if config.data is None:
         raise ValueError("data=None: name bAbI's folder, as in --babilong.data tasks_1-20_v1-2/en.")
     tokenizer = load_tokenizer(subject.text.tokenizer) if tokenizer is None else tokenizer
-    folder, files = local_path(config.data), {}
-    if config.text is None:
-        sentences = sentences_of(packaged_text())
-    else:
-        path = local_path(config.text)
-        files[config.text] = sha256(path)
-        texts = [one.text for one in read_documents(path, field="text")]
-        sentences = [one for text in texts for one in sentences_of(text)]
+    folder = local_path(config.data)
+    if folder.is_file() and len(config.tasks) > 1:
+        raise ValueError(
+            f"{folder} is one task's file, but tasks={config.tasks}; give its folder or one task."
+        )
+    texts, files = read_texts(config.text)
+    sentences = [one for text in texts for one in sentences_of(text)]
     prompts = dict.fromkeys(config.tasks, _PROMPT)
     if config.prompts is not None:
         path = local_path(config.prompts)

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from fwpkm_jax.data import Tokenizer, load_tokenizer
-from fwpkm_jax.data.documents import read_documents
 from fwpkm_jax.evaluation.data_files import local_path
 from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.option_checks import check_least, check_names
 from fwpkm_jax.evaluation.questions import views
 from fwpkm_jax.evaluation.questions.asking import Group, Question, ReadingOptions, ask
+from fwpkm_jax.evaluation.questions.texts import read_texts
 from fwpkm_jax.evaluation.readers.batch_reader import check_one_device
 from fwpkm_jax.evaluation.ruler.documents import READERS
 from fwpkm_jax.evaluation.ruler.prompts import GENERATED_TASKS, NEW_TOKENS, QUESTION_TASKS, TASKS
-from fwpkm_jax.evaluation.ruler.samples import Material, make_samples, packaged_text, words_of
+from fwpkm_jax.evaluation.ruler.samples import Material, make_samples, words_of
 from fwpkm_jax.evaluation.sources import sha256
 
 
@@ -121,11 +121,9 @@ def _material(config: RulerConfig) -> tuple[Material, dict[str, str]]:
     files: dict[str, str] = {}
 
     def text(name: str | None) -> str:
-        if name is None:
-            return packaged_text()
-        path = local_path(name)
-        files[name] = sha256(path)
-        found = "\n".join(one.text for one in read_documents(path, field="text"))
+        texts, hashes = read_texts(name)
+        files.update(hashes)
+        found = "\n".join(texts)
         if not found.split():
             raise ValueError(f"{name} holds no words; name a file of text.")
         return found

@@ -19,9 +19,8 @@ import numpy as np
 from scipy.special import zeta
 
 from fwpkm_jax.data import Tokenizer
-from fwpkm_jax.data.documents import find_files, read_documents
-from fwpkm_jax.data.sample import TRAIN
 from fwpkm_jax.evaluation.questions.asking import Question
+from fwpkm_jax.evaluation.questions.texts import sentences_of
 from fwpkm_jax.evaluation.ruler import prompts
 from fwpkm_jax.evaluation.ruler.documents import DocumentQuestion
 from fwpkm_jax.evaluation.ruler.prompts import Needles
@@ -105,12 +104,6 @@ def make_samples(
 def words_of(text: str) -> list[str]:
     """The words of 3 to 12 small letters in a text, sorted, none twice."""
     return sorted({word for word in re.findall(r"\b[a-z]{3,12}\b", text)})
-
-
-def packaged_text() -> str:
-    """The books of this package as one text."""
-    (path,) = find_files(TRAIN)
-    return "\n".join(one.text for one in read_documents(path, field="text"))
 
 
 def _largest(tokens: Callable[[int], int], least: int, most: int, room: int) -> int:
@@ -199,26 +192,21 @@ def _hide_in_essay(
     return " ".join(sentences)
 
 
-def sentences_of(text: str) -> list[str]:
-    """A text cut after full stops, question and exclamation marks that white space follows."""
-    return [one for one in re.split(r"(?<=[.!?])\s+", text.strip()) if one]
-
-
 # Variable tracking.
 
 
-def _names(number: int, letters: int, rng: np.random.Generator) -> list[str]:
-    """Different names of capital letters."""
+def _names(number: int, size: int, letters: str, rng: np.random.Generator) -> list[str]:
+    """Different names of `size` letters."""
     names: dict[str, None] = {}
     while len(names) < number:
-        names["".join(string.ascii_uppercase[int(n)] for n in rng.integers(26, size=letters))] = (
-            None
-        )
+        drawn = rng.integers(len(letters), size=size)
+        names["".join(letters[int(n)] for n in drawn)] = None
     return list(names)
 
 
 def _chain(size: int, letters: int, rng: np.random.Generator) -> _Text:
-    names, value = _names(_HOPS + 1, letters, rng), str(rng.integers(10_000, 99_999))
+    names = _names(_HOPS + 1, letters, string.ascii_uppercase, rng)
+    value = str(rng.integers(10_000, 99_999))
     chain = [f"VAR {names[0]} = {value}"]
     chain += [f"VAR {name} = VAR {before} " for before, name in itertools.pairwise(names)]
     lines = [prompts.NOISE] * size
@@ -282,11 +270,8 @@ def _common_words(length: int, words: Sequence[str], size: int, rng: np.random.G
 def _frequent_words(length: int, size: int, rng: np.random.Generator) -> _Text:
     """Coded words with frequencies as 1 / rank**2; the most frequent is a run of dots."""
     number = max(4, (length - prompts.NEW_TOKENS["fwe"]) // 50)
-    coded: dict[str, None] = {}
-    while len(coded) < number:
-        letters = rng.integers(26, size=_WORD_LENGTH)
-        coded["".join(string.ascii_lowercase[int(n)] for n in letters)] = None
-    names = ["...", *list(coded)[1:]]
+    coded = _names(number, _WORD_LENGTH, string.ascii_lowercase, rng)
+    names = ["...", *coded[1:]]
     counts = (size * np.arange(1, number + 1, dtype=np.float64) ** -2 / zeta(2)).astype(int)
     whole = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
     before, after = prompts.FREQUENT_WORDS

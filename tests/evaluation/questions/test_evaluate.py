@@ -1,5 +1,6 @@
 """The benchmarks that ask questions, from the command line on a tiny run, as their page says."""
 
+import importlib
 import json
 import re
 import shlex
@@ -15,8 +16,10 @@ from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.evaluation import EVALS, Subject
 from fwpkm_jax.evaluation.data_files import local_path
 from fwpkm_jax.evaluation.questions.asking import Group, Question, ReadingOptions, ask
+from fwpkm_jax.evaluation.sources import sha256
 from fwpkm_jax.interchange import Weights, start_run
 from fwpkm_jax.models.language_model import LanguageModel
+from fwpkm_jax.outside_files import OutsideFileError
 from tests.evaluation.conftest import tiny_model_config
 from tests.evaluation.questions.test_babilong import LINES
 from tests.evaluation.questions.test_ruler import SQUAD
@@ -61,7 +64,6 @@ NAMES = {
     "longbench/data.zip": "longbench",
     "tasks_1-20_v1-2/en-10k": "babi",
     "lambada_test.jsonl": "lambada_test.jsonl",
-    "dev-v2.0.json": "squad.json",
 }
 """Files of the page and those of the test's folder in their place."""
 SMALLER = {
@@ -161,6 +163,9 @@ def test_answers_are_scored_by_group_and_pass(model):
             {"data": "DATA", "memory_reset": "never"},
             "one at a time; set batch_size to 1",
         ),
+        ("babilong", {"data": "DATA"}, "is one task's file, but tasks=('qa1', "),
+        ("longbench_answers", {"data": "DATA"}, "is one task's file, but tasks=('narrativeqa', "),
+        ("longbench", {"data": "DATA"}, "is one task's file, but tasks=('narrativeqa', "),
         ("lm_eval", {}, "name tasks of the harness, as in --tasks"),
     ],
 )
@@ -171,6 +176,55 @@ def test_what_is_missing_is_said_in_one_line(name, options, message, model, tmp_
     subject = Subject(model=model, memory={}, data=data)
     with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
         EVALS[name].evaluate(subject, EVALS[name].config(**options))
+
+
+def made_of(name, monkeypatch, **options) -> tuple[list[Group], dict[str, str]]:
+    """The questions that an evaluation would ask, and the hashes of its files."""
+    module = importlib.import_module(EVALS[name].evaluate.__module__)
+    kept = {}
+    monkeypatch.setattr(module, "ask", lambda *given, **more: kept.update(groups=given[2], **more))
+    subject = Subject(model=None, memory={}, data=TextData(train_paths=("none.txt",)))
+    EVALS[name].evaluate(subject, EVALS[name].config(**options), tokenizer=load_tokenizer("bytes"))
+    return kept["groups"], kept["files"]
+
+
+def test_ruler_takes_its_words_essay_and_documents_from_the_files_named(folder, monkeypatch):
+    (folder / "essay.txt").write_text("The tower stood here. Nobody saw it. " * 9)
+    words = [a + b for a in "bcdfghkl" for b in ("all", "ent", "ind", "ock", "ust", "ame")]
+    (folder / "words.txt").write_text(" ".join(words))
+    options = {key: str(folder / f"{key}.txt") for key in ("essay", "words")}
+    options["squad"] = str(folder / "squad.json")
+    tasks = ("niah_multikey_1", "qa_1")
+    (needles, documents), files = made_of(
+        "ruler", monkeypatch, tasks=tasks, lengths=(2048,), samples=2, **options
+    )
+    (one, two) = needles.questions
+    assert "The tower stood here." in one.context
+    keys = re.findall(r"magic numbers for ([a-z]+)-([a-z]+) is", one.context + two.context)
+    assert len(keys) == 8
+    assert {word for key in keys for word in key} <= {*words}
+    assert documents.questions[0].references == ("0 towers",)
+    assert files == {path: sha256(Path(path)) for path in options.values()}
+    with pytest.raises(ValueError, match=r"has 4 words of 3 to 12 small letters; 40 or more"):
+        made_of("ruler", monkeypatch, lengths=(2048,), words=options["essay"])
+
+
+def test_babilong_takes_its_background_and_prompts_from_the_files_named(folder, monkeypatch):
+    (folder / "background.jsonl").write_text('{"text": "The sea is wide. It is deep."}')
+    parts = {"instruction": "Read.", "examples": "One.", "post_prompt": "Answer."}
+    (folder / "prompts.json").write_text(json.dumps({"qa1": parts}))
+    options = {"text": folder / "background.jsonl", "prompts": folder / "prompts.json"}
+    options = {key: str(path) for key, path in options.items()}
+    about = {"tasks": ("qa1",), "lengths": (0, 300), "data": str(folder / "babi")}
+    (alone, hidden), files = made_of("babilong", monkeypatch, **about, **options)
+    assert alone.questions[0].context.startswith("Read.\nOne.\nAnswer.\n<context>\nMary went")
+    assert "sea" not in alone.questions[0].context
+    assert all(one in hidden.questions[0].context for one in ("The sea is wide.", "It is deep."))
+    named = [*options.values(), str(folder / "babi" / "qa1_single-supporting-fact_test.txt")]
+    assert files == {path: sha256(Path(path)) for path in named}
+    (folder / "prompts.json").write_text(json.dumps({"qa1": parts | {"examples": 3}}))
+    with pytest.raises(OutsideFileError, match="has no text 'examples'"):
+        made_of("babilong", monkeypatch, **about, **options)
 
 
 def test_tasks_belong_to_an_evaluation_that_has_some(capsys):

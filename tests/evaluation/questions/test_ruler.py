@@ -8,6 +8,7 @@ import pytest
 
 from fwpkm_jax.data import load_tokenizer
 from fwpkm_jax.evaluation.questions.asking import Question
+from fwpkm_jax.evaluation.questions.texts import sentences_of
 from fwpkm_jax.evaluation.ruler import prompts
 from fwpkm_jax.evaluation.ruler.documents import read_hotpotqa, read_squad
 from fwpkm_jax.evaluation.ruler.evaluate import (
@@ -15,7 +16,7 @@ from fwpkm_jax.evaluation.ruler.evaluate import (
     any_reference,
     share_of_references,
 )
-from fwpkm_jax.evaluation.ruler.samples import Material, make_samples, sentences_of, words_of
+from fwpkm_jax.evaluation.ruler.samples import Material, make_samples, words_of
 from fwpkm_jax.outside_files import OutsideFileError
 
 BYTES = load_tokenizer("bytes")

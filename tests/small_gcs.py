@@ -7,8 +7,9 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests import loopback
 
 
 class SmallGCS:
@@ -50,36 +51,13 @@ class SmallGCS:
 
 @contextmanager
 def serving(small: SmallGCS) -> Iterator[None]:
-    handler = type("Handler", (_Handler,), {"small": small})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    small.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
+    """Serves the objects on a free port of this machine."""
+    with loopback.serving(_Handler, small=small) as small.url:
         yield
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(loopback.Handler):
     small: SmallGCS
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _json(self, value: object, status: int = 200) -> None:
-        self._answer(status, json.dumps(value).encode(), Content_Type="application/json")
 
     def _refuse(self, status: int) -> None:
         self._json({"error": {"code": status, "message": "refused"}}, status)

@@ -3,14 +3,14 @@
 import base64
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+
+from tests import loopback
 
 TOKEN = "hf_ofTheTests"
 
@@ -51,18 +51,9 @@ class SmallHub:
 
 @contextmanager
 def serving(hub: SmallHub) -> Iterator[None]:
-    """Serves the hub on a free port of the loopback."""
-    handler = type("Handler", (_Handler,), {"hub": hub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
+    """Serves the hub on a free port of this machine."""
+    with loopback.serving(_Handler, hub=hub) as hub.url:
         yield
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @contextmanager
@@ -87,25 +78,8 @@ def a_small_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Small
         yield small
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(loopback.Handler):
     hub: SmallHub
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        if "Content_Length" not in headers:
-            self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def _json(self, value: object, status: int = 200) -> None:
-        self._answer(status, json.dumps(value).encode(), Content_Type="application/json")
 
     def _refuse(self, status: int, code: str) -> None:
         self._answer(status, b"{}", X_Error_Code=code, X_Error_Message=code)

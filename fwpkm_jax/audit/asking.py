@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from scipy.special import log_softmax
 
 from fwpkm_jax.audit.lines import Line, compare, judged
 from fwpkm_jax.audit.origin import Answer
@@ -20,7 +21,8 @@ from fwpkm_jax.data import load_tokenizer
 from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.recall import attention_reach
 from fwpkm_jax.generation import GenerationState, generate, init_generation
-from fwpkm_jax.models.language_model import LanguageModel, Memory, Stream
+from fwpkm_jax.generation.generate import with_memory
+from fwpkm_jax.models.language_model import LanguageModel, Stream
 from fwpkm_jax.rules import FwPKM
 
 Ask = Callable[[np.ndarray, list[np.ndarray], np.ndarray], np.ndarray]
@@ -93,29 +95,21 @@ def other_paths(subject: Subject, questions: Questions) -> Line:
 
     The texts' values are changed; no logits of the last question may then move in any bit.
     """
-    texts = questions.texts, questions.others
-    found = (_last_logits(subject, questions, one, keep_caches=False) for one in texts)
-    written = [
-        _last_logits(subject, questions, one, keep_caches=False, write=True) for one in texts
-    ]
-    return covers("paths past the memory", *found, seen=not compare(*written).same)
 
+    def logits(write: bool) -> list[np.ndarray]:
+        return [
+            _last_logits(subject, questions, texts, write=write, keep_caches=False)
+            for texts in (questions.texts, questions.others)
+        ]
 
-def frozen_logits(
-    subject: Subject, questions: Questions, texts: np.ndarray, *, keep_caches: bool
-) -> np.ndarray:
-    """Logits of the last question about each text, which was read with writing disabled."""
-    return _last_logits(subject, questions, texts, keep_caches=keep_caches)
+    seen = not compare(*logits(write=True)).same
+    return covers("paths past the memory", *logits(write=False), seen=seen)
 
 
 def _last_logits(
-    subject: Subject,
-    questions: Questions,
-    texts: np.ndarray,
-    *,
-    keep_caches: bool,
-    write: bool = False,
+    subject: Subject, questions: Questions, texts: np.ndarray, *, write: bool, keep_caches: bool
 ) -> np.ndarray:
+    """Logits of the last question about each text."""
     state = _read(subject, texts, write=write)
     state = state if keep_caches else _emptied(subject.model, state)
     return _forced_logits(subject.model, state.stream, questions, -1)
@@ -205,17 +199,12 @@ def generates_freely(subject: Subject, questions: Questions) -> Line:
 def _states(subject: Subject, questions: Questions) -> Iterator[tuple[str, GenerationState]]:
     """The state in which each condition asks."""
     model = subject.model
-    start = _start(subject, len(questions.texts))
-
-    def with_memory(state: GenerationState, memory: Memory) -> GenerationState:
-        return state._replace(stream=state.stream._replace(memory=memory))
-
+    start = for_rows(subject.first_memory, len(questions.texts))
     written = _read(subject, questions.texts, write=True)
     emptied = _emptied(model, written)
     yield "written, caches kept", written
     if not start:
-        not_stated = _read(subject, questions.others, write=True)
-        yield "not stated", not_stated
+        yield "not stated", _read(subject, questions.others, write=True)
         return
     memory = emptied.stream.memory
     yield "written", emptied
@@ -232,15 +221,13 @@ def _states(subject: Subject, questions: Questions) -> Iterator[tuple[str, Gener
     yield "not stated", _emptied(model, _read(subject, questions.others, write=True))
 
 
-def _start(subject: Subject, rows: int) -> Memory:
-    return for_rows(subject.first_memory, rows)
-
-
 def _read(subject: Subject, texts: np.ndarray, *, write: bool) -> GenerationState:
     """The state behind the texts `[texts, length]`, each read into a memory of its own."""
     model, (rows, length) = subject.model, texts.shape
     # Room for question and answer, which full attention keeps, too.
-    state = init_generation(model, _start(subject, rows), batch=rows, max_length=2 * length + 256)
+    state = init_generation(
+        model, for_rows(subject.first_memory, rows), batch=rows, max_length=2 * length + 256
+    )
     return generate(model, list(texts), state, max_new_tokens=0, write=write).state
 
 
@@ -264,8 +251,7 @@ def _ask(model: LanguageModel, state: GenerationState, questions: Questions, num
     answers = np.stack([one.answer for one in row])
     tokens = _generated(model, state, [one.tokens for one in row], answers.shape[1])
     logits = _forced_logits(model, state.stream, questions, number).astype(np.float64)
-    top = logits.max(axis=-1, keepdims=True)
-    log_probs = logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
+    log_probs = log_softmax(logits, axis=-1)
     chosen = np.take_along_axis(log_probs, answers[..., None], axis=-1)[..., 0]
     among = logits[:, 0][:, questions.first_tokens]
     return _Asked(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from fwpkm_jax.audit.stability import stability
 from fwpkm_jax.audit.trace import traced
 from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.option_checks import check_least
+from fwpkm_jax.memories.file import checksum
 from fwpkm_jax.memories.saved import fingerprint
 from fwpkm_jax.run.evaluate import subject_of
 from fwpkm_jax.run.load import Run
@@ -140,20 +140,10 @@ def provenance_of(run: Run, *, name: str, command: Sequence[str]) -> dict[str, A
         "step": run.step,
         "config": run.experiment.fingerprint,
         "slow_weights": fingerprint(run.model),
-        "memory": _checksum(run.memory),
+        "memory": checksum({name: np.asarray(x) for name, x in named_leaves(run.memory).items()}),
         "command": list(command),
         "started": here["started"],
         "commit": here["commit"] or "unknown",
         "device": f"{here['device_count']} {here['device_kind']}",
         "versions": here["versions"],
     }
-
-
-def _checksum(tree: Any) -> str:
-    """SHA-256 over the paths, dtypes and bytes of a pytree's arrays."""
-    total = hashlib.sha256()
-    for name, leaf in named_leaves(tree).items():
-        x = np.asarray(leaf)
-        total.update(f"{name} {x.dtype} {x.shape} ".encode())
-        total.update(np.ascontiguousarray(x).tobytes())
-    return total.hexdigest()

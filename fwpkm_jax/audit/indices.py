@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from scipy.special import softmax
 from scipy.stats import binomtest
 
 from fwpkm_jax.audit.causality import Logits
@@ -83,7 +84,7 @@ def reads_the_token_before(
         if counts_right:
             own[number] = np.argmax(rows, axis=-1) == token
         else:
-            own[number] = np.exp(rows[:, token] - _log_sum_exp(rows))
+            own[number] = softmax(rows, axis=-1)[:, token]
     total = float(given.sum())
     gaps = {offset: float(np.max(np.abs(given - own[:, 1 + offset]))) for offset in (0, -1, 1)}
     whole = len(ids) == vocab_size
@@ -212,11 +213,6 @@ def _kept(path: Logits) -> Logits:
         return whole
 
     return logits
-
-
-def _log_sum_exp(rows: np.ndarray) -> np.ndarray:
-    top = rows.max(axis=-1)
-    return top + np.log(np.exp(rows - top[:, None]).sum(axis=-1))
 
 
 def _batch(tokens: np.ndarray, position: int) -> dict[str, np.ndarray]:

@@ -227,8 +227,11 @@ def _documents(model: LanguageModel, memory: Memory, tokens: np.ndarray) -> Line
     )
 
 
-def _read(model: LanguageModel, memory: Memory, *texts: np.ndarray) -> GenerationState:
-    total = sum(map(len, texts)) + NEW
+def _read(
+    model: LanguageModel, memory: Memory, *texts: np.ndarray, room: int = NEW
+) -> GenerationState:
+    """The state of a user who has read these texts, with room for more tokens."""
+    total = sum(map(len, texts)) + room
     state = init_generation(model, for_rows(memory, 1), batch=1, max_length=total)
     for text in texts:
         state = generate(model, [text], state, max_new_tokens=0).state
@@ -240,13 +243,9 @@ def _restored(model: LanguageModel, memory: Memory, texts: np.ndarray) -> Line:
     kept, more = texts[0], texts[1]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        state = _read(model, memory, kept)
-        memories.save(folder, "user", state, model=model)
+        memories.save(folder, "user", _read(model, memory, kept), model=model)
         memories.fork(folder, "user", "user@point")
-        longer = init_generation(model, for_rows(memory, 1), batch=1, max_length=2 * len(kept))
-        longer = generate(model, [kept], longer, max_new_tokens=0).state
-        longer = generate(model, [more], longer, max_new_tokens=0).state
-        memories.save(folder, "user", longer, model=model)
+        memories.save(folder, "user", _read(model, memory, kept, more), model=model)
         further = _bits(memories.load(folder, "user", model))
         memories.restore(folder, "user", "user@point")
         back = memories.load(folder, "user", model)
@@ -279,9 +278,7 @@ def _state_and_answer(model: LanguageModel, state: GenerationState) -> dict[str,
 def _aside(model: LanguageModel, memory: Memory, texts: np.ndarray) -> Line:
     """A question that is asked aside leaves no trace in state and memory."""
     kept, question = texts[0], texts[1][:8]
-    total = len(kept) + len(question) + NEW
-    state = init_generation(model, for_rows(memory, 1), batch=1, max_length=total)
-    state = generate(model, [kept], state, max_new_tokens=0).state
+    state = _read(model, memory, kept, room=len(question) + NEW)
     never = _copy(state)
     out = generate(model, [question], state, max_new_tokens=NEW, write=False, keep_state=True)
     return forgotten(

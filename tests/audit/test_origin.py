@@ -11,9 +11,9 @@ import pytest
 from fwpkm_jax.audit import Answer, answers_freely, covers, first_write, headline, origin_lines
 from fwpkm_jax.audit.asking import (
     _forced_logits,
+    _last_logits,
     _read,
     answers_of,
-    frozen_logits,
     generates_freely,
     other_paths,
 )
@@ -176,7 +176,7 @@ def test_a_window_that_covers_the_needle_is_named(window, verdict):
     questions = questions_of(subject, texts=2, length=None)
     texts = [np.concatenate([x, np.zeros_like(x[:, :8])], axis=1)
              for x in (questions.texts, questions.others)]  # fmt: skip
-    logits = [frozen_logits(subject, questions, one, keep_caches=True) for one in texts]
+    logits = [_last_logits(subject, questions, one, write=False, keep_caches=True) for one in texts]
     line = covers("needles", *logits)
     assert line.verdict == verdict
     if verdict == "fail":

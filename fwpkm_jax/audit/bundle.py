@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fwpkm_jax.audit import page
 from fwpkm_jax.audit.lines import Line
 from fwpkm_jax.audit.origin import Answer, headline, origin_lines
+from fwpkm_jax.audit.page import page
+from fwpkm_jax.evaluation.display.html import save_page
 from fwpkm_jax.evaluation.sources import sha256
 from fwpkm_jax.outside_files import (
     MOST_JSON_BYTES,
@@ -26,6 +27,7 @@ from fwpkm_jax.outside_files import (
 from fwpkm_jax.whole_files import own_folder, replacing, write_json
 
 _KIND = "fwpkm audit bundle 1"
+_FILES = ("audit.html", "audit.json", "answers.jsonl")
 _AGAIN = "audit the run again"
 
 
@@ -50,10 +52,10 @@ def write_bundle(
     own_folder(folder)
     again = ["fwpkm", "audit", str(folder)]
     told = headline(answers)
-    shown = page.page(
+    shown = page(
         lines, title=title, headline=told, provenance={**provenance, "headline again": again}
     )
-    page.save(folder / "audit.html", shown)
+    save_page(shown, folder / "audit.html")
     write_json(
         folder / "audit.json",
         {"title": title, "headline": told, "lines": [dataclasses.asdict(line) for line in lines]},
@@ -61,14 +63,13 @@ def write_bundle(
     with replacing(folder / "answers.jsonl") as file:
         for answer in answers:
             file.write(json.dumps(answer._asdict()).encode() + b"\n")
-    names = ("audit.html", "audit.json", "answers.jsonl")
     write_json(
         folder / "manifest.json",
         {
             "kind": _KIND,
             "provenance": dict(provenance),
             "headline_again": again,
-            "files": {name: sha256(folder / name) for name in names},
+            "files": {name: sha256(folder / name) for name in _FILES},
         },
     )
     return folder / "audit.html"
@@ -89,7 +90,7 @@ def recomputed(folder: Path) -> tuple[str, list[Line]]:
     """
     manifest = read_json(folder / "manifest.json", kind=dict)
     with reading(folder / "manifest.json", problem="is no manifest", otherwise=_AGAIN):
-        for name in ("audit.html", "audit.json", "answers.jsonl"):
+        for name in _FILES:
             if sha256(folder / name) != manifest["files"][name]:
                 raise OutsideFileError(
                     folder / name, "is not the file that the manifest names", otherwise=_AGAIN

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from fwpkm_jax.audit.lines import SECTIONS, Line, failures
@@ -49,11 +48,6 @@ def page(lines: Sequence[Line], *, title: str, headline: str, provenance: Mappin
     rows = [[name, _shown(value)] for name, value in provenance.items()]
     body += [html.heading("Where this comes from"), html.table(["", ""], rows, kind="pairs")]
     return html.page(title, *body, style=_STYLE)
-
-
-def save(path: Path, markup: str) -> Path:
-    """Writes the page."""
-    return html.save_page(markup, path)
 
 
 def _shown(value: Any) -> str:

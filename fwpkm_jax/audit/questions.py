@@ -38,7 +38,6 @@ class Questions(NamedTuple):
       questions: by text.
       first_tokens: ids that a value can begin with.
       chance: probability that a guess of a value is exact.
-      what: what is stated and asked, a sentence.
     """
 
     texts: np.ndarray
@@ -46,7 +45,6 @@ class Questions(NamedTuple):
     questions: list[list[Question]]
     first_tokens: np.ndarray
     chance: float
-    what: str
 
 
 def questions_of(subject: Subject, *, texts: int, length: int | None) -> Questions:
@@ -110,8 +108,6 @@ def _facts(data: RecallData, *, texts: int, length: int, seed: int) -> Questions
         questions,
         first_tokens=data.first_value + np.arange(data.num_values),
         chance=1 / data.num_values,
-        what=f"{data.num_facts} facts, a key and a value, in each of {texts} texts of {length:,} "
-        "tokens",
     )
 
 
@@ -138,7 +134,7 @@ def _needles(data: TextData, *, texts: int, length: int, seed: int) -> Questions
         text, places = found[0]
         asked = []
         for key, value, place in zip(keys, values, places, strict=True):
-            question = f" {mix.sentence.partition('{value}')[0].format(key=key)}"
+            question = f" {_before_value(mix, key)}"
             whole = tokenizer.encode(question + value)
             stated = len(tokenizer.encode(text[:place]))
             if tokenizer.decode(whole[-len(value) :]) != value:
@@ -153,15 +149,12 @@ def _needles(data: TextData, *, texts: int, length: int, seed: int) -> Questions
     shortest = min(len(row) for kind in rows for row in kind)
     stacked = [np.stack([row[:shortest] for row in kind]) for kind in rows]
     digits = [int(tokenizer.encode(f" {digit}")[-1]) for digit in "0123456789"]
-    sentence = mix.sentence.format(key="KEY", value="DIGITS")
     return Questions(
         stacked[0],
         stacked[1],
         questions,
         first_tokens=np.array(digits),
         chance=0.1**mix.value_digits,
-        what=f'{mix.num_needles} sentences "{sentence}" in each of {len(questions)} pieces of '
-        f"{shortest:,} tokens of validation text",
     )
 
 
@@ -176,6 +169,11 @@ def _cuts(data: TextData, tokenizer: Tokenizer, length: int) -> Iterator[Sequenc
             yield words[start : start + size]
 
 
+def _before_value(mix: NeedleMix, key: str) -> str:
+    """A needle's sentence up to its value, which is also the question."""
+    return mix.sentence.partition("{value}")[0].format(key=key)
+
+
 def _hidden(
     words: Sequence[str],
     mix: NeedleMix,
@@ -188,7 +186,7 @@ def _hidden(
     for key, value, depth in zip(keys, values, depths, strict=True):
         end = int(depth * len(words))
         text += "".join(f"{word} " for word in words[start:end])
-        places.append(len(text) + len(mix.sentence.partition("{value}")[0].format(key=key)))
+        places.append(len(text) + len(_before_value(mix, key)))
         text += f"{mix.sentence.format(key=key, value=value)} "
         start = end
     return text + " ".join(words[start:]), places

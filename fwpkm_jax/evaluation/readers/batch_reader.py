@@ -145,7 +145,7 @@ class BatchReader:
         self,
         prompts: Sequence[Prompt],
         *,
-        max_new_tokens: int | Sequence[int],
+        max_new_tokens: int,
         stop_ids: Sequence[int] = (),
         vocab_size: int | None = None,
         ended: Callable[[np.ndarray], bool] = lambda tokens: False,
@@ -157,7 +157,7 @@ class BatchReader:
 
         Args:
           prompts: contexts, which may be empty, and questions.
-          max_new_tokens: most tokens of every answer, or of each.
+          max_new_tokens: most tokens of an answer.
           stop_ids: tokens that end an answer.
           vocab_size: ids below this number may be answered; None: the model's.
           ended: whether an answer so far, `[tokens]`, needs no further token.
@@ -169,12 +169,11 @@ class BatchReader:
         for number, prompt in enumerate(prompts):
             if not len(prompt.question):
                 raise ValueError(f"Prompt {number} has no token to answer after.")
-        most = np.broadcast_to(np.asarray(max_new_tokens, np.int64), (len(prompts),)).tolist()
-        sizes = [len(x.context) + len(x.question) + n for x, n in zip(prompts, most, strict=True)]
+        sizes = [len(prompt.context) + len(prompt.question) for prompt in prompts]
         found: dict[int, np.ndarray] = {}
         for chosen in self._batches(sizes):
-            rows, limits = [prompts[number] for number in chosen], [most[n] for n in chosen]
-            answers = self._answer(rows, limits, stop_ids, vocab_size, ended)
+            rows = [prompts[number] for number in chosen]
+            answers = self._answer(rows, max_new_tokens, stop_ids, vocab_size, ended)
             found |= zip(chosen, answers, strict=False)
             done(len(set(chosen)))
         return [found[number] for number in range(len(prompts))]
@@ -256,13 +255,13 @@ class BatchReader:
     def _answer(
         self,
         rows: Sequence[Prompt],
-        limits: Sequence[int],
+        limit: int,
         stop_ids: Sequence[int],
         vocab_size: int | None,
         ended: Callable[[np.ndarray], bool],
     ) -> list[np.ndarray]:
         answers = [np.zeros(0, np.int32) for _ in rows]
-        longest = max(len(x.context) + len(x.question) for x in rows) + max(limits)
+        longest = max(len(x.context) + len(x.question) for x in rows) + limit
         state = self._new_state(len(rows), longest)
         if vocab_size is not None and vocab_size >= self._model.config.vocab_size:
             vocab_size = None
@@ -282,10 +281,10 @@ class BatchReader:
                     stream = flush(self._graphdef, self._params, state.stream)
                     state = state._replace(stream=stream)
             prompts: Sequence[np.ndarray] | None = [row.question for row in rows]
-            left, stops = max(limits), np.asarray(list(stop_ids), np.int32)
+            left, stops = limit, np.asarray(list(stop_ids), np.int32)
             while True:
                 # A memory that goes on must not hold tokens behind the end of an answer.
-                new = 1 if self._keeps else min(left, _TOKENS_AT_ONCE)
+                new = min(left, 1 if self._keeps else _TOKENS_AT_ONCE)
                 output = ask(prompts, state, max_new_tokens=new)
                 state, prompts, left = output.state, None, left - new
                 if output.failed.any():
@@ -293,11 +292,10 @@ class BatchReader:
                 for index, block in enumerate(np.asarray(output.tokens)):
                     block = block[: int(output.lengths[index])]
                     block = block[~np.isin(block, stops)]
-                    answers[index] = np.concatenate([answers[index], block])[: limits[index]]
+                    answers[index] = np.concatenate([answers[index], block])
                 finished = np.asarray(state.finished)
                 if left <= 0 or all(
-                    finished[index] or len(answer) >= limits[index] or ended(answer)
-                    for index, answer in enumerate(answers)
+                    done or ended(answer) for done, answer in zip(finished, answers, strict=True)
                 ):
                     break
             after.append(state.stream)

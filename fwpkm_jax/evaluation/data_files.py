@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fwpkm_jax.addresses import scheme_of
 from fwpkm_jax.data.documents import PACKAGED, find_files
-from fwpkm_jax.data.streams.hub import HubName, asking, check_hub_name, fetch_file, hub_client
-
-HUB = "hf://"
-"""What addresses of the hub begin with."""
+from fwpkm_jax.data.streams.hub import HUB, HubName, asking, check_hub_name, fetch_file, hub_client
 
 
 def local_path(name: str) -> Path:
@@ -26,9 +24,10 @@ def local_path(name: str) -> Path:
     """
     if name.startswith(PACKAGED):
         return find_files(name)[0]
-    if name.startswith(HUB):
+    scheme = scheme_of(name)
+    if scheme == HUB:
         return _fetched(name)
-    if "://" in name:
+    if scheme is not None:
         raise ValueError(
             f"{name} is neither a path of this machine nor hf://datasets/OWNER/NAME/PATH; copy it "
             "here first."

@@ -232,7 +232,7 @@ def evaluate(
                 None,
                 questions,
                 task.new_tokens,
-                _scorer(task, classes),
+                scorer(task, classes),
                 ended=_has_line if task.first_line else lambda answer: False,
                 max_tokens=config.max_tokens,
             )
@@ -241,7 +241,14 @@ def evaluate(
     return ask(subject, config, groups, tokenizer=tokenizer, name="longbench_answers", files=hashes)
 
 
-def _scorer(task: Task, classes: dict[str, list[str]]) -> Callable[[Question, str], float]:
+def scorer(task: Task, classes: dict[str, list[str]]) -> Callable[[Question, str], float]:
+    """The score of an answer: the best over its references.
+
+    Args:
+      task: how an answer is scored.
+      classes: the names that a sample's answer may give, by its id; only for `named_class`.
+    """
+
     def score(question: Question, answer: str) -> float:
         if task.first_line:
             answer = answer.lstrip("\n").split("\n")[0]

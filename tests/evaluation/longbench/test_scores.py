@@ -3,7 +3,7 @@
 import pytest
 
 from fwpkm_jax.evaluation.longbench import scores
-from fwpkm_jax.evaluation.longbench.answers import ANSWER_TASKS, AnswersConfig, _scorer
+from fwpkm_jax.evaluation.longbench.answers import ANSWER_TASKS, AnswersConfig, scorer
 from fwpkm_jax.evaluation.questions.asking import Question
 
 
@@ -68,9 +68,9 @@ def test_code_is_compared_by_its_first_line():
 
 def test_an_answer_has_the_best_score_over_its_references_by_its_first_line_where_asked():
     question = Question("", "?", ("a dog", "red fox"), "x")
-    assert _scorer(ANSWER_TASKS["triviaqa"], {})(question, "\nred fox\nother words") == 1
-    assert _scorer(ANSWER_TASKS["hotpotqa"], {})(question, "red fox\nother") == pytest.approx(0.8)
-    score = _scorer(ANSWER_TASKS["trec"], {"x": ["red", "red fox"]})
+    assert scorer(ANSWER_TASKS["triviaqa"], {})(question, "\nred fox\nother words") == 1
+    assert scorer(ANSWER_TASKS["hotpotqa"], {})(question, "red fox\nother") == pytest.approx(0.8)
+    score = scorer(ANSWER_TASKS["trec"], {"x": ["red", "red fox"]})
     assert score(Question("", "?", ("red fox",), "x"), "red fox\nred") == 1
 
 

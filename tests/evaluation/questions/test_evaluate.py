@@ -15,6 +15,7 @@ from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import TextData, load_tokenizer
 from fwpkm_jax.evaluation import EVALS, Subject
 from fwpkm_jax.evaluation.data_files import local_path
+from fwpkm_jax.evaluation.questions import views
 from fwpkm_jax.evaluation.questions.asking import Group, Question, ReadingOptions, ask
 from fwpkm_jax.evaluation.sources import sha256
 from fwpkm_jax.interchange import Weights, start_run
@@ -147,6 +148,13 @@ def test_answers_are_scored_by_group_and_pass(model):
     (only,) = asked([group()], write="off")
     assert only["frozen"] == first["frozen"]
     assert "writing" not in only
+    record = {"results": {"runs": [only]}, "config": {"memory_reset": "never"}}
+    record["provenance"] = {"chunk_size": 8}
+    assert "memory kept within a task\n" in views.table(record)
+    assert "memory writing" not in views.table(record) + views.finding(record)
+    (kept,) = asked([group()], memory_reset="never", batch_size=1, chunk_size=16)
+    assert kept["samples"][0]["answers"]["frozen"] == first["samples"][0]["answers"]["frozen"]
+    assert kept["samples"][1]["answers"]["writing"] != first["samples"][1]["answers"]["writing"]
 
 
 @pytest.mark.parametrize(

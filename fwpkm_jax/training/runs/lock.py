@@ -33,6 +33,8 @@ from typing import Any
 from fwpkm_jax.outside_files import shown
 from fwpkm_jax.whole_files import check_local, open_own
 
+NAME = "lock"
+"""Of the file, or of the object in a bucket, by which a session holds a run."""
 BEAT = 10.0
 """Seconds after which a holder touches the file again."""
 SILENCE = 35.0
@@ -73,7 +75,7 @@ class RunLock:
         self,
         directory: Path,
         *,
-        name: str = "lock",
+        name: str = NAME,
         thing: str = "",
         otherwise: str = "choose another --run_dir",
         say: Callable[[str], None] = lambda line: None,
@@ -100,17 +102,17 @@ class RunLock:
         self._heart.start()
 
     def _take(self, thing: str, otherwise: str, granted: bool) -> None:
-        holder = _read(self._file)
+        holder = parse_record(os.pread(self._file, _LONGEST_RECORD, 0))
         if not granted or (holder and self._alive(holder)):
             raise RunInUseError(
-                f"{thing} is in use by {_name(holder)}; wait until it ends, or {otherwise}."
+                f"{thing} is in use by {holder_name(holder)}; wait until it ends, or {otherwise}."
             )
         if holder is None:
             raise ValueError(
                 f"{self.path} is not a lock of this program; move it away and try again."
             )
         if holder:
-            self._say(f"Took over {thing} from {_name(holder)}, which is gone.")
+            self._say(f"Took over {thing} from {holder_name(holder)}, which is gone.")
         record = json.dumps({**_here(), "started": time.strftime("%Y-%m-%d %H:%M:%S %z")})
         try:
             os.ftruncate(self._file, 0)
@@ -127,8 +129,8 @@ class RunLock:
             found = _process_start(pid) if isinstance(pid, int) and 0 < pid < 2**31 else None
             return found is not None and found == holder.get("process_start")
         self._say(
-            f"{self.path} belongs to {_name(holder)}; waiting up to {SILENCE:.0f} s to see whether "
-            "that process still touches it."
+            f"{self.path} belongs to {holder_name(holder)}; waiting up to {SILENCE:.0f} s to "
+            "see whether that process still touches it."
         )
         first, deadline = _touched(self.path), time.monotonic() + SILENCE
         while time.monotonic() < deadline:
@@ -222,12 +224,12 @@ def _is_at(file: int, path: Path) -> bool:
         return True  # Not known, for example while a server does not answer.
 
 
-def _read(file: int) -> dict[str, Any] | None:
+def parse_record(content: bytes) -> dict[str, Any] | None:
     """The holder's record; empty if there is no holder, or it did not write it whole.
 
-    None for a file that no holder wrote.
+    None for what no holder wrote.
     """
-    content = os.pread(file, _LONGEST_RECORD, 0).strip(b"\0 \n")
+    content = content[:_LONGEST_RECORD].strip(b"\0 \n")
     try:
         record = json.loads(content or b"{}")
     except (ValueError, RecursionError):
@@ -250,8 +252,9 @@ def _touched(path: Path) -> int | None:
         os.close(number)
 
 
-def _name(holder: dict[str, Any] | None) -> str:
-    if not holder:
+def holder_name(holder: dict[str, Any] | None) -> str:
+    """Process, host and start of a record, for messages."""
+    if not holder or "pid" not in holder:
         return "another process"
     pid, host, started = (shown(holder.get(name), 60) for name in ("pid", "host", "started"))
     return f"process {pid} on {host} since {started}"

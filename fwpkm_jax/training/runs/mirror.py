@@ -31,7 +31,7 @@ from typing import Any
 from fwpkm_jax.addresses import scheme_of
 from fwpkm_jax.outside_files import OutsideFileError, parse_json
 from fwpkm_jax.stores import Store, checked_name
-from fwpkm_jax.training.runs.store_lock import NAME as LOCK
+from fwpkm_jax.training.runs.lock import NAME as LOCK
 from fwpkm_jax.training.runs.store_lock import StoreLock
 
 EVERY = 10.0
@@ -261,7 +261,6 @@ def local_copy(address: str) -> Iterator[Path]:
                 f"{mirror.store}/config.json does not exist; {mirror.store} holds no run."
             )
         yield mirror.folder
-        mirror._steps.clear()
         for name in mirror._small_files():
             if mirror._written.get(name) != _signature(mirror.folder / name):
                 mirror.store.write(name, (mirror.folder / name).read_bytes())

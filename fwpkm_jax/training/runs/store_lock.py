@@ -16,13 +16,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
-from fwpkm_jax.outside_files import shown
 from fwpkm_jax.stores import Store
-from fwpkm_jax.training.runs.lock import BEAT, SILENCE, LostLockError, RunInUseError
-
-NAME = "lock"
+from fwpkm_jax.training.runs.lock import (
+    BEAT,
+    NAME,
+    SILENCE,
+    LostLockError,
+    RunInUseError,
+    holder_name,
+    parse_record,
+)
 
 
 class StoreLock:
@@ -140,9 +144,4 @@ class StoreLock:
 
 
 def _name(record: bytes) -> str:
-    try:
-        values: Any = json.loads(record)
-        pid, host, started = (shown(values[name], 60) for name in ("pid", "host", "started"))
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return "another process"
-    return f"process {pid} on {host} since {started}"
+    return holder_name(parse_record(record))

@@ -25,7 +25,7 @@ _FAMILY: Family = replace(
     window="given",
     experts="none",
     defaults={
-        **_NEXT.defaults, "linear_num_value_heads": 32, "sliding_window": None,
+        **_NEXT.defaults, "sliding_window": None,
         "pkm_layers": [], "pkm_k_dim": 512, "pkm_v_dim": 512, "pkm_heads": 4, "pkm_topk": 32,
         "pkm_n_subkeys": 512, "pkm_query_rmsnorm": True, "fwpkm_layers": [], "fwpkm_k_dim": 512,
         "fwpkm_v_dim": 512, "fwpkm_heads": 1, "fwpkm_topk": 8, "fwpkm_n_subkeys": 512,

@@ -77,18 +77,15 @@ def named_files(folder: Path, *, index: str = INDEX) -> dict[str, str]:
     Raises:
       OutsideFileError: the index is damaged, or names something else.
     """
-    return _named_files(folder / index)
-
-
-def _named_files(index: Path) -> dict[str, str]:
-    values = read_json(index, otherwise=_FETCH, most=2**24, kind=dict, unique=True)
+    path = folder / index
+    values = read_json(path, otherwise=_FETCH, most=2**24, kind=dict, unique=True)
     places = values.get("weight_map")
     if not isinstance(places, dict) or not places:
-        raise OutsideFileError(index, "has no weight_map of tensors to files", otherwise=_FETCH)
+        raise OutsideFileError(path, "has no weight_map of tensors to files", otherwise=_FETCH)
     for name, file in places.items():
         if not isinstance(file, str) or not file or Path(file).name != file or file == "..":
             problem = f"names {shown(repr(file), 100)}, which is no file of the folder"
-            raise OutsideFileError(index, problem, f"tensor {name!r}", _FETCH)
+            raise OutsideFileError(path, problem, f"tensor {name!r}", _FETCH)
     return places
 
 

@@ -35,7 +35,8 @@ _PROMPT = {
     "examples": "",
     "post_prompt": "Answer with one word.",
 }
-"""Ours. The benchmark has a longer one for each task, with solved examples: option `prompts`."""
+"""Written for this package. The benchmark's own prompts are longer, differ by task and hold solved
+examples; the option `prompts` takes them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +75,8 @@ def evaluate(
 ) -> Outcome:
     """Share of questions answered right, by task and length.
 
-    An answer is right if its first sentence names the right one of the task's answers and no other,
-    those that the question names apart.
+    An answer is right if its first sentence names the right one of the task's answers and no other;
+    answers that the question names are not counted.
 
     Args:
       subject: the model and its memory, of which the first group is used; its seed draws the places

@@ -29,7 +29,7 @@ from fwpkm_jax.models.language_model import LanguageModel, Memory
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingOptions:
-    """How texts are read that are followed by a question."""
+    """How texts that end with a question or a word to guess are read."""
 
     write: Literal["both", "on", "off"] = "both"
     """Write the memory while reading, keep it frozen, or do one after the other and compare."""
@@ -39,8 +39,7 @@ class ReadingOptions:
     batch_size: int = 8
     """Texts read side by side; each has its own copy of a memory that is written."""
     chunk_size: int | None = None
-    """Tokens per write. None: the model's. What is left over at the end of a text is written before
-    the question is read."""
+    """Tokens per write. None: the model's."""
     yarn_factor: float | None = None
     """YaRN's factor for rotary positions. None: positions as trained."""
     yarn_original_length: int = 1024
@@ -108,7 +107,8 @@ def ask(
 ) -> Outcome:
     """Scores of greedy answers by group, with the memory writing and frozen.
 
-    Every group starts from the checkpoint's memory.
+    Every group starts from the checkpoint's memory. Tokens that still wait in the queue at the end
+    of a text are written before its question is read.
 
     Args:
       subject: the model and its memory, of which the first group is used.

@@ -112,6 +112,8 @@ def test_the_pages_command_runs_and_writes_its_results(name, folder, capsys, mon
     if name == "lambada":
         assert results["passages"] == results["writing"]["answers"] == 2
         assert results["writing"]["perplexity"] != results["frozen"]["perplexity"]
+        del results["writing"]  # As with `write` off.
+        assert "memory writing" not in evaluation.table(record) + evaluation.finding(record)
         return
     for run in results["runs"]:
         assert run["questions"] == len(run["samples"]) == 2

@@ -28,7 +28,7 @@ from fwpkm_jax.training.state import model_graph
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditOptions(PluginOptions):
+class AuditOptions(PluginOptions, AuditConfig):
     """Checks what a model's recall rests on, and writes a page and a bundle."""
 
     run: RunArgument
@@ -38,12 +38,6 @@ class AuditOptions(PluginOptions):
     """Checkpoint: a step, the best by validation loss, or None for the newest."""
     seeds: tuple[Path, ...] = ()
     """Runs of other trainings of the same configuration, for the interval of the headline."""
-    texts: int = 16
-    """Texts that state values, each with a memory of its own."""
-    length: int | None = None
-    """Tokens of each. None: twice a row of training text, or a row of facts."""
-    tokens: int = 20_000
-    """Length of the text over which all must stay finite."""
     out: Path | None = None
     """Folder of the bundle. None: RUN/audit."""
 
@@ -74,8 +68,6 @@ def _recompute(folder: Path) -> int:
 
 
 def _audit(options: AuditOptions) -> int:
-    # Checked before anything is opened.
-    config = AuditConfig(texts=options.texts, length=options.length, tokens=options.tokens)
     run = open_run(options.run, options.step)
     others = {str(path): open_run(path) for path in options.seeds}
     for name, other in others.items():
@@ -87,7 +79,7 @@ def _audit(options: AuditOptions) -> int:
     name = str(options.run)
     found = audit_run(
         run,
-        config,
+        options,
         name=name,
         others=others,
         show=lambda line: print(visible(as_text(line)), flush=True),

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from fwpkm_jax.cli.options import PluginOptions, RunArgument, parse_options
+from fwpkm_jax.cli.options import CheckpointOptions, RunArgument, parse_options
 from fwpkm_jax.command_line import report, say_error, start_logging
 from fwpkm_jax.compile_cache import enable_compile_cache
 from fwpkm_jax.generation import Sampling
 from fwpkm_jax.run.conversation import Conversation, memory_place
-from fwpkm_jax.run.load import WhichWeights, load_run
+from fwpkm_jax.run.load import load_run
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConversationOptions(PluginOptions):
+class ConversationOptions(CheckpointOptions):
     """Of any conversation with a run's model."""
 
     run: RunArgument
@@ -32,11 +32,6 @@ class ConversationOptions(PluginOptions):
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     """Seed of the random draws."""
-    step: int | Literal["best"] | None = None
-    """Checkpoint: a step, the best by validation loss, or None for the newest."""
-    weights: WhichWeights = "trained"
-    """Slow weights of the checkpoint. trained: those after its step. ema: their moving average, of
-    a run with optimizer.ema."""
 
     def conversation(self, memory: str | None, *, write: bool = True) -> Conversation:
         """The conversation that these options ask for, to be entered."""

@@ -12,21 +12,20 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from fwpkm_jax.cli.options import PluginOptions, RunArgument, parse_options, values_of
+from fwpkm_jax.cli.options import CheckpointOptions, RunArgument, parse_options, values_of
 from fwpkm_jax.command_line import report, say_error, separate_options, start_logging
 from fwpkm_jax.compile_cache import enable_compile_cache
 from fwpkm_jax.evaluation import EVALS
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.plugins import import_plugins
 from fwpkm_jax.run.evaluate import evaluate
-from fwpkm_jax.run.load import WhichWeights
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalOptions(PluginOptions):
+class EvalOptions(CheckpointOptions):
     """Evaluates a run and writes tables and plots into RUN/results."""
 
     run: RunArgument
@@ -36,11 +35,6 @@ class EvalOptions(PluginOptions):
     run's data and has all that it needs. Default: recall or ppl, whichever suits the data."""
     tasks: tuple[str, ...] = ()
     """Tasks of the evaluations of --suite that have tasks, as lm_eval; short for --NAME.tasks."""
-    step: int | Literal["best"] | None = None
-    """Checkpoint: a step, the best by validation loss, or None for the newest."""
-    weights: WhichWeights = "trained"
-    """Slow weights of the checkpoint. trained: those after its step. ema: their moving average, of
-    a run with optimizer.ema."""
     limit: int | None = None
     """Score at most this many documents, batches or samples; the unit depends on the evaluation."""
     mesh: MeshConfig = field(default_factory=MeshConfig)

@@ -13,34 +13,22 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fwpkm_jax.cli.options import FolderArgument, PluginOptions, RunArgument, parse_options
+from fwpkm_jax.cli.options import CheckpointOptions, FolderArgument, RunArgument, parse_options
 from fwpkm_jax.command_line import report, say_error
 from fwpkm_jax.interchange import export_run
 from fwpkm_jax.interchange.hf import export_model, push_model
-from fwpkm_jax.run.load import WhichWeights
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 from fwpkm_jax.training.runs.mirror import run_folder
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Checkpoint(PluginOptions):
-    """What is exported."""
-
-    run: RunArgument
-    """Run directory."""
-    step: int | Literal["best"] | None = None
-    """Checkpoint: a step, the best by validation loss, or None for the newest."""
-    weights: WhichWeights = "trained"
-    """Slow weights of the checkpoint. trained: those after its step. ema: their moving average, of
-    a run with optimizer.ema."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions(_Checkpoint):
+class ExportOptions(CheckpointOptions):
     """Writes a run's slow and fast weights into a folder: weights.safetensors and config.json.
 
     `fwpkm export hf RUN FOLDER` writes a folder of the transformers library instead."""
 
+    run: RunArgument
+    """Run directory."""
     folder: FolderArgument
     """Folder to create."""
     memories: Literal["all", "first"] = "all"
@@ -48,10 +36,12 @@ class ExportOptions(_Checkpoint):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportHF(_Checkpoint):
+class ExportHF(CheckpointOptions):
     """Writes a run as a folder of the transformers library, if one of its families computes what
     the run's model does; pushes it to the Hugging Face Hub, if asked."""
 
+    run: RunArgument
+    """Run directory."""
     folder: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="FOLDER")] = None
     """Folder to create. It may be left out with --push."""
     push: str | None = None

@@ -6,12 +6,13 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
 from fwpkm_jax.command_line import check_options, separate_options
 from fwpkm_jax.plugins import import_plugins
+from fwpkm_jax.run.load import WhichWeights
 from fwpkm_jax.typed_options import read_options
 from fwpkm_jax.whole_files import check_local
 
@@ -27,6 +28,17 @@ class PluginOptions:
     plugins: tuple[str, ...] = ()
     """Modules outside this package that the run uses. They are imported, which runs them; a run's
     file alone imports none."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointOptions(PluginOptions):
+    """Of any command that opens one checkpoint of a run."""
+
+    step: int | Literal["best"] | None = None
+    """Checkpoint: a step, the best by validation loss, or None for the newest."""
+    weights: WhichWeights = "trained"
+    """Slow weights of the checkpoint. trained: those after its step. ema: their moving average, of
+    a run with optimizer.ema."""
 
 
 Options = TypeVar("Options")

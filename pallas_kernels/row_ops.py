@@ -65,7 +65,8 @@ def ops_of(kernel: Kernel) -> RowOps:
     if kernel == "tpu":
         back = functools.partial(exchange_back, read_and_dot=read_and_dot, dot=dot, add=add)
         return RowOps(exchange=_exchange_on_tpu, exchange_back=back, dot=dot, add=add)
-    from pallas_kernels.mosaic_gpu import in_turn  # A second, which other devices save.
+    # Imported here, because it is slow to import and other devices do not need it.
+    from pallas_kernels.mosaic_gpu import in_turn
 
     return RowOps(
         batched=in_turn,  # Whole scans in turn: a table is laid out once for all of its chunks.

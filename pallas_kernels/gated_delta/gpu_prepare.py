@@ -154,11 +154,11 @@ def _prepare_kernel(key, value, span_sums, beta, to_token, to_end, *refs):
 
 
 def triangle_inverse(lower: Halves, slots: Any, zero: Any) -> list[jax.Array]:
-    """`(I + tril(lower, -1))^-1` like `chunk.write_inverse`, in registers; overwrites `a` and `b`.
+    """`(I + tril(lower, -1))^-1` like `chunk.write_inverse`, in registers; overwrites `slots`.
 
     `lower` stays in shared memory, because its 32 registers a thread decide how many programs a
     processor holds. For the same reason the positions are computed anew for each mask: `zero` holds
-    one 0, of which the compiler does not know that it is the same each time.
+    a 0 that the compiler does not know, so it cannot keep the positions of the mask before.
 
     Up to blocks of 32 all matrices are zero outside the two 32 x 32 squares of the diagonal, and
     the last product is zero outside one square. Products leave out the other squares.

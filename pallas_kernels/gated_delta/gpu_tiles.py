@@ -87,7 +87,7 @@ def multiply(a: Halves, b: Halves) -> jax.Array:
 
 def add_product(total: jax.Array, a: Halves, b: Halves) -> jax.Array:
     """`total + multiply(a, b)`, accumulated where `total` is: no registers for another sum."""
-    if interpreted():  # It knows only sums that begin with zero.
+    if interpreted():  # The interpreter has only sums that begin with zero.
         return total + multiply(a, b)
 
     def accumulate(sums):

@@ -152,7 +152,7 @@ def push(
             )
 
         def write_first(state: tuple[Memory, Pending]) -> tuple[Memory, Pending]:
-            """Writes the first group that has a chunk. Few groups complete one at a time."""
+            """Writes the first group that has a chunk; groups seldom complete one together."""
             if len(state[1].num_waiting) == 1:
                 return write_chunk(state)
             group = jnp.argmax(complete(state))

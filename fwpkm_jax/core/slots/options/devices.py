@@ -56,10 +56,11 @@ def write_split_values(
       access: slots that this device's tokens read, numbered in the whole table.
       targets: what they should have read: all columns but for a split along
         `axes.target_columns`.
-      error_weights, counted: as there, of this device's tokens.
+      error_weights: of this device's tokens, as in `write_values`.
+      counted: of this device's tokens, as in `write_values`.
       axes: how the tables are shared.
       ops: what reads and adds rows; tables split by slots take plain XLA.
-      **options: its `write` and `chunk_size`.
+      **options: `write` and `chunk_size` of `write_values`.
 
     Returns:
       This device's part of the tables, its tokens' reads with columns as in `targets`, and the norm

@@ -23,7 +23,6 @@ from fwpkm_jax.evaluation.recall import attention_reach
 from fwpkm_jax.generation import GenerationState, generate, init_generation
 from fwpkm_jax.generation.generate import with_memory
 from fwpkm_jax.models.language_model import LanguageModel, Stream
-from fwpkm_jax.rules import FwPKM
 
 Ask = Callable[[np.ndarray, list[np.ndarray], np.ndarray], np.ndarray]
 """`ask(texts, questions, expected)`: generated tokens `[texts, new]`. A program that forces digits
@@ -210,7 +209,7 @@ def _states(subject: Subject, questions: Questions) -> Iterator[tuple[str, Gener
     yield "written", emptied
     yield "reset", with_memory(emptied, start)
     yield "other memory", with_memory(emptied, map_own(lambda x: jnp.roll(x, 1, axis=0), memory))
-    if isinstance(model.config.fast_weight.rule, FwPKM):
+    if model.config.fast_weight.rule.num_slots is not None:
         none = {
             name: one._replace(values=jnp.zeros_like(one.values)) for name, one in memory.items()
         }

@@ -23,7 +23,6 @@ from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.generation import GenerationState, generate, init_generation
 from fwpkm_jax.models.language_model import LanguageModel, Memory
-from fwpkm_jax.rules import FwPKM
 
 Beside = Callable[[np.ndarray, np.ndarray], Any]
 """`beside(mine, theirs)`: reads two users' texts `[length]`, and gives what the second one has."""
@@ -159,13 +158,9 @@ def _generations(model: LanguageModel, memory: Memory, tokens: np.ndarray) -> Be
 
 def _over_one_base(model: LanguageModel, memory: Memory, tokens: np.ndarray) -> Beside:
     rule = model.config.fast_weight.rule
-    if not memory or not isinstance(rule, FwPKM):
-        raise ValueError("users share a base of FwPKM's slots only.")
-    rows, length = tokens.shape
-    most = rule.num_heads * rule.top_k * (length + NEW)
-    forked = overlays.fork_memory(
-        model, memory, users=rows, capacity=min(most, rule.num_subkeys**2)
-    )
+    if not memory or rule.num_slots is None:
+        raise ValueError("users share a base of slots only.")
+    forked = overlays.fork_memory(model, memory, users=len(tokens), capacity=rule.num_slots)
     return _generations(model, forked, tokens)
 
 

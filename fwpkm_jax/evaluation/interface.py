@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -191,8 +191,3 @@ class Evaluation:
         fields = {one.name for one in dataclasses.fields(Subject)}
         about = {name: inputs.pop(name) for name in fields & inputs.keys()}
         return self.run(Subject(model=model, memory=memory, **about), config, **inputs)
-
-
-def files_of(hashes: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """The files of several texts together, SHA-256 by path."""
-    return {path: digest for files in hashes for path, digest in files.items()}

@@ -16,7 +16,7 @@ from fwpkm_jax.data import Document
 from fwpkm_jax.evaluation import perplexity_views as views
 from fwpkm_jax.evaluation.addressing import AddressingWindows
 from fwpkm_jax.evaluation.forecast import Forecast
-from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject, files_of
+from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.documents import read_document
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
@@ -31,7 +31,14 @@ from fwpkm_jax.evaluation.readers.token_losses import (
     scores,
 )
 from fwpkm_jax.evaluation.record import Result, describe_resets
-from fwpkm_jax.evaluation.sources import Source, capped, missing_text, num_labels, text_sources
+from fwpkm_jax.evaluation.sources import (
+    Source,
+    capped,
+    files_of,
+    missing_text,
+    num_labels,
+    text_sources,
+)
 from fwpkm_jax.literals import check_literals, some
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 

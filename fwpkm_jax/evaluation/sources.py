@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,6 +99,11 @@ def read_rows(path: str | Path, data: TextData) -> PackedRows:
 
 def _reader(data: TextData) -> Callable[[], Iterable[Document]]:
     return lambda: stream_documents(data, "valid")
+
+
+def files_of(hashes: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """The files of several texts together, SHA-256 by path."""
+    return {path: digest for files in hashes for path, digest in files.items()}
 
 
 def file_hashes(name: str | Path) -> dict[str, str]:

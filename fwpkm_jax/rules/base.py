@@ -22,7 +22,7 @@ With defaults that a rule may override:
   run_groups: the same for several memories.
   splits, memory_specs(memory): whether and how devices share one memory; by default they do not.
   num_slots, address(memory, query): for a memory of slots. Its `access` has the fields `slot_ids`
-    and `slot_weights`.
+    and `slot_weights`, its memory the field `values`: of zeros, reads are zeros.
   write(memory, chunk), write_blocks(memory, blocks): writes without reads, for streams.
   overlay(memory, base): memories that share a base, for a rule that writes few of its numbers.
   idle_size: fast weights that one token does not use, for counts of active parameters.

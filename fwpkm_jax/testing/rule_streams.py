@@ -159,6 +159,18 @@ def reads_leave_no_trace_and_see_no_other_token(case: RuleCase) -> None:
     require_equal(other[0], together[0], "a token read beside another one")
 
 
+def values_of_zeros_read_as_zeros(case: RuleCase) -> None:
+    """Checks that a memory of slots has the field `values`, and that reads are made of it alone."""
+    rule, memory = _chunk_rule(case), case.memory
+    if rule.num_slots is None:
+        return
+    require(hasattr(memory, "values"), "a memory of slots has no field `values`")
+    empty = memory._replace(values=jnp.zeros_like(memory.values))
+    query = np.asarray(sample_signals(rule, length=1).query[:, 0])
+    output, _ = _stream(case).read(empty, query)
+    require(np.all(np.asarray(output) == 0), "a memory whose values are zeros reads something")
+
+
 def blocks_write_what_the_chunk_writes(case: RuleCase) -> None:
     """Checks `write_blocks` with a half-empty last block, and with no block at all."""
     rule, size, length, most = _chunk_rule(case), 4, 10, 4
@@ -228,6 +240,7 @@ STREAM_PROPERTIES: dict[str, Property] = {
         a_pass_and_a_stream_make_the_same_chunks,
         read_and_write_make_a_step,
         reads_leave_no_trace_and_see_no_other_token,
+        values_of_zeros_read_as_zeros,
         blocks_write_what_the_chunk_writes,
         stream_cut_anywhere_follows_its_definition,
         flush_writes_the_complete_pairs_once,

@@ -171,3 +171,11 @@ def test_each_promise_names_the_tests_that_hold_it():
     rows = re.findall(r"^\| ([^|`]+?) \| .*`tests/.* \|$", page, re.MULTILINE)
     assert len(promises) > 15
     assert {*promises} <= {*rows}
+
+
+def test_what_one_reads_before_adding_an_evaluation_is_short():
+    page = ROOT / "docs/howto/add_evaluation.md"
+    (line,) = re.findall(r"^Read first: this page, (.*)$", page.read_text(), re.MULTILINE)
+    files = [page, *(ROOT / path for path in re.findall(r"`([^`]+)`", line))]
+    assert len(files) == 3
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 350

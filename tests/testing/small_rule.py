@@ -32,7 +32,7 @@ class SmallRule(AbstractChunkRule):
 
     @property
     def num_slots(self):
-        return 5 if self.fault == "slots_out_of_range" else None
+        return {"slots_out_of_range": 5, "slots_without_values": 6}.get(self.fault)
 
     def init(self, rng):
         del rng

@@ -27,6 +27,7 @@ FAULTS = {
     "groups_share_a_memory": "groups_are_independent",
     "reports_vectors": "reports_and_access_have_the_declared_shapes",
     "slots_out_of_range": "reports_and_access_have_the_declared_shapes",
+    "slots_without_values": "values_of_zeros_read_as_zeros",
     "specs_of_another_tree": "memory_specs_name_the_layout_of_every_leaf",
     "passes_write_twice_as_much": "a_pass_and_a_stream_make_the_same_chunks",
     "reads_its_own_write": "read_and_write_make_a_step",

@@ -7,11 +7,10 @@ import numpy as np
 
 from fwpkm_jax.evaluation import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.display.tables import Record, format_table
-from fwpkm_jax.evaluation.interface import files_of
 from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.documents import read_document
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
-from fwpkm_jax.evaluation.sources import capped, missing_text, text_sources
+from fwpkm_jax.evaluation.sources import capped, files_of, missing_text, text_sources
 
 PASSES = ("writing", "frozen")
 
@@ -84,8 +83,7 @@ def evaluate(subject: Subject, options: RepeatsConfig) -> Outcome:
 
 def table(record: Record) -> str:
     """The losses as a table."""
-    results = record["results"]
-    rows = []
+    results, rows = record["results"], []
     for kind, tokens in results["tokens"].items():
         losses = [results[name][kind] for name in PASSES]
         rows.append([kind, f"{tokens:,}", *("-" if x is None else f"{x:.4f}" for x in losses)])

@@ -18,7 +18,7 @@ import numpy as np
 from fwpkm_jax.evaluation.continual import views
 from fwpkm_jax.evaluation.continual.domains import Domain, Part, read_domains
 from fwpkm_jax.evaluation.forecast import Forecast
-from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject, files_of
+from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.intervals import clustered_mean
 from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
@@ -26,6 +26,7 @@ from fwpkm_jax.evaluation.readers.finite import require_finite
 from fwpkm_jax.evaluation.readers.whole_pass import RowReader, row_batches
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
 from fwpkm_jax.evaluation.record import describe_resets
+from fwpkm_jax.evaluation.sources import files_of
 from fwpkm_jax.literals import check_literals
 
 

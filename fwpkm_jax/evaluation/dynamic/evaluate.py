@@ -8,12 +8,12 @@ from typing import Any
 from fwpkm_jax.evaluation.dynamic import views
 from fwpkm_jax.evaluation.dynamic.reader import read_dynamically
 from fwpkm_jax.evaluation.forecast import Forecast
-from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject, files_of
+from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.gradient_steps import GradientSteps
 from fwpkm_jax.evaluation.readers.token_losses import differences, scores
 from fwpkm_jax.evaluation.record import describe_resets
-from fwpkm_jax.evaluation.sources import capped, missing_text, num_labels, text_sources
+from fwpkm_jax.evaluation.sources import capped, files_of, missing_text, num_labels, text_sources
 
 
 @dataclass(frozen=True, kw_only=True)

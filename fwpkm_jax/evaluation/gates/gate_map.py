@@ -13,11 +13,11 @@ import numpy as np
 from fwpkm_jax.data import Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.display.token_texts import token_texts
 from fwpkm_jax.evaluation.gates import gate_map_views as views
-from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject, files_of
+from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.stream_reader import StreamReader
 from fwpkm_jax.evaluation.record import describe_resets
-from fwpkm_jax.evaluation.sources import missing_text, text_sources
+from fwpkm_jax.evaluation.sources import files_of, missing_text, text_sources
 from fwpkm_jax.literals import some
 
 

@@ -17,13 +17,13 @@ import numpy as np
 from fwpkm_jax.data.packing import PackedRows
 from fwpkm_jax.evaluation.forecast import Forecast
 from fwpkm_jax.evaluation.gates import gates_views as views
-from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject, files_of
+from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.option_checks import check_least
 from fwpkm_jax.evaluation.readers.fast_weight_dtype import FastWeightDtype
 from fwpkm_jax.evaluation.readers.whole_pass import RowReader, row_batches
 from fwpkm_jax.evaluation.reconfigure import with_chunk_size
 from fwpkm_jax.evaluation.record import describe_resets
-from fwpkm_jax.evaluation.sources import missing_text, read_rows, text_sources
+from fwpkm_jax.evaluation.sources import files_of, missing_text, read_rows, text_sources
 from fwpkm_jax.literals import check_literals
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from fwpkm_jax.data import Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.forecast import Forecast
-from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject, files_of
+from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.needle import views
 from fwpkm_jax.evaluation.needle.config import NeedleConfig
 from fwpkm_jax.evaluation.needle.files import read_samples, texts_of
@@ -20,7 +20,7 @@ from fwpkm_jax.evaluation.needle.reading import answer_each, encode_prompt, open
 from fwpkm_jax.evaluation.needle.samples import NeedleSample, take_samples
 from fwpkm_jax.evaluation.needle.scores import score_answers
 from fwpkm_jax.evaluation.record import Result, describe_resets
-from fwpkm_jax.evaluation.sources import file_hashes, missing_text, text_sources
+from fwpkm_jax.evaluation.sources import file_hashes, files_of, missing_text, text_sources
 from fwpkm_jax.evaluation.yarn import with_yarn
 from fwpkm_jax.models.config import ModelConfig, own_memory
 from fwpkm_jax.models.language_model import LanguageModel, Memory

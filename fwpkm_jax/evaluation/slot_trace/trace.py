@@ -16,7 +16,7 @@ import numpy as np
 from fwpkm_jax.data import Tokenizer, load_tokenizer
 from fwpkm_jax.evaluation.display.token_texts import token_texts
 from fwpkm_jax.evaluation.forecast import Forecast
-from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject, files_of
+from fwpkm_jax.evaluation.interface import Evaluation, Outcome, Subject
 from fwpkm_jax.evaluation.needle import (
     NeedleConfig,
     answer_each,
@@ -29,7 +29,7 @@ from fwpkm_jax.evaluation.needle.samples import NeedleSample
 from fwpkm_jax.evaluation.record import describe_resets
 from fwpkm_jax.evaluation.slot_trace import views
 from fwpkm_jax.evaluation.slot_trace.tracing_reader import SlotRead, TracingReader
-from fwpkm_jax.evaluation.sources import missing_text, text_sources
+from fwpkm_jax.evaluation.sources import files_of, missing_text, text_sources
 from fwpkm_jax.evaluation.yarn import with_yarn
 
 logger = logging.getLogger(__name__)

@@ -63,6 +63,9 @@ class NeedleMix:
     sentence: str = SENTENCE
     """The sentence, with `{key}` and behind it `{value}`; by default that of the paper's needle
     evaluation (arXiv:2601.00671, section 4.3), which `fwpkm eval --suite needle` asks."""
+    other_sentences: tuple[str, ...] = ()
+    """More sentences: each row with needles states and asks in one of `sentence` and these, drawn
+    uniformly. All needles of a row have the same one, so only the key tells them apart."""
     keys: Literal["hex", "names"] = "hex"
     """hex: `key_characters` hexadecimal characters. names: three to `key_characters` letters, the
     first one a capital."""
@@ -82,7 +85,8 @@ class NeedleMix:
 
     def __post_init__(self) -> None:
         check_literals(self)
-        _check_sentence(self.sentence)
+        for sentence in self._sentences:
+            _check_sentence(sentence)
         if not 0 < self.share <= 1:
             raise ValueError(f"share={self.share} must lie above 0 and at most at 1.")
         for name in ("num_needles", "key_characters", "value_digits", "min_distance"):
@@ -109,7 +113,10 @@ class NeedleMix:
     @property
     def least_length(self) -> int:
         """Labels that a row needs to hold every sentence twice, `min_distance` apart."""
-        return 2 * self.num_needles * self._sentence + self._gap - 1
+        return max(
+            2 * self.num_needles * self._size(words) + self._gap(words) - 1
+            for words in self._sentences
+        )
 
     def hide(self, example: Example, *, rng: np.random.Generator) -> Example:
         """A row of text with needles, or the row itself in the share of rows without.
@@ -126,11 +133,15 @@ class NeedleMix:
         if rng.random() >= self.share:
             return example
         text, total = example["tokens"], len(example["tokens"])
+        words = self.sentence
+        if self.other_sentences:
+            words = self._sentences[rng.integers(len(self._sentences))]
         needles = self._draw(rng)
-        text = text[: total - 2 * sum(len(self._stated(*needle)) for needle in needles)]
+        text = text[: total - 2 * sum(len(_stated(words, *needle)) for needle in needles)]
         # Between the parts lies text that keeps the last statement and the first question apart.
-        first_end = (len(text) - self._gap) // 2
-        last_start = first_end + self._gap
+        gap = self._gap(words)
+        first_end = (len(text) - gap) // 2
+        last_start = first_end + gap
         places = np.concatenate(
             [
                 _word_starts(rng, text, 0, first_end, size=self.num_needles),
@@ -143,10 +154,10 @@ class NeedleMix:
         tokens, weights, at = [], [], 0
         for number, (place, needle) in enumerate(zip(places, order, strict=True)):
             key, value = needles[needle]
-            sentence = np.frombuffer(self._stated(key, value), np.uint8)
+            sentence = np.frombuffer(_stated(words, key, value), np.uint8)
             weight = np.full(len(sentence), self.sentence_weight, np.float32)
             if number >= self.num_needles:
-                start = len(self.sentence.partition("{value}")[0].format(key=key).encode())
+                start = len(words.partition("{value}")[0].format(key=key).encode())
                 weight[start : start + self.value_digits] = self.answer_weight
             tokens += [text[at:place], sentence]
             weights += [np.ones(place - at, np.float32), weight]
@@ -159,18 +170,16 @@ class NeedleMix:
         }
 
     @property
-    def _sentence(self) -> int:
-        """Bytes of the longest sentence and the space after it."""
-        return len(self._stated("0" * self.key_characters, "0" * self.value_digits))
+    def _sentences(self) -> tuple[str, ...]:
+        return self.sentence, *self.other_sentences
 
-    @property
-    def _gap(self) -> int:
+    def _size(self, words: str) -> int:
+        """Bytes of a sentence with the longest key, and the space after it."""
+        return len(_stated(words, "0" * self.key_characters, "0" * self.value_digits))
+
+    def _gap(self, words: str) -> int:
         # The same digit of the last statement and the first question: one sentence is between.
-        return max(self.min_distance - self._sentence, 0)
-
-    def _stated(self, key: str, value: str) -> bytes:
-        """The sentence that states a needle, and a space."""
-        return f"{self.sentence.format(key=key, value=value)} ".encode()
+        return max(self.min_distance - self._size(words), 0)
 
     def _draw(self, rng: np.random.Generator) -> list[tuple[str, str]]:
         draw_key = random_name if self.keys == "names" else random_key
@@ -179,6 +188,11 @@ class NeedleMix:
             key = draw_key(rng, self.key_characters)
             needles[key] = random_value(rng, self.value_digits)
         return list(needles.items())
+
+
+def _stated(sentence: str, key: str, value: str) -> bytes:
+    """The sentence that states a needle, and a space."""
+    return f"{sentence.format(key=key, value=value)} ".encode()
 
 
 def _check_sentence(sentence: str) -> None:

@@ -8,6 +8,7 @@ from lab.findings import (
     comparison,
     forgetting,
     generalise,
+    objections,
     performance,
     recall,
     states,
@@ -128,6 +129,17 @@ def test_a_table_has_at_most_eight_rows_of_at_most_six_cells(module):
     assert {row.count("|") for row in rows} == {rows[0].count("|")}
     assert rows[0].count("|") <= 7
     assert module.draw().axes
+
+
+def test_every_objection_names_its_lines_or_stays_open():
+    found = objections.rows()
+    assert len(found) == 9
+    for _, said, where, state in found:
+        files = [name.strip("` ") for name in where.split(",")]
+        assert (where == "-") <= (state == objections.LEFT)
+        for name in files:
+            assert name == "-" or (stored.ROOT / name).is_dir() or stored.path_of(name).is_file()
+        assert said
 
 
 def test_a_part_of_a_page_is_replaced_up_to_the_next_empty_line():

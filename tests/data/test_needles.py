@@ -139,6 +139,7 @@ def test_text_that_cannot_hold_needles_is_refused(config, fields, message):
         ({"num_needles": 17, "key_characters": 1}, "gives 16 keys"),
         ({"keys": "names", "key_characters": 2}, "key_characters=2 gives no names; use 3"),
         ({"sentence": "Call {key}."}, "must hold {key} and behind it {value}"),
+        ({"other_sentences": ("{key} {value}", "No key.")}, "sentence='No key.' must hold"),
         ({"sentence": "{value} is {key}."}, "must hold {key} and behind it {value}"),
         ({"sentence": "Call {key!r} at {value:9}."}, "must hold {key} and behind it {value}"),
         ({"sentence": "Call {key at {value}."}, "must hold {key} and behind it {value}"),
@@ -163,6 +164,35 @@ def test_a_sentence_of_ones_own_with_names_of_several_lengths(config):
         assert BYTES.decode(tokens[1:][weight == 5.0]) == "".join(number for _, number in found[3:])
         lengths |= {len(name) for name, _ in found}
     assert lengths == {3, 4, 5}
+
+
+def test_each_row_has_one_of_several_sentences_for_all_of_its_needles(config):
+    sentences = (
+        "Call {key} at {value}.",
+        "{key}: {value}.",
+        "Ask {key}, who has always had {value}.",
+    )
+    mix = replace(NEEDLES, sentence=sentences[0], other_sentences=sentences[1:])
+    patterns = ("Call ([0-9a-f]{2}) at ([0-9]{3})", " ([0-9a-f]{2}): ([0-9]{3})")
+    patterns = (*patterns, "Ask ([0-9a-f]{2}), who has always had ([0-9]{3})")
+    counts = [0, 0, 0]
+    for tokens, weight in rows_of(replace(config, needles=mix), 60):
+        text = " " + BYTES.decode(tokens)
+        (found,) = (
+            (number, list(re.finditer(pattern, text)))
+            for number, pattern in enumerate(patterns)
+            if re.search(pattern, text)
+        )
+        number, said = found
+        counts[number] += 1
+        assert {m.groups() for m in said[:2]} == {m.groups() for m in said[2:]}
+        assert len(said) == 4
+        digits = {m[1]: m.start(2) for m in said[:2]}
+        assert min(m.start(2) - digits[m[1]] for m in said[2:]) >= NEEDLES.min_distance
+        assert BYTES.decode(tokens[1:][weight == 5.0]) == "".join(m[2] for m in said[2:])
+    assert min(counts) >= 10
+    # Room for the longest of them.
+    assert mix.least_length == replace(mix, sentence=longest, other_sentences=()).least_length
 
 
 def test_the_least_length_holds_the_needles(config):

@@ -72,3 +72,8 @@ TRAINED = tuple(itertools.starmap(Wording, itertools.product(_OPENINGS, _LINKS))
 """102 wordings of training."""
 HELD_OUT = tuple(itertools.starmap(Wording, itertools.product(_OTHER_OPENINGS, _OTHER_LINKS)))
 """20 wordings that no training has."""
+
+
+def parts(of: tuple[Wording, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The openings and the links of wordings, each once, in order."""
+    return tuple(dict.fromkeys(x.opening for x in of)), tuple(dict.fromkeys(x.link for x in of))

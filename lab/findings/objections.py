@@ -1,0 +1,97 @@
+"""Nine objections of a reviewer to earlier pages, and the lines that settle them or do not."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lab.findings import comparison, forgetting, generalise, performance, text
+from lab.findings.needles import HALF, OPEN, shares
+from lab.findings.stored import markdown, over_books_and_seeds, share_over_seeds
+
+SETTLED, LEFT = "settled", "open"
+
+
+def rows() -> list[tuple[str, str, str, str]]:
+    """Objection, what the lines say now, where they are, and whether that settles it."""
+    near, *others = generalise.small()[1:]
+    half, opened = (
+        share_over_seeds(shares(model, "needle_1x", readings=1)) for model in (HALF, OPEN)
+    )
+    later = text.difference(text.LONG, "later")
+    half_text = forgetting.minus_plain("half", forgetting.STILL, forgetting.TEXT)
+    open_facts = forgetting.minus_plain("open", forgetting.SMALL, forgetting.FACTS)
+    gain, loss = forgetting.domains(forgetting.PLAIN)
+    small, tied = comparison.MEMORIES[3], comparison.MEMORIES[5]
+    matrix, sparse = (np.mean(comparison.shares(x, 64)) for x in (tied, small))
+    kept = performance.keeping("train")
+    default = performance.times_faster(performance.RUNS[0], "default", "train")
+    return [
+        (
+            '"They answer in no other words": exact match measured the form of the answer',
+            f"first digit {near.first.mean:.2f} with one word changed, {others[0].first.mean:.2f}"
+            " in another sentence",
+            f"`{generalise.SMALL}`",
+            SETTLED,
+        ),
+        (
+            "The better of two trainings was shown",
+            f"all {len(shares(HALF, 'needle_1x', readings=1))}: {half:.2f}; gates that start open"
+            f" are the main row, {opened:.2f}",
+            "`study_cpu.jsonl`, `study_second_cpu.jsonl`",
+            SETTLED,
+        ),
+        (
+            "The interval of text was over seeds alone",
+            f"over books and trainings {over_books_and_seeds(later):+.4f}; one book contributes"
+            f" {later.mean(axis=0).min():+.4f}",
+            f"`{text.LINES}`",
+            SETTLED,
+        ),
+        (
+            "What lasts: 60 pairs of three models were taken for independent",
+            f"over trainings, from open gates {open_facts:+.2f}; from a half {half_text:+.2f}, of"
+            " which the page says that it shows no more",
+            "`retention_open_cpu.jsonl`, `retention_gated_cpu.jsonl`",
+            SETTLED,
+        ),
+        (
+            "Domains: no unread control, and a mean over five was divided by one over six",
+            f"both over the same five: gain {gain.mean:.4f}, loss {loss.mean:.4f}. No domain was"
+            " left unread; the page says so",
+            "`retention_plain_text_cpu.jsonl`",
+            LEFT,
+        ),
+        (
+            "Replay of 2,048: the rival is exact neighbours over the same store",
+            "not measured for what lasts; the page says so",
+            "-",
+            LEFT,
+        ),
+        (
+            '"FwPKM holds most" compared 72 kB and more with 8 kB',
+            f"DeltaNet {matrix:.2f} of 64 pairs with {comparison.bytes_of(tied)[0]:,} bytes, FwPKM"
+            f" {sparse:.2f} with {comparison.bytes_of(small)[0]:,}. No matrix of 72 kB was run on"
+            " this task",
+            f"`{comparison.LINES}`",
+            LEFT,
+        ),
+        (
+            "193 and 92 times the authors' speed: mostly the allocator",
+            f"{min(kept):.0f} to {max(kept):.0f} times with an allocator that keeps memory,"
+            f" {default:.0f} with glibc's",
+            ", ".join(f"`memory_cpu_{run}.json`" for run in performance.RUNS),
+            SETTLED,
+        ),
+        (
+            "Results without a meaning at this size",
+            "LongBench, attention that learned nothing, PKM beside FwPKM and rankings of delta"
+            " rules are on no page of results",
+            "`lab/archive`",
+            SETTLED,
+        ),
+    ]
+
+
+def table() -> str:
+    numbered = ((str(number), *row) for number, row in enumerate(rows(), 1))
+    return markdown(["", "objection", "what the lines say", "lines", "state"], list(numbered))

@@ -1,0 +1,1 @@
+"""What makes lookup general: trainings in several wordings, tests in others, and rivals."""

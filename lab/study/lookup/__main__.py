@@ -1,0 +1,168 @@
+"""Trains small models on facts in 1, 4, 16 or 64 wordings, or in none, and asks in 20 others.
+
+    python -m lab.study.lookup
+    python -m lab.study.lookup --runs fwpkm:64:0 attention:64:0 --tables
+
+A run is KIND:RECIPE:SEED. Kinds differ in what reaches back beyond 30 bytes: a memory layer with
+FwPKM, full attention, or a matrix memory of 72 kB. A recipe is a number of sentences, from which
+each training row draws one for its four needles, or `spans`: books of which spans of 32 to 96 bytes
+are repeated, and no needle. Every training reads as many bytes. The test is 20 sentences that no
+training has, one after the other in a row of each of the eight unseen books: four needles are
+stated in the first half and asked for in the last one. `trained` asks in sentences of training.
+
+`--out` gets one line of JSON per run, sentences and way to read; runs that it has are passed over,
+and an interrupted training continues. The page of results is docs/measurements/generalise.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.machine import environment_once
+from benchmarks.options import parse
+from fwpkm_jax.models import count_parameters
+from fwpkm_jax.run import load_run
+from fwpkm_jax.run.evaluate import subject_of
+from lab.comparison.small_decoders import Lines
+from lab.study.lines import train_run, trained_loss
+from lab.study.lookup.evaluation import ask, ways_of
+from lab.study.lookup.texts import HELD_OUT, LENGTH, NEEDLES, trained_sentences, write_repeated
+
+BATCH = 4
+SIZE = (
+    *("--model.model_dim", "64", "--model.mlp_dim", "128", "--model.attention.head_dim", "16"),
+    *("--optimizer.learning_rate", "3e-3"),
+    # A key must reach a number that stands up to 83 bytes behind it.
+    *("--model.gdn.decay_start", "time_steps"),
+)
+"""Half the study's width, so that a run takes a few minutes of one core."""
+_MATRIX = {"num_key_heads": 8, "num_value_heads": 8, "key_head_dim": 48, "value_head_dim": 48}
+"""A state of 8 x 48 x 48 float32 numbers, 73,728 bytes."""
+KINDS: dict[str, tuple[str, ...]] = {
+    "fwpkm": (
+        *("study/gdn_swa__fwpkm", "--model.fast_weight.gate_bias", "2"),
+        *("--model.fast_weight.rule.num_subkeys", "64"),
+        *("--model.fast_weight.rule.value_dim", "32"),
+    ),
+    "attention": ("study/gdn_swa", "--model.mixers", "gdn", "swa", "attention"),
+    "matrix": (
+        *("study/gdn_swa", "--model.mixers", "gdn", "swa", "gated_deltanet"),
+        *itertools.chain(*((f"--model.matrix.{x}", str(n)) for x, n in _MATRIX.items())),
+    ),
+}
+"""Config and options of each kind."""
+SPANS = "spans"
+"""The recipe without sentences."""
+ORDER = (
+    *("fwpkm:64:0", "fwpkm:1:0", "attention:64:0", "matrix:64:0", "fwpkm:16:0", "fwpkm:spans:0"),
+    *("fwpkm:4:0", "attention:1:0", "matrix:1:0", "attention:spans:0", "matrix:spans:0"),
+    *("fwpkm:64:1", "fwpkm:64:2", "fwpkm:16:1", "fwpkm:16:2"),
+    *(f"{kind}:{recipe}:0" for recipe in ("16", "4") for kind in ("attention", "matrix")),
+)
+"""All runs, those that say most first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Trains each run and asks in sentences of training and in others."""
+
+    runs: tuple[str, ...] = ORDER
+    """As KIND:RECIPE:SEED."""
+    steps: int = 800
+    """Training steps, each of 4 rows of 1,024 bytes."""
+    sentences: int = 20
+    """Held-out sentences that are asked, and of training's own as many, some of them repeatedly."""
+    extra: tuple[str, ...] = ()
+    """More options of `fwpkm train` for every run, as NAME=VALUES without dashes."""
+    data: Path = Path("../shared/data/books")
+    """Folder of train.jsonl and valid.jsonl."""
+    runs_dir: Path = Path("runs/study/lookup")
+    """Folder of the runs, and of the text with repeated spans."""
+    out: Path = Path("lab/results/lookup_cpu.jsonl")
+    """File of the results, which are added to."""
+
+
+def train(options: Options, kind: str, recipe: str, seed: int) -> Path:
+    """The directory of a run, trained as far as it was not."""
+    directory = options.runs_dir / f"{kind}_{recipe}_{options.steps}_seed{seed}"
+    command = [*KINDS[kind], *SIZE, "--data.length", str(LENGTH)]
+    command += ["--training.batch_size", str(BATCH), "--training.memory.groups", str(BATCH)]
+    command += ["--training.steps", str(options.steps), "--training.validation_batches", "0"]
+    text: Path | None = options.data
+    if recipe == SPANS:
+        repeated, text = options.runs_dir / "spans.jsonl", None
+        write_repeated(options.data / "train.jsonl", repeated, seed=0)
+        command += ["--data.needles", "None", "--data.train_paths", str(repeated)]
+        command += ["--data.valid_paths", str(options.data / "valid.jsonl")]
+    else:
+        first, *others = trained_sentences(int(recipe))
+        command += ["--data.needles.num_needles", str(NEEDLES), "--data.needles.sentence", first]
+        command += ["--data.needles.other_sentences", *others] if others else []
+    train_run(directory, command, seed=seed, text=text, extra=options.extra)
+    return directory
+
+
+def measure(options: Options, kind: str, recipe: str, seed: int, lines: Lines) -> None:
+    """Adds the lines of one run, unless the file has them."""
+    key = {"kind": kind, "recipe": recipe, "seed": seed, "steps": options.steps}
+    key |= {"sentences": options.sentences, "extra": list(options.extra)}
+    if lines.find(**key):
+        return
+    began = time.process_time()
+    directory = train(options, kind, recipe, seed)
+    subject = subject_of(load_run(directory), name=str(directory))
+    text = (options.data / "valid.jsonl").read_text(encoding="utf-8").splitlines()
+    books = [json.loads(book)["text"].encode() for book in text]
+    asked = {"held out": HELD_OUT[: options.sentences]}
+    if recipe != SPANS:
+        own = itertools.cycle(trained_sentences(int(recipe))[: options.sentences])
+        asked["trained"] = tuple(itertools.islice(own, options.sentences))
+    about = {
+        "train_loss": round(trained_loss(directory), 5),
+        "weights": count_parameters(subject.model.config).total,
+    }
+    found = []
+    for words, sentences in asked.items():
+        ways = ways_of(subject, books=len(books), neighbours=words == "held out")
+        for name, way in ways.items():
+            if words == "trained" and name == "frozen":
+                continue
+            answers = ask(way, books, sentences, seed=seed)
+            scores = np.array(answers.scores)  # [sentences, books, scores]
+            of = {"by_book": scores.mean(axis=0), "by_sentence": scores.mean(axis=1)}
+            line = key | {"words": words, "way": name} | about | {"gates": answers.gates}
+            found.append(line | {name: x.round(4).tolist() for name, x in of.items()})
+            print(kind, recipe, seed, words, name, scores.mean(axis=(0, 1)).round(3), flush=True)
+    used = {"evaluation_cpu_seconds": round(time.process_time() - began)}
+    for line in found:  # All of a run or none, so that an interrupted one is asked again.
+        lines.add(line | used | {"environment": environment_once()})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Makes the runs in turn."""
+    options = parse(Options, argv, description=__doc__)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
+    lines = Lines(options.out)
+    for run in options.runs:
+        kind, recipe, seed = (*run.split(":"), "", "")[:3]
+        known = recipe == SPANS or recipe.isdigit()
+        if kind not in KINDS or not known or not seed.isdigit():
+            raise SystemExit(
+                f"--runs: {run!r} is no KIND:RECIPE:SEED; kinds are {', '.join(KINDS)}, a recipe "
+                f"is a number of sentences or {SPANS}."
+            )
+        measure(options, kind, recipe, int(seed), lines)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -213,6 +213,7 @@ def fwpkm(*arguments, cwd, **environment):
     )
 
 
+@pytest.mark.thorough
 def test_a_run_folder_runs_no_code(received):
     """One that opens the run names the plugins and the way to go on; two do without them."""
     listed = fwpkm("memories", ".", cwd=received)

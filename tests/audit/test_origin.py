@@ -169,6 +169,7 @@ def test_the_share_that_a_window_covers_is_told():
     assert line.text.startswith("Mixers look 6 tokens back: 6 of 24 values lie within.")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("window", "verdict"), [(4, "pass"), (40, "fail")])
 def test_a_window_that_covers_the_needle_is_named(window, verdict):
     """The last value stands less than 16 tokens before the question, and more than 3."""
@@ -185,6 +186,7 @@ def test_a_window_that_covers_the_needle_is_named(window, verdict):
         assert other_paths(subject, questions).verdict == "pass"  # Once its caches are empty.
 
 
+@pytest.mark.thorough
 def test_an_accuracy_on_forced_digits_is_named(facts, questions):
     longer = questions._replace(
         questions=[

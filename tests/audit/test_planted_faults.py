@@ -88,6 +88,7 @@ def test_a_memory_that_sees_one_token_ahead_is_named():
     assert line.text.endswith("with writing disabled: the memory's read sees ahead.")
 
 
+@pytest.mark.thorough
 def test_a_chunk_that_reads_its_own_write_is_named():
     rule = ReadsItsOwnWrite(num_subkeys=4, key_dim=8, value_dim=8, top_k=2)
     line = line_of(make_subject(rule=rule))
@@ -199,6 +200,7 @@ def texts(length: int = 18):
     return np.random.default_rng(3).integers(VOCAB, size=(3, length)).astype(np.int32)
 
 
+@pytest.mark.thorough
 def test_a_memory_that_two_users_share_is_named(subject):
     mine, theirs, other = texts()
     rows = np.stack([mine, theirs])

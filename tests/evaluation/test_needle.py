@@ -266,6 +266,7 @@ def test_a_reading_in_pieces_writes_one_chunk_of_the_texts_length(model, memory)
     assert moved(reader, memory) > 1e-3
 
 
+@pytest.mark.thorough
 def test_reading_writes_only_when_told_and_only_where_allowed(model, memory):
     tokens = np.random.default_rng(0).integers(8, size=LENGTH).astype(np.int32)
 

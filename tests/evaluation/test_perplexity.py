@@ -81,7 +81,7 @@ def test_frozen_streaming_equals_plain_segments(model, memory):
         np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.by_default("33")
+@pytest.mark.thorough
 @pytest.mark.parametrize("length", [2 * SEGMENT + 1, 2 * SEGMENT + 12, 12])
 def test_a_document_in_pieces_equals_whole_segments(model, memory, length):
     document = random_document(length)
@@ -226,6 +226,7 @@ def test_without_a_memory_writing_changes_nothing():
     assert result.record["results"]["writing"]["gate_mean"] == {}
 
 
+@pytest.mark.thorough
 def test_curves_average_runs_of_tokens_and_gates_lie_between_0_and_1(model, memory):
     result = evaluate(model, memory, source(random_document(30)), curve_tokens=10)
     (curve,) = result.record["results"]["curves"]

@@ -240,7 +240,7 @@ def test_options_of_every_evaluation_are_explained(capsys):
             assert f"--{name}.{field.name}" in shown
 
 
-@pytest.mark.by_default("ppl")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["ppl", "needle", "recall"])
 def test_an_evaluation_counts_all_of_its_work(name, subject, tmp_path, monkeypatch):
     """The work that was announced is the work that was done."""

@@ -138,6 +138,7 @@ def test_locks_and_memories_write_through_no_link(fault, unchanged, tmp_path):
         assert (folder / "bases" / "mine.safetensors").read_text() == PRECIOUS
 
 
+@pytest.mark.thorough
 def test_memories_of_a_run_are_not_deleted_through_a_linked_folder(
     fault, unbroken, tmp_path, capsys
 ):

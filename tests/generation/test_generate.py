@@ -138,6 +138,7 @@ def test_every_registered_mixer_goes_on_from_kept_and_saved_states(tmp_path):
     )
 
 
+@pytest.mark.thorough
 def test_a_draft_is_thrown_away_and_no_table_is_copied():
     model, memory, _ = start(MODELS["fwmlp"], batch=1, groups=1)
     state = init_generation(model, memory, batch=1, max_length=32, max_chunk_size=CHUNK + 1)
@@ -248,6 +249,7 @@ def test_a_finished_sequence_goes_on_with_a_new_prompt():
     np.testing.assert_array_equal(again.tokens[0], by_hand(whole, 4, stop_id=None, write=True)[0])
 
 
+@pytest.mark.thorough
 def test_each_token_has_a_draw_and_a_sequence_without_a_prompt_keeps_its_logits():
     model, _, state = start(replace(SMALL, mixers=("retnet",), memory_layers=()), batch=2, groups=1)
     rows, flat = prompts(3, 4), Sampling(temperature=1e4)
@@ -259,6 +261,7 @@ def test_each_token_has_a_draw_and_a_sequence_without_a_prompt_keeps_its_logits(
     assert np.any(after[1] != before[1])
 
 
+@pytest.mark.thorough
 def test_other_lengths_of_prompts_and_answers_compile_nothing(caplog):
     model, _, state = start(replace(SMALL, mixers=("attention",)), batch=1, groups=1, max_length=99)
     options = {"stop_ids": [0], "piece_length": 8}
@@ -328,6 +331,7 @@ def test_what_cannot_be_generated_is_refused(changes, message):
         generate(model, **arguments)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stop_ids", [(), (3,)])
 def test_a_memory_that_is_not_finite_ends_its_sequence_and_no_other(stop_ids):
     """Of two users' memories in one batch one holds NaN."""

@@ -451,6 +451,7 @@ def test_tensors_of_one_storage_are_views_of_it(tmp_path):
     np.testing.assert_array_equal(read["b"], [[2, 3], [6, 7]])
 
 
+@pytest.mark.thorough
 def test_an_exported_folder_whose_weights_are_changed_is_refused(tmp_path):
     from tests.interchange.test_weights import load_config, replace
 

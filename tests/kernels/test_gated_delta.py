@@ -82,6 +82,7 @@ def test_no_memory_is_an_empty_memory():
     jax.tree.map(np.testing.assert_array_equal, rule(**arrays), given)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_interpreted")
 def test_pieces_equal_the_whole():
     arrays = sample(SPEC, jnp.float32)
@@ -135,6 +136,7 @@ def test_a_model_lowers_the_kernels_of_all_layers_once():
         assert len(set(map(id, found))) == 1
 
 
+@pytest.mark.thorough
 def test_one_chunks_backward_pass_is_exact_in_float64():
     """Compares the manual derivatives with automatic ones in float64, without float32 rounding."""
     with jax.enable_x64(True):

@@ -147,7 +147,7 @@ def test_the_way_back_of_pulls_and_of_a_step():
     equal_or_close(stepped, bars.at[CHUNK].set(new), ratio=1e-6)
 
 
-@pytest.mark.by_default("3")
+@pytest.mark.thorough
 @pytest.mark.parametrize("top_k", [TOP_K, 10])
 def test_cotangents_of_queries_are_sums_over_the_chosen_sub_keys(top_k):
     tokens, subkeys, half = 5, 12, 8

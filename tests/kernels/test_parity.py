@@ -61,10 +61,7 @@ def on_device(kernel):
     return dispatch.compile_kernels(kernel)
 
 
-@pytest.mark.by_default(
-    "short_convolution-gpu-packed",
-    "slot_dot-tpu-many_places",
-)
+@pytest.mark.by_default("slot_dot-tpu-many_places")
 @pytest.mark.parametrize(("entry", "kernel", "spec"), INTERPRETED)
 def test_interpreted_kernels_and_their_vjps_equal_the_reference(entry, kernel, spec):
     with interpreting(entry, kernel, spec):

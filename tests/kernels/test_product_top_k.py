@@ -48,7 +48,7 @@ def test_small_distances_between_large_vectors_are_as_accurate_as_float32(kernel
     np.testing.assert_allclose(distances, exact, rtol=0, atol=16 * 64 * 8**2 * 2.0**-23)
 
 
-@pytest.mark.by_default("tpu")
+@pytest.mark.thorough
 @both_kernels
 def test_groups_are_batched_and_chunks_scanned(kernel):
     queries, keys = draw(3, 2, 5, 1, 8), draw(2, 1, 2, 7, 4, seed=1)  # chunks, groups, ...
@@ -181,6 +181,7 @@ def test_a_gpu_leaves_keys_too_wide_for_its_shared_memory_to_the_reference(caplo
         traced(384, "pallas")
 
 
+@pytest.mark.thorough
 def test_the_check_before_first_use_allows_near_ties_and_no_other_ids(monkeypatch):
     spec = specs.TopKSpec(name="tie", tokens=20, subkeys=12, key=8, top_k=3)
     arrays = specs.sample(spec, jnp.float32)

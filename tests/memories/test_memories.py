@@ -49,6 +49,7 @@ def state(model):
     return make_state(model)
 
 
+@pytest.mark.by_default("documents", *CHUNK_RULES)
 @pytest.mark.parametrize(
     ("config", "documents"),
     [(EVERY, False), (ONE, True), *((with_rule(name), False) for name in CHUNK_RULES)],

@@ -72,6 +72,7 @@ def tokens(seed=0, batch=BATCH, length=LENGTH):
     return jax.random.randint(jax.random.key(seed), (batch, length), 0, CONFIG.vocab_size)
 
 
+@pytest.mark.thorough
 def test_every_memory_layer_starts_from_a_draw_of_its_own():
     first, second = (np.asarray(memory.keys) for memory in start()[1].values())
     assert first.shape == second.shape

@@ -167,6 +167,7 @@ def test_overlays_are_joined_resized_and_moved_to_another_base():
             refuses()
 
 
+@pytest.mark.thorough
 def test_evaluations_take_overlays():
     model, base = model_and_base()
     fork = overlays.to_overlay(model, private_start(base, full=None), base, capacity=4)

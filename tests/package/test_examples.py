@@ -25,6 +25,13 @@ def examples():
 
 
 EXAMPLES = {test.name: test for test in examples()}
+LONGEST = {
+    "fwpkm_jax.generation.generate.generate",
+    "fwpkm_jax.generation.seats.open_seats",
+    "fwpkm_jax.layers.memories.fast_weight.FastWeight",
+    "fwpkm_jax.models.language_model.LanguageModel",
+}
+"""Examples that compile for a second or more."""
 
 
 @pytest.fixture
@@ -38,6 +45,7 @@ def registries():
 
 
 @pytest.mark.usefixtures("registries")
+@pytest.mark.by_default(*EXAMPLES.keys() - LONGEST)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs_as_it_stands(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

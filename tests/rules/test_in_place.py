@@ -45,7 +45,7 @@ def _table_copies(text, groups):
     ]
 
 
-@pytest.mark.by_default("gradient-3")
+@pytest.mark.thorough
 @pytest.mark.compiled_text
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("function", [_run, _gradient], ids=["forward", "gradient"])

@@ -51,6 +51,7 @@ def steps(memory, *chunks):
     return states
 
 
+@pytest.mark.thorough
 def test_a_step_is_minus_the_gradient_of_the_loss_by_each_tensors_rates():
     memory, chunk = init_memory(RULE, jnp.float64), sample()
 

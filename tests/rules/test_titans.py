@@ -37,7 +37,7 @@ def assert_close(actual, expected):
     )
 
 
-@pytest.mark.by_default("3")
+@pytest.mark.thorough
 @pytest.mark.parametrize("depth", [1, 3])
 def test_chunks_of_one_token_are_the_papers_recurrence(depth):
     rule = replace(TitansRule.tiny(), depth=depth, momentum_order=1, forget=0.2)

@@ -5,6 +5,7 @@ from functools import partial
 
 import jax
 import numpy as np
+import pytest
 from flax import nnx
 
 from fwpkm_jax.models.language_model import LanguageModel
@@ -23,6 +24,7 @@ MODEL = replace(
 MEAN, VARIANCE = (f"blocks/0/feed_forward/query_{name}" for name in ("mean", "variance"))
 
 
+@pytest.mark.thorough
 def test_a_step_moves_running_statistics_a_tenth_of_the_way_and_nothing_else_does():
     optimizer = OptimizerConfig(learning_rate=0.1, warmup_steps=0, weight_decay=0.5)
     transform = make_optimizer(optimizer, steps=2)

@@ -43,6 +43,7 @@ def assert_same(actual, expected):
     )
 
 
+@pytest.mark.thorough
 def test_each_step_is_wholly_the_one_or_the_other_by_its_draw():
     """Four steps at probability 1/2, each against the two models' own steps; micro-batches share
     the draw."""

@@ -89,6 +89,7 @@ def test_before_the_first_step_logits_are_the_bases_bit_for_bit(base, tmp_path):
         np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.thorough
 def test_what_is_frozen_stays_and_takes_no_state(base, trained):
     run_dir, said, state = trained
     before, after = (named_leaves(load_run(folder).params) for folder in (base, run_dir))

@@ -101,6 +101,7 @@ def moved_tables(run, slots):
     ]
 
 
+@pytest.mark.thorough
 def test_eight_devices_train_as_one(runs):
     assert_same_training(runs["columns"], runs["one"])
     assert runs["columns"]["sent"]

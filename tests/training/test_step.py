@@ -133,6 +133,7 @@ def test_memory_that_lives_one_batch_stays_as_it_was_initialised(per_sequence):
     assert int(per_sequence[0].step) == 1
 
 
+@pytest.mark.thorough
 def test_micro_batches_change_nothing_where_each_has_its_memories(per_sequence):
     split, metrics = take_step(
         MemoryConfig(groups=4, lifetime="batch"), sample_batch(), micro_batches=2
@@ -161,6 +162,7 @@ def test_the_loss_block_changes_nothing(per_sequence):
         np.testing.assert_allclose(metrics[name], whole_metrics[name], rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_carried_memory_goes_through_the_micro_batches_and_on_to_the_next_step():
     memory, batch = MemoryConfig(groups=2, lifetime="carried"), sample_batch()
     state = start(memory)

@@ -18,6 +18,7 @@ def test_the_product_with_the_inverse_is_the_identity(size):
         np.testing.assert_allclose(inverse, np.linalg.inv(matrix), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.thorough
 def test_the_derivative_is_that_of_the_inverse():
     def by_library(lower):
         return jnp.linalg.inv(jnp.tril(lower, -1) + jnp.eye(6))

@@ -14,6 +14,7 @@ from fwpkm_jax.core.slots.values.grouping import group_chunks, group_slots, refe
 from fwpkm_jax.core.slots.values.table import slot_counts
 
 
+@pytest.mark.thorough
 @given(
     tokens=st.sampled_from([1, 3, 7]),  # Every shape is compiled.
     places=st.sampled_from([1, 4]),
@@ -67,6 +68,7 @@ def test_a_gpu_sorts_all_chunks_in_one_row():
     assert sorted_axes("cuda", 2**30) == ["1"]  # Chunk and slot do not fit into 31 bits.
 
 
+@pytest.mark.thorough
 def test_counts_from_sorted_references_are_those_of_a_counter_per_slot():
     ids = jax.random.randint(jax.random.key(0), (6, 3), 0, 5)
     counted = jnp.asarray([1.0, 0.0, 1.0, 1.0, 0.0, 1.0])

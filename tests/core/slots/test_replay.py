@@ -48,6 +48,7 @@ def test_the_strongest_tokens_are_kept_and_of_equals_the_first():
     np.testing.assert_array_equal(store.query[0], first.query[1])
 
 
+@pytest.mark.thorough
 def test_the_stored_tokens_are_written_before_each_chunk():
     rng = np.random.default_rng(1)
     plain_step = jax.jit(PLAIN.step)

@@ -119,6 +119,7 @@ def test_changes_are_told_from_the_initial_memory(result, stages):
     assert results["difference"][0][1] == {"loss": 0.0, "interval": [0.0, 0.0]}
 
 
+@pytest.mark.thorough
 def test_limits_bound_both_parts(model, memory, result):
     limited = evaluate(model, memory, max_batches=1)
     assert limited.record["results"]["adapt_tokens"] == [2 * LENGTH] * 2

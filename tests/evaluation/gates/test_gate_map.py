@@ -76,6 +76,7 @@ def test_a_text_is_not_shaded_where_the_gate_does_not_change_the_output(record, 
     assert "Dark tokens" not in markup
 
 
+@pytest.mark.thorough
 def test_a_document_is_chosen_by_number(model, memory, record, tmp_path):
     for name, text in (("a", "Not this one."), ("b", TEXT)):
         (tmp_path / f"{name}.txt").write_text(text)

@@ -163,6 +163,7 @@ def test_perplexity_weighs_answer_tokens_and_every_task_starts_anew(model, memor
     np.testing.assert_array_equal(result.arrays["position"], [0, 1, 2, 0, 0])
 
 
+@pytest.mark.thorough
 def test_writing_and_frozen_are_compared_on_the_same_tokens(result):
     on, off = (result.arrays[f"loss_{name}"] for name in ("writing", "frozen"))
     difference = result.record["results"]["difference"]

@@ -142,7 +142,7 @@ def test_without_steps_it_is_an_mlp(inputs):
     assert_close(whole(learning, *inputs).x, expected)
 
 
-@pytest.mark.by_default("segments_by_token", "output_bias")
+@pytest.mark.by_default("output_bias")
 @pytest.mark.parametrize(
     ("config", "cuts"),
     [(CONFIG, (4, 4)), (SEGMENTS, (1,) * LENGTH), (SEGMENTS, (2, 5, 1)), (OUTPUT_BIAS, (5, 3))],
@@ -207,7 +207,7 @@ def test_options_that_make_no_layer_are_refused(field, value):
         replace(CONFIG, **{field: value})
 
 
-@pytest.mark.by_default("output_bias")
+@pytest.mark.thorough
 @several
 def test_documents_take_their_own_steps(config, inputs):
     """Each as alone in a row, its segments counted from its first token."""

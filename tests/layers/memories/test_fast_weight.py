@@ -101,6 +101,7 @@ def test_a_closed_gate_hides_the_memory_and_writes_no_value():
     assert np.any(whole(opened, x, memory)[0] != whole(opened, x, other)[0])
 
 
+@pytest.mark.thorough
 def test_with_a_gated_residual_a_closed_gate_adds_nothing():
     config = dataclasses.replace(CONFIG, gate_residual=True)
     params, memory, x = params_of(config), start(), sample()
@@ -113,6 +114,7 @@ def test_with_a_gated_residual_a_closed_gate_adds_nothing():
     assert FastWeightConfig(gate_output=False, weight_by_gate=False, gate_residual=True).has_gate
 
 
+@pytest.mark.thorough
 def test_the_gate_starts_where_its_bias_puts_it_and_no_other_weight_changes():
     layer, opened = (
         FastWeight(dataclasses.replace(CONFIG, gate_bias=bias), 10, rngs=nnx.Rngs(0))
@@ -331,7 +333,7 @@ def test_each_document_starts_from_the_memory_that_comes_in(name):
     assert np.any(np.asarray(jax.tree.leaves(ours[1])[-1]) != jax.tree.leaves(memory)[-1])
 
 
-@pytest.mark.by_default("fwmlp-chunks")
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["chunks", "flush", "frozen"])
 @pytest.mark.parametrize("name", ["fwpkm", "fwmlp"])
 def test_each_document_of_a_stream_starts_from_the_initial_memory(name, way):

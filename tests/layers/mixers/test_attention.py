@@ -114,6 +114,7 @@ def test_impossible_settings_are_refused(options, message):
         AttentionConfig(**options)
 
 
+@pytest.mark.thorough
 def test_persistent_tokens_stand_before_each_document_in_its_window():
     """Of a row, and of a stream cut within a document, with padding; without resets they leak."""
     mixer = PersistentTokens(make(dataclasses.replace(SMALL, window=4)), 3, 6, rngs=nnx.Rngs(1))

@@ -82,7 +82,7 @@ PACKED_NAMES = [
 ]
 
 
-@pytest.mark.by_default("attention", "gdn")
+@pytest.mark.by_default("gdn")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mixer_keeps_its_contract(name):
     names = [p for p in MIXER_PROPERTIES if not p.startswith(PACKED)]
@@ -99,7 +99,7 @@ def test_pieces_and_padding_change_nothing_for_mixers_whose_contract_is_thorough
     check_mixer(MIXERS[name], properties=streams)
 
 
-@pytest.mark.by_default("gdn")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PACKED_NAMES)
 def test_documents_of_a_row_read_as_in_rows_of_their_own(name):
     check_mixer(PACKED_MIXERS[name], properties=[PACKED])

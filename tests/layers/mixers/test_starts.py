@@ -154,6 +154,7 @@ def test_keys_that_start_as_queries_are_a_copy_and_nothing_else_changes(name):
         np.testing.assert_array_equal(after[..., 2 * keys :], before[..., 2 * keys :])
 
 
+@pytest.mark.thorough
 def test_a_head_whose_keys_start_as_queries_finds_each_token_itself():
     """Queries and keys have unit length, so a query is nearest to a key that equals it."""
     shape = {"num_key_heads": 1, "num_value_heads": 1, "key_head_dim": 16, "value_head_dim": 4}

@@ -89,6 +89,7 @@ def test_a_restored_state_lies_as_a_new_one(unbroken, tmp_path):
     assert lies(restored) == lies(new) == lies(unbroken.result.state)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("abandoned_reads")
 @pytest.mark.parametrize(
     "damage",
@@ -181,6 +182,7 @@ def test_no_whole_checkpoint_is_an_error_and_none_at_all_a_new_run(copied, abstr
         assert checkpoints.restore_newest(abstract) is None
 
 
+@pytest.mark.thorough
 def test_the_newest_and_the_best_are_kept(unbroken, tmp_path):
     losses = {1: 3.0, 2: 1.0, 3: None, 4: 2.0, 5: None, 6: 2.5}
     with Checkpoints(tmp_path, CheckpointConfig(keep=2)) as checkpoints:

@@ -44,6 +44,7 @@ def test_a_question_aside_changes_neither_the_conversation_nor_its_memory(text_r
     assert answer.tolist() == aside.tolist(), "no chunk was full, so both read the same memory"
 
 
+@pytest.mark.thorough
 def test_a_chat_goes_on_where_it_stopped_and_forgets_what_it_is_told_to(programs, tmp_path):
     (tmp_path / "notes.txt").write_text("Alice has a cat.")
     code, first, errors = programs(

@@ -283,6 +283,7 @@ def test_reading_writes_only_when_told_and_only_where_allowed(model, memory):
     assert moved(frozen, memory) == 0
 
 
+@pytest.mark.thorough
 def test_decoding_is_greedy(model, memory):
     reader = reader_of(model, memory)
     reader.read(np.arange(6))

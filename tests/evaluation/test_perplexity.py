@@ -107,6 +107,7 @@ def test_writing_and_frozen_differ_and_their_difference_is_reported(model, memor
     assert low < difference["loss"] < high
 
 
+@pytest.mark.thorough
 def test_fast_weights_may_be_rounded_after_every_segment(model, memory):
     document = source(random_document(3 * SEGMENT + 1))
     exact, rounded = (
@@ -157,7 +158,7 @@ def test_memory_is_carried_over_data_sets_which_are_scored_apart(model, memory):
     assert [by_source[name]["tokens"] for name in "ab"] == [29, 19]
 
 
-@pytest.mark.by_default("17-2")
+@pytest.mark.thorough
 @pytest.mark.parametrize(("length", "writes"), [(17, 2), (16, 1), (18, 2)])
 def test_the_reference_queue_writes_what_the_release_writes(model, memory, length, writes):
     # Chunks of 8: a segment of 16 inputs is written twice (the second time 7 pairs, at its end),

@@ -117,6 +117,7 @@ def test_a_step_moves_the_next_keys_and_splits_them():
     equal_or_close(norms, jnp.sum(new**2, axis=-1), ratio=1e-6)
 
 
+@pytest.mark.thorough
 def test_the_way_back_of_pulls_and_of_a_step():
     tokens, subkeys, half = 3, 4, 8
     ids, queries = draw_ids(tokens, subkeys), draw(CHUNKS, tokens, CODEBOOKS, half)

@@ -87,6 +87,7 @@ def assert_close(actual, expected, tolerance=2e-5):
     )
 
 
+@pytest.mark.thorough
 def test_with_a_frozen_memory_stream_and_whole_pass_agree():
     model, memory = start()
     params = build()[1]

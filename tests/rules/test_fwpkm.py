@@ -192,6 +192,7 @@ def test_a_factor_scales_the_value_step_alone():
     )
 
 
+@pytest.mark.thorough
 def test_inner_steps_write_a_chunk_again_and_move_its_keys_once():
     rule = FwPKM.tiny()
     memory, chunk = one_chunk(rule)

@@ -56,7 +56,7 @@ def test_no_table_is_copied_in_the_loop(function, groups):
     assert _table_copies(loops, groups) == []
 
 
-@pytest.mark.by_default("3")
+@pytest.mark.thorough
 @pytest.mark.two_phase
 @pytest.mark.compiled_text
 @pytest.mark.parametrize("groups", [1, 3])

@@ -63,6 +63,7 @@ def test_chunks_of_one_token_are_the_papers_recurrence(depth):
     assert_close(jax.tree.map(lambda x: x[0], out.memory.momentum), surprise)
 
 
+@pytest.mark.thorough
 def test_padding_leaves_weights_and_momentum_bit_for_bit():
     rule = replace(TitansRule.tiny(), momentum_order=1, forget=0.2)
     memory, sequence = init_memory(rule, jnp.float64), sequence_of(rule)

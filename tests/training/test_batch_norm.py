@@ -54,6 +54,7 @@ def test_a_step_moves_running_statistics_a_tenth_of_the_way_and_nothing_else_doe
         assert np.max(np.abs(batch - before[name])) > 0.01
 
 
+@pytest.mark.thorough
 def test_layers_computed_again_norm_by_the_same_batch():
     """With `remat` as without: outputs, and the statistics that the running ones move towards."""
     model = LanguageModel(MODEL, rngs=nnx.Rngs(0))

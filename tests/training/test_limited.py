@@ -71,6 +71,7 @@ def test_each_step_is_wholly_the_one_or_the_other_by_its_draw():
     assert set(drawn) == {True, False}
 
 
+@pytest.mark.thorough
 def test_both_branches_are_compiled_once():
     texts = [
         make_step(BARE, probability=p).lower(start(BARE), sample_batch()).as_text()

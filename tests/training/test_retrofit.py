@@ -115,6 +115,7 @@ def test_what_is_frozen_stays_and_takes_no_state(base, trained):
     assert describe_trained(state.params, ()) == ""
 
 
+@pytest.mark.thorough
 def test_experts_are_balanced_in_training_and_the_loss_stays_the_cross_entropy(trained):
     lines = [json.loads(x) for x in (trained[0] / "metrics.jsonl").read_text().splitlines()]
     # Even use of 4 experts, 2 a token, gives 2; times the weight.

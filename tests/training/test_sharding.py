@@ -130,6 +130,7 @@ def test_each_device_holds_its_part_of_the_memory_and_the_weights(all_runs):
     assert of_columns == [[8, 2], [2, 32], [16, 2], [2, 8]]
 
 
+@pytest.mark.thorough
 def test_reads_by_columns_need_nothing_inside_the_chunks_loop(runs):
     in_loop = [(kind, dims) for kind, count, dims in runs["columns"]["sent"] if count > 1]
     # What the chunks' loop over the keys adds up: usage and gradient of the sub-keys.

@@ -51,6 +51,7 @@ def test_any_cut_sees_the_latest_tokens(lengths):
     assert cache.next_position.tolist() == [13, 13]
 
 
+@pytest.mark.thorough
 def test_a_cache_that_grows_keeps_its_tokens_and_has_room_for_more():
     query, key, value = sample()
     positions = jnp.broadcast_to(jnp.arange(LENGTH), (BATCH, LENGTH))

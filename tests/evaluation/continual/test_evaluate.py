@@ -199,6 +199,7 @@ def test_options_below_1_are_refused(field):
         ContinualConfig(**{field: 0})
 
 
+@pytest.mark.thorough
 def test_table_and_picture_show_every_stage_and_domain(result, tmp_path):
     table = views.table(result.record)
     perplexity = result.record["results"]["perplexity"]

@@ -173,6 +173,7 @@ def test_writing_and_frozen_are_compared_on_the_same_tokens(result):
     assert difference["musique"]["interval"] is None  # Of one sample.
 
 
+@pytest.mark.thorough
 def test_the_memory_may_start_anew_in_every_sample(model, memory, result):
     reset = evaluate(model, memory, SAMPLES, memory_reset="sample", write="on")
     assert reset.record["provenance"]["resets"]["memory"] == "sample"

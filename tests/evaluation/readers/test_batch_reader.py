@@ -145,6 +145,7 @@ def test_an_answer_ends_at_a_stop_token_or_when_it_needs_no_more(model, memory):
     np.testing.assert_array_equal(answer, whole[: whole.tolist().index(stop)])
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_read_is_refused(model, memory):
     with pytest.raises(ValueError, match=r"memory_reset='never'.* set batch_size to 1"):
         reader_of(model, memory, memory_reset="never")

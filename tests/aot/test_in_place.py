@@ -78,6 +78,7 @@ def gradients(memory, sequence):
 
 
 @pytest.mark.aot
+@pytest.mark.thorough("v5e", "v6e", "h100")
 @pytest.mark.parametrize("device", [*TPUS, "h100"])
 def test_training_the_memory_copies_no_table_and_keeps_touched_rows(device):
     sharding = SingleDeviceSharding(absent_device(device))

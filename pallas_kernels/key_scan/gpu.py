@@ -30,7 +30,7 @@ from fwpkm_jax.core.slots.write import (
     usage_slopes,
 )
 from pallas_kernels.key_scan import gpu_rows
-from pallas_kernels.key_scan.gpu_add import add, totals
+from pallas_kernels.key_scan.gpu_add import add, query_terms, totals
 from pallas_kernels.key_scan.gpu_rows import pulls_back, step, step_back
 from pallas_kernels.mosaic_gpu import in_turn
 from pallas_kernels.product_top_k.gpu_select import select_chunk, terms_of
@@ -57,13 +57,14 @@ def _forward(top_k, key_write, keys, queries, token_weights):
     chunks, tokens = token_weights.shape
     codebooks = 2 * heads
     rows = queries.reshape(chunks, tokens, codebooks * half)
+    row_terms = query_terms(rows)
     first = keys.reshape(codebooks, subkeys, half)
     # Otherwise XLA fills constant weights in anew for every chunk.
     token_weights = jax.lax.optimization_barrier(token_weights)
     weights = heads * jnp.sum(token_weights, axis=1)
 
     @jax.jit
-    def turn(chunk, history, sums_of, terms, norms, ids, scores, rows, token_weights):
+    def turn(chunk, history, sums_of, terms, norms, ids, scores, rows, row_terms, token_weights):
         # Each kernel writes its chunk of these arrays where it lies; `freeze` gives them back, so
         # that the scan carries them in place.
         refs = [_ref(x) for x in (history, sums_of, ids, scores)]
@@ -83,7 +84,7 @@ def _forward(top_k, key_write, keys, queries, token_weights):
             score=key_write.score,
             probabilities=_by_token(shares, heads),
         )
-        sums, of_sub_keys = add(rows, number, ids, _by_codebook(pulls)[None], subkeys=subkeys)
+        sums, of_sub_keys = add(row_terms, number, ids, _by_codebook(pulls)[None], subkeys=subkeys)
         terms, norms = step(refs[0], refs[1], number, sums, of_sub_keys, **_factors(key_write))
         history, sums_of = (jax.freeze(x) for x in refs[:2])
         return (history, sums_of, terms, norms, ids, scores), usage.access
@@ -91,7 +92,7 @@ def _forward(top_k, key_write, keys, queries, token_weights):
     def body(carry, _):
         # The number of the chunk is carried: a slice of all numbers would be a launch.
         chunk, *state = carry
-        state, access = turn(chunk, *state, rows, token_weights)
+        state, access = turn(chunk, *state, rows, row_terms, token_weights)
         return (chunk + 1, *state), access
 
     history = jnp.zeros((chunks + 1, *first.shape), first.dtype).at[0].set(first)
@@ -125,14 +126,14 @@ def _backward(key_write, keys_bar, chunks, steps):
     codebooks = 2 * heads
     factors = _factors(key_write)
     halves = chunks.query.reshape(number, tokens, codebooks, half)
-    rows = chunks.query.reshape(number, tokens, codebooks * half)
+    row_terms = query_terms(chunks.query.reshape(number, tokens, codebooks * half))
     history = chunks.keys.reshape(number, codebooks, subkeys, half)
     ids = _by_codebook(chunks.choice.sub_key_ids)
     step_totals = steps.totals.reshape(number, codebooks, subkeys)
 
-    def turn(chunk, bars, pulls):
+    def turn(chunk, bars, dots, pulls):
         at = chunk[None]
-        pulls_bar = pulls_back(halves, at, history, bars, ids, move=factors["move"])
+        pulls_bar = pulls_back(halves, at, bars, dots, ids, move=factors["move"])
         pulls_bar = _by_token(pulls_bar, heads)
         one, how = of_chunk(chunk, (chunks, steps))
 
@@ -142,8 +143,9 @@ def _backward(key_write, keys_bar, chunks, steps):
         new = pulls_of_scores(one, how, pulls_bar, score=key_write.score, totals_of=totals_of)
         new = _by_codebook(new)
         pulls = jax.lax.dynamic_update_index_in_dim(pulls, new, chunk, 0)
-        sums, of_sub_keys = add(rows, at, ids, pulls, subkeys=subkeys)
-        return _stepped_back(bars, at, history, step_totals, sums, of_sub_keys, factors), pulls
+        sums, of_sub_keys = add(row_terms, at, ids, pulls, subkeys=subkeys)
+        moved = _stepped_back(bars, at, history, step_totals, sums, of_sub_keys, factors)
+        return *moved, pulls
 
     def body(carry, _):
         chunk, *state = carry
@@ -153,9 +155,10 @@ def _backward(key_write, keys_bar, chunks, steps):
     start = (
         jnp.full((), number - 1, jnp.int32),
         jnp.zeros((number + 1, *last.shape), last.dtype).at[number].set(last),
+        jnp.sum(history[-1] * last, axis=-1),
         jnp.zeros(ids.shape, jnp.float32),
     )
-    (_, bars, pulls), _ = jax.lax.scan(body, start, length=number)
+    (_, bars, _, pulls), _ = jax.lax.scan(body, start, length=number)
     bars = bars.reshape(number + 1, *keys_bar.shape)
     return bars[0], (factors["move"] * bars[1:], _by_token(pulls, heads))
 
@@ -191,8 +194,8 @@ def _stepped_back(bars, at, history, step_totals, sums, totals, factors):
     @jax.jit
     def run(bars, at, history, step_totals, sums, totals):
         ref = _ref(bars)
-        step_back(ref, at, history, step_totals, sums, totals, **factors)
-        return jax.freeze(ref)
+        dots = step_back(ref, at, history, step_totals, sums, totals, **factors)
+        return jax.freeze(ref), dots
 
     return run(bars, at, history, step_totals, sums, totals)
 

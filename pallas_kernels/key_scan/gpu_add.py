@@ -1,12 +1,15 @@
 """GPU: adds each token's query, times coefficients, to the sub-keys that it chose.
 
-A program lays the coefficients of 64 tokens out over 64 sub-keys in registers, mostly zeros, and
-multiplies them with the queries on tensor cores; no array of them exists in device memory. What a
-program reads arrives in shared memory while the tile before is laid out and multiplied. The tokens
-of a chunk are split over several programs, whose sums are added by whoever reads them: no two
-programs write to the same place, so that two runs agree bit for bit.
+A warpgroup lays the coefficients of 64 tokens out over 64 sub-keys in registers, mostly zeros, and
+multiplies them with the queries on tensor cores; no array of them exists in device memory. The
+warpgroups of a program have other sub-keys and the same queries, which arrive in shared memory as
+tensor cores read them, while the tile before is multiplied. The tokens of a chunk are split over
+several programs, whose sums are added by whoever reads them: no two programs write to the same
+place, so that two runs agree bit for bit.
 
-As in `core.slots.keys.sums`, each float32 operand is two bfloat16 terms and a product is three.
+As in `core.slots.keys.sums`, each float32 operand is two bfloat16 terms and a product is three. The
+terms of the queries are made once for all chunks (`query_terms`): each chunk reads them as often as
+it has tiles of sub-keys.
 """
 
 import functools
@@ -16,23 +19,27 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import dispatch
-from pallas_kernels.gated_delta.gpu_tiles import put, smem, smem_halves
+from pallas_kernels.gated_delta.gpu_tiles import Halves, put, smem_halves
 from pallas_kernels.mosaic_gpu import index32
 from pallas_kernels.product_top_k.gpu_registers import by_column, by_row, laid_out, load, matrix
+from pallas_kernels.product_top_k.gpu_select import terms_of
 
 TILE = 64
 """Tokens and sub-keys of one product."""
-COLUMNS = 128
-"""Columns of the sub-keys that a program owns."""
-SPLITS = 8
-"""Parts of a chunk's tokens at most; each makes sums of its own. At the paper's sizes two programs
-share a processor, and one computes while the other waits."""
+GROUPS = 2
+"""Warpgroups per program of `add`, each with a tile of sub-keys; one where it is interpreted, as in
+`product_top_k.gpu_select`."""
+SPLITS = 16
+"""Parts of a chunk's tokens at most; each makes sums of its own. At the paper's sizes `add` has 128
+programs, for the 132 processors of an H100."""
 PARTS = 32
 """The same of `totals`, which holds less: four of its programs share a processor."""
+_SLOTS = 2  # Tiles of tokens in shared memory: one in use, one arriving.
 
 
 def splits_of(tokens: int) -> int:
@@ -41,13 +48,18 @@ def splits_of(tokens: int) -> int:
     return max(parts for parts in range(1, SPLITS + 1) if tiles % parts == 0)
 
 
+def query_terms(queries: jax.Array) -> Halves:
+    """The two bfloat16 terms of the queries of all chunks that `add` multiplies."""
+    return Halves(*terms_of(queries, count=2))
+
+
 def add(
-    queries: jax.Array, chunk: jax.Array, ids: jax.Array, coefficients: jax.Array, *, subkeys: int
+    queries: Halves, chunk: jax.Array, ids: jax.Array, coefficients: jax.Array, *, subkeys: int
 ) -> tuple[jax.Array, jax.Array]:
     """Sums to each sub-key and of its coefficients, one for each part of the tokens.
 
     Args:
-      queries: `[chunks, tokens, codebooks * half]`.
+      queries: their `query_terms`, `[chunks, tokens, codebooks * half]`.
       chunk: which of the chunks, `[1]`.
       ids: the chosen sub-keys, `[chunks, codebooks, top_k, tokens]`; no one twice for a token.
       coefficients: of one or of all chunks, `[1 or chunks, codebooks, top_k, tokens]`.
@@ -57,62 +69,71 @@ def add(
       `[splits, codebooks, subkeys, half]` and `[splits, codebooks, subkeys]`.
     """
     _, codebooks, top_k, tokens = ids.shape
-    half = queries.shape[2] // codebooks
+    half = queries.hi.shape[2] // codebooks
     splits = splits_of(tokens)
-    columns = min(COLUMNS, half)
     tiles = tokens // TILE // splits
     of_one = coefficients.shape[0] == 1
+    groups = 1 if dispatch.interpreted() else GROUPS
 
     def kernel(
-        queries, chunk, ids, coefficients, sums, totals,
-        laid, rows, stage, chosen, factors, choice_here, queries_here,
+        high, low, chunk, ids, coefficients, sums, totals,
+        laid, rows, chosen, factors, choice_here, queries_here, used,
     ):  # fmt: skip
         chunk = chunk[0]
         of_chunk = 0 if of_one else chunk
-        codebook, split = jax.lax.axis_index("codebook"), jax.lax.axis_index("split")
-        mine = pl.ds(jax.lax.axis_index("tile") * TILE, TILE)
-        block = jax.lax.axis_index("columns")
-        sub_keys = _iota(0) + jax.lax.axis_index("tile") * TILE
+        group, codebook = jax.lax.axis_index("group"), jax.lax.axis_index("codebook")
+        split, first = jax.lax.axis_index("split"), jax.lax.axis_index("tile") * groups + group
+        mine, sub_keys = pl.ds(first * TILE, TILE), _iota(0) + first * TILE
+        laid = laid.at(group)
 
-        def tokens_of(i: Any) -> Any:
-            return pl.ds((split * tiles + index32(i)) * TILE, TILE)
+        def fetch(i: Any) -> None:
+            slot = jax.lax.rem(i, np.int32(_SLOTS))
+            at, columns = pl.ds((split * tiles + i) * TILE, TILE), pl.ds(codebook * half, half)
+            copies = (
+                (ids.at[chunk, codebook, :, at], chosen, choice_here),
+                (coefficients.at[of_chunk, codebook, :, at], factors, choice_here),
+                (high.at[chunk, at, columns], rows.hi, queries_here),
+                (low.at[chunk, at, columns], rows.lo, queries_here),
+            )
+            for number, (source, target, here) in enumerate(copies):
 
-        def fetch_choice(i: Any) -> None:
-            for source, at, target in ((ids, chunk, chosen), (coefficients, of_chunk, factors)):
-                source = source.at[at, codebook, :, tokens_of(i)]
-                plgpu.copy_gmem_to_smem(source, target, choice_here)
+                @pl.when(group == number % groups)  # Each group starts its share.
+                def _(source=source, target=target, here=here):
+                    plgpu.copy_gmem_to_smem(source, target.at[slot], here.at[slot])
 
-        def fetch_queries(i: Any) -> None:
-            for column in range(columns // TILE):
-                there = pl.ds(codebook * half + block * columns + column * TILE, TILE)
-                source = queries.at[chunk, tokens_of(i), there]
-                plgpu.copy_gmem_to_smem(source, stage.at[column], queries_here)
-
-        fetch_choice(jnp.int32(0))
-        fetch_queries(jnp.int32(0))
+        for i in range(min(_SLOTS, tiles)):
+            fetch(jnp.int32(i))
 
         def step(i: Any, total: Any, of_rows: jax.Array) -> jax.Array:
-            following = index32(i) + 1
+            i = index32(i)
+            slot = jax.lax.rem(i, np.int32(_SLOTS))
 
             def place_one(place: Any, placed: jax.Array) -> jax.Array:
                 place = index32(place)
-                one, factor = (load(x.at[place], by_column()) for x in (chosen, factors))
+                one, factor = (load(x.at[slot, place], by_column()) for x in (chosen, factors))
                 return _placed([one], [factor], sub_keys, placed)
 
-            plgpu.barrier_wait(choice_here)
+            plgpu.barrier_wait(choice_here.at[slot])
             # A loop: all places at once would take more registers than there are.
             placed = jax.lax.fori_loop(0, top_k, place_one, _nothing())
-            put(laid, placed)  # From here on, all warps have read what was fetched.
-            pl.when(following < tiles)(lambda: fetch_choice(following))
-            plgpu.barrier_wait(queries_here)
-            for column in range(columns // TILE):
-                here = slice(column * TILE, (column + 1) * TILE)
-                put(rows.at(slice(None), here), load(stage.at[column], matrix()))
-            pl.when(following < tiles)(lambda: fetch_queries(following))
-            for left, right in ((laid.lo, rows.hi), (laid.hi, rows.lo), (laid.hi, rows.hi)):
+            put(laid, placed)
+            plgpu.barrier_wait(queries_here.at[slot])
+            of_slot = rows.at(slot)
+            for left, right in (
+                (laid.lo, of_slot.hi),
+                (laid.hi, of_slot.lo),
+                (laid.hi, of_slot.hi),
+            ):
                 plgpu.wgmma(total, left, right)
             plgpu.wgmma_wait(0)
             plgpu.commit_smem()  # All warps are done with both operands.
+
+            @pl.when(i + _SLOTS < tiles)
+            def _():
+                plgpu.barrier_arrive(used.at[slot])
+                plgpu.barrier_wait(used.at[slot])  # All groups are done with this slot.
+                fetch(i + _SLOTS)
+
             return of_rows + jnp.sum(placed, axis=1)
 
         def accumulate(total: Any) -> tuple[jax.Array, jax.Array]:
@@ -122,13 +143,8 @@ def add(
             )
             return total[...], of_rows
 
-        acc = plgpu.ACC((TILE, columns), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]
-        summed, of_rows = pl.run_scoped(accumulate, acc)
-        sums[split, codebook, mine, pl.ds(block * columns, columns)] = summed
-
-        @pl.when(block == 0)
-        def _():
-            totals[split, codebook, mine] = of_rows
+        acc = plgpu.ACC((TILE, half), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]
+        sums[split, codebook, mine], totals[split, codebook, mine] = pl.run_scoped(accumulate, acc)
 
     sums, totals = plgpu.kernel(
         kernel,
@@ -137,20 +153,22 @@ def add(
             jax.ShapeDtypeStruct((splits, codebooks, subkeys), jnp.float32),
         ],
         scratch_types=[
-            smem_halves(TILE, TILE),
-            smem_halves(TILE, columns),
-            smem(TILE, TILE, jnp.float32, slots=columns // TILE),
-            plgpu.SMEM((top_k, TILE), jnp.int32),
-            plgpu.SMEM((top_k, TILE), jnp.float32),
-            plgpu.Barrier(num_arrivals=2),
-            plgpu.Barrier(num_arrivals=columns // TILE),
+            smem_halves(TILE, TILE, slots=groups),
+            smem_halves(TILE, half, slots=_SLOTS),
+            plgpu.SMEM((_SLOTS, top_k, TILE), jnp.int32),
+            plgpu.SMEM((_SLOTS, top_k, TILE), jnp.float32),
+            plgpu.Barrier(num_arrivals=2, num_barriers=_SLOTS),
+            plgpu.Barrier(num_arrivals=2, num_barriers=_SLOTS),
+            plgpu.Barrier(num_arrivals=groups, num_barriers=_SLOTS),
         ],
-        grid=(half // columns, subkeys // TILE, codebooks, splits),
-        grid_names=("columns", "tile", "codebook", "split"),
+        grid=(subkeys // TILE // groups, codebooks, splits),
+        grid_names=("tile", "codebook", "split"),
+        num_threads=groups,
+        thread_name="group",
         kernel_name="key_scan_add",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=dispatch.gpu_interpreter(),
-    )(queries, chunk, ids, coefficients)
+    )(queries.hi, queries.lo, chunk, ids, coefficients)
     return sums, totals
 
 

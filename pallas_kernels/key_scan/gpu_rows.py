@@ -71,40 +71,43 @@ def step(
 def pulls_back(
     queries: jax.Array,
     chunk: jax.Array,
-    history: jax.Array,
     bars: jax.Array,
+    dots: jax.Array,
     ids: jax.Array,
     *,
     move: float,
 ) -> jax.Array:
     """The cotangents of a chunk's pulls, `[codebooks, top_k, tokens]`.
 
+    Each is `move * sum((query - sub-key) * bar)`. The part of the sub-key is the same for all
+    tokens, so that a token reads the rows of cotangents alone.
+
     Args:
       queries: `[chunks, tokens, codebooks, half]`.
       chunk: which of the chunks, `[1]`.
-      history: the sub-keys before each chunk, `[chunks, codebooks, subkeys, half]`.
       bars: cotangents of the sub-keys before each chunk and after the last.
+      dots: of each sub-key before the chunk and its cotangent after it, `[codebooks, subkeys]`.
       ids: the chosen sub-keys, `[chunks, codebooks, top_k, tokens]`.
       move: multiplies the gradient in the step.
     """
     _, codebooks, top_k, tokens = ids.shape
 
-    def body(token, queries, chunk, history, bars, ids, out):
+    def body(token, queries, chunk, bars, dots, ids, out):
         chunk = chunk[0]
         for codebook in range(codebooks):
             query = row(queries, (chunk, token, codebook))
             chosen = [ids[chunk, codebook, place, token] for place in range(top_k)]
-            keys = [row(history, (chunk, codebook, one)) for one in chosen]
-            of_keys = [row(bars, (chunk + 1, codebook, one)) for one in chosen]
-            for place, (key, bar) in enumerate(zip(keys, of_keys, strict=True)):
-                out[codebook, place, token] = move * jnp.sum((query - key) * bar)
+            of_keys = [dots[codebook, one] for one in chosen]
+            rows = [row(bars, (chunk + 1, codebook, one)) for one in chosen]
+            for place, (of_key, bar) in enumerate(zip(of_keys, rows, strict=True)):
+                out[codebook, place, token] = move * (jnp.sum(query * bar) - of_key)
 
     (out,) = launch(
         body,
         queries,
         chunk,
-        history,
         bars,
+        dots,
         ids,
         programs=tokens,
         out_type=[jax.ShapeDtypeStruct((codebooks, top_k, tokens), jnp.float32)],
@@ -182,7 +185,7 @@ def step_back(
     *,
     keep: float,
     move: float,
-) -> None:
+) -> jax.Array:
     """Writes the cotangents of the sub-keys before a chunk.
 
     Args:
@@ -195,17 +198,23 @@ def step_back(
       totals: as for `step`, of the same pulls.
       keep: as for `step`.
       move: as for `step`.
+
+    Returns:
+      What `pulls_back` of the chunk before needs, `dots`; for the first chunk no one's.
     """
     splits, codebooks, subkeys, _ = sums.shape
 
-    def body(program, chunk, history, step_totals, sums, totals, bars):
+    def body(program, chunk, history, step_totals, sums, totals, bars, dots):
         chunk, place = chunk[0], (program // subkeys, program % subkeys)
         after = row(bars, (chunk + 1, *place))
+        before = row(history, (jnp.maximum(chunk - 1, 0), *place))
         gradient, _ = _summed(sums, totals, place, splits, row(history, (chunk, *place)))
         kept = keep - move * step_totals[chunk, *place]
-        bars[chunk, *place] = kept * after - gradient
+        bar = kept * after - gradient
+        bars[chunk, *place] = bar
+        dots[place] = jnp.sum(before * bar)
 
-    launch(
+    (dots,) = launch(
         body,
         chunk,
         history,
@@ -214,8 +223,10 @@ def step_back(
         totals,
         bars,
         programs=codebooks * subkeys,
+        out_type=[jax.ShapeDtypeStruct((codebooks, subkeys), jnp.float32)],
         name="key_scan_step_back",
     )
+    return dots
 
 
 def _summed(sums, totals, place, splits, keys):

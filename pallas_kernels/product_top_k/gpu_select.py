@@ -331,10 +331,10 @@ def key_terms(terms: Sequence[jax.Array]) -> list[jax.Array]:
     return [x.transpose(0, *_key_tile(1, 2)) for x in terms]
 
 
-def terms_of(x: jax.Array) -> list[jax.Array]:
-    """Three bfloat16 arrays whose sum is the float32 one."""
+def terms_of(x: jax.Array, *, count: int = 3) -> list[jax.Array]:
+    """Bfloat16 arrays whose sum is the float32 one: exactly with three, to 2^-17 with two."""
     terms = []
-    for _ in range(3):
+    for _ in range(count):
         # XLA may remove a plain cast to bfloat16 and back, which would make lower terms zero.
         term = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
         terms.append(term.astype(jnp.bfloat16))

@@ -11,6 +11,10 @@ from jax.sharding import SingleDeviceSharding
 from benchmarks.compiled import gated_delta
 from benchmarks.compiled.absent_devices import DEVICES, kernel_of, kernels_for
 from benchmarks.compiled.assembler import assembled
+from fwpkm_jax.core.slots.keys.addressing import best_sub_keys
+from fwpkm_jax.core.slots.keys.scan import key_scan
+from fwpkm_jax.core.slots.write import KeyWrite
+from pallas_kernels.key_scan.api import loops_of
 from pallas_kernels.product_top_k import select_slots
 from pallas_kernels.product_top_k.api import WIDEST_HALF
 from tests.aot.devices import absent_device
@@ -106,6 +110,28 @@ def test_on_an_h100_the_short_convolutions_kernels_spill_no_registers(name, dtyp
         both = jax.jit(lambda x: entry.outputs_and_cotangents(spec, "pallas", x))
         rows = gated_delta.assembled(both.trace(arrays))
     assert set(rows) == {"short_convolution", "short_convolution_back"}
+    assert all(row["spill_store_bytes"] == 0 < row["registers"] for row in rows.values())
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("half", [128, 256])
+def test_on_an_h100_the_key_scans_kernels_spill_no_registers(half):
+    sharding = SingleDeviceSharding(absent_device("h100"))
+    scan = functools.partial(
+        key_scan,
+        find=functools.partial(best_sub_keys, top_k=8),
+        key_write=KeyWrite(learning_rate=1.0, loss_weight=1.0, score="idw"),
+        loops=loops_of("gpu", 8),
+    )
+
+    def moved(*arrays):
+        return jnp.sum(scan(*arrays).keys ** 2)
+
+    shapes = (1, 2, 128, half), (3, 192, 1, 2 * half), (3, 192)
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding) for shape in shapes]
+    with kernels_for("h100"):
+        rows = assembled(jax.jit(jax.grad(moved, argnums=1)).trace(*arrays))
+    assert {"key_scan_add", "key_scan_pulls_back"} <= set(rows)  # jax 0.10 does not name all.
     assert all(row["spill_store_bytes"] == 0 < row["registers"] for row in rows.values())
 
 

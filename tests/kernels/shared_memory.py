@@ -51,10 +51,15 @@ class Access:
     writes: bool
     waited: frozenset
     arrived: frozenset
+    received: frozenset
+    """Barriers of copies that its warpgroup had waited for, each with the number of the wait."""
+    lands: Any = None
+    """Of a copy: the barrier that it arrives at, with the number of the wait that is for it."""
 
     def precedes(self, other: "Access") -> bool:
-        """Whether its warpgroup has since arrived at a barrier that the other has waited for."""
-        return not other.waited <= self.arrived
+        """Whether its warpgroup has since arrived at a barrier that the other has waited for, or it
+        is a copy that the other has waited for."""
+        return not other.waited <= self.arrived or self.lands in other.received
 
     def conflicts(self, other: "Access") -> bool:
         if not (self.writes or other.writes):
@@ -107,6 +112,7 @@ class _Walk:
         self.accesses: set[Access] = set()
         self.waited: frozenset = frozenset()
         self.arrived: frozenset = frozenset()
+        self.received: frozenset = frozenset()
 
     def run(self, jaxpr: Any, arguments: Sequence[Any], constants: Sequence[Any]) -> list[Any]:
         known = dict(zip([*jaxpr.invars, *jaxpr.constvars], [*arguments, *constants], strict=True))
@@ -202,7 +208,8 @@ class _Walk:
     def check(self, equation: Any, place: tuple[Buffer, Region], *kinds: str) -> None:
         """Notes an access, and what of `kinds` it would meet."""
         buffer, region = place
-        self.note(equation, place, writes=kinds == _ALL)
+        if equation.primitive.name != "copy_gmem_to_smem":
+            self.note(equation, place, writes=kinds == _ALL)
         for kind in kinds:
             if any(_overlap(region, other) for other in getattr(buffer, kind)):
                 frames = equation.source_info.traceback.frames
@@ -211,9 +218,15 @@ class _Walk:
                     f"{equation.primitive} of {buffer.name}, {region}, {kind} before; {where}"
                 )
 
-    def note(self, equation: Any, place: tuple[Buffer, Region], *, writes: bool) -> None:
-        state = self.waited, self.arrived
-        self.accesses.add(Access(str(equation.primitive), *place, writes, *state))
+    def note(
+        self, equation: Any, place: tuple[Buffer, Region], *, writes: bool, lands: Any = None
+    ) -> None:
+        state = self.waited, self.arrived, self.received
+        self.accesses.add(Access(str(equation.primitive), *place, writes, *state, lands))
+
+    def turn(self, barrier: Any) -> tuple[Any, int]:
+        """A barrier of copies, and how often it has been waited for."""
+        return barrier, sum(one == barrier for one, _ in self.received)
 
     def first_operand(self, equation: Any, values: list[Any]) -> Iterator[tuple[Buffer, Region]]:
         """The first operand, if it is shared memory, and the place that is meant."""
@@ -267,16 +280,21 @@ class _Walk:
         places = _places(equation, refs, values[3:], "{}_transforms_treedef")
         self.check(equation, places["dst"], *_ALL)
         buffer, region = places["dst"]
+        lands = self.turn(places["barrier"])
+        self.note(equation, places["dst"], writes=True, lands=lands)
         buffer.arriving[region] = places["barrier"]
 
     def _barrier_wait(self, equation: Any, values: list[Any]) -> None:
         waited = _place(values[0], equation.params["transforms_treedef"], values[1:])
         if waited in self.arrived:  # Of one warpgroup alone this orders nothing.
             self.waited |= {waited}
+            return
+        turn = self.turn(waited)
+        self.received |= {turn}
         for buffer in self.buffers:
             for region in [x for x, barrier in buffer.arriving.items() if barrier == waited]:
                 del buffer.arriving[region]
-                self.note(equation, (buffer, region), writes=True)
+                self.note(equation, (buffer, region), writes=True, lands=turn)
 
     def _barrier_arrive(self, equation: Any, values: list[Any]) -> None:
         barrier = _place(values[0], equation.params["transforms_treedef"], values[1:])

@@ -15,9 +15,9 @@ from fwpkm_jax.core.slots.keys.sums import add_to_sub_keys, sub_key_totals
 from fwpkm_jax.core.slots.write import KeyWrite
 from fwpkm_jax.rules import FwPKM
 from pallas_kernels import dispatch
-from pallas_kernels.key_scan import key_loops
+from pallas_kernels.key_scan import gpu_add, key_loops
 from pallas_kernels.key_scan.api import loops_of
-from pallas_kernels.key_scan.gpu_add import TILE, add, totals
+from pallas_kernels.key_scan.gpu_add import TILE, add, query_terms, totals
 from pallas_kernels.key_scan.gpu_rows import pulls_back, step, step_back, to_queries
 from pallas_kernels.key_scan.specs import CHECK_RATIO, SPECS, errors_of
 from tests.kernels.entry import equal_or_close, programs
@@ -41,13 +41,15 @@ def by_token(x):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("of_all", [False, True], ids=["of_one_chunk", "of_all_chunks"])
-def test_queries_are_added_to_the_chosen_sub_keys_in_parts(of_all):
-    # Two parts of eleven tiles, of which all but the first arrive while another is multiplied.
-    tokens, subkeys, half = 22 * TILE, 64, 2 * TILE
+def test_queries_are_added_to_the_chosen_sub_keys_in_parts(of_all, monkeypatch):
+    # Two parts of five tiles: from the third on they arrive in memory that was in use.
+    monkeypatch.setattr(gpu_add, "SPLITS", 2)
+    tokens, subkeys, half = 10 * TILE, 2 * TILE, 2 * TILE
     ids, queries = draw_ids(tokens, subkeys), draw(CHUNKS, tokens, CODEBOOKS * half)
     coefficients = draw(CHUNKS if of_all else 1, CODEBOOKS, TOP_K, tokens)
     with dispatch.interpret_kernels("gpu"):
-        sums, of_rows = add(queries, jnp.array([CHUNK]), ids, coefficients, subkeys=subkeys)
+        terms = query_terms(queries)
+        sums, of_rows = add(terms, jnp.array([CHUNK]), ids, coefficients, subkeys=subkeys)
         of_totals, _ = totals(jnp.array([CHUNK]), ids, coefficients, subkeys=subkeys)
     assert sums.shape == (2, CODEBOOKS, subkeys, half)
     one, chosen = by_token(coefficients[CHUNK if of_all else 0]), by_token(ids[CHUNK])
@@ -131,12 +133,13 @@ def test_the_way_back_of_pulls_and_of_a_step():
     @jax.jit
     def run(bars):
         ref = jax.new_ref(bars, memory_space=plgpu.GMEM)
-        step_back(ref, chunk, history, step_totals, sums, of_rows, keep=KEEP, move=MOVE)
-        return jax.freeze(ref)
+        dots = step_back(ref, chunk, history, step_totals, sums, of_rows, keep=KEEP, move=MOVE)
+        return jax.freeze(ref), dots
 
     with dispatch.interpret_kernels("gpu"):
-        pulls = pulls_back(queries, chunk, history, bars, ids, move=MOVE)
-        stepped = run(bars)
+        products = jnp.sum(history[CHUNK] * bars[CHUNK + 1], axis=-1)
+        pulls = pulls_back(queries, chunk, bars, products, ids, move=MOVE)
+        stepped, dots = run(bars)
     after, keys = bars[CHUNK + 1], history[CHUNK]
     for codebook, place, token in np.ndindex(CODEBOOKS, TOP_K, tokens):
         one = ids[CHUNK, codebook, place, token]
@@ -146,6 +149,7 @@ def test_the_way_back_of_pulls_and_of_a_step():
     gradient = sums.sum(0) - of_rows.sum(0)[..., None] * keys
     new = KEEP * after - MOVE * step_totals[CHUNK][..., None] * after - gradient
     equal_or_close(stepped, bars.at[CHUNK].set(new), ratio=1e-6)
+    equal_or_close(dots, jnp.sum(history[CHUNK - 1] * new, axis=-1), ratio=1e-6)
 
 
 @pytest.mark.thorough

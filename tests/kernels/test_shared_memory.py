@@ -17,7 +17,7 @@ from pallas_kernels.add_rms_norm import specs as add_rms_norm_specs
 from pallas_kernels.cross_entropy import specs as cross_entropy_specs
 from pallas_kernels.gated_delta import chunk_gated_delta_rule
 from pallas_kernels.gated_delta import specs as gated_delta_specs
-from pallas_kernels.key_scan.gpu_add import add
+from pallas_kernels.key_scan import gpu_add
 from pallas_kernels.product_top_k import select_slots
 from pallas_kernels.product_top_k import specs as top_k_specs
 from pallas_kernels.short_convolution import short_convolution
@@ -113,17 +113,50 @@ def test_a_wait_that_the_selection_leaves_out_is_found(monkeypatch):
     }
 
 
-def test_the_sums_of_the_key_scan_have_the_barriers_that_they_need():
-    chunks, codebooks, top_k, tokens = 2, 2, 8, 128
+def sums_of_keys(tiles):
+    """The kernel with as many tiles of tokens for each program."""
+    chunks, codebooks, top_k, tokens = 2, 2, 8, 64 * gpu_add.SPLITS * tiles
     chosen = (chunks, codebooks, top_k, tokens)
-    kernels = kernels_of(
-        functools.partial(add, subkeys=128),
-        jnp.zeros((chunks, tokens, codebooks * 128)),
-        jnp.zeros((1,), jnp.int32),
-        jnp.zeros(chosen, jnp.int32),
-        jnp.zeros(chosen),
-    )
-    assert barriers_missing(kernels["key_scan_add"]) == []
+
+    def sums(queries, *arrays):
+        return gpu_add.add(gpu_add.query_terms(queries), *arrays, subkeys=128)
+
+    return kernels_of(
+        sums,
+        jax.ShapeDtypeStruct((chunks, tokens, codebooks * 128), jnp.float32),
+        jax.ShapeDtypeStruct((1,), jnp.int32),
+        jax.ShapeDtypeStruct(chosen, jnp.int32),
+        jax.ShapeDtypeStruct(chosen, jnp.float32),
+    )["key_scan_add"]
+
+
+def test_the_sums_of_the_key_scan_wait_for_their_queries_and_for_each_other():
+    kernel = sums_of_keys(4)
+    for group in range(2):
+        assert barriers_missing(kernel, axes={"group": group}) == []
+    assert unordered_accesses(kernel, axis="group") == []
+
+
+def test_a_wait_that_the_sums_of_the_key_scan_leave_out_is_found(monkeypatch):
+    right, waits, found = plgpu.barrier_wait, [], {}
+
+    def wait(barrier):
+        waits.append(barrier)
+        if len(waits) != len(found) + 1:
+            right(barrier)
+
+    monkeypatch.setattr(plgpu, "barrier_wait", wait)
+    for name in ("choice_here", "queries_here", "used"):
+        waits.clear()
+        kernel = sums_of_keys(3)
+        assert len(waits) == 3
+        unordered = unordered_accesses(kernel, axis="group")
+        found[name] = bool(barriers_missing(kernel)), bool(unordered)
+    assert found == {
+        "choice_here": (True, True),
+        "queries_here": (True, True),
+        "used": (False, True),
+    }
 
 
 def losses_of_rows(vocab):

@@ -120,7 +120,7 @@ def _range(values: Sequence[float]) -> str:
 def table() -> str:
     rows = []
     for model, scores in (
-        ("0.5M weights", small()),
+        ("0.6M weights", small()),
         ("24M weights", large()),
         ("2M weights", [rehearsal()]),
     ):

@@ -1,0 +1,364 @@
+"""The numbers in the pages' own sentences: each with what it is made of.
+
+Tables and paragraphs behind a comment are written by `lab.pages`. All other numbers of README and
+of the pages of measurements stand in a phrase of this file: `measured`, of stored lines and of
+computations of the package, or `SET`, what was chosen for a run. A test takes these phrases out of
+a page and lets no number be left.
+"""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import numpy as np
+
+from fwpkm_jax.analysis.published import PUBLISHED
+from fwpkm_jax.config import Experiment
+from fwpkm_jax.configs import recall as recall_config
+from fwpkm_jax.configs import recall_carried
+from fwpkm_jax.configs.study import variant
+from fwpkm_jax.models import count_parameters
+from fwpkm_jax.models.paper import paper_model
+from fwpkm_jax.rules.base import memory_shapes
+from fwpkm_jax.rules.matrix import MATRIX_RULES
+from lab.findings import comparison, generalise, performance, text
+from lab.findings.needles import HALF
+from lab.findings.stored import Line, document_of, lines_of
+
+LARGE = "real_size_h200.jsonl"
+_AS_IS = (
+    *(r"\d{4}-\d\d-\d\d", r"\d+ November \d{4}", r"November \d{4}"),
+    *(r"(?:jax|flax|Python|CUDA|arXiv:|Apache-)\s?\d[\d.]*\d", r"CUDA \d+", r"Table 1"),
+    *(r"Qwen2\.5 to 3\.5", r"(?:Llama|Gemma) 3", r"95 %", r"section \d[\d.]*"),
+)
+"""Dates, versions and names, which are no results."""
+
+
+def left_over(page: str, phrases: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Phrases that a page does not have, and its numbers that no phrase has.
+
+    Args:
+      page: Markdown; code, links, and what stands behind a comment of `lab.pages` do not count.
+      phrases: with single spaces where the page may break a line.
+    """
+    found = _own(page)
+    missing = [phrase for phrase in phrases if phrase not in found]
+    for phrase in sorted(phrases, key=len, reverse=True):
+        found = found.replace(phrase, "")
+    for pattern in _AS_IS:
+        found = re.sub(pattern, "", found)
+    numbers = re.finditer(r"(?<![\w.-])[+-]?\d[\d,.]*", found)
+    return missing, [found[max(one.start() - 30, 0) : one.end() + 20] for one in numbers]
+
+
+def _own(page: str) -> str:
+    """The page's own sentences, in one line."""
+    page = re.sub(r"```.*?```|!\[[^]]*\]\([^)]*\)", "", page, flags=re.DOTALL)
+    page = re.sub(r"^ *<!-- (?:finding|table): .*?(?=\n\s*\n|\Z)", "", page, flags=re.DOTALL | re.M)
+    page = re.sub(r"`[^`]*`|<img[^>]*>|<!--.*?-->|\]\([^)]*\)", "", page, flags=re.DOTALL)
+    return re.sub(r"\s+", " ", page)
+
+
+def measured() -> dict[str, tuple[str, ...]]:
+    """Phrases of stored lines and of computations, by page."""
+    return {
+        "README.md": _readme(),
+        "recall.md": _recall(),
+        "generalise.md": _generalise(),
+        "text.md": _text(),
+        "forgetting.md": _forgetting(),
+        "comparison.md": _comparison(),
+        "state_tracking.md": _states(),
+        "performance.md": _performance(),
+        "real_size.md": _real_size(),
+    }
+
+
+def _readme() -> tuple[str, ...]:
+    paper = paper_model(performance.FWPKM)
+    rule = paper.fast_weight.rule
+    none, three = (
+        f"{performance.samples(name):.0f}" for name in (performance.NONE, performance.FWPKM)
+    )
+    theirs = [PUBLISHED[x].samples_per_second for x in (performance.FWPKM, performance.NONE)]
+    table = 4 * rule.num_subkeys**2 * rule.value_dim / 1e6
+    size = f"{rule.num_subkeys} x {rule.num_subkeys} slots"
+    return (
+        *_facts("a two-layer model with a {window}-token attention window"),
+        *_facts("stated {least} to {most} tokens earlier"),
+        f"{len(MATRIX_RULES)} matrix memories",
+        f"trains {three} samples per second with three memories and {none} without (the paper:"
+        f" {theirs[0]:.0f} and {theirs[1]:.0f} on an H100)",
+        f"the paper's {len(paper.mixers)} layers, width {paper.model_dim} and {size} in three",
+        f"A table of {size} of width {rule.value_dim} takes {table:.0f} MB.",
+        f"takes {performance.slots_cost():.1f} times the forward pass of one with 16 thousand",
+        "paper's 32,000-piece tokenizer",
+    )
+
+
+def _facts(*phrases: str) -> tuple[str, ...]:
+    """Phrases with the sizes of the default run's facts."""
+    run: Experiment = recall_config.get_config()
+    layers, window = len(run.model.mixers), run.model.window
+    sizes = {
+        "length": run.data.length,
+        "facts": run.data.num_facts,
+        "values": run.data.num_values,
+        "window": window,
+        "reach": layers * (window - 1),
+        "least": run.data.min_distance,
+        "most": run.data.length - 1,
+    }
+    return tuple(phrase.format(**sizes) for phrase in phrases)
+
+
+def _study_weights(*memory_layers: int) -> str:
+    model = variant(HALF, memory_layers=memory_layers).model
+    memory = sum(leaf.size for leaf in jax.tree.leaves(memory_shapes(model.fast_weight.rule)))
+    weights = count_parameters(model).total - len(memory_layers) * memory
+    return f"{weights / 1e6:.2f}M slow weights"
+
+
+def _recall() -> tuple[str, ...]:
+    carried = recall_carried.get_config().training
+    together = carried.batch_size // carried.memory.groups
+    training = variant(HALF).training
+    megabytes = training.steps * training.batch_size * variant(HALF).data.length / 1e6
+    return (
+        *_facts("sequences of {length} tokens state {facts} facts with {values} possible values"),
+        *_facts("window is {window} tokens, so two layers reach {reach} tokens back"),
+        *_facts("a guess, 1 of {values}"),
+        f"{together} sequences share one memory",
+        f"{_study_weights(2)}, trained on {megabytes:.1f} MB of books",
+    )
+
+
+def _generalise() -> tuple[str, ...]:
+    small = [x for x in lines_of(generalise.SMALL) if x["readings"]]
+    return (
+        f"one of the five at random is right in {generalise.GUESS:.2f} of the cases",
+        f"{small[0]['samples']} haystacks in each wording",
+        f"for {_steps()} steps only",
+    )
+
+
+def _steps() -> int:
+    return max(
+        line["step"] for line in lines_of(LARGE) if line["part"] == "train" and "step" in line
+    )
+
+
+def _books() -> int:
+    of = (x for x in lines_of(LARGE) if (x["part"], x.get("way")) == ("text", "written"))
+    return len(next(of)["nats"])
+
+
+def _text() -> tuple[str, ...]:
+    long = text._runs("fwpkm", text.LONG)
+    share = 100 * np.expm1(-text.difference(text.LONG, "later").mean())
+    return (
+        f"Backbone and FwPKM ({_study_weights().split()[0]} and {_study_weights(2)}, bytes, gates",
+        f"first {long[0]['characters']:,} characters of eight books",
+        f"after {_steps()} steps, with an interval over its {_books()} books",
+        f"{share:.1f} % of perplexity per byte",
+    )
+
+
+def _forgetting() -> tuple[str, ...]:
+    plan: Line = lines_of("retention_open_cpu.jsonl")[0]["settings"]
+    return (
+        f"{plan['people']} people tell each model five facts: numbers in a haystack of"
+        f" {plan['words']} words",
+        f"read {plan['pieces'][-1]} pieces of {plan['length']} bytes of other books",
+        f"{plan['other_facts']} haystacks with {5 * plan['other_facts']} other facts",
+        f"the share of {5 * plan['people']} answers",
+        f"after the {plan['pieces'][-1]} texts",
+    )
+
+
+def _comparison() -> tuple[str, ...]:
+    settings = comparison.runs(comparison.MEMORIES[5])[0]
+    about, updates = settings["settings"], settings["steps"]
+    pairs = sorted(test["pairs"] for test in settings["test"])
+    trained = sorted(part[0] for part in about["train"])
+    reads = [comparison.bytes_of(one)[1] / 1000 for one in comparison.MEMORIES[1:4]]
+    states = [comparison.bytes_of(one)[0] / 1000 for one in comparison.MEMORIES[1:6]]
+    tables = [comparison.MEMORIES[index] for index in (1, 2, 3, 5, 6, 7)]
+    minutes = [x["cpu_seconds"] / 60 for one in tables for x in comparison.runs(one)]
+    return (
+        f"Documents have {trained[0]} to {trained[-1]} pairs in training and up to {pairs[-1]} in",
+        f"Two heads of {about['width'] // about['heads']} channels, {updates} updates of"
+        f" {about['batch_size']} documents",
+        f"its bytes are those of {trained[-1]} pairs",
+        f"{min(reads):.0f} to {max(reads):.0f} kB",
+        f'so "per byte" compares {states[-1]:.0f} kB with {states[2]:.0f} to {states[0]:.0f} kB',
+        f"{min(minutes):.0f} to {max(minutes):.0f} CPU minutes a run",
+    )
+
+
+def _states() -> tuple[str, ...]:
+    lines = [x for x in lines_of("state_tracking_cpu.jsonl") if x["group"] == "s3"]
+    long = [x for x in lines if x["settings"]["start_token"]]
+    about = long[0]["settings"]
+    minutes = [x["cpu_seconds"] / 60 for x in long]
+    short = next(x for x in lines_of("state_tracking_cpu.jsonl") if x["group"] == "parity")
+    small = short["settings"]
+    return (
+        f"documents of {small['length']} tokens in training, up to {small['ends'][-1]} in the test",
+        f"learns the {about['length']} tokens of training",
+        f"take {small['steps']} steps of {small['batch_size']} documents",
+        f"take {about['steps']:,} of {about['batch_size']}, eight heads",
+        f"{min(minutes):.0f} to {max(minutes):.0f} CPU minutes a run for the second",
+    )
+
+
+def _performance() -> tuple[str, ...]:
+    paper = paper_model(performance.FWPKM)
+    rule = paper.fast_weight.rule
+    cases = [line["verdict"] for line in lines_of("h200_2/cases.jsonl")]
+    peaks = [
+        line["peak_device_megabytes"] / 1000
+        for line in lines_of(performance.STEPS)
+        if line["variant"] == performance.FLAG
+    ]
+    flag = 1 - performance.step(performance.NONE) / performance.step(performance.NONE, "all")
+    alone = document_of("h200_2/results.json")["gated_delta"]["result"]["rows"]
+    forward, both = (1000 * x["seconds"] for x in alone if x["backend"] == "pallas")
+    return (
+        f"The gated delta rule alone: forward {forward:.2f} ms, forward and backward {both:.2f} ms",
+        f"({len(paper.mixers)} layers, {paper.model_dim} wide, {rule.num_subkeys} x"
+        f" {rule.num_subkeys} slots of {rule.value_dim} numbers in three layers",
+        f"{cases.count('agrees')} of {len(cases)} comparisons",
+        f"and {len(cases) - cases.count('agrees')} ran out of time",
+        f"Peak memory {peaks[0]:.1f} GB without memories and {peaks[1]:.1f} GB with three",
+        f"{100 * flag:.0f} % less time than without",
+        *_remat(),
+    )
+
+
+def _remat() -> tuple[str, ...]:
+    """Rows of the table of rematerialisation, and what is said of them."""
+    base = "gdn_swa__fwpkm2_6_10"
+    of = {row["model"]: row for row in document_of("compiled_h100/remat_0.11.2.json")["rows"]}
+    ways = {"None": "", "dots": "__remat_dots", "names": "__remat_names"}
+    ways |= {"block": "__remat", "offload": "__remat_offload"}
+    rows = []
+    for name, ending in ways.items():
+        row = of[base + ending]
+        kept, peak, host = (row[f"{x}_megabytes"] / 1000 for x in ("kept", "peak", "host"))
+        said = "None " if name == "None" else ""
+        rows.append(
+            f"| {said}| {kept:.2f} | {peak:.2f} | {host:.2f} | {row['modelled_ms']:.1f} ".replace(
+                "| 0.00 |", "| 0 |"
+            )
+        )
+    none, block, dots = (of[base + ways[name]] for name in ("None", "block", "dots"))
+    times = [100 * (x["modelled_ms"] / none["modelled_ms"] - 1) for x in (block, dots)]
+    host = of[base + ways["offload"]]["host_megabytes"] / 1000
+    return (
+        *rows,
+        f"for {times[0]:.0f} % more time; takes half of that for {times[1]:.0f} %",
+        f"The state takes {none['argument_megabytes'] / 1000:.2f} GB in every row",
+        f"The transfers, {host:.1f} GB each way, would take about {1000 * host / 55:.0f} ms each"
+        " way at a nominal 55 GB/s",
+    )
+
+
+def _real_size() -> tuple[str, ...]:
+    written, backbone = (
+        np.array([book[-1] for book in _line("text", variant, way)["nats"]], float)
+        for variant, way in (("fwpkm", "written"), ("backbone", "rows"))
+    )
+    once, four = (_first(reading) for reading in (1, 4))
+    data = _line("data")
+    megabytes = _steps() * 8 * 4096 / 1e6
+    return (
+        f"After {_steps()} steps ({megabytes:.0f} MB of text)",
+        f"{(backbone - written).mean():.3f} nats per byte better than its backbone",
+        f"finds {once:.2f} after one reading and {four:.2f} after four, where one of the five at"
+        f" random gives {generalise.GUESS:.2f}",
+        f"The text is {data['train_bytes'] / 1e6:.0f} MB of books",
+        f"packs {data['train_bytes'] / 1e6:.0f} MB of them",
+        f"{_line('traced')['at'] - 3:.0f} of the run's {_line('end')['at']:.0f} s",
+        f"only {_steps()} of the {data['steps_of_text']:,} steps of the text",
+        f"The loss is of {_books()} unseen books by {_books()} other authors",
+    )
+
+
+def _line(part: str, variant: str | None = None, way: str | None = None) -> Line:
+    asked = {"part": part, "variant": variant, "way": way}
+    return next(
+        line
+        for line in lines_of(LARGE)
+        if all(line.get(name) == value for name, value in asked.items() if value is not None)
+    )
+
+
+def _first(reading: int) -> float:
+    """Share of right first digits of one row in new words, 24 million weights."""
+    lines = [x for x in lines_of(LARGE) if (x["part"], x.get("variant")) == ("needles", "fwpkm")]
+    lines = [x for x in lines if (x["words"], x["reading"]) == ("held out", reading)]
+    line = min((x for x in lines if x["way"] == "written"), key=lambda x: x["bytes"])
+    return float(np.array(line["by_haystack"])[:, 1].mean())
+
+
+SET: dict[str, tuple[str, ...]] = {
+    # Of the demo: its card, which says by what and when it was measured. The times of commands
+    # are of a clock, with machine and date beside them.
+    "README.md": (
+        "of random names and numbers told twice, it knew 38 of 48",
+        "train the default, 600 steps | 3.0 minutes on two free CPU cores, 5.3 beside other work",
+        "6.3 minutes on two free cores",
+        "Each chunk of 64 tokens is read",
+    ),
+    "recall.md": (
+        "A haystack of 500 bytes has five of them",
+        "7,500 bytes are 15 times the length of training",
+        "carried through 120 haystacks of 4,000 bytes",
+    ),
+    "generalise.md": (
+        "one training (0.6M weights, ",
+        "over 32 to 64 haystacks",
+        "The 24M model reads rows of 4,096 bytes, the 2M model of 1,024",
+        "102 wordings at distances from 4 to 78 bytes",
+        "any model of more than 24M weights",
+        "0.6M weights: ",
+    ),
+    "text.md": (
+        "the first run at 24M weights",
+        "perplexities are 30 and more",
+    ),
+    "forgetting.md": ("Replay of 2,048 tokens keeps 2,048 of about 5,700 bytes that were read",),
+    "comparison.md": (
+        "if it has 256 slots or more",
+        "No matrix memory was run at 72 kB",
+    ),
+    "state_tracking.md": (
+        "A write of strength up to 1 shrinks the state along its key; one of strength 2 reflects",
+        "sums modulo 3",
+        "two layers, a convolution, up to 40 tokens",
+    ),
+    "performance.md": (
+        "An H200 has the arithmetic of an H100 and 1.4 times its bandwidth",
+        "Their forward pass at 512 x 512 slots then needs more than 19 GB",
+        "agree with the authors' class to 5e-7 of their norms",
+        "agrees in float64 to 1e-9, gradients to 1e-8",
+        "(, 8 sequences of 4096 tokens), by the program compiled for an absent H100",
+        "on 2 cores",
+        "One device, 10 steps three times",
+    ),
+    "real_size.md": (
+        "a model of 24 million slow weights",
+        "after 128 kB no more than chance",
+        "six layers of Gated DeltaNet, 512 wide",
+        "FwPKM with 256 x 256 slots before layers 2 and 4",
+        "in rows of 4,096 bytes",
+        "in 102 wordings; 20 further ones",
+        "two million weights and rows of 1,024 bytes, in 15 minutes of two CPU cores",
+        "Its time ended at haystacks of 2 kB",
+        "into 22 MiB",
+        "trains until 90 seconds are left",
+    ),
+}
+"""Phrases of what was chosen for a run, of a clock, or published by others, by page."""

@@ -97,22 +97,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _mark_cases(items: list[pytest.Item], *, whole_files: bool) -> None:
     """Marks the cases that a mark does not name: `by_default`, thorough; `thorough`, slow.
 
-    With whole files, they must name real cases.
+    `slow_cases` marks those that it names. With whole files, marks must name real cases.
     """
     unknown: dict[tuple[str, str], set[str]] = {}
     for item in items:
-        for named, others in (("by_default", "thorough"), ("thorough", "slow")):
-            mark = item.get_closest_marker(named)
+        for name, adds, to_named in (
+            ("by_default", "thorough", False),
+            ("thorough", "slow", False),
+            ("slow_cases", "slow", True),
+        ):
+            mark = item.get_closest_marker(name)
             if mark is None or not mark.args:
                 continue
             case = item.callspec.id  # pyright: ignore[reportAttributeAccessIssue]
             test = item.nodeid.removesuffix(f"[{case}]")
-            unknown.setdefault((test, named), set(mark.args)).discard(case)
-            if case not in mark.args:
-                item.add_marker(others)
-    for (test, named), names in unknown.items():
-        if names and whole_files:
-            raise pytest.UsageError(f"{test}: {named} names {sorted(names)}, which are no cases.")
+            unknown.setdefault((test, name), set(mark.args)).discard(case)
+            if (case in mark.args) == to_named:
+                item.add_marker(adds)
+    for (test, name), cases in unknown.items():
+        if cases and whole_files:
+            raise pytest.UsageError(f"{test}: {name} names {sorted(cases)}, which are no cases.")
 
 
 @pytest.fixture(scope="session", autouse=True)

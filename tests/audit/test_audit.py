@@ -117,7 +117,7 @@ def test_the_command_audits_an_imported_run_and_its_bundle(subject, tmp_path, ca
     assert again.endswith(f"All files of {bundle} are those of its manifest.\n")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_no_token_moves_earlier_logits_over_two_devices():
     command = [sys.executable, "-m", "tests.audit.two_devices"]
     done = subprocess.run(

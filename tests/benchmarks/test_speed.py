@@ -265,6 +265,7 @@ def test_what_a_benchmark_cannot_measure_is_an_error():
         planned_megabytes(silent)
 
 
+@pytest.mark.slow
 @pytest.mark.two_phase
 def test_overlays_and_private_tables_take_turns(tmp_path):
     out = tmp_path / "users.json"
@@ -302,6 +303,7 @@ def test_users_at_once_and_one_by_one_take_turns(tmp_path, monkeypatch):
         run("benchmarks.speed.seats", "--tokens", 5, "--at-a-time", 2)
 
 
+@pytest.mark.slow
 def test_a_folder_is_imported_onto_one_and_two_devices(tmp_path):
     out = tmp_path / "imported.json"
     sizes = ("--layers", 4, "--width", 64, "--vocab", 300)
@@ -356,6 +358,7 @@ def test_a_command_starts_without_compiled_programs_and_then_finds_its_own(tmp_p
     assert [("--memory reader" in line) for line in asked] == [False] * 3 + [True] * 3
 
 
+@pytest.mark.slow
 def test_text_that_is_read_while_training_in_bounded_memory(tmp_path):
     pytest.importorskip("pyarrow")
     out = tmp_path / "streaming.json"

@@ -43,12 +43,14 @@ def run_apart(out, *cases):
     return json.loads(out.read_text())
 
 
+@pytest.mark.slow_cases("haystack/tiny/1x4x1", "pieces/heads/1x2x2")
 @pytest.mark.thorough("haystack/tiny/1x4x1", "rows/tiny/2x2x1", "pieces/heads/1x2x2")
 @pytest.mark.parametrize("case", CASES)
 def test_texts_in_parts_give_the_same_results(tmp_path, case):
     assert run_apart(tmp_path / "out.json", case)[case] < 1e-12
 
 
+@pytest.mark.slow_cases("needle")
 @pytest.mark.thorough("ppl", "needle")
 @pytest.mark.parametrize("name", EVALUATIONS)
 def test_an_evaluation_over_devices_reports_what_it_reports_on_one(tmp_path, name):

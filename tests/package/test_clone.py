@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_tests_are_found_in_a_clone_that_stands_alone(tmp_path):
     for path in ROOT.iterdir():
         if path.name == "tests":

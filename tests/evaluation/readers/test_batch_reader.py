@@ -77,14 +77,14 @@ def test_each_text_has_the_score_that_it_has_alone(model, memory, writing):
     np.testing.assert_allclose(writing, alone(model, memory, TEXTS), atol=2e-4)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_frozen_memories_give_the_scores_of_a_frozen_stream(model, memory, writing):
     frozen = nats(reader_of(model, memory, write=False).log_likelihoods(TEXTS))
     np.testing.assert_allclose(frozen, alone(model, memory, TEXTS, write=False), atol=2e-4)
     assert np.max(np.abs(np.subtract(frozen, writing))) > 1e-2
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_texts_may_be_written_in_chunks_longer_than_the_models(model, memory, writing):
     scores = nats(reader_of(model, memory, chunk_size=12).log_likelihoods(TEXTS))
     np.testing.assert_allclose(scores, alone(model, memory, TEXTS, chunk_size=12), atol=2e-4)

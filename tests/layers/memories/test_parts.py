@@ -45,6 +45,7 @@ def test_a_stream_that_devices_read_in_parts_writes_the_same_memory(tmp_path):
     assert_equal(run_apart(tmp_path / "out.json", "fwmlp/2/stream"))
 
 
+@pytest.mark.slow_cases("documents", "stream")
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "cases",
@@ -67,7 +68,7 @@ def test_every_kind_of_memory_takes_parts(tmp_path, cases):
     assert_equal(run_apart(tmp_path / "out.json", *cases))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_memory_that_goes_from_device_to_device_sends_no_tokens(tmp_path):
     """A split table exchanges tokens; the difference between two lengths says what for each."""
     cases = ("fwmlp/4/sent", "fwmlp_each/4/sent", "fwpkm/4/sent", "head/8/sent")

@@ -62,7 +62,7 @@ def assert_sent(results):
             assert sent == {"forward": forward, "with_gradient": 2 * forward + devices * keys}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_parts_of_sequences_give_the_same_as_whole_ones(tmp_path):
     cases = ("attention/4/padded", "window/4/padded", "gdn/4", "own/2", "gdn/4/sent")
     results = run_apart(tmp_path / "out.json", *cases)
@@ -75,7 +75,7 @@ def test_every_mixer_takes_parts(tmp_path):
     assert_equal(run_apart(tmp_path / "out.json", *(f"{name}/8" for name in MIXERS)))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_padding_anywhere_in_the_parts_has_no_effect(tmp_path):
     kinds = ("gdn", "gla", "ojanet", "mlstm", "omega", "mesa", "deltaproduct")
     cases = [f"{name}/4/padded" for name in kinds]
@@ -105,7 +105,7 @@ def test_memories_that_go_from_device_to_device_give_the_same(tmp_path, devices)
     assert_equal(run_apart(tmp_path / "out.json", *cases))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_only_attention_sends_more_for_longer_sequences(tmp_path):
     cases = [f"{name}/8/sent" for name in KINDS]
     assert_sent(run_apart(tmp_path / "out.json", *cases))

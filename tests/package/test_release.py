@@ -31,13 +31,17 @@ def test_only_the_job_that_publishes_may_and_only_a_checked_tag_is(jobs):
     assert whole[True]["push"] == {"tags": ["v*"]}  # YAML 1.1 reads `on` as true.
     assert whole["permissions"] == {"contents": "read"}
     allowed = {name: job.get("permissions") for name, job in jobs.items()}
-    assert allowed == {"build": None, "try": None, "publish": {"id-token": "write"}}
+    assert allowed == {"build": None, "test": None, "try": None, "publish": {"id-token": "write"}}
     assert jobs["publish"]["if"] == "github.ref_type == 'tag'"
-    assert set(jobs["publish"]["needs"]) == {"build", "try"}
+    assert set(jobs["publish"]["needs"]) == {"build", "test", "try"}
     uses = [step["uses"] for step in jobs["publish"]["steps"]]
     assert uses[-1].startswith("pypa/gh-action-pypi-publish@")
     assert "secrets." not in FILE.read_text()
-    assert all(job["timeout-minutes"] <= 30 for job in jobs.values())
+    assert all(job["timeout-minutes"] <= 30 for name, job in jobs.items() if name != "test")
+
+
+def test_what_is_published_has_passed_every_test(jobs):
+    assert commands(jobs["test"])[-1] == 'python -m pytest -q -n auto -m "slow or not slow"'
 
 
 def test_what_is_published_was_built_checked_and_installed(jobs):

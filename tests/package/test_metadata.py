@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import fwpkm_jax
 
@@ -41,7 +42,7 @@ def test_everything_the_package_imports_is_a_declared_dependency():
     """Tests run with [dev] installed, a user's environment without it."""
     extras = PROJECT["optional-dependencies"]
     declared = [*PROJECT["dependencies"]]
-    for name in ("tokenizers", "data", "buckets", "lm_eval", "wandb"):  # Where asked for.
+    for name in ("tokenizers", "data", "buckets", "lm-eval", "wandb"):  # Where asked for.
         declared += extras[name]
     known = {module_of(requirement) for requirement in declared}
     known |= {"fwpkm_jax", "pallas_kernels", *sys.stdlib_module_names}
@@ -49,6 +50,12 @@ def test_everything_the_package_imports_is_a_declared_dependency():
         for path in sorted((ROOT / folder).glob("**/*.py")):
             unknown = set(imports(path)) - known
             assert not unknown, f"{path.relative_to(ROOT)} imports {unknown}"
+
+
+def test_every_pip_finds_the_extras():
+    """The pip that comes with Python 3.11 warns of `lm_eval` and installs nothing for it."""
+    for name in PROJECT["optional-dependencies"]:
+        assert name == canonicalize_name(name)
 
 
 def test_a_package_that_changes_its_interface_before_its_next_version_has_a_cap():

@@ -1,4 +1,4 @@
-"""A model with its memory as a model of lm-evaluation-harness; needs the extra `lm_eval`."""
+"""A model with its memory as a model of lm-evaluation-harness; needs the extra `lm-eval`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Base: Any = object if MISSING is not None else _harness["api.model"].TemplateLM
 
 INSTALL = (
     "lm-evaluation-harness, or a package that it needs, is missing; in a checkout of fwpkm_jax "
-    "run: pip install -e '.[lm_eval]'"
+    "run: pip install -e '.[lm-eval]'"
 )
 _MOST_NEW_TOKENS = 256  # The harness' own default, where a task names no number.
 

@@ -196,7 +196,7 @@ def _missing(subject: Subject, config: HarnessConfig) -> str | None:
     if subject.partition is not None:
         return "a single device"
     if importlib.util.find_spec("lm_eval") is None:
-        return "lm-evaluation-harness (extra lm_eval)"
+        return "lm-evaluation-harness (extra lm-eval)"
     return None if config.tasks else "tasks (--lm_eval.tasks NAME ...)"
 
 

@@ -153,5 +153,10 @@ def test_runs_of_each_kind_are_trained_asked_and_passed_over(tmp_path):
         assert (line["gates"] is None) == (line["kind"] != "fwpkm")
     assert run("lab.study.lookup.__main__", "--runs", *runs, *options) == 0
     assert len(result_lines(out)) == len(lines)
+    elsewhere = f"1={tmp_path / 'runs' / 'fwpkm_4_1_seed0'}"
+    assert run("lab.study.lookup.__main__", "--runs", "--given", elsewhere, *options) == 0
+    assert [line["given"] for line in result_lines(out)[len(lines) :]] == 4 * ["fwpkm_4_1_seed0"]
+    with pytest.raises(SystemExit, match="'runs/a' is no NUMBER=FOLDER"):
+        run("lab.study.lookup.__main__", "--runs", "--given", "runs/a", *options)
     with pytest.raises(SystemExit, match="'fwpkm:many:0' is no KIND:RECIPE:SEED"):
         run("lab.study.lookup.__main__", "--runs", "fwpkm:many:0", *options)

@@ -15,12 +15,14 @@ from fwpkm_jax.audit.bundle import recomputed, write_bundle
 from fwpkm_jax.audit.lines import Line
 from fwpkm_jax.audit.model_paths import chat_causality
 from fwpkm_jax.audit.page import page, summary
-from fwpkm_jax.cli import audit_command, demo_command
+from fwpkm_jax.cli import audit_command, demo_command, program
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import RecallData
 from fwpkm_jax.interchange import Weights, start_run
 from fwpkm_jax.outside_files import OutsideFileError
 from tests.cli.conftest import text_run
+from tests.interchange.make_families import DATA as FAMILIES
+from tests.interchange.make_families import write_model
 from tests.training.mesh_flags import environment
 
 ROOT = Path(__file__).parents[2]
@@ -115,6 +117,34 @@ def test_the_command_audits_an_imported_run_and_its_bundle(subject, tmp_path, ca
     again = capsys.readouterr().out
     assert told in again
     assert again.endswith(f"All files of {bundle} are those of its manifest.\n")
+
+
+@pytest.mark.slow
+def test_a_memory_put_into_a_model_of_another_library_is_audited_whole(tmp_path, capsys):
+    """Of the page's commands; the model is one that transformers described, of drawn weights."""
+    known = json.loads((FAMILIES / "families.json").read_text())["models"]["qwen2"]
+    write_model(tmp_path / "model", known["config"], known["tensors"])
+    folder, base, run = (str(tmp_path / name) for name in ("model", "base", "run"))
+    assert program.main(["import", "hf", folder, base]) == 0
+    command = ["--base", base, "--run_dir", run, "--model.memory_layers", "1"]
+    command += ["--optimizer.train", ".*/memory/.*", "--model.fast_weight.chunk_size", "8"]
+    rule = {"num_subkeys": 4, "key_dim": 8, "value_dim": 8, "top_k": 2}
+    for name, value in rule.items():
+        command += [f"--model.fast_weight.rule.{name}", str(value)]
+    # A new memory adds zero to the residual stream; after these steps its reads show.
+    command += ["--training.steps", "3", "--training.batch_size", "2"]
+    assert program.main(["train", *command]) == 0
+    capsys.readouterr()
+    assert program.main(["audit", run, "--texts", "2", "--tokens", "600"]) == 0
+    shown = capsys.readouterr().out
+    for section, names in SOUND.items():
+        for name in names:
+            assert f"pass    {section}, {name}: " in shown, name
+    skipped = dict(re.findall(r"^skipped (.+?, .+?): (.+)$", shown, re.MULTILINE))
+    assert skipped.keys() == {"causality, chat", "causality, several devices"}
+    assert "whose tokens are no text" in skipped["causality, chat"]
+    assert "There is one device here" in skipped["causality, several devices"]
+    assert "Mixers look without bound" in shown
 
 
 @pytest.mark.slow

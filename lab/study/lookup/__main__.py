@@ -10,6 +10,9 @@ are repeated, and no needle. Every training reads as many bytes. The test is 20 
 training has, one after the other in a row of each of the eight unseen books: four needles are
 stated in the first half and asked for in the last one. `trained` asks in sentences of training.
 
+`--given 102=FOLDER` asks a model that was trained elsewhere, in so many sentences of which the
+first are those of a recipe: a run, or what `lab.study.real_size` left at the size of a rehearsal.
+
 `--out` gets one line of JSON per run, sentences and way to read; runs that it has are passed over,
 and an interrupted training continues. The page of results is docs/measurements/generalise.md.
 """
@@ -21,21 +24,30 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
+from flax import nnx
 
 from benchmarks.machine import environment_once
 from benchmarks.options import parse
-from fwpkm_jax.models import count_parameters
+from fwpkm_jax.evaluation import Subject
+from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.run import load_run
 from fwpkm_jax.run.evaluate import subject_of
 from lab.comparison.small_decoders import Lines
-from lab.study.lines import train_run, trained_loss
+from lab.study.lines import train_run
 from lab.study.lookup.evaluation import ask, ways_of
 from lab.study.lookup.texts import HELD_OUT, LENGTH, NEEDLES, trained_sentences, write_repeated
+from lab.study.real_size.checkpoint import load_checkpoint
+from lab.study.real_size.sizes import model_of
+
+Line = dict[str, Any]
 
 BATCH = 4
 SIZE = (
@@ -77,6 +89,8 @@ class Options:
 
     runs: tuple[str, ...] = ORDER
     """As KIND:RECIPE:SEED."""
+    given: tuple[str, ...] = ()
+    """Models that were trained elsewhere, as NUMBER=FOLDER, with the number of sentences."""
     steps: int = 800
     """Training steps, each of 4 rows of 1,024 bytes."""
     sentences: int = 20
@@ -111,26 +125,29 @@ def train(options: Options, kind: str, recipe: str, seed: int) -> Path:
     return directory
 
 
-def measure(options: Options, kind: str, recipe: str, seed: int, lines: Lines) -> None:
-    """Adds the lines of one run, unless the file has them."""
-    key = {"kind": kind, "recipe": recipe, "seed": seed, "steps": options.steps}
-    key |= {"sentences": options.sentences, "extra": list(options.extra)}
-    if lines.find(**key):
-        return
-    began = time.process_time()
-    directory = train(options, kind, recipe, seed)
-    subject = subject_of(load_run(directory), name=str(directory))
+def given(folder: Path) -> Subject:
+    """A trained run, or the weights of a rehearsal, whose memory starts as before any training.
+
+    Raises:
+      FileNotFoundError: the folder has neither.
+    """
+    if (folder / "checkpoints").is_dir():
+        return subject_of(load_run(folder), name=str(folder))
+    model = LanguageModel(model_of("fwpkm", "rehearsal"), rngs=nnx.Rngs(0))
+    graph, params = nnx.split(model)
+    model = nnx.merge(graph, load_checkpoint(params, folder, "fwpkm"))
+    return Subject(model=model, memory=model.init_memory(jax.random.key(0)))
+
+
+def answers_of(subject: Subject, recipe: str, seed: int, options: Options) -> Iterator[Line]:
+    """What a model answers, by sentences and way to read."""
     text = (options.data / "valid.jsonl").read_text(encoding="utf-8").splitlines()
     books = [json.loads(book)["text"].encode() for book in text]
     asked = {"held out": HELD_OUT[: options.sentences]}
     if recipe != SPANS:
         own = itertools.cycle(trained_sentences(int(recipe))[: options.sentences])
         asked["trained"] = tuple(itertools.islice(own, options.sentences))
-    about = {
-        "train_loss": round(trained_loss(directory), 5),
-        "weights": count_parameters(subject.model.config).total,
-    }
-    found = []
+    weights = sum(leaf.size for leaf in jax.tree.leaves(nnx.split(subject.model)[1]))
     for words, sentences in asked.items():
         ways = ways_of(subject, books=len(books), neighbours=words == "held out")
         for name, way in ways.items():
@@ -139,12 +156,28 @@ def measure(options: Options, kind: str, recipe: str, seed: int, lines: Lines) -
             answers = ask(way, books, sentences, seed=seed)
             scores = np.array(answers.scores)  # [sentences, books, scores]
             of = {"by_book": scores.mean(axis=0), "by_sentence": scores.mean(axis=1)}
-            line = key | {"words": words, "way": name} | about | {"gates": answers.gates}
-            found.append(line | {name: x.round(4).tolist() for name, x in of.items()})
-            print(kind, recipe, seed, words, name, scores.mean(axis=(0, 1)).round(3), flush=True)
+            line = {"words": words, "way": name, "weights": weights, "gates": answers.gates}
+            print(words, name, scores.mean(axis=(0, 1)).round(3), flush=True)
+            yield line | {name: x.round(4).tolist() for name, x in of.items()}
+
+
+def measure(options: Options, lines: Lines, key: Line, ready: Callable[[], Subject]) -> None:
+    """Adds the lines of one model, unless the file has them.
+
+    Args:
+      options: of the program.
+      lines: the file.
+      key: what tells the model from others, with its recipe and seed.
+      ready: gives the model, trained as far as it was not.
+    """
+    key = key | {"sentences": options.sentences}
+    if lines.find(**key):
+        return
+    subject, began = ready(), time.process_time()
+    found = list(answers_of(subject, key["recipe"], key["seed"], options))
     used = {"evaluation_cpu_seconds": round(time.process_time() - began)}
-    for line in found:  # All of a run or none, so that an interrupted one is asked again.
-        lines.add(line | used | {"environment": environment_once()})
+    for line in found:  # All of a model or none, so that an interrupted one is asked again.
+        lines.add(key | line | used | {"environment": environment_once()})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -160,7 +193,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"--runs: {run!r} is no KIND:RECIPE:SEED; kinds are {', '.join(KINDS)}, a recipe "
                 f"is a number of sentences or {SPANS}."
             )
-        measure(options, kind, recipe, int(seed), lines)
+        about = {"kind": kind, "recipe": recipe, "seed": int(seed), "given": None}
+        about |= {"steps": options.steps, "extra": list(options.extra)}
+
+        def trained(kind: str = kind, recipe: str = recipe, seed: int = int(seed)) -> Subject:
+            directory = train(options, kind, recipe, seed)
+            return subject_of(load_run(directory), name=str(directory))
+
+        measure(options, lines, about, trained)
+    for one in options.given:
+        recipe, equals, folder = one.partition("=")
+        if not (equals and recipe.isdigit()):
+            raise SystemExit(f"--given: {one!r} is no NUMBER=FOLDER, of sentences of training.")
+        about = {"kind": "fwpkm", "recipe": recipe, "seed": 0, "given": Path(folder).name}
+        measure(options, lines, about, partial(given, Path(folder)))
     return 0
 
 

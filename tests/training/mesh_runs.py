@@ -203,6 +203,7 @@ class Run(NamedTuple):
     lifetime: Any = "carried"
     remat: Remat | None = None
     documents: bool = False
+    optimizer: OptimizerConfig | None = None
 
 
 def _mesh(
@@ -210,6 +211,11 @@ def _mesh(
 ) -> MeshConfig:
     return MeshConfig(data=data, fsdp=fsdp, model=model, memory=memory, sequence=sequence)
 
+
+_EMA = OptimizerConfig(learning_rate=1e-2, warmup_steps=0, ema=0.9)
+_FREE = OptimizerConfig(
+    learning_rate=1e-2, warmup_steps=0, schedule="constant", name="schedule_free"
+)
 
 RUNS = {
     "one": Run(_mesh(1, 1, 1), 4, updated_model),
@@ -244,6 +250,10 @@ RUNS = {
     "one_columns": Run(_mesh(1, 2, 2, "columns", sequence=2), 4, updated_model),
     "turns": Run(_mesh(1, 1, 1), 8, turns_model, documents=True),
     "turns_two": Run(_mesh(2, 2, 1, sequence=2), 8, turns_model, documents=True, remat="block"),
+    "ema": Run(_mesh(1, 1, 1), 2, optimizer=_EMA),
+    "ema_two": Run(_mesh(1, 2, 1), 2, optimizer=_EMA),
+    "free": Run(_mesh(1, 1, 1), 2, optimizer=_FREE),
+    "free_two": Run(_mesh(1, 2, 1), 2, optimizer=_FREE),
     "many": Run(_mesh(1, 1, 1), 1, many_slots),
     "many_slots": Run(_mesh(1, 8, 1, "slots"), 1, many_slots),
 }
@@ -254,7 +264,8 @@ def train(run: Run) -> dict[str, Any]:
     model = run.model()
     partition = make_partition(run.mesh, jax.devices()[: run.mesh.num_devices])
     memory = MemoryConfig(groups=run.groups, lifetime=run.lifetime)
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0), steps=10)
+    of_run = run.optimizer or OptimizerConfig(learning_rate=1e-2, warmup_steps=0)
+    optimizer = make_optimizer(of_run, steps=10)
 
     def init():
         return init_state(model, memory=memory, optimizer=optimizer, seed=0)
@@ -293,6 +304,8 @@ def train(run: Run) -> dict[str, Any]:
         losses.append({name: float(x) for name, x in metrics.items()})
     assert compiled is not None
     arrays = {"params": state.params, "memory": state.memory}
+    if run.optimizer is not None:
+        arrays["optimizer"] = state.opt_state
     parts = {
         name: [list(shard.data.shape) for shard in leaf.addressable_shards]
         for name, leaf in named_leaves(arrays).items()

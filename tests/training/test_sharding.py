@@ -117,6 +117,21 @@ def test_two_and_four_devices_train_as_one(all_runs, name):
 
 
 @pytest.mark.thorough
+def test_averaged_weights_are_trained_and_kept_on_two_devices_as_on_one(tmp_path_factory):
+    names = ("ema", "ema_two", "free", "free_two")
+    found = made_once(tmp_path_factory, "averages.json", names)
+    for name, average in (("ema", "ema"), ("free", "z")):
+        assert_same_training(found[f"{name}_two"], found[name])
+        kernel = "blocks/0/mixer/q_proj/kernel"
+        kept = {
+            path: shape
+            for path, shape in found[f"{name}_two"]["parts"].items()
+            if path.startswith("optimizer/") and f"/{average}/" in path and path.endswith(kernel)
+        }
+        assert list(kept.values()) == [[8, 64]], found[f"{name}_two"]["parts"].keys()
+
+
+@pytest.mark.thorough
 def test_each_device_holds_its_part_of_the_memory_and_the_weights(all_runs):
     table = "memory/layer_0/values"
     assert all_runs["independent"]["parts"][table] == [1, SLOTS, 8]

@@ -17,8 +17,8 @@ from fwpkm_jax.models.sharding import declarations
 from fwpkm_jax.training.averages import schedule_free, with_ema
 from fwpkm_jax.training.state import Precision
 
-_SMALL = 4096
-"""Numbers of an array that is not summed by rows before it joins the others."""
+_SMALL = 16_384
+"""Numbers of an array that joins others as it is: in a sum of all, in an update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,6 +277,30 @@ def global_norm(tree: Any) -> jax.Array:
     if not rows:
         return jnp.zeros((), jnp.float32)
     return jnp.sqrt(jnp.sum(jax.lax.optimization_barrier(jnp.concatenate(rows))))
+
+
+def side_by_side(tree: Any) -> Any:
+    """The same arrays, small ones of one shape and dtype as parts of one array.
+
+    A GPU launches each array's update by itself, and most arrays of a model are so small that the
+    launch takes longer than the update. Updates of equal shape that read parts of one array are one
+    launch for about 15 of them. XLA would read the arrays themselves again; the barrier keeps the
+    array of all.
+
+    Args:
+      tree: arrays, of which none is divided over devices: the array of all would gather them.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    alike: dict[Any, list[int]] = {}
+    for index, x in enumerate(leaves):
+        if x.size <= _SMALL:
+            alike.setdefault((x.shape, x.dtype), []).append(index)
+    for places in alike.values():
+        if len(places) > 1:
+            whole = jax.lax.optimization_barrier(jnp.stack([leaves[i] for i in places]))
+            for number, index in enumerate(places):
+                leaves[index] = whole[number]
+    return jax.tree.unflatten(structure, leaves)
 
 
 def _clip(norm: float) -> optax.GradientTransformationExtraArgs:

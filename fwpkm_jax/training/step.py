@@ -22,7 +22,7 @@ from fwpkm_jax.training.averages import gradient_weights
 from fwpkm_jax.training.limited import Limited, draw_limited
 from fwpkm_jax.training.losses import readout_loss
 from fwpkm_jax.training.micro_batches import Batch, deal_batch, micro_batch_memory, split_batch
-from fwpkm_jax.training.optimizer import global_norm
+from fwpkm_jax.training.optimizer import global_norm, side_by_side
 from fwpkm_jax.training.sharding import state_shardings
 from fwpkm_jax.training.state import (
     Memories,
@@ -120,7 +120,10 @@ def make_train_step(
         names = ("tokens", "loss_weight", "segment_ids")
         batch = {name: batch[name] for name in names if name in batch}
         found, drawn = _drawn_gradients(graphdef, limited, state, batch, config)
-        norm = global_norm if partition is None else optax.tree.norm
+        if partition is None:
+            norm, found = global_norm, found._replace(grads=side_by_side(found.grads))
+        else:
+            norm = optax.tree.norm
         params, opt_state, grad_norm = _update(state, found, optimizer, train, norm)
         metrics = {
             "loss": found.loss - found.layers.get("balance_loss", 0.0),

@@ -4,13 +4,23 @@ import re
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax.sharding import SingleDeviceSharding
 
 from benchmarks.compiled import launches
 from benchmarks.compiled.absent_devices import DEVICES, TPUS, kernels_for
+from benchmarks.compiled.traffic import Sizes
+from benchmarks.compiled.traffic import launches as launches_by_loop
 from fwpkm_jax.core.slots.values.grouping import group_slots
+from fwpkm_jax.layers.parameters import parameter
 from fwpkm_jax.rules import FwPKM
+from fwpkm_jax.training.optimizer import (
+    OptimizerConfig,
+    global_norm,
+    make_optimizer,
+    side_by_side,
+)
 from pallas_kernels.slot_add.api import slot_add
 from pallas_kernels.slot_read.api import slot_dot, slot_read
 from tests.aot.devices import absent_device
@@ -123,3 +133,31 @@ def test_a_gpu_runs_no_kernel_twice_and_none_for_the_norm_that_is_not_asked_for(
     of_keys = {"key_scan_add": 1, "key_scan_totals": 1}
     assert {"product_top_k_select": 1, "key_scan_step": 1, **of_keys} in kernels
     assert {"key_scan_pulls_back": 1, "key_scan_step_back": 1, **of_keys} in kernels
+
+
+@pytest.mark.aot
+def test_a_gpu_updates_small_arrays_of_one_shape_in_few_launches():
+    sharding = SingleDeviceSharding(absent_device("h100"))
+    optimizer = make_optimizer(OptimizerConfig(), steps=10)
+
+    def shapes(make, *arguments):
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            jax.eval_shape(make, *arguments),
+        )
+
+    weights = shapes(lambda: {i: parameter(jnp.zeros(768), "norm_scale") for i in range(40)})
+    state = shapes(optimizer.init, weights)
+
+    def launched(arranged):
+        def update(weights, state, grads):
+            grads = arranged(grads)
+            updates, state = optimizer.update(grads, state, weights, grad_norm=global_norm(grads))
+            return optax.apply_updates(weights, updates), state
+
+        jitted = jax.jit(update, donate_argnums=(0, 1))
+        text = jitted.trace(weights, state, weights).lower().compile().as_text()
+        _, found = launches_by_loop(text, Sizes(tokens=1, places=1, value=1, distinct=1.0))["ENTRY"]
+        return len(found)
+
+    assert launched(side_by_side) < 15 < 40 < launched(lambda grads: grads)

@@ -26,6 +26,7 @@ from fwpkm_jax.training.optimizer import (
     global_norm,
     learning_rate_schedule,
     make_optimizer,
+    side_by_side,
 )
 from fwpkm_jax.training.sharding import state_shardings
 from fwpkm_jax.training.state import init_state, model_graph, named_leaves, trained_part
@@ -139,13 +140,28 @@ def test_weight_decay_is_decoupled():
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_norm_is_that_of_all_arrays_as_one_vector(dtype):
     rng = np.random.default_rng(0)
-    shapes = ((), (3,), (5000,), (2, 3), (90, 50), (3, 4, 500), (0, 2))
+    shapes = ((), (3,), (20_000,), (2, 3), (90, 200), (3, 4, 1500), (0, 2))
     arrays = [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
     together = np.concatenate([np.asarray(x, np.float64).ravel() for x in arrays])
     found = jax.jit(global_norm)({"some": arrays[:3], "others": arrays[3:]})
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, np.linalg.norm(together), rtol=1e-6)
     assert global_norm({}) == 0
+
+
+def test_arrays_side_by_side_are_the_same_and_small_equal_ones_one():
+    shapes = [(3,), (2, 3), (3,), (20_000,), (20_000,), (0,), (0,), (3,)]
+    dtypes = [jnp.float32] * 7 + [jnp.bfloat16]
+    rng = np.random.default_rng(0)
+    arrays = [jnp.asarray(rng.normal(size=x), d) for x, d in zip(shapes, dtypes, strict=True)]
+    tree = {"some": arrays[:3], "others": tuple(arrays[3:])}
+    moved = jax.jit(side_by_side)(tree)
+    jax.tree.map(np.testing.assert_array_equal, moved, tree)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), moved) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), tree
+    )
+    barriers = str(jax.make_jaxpr(side_by_side)(tree)).count("optimization_barrier")
+    assert barriers == 2  # Of (3,) in float32 and of (0,).
 
 
 def test_first_update_is_adams():

@@ -77,6 +77,7 @@ def assert_close(actual, expected, tolerance=2e-5):
     )
 
 
+@pytest.mark.slow_cases("titans-True")
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "write"),
@@ -125,7 +126,7 @@ def assert_goes_on_from_kept_and_saved_states(model, prompt, state, unbroken, fo
         jax.tree.map(np.testing.assert_array_equal, other, unbroken)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_every_registered_mixer_goes_on_from_kept_and_saved_states(tmp_path):
     """Seen by default for the mixers of `MODELS`; most others are recurrences as gdn is."""
     model = make_model(EVERY)
@@ -178,6 +179,7 @@ def by_hand(prompt, length, *, stop_id, write):
     return tokens, out
 
 
+@pytest.mark.slow_cases("3-True")
 @pytest.mark.by_default("1-False")
 @pytest.mark.parametrize(("groups", "write"), [(3, True), (1, False)])
 def test_prompts_of_any_lengths_give_what_each_gives_alone(groups, write):
@@ -275,7 +277,7 @@ def test_other_lengths_of_prompts_and_answers_compile_nothing(caplog):
     assert [record.message for record in caplog.records] == []
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_answer_of_several_blocks_is_that_of_one(monkeypatch):
     def answers():
         model, _, state = start(batch=2, groups=2)

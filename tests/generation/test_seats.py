@@ -159,6 +159,7 @@ def test_seats_generate_the_tokens_of_generate():
         np.testing.assert_allclose(log_probs, out.log_probs[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow_cases("mixers")
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mixers", "fwmlp"])
 def test_caches_of_all_kinds_and_private_memories_can_sit(name):

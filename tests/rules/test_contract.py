@@ -26,6 +26,7 @@ MATRIX_VARIANTS = {
 }
 
 
+@pytest.mark.slow_cases("fwpkm_retention", "titans")
 @pytest.mark.thorough
 @pytest.mark.parametrize("rule", INSTANCES.values(), ids=INSTANCES)
 def test_a_rule_keeps_its_contract(rule):
@@ -33,6 +34,12 @@ def test_a_rule_keeps_its_contract(rule):
     check_rule(rule, sequence=with_all_fields, properties=names)
 
 
+@pytest.mark.slow_cases(
+    "fwpkm_retention-packed_documents_equal_separate_rows",
+    "fwpkm_retention-packed_documents_equal_separate_rows_in_single_precision",
+    "fwpkm_retention-streamed_documents_equal_separate_streams",
+    "fwpkm-packed_documents_equal_separate_rows_in_single_precision",
+)
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", DOCUMENT_PROPERTIES)
 @pytest.mark.parametrize("rule", [name for name in INSTANCES if name.startswith("fw")])
@@ -41,6 +48,7 @@ def test_documents_of_a_row_are_read_and_written_as_alone(rule, name):
     check_rule(INSTANCES[rule], properties=[name])
 
 
+@pytest.mark.slow_cases("omega")
 @pytest.mark.by_default("gated_deltanet")
 @pytest.mark.parametrize("rule", MATRIX_VARIANTS.values(), ids=MATRIX_VARIANTS)
 def test_a_matrix_rule_keeps_its_contract(rule):

@@ -359,12 +359,18 @@ def test_a_command_starts_without_compiled_programs_and_then_finds_its_own(tmp_p
 
 
 @pytest.mark.slow
-def test_text_that_is_read_while_training_in_bounded_memory(tmp_path):
+@pytest.mark.parametrize("tokens", ["bytes", "words"])
+def test_text_that_is_read_while_training_in_bounded_memory(tokens, tmp_path):
     pytest.importorskip("pyarrow")
     out = tmp_path / "streaming.json"
     sizes = ("--gigabytes", 0.001, "--files", 3, "--batch-size", 8, "--length", 64, "--window", 16)
-    job = ("--job", "read", "--reading", "stream", "--limit-s", 60)
-    run_apart("benchmarks.speed.streaming", *sizes, *job, "--out", out)
+    job = ("--job", "read", "--reading", "stream", "--limit-s", 600, "--tokens", tokens)
+    lines = tmp_path / "lines.jsonl"
+    run_apart("benchmarks.speed.streaming", *sizes, *job, "--out", out, "--lines", lines)
     found = json.loads(out.read_text())
     assert 0.9e6 < found["bytes"] < 1.1e6
+    last = json.loads(lines.read_text().splitlines()[-1])
+    assert (last["bytes"], last["steps"]) == (found["bytes"], found["steps"])
+    assert found["steps"] > 10
+    assert last["highest_megabytes"] == pytest.approx(found["peak_megabytes"], abs=0.1)
     assert found["libraries_megabytes"] < found["peak_megabytes"] < 4000

@@ -68,6 +68,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run every FwPKM memory as a scan of its steps, but for the tests of the two phases",
     )
+    parser.addoption(
+        "--installed",
+        action="store_true",
+        help="a test that would be skipped for want of a package fails",
+    )
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -92,6 +97,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [i for i in items if not any(i.get_closest_marker(name) for name in left_out)]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):
+    report = yield
+    if report.skipped and item.config.getoption("--installed"):
+        reason = report.longrepr[2]
+        if "not installed" in reason or "could not import" in reason:
+            report.outcome, report.longrepr = "failed", f"{item.nodeid}: {reason}"
+    return report
 
 
 def _mark_cases(items: list[pytest.Item], *, whole_files: bool) -> None:

@@ -242,9 +242,10 @@ def test_what_a_family_s_file_may_not_say_is_refused_by_name(values, message):
 
 
 @pytest.mark.thorough
+@pytest.mark.extras
 @pytest.mark.skipif(
     find_spec("torch") is None or find_spec("transformers") is None,
-    reason="needs torch and transformers",
+    reason="torch and transformers: not installed",
 )
 @each_model
 def test_the_library_that_is_installed_computes_the_same(name, folder, tmp_path):

@@ -37,6 +37,7 @@ needs_harness = without("lm_eval")
 
 
 @pytest.mark.thorough
+@pytest.mark.extras
 @needs_harness
 @without("torch", "transformers", "accelerate")
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} holds no models")
@@ -82,6 +83,7 @@ def run(tmp_path_factory, model, memory):
 
 
 @pytest.mark.thorough
+@pytest.mark.extras
 @needs_harness
 @pytest.mark.filterwarnings("ignore")
 def test_the_command_reports_every_task_in_both_passes(run, capsys, monkeypatch):
@@ -110,6 +112,7 @@ def test_the_command_reports_every_task_in_both_passes(run, capsys, monkeypatch)
 
 
 @pytest.mark.thorough
+@pytest.mark.extras
 @needs_harness
 @pytest.mark.filterwarnings("ignore")
 def test_the_pages_program_runs(run, monkeypatch, capsys):
@@ -132,6 +135,7 @@ class Request:
 
 
 @pytest.mark.thorough
+@pytest.mark.extras
 @needs_harness
 @pytest.mark.filterwarnings("ignore")
 def test_requests_start_from_the_memory_unless_it_is_kept(model, memory):
@@ -180,10 +184,10 @@ def test_what_is_missing_is_said(model, memory, monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="max_length=1 must be at least 2"):
         HarnessConfig(max_length=1)
     monkeypatch.setattr(adapter, "MISSING", ModuleNotFoundError("lm_eval"))
-    with pytest.raises(ImportError, match=r"run: pip install -e '\.\[lm_eval\]'"):
+    with pytest.raises(ImportError, match=r"run: pip install -e '\.\[lm-eval\]'"):
         evaluate(subject, HarnessConfig(tasks=("x",)))
-    with pytest.raises(ImportError, match=r"run: pip install -e '\.\[lm_eval\]'"):
+    with pytest.raises(ImportError, match=r"run: pip install -e '\.\[lm-eval\]'"):
         adapter.HarnessModel(model, memory, load_tokenizer("bytes"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     lacks = EVALS["lm_eval"].missing(subject, HarnessConfig(tasks=("x",)))
-    assert lacks == "lm-evaluation-harness (extra lm_eval)"
+    assert lacks == "lm-evaluation-harness (extra lm-eval)"

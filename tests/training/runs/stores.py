@@ -11,7 +11,8 @@ import pytest
 from fwpkm_jax import addresses
 from tests.small_gcs import SmallGCS, serving
 
-KINDS = ("memory", "s3", "gs")
+SERVED = [pytest.param(kind, marks=pytest.mark.extras) for kind in ("s3", "gs")]
+KINDS = ["memory", *SERVED]
 
 
 @contextmanager

@@ -16,14 +16,20 @@ from fwpkm_jax.training.runs import lock, store_lock
 from fwpkm_jax.training.runs.lock import LostLockError, RunInUseError
 from fwpkm_jax.training.runs.mirror import Mirror, local_copy
 from fwpkm_jax.training.runs.store_lock import StoreLock
-from tests.training.runs.stores import KINDS, a_small_gcs, a_store, lines
+from tests.training.runs.stores import SERVED, a_small_gcs, a_store, lines
 
 # gcsfs gives the client of HTTP a large body as bytes.
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 
 
 @pytest.fixture(
-    params=[KINDS[0], *(pytest.param(kind, marks=pytest.mark.thorough) for kind in KINDS[1:])]
+    params=[
+        "memory",
+        *(
+            pytest.param(kind, marks=(pytest.mark.thorough, pytest.mark.extras))
+            for kind in ("s3", "gs")
+        ),
+    ]
 )
 def address(request, monkeypatch):
     with a_store(request.param, monkeypatch) as address:
@@ -120,6 +126,7 @@ def test_a_removed_lock_stops_its_holder(address, impatient):
     held.release()
 
 
+@pytest.mark.extras
 def test_a_store_that_ignores_conditions_is_refused(monkeypatch):
     with a_small_gcs(monkeypatch) as small:
         small.ignores_conditions = True
@@ -127,6 +134,7 @@ def test_a_store_that_ignores_conditions_is_refused(monkeypatch):
             StoreLock(Store("gs://bucket/run"))
 
 
+@pytest.mark.extras
 @pytest.mark.parametrize("address", ["s3://bucket", "gs://bucket/"])
 def test_a_bucket_alone_is_refused(address):
     pytest.importorskip({"s3": "s3fs", "gs": "gcsfs"}[address[:2]])
@@ -327,7 +335,7 @@ while True:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("kind", SERVED)
 def test_a_process_that_is_killed_while_it_uploads_leaves_whole_checkpoints(
     kind, tmp_path, monkeypatch
 ):

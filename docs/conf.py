@@ -34,7 +34,8 @@ nb_execution_mode = "cache"
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_merge_streams = True
-nb_execution_excludepatterns = ["_build/*"]
+# fresh_machine trains for minutes; tests/package/test_wheel.py runs it, shortened, from the wheel.
+nb_execution_excludepatterns = ["_build/*", "**/fresh_machine.ipynb"]
 copybutton_exclude = ".linenos, .gp, .go"
 
 # The reference is made from docstrings.

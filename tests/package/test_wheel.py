@@ -6,6 +6,7 @@ runs the test, which a path file lends (`test_metadata.py` checks that they are 
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -111,6 +112,25 @@ def test_the_installed_package_trains_and_evaluates_in_an_empty_folder(home):
     record = json.loads((run / "results" / "recall.json").read_text())
     assert record["provenance"]["checkpoint"]["step"] == 3
     assert (run / "results" / "report.html").is_file()
+
+
+def test_the_notebook_for_an_empty_machine_runs_from_the_wheel(home, monkeypatch):
+    notebook = json.loads((ROOT / "docs" / "tutorials" / "fresh_machine.ipynb").read_text())
+    cells = ["".join(x["source"]) for x in notebook["cells"] if x["cell_type"] == "code"]
+    assert "pip" in cells[0]
+    pytest.importorskip("IPython")  # Of the extra docs, which a notebook has anyway.
+    folder = home / "notebook"
+    folder.mkdir()
+    # As a program: plots go to no screen. The page says what STEPS does.
+    monkeypatch.setenv("STEPS", "20")
+    code = "import matplotlib; matplotlib.use('Agg')\n" + "\n".join(cells)
+    (folder / "cells.py").write_text(code)
+    shown = call(home / "env" / "bin" / "python", "cells.py", cwd=folder)
+    assert "Finished 20 steps" in shown
+    accuracy = dict(re.findall(r"^(writing|frozen|guessing) +([\d.]+)", shown, re.M))
+    assert accuracy.keys() == {"writing", "frozen", "guessing"}
+    assert abs(float(accuracy["frozen"]) - float(accuracy["guessing"])) < 0.05
+    assert "pass 3 changes moved nothing before them, bit for bit." in shown
 
 
 def test_the_installed_package_reads_its_own_text(home):

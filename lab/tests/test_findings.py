@@ -8,6 +8,7 @@ from lab.findings import (
     comparison,
     forgetting,
     generalise,
+    lookup,
     objections,
     performance,
     recall,
@@ -121,7 +122,7 @@ def test_an_answer_in_other_words_is_a_first_digit_and_the_five_after_it():
 
 
 @pytest.mark.parametrize(
-    "module", [recall, generalise, text, forgetting, comparison, states, performance]
+    "module", [recall, generalise, lookup, text, forgetting, comparison, states, performance]
 )
 def test_a_table_has_at_most_eight_rows_of_at_most_six_cells(module):
     rows = module.table().splitlines()
@@ -129,6 +130,20 @@ def test_a_table_has_at_most_eight_rows_of_at_most_six_cells(module):
     assert {row.count("|") for row in rows} == {rows[0].count("|")}
     assert rows[0].count("|") <= 7
     assert module.draw().axes
+
+
+def test_first_digits_in_new_words_are_over_books_and_sentences_alike():
+    written = [x for x in lines("lookup_cpu.jsonl") if x["way"] == "written" and not x["given"]]
+    one = next(x for x in written if x["words"] == "held out")
+    found = lookup.estimate(lookup.WRITTEN, one["recipe"])
+    assert found is not None
+    same = [x for x in written if (x["recipe"], x["words"]) == (one["recipe"], "held out")]
+    of_sentences = [np.array(x["by_sentence"])[:, 0].mean() for x in same]
+    assert found.mean == pytest.approx(np.mean(of_sentences), abs=1e-4)
+    assert found.low < found.mean < found.high
+    links = lookup.by_link(lookup.WRITTEN, one["recipe"])
+    assert list(links) == [8, 17, 29, 77]
+    assert np.mean(list(links.values())) == pytest.approx(found.mean, abs=1e-4)
 
 
 def test_every_objection_names_its_lines_or_stays_open():

@@ -13,6 +13,7 @@ from lab.study.lookup.evaluation import scores_of
 from lab.study.lookup.neighbours import NearestNeighbours
 from tests.benchmarks.programs import SMALL_RUN, result_lines, run, write_words
 
+FWPKM_WAYS = ("written", "frozen", "gates open", "neighbours", "neighbours, gates open")
 SENTENCE = "Room {key} has {value}."
 
 
@@ -142,7 +143,7 @@ def test_runs_of_each_kind_are_trained_asked_and_passed_over(tmp_path):
     lines = result_lines(out)
     ways = [(line["kind"], line["words"], line["way"]) for line in lines]
     assert ways == [
-        *(("fwpkm", "held out", way) for way in ("written", "frozen", "neighbours")),
+        *(("fwpkm", "held out", way) for way in FWPKM_WAYS),
         ("fwpkm", "trained", "written"),
         ("attention", "held out", "read"),
         *(("matrix", words, "read") for words in ("held out", "trained")),
@@ -151,11 +152,12 @@ def test_runs_of_each_kind_are_trained_asked_and_passed_over(tmp_path):
         assert np.shape(line["by_book"]) == (2, 4)
         assert np.shape(line["by_sentence"]) == (2, 4)
         assert (line["gates"] is None) == (line["kind"] != "fwpkm")
+        assert not line["way"].endswith("gates open") or line["gates"] == [1, 1, 1]
     assert run("lab.study.lookup.__main__", "--runs", *runs, *options) == 0
     assert len(result_lines(out)) == len(lines)
     elsewhere = f"1={tmp_path / 'runs' / 'fwpkm_4_1_seed0'}"
     assert run("lab.study.lookup.__main__", "--runs", "--given", elsewhere, *options) == 0
-    assert [line["given"] for line in result_lines(out)[len(lines) :]] == 4 * ["fwpkm_4_1_seed0"]
+    assert [line["given"] for line in result_lines(out)[len(lines) :]] == 6 * ["fwpkm_4_1_seed0"]
     with pytest.raises(SystemExit, match="'runs/a' is no NUMBER=FOLDER"):
         run("lab.study.lookup.__main__", "--runs", "--given", "runs/a", *options)
     with pytest.raises(SystemExit, match="'fwpkm:many:0' is no KIND:RECIPE:SEED"):

@@ -17,6 +17,9 @@ from fwpkm_jax.models.language_model import LanguageModel
 from lab.study.lookup.neighbours import NearestNeighbours
 from lab.study.lookup.texts import DIGITS, Questions, questions
 
+_OPEN = 30.0
+"""Added to a gate's argument, so that its sigmoid is 1 in single precision."""
+
 
 class Score(NamedTuple):
     """Answers of one row, means over its questions."""
@@ -43,6 +46,8 @@ class Way(NamedTuple):
 def ways_of(subject: Subject, *, books: int, neighbours: bool) -> dict[str, Way]:
     """The ways to read, by name: `read` alone for a model without memory layers.
 
+    With memory layers: written, frozen, written with all gates open, and neighbours both ways.
+
     Args:
       subject: a trained model; with a memory each row starts from the one that training left.
       books: rows that are read side by side.
@@ -54,6 +59,7 @@ def ways_of(subject: Subject, *, books: int, neighbours: bool) -> dict[str, Way]
         return {"read": Way(model, {}, True)}
     memory = jax.tree.map(lambda x: jnp.repeat(x[:1], books, axis=0), subject.memory)
     found = {"written": Way(model, memory, True), "frozen": Way(model, memory, False)}
+    found["gates open"] = Way(with_open_gates(model), memory, True)
     if neighbours:
         weights = model.config.fast_weight
         rule = NearestNeighbours(
@@ -63,10 +69,21 @@ def ways_of(subject: Subject, *, books: int, neighbours: bool) -> dict[str, Way]
         )
         config = replace(model.config, fast_weight=replace(weights, rule=rule))
         empty = jax.vmap(rule.init)(jax.random.split(jax.random.key(0), books))
-        found["neighbours"] = Way(
-            reconfigure(model, config), dict.fromkeys(subject.memory, empty), True
+        memory = dict.fromkeys(subject.memory, empty)
+        found["neighbours"] = Way(reconfigure(model, config), memory, True)
+        found["neighbours, gates open"] = Way(
+            with_open_gates(found["neighbours"].model), memory, True
         )
     return found
+
+
+def with_open_gates(model: LanguageModel) -> LanguageModel:
+    """The model with all gates of its memories at 1, for reads and writes."""
+    model = nnx.clone(model)
+    for number in model.config.memory_layers:
+        bias = model.blocks[number].memory.gate_proj.bias
+        bias[...] = bias[...] + _OPEN
+    return model
 
 
 class Answers(NamedTuple):
@@ -75,7 +92,8 @@ class Answers(NamedTuple):
     scores: list[list[Score]]
     """By sentence and book."""
     gates: list[float] | None
-    """Mean gate where a digit is stated, and at all other bytes; None without memory layers."""
+    """Mean gate where the next byte is the first digit of a statement, a later one, and at all
+    other bytes; None without memory layers."""
 
 
 def ask(way: Way, books: Sequence[bytes], sentences: Sequence[str], *, seed: int) -> Answers:
@@ -99,12 +117,13 @@ def _read(
     return out.logits, jnp.stack(gates).mean(axis=0) if gates else None
 
 
-def _gates(gate: np.ndarray, asked: Questions) -> tuple[float, float]:
-    """Means where the next byte is a digit of a statement, and elsewhere."""
-    stated = np.zeros(gate.shape, bool)
-    for row, places in zip(stated, asked.stated, strict=True):
-        row[(places[:, None] + np.arange(DIGITS) - 1).ravel()] = True
-    return float(gate[stated].mean()), float(gate[~stated].mean())
+def _gates(gate: np.ndarray, asked: Questions) -> list[float]:
+    """Means where the next byte is the first digit of a statement, a later one, and elsewhere."""
+    kind = np.full(gate.shape, 2)
+    for row, places in zip(kind, asked.stated, strict=True):
+        row[(places[:, None] + np.arange(1, DIGITS) - 1).ravel()] = 1
+        row[places - 1] = 0
+    return [float(gate[kind == one].mean()) for one in range(3)]
 
 
 def scores_of(logits: np.ndarray, asked: Questions) -> Iterator[Score]:

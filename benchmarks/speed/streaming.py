@@ -7,7 +7,7 @@ files. A process of its own then trains a tiny model of bytes on their mixture, 
 checkpoints. Its resident memory is read from the system as it goes: what it takes at a tenth of
 the text is what it takes at the end. `--reading memory` shows the same job with text in memory.
 
-    python -m benchmarks.speed.streaming --tokens words --batch_size 64 --length 4096 --window 256
+    python -m benchmarks.speed.streaming --tokens words --batch_size 32 --length 4096 --window 256
 
 is the fast way through 10 GB: a token stands for 64 bytes, so the model has fewer of them to read.
 `--lines FILE` keeps a line of bytes and memory every 10 s, of a run that is stopped too.

@@ -125,7 +125,7 @@ def test_every_part_of_a_config_is_trained_in_one():
     assert set().union(*map(parts, CONFIGS)) == set().union(*map(parts, TRAINED))
 
 
-@pytest.mark.slow_cases("titans")
+@pytest.mark.slow_cases("titans", "gdn_swa__pkm6_fwpkm2_10")
 @pytest.mark.thorough("recall", "gdn_swa__pkm6_fwpkm2_10", "titans")
 @pytest.mark.parametrize("name", [*TRAINED, *TRAINED_SLOWLY])
 def test_it_trains_when_shrunk(name, tmp_path):

@@ -44,7 +44,7 @@ def assert_batches_equal(actual, expected):
             np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
-@pytest.mark.slow_cases("recall-2")
+@pytest.mark.slow_cases("recall-2", "text-2")
 @pytest.mark.by_default("recall-0", "text-0")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_restored_iterator_gives_what_the_saved_one_would_have(make_config, num_workers):

@@ -43,7 +43,7 @@ def run_apart(out, *cases):
     return json.loads(out.read_text())
 
 
-@pytest.mark.slow_cases("haystack/tiny/1x4x1", "pieces/heads/1x2x2")
+@pytest.mark.slow_cases("haystack/tiny/1x4x1", "pieces/heads/1x2x2", "rows/tiny/2x2x1")
 @pytest.mark.thorough("haystack/tiny/1x4x1", "rows/tiny/2x2x1", "pieces/heads/1x2x2")
 @pytest.mark.parametrize("case", CASES)
 def test_texts_in_parts_give_the_same_results(tmp_path, case):

@@ -81,6 +81,7 @@ def test_frozen_streaming_equals_plain_segments(model, memory):
         np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow_cases("44")
 @pytest.mark.thorough
 @pytest.mark.parametrize("length", [2 * SEGMENT + 1, 2 * SEGMENT + 12, 12])
 def test_a_document_in_pieces_equals_whole_segments(model, memory, length):

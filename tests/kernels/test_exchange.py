@@ -13,6 +13,7 @@ SPECS = (
 )
 
 
+@pytest.mark.slow_cases("gpu-many_places", "tpu-one_hot_slot", "tpu-many_places")
 @pytest.mark.thorough("gpu-many_places", "tpu-many_places", "tpu-one_hot_slot")
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("kernel", ["gpu", "tpu"])

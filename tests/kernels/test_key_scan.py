@@ -39,6 +39,7 @@ def by_token(x):
     return jnp.moveaxis(x.reshape(HEADS, 2, *x.shape[1:]), -1, 0)
 
 
+@pytest.mark.slow_cases("of_one_chunk")
 @pytest.mark.thorough
 @pytest.mark.parametrize("of_all", [False, True], ids=["of_one_chunk", "of_all_chunks"])
 def test_queries_are_added_to_the_chosen_sub_keys_in_parts(of_all, monkeypatch):
@@ -170,6 +171,7 @@ def test_cotangents_of_queries_are_sums_over_the_chosen_sub_keys(top_k):
     equal_or_close(actual, expected.sum(-2), ratio=1e-6)
 
 
+@pytest.mark.slow_cases("two_chunks")
 @pytest.mark.thorough
 @pytest.mark.parametrize("spec", [SPECS[0]], ids=lambda spec: spec.name)
 def test_whole_scans_and_their_cotangents_equal_plain_xla(spec):

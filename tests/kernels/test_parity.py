@@ -61,6 +61,9 @@ def on_device(kernel):
     return dispatch.compile_kernels(kernel)
 
 
+@pytest.mark.slow_cases(
+    "slot_add-gpu-three_slots", "slot_add-gpu-one_slot", "slot_read-gpu-many_places"
+)
 @pytest.mark.by_default("slot_dot-tpu-many_places")
 @pytest.mark.parametrize(("entry", "kernel", "spec"), INTERPRETED)
 def test_interpreted_kernels_and_their_vjps_equal_the_reference(entry, kernel, spec):

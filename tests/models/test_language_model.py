@@ -163,6 +163,7 @@ def test_padding_behind_changes_neither_real_logits_nor_memories():
     assert_close(one.memory, unpadded.memory)
 
 
+@pytest.mark.slow_cases("bfloat16")
 @pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_every_gradient_is_finite_and_memories_stay_float32(dtype):
@@ -243,7 +244,7 @@ def test_layouts_that_make_no_sense_are_refused(change, message):
         replace(CONFIG, **change)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_mask_of_any_numbers_is_taken():
     """Of the decoder, with a memory, PKM and every kind of mixer in it."""
     params = build()[1]

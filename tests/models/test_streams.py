@@ -90,7 +90,7 @@ def test_a_stream_cut_anywhere_is_the_stream_token_by_token(groups, lengths, see
     chex.assert_trees_all_close(memories, expected, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.slow_cases("2")
+@pytest.mark.slow_cases("2", "1")
 @pytest.mark.thorough
 @pytest.mark.parametrize("groups", [1, BATCH])
 def test_what_stands_at_padding_changes_no_token_and_no_memory(groups):

@@ -39,6 +39,7 @@ def test_a_rule_keeps_its_contract(rule):
     "fwpkm_retention-packed_documents_equal_separate_rows_in_single_precision",
     "fwpkm_retention-streamed_documents_equal_separate_streams",
     "fwpkm-packed_documents_equal_separate_rows_in_single_precision",
+    "fwmlp-packed_documents_equal_separate_rows",
 )
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", DOCUMENT_PROPERTIES)
@@ -48,7 +49,7 @@ def test_documents_of_a_row_are_read_and_written_as_alone(rule, name):
     check_rule(INSTANCES[rule], properties=[name])
 
 
-@pytest.mark.slow_cases("omega")
+@pytest.mark.slow_cases("omega", "mesa")
 @pytest.mark.by_default("gated_deltanet")
 @pytest.mark.parametrize("rule", MATRIX_VARIANTS.values(), ids=MATRIX_VARIANTS)
 def test_a_matrix_rule_keeps_its_contract(rule):

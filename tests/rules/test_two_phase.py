@@ -61,7 +61,12 @@ def outputs_and_gradients(rule, plain, memory, sequence):
 
 
 # More slots than references, or fewer: a matter of one chunk, so that not all lengths need both.
-@pytest.mark.slow_cases("replay-rest", "sparing-groups_and_rest", "inner_steps-groups_and_rest")
+@pytest.mark.slow_cases(
+    "replay-rest",
+    "sparing-groups_and_rest",
+    "inner_steps-groups_and_rest",
+    "few_slots-sixteen_chunks",
+)
 @pytest.mark.by_default("few_slots-short")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_watching_leaves_the_classes_as_they_were(state, batch):
     assert (Block.__call__, LanguageModel.__call__) == before
 
 
-@pytest.mark.thorough("params", "memory")
+@pytest.mark.thorough("params")
 @pytest.mark.parametrize("part", ["params", "memory", "batch"])
 def test_a_run_stops_with_steps_cause_and_last_good_checkpoint(
     unbroken, tmp_path, monkeypatch, part

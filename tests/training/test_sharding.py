@@ -108,6 +108,7 @@ def test_eight_devices_train_as_one(runs):
     assert moved_tables(runs["columns"], {SLOTS, SLOTS // 2}) == []
 
 
+@pytest.mark.slow_cases("independent")
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["independent", "slots"])
 def test_two_and_four_devices_train_as_one(all_runs, name):

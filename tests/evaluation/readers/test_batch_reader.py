@@ -91,7 +91,7 @@ def test_texts_may_be_written_in_chunks_longer_than_the_models(model, memory, wr
     assert np.max(np.abs(np.subtract(scores, writing))) > 1e-3
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_kept_memory_goes_on_from_text_to_text(model, memory, writing):
     reader = reader_of(model, memory, memory_reset="never", batch_size=1)
     kept = nats(reader.log_likelihoods(TEXTS))

@@ -82,7 +82,7 @@ PACKED_NAMES = [
 ]
 
 
-@pytest.mark.slow_cases("ttt_mlp")
+@pytest.mark.slow_cases("ttt_mlp", "ttt_linear", "lact")
 @pytest.mark.by_default("gdn")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mixer_keeps_its_contract(name):
@@ -100,7 +100,7 @@ def test_pieces_and_padding_change_nothing_for_mixers_whose_contract_is_thorough
     check_mixer(MIXERS[name], properties=streams)
 
 
-@pytest.mark.slow_cases("titans_mac", "titans_mal_persistent")
+@pytest.mark.slow_cases("titans_mac", "titans_mal_persistent", "lact")
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", PACKED_NAMES)
 def test_documents_of_a_row_read_as_in_rows_of_their_own(name):
@@ -140,7 +140,7 @@ def test_a_large_batch_of_one_chunk_equals_its_sequences_alone(name):
         assert difference < 1e-4, difference
 
 
-@pytest.mark.slow_cases("titans_mac", "titans_mal_persistent", "lact")
+@pytest.mark.slow_cases("titans_mac", "titans_mal_persistent", "lact", "titans")
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", PACKED_NAMES)
 def test_documents_of_a_row_read_alike_in_single_precision(name):

@@ -136,7 +136,7 @@ def test_a_profile_traces_steps_after_the_first_ones_and_changes_no_number(unbro
         assert record["loss"] == expected_record["loss"]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_profile_longer_than_the_session_ends_with_it(unbroken, tmp_path):
     stream = io.StringIO()
     train(experiment_of(unbroken, tmp_path / "run", steps=5, profile=50), stream=stream)

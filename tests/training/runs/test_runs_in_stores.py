@@ -38,6 +38,7 @@ def assert_same(actual, expected):
         np.testing.assert_array_equal(a, e)
 
 
+@pytest.mark.slow_cases("memory")
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_was_stopped_and_continued_in_a_bucket_is_that_of_a_disk(

@@ -1,6 +1,7 @@
 """Sums over chosen sub-keys: both ways of computing them, and their derivatives."""
 
 import types
+from functools import partial
 
 import chex
 import jax
@@ -12,6 +13,7 @@ from fwpkm_jax.core.slots.keys import sums as sub_keys
 
 pytestmark = pytest.mark.usefixtures("float64")
 TOKENS, HEADS, SUBKEYS, TOP_K, HALF = 40, 2, 7, 3, 4
+FULL = jax.lax.Precision.HIGHEST
 
 
 def sample():
@@ -47,10 +49,10 @@ def test_rows_and_products_are_the_loops():
         sub_keys._dot_by_rows(vectors, ids, keys),
     )
     by_products = (
-        sub_keys._totals_by_products(c, ids, SUBKEYS),
-        sub_keys._add_by_products(c, ids, vectors, SUBKEYS),
-        sub_keys._sum_by_products(c, ids, keys),
-        sub_keys._dot_by_products(vectors, ids, keys),
+        sub_keys._totals_by_products(c, ids, SUBKEYS, precision=FULL),
+        sub_keys._add_by_products(c, ids, vectors, SUBKEYS, precision=FULL),
+        sub_keys._sum_by_products(c, ids, keys, precision=FULL),
+        sub_keys._dot_by_products(vectors, ids, keys, precision=FULL),
     )
     chex.assert_trees_all_close(by_rows, expected, rtol=1e-12)
     chex.assert_trees_all_close(by_products, expected, rtol=1e-12)
@@ -72,7 +74,8 @@ def test_first_and_second_derivatives_are_the_automatic_ones():
         return jax.jit(jax.value_and_grad(squared, argnums=(0, 1, 2)))(c, vectors, keys)
 
     ours = slope(sub_keys.add_to_sub_keys, sub_keys.sum_of_sub_keys)
-    automatic = slope(sub_keys._add_by_products, sub_keys._sum_by_products)
+    plain = (sub_keys._add_by_products, sub_keys._sum_by_products)
+    automatic = slope(*(partial(by_products, precision=FULL) for by_products in plain))
     chex.assert_trees_all_close(ours, automatic, rtol=1e-10, atol=1e-10)
 
 

@@ -110,14 +110,6 @@ def _weights(folder: str) -> str:
     return f"{weights / 1e6:.1f}"
 
 
-def best() -> str | None:
-    """The number of sentences whose training finds most; None as long as there is no training."""
-    means = {
-        recipe: found.mean for recipe in RECIPES if (found := estimate(WRITTEN, recipe)) is not None
-    }
-    return max(means, key=lambda recipe: means[recipe]) if means else None
-
-
 def by_link(curve: Curve, recipe: str, folder: str | None = None) -> dict[int, float]:
     """Share of right first digits by the bytes between key and number."""
     found = np.mean(
@@ -134,13 +126,17 @@ def made() -> int:
 
 
 def answer() -> str:
-    recipe, ((few, folder), *_) = best(), given()
-    assert recipe is not None, "no training was measured"
+    ((few, folder), *_) = given()
     one = {curve: _mean(curve, few, folder) for curve in (WRITTEN, OPEN, OPEN_NEIGHBOURS)}
     own = _mean(WRITTEN, few, folder, "trained")
     model = runs(WRITTEN, few, given=folder)[0]
-    more = [_mean(curve, recipe, None) for curve in (WRITTEN, OPEN_NEIGHBOURS)]
-    all_made = len(RECIPES) * 3
+    trained = [recipe for recipe in RECIPES if runs(WRITTEN, recipe)]
+    weights = runs(WRITTEN, trained[0])[0]["weights"]
+    others = [
+        f"{_said(recipe)}: {_mean(WRITTEN, recipe, None):.2f}, and"
+        f" {_mean(OPEN_NEIGHBOURS, recipe, None):.2f} by neighbours with open gates"
+        for recipe in trained
+    ]
     return (
         f"Perhaps not more sentences. A model of {_said(few)} finds {own:.2f} of the first digits"
         f" in its own words and {one[WRITTEN]:.2f} in new ones, but {one[OPEN_NEIGHBOURS]:.2f} in"
@@ -148,9 +144,8 @@ def answer() -> str:
         " tell keys apart. In new words the gate is closed before a number"
         f" ({model['gates'][0]:.2f} at a first digit, {model['gates'][1]:.2f} at later ones), and"
         f" the table with open gates finds {one[OPEN]:.2f}.\n"
-        f"What more sentences do is not answered: {made()} of {all_made} trainings was made"
-        f" ({_said(recipe)}, fewer weights: {more[0]:.2f}, and {more[1]:.2f} by neighbours with"
-        " open gates)."
+        f"What more sentences do is not answered: {made()} of {len(RECIPES) * 3} trainings were"
+        f" made, with {weights / 1e6:.1f}M weights ({'; '.join(others)})."
     )
 
 

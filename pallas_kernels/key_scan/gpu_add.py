@@ -39,7 +39,8 @@ SPLITS = 16
 programs, for the 132 processors of an H100."""
 PARTS = 32
 """The same of `totals`, which holds less: four of its programs share a processor."""
-_SLOTS = 2  # Tiles of tokens in shared memory: one in use, one arriving.
+SLOTS = 2
+"""Tiles of tokens in shared memory: one in use, one arriving."""
 
 
 def splits_of(tokens: int) -> int:
@@ -87,7 +88,7 @@ def add(
         laid = laid.at(group)
 
         def fetch(i: Any) -> None:
-            slot = jax.lax.rem(i, np.int32(_SLOTS))
+            slot = jax.lax.rem(i, np.int32(SLOTS))
             at, columns = pl.ds((split * tiles + i) * TILE, TILE), pl.ds(codebook * half, half)
             copies = (
                 (ids.at[chunk, codebook, :, at], chosen, choice_here),
@@ -101,12 +102,12 @@ def add(
                 def _(source=source, target=target, here=here):
                     plgpu.copy_gmem_to_smem(source, target.at[slot], here.at[slot])
 
-        for i in range(min(_SLOTS, tiles)):
+        for i in range(min(SLOTS, tiles)):
             fetch(jnp.int32(i))
 
         def step(i: Any, total: Any, of_rows: jax.Array) -> jax.Array:
             i = index32(i)
-            slot = jax.lax.rem(i, np.int32(_SLOTS))
+            slot = jax.lax.rem(i, np.int32(SLOTS))
 
             def place_one(place: Any, placed: jax.Array) -> jax.Array:
                 place = index32(place)
@@ -128,11 +129,11 @@ def add(
             plgpu.wgmma_wait(0)
             plgpu.commit_smem()  # All warps are done with both operands.
 
-            @pl.when(i + _SLOTS < tiles)
+            @pl.when(i + SLOTS < tiles)
             def _():
                 plgpu.barrier_arrive(used.at[slot])
                 plgpu.barrier_wait(used.at[slot])  # All groups are done with this slot.
-                fetch(i + _SLOTS)
+                fetch(i + SLOTS)
 
             return of_rows + jnp.sum(placed, axis=1)
 
@@ -154,12 +155,12 @@ def add(
         ],
         scratch_types=[
             smem_halves(TILE, TILE, slots=groups),
-            smem_halves(TILE, half, slots=_SLOTS),
-            plgpu.SMEM((_SLOTS, top_k, TILE), jnp.int32),
-            plgpu.SMEM((_SLOTS, top_k, TILE), jnp.float32),
-            plgpu.Barrier(num_arrivals=2, num_barriers=_SLOTS),
-            plgpu.Barrier(num_arrivals=2, num_barriers=_SLOTS),
-            plgpu.Barrier(num_arrivals=groups, num_barriers=_SLOTS),
+            smem_halves(TILE, half, slots=SLOTS),
+            plgpu.SMEM((SLOTS, top_k, TILE), jnp.int32),
+            plgpu.SMEM((SLOTS, top_k, TILE), jnp.float32),
+            plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
+            plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
+            plgpu.Barrier(num_arrivals=groups, num_barriers=SLOTS),
         ],
         grid=(subkeys // TILE // groups, codebooks, splits),
         grid_names=("tile", "codebook", "split"),

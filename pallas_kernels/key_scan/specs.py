@@ -34,7 +34,8 @@ SPECS = (
         name="two_heads", chunks=3, tokens=704, heads=2, half=256, top_k=3, weight_decay=0.1,
         small=False,
     ),
-    KeySpec(name="paper_widths", chunks=3, tokens=2048, subkeys=512, half=256, small=False),
+    # Three tiles of tokens for each part of the sums: one arrives in memory that was in use.
+    KeySpec(name="paper_widths", chunks=3, tokens=3072, subkeys=512, half=256, small=False),
 )  # fmt: skip
 _CANDIDATES = 8
 """Random queries of which each token gets the clearest."""

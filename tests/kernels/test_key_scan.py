@@ -19,7 +19,7 @@ from pallas_kernels.key_scan import gpu_add, key_loops
 from pallas_kernels.key_scan.api import loops_of
 from pallas_kernels.key_scan.gpu_add import TILE, add, query_terms, totals
 from pallas_kernels.key_scan.gpu_rows import pulls_back, step, step_back, to_queries
-from pallas_kernels.key_scan.specs import CHECK_RATIO, SPECS, errors_of
+from pallas_kernels.key_scan.specs import CHECK_RATIO, CHECKED, SPECS, errors_of
 from tests.kernels.entry import equal_or_close, programs
 
 CHUNKS, CHUNK, HEADS, CODEBOOKS, TOP_K = 3, 1, 2, 4, 3
@@ -180,6 +180,12 @@ def test_whole_scans_and_their_cotangents_equal_plain_xla(spec):
         errors = errors_of(spec, *ways)
     assert errors["['ids']"] == 0
     assert max(errors.values()) < CHECK_RATIO, errors
+
+
+def test_the_check_before_first_use_fills_the_memory_of_queries_again():
+    checked = [spec for spec in SPECS if spec.name in CHECKED]
+    tiles = [spec.tokens // TILE // gpu_add.splits_of(spec.tokens) for spec in checked]
+    assert max(tiles) > gpu_add.SLOTS
 
 
 KEY_WRITE = KeyWrite(learning_rate=1.0, loss_weight=1.0, score="idw")

@@ -117,7 +117,7 @@ def test_two_and_four_devices_train_as_one(all_runs, name):
     assert moved_tables(all_runs[name], {SLOTS, SLOTS // 2}) == []
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_averaged_weights_are_trained_and_kept_on_two_devices_as_on_one(tmp_path_factory):
     names = ("ema", "ema_two", "free", "free_two")
     found = made_once(tmp_path_factory, "averages.json", names)

@@ -208,7 +208,7 @@ def draw() -> Figure:
     for place, (curve, (color, style)) in enumerate(shown.items()):
         aside = 0.05 * (place - 2)
         points = {recipe: estimate(curve, recipe) for recipe in (*numbers, SPANS)}
-        known = [(at, points[recipe]) for at, recipe in enumerate(numbers) if points[recipe]]
+        known = [(at, one) for at, recipe in enumerate(numbers) if (one := points[recipe])]
         name: str | None = curve.name
         if known:
             at, found = [x + aside for x, _ in known], [x.mean for _, x in known]
@@ -217,9 +217,9 @@ def draw() -> Figure:
         spread = [*known, *((len(numbers), x) for x in [points[SPANS]] if x)]
         for at, found in spread:
             axis.plot(2 * [at + aside], [found.low, found.high], color=color, linewidth=1)
-        if points[SPANS]:
+        if last := points[SPANS]:
             where = [len(numbers) + aside]
-            axis.plot(where, [points[SPANS].mean], "o", color=color, label=name)
+            axis.plot(where, [last.mean], "o", color=color, label=name)
     for recipe, folder in given():
         for curve in (WRITTEN, OPEN, OPEN_NEIGHBOURS):
             found = estimate(curve, recipe, given=folder)

@@ -14,12 +14,13 @@ import jax
 import numpy as np
 
 from fwpkm_jax.analysis.published import PUBLISHED
-from fwpkm_jax.config import Experiment
 from fwpkm_jax.configs import recall as recall_config
 from fwpkm_jax.configs import recall_carried
 from fwpkm_jax.configs.study import variant
+from fwpkm_jax.data import RecallData
 from fwpkm_jax.models import count_parameters
 from fwpkm_jax.models.paper import paper_model
+from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.rules.base import memory_shapes
 from fwpkm_jax.rules.matrix import MATRIX_RULES
 from lab.findings import comparison, generalise, lookup, performance, text
@@ -81,6 +82,7 @@ def measured() -> dict[str, tuple[str, ...]]:
 def _readme() -> tuple[str, ...]:
     paper = paper_model(performance.FWPKM)
     rule = paper.fast_weight.rule
+    assert isinstance(rule, FwPKM)
     none, three = (
         f"{performance.samples(name):.0f}" for name in (performance.NONE, performance.FWPKM)
     )
@@ -102,7 +104,8 @@ def _readme() -> tuple[str, ...]:
 
 def _facts(*phrases: str) -> tuple[str, ...]:
     """Phrases with the sizes of the default run's facts."""
-    run: Experiment = recall_config.get_config()
+    run = recall_config.get_config()
+    assert isinstance(run.data, RecallData)
     layers, window = len(run.model.mixers), run.model.window
     sizes = {
         "length": run.data.length,
@@ -219,6 +222,7 @@ def _states() -> tuple[str, ...]:
 def _performance() -> tuple[str, ...]:
     paper = paper_model(performance.FWPKM)
     rule = paper.fast_weight.rule
+    assert isinstance(rule, FwPKM)
     cases = [line["verdict"] for line in lines_of("h200_2/cases.jsonl")]
     peaks = [
         line["peak_device_megabytes"] / 1000

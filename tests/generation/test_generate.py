@@ -166,7 +166,7 @@ def by_hand(prompt, length, *, stop_id, write):
     model = build(SMALL)
     memory = model.init_memory(jax.random.key(1))
     stream = model.init_stream(memory, batch=1, max_length=32)
-    tokens = []
+    tokens, out = [], None
     for step in range(len(prompt) + length):
         if step >= len(prompt):
             tokens.append(int(np.argmax(out.logits[0, 0])))

@@ -56,7 +56,7 @@ def test_a_text_of_weights_that_are_not_finite_ends_with_one_line(broken, capsys
     assert "log probabilities of token 1 are not finite" in one_line(capsys)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_evaluation_of_weights_that_are_not_finite_ends_with_one_line(
     broken, capsys, monkeypatch, tmp_path
 ):

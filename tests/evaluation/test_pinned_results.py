@@ -180,7 +180,15 @@ def _without_numbers(text: Any) -> str:
     return re.sub(r"[-\s]+", " ", re.sub(r"[-+]?\d[\d,.]*", "#", text))
 
 
-@pytest.mark.slow_cases("ppl, bfloat16", "needle, as the release")
+@pytest.mark.slow_cases(
+    "ppl, bfloat16",
+    "needle, as the release",
+    "dynamic",
+    "needle, LaCT",
+    "needle, frozen",
+    "longbench, chunks",
+    "gate_map, frozen",
+)
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES)
 def test_a_result_is_what_it_was(case, tmp_path):

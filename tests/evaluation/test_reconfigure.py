@@ -17,7 +17,7 @@ def answers(model, memory, text):
     return generate(model, [text], state, max_new_tokens=4)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_model_writes_by_another_rule(model, memory):
     rule = model.config.fast_weight.rule
     sparing = replace(rule, inner_steps=2, retention=Retention(relocation=1.0, replay=6))

@@ -62,7 +62,14 @@ def on_device(kernel):
 
 
 @pytest.mark.slow_cases(
-    "slot_add-gpu-three_slots", "slot_add-gpu-one_slot", "slot_read-gpu-many_places"
+    "slot_add-gpu-three_slots",
+    "slot_add-gpu-one_slot",
+    "slot_read-gpu-many_places",
+    "slot_add-gpu-63_tokens",
+    "slot_dot-gpu-63_tokens",
+    "slot_add-tpu-many_tiles",
+    "short_convolution-gpu-20_tokens",
+    "short_convolution-gpu-two_taps",
 )
 @pytest.mark.by_default("slot_dot-tpu-many_places")
 @pytest.mark.parametrize(("entry", "kernel", "spec"), INTERPRETED)

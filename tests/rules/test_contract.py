@@ -40,6 +40,7 @@ def test_a_rule_keeps_its_contract(rule):
     "fwpkm_retention-streamed_documents_equal_separate_streams",
     "fwpkm-packed_documents_equal_separate_rows_in_single_precision",
     "fwmlp-packed_documents_equal_separate_rows",
+    "fwpkm-packed_documents_equal_separate_rows",
 )
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", DOCUMENT_PROPERTIES)

@@ -49,6 +49,10 @@ def test_one_property_is_checked_without_the_others():
     check_rule(SmallRule(), properties=["memory_specs_name_the_layout_of_every_leaf"])
 
 
+@pytest.mark.slow_cases(
+    "packed_documents_equal_separate_rows-2",
+    "packed_documents_equal_separate_rows_in_single_precision-2",
+)
 @pytest.mark.thorough
 @pytest.mark.parametrize("lookahead", [0, 2])
 @pytest.mark.parametrize("name", DOCUMENT_PROPERTIES)

@@ -111,7 +111,7 @@ def greedy(reader, prompt, number) -> list[int]:
     return decode(reader, reader.next_token(), length=number)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_answers_are_those_of_each_prompt_alone(model, memory):
     answers = reader_of(model, memory).answers(PROMPTS, max_new_tokens=9)
     single = StreamReader(model, memory, write=True, piece_length=32, max_length=128, pads=True)

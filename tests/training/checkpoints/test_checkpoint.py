@@ -71,7 +71,7 @@ def test_a_checkpoint_gives_back_what_was_saved(unbroken, abstract):
     assert restored.metrics == unbroken.result.results["validation"]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_restored_state_lies_as_a_new_one(unbroken, tmp_path):
     setup = parts.make_setup(unbroken.experiment)
     with Checkpoints(unbroken.directory / "checkpoints", CheckpointConfig()) as checkpoints:

@@ -75,8 +75,7 @@ def test_a_folder_that_cannot_be_made_is_one_warning(monkeypatch, tmp_path, capl
     assert jax.config.values["jax_compilation_cache_dir"] is None
 
 
-@pytest.mark.slow_cases("mesh2")
-@pytest.mark.thorough("mesh0", "mesh2")
+@pytest.mark.thorough("mesh0")
 @pytest.mark.parametrize("mesh", [{}, {"data": 2}, {"data": 2, "fsdp": 2, "memory": "columns"}])
 def test_a_run_compiles_nothing_when_it_is_first_resumed(tmp_path, mesh):
     cache, run = tmp_path / "cache", tmp_path / "run"

@@ -86,7 +86,7 @@ SOUND = {
 """Lines that pass for a sound model, trained or not."""
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_command_audits_an_imported_run_and_its_bundle(subject, tmp_path, capsys):
     """All lines of an untrained model, whose memory answers nothing."""
     data = RecallData(

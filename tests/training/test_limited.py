@@ -73,11 +73,12 @@ def test_each_step_is_wholly_the_one_or_the_other_by_its_draw():
 
 @pytest.mark.thorough
 def test_both_branches_are_compiled_once():
-    texts = [
+    drawn, never = (
         make_step(BARE, probability=p).lower(start(BARE), sample_batch()).as_text()
         for p in (0.9, 0.0)
-    ]
-    assert [text.count("stablehlo.case") for text in texts] == [1, 0]
+    )
+    # The optimiser has choices of its own, between devices.
+    assert drawn.count("stablehlo.case") == never.count("stablehlo.case") + 1
 
 
 def test_the_draw_depends_on_the_runs_stream_and_the_step_alone():

@@ -91,8 +91,8 @@ class _Pickler(pickle.Pickler):
 
 @contextmanager
 def _fake_torch():
-    """Modules in which a pickler finds the names that it writes down."""
-    assert "torch" not in sys.modules
+    """Modules in which a pickler finds the names that it writes down, in place of any real ones."""
+    real = {x: sys.modules.pop(x) for x in [*sys.modules] if x.split(".")[0] == "torch"}
     torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
     for name in ("_rebuild_tensor_v2", "_rebuild_parameter"):
         function = types.FunctionType((lambda *_: None).__code__, {}, name)
@@ -106,3 +106,4 @@ def _fake_torch():
         yield torch
     finally:
         del sys.modules["torch"], sys.modules["torch._utils"]
+        sys.modules |= real

@@ -1,7 +1,7 @@
 """Trains small models on facts in 1, 4, 16 or 64 wordings, or in none, and asks in 20 others.
 
     python -m lab.study.lookup
-    python -m lab.study.lookup --runs fwpkm:64:0 attention:64:0 --tables
+    python -m lab.study.lookup --runs fwpkm:64:0 attention:64:0
 
 A run is KIND:RECIPE:SEED. Kinds differ in what reaches back beyond 30 bytes: a memory layer with
 FwPKM, full attention, or a matrix memory of 72 kB. A recipe is a number of sentences, from which
@@ -14,7 +14,8 @@ stated in the first half and asked for in the last one. `trained` asks in senten
 first are those of a recipe: a run, or what `lab.study.real_size` left at the size of a rehearsal.
 
 `--out` gets one line of JSON per run, sentences and way to read; runs that it has are passed over,
-and an interrupted training continues. The page of results is docs/measurements/generalise.md.
+and an interrupted training continues. `python -m lab.pages --draw` writes them
+into docs/measurements/lookup.md.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def sentence_of(wording: wordings.Wording) -> str:
 
 
 def trained_sentences(number: int) -> tuple[str, ...]:
-    """That many sentences, openings and links in turn; fewer are the first of more.
+    """That many sentences, openings and links in turn; the first of any larger number.
 
     Raises:
       ValueError: there are not as many.

@@ -108,7 +108,7 @@ def test_a_run_compiles_nothing_when_it_is_first_resumed(tmp_path, mesh):
     assert second - first == set()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_resumed_run_compiles_nothing_the_second_time(tmp_path):
     """Each program that a process compiles becomes a file; the second process makes none."""
     cache = tmp_path / "cache"

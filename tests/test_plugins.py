@@ -230,6 +230,7 @@ def test_a_run_folder_runs_no_code(received):
     assert "evil_plugin, which is not installed" in named.stderr
 
 
+@pytest.mark.slow_cases("eval --help", "export hf . out", "train --base . --run_dir new")
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "arguments",

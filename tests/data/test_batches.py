@@ -100,6 +100,7 @@ def test_a_state_that_is_no_position_is_refused(state):
         iter(dataset).set_state(state)
 
 
+@pytest.mark.slow_cases("recall-1")
 @pytest.mark.by_default("recall-0")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_parts_of_the_rows_together_are_the_batches(make_config, num_workers):

@@ -43,6 +43,7 @@ def test_a_template_that_fails_says_why_in_one_line(template, said):
     assert render("{{ messages[0].content }}", MESSAGES) == "the cat"
 
 
+@pytest.mark.slow_cases("{{ 9 ** (9 ** 9) }}")
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "template",

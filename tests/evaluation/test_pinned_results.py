@@ -188,6 +188,8 @@ def _without_numbers(text: Any) -> str:
     "needle, frozen",
     "longbench, chunks",
     "gate_map, frozen",
+    "ppl, as the release",
+    "gates",
 )
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES)

@@ -211,6 +211,7 @@ def test_the_program_evaluates_a_run_directory(run_dir, capsys):
     assert (run_dir / "results" / "recall.png").is_file()
 
 
+@pytest.mark.slow_cases("arguments2-no checkpoint of step 7", "arguments3-num_bins=0")
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "message"),

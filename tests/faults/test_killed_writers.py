@@ -9,6 +9,7 @@ import pytest
 from tests.training.processes import ROOT
 
 
+@pytest.mark.slow_cases("export-2")
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "count"),

@@ -54,6 +54,7 @@ def received(unbroken, tmp_path):
     return dataclasses.replace(unbroken.experiment, run_dir=str(run), training=training)
 
 
+@pytest.mark.slow_cases("lock")
 @pytest.mark.thorough("lock", "checkpoints/7", "profile")
 @pytest.mark.parametrize(
     "name", ["lock", "metrics.jsonl", "checkpoints", "checkpoints/7", "tensorboard", "profile"]

@@ -77,7 +77,7 @@ def assert_close(actual, expected, tolerance=2e-5):
     )
 
 
-@pytest.mark.slow_cases("titans-True")
+@pytest.mark.slow_cases("titans-True", "fwmlp-True")
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "write"),

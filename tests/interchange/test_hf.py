@@ -80,6 +80,7 @@ def largest_difference(a, b):
     return float(np.max(np.abs(a - b)))
 
 
+@pytest.mark.slow_cases("qwen3_5", "olmo_hybrid")
 @pytest.mark.thorough
 @each_folder
 def test_float64_is_what_the_library_computes_without_its_casts(folder):

@@ -86,6 +86,7 @@ def test_logits_are_the_library_s_also_behind_padding(folder, name):
     assert largest_difference(ours[real], theirs[real]) < 2e-5 * np.max(np.abs(theirs))
 
 
+@pytest.mark.slow_cases("qwen3_5_moe")
 @pytest.mark.thorough("smollm3", "gemma3", "qwen3_moe_window", "qwen3_5_moe")
 @each_model
 def test_a_whole_pass_and_a_stream_give_the_library_s_logits(folder, name):
@@ -93,6 +94,7 @@ def test_a_whole_pass_and_a_stream_give_the_library_s_logits(folder, name):
     assert max(compared(folder, name, streamed=True)) < 2e-5
 
 
+@pytest.mark.slow_cases("olmo3")
 @pytest.mark.thorough("olmo3", "gemma3", "qwen3_moe")
 @each_model
 def test_greedy_texts_of_prompts_of_two_lengths_are_the_library_s(folder, name):
@@ -107,6 +109,7 @@ def test_greedy_texts_of_prompts_of_two_lengths_are_the_library_s(folder, name):
     np.testing.assert_array_equal(out.tokens, KNOWN["models"][name]["text"])
 
 
+@pytest.mark.slow_cases("qwen3_moe")
 @pytest.mark.thorough("qwen2", "gemma3", "qwen3_moe")
 @each_model
 def test_an_import_and_an_export_give_the_folder_again(folder, name, tmp_path):

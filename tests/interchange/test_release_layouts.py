@@ -247,6 +247,7 @@ def test_a_configuration_is_read_as_their_code_reads_it():
     assert (dense.fast_weight.rule.hidden_dim, dense.fast_weight.rule.write_clip) == (4, 1.0)
 
 
+@pytest.mark.slow_cases("torch_shards")
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from tests.layers.memory_block import (
 pytestmark = pytest.mark.usefixtures("float64")
 
 
+@pytest.mark.slow_cases("value", "gate")
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["query", "value", "gate"])
 def test_gradients_reach_each_projection_through_the_writes(name):

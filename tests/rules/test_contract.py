@@ -26,7 +26,7 @@ MATRIX_VARIANTS = {
 }
 
 
-@pytest.mark.slow_cases("fwpkm_retention", "titans")
+@pytest.mark.slow_cases("fwpkm_retention", "titans", "fwmlp")
 @pytest.mark.thorough
 @pytest.mark.parametrize("rule", INSTANCES.values(), ids=INSTANCES)
 def test_a_rule_keeps_its_contract(rule):
@@ -41,6 +41,8 @@ def test_a_rule_keeps_its_contract(rule):
     "fwpkm-packed_documents_equal_separate_rows_in_single_precision",
     "fwmlp-packed_documents_equal_separate_rows",
     "fwpkm-packed_documents_equal_separate_rows",
+    "fwmlp-packed_documents_equal_separate_rows_in_single_precision",
+    "fwmlp-streamed_documents_equal_separate_streams",
 )
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", DOCUMENT_PROPERTIES)
@@ -50,7 +52,20 @@ def test_documents_of_a_row_are_read_and_written_as_alone(rule, name):
     check_rule(INSTANCES[rule], properties=[name])
 
 
-@pytest.mark.slow_cases("omega", "mesa")
+@pytest.mark.slow_cases(
+    "omega",
+    "mesa",
+    "falcon",
+    "kda",
+    "linear_attention1",
+    "ojanet",
+    "gated_rfa",
+    "longhorn",
+    "gla",
+    "lightning",
+    "hgrn2",
+    "retnet",
+)
 @pytest.mark.by_default("gated_deltanet")
 @pytest.mark.parametrize("rule", MATRIX_VARIANTS.values(), ids=MATRIX_VARIANTS)
 def test_a_matrix_rule_keeps_its_contract(rule):

@@ -73,6 +73,7 @@ def test_a_pass_equals_the_plain_loops(case, seed, masked):
     np.testing.assert_allclose(out.memory.values, expected.values[0], **tolerance)
 
 
+@pytest.mark.slow_cases("dot-query", "dot-gate")
 @pytest.mark.thorough
 @pytest.mark.parametrize("field", ["query", "value", "gate"])
 @pytest.mark.parametrize("case", CASES)

@@ -45,6 +45,7 @@ def _table_copies(text, groups):
     ]
 
 
+@pytest.mark.slow_cases("gradient-3")
 @pytest.mark.thorough
 @pytest.mark.compiled_text
 @pytest.mark.parametrize("groups", [1, 3])

@@ -128,6 +128,7 @@ def test_kernels_agree_with_the_plain_scan(kernel):
     assert_close_by_norm(ours, plain, tolerance=1e-4)
 
 
+@pytest.mark.slow_cases("{'key_loss': 'reconstruction'}", "{'weight_decay': 0.1}")
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",

@@ -38,6 +38,7 @@ FAULTS = {
 PACKED = "packed_documents_equal_separate_rows"
 
 
+@pytest.mark.slow_cases("0")
 @pytest.mark.thorough
 @pytest.mark.parametrize("lookahead", [0, 1, 2])
 def test_a_memory_that_starts_at_zero_passes(lookahead):
@@ -52,6 +53,7 @@ def test_one_property_is_checked_without_the_others():
 @pytest.mark.slow_cases(
     "packed_documents_equal_separate_rows-2",
     "packed_documents_equal_separate_rows_in_single_precision-2",
+    "packed_documents_equal_separate_rows_in_single_precision-0",
 )
 @pytest.mark.thorough
 @pytest.mark.parametrize("lookahead", [0, 2])

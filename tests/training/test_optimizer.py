@@ -382,7 +382,7 @@ def test_every_optimisers_moments_lie_like_their_weights(name, train):
     assert moments >= per_weight[name] * weights
 
 
-@pytest.mark.slow_cases("lion", "adafactor", "muon")
+@pytest.mark.slow_cases("lion", "adafactor", "muon", "ema")
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["lion", "adafactor", "muon", *AVERAGED])
 def test_a_run_with_another_optimiser_learns_and_resumes_bit_for_bit(name, tmp_path):

@@ -99,6 +99,7 @@ def shown(name, folder, capsys, monkeypatch, *more) -> str:
     return output.out
 
 
+@pytest.mark.slow_cases("ruler")
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", SMALLER)
 def test_the_pages_command_runs_and_writes_its_results(name, folder, capsys, monkeypatch):

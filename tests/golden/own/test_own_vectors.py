@@ -43,7 +43,12 @@ def test_the_arrays_are_what_the_script_makes(path):
         np.testing.assert_allclose(arrays[name], x, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.slow_cases("float32-idw", "float32-idw_heads_masked_shared")
+@pytest.mark.slow_cases(
+    "float32-idw",
+    "float32-idw_heads_masked_shared",
+    "float32-dot_heads_masked_groups",
+    "float64-idw",
+)
 @pytest.mark.by_default("float64-dot_heads_masked_groups")
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_pass_and_stream_match_the_arrays(file):

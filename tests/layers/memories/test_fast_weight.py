@@ -288,6 +288,7 @@ def test_an_unused_gate_is_kept_only_in_runs_stored_with_it():
     assert arrays[True] - arrays[False] == {"gate_norm", "gate_proj"}
 
 
+@pytest.mark.slow_cases("fwmlp")
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["fwpkm", "fwmlp"])
 def test_each_document_starts_from_the_memory_that_comes_in(name):

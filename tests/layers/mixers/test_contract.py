@@ -100,7 +100,7 @@ def test_pieces_and_padding_change_nothing_for_mixers_whose_contract_is_thorough
     check_mixer(MIXERS[name], properties=streams)
 
 
-@pytest.mark.slow_cases("titans_mac", "titans_mal_persistent", "lact")
+@pytest.mark.slow_cases("titans_mac", "titans_mal_persistent", "lact", "titans")
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", PACKED_NAMES)
 def test_documents_of_a_row_read_as_in_rows_of_their_own(name):
@@ -123,6 +123,7 @@ LARGE_MIXERS = {
 }
 
 
+@pytest.mark.slow_cases("mesa", "mlstm")
 @pytest.mark.thorough("attention", "gdn", "lact", "deltanet", "mesa", "mlstm")
 @pytest.mark.parametrize("name", LARGE_MIXERS)
 def test_a_large_batch_of_one_chunk_equals_its_sequences_alone(name):

@@ -71,8 +71,8 @@ def test_parts_of_sequences_give_the_same_as_whole_ones(tmp_path):
 
 
 @pytest.mark.thorough
-def test_every_mixer_takes_parts(tmp_path):
-    assert_equal(run_apart(tmp_path / "out.json", *(f"{name}/8" for name in MIXERS)))
+def test_every_kind_of_mixer_takes_parts(tmp_path):
+    assert_equal(run_apart(tmp_path / "out.json", *(f"{name}/8" for name in KINDS)))
 
 
 @pytest.mark.slow
@@ -83,8 +83,8 @@ def test_padding_anywhere_in_the_parts_has_no_effect(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [2, 4])
-def test_every_mixer_takes_parts_over_fewer_devices(tmp_path, devices):
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_every_mixer_takes_parts(tmp_path, devices):
     kinds = ("documents", "whole") if devices == 4 else ("documents",)
     cases = [f"{name}/{devices}/{kind}" for name in MIXERS for kind in kinds]
     assert_equal(run_apart(tmp_path / "out.json", *cases))

@@ -30,6 +30,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow_cases("15")
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_program_ends_at_once_and_leaves_no_lock(tmp_path, number):

@@ -20,6 +20,7 @@ from fwpkm_jax.audit.paths import (
 )
 from fwpkm_jax.evaluation.interface import Subject
 from fwpkm_jax.evaluation.reconfigure import without_memory_layers
+from fwpkm_jax.generation.prompts import SHORT_PIECES
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.run.conversation import Conversation
@@ -91,7 +92,9 @@ def _variants(texts: Probe) -> dict[str, tuple[Variant, bool]]:
         return whole_pass(model, for_rows(memory, 1), write=write)
 
     length = texts.tokens.shape[1]
-    ends = sorted({end for place in texts.changed for end in (place, place + 1) if end < length})
+    ends = {end for place in texts.changed for end in (place, place + 1) if end < length}
+    # Parts of a prompt that are padded to the shortest size compile one program.
+    ends = sorted(ends | set(range(SHORT_PIECES[0], length, SHORT_PIECES[0])))
     found = {
         "whole pass": of_rows(whole_pass),
         "whole pass, rows that share a memory": (shared, False),

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from fwpkm_jax.core.chunks import Memory
 from fwpkm_jax.models.language_model import LanguageModel, Stream
 from fwpkm_jax.models.outputs import layer_name
+from fwpkm_jax.models.sharding import beside
 
 
 class GenerationState(NamedTuple):
@@ -88,13 +89,14 @@ def init_generation(
     )
     dtype = jnp.promote_types(model.embedding[...].dtype, jnp.float32)
     counts = jnp.zeros((batch,), jnp.int32)
-    return GenerationState(
+    state = GenerationState(
         stream=stream,
         logits=jnp.zeros((batch, model.config.vocab_size), dtype),
         finished=jnp.zeros((batch,), bool),
         num_read=counts,
         num_drawn=jnp.copy(counts),  # Donated buffers must not be the same.
     )
+    return beside(model.embedding[...], state)
 
 
 def grow(model: LanguageModel, state: GenerationState, *, max_length: int) -> GenerationState:

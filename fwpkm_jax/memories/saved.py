@@ -18,6 +18,7 @@ from fwpkm_jax.memories import file, rows, store
 from fwpkm_jax.memories.store import Description
 from fwpkm_jax.models.language_model import LanguageModel
 from fwpkm_jax.models.outputs import StreamDocument
+from fwpkm_jax.models.sharding import beside
 from fwpkm_jax.outside_files import OutsideFileError, reading, shown
 from fwpkm_jax.overlays import to_private
 from fwpkm_jax.training.runs.run_directory import differences
@@ -147,6 +148,7 @@ def load(
             )
         return _with_empty_caches(model, path, facts, arrays, max_length)
     state = _filled(_template(model, path, facts, arrays), path, arrays)
+    state = beside(model.embedding[...], state)
     return state if max_length is None else grow(model, state, max_length=max_length)
 
 

@@ -35,7 +35,7 @@ from fwpkm_jax.models.outputs import (
     StreamOutput,
     layer_name,
 )
-from fwpkm_jax.models.sharding import gathered_array
+from fwpkm_jax.models.sharding import beside, gathered_array
 from fwpkm_jax.models.stream_size import checked_start
 
 _HEAD_AXES: LogicalAxes = ("embed", "vocab")
@@ -304,7 +304,7 @@ class LanguageModel(nnx.Module):
         if self.fast_weight_layer is not None:
             vocab = self.config.vocab_size
             head = self.fast_weight_layer.init_stream(batch, vocab=vocab, dtype=dtype)
-        return Stream(memory, layers, head)
+        return beside(self.embedding[...], Stream(memory, layers, head))
 
     def stream(
         self,

@@ -8,6 +8,7 @@ import functools
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -20,6 +21,23 @@ def path_name(path: Any) -> str:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     # A Flax variable is a pytree node with one child; only some versions show the child's key.
     return name.removesuffix("/value")
+
+
+def beside(weight: jax.Array, tree: Any) -> Any:
+    """The arrays of a tree, put onto the device that a model's weights were put onto, if it is one.
+
+    Weights from a checkpoint were put onto their device (they are committed), and so is what a
+    program returns that takes them. JAX compiles a program again where arguments are put onto a
+    device that only lay there by default: a loop over a state that starts like that compiles twice.
+
+    Args:
+      weight: one of the model's; if it is traced, lies on several devices or was not put anywhere,
+        the tree stays as it is.
+      tree: a pytree of arrays; none is copied that lies there already.
+    """
+    if isinstance(weight, Tracer) or not getattr(weight, "committed", False):
+        return tree
+    return tree if len(weight.sharding.device_set) > 1 else jax.device_put(tree, weight.sharding)
 
 
 def mesh_axes(partition: Partition) -> dict[str, tuple[str, ...]]:

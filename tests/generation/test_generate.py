@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import re
 from dataclasses import replace
 
 import jax
@@ -275,6 +276,29 @@ def test_other_lengths_of_prompts_and_answers_compile_nothing(caplog):
             assert out.tokens.shape == (1, new)
             state = out.state
     assert [record.message for record in caplog.records] == []
+
+
+@pytest.mark.thorough
+def test_weights_that_were_put_onto_a_device_compile_each_program_once(caplog, tmp_path):
+    """As those of a checkpoint: what a program returns lies there, and so does the first state."""
+    config = replace(SMALL, mixers=("attention",))
+    graphdef, params = nnx.split(build(config))
+    model = nnx.merge(graphdef, jax.device_put(params, jax.devices()[0]))
+    memory = model.init_memory(jax.random.key(1), groups=1)
+    compiled, state = [], None
+    with jax.log_compiles():
+        for start in ("new", "again", "loaded"):
+            caplog.clear()
+            if start == "loaded":
+                memories.save(tmp_path, "user", state, model=model)
+                state = memories.load(tmp_path, "user", model)
+            else:
+                state = init_generation(model, memory, batch=1, max_length=64)
+            for _ in range(2):
+                state = generate(model, prompts(8), state, max_new_tokens=2, piece_length=8).state
+            found = re.findall(r"Finished XLA compilation of jit\((_prefill|decode)\)", caplog.text)
+            compiled.append(found)
+    assert compiled == [["_prefill", "decode"], [], []]
 
 
 @pytest.mark.slow

@@ -107,6 +107,7 @@ def test_no_answer_depends_on_a_later_token_and_each_depends_on_the_pairs(name):
     assert np.abs(answers(stated) - whole).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(tmp_path, capsys):
     options = [
         *("--memories", "deltanet", "--rates", 1e-2, 1e-3, "--seeds", 0, 1, "--setting", "cell"),
@@ -184,6 +185,7 @@ def test_an_epoch_goes_through_its_parts_in_turn():
         np.testing.assert_array_equal(both.reshape(8, -1), part.tokens[:8])
 
 
+@pytest.mark.slow
 def test_decays_begin_and_the_rate_rises_as_options_say(tmp_path, capsys):
     out = tmp_path / "m.jsonl"
     sizes = ("--pairs", 2, "--length", 8, "--width", 8, "--heads", 2)

@@ -213,6 +213,7 @@ def test_kernels_are_checked_side_by_side_and_verdicts_are_kept(tmp_path, monkey
     assert kernels.check_side_by_side("a GPU", run_apart) == expected
 
 
+@pytest.mark.slow
 def test_every_operation_of_a_step_has_a_kernel_on_a_gpu_and_a_check_among_those_made_ahead():
     model, size = sizes.model_of("both", "real"), SIZES["real"]
     batch = {

@@ -56,6 +56,9 @@ def tree(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow_cases(
+    "x / 3-test_marked.py -m slow-True-False", "x * 0.5-test_half.py-False-False"
+)
 @pytest.mark.parametrize(
     ("after", "test", "caught", "broken"),
     [

@@ -22,6 +22,7 @@ def test_gates_are_shown_by_kind_seed_and_step():
     assert rows == [row for kind in known for row in shown[kind]]
 
 
+@pytest.mark.slow_cases("books_tiny")
 @pytest.mark.parametrize("kind", ["books_tiny", "recall_without_memory"])
 def test_a_run_is_trained_evaluated_and_shown(kind, tmp_path, capsys):
     write_words(tmp_path)

@@ -212,6 +212,7 @@ def test_a_memory_without_reads_has_no_values(subject):
         controls.with_still_keys(other)
 
 
+@pytest.mark.slow
 def test_a_memory_with_still_keys_moves_its_values_alone(subject):
     text = jax.random.randint(jax.random.key(0), (1, 200), 32, 127)
     for one, moved in ((subject, True), (controls.with_still_keys(subject), False)):

@@ -138,7 +138,7 @@ def test_runs_of_each_kind_are_trained_asked_and_passed_over(tmp_path):
         *("--steps", 1, "--sentences", 2, "--extra", *small),
         *("--data", tmp_path, "--runs-dir", tmp_path / "runs", "--out", out),
     )
-    runs = ("fwpkm:4:0", "attention:spans:1", "matrix:1:0")
+    runs = ("fwpkm:4:0", "attention:spans:1", "matrix:1:0", "ungated:1:0")
     assert run("lab.study.lookup.__main__", "--runs", *runs, *options) == 0
     lines = result_lines(out)
     ways = [(line["kind"], line["words"], line["way"]) for line in lines]
@@ -147,12 +147,15 @@ def test_runs_of_each_kind_are_trained_asked_and_passed_over(tmp_path):
         ("fwpkm", "trained", "written"),
         ("attention", "held out", "read"),
         *(("matrix", words, "read") for words in ("held out", "trained")),
+        *(("ungated", "held out", way) for way in FWPKM_WAYS if not way.endswith("gates open")),
+        ("ungated", "trained", "written"),
     ]
     for line in lines:
         assert np.shape(line["by_book"]) == (2, 4)
         assert np.shape(line["by_sentence"]) == (2, 4)
-        assert (line["gates"] is None) == (line["kind"] != "fwpkm")
-        assert not line["way"].endswith("gates open") or line["gates"] == [1, 1, 1]
+        assert (line["gates"] is None) == (line["kind"] in ("attention", "matrix"))
+        opened = line["way"].endswith("gates open") or line["kind"] == "ungated"
+        assert not opened or line["gates"] == [1, 1, 1]
     assert run("lab.study.lookup.__main__", "--runs", *runs, *options) == 0
     assert len(result_lines(out)) == len(lines)
     elsewhere = f"1={tmp_path / 'runs' / 'fwpkm_4_1_seed0'}"

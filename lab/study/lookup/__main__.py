@@ -4,11 +4,12 @@
     python -m lab.study.lookup --runs fwpkm:64:0 attention:64:0
 
 A run is KIND:RECIPE:SEED. Kinds differ in what reaches back beyond 30 bytes: a memory layer with
-FwPKM, full attention, or a matrix memory of 72 kB. A recipe is a number of sentences, from which
-each training row draws one for its four needles, or `spans`: books of which spans of 32 to 96 bytes
-are repeated, and no needle. Every training reads as many bytes. The test is 20 sentences that no
-training has, one after the other in a row of each of the eight unseen books: four needles are
-stated in the first half and asked for in the last one. `trained` asks in sentences of training.
+FwPKM, the same without a gate, full attention, or a matrix memory of 72 kB. A recipe is a number of
+sentences, from which each training row draws one for its four needles, or `spans`: books of which
+spans of 32 to 96 bytes are repeated, and no needle. Every training reads as many bytes. The test is
+20 sentences that no training has, one after the other in a row of each of the eight unseen books:
+four needles are stated in the first half and asked for in the last one. `trained` asks in sentences
+of training.
 
 `--given 102=FOLDER` asks a model that was trained elsewhere, in so many sentences of which the
 first are those of a recipe: a run, or what `lab.study.real_size` left at the size of a rehearsal.
@@ -60,11 +61,15 @@ SIZE = (
 """Half the study's width, so that a run takes a few minutes of one core."""
 _MATRIX = {"num_key_heads": 8, "num_value_heads": 8, "key_head_dim": 48, "value_head_dim": 48}
 """A state of 8 x 48 x 48 float32 numbers, 73,728 bytes."""
+_TABLE = (
+    *("study/gdn_swa__fwpkm", "--model.fast_weight.rule.num_subkeys", "64"),
+    *("--model.fast_weight.rule.value_dim", "32"),
+)
 KINDS: dict[str, tuple[str, ...]] = {
-    "fwpkm": (
-        *("study/gdn_swa__fwpkm", "--model.fast_weight.gate_bias", "2"),
-        *("--model.fast_weight.rule.num_subkeys", "64"),
-        *("--model.fast_weight.rule.value_dim", "32"),
+    "fwpkm": (*_TABLE, "--model.fast_weight.gate_bias", "2"),
+    "ungated": (
+        *(*_TABLE, "--model.fast_weight.gate_output", "False"),
+        *("--model.fast_weight.weight_by_gate", "False"),
     ),
     "attention": ("study/gdn_swa", "--model.mixers", "gdn", "swa", "attention"),
     "matrix": (
@@ -77,8 +82,9 @@ SPANS = "spans"
 """The recipe without sentences."""
 ORDER = (
     *("fwpkm:64:0", "fwpkm:1:0", "attention:64:0", "matrix:64:0", "fwpkm:16:0", "fwpkm:spans:0"),
-    *("fwpkm:4:0", "attention:1:0", "matrix:1:0", "attention:spans:0", "matrix:spans:0"),
-    *("fwpkm:64:1", "fwpkm:64:2", "fwpkm:16:1", "fwpkm:16:2"),
+    *("fwpkm:4:0", "attention:1:0", "matrix:1:0", "ungated:64:0", "ungated:1:0", "ungated:16:0"),
+    *("fwpkm:16:1", "fwpkm:16:2", "fwpkm:64:1", "fwpkm:64:2", "ungated:spans:0", "ungated:4:0"),
+    *("attention:spans:0", "matrix:spans:0"),
     *(f"{kind}:{recipe}:0" for recipe in ("16", "4") for kind in ("attention", "matrix")),
 )
 """All runs, those that say most first."""

@@ -46,7 +46,8 @@ class Way(NamedTuple):
 def ways_of(subject: Subject, *, books: int, neighbours: bool) -> dict[str, Way]:
     """The ways to read, by name: `read` alone for a model without memory layers.
 
-    With memory layers: written, frozen, written with all gates open, and neighbours both ways.
+    With memory layers: written, frozen, written with all gates open, and neighbours both ways;
+    without gates there is nothing to open.
 
     Args:
       subject: a trained model; with a memory each row starts from the one that training left.
@@ -59,7 +60,9 @@ def ways_of(subject: Subject, *, books: int, neighbours: bool) -> dict[str, Way]
         return {"read": Way(model, {}, True)}
     memory = jax.tree.map(lambda x: jnp.repeat(x[:1], books, axis=0), subject.memory)
     found = {"written": Way(model, memory, True), "frozen": Way(model, memory, False)}
-    found["gates open"] = Way(with_open_gates(model), memory, True)
+    gated = model.config.fast_weight.has_gate
+    if gated:
+        found["gates open"] = Way(with_open_gates(model), memory, True)
     if neighbours:
         weights = model.config.fast_weight
         rule = NearestNeighbours(
@@ -71,9 +74,9 @@ def ways_of(subject: Subject, *, books: int, neighbours: bool) -> dict[str, Way]
         empty = jax.vmap(rule.init)(jax.random.split(jax.random.key(0), books))
         memory = dict.fromkeys(subject.memory, empty)
         found["neighbours"] = Way(reconfigure(model, config), memory, True)
-        found["neighbours, gates open"] = Way(
-            with_open_gates(found["neighbours"].model), memory, True
-        )
+        if gated:
+            opened = with_open_gates(found["neighbours"].model)
+            found["neighbours, gates open"] = Way(opened, memory, True)
     return found
 
 

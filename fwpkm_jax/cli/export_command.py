@@ -13,12 +13,15 @@ from typing import Annotated, Literal
 
 import tyro
 
+from fwpkm_jax.addresses import address_of
 from fwpkm_jax.cli.options import CheckpointOptions, FolderArgument, RunArgument, parse_options
 from fwpkm_jax.command_line import report, say_error
 from fwpkm_jax.interchange import export_run
 from fwpkm_jax.interchange.hf import export_model, push_model
+from fwpkm_jax.store_folders import made_in
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
 from fwpkm_jax.training.runs.mirror import run_folder
+from fwpkm_jax.whole_files import check_local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,7 @@ class ExportOptions(CheckpointOptions):
     run: RunArgument
     """Run directory."""
     folder: FolderArgument
-    """Folder to create."""
+    """Folder to create. It may lie in a bucket."""
     memories: Literal["all", "first"] = "all"
     """all: every memory of the run. first: one, from which all groups of an import start."""
 
@@ -43,7 +46,7 @@ class ExportHF(CheckpointOptions):
     run: RunArgument
     """Run directory."""
     folder: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="FOLDER")] = None
-    """Folder to create. It may be left out with --push."""
+    """Folder to create. It may lie in a bucket, and may be left out with --push."""
     push: str | None = None
     """owner/name on the hub, which gets the folder as one commit, with a card written from the
     run's results. The repository is made if it is not there."""
@@ -56,7 +59,9 @@ class ExportHF(CheckpointOptions):
         with run_folder(self.run) as run:
             if self.push is None:
                 assert self.folder is not None
-                return str(export_model(run, self.folder, step=self.step, weights=self.weights))
+                with made_in(self.folder) as folder:
+                    export_model(run, folder, step=self.step, weights=self.weights)
+                return address_of(self.folder)
             return push_model(
                 run,
                 self.push,
@@ -74,20 +79,22 @@ def main(arguments: Sequence[str], program: str = "fwpkm export") -> int:
         if arguments[:1] == ["hf"]:
             program = f"{program} hf"
             empty = ExportHF(run=Path())
-            options = parse_options(arguments[1:], program, empty, addresses=("run",))
+            options = parse_options(arguments[1:], program, empty, addresses=("run", "folder"))
+            if options.push is not None and options.folder is not None:
+                check_local(options.folder, "folder")
             print(f"wrote {options.export()}")
         else:
             options = ExportOptions(run=Path(), folder=Path())
-            options = parse_options(arguments, program, options, addresses=("run",))
-            with run_folder(options.run) as run:
-                folder = export_run(
+            options = parse_options(arguments, program, options, addresses=("run", "folder"))
+            with run_folder(options.run) as run, made_in(options.folder) as folder:
+                export_run(
                     run,
-                    options.folder,
+                    folder,
                     step=options.step,
                     weights=options.weights,
                     memories=options.memories,
                 )
-            print(f"wrote {folder}")
+            print(f"wrote {address_of(options.folder)}")
     except (ValueError, OSError, ImportError) as error:
         return report(program, error)
     except DamagedCheckpointError as error:

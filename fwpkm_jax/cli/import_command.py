@@ -12,12 +12,15 @@ from typing import Annotated
 
 import tyro
 
+from fwpkm_jax.addresses import address_of
 from fwpkm_jax.cli.options import FolderArgument, PluginOptions, RunArgument, parse_options
 from fwpkm_jax.command_line import report
 from fwpkm_jax.interchange import import_release, read_folder, start_run
 from fwpkm_jax.interchange.hf import import_model
 from fwpkm_jax.interchange.hf.model_folder import ParameterDtype
 from fwpkm_jax.layers.partition import MeshConfig
+from fwpkm_jax.store_folders import fetched
+from fwpkm_jax.training.runs.mirror import new_run_folder
 from fwpkm_jax.typed_options import split_subcommand
 
 
@@ -26,13 +29,14 @@ class ImportWeights(PluginOptions):
     """Starts a run from a folder that `fwpkm export` wrote."""
 
     folder: FolderArgument
-    """The exported folder."""
+    """The exported folder. It may lie in a bucket."""
     run: RunArgument
-    """New run directory."""
+    """New run directory. It may lie in a bucket."""
 
-    def start(self) -> Path:
-        experiment, weights = read_folder(self.folder)
-        return start_run(replace(experiment, run_dir=str(self.run)), weights)
+    def start(self, run: Path) -> None:
+        with fetched(self.folder) as folder:
+            experiment, weights = read_folder(folder)
+            start_run(replace(experiment, run_dir=str(run)), weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +56,8 @@ class ImportRelease(PluginOptions):
     """Branch, tag or commit of a model on the hub. None: its main branch. The run keeps the
     commit."""
 
-    def start(self) -> Path:
-        return import_release(self.checkpoint, self.run, config=self.config, revision=self.revision)
+    def start(self, run: Path) -> None:
+        import_release(self.checkpoint, run, config=self.config, revision=self.revision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +67,8 @@ class ImportHF:
     part."""
 
     folder: FolderArgument
-    """The folder, with config.json and safetensors files; or owner/name of a model on the Hugging
-    Face Hub, which is fetched into its client's cache."""
+    """The folder, with config.json and safetensors files, also in a bucket; or owner/name of a
+    model on the Hugging Face Hub, which is fetched into its client's cache."""
     run: RunArgument
     """New run directory."""
     revision: str | None = None
@@ -75,10 +79,9 @@ class ImportHF:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     """The devices that the weights are read onto; each device reads its part only."""
 
-    def start(self) -> Path:
-        return import_model(
-            self.folder, self.run, dtype=self.dtype, mesh=self.mesh, revision=self.revision
-        )
+    def start(self, run: Path) -> None:
+        with fetched(self.folder) as folder:
+            import_model(folder, run, dtype=self.dtype, mesh=self.mesh, revision=self.revision)
 
 
 _SOURCES = {
@@ -87,6 +90,9 @@ _SOURCES = {
     "hf": ImportHF(folder=Path(), run=Path()),
 }
 """What can be imported, by the name of its subcommand, with values that are not used."""
+
+_ADDRESSES = {"weights": ("folder", "run"), "release": (), "hf": ("folder",)}
+"""What may lie in a bucket. The runs of others name the path at which they keep their tokenizer."""
 
 _Source = (
     Annotated[ImportWeights, tyro.conf.subcommand("weights")]
@@ -101,8 +107,12 @@ def main(arguments: Sequence[str], program: str = "fwpkm import") -> int:
         if arguments[:1] in (["-h"], ["--help"]):  # Lists the subcommands.
             tyro.cli(_Source, args=list(arguments), prog=program)  # pyright: ignore
         name, others = split_subcommand(arguments, _SOURCES, program=program)
-        source = parse_options(others, f"{program} {name}", _SOURCES[name])
-        print(f"wrote {source.start()}")
+        source = parse_options(
+            others, f"{program} {name}", _SOURCES[name], addresses=_ADDRESSES[name]
+        )
+        with new_run_folder(source.run) as run:
+            source.start(run)
+        print(f"wrote {address_of(source.run)}")
     except (ValueError, OSError, ImportError) as error:
         return report(program, error)
     return 0

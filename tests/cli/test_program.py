@@ -64,7 +64,7 @@ def test_an_unknown_command_gets_the_nearest_name(capsys):
         ("export r", "FOLDER is missing: Folder to create."),
         ("import", "a command is missing: weights, release or hf; fwpkm import --help explains"),
         ("import hfx a", "'hfx' is none of weights, release, hf; the nearest name is hf."),
-        ("import hf", "FOLDER is missing: The folder, with config.json and safetensors files; or"),
+        ("import hf", "FOLDER is missing: The folder, with config.json and safetensors files"),
         ("import hf a r --dtpye x", "--dtpye is not an option; the nearest name is --dtype."),
         ("import hf a r --dtype int8", "--dtype is 'int8'; it takes None, bfloat16 or float32."),
     ],

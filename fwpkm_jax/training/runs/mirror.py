@@ -242,6 +242,15 @@ class Mirror:
             self._lock.release()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def abandon(self) -> None:
+        """Gives the lock back and removes the folder, without writing what is left."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._lock is not None:
+            self._lock.release()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
 
 @contextmanager
 def local_copy(address: str) -> Iterator[Path]:
@@ -276,6 +285,32 @@ def run_folder(run_dir: str | Path) -> Iterator[Path]:
         return
     with local_copy(str(run_dir)) as folder:
         yield folder
+
+
+@contextmanager
+def new_run_folder(run_dir: str | Path) -> Iterator[Path]:
+    """The path at which the body makes a run: `run_dir`, or a place from which it goes to a bucket.
+
+    A body that raises leaves nothing in the bucket.
+
+    Raises:
+      ValueError: the bucket holds objects there, or another session makes a run there.
+      OSError: the store cannot be asked.
+    """
+    if scheme_of(run_dir) is None:
+        yield Path(run_dir)
+        return
+    mirror = Mirror(str(run_dir))
+    try:
+        if mirror.store.sizes():
+            raise ValueError(f"{mirror.store} is not empty; choose another run directory.")
+        mirror.claim()
+        mirror.folder.rmdir()  # The body makes it.
+        yield mirror.folder
+    except BaseException:
+        mirror.abandon()
+        raise
+    mirror.close()
 
 
 def _signature(file: Path) -> tuple[int, int]:

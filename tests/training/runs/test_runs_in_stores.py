@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 
 from fwpkm_jax.cli import main
+from fwpkm_jax.interchange import start_run
+from fwpkm_jax.interchange.weights import Weights
 from fwpkm_jax.run import load_run
 from fwpkm_jax.run.train import resume_experiment, train
 from fwpkm_jax.stores import Store
 from fwpkm_jax.training.runs import store_lock
 from fwpkm_jax.training.runs.lock import RunInUseError
 from fwpkm_jax.training.runs.store_lock import StoreLock
+from fwpkm_jax.training.state import init_state
 from tests.training.runs.stores import KINDS, a_store
 from tests.training.tiny_config import get_config
 
@@ -84,18 +87,65 @@ def test_a_run_that_was_stopped_and_continued_in_a_bucket_is_that_of_a_disk(
 def test_the_pages_commands_run(tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[3] / "docs" / "howto" / "buckets.md").read_text()
     commands = re.search(r"```bash\n(.*?)```", page, re.DOTALL)[1].strip().splitlines()
-    assert len(commands) == 5
+    assert len(commands) == 6
     monkeypatch.chdir(tmp_path)
     small = "--training.steps 2 --training.batch_size 2 --training.memory.groups 2 --data.length 64"
     small += " --model.fast_weight.chunk_size 32 --data.num_facts 4"
     small += " --data.min_distance 16 --data.num_valid 4"
     with a_store("memory", monkeypatch):
         for number, command in enumerate(commands):
-            arguments = command.replace("s3://BUCKET/runs", "memory://bucket").split()[1:]
+            arguments = command.replace("s3://BUCKET", "memory://bucket").split()[1:]
             assert main([*arguments, *(small.split() if number == 0 else [])]) == 0
-        assert "results/report.html" in Store("memory://bucket/mine").sizes()
-    assert "memory://bucket/mine has finished its 2 steps" in capsys.readouterr().out
-    assert (tmp_path / "exported" / "config.json").exists()
+        assert "results/report.html" in Store("memory://bucket/runs/mine").sizes()
+        again = load_run("memory://bucket/runs/again")
+        assert_same(again.params, load_run("memory://bucket/runs/mine").params)
+    assert "memory://bucket/runs/mine has finished its 2 steps" in capsys.readouterr().out
+
+
+@pytest.mark.thorough
+def test_exports_and_imports_lie_in_buckets(tmp_path, monkeypatch, capsys):
+    """From a run to a bucket and to a run in one: the same weights, and none half-written."""
+    run, taken = tmp_path / "run", "memory://bucket/taken"
+    experiment = experiment_of(run)
+    init = init_state(experiment.model, memory=experiment.training.memory, optimizer=None, seed=3)
+    start_run(experiment, Weights(init.params, init.memory))
+    exported, imported = "memory://bucket/exported", "memory://bucket/runs/imported"
+    with a_store("memory", monkeypatch):
+        assert main(["export", str(run), exported]) == 0
+        assert capsys.readouterr().out == f"wrote {exported}\n"
+        names = Store(exported).sizes()
+        assert {"config.json", "weights.safetensors"} <= set(names)
+        assert main(["import", "weights", exported, imported]) == 0
+        assert capsys.readouterr().out == f"wrote {imported}\n"
+        assert "lock" not in Store(imported).sizes()
+        assert_same(load_run(imported).params, init.params)
+        assert_same(load_run(imported).memory, init.memory)
+
+        # The last object of an upload makes it whole.
+        uploaded = []
+
+        def upload(self, file, name, whole=Store.upload):
+            if len(uploaded) == len(names) - 1:
+                raise OSError("The cable was pulled.")
+            uploaded.append(name)
+            whole(self, file, name)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Store, "upload", upload)
+            assert main(["export", str(run), taken]) == 1
+        assert set(Store(taken).sizes()) == set(uploaded) == set(names) - {"config.json"}
+        for command, message in (
+            (["import", "weights", taken, str(tmp_path / "new")], "holds no whole folder"),
+            (["export", str(run), taken], f"{taken} exists; choose another name."),
+            (["import", "weights", exported, imported], f"{imported} is not empty"),
+            (["import", "hf", str(tmp_path), imported], "mount the bucket"),
+        ):
+            capsys.readouterr()
+            assert main(command) == 2
+            assert message in capsys.readouterr().err
+        before = Store(imported).sizes()
+        assert load_run(imported).step == 0
+        assert Store(imported).sizes() == before
 
 
 def test_a_run_in_use_is_refused_before_anything_is_compiled(monkeypatch):

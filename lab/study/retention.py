@@ -37,7 +37,9 @@ from fwpkm_jax.models.language_model import LanguageModel, Memory
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run import Run, load_run
 from lab.comparison.small_decoders import Lines
-from lab.study.retention_domains import domains_kept, orders
+from lab.study.lookup.evaluation import with_open_gates
+from lab.study.lookup.neighbours import with_neighbours
+from lab.study.retention_domains import domains_kept, orders, without
 from lab.study.retention_facts import FactsPlan, facts_kept, facts_texts, read_facts
 from lab.study.retention_tables import (
     cost_table,
@@ -67,6 +69,13 @@ class Method:
     retention: Retention | None = None
     inner_steps: int | None = None
     """Value steps per chunk; None: as the run was trained."""
+    neighbours: int | None = None
+    """Tokens of an exact store that is read in the table's place, empty at first; no table is
+    written. None: the table."""
+    keep: Literal["last", "strongest"] = "last"
+    """Which of more tokens such a store keeps: the last ones, or those that replay keeps."""
+    open_gates: bool = False
+    """Whether all gates are 1 when such a store is read."""
 
 
 def _still(**retention: Any) -> Method:
@@ -91,8 +100,14 @@ METHODS: dict[str, Method] = {
     "keys still, relocation 1, replay 2048, 4 inner steps": replace(
         _still(relocation=1.0, replay=2048), inner_steps=4
     ),
+    "neighbours, last 512": Method(neighbours=512),
+    "neighbours, last 2048": Method(neighbours=2048),
+    "neighbours, all": Method(neighbours=32768),
+    "neighbours, strongest 512": Method(neighbours=512, keep="strongest"),
+    "neighbours, strongest 2048": Method(neighbours=2048, keep="strongest"),
+    "neighbours, all, gates open": Method(neighbours=32768, open_gates=True),
 }
-"""Ways to write that lower what is forgotten, and their controls; lines have more."""
+"""Ways to write that lower what is forgotten, their controls, and exact stores; lines have more."""
 CONTROL = ("plain", "step 0.5", "step 0.25")
 
 
@@ -108,6 +123,9 @@ class Options:
     """What to measure."""
     orders: tuple[str, ...] = tuple(orders(DOMAINS))
     """Orders of the domains."""
+    unread: tuple[str, ...] = ()
+    """Domains that are left out of the orders, one at a time, and measured all the same: the
+    control. None: every domain is read."""
     data: Path = DATA / "domains"
     """Folder that holds one folder per domain."""
     text: Path = EXCERPTS
@@ -141,7 +159,15 @@ class Options:
 
 
 def written_so(run: Run, method: Method) -> tuple[LanguageModel, Memory]:
-    """A run's model with another way to write, and its memory with the history that this needs."""
+    """A run's model with another way to write, and its memory with the history that this needs.
+
+    With neighbours, empty stores take the place of the memory that training left.
+    """
+    if method.neighbours is not None:
+        model, memory = with_neighbours(
+            run.model, run.memory, capacity=method.neighbours, keep=method.keep
+        )
+        return (with_open_gates(model) if method.open_gates else model), memory
     rule = run.model.config.fast_weight.rule
     assert isinstance(rule, FwPKM)
     assert rule.value_step is None
@@ -153,6 +179,11 @@ def written_so(run: Run, method: Method) -> tuple[LanguageModel, Memory]:
         inner_steps=rule.inner_steps if method.inner_steps is None else method.inner_steps,
     )
     return with_rule(run.model, run.memory, rule)
+
+
+def reader_of(run: Run, method: Method) -> LanguageModel:
+    """What reads a memory that is written that way: all tables are read by the same program."""
+    return written_so(run, METHODS["plain"] if method.neighbours is None else method)[0]
 
 
 class Facts:
@@ -179,19 +210,24 @@ class Facts:
         """What the run keeps of facts with that write."""
         model, memory = written_so(self._run, method)
         texts = (self._texts, self._read, self._tokenizer, self._plan)
-        found = facts_kept(self._reader, model, memory, *texts)
+        reader = self._reader if method.neighbours is None else model
+        found = facts_kept(reader, model, memory, *texts)
         return {"facts": found, "settings": asdict(self._plan)}
 
 
 def domains_line(run: Run, method: Method, order: Sequence[str], options: Options) -> Line:
-    """What a run with that write gains from domains in an order, and loses again."""
+    """What a run with that write gains from domains in an order, and loses again.
+
+    Domains that are not in the order are measured unread.
+    """
     text = run.experiment.data
     assert isinstance(text, TextData)
     model, memory = written_so(run, method)
-    domains = read_domains([f"{name}={options.data / name}" for name in order], text)
-    reader = written_so(run, METHODS["plain"])[0]
+    unread = [name for name in DOMAINS if name not in order]
+    domains = read_domains([f"{name}={options.data / name}" for name in (*order, *unread)], text)
+    read, never = domains[: len(order)], domains[len(order) :]
     sizes = {"batches": options.batches, "eval_batches": options.eval_batches}
-    found = domains_kept(reader, model, memory, domains, **sizes)
+    found = domains_kept(reader_of(run, method), model, memory, read, never, **sizes)
     return {"change": found, "settings": sizes}
 
 
@@ -206,7 +242,7 @@ def text_line(run: Run, method: Method, options: Options) -> Line:
 
 
 def cost_line(run: Run, method: Method, options: Options) -> Line:
-    """CPU time to read and write eight rows into one memory, and the bytes of its history."""
+    """CPU time to read and write eight rows into one memory, and its history's or store's bytes."""
     text = run.experiment.data
     assert isinstance(text, TextData)
     model, memory = written_so(run, method)
@@ -220,7 +256,8 @@ def cost_line(run: Run, method: Method, options: Options) -> Line:
         memory, _ = write_rows(graphdef, params, memory, tokens, fast_weight_dtype="float32")
         jax.block_until_ready(memory)
         seconds.append(time.process_time() - began)
-    history = jax.tree.leaves({layer: one.history for layer, one in memory.items()})
+    # A store is all history.
+    history = jax.tree.leaves([getattr(one, "history", one) for one in memory.values()])
     return {
         "cpu_milliseconds": round(1e3 * min(seconds[1:]), 2),
         "history_bytes": sum(leaf.nbytes for leaf in history),
@@ -237,15 +274,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parse(Options, argv, description=__doc__)
     lines = Lines(options.out)
     named = orders(DOMAINS)
-    for option, known in (("methods", METHODS), ("orders", named)):
+    for option, known in (("methods", METHODS), ("orders", named), ("unread", DOMAINS)):
         if unknown := [name for name in getattr(options, option) if name not in known]:
             raise SystemExit(f"--{option}: {unknown} are none of {tuple(known)}.")
+    named = {name: named[name] for name in options.orders}
+    if options.unread:
+        named = {k: v for unread in options.unread for k, v in without(named, unread).items()}
     for path in () if options.tables else options.runs:
         run, facts = load_run(path), None
         for name in options.methods:
             asked: list[tuple[str, str | None]] = []
             for measure in options.measures:
-                orders_of = options.orders if measure == "domains" else (None,)
+                orders_of = tuple(named) if measure == "domains" else (None,)
                 asked += [(measure, order) for order in orders_of]
             for measure, order in asked:
                 what = {"measure": measure, "run": path.name, "method": name, "order": order}

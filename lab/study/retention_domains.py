@@ -27,11 +27,20 @@ def orders(domains: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return {"given": given, "backwards": given[::-1], "mixed": given[1::2] + given[::2]}
 
 
+def without(named: dict[str, tuple[str, ...]], unread: str) -> dict[str, tuple[str, ...]]:
+    """Orders that leave a domain out, under names that say so."""
+    return {
+        f"{name} without {unread}": tuple(domain for domain in order if domain != unread)
+        for name, order in named.items()
+    }
+
+
 def domains_kept(
     reader: LanguageModel,
     writer: LanguageModel,
     memory: Memory,
     domains: Sequence[Domain],
+    unread: Sequence[Domain] = (),
     *,
     batches: int,
     eval_batches: int,
@@ -43,10 +52,11 @@ def domains_kept(
     writing disabled, so a change is a difference within each row.
 
     Args:
-      reader: the model with the plain write, which evaluates.
+      reader: the model with the plain write, which evaluates; of exact stores the writer.
       writer: the model with the write that is measured.
       memory: what that write starts from, leaves `[groups, ...]`.
       domains: in reading order.
+      unread: domains that are never read, the control.
       batches: rows for each group read of each domain at most.
       eval_batches: rows for each group evaluated of each domain at most.
 
@@ -64,6 +74,7 @@ def domains_kept(
     return changes_by_domain(
         jax.tree.map(jnp.copy, memory),  # Its buffers are donated.
         domains,
+        unread,
         read=read,
         losses=lambda memory, batch: losses(without_history(memory), batch),
         groups=jax.tree.leaves(memory)[0].shape[0],
@@ -75,6 +86,7 @@ def domains_kept(
 def changes_by_domain(
     state: State,
     domains: Sequence[Domain],
+    unread: Sequence[Domain] = (),
     *,
     read: Callable[[State, Rows], State],
     losses: Callable[[State, np.ndarray], jax.Array],
@@ -87,6 +99,7 @@ def changes_by_domain(
     Args:
       state: what changes while text is read.
       domains: in reading order.
+      unread: domains that are evaluated after each of these and never read.
       read: the state after a domain's batches of rows, each int `[groups, length + 1]`.
       losses: of a batch's rows in nats, `[groups]`.
       groups: rows of a batch.
@@ -97,7 +110,8 @@ def changes_by_domain(
       `bytes`, read of each domain; by domain, in that order, `own`, the change right after it was
       read; `end`, after all; `forgetting`, end minus own, without the last domain, which nothing
       follows; each as [mean, low, high] with a 95 % interval over rows. `adaptation` and
-      `forgetting_mean` are over all rows.
+      `forgetting_mean` are over all rows. `unread` has the names of the unread domains, and
+      `unread_changes` for each of them a list like `own`: its change after each domain was read.
     """
 
     def loss(domain: Domain) -> np.ndarray:
@@ -105,12 +119,16 @@ def changes_by_domain(
         return np.concatenate(jax.device_get(found))
 
     before = [loss(domain) for domain in domains]
+    unread_before = [loss(domain) for domain in unread]
     own, sizes = [], []
+    changes: list[list[list[float]]] = [[] for _ in unread]
     for domain, start in zip(domains, before, strict=True):
         rows = list(_batches(domain.adapt, batches, groups))
         state = read(state, rows)
         own.append(loss(domain) - start)
         sizes.append(sum(batch[:, 1:].size for batch in rows))
+        for of_domain, other, first in zip(changes, unread, unread_before, strict=True):
+            of_domain.append(over_rows(loss(other) - first))
     end = [loss(domain) - start for domain, start in zip(domains, before, strict=True)]
     lost = [after - just for just, after in zip(own[:-1], end[:-1], strict=True)]
     return {
@@ -121,6 +139,8 @@ def changes_by_domain(
         "forgetting": [over_rows(change) for change in lost],
         "adaptation": over_rows(np.concatenate(own)),
         "forgetting_mean": over_rows(np.concatenate(lost)),
+        "unread": [domain.name for domain in unread],
+        "unread_changes": changes,
     }
 
 

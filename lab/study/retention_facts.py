@@ -146,7 +146,7 @@ def facts_kept(
     evaluation's mode `paper`. Questions are not written.
 
     Args:
-      reader: the model with the plain write, which answers.
+      reader: the model with the plain write, which answers; of exact stores the writer.
       writer: the model with the write that is measured.
       memory: what that write starts from, leaves `[groups, ...]`; every person has a copy of the
         first group.
@@ -223,8 +223,11 @@ def ask(
 
 
 def without_history(memory: Memory) -> Memory:
-    """The memory as the plain write has it."""
-    return {layer: one._replace(history=None) for layer, one in memory.items()}
+    """The memory as the plain write has it; an exact store as it is."""
+    return {
+        layer: one._replace(history=None) if hasattr(one, "history") else one
+        for layer, one in memory.items()
+    }
 
 
 def opened(model: LanguageModel, memory: Memory, longest: int) -> Any:

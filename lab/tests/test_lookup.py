@@ -1,5 +1,6 @@
 """The study of lookup in other words: its sentences, its rivals, how answers are counted."""
 
+import dataclasses
 import itertools
 import json
 
@@ -93,8 +94,10 @@ def test_neighbours_read_the_value_of_the_nearest_query_and_forget_the_oldest():
     assert rule.read(memory, near)[0][4] == 5
     memory = rule.step(memory, chunk(slice(4, 5))).memory  # Takes the place of the first one.
     assert rule.read(memory, near)[0][0] == 2
-    with pytest.raises(ValueError, match="A chunk has 5 tokens; raise capacity=4"):
-        rule.step(memory, chunk(slice(0, 5)))
+    # Of a longer chunk the last three stay, wherever they stand.
+    small = dataclasses.replace(rule, capacity=3)
+    memory = small.step(small.init(jax.random.key(0)), chunk(slice(0, 5))).memory
+    np.testing.assert_array_equal(small.read(memory, keys)[0][:, 0], [2, 2, 4, 4, 5])
 
 
 @pytest.mark.thorough

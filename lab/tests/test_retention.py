@@ -5,13 +5,18 @@ import json
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
 
+from fwpkm_jax.core.streams.queue import Pending
 from fwpkm_jax.data import TextData
+from fwpkm_jax.evaluation.continual.domains import read_domains
+from fwpkm_jax.generation import init_generation
 from fwpkm_jax.rules import FwPKM
 from fwpkm_jax.run import Run
 from fwpkm_jax.training.state import init_state, model_graph
-from lab.study import retention, retention_domains, retention_tables
+from lab.study import retention, retention_domains, retention_facts, retention_tables
 from tests.benchmarks.programs import result_lines, run
 from tests.training.tiny_config import get_config
 
@@ -47,6 +52,8 @@ def test_each_write_has_the_runs_weights_and_what_it_remembers(made_up):
     assert isinstance(plain, FwPKM)
     read_with = set()
     for method in retention.METHODS.values():
+        if method.neighbours is not None:
+            continue
         model, memory = retention.written_so(made_up, method)
         rule = model.config.fast_weight.rule
         assert isinstance(rule, FwPKM)
@@ -67,10 +74,73 @@ def test_each_write_has_the_runs_weights_and_what_it_remembers(made_up):
         assert jax.tree.structure(written) == jax.tree.structure(memory)
 
 
+def test_a_store_answers_what_was_told_after_other_text_while_it_holds_it(made_up):
+    made_up, _ = made_up
+    draw = np.random.default_rng(0)
+
+    def layers_of(state, layer):
+        """Twelve tokens of two people that wait, eleven of them with a target."""
+        one = state.stream.layers[layer]
+        signals = jax.tree.map(lambda x: jnp.asarray(draw.random(x.shape)), one.pending.tokens)
+        signals = signals._replace(mask=jnp.ones_like(signals.mask))
+        pending = Pending(signals, jnp.full_like(one.pending.num_waiting, 12))
+        return {**state.stream.layers, layer: one._replace(pending=pending)}
+
+    model, memory = retention.written_so(made_up, retention.Method(neighbours=64))
+    (layer,) = memory
+    state = init_generation(model, memory, batch=2, max_length=12, max_chunk_size=11)
+    told, other = layers_of(state, layer), layers_of(state, layer)
+    signals = told[layer].pending.tokens
+    weight = np.concatenate([x[layer].pending.tokens.gate[:, 0, :11] for x in (told, other)], 1)
+    strongest = (np.argsort(np.argsort(-weight))[:, :11] < 16).sum(axis=1)
+
+    def answered(keep, tokens):
+        """How many of each person's eleven answers are right, told and after other text."""
+        method = retention.Method(neighbours=tokens, keep=keep)
+        model, memory = retention.written_so(made_up, method)
+        rule = model.config.fast_weight.rule
+        for layers in (told, other):
+            memory = retention_facts.write_facts(*nnx.split(model), memory, layers)
+            found = jax.vmap(lambda *x: rule.read(*x)[0])(memory[layer], signals.query[:, 0])
+            right = np.isclose(found[:, :11], signals.value[:, 0, 1:12], atol=1e-6).all(axis=-1)
+            yield right.sum(axis=1).tolist()
+
+    assert list(answered("last", 64)) == [[11, 11], [11, 11]]
+    assert list(answered("strongest", 16)) == [[11, 11], strongest.tolist()]
+    assert strongest.min() > 5
+    assert strongest.max() < 11
+
+
 def test_orders_hold_every_domain_once_and_end_differently():
     orders = retention_domains.orders(retention.DOMAINS)
     assert all(sorted(order) == sorted(retention.DOMAINS) for order in orders.values())
     assert len({order[-1] for order in orders.values()}) == len(orders)
+
+
+def test_an_unread_domain_changes_by_what_reading_others_gives(made_up):
+    made_up, texts = made_up
+    one, two, three = read_domains(
+        [f"{name}={texts / name}" for name in DOMAINS], made_up.experiment.data
+    )
+    letter = {tuple(x.evaluate.rows[0]["tokens"][:4]): x.name for x in (one, two, three)}
+    found = retention_domains.changes_by_domain(
+        (),
+        [one, three],
+        [two],
+        # Each domain lowers every loss by 0.25, and that of its own rows by 1 more.
+        read=lambda state, rows: (*state, letter[tuple(rows[0][0][:4])]),
+        losses=lambda state, batch: np.full(
+            len(batch), 4 - 0.25 * len(state) - (letter[tuple(batch[0][:4])] in state)
+        ),
+        groups=2,
+        batches=1,
+        eval_batches=1,
+    )
+    assert found["domains"] == ["one", "three"]
+    assert [x[0] for x in found["own"]] == [-1.25, -1.5]
+    assert [x[0] for x in found["end"]] == [-1.5, -1.5]
+    assert found["unread"] == ["two"]
+    assert found["unread_changes"] == [[[-0.25] * 3, [-0.5] * 3]]
 
 
 def facts_line(run, method, exact, right):
@@ -175,7 +245,7 @@ def test_tables_without_a_plain_write_say_what_to_measure(tmp_path):
         run("lab.study.retention", "--tables", "--out", out)
 
 
-@pytest.mark.parametrize("option", ["methods", "orders"])
+@pytest.mark.parametrize("option", ["methods", "orders", "unread"])
 def test_an_unknown_name_is_refused_before_a_run_is_loaded(option, tmp_path):
     with pytest.raises(SystemExit, match=rf"--{option}: \['none'\] are none of \("):
         run("lab.study.retention", f"--{option}", "none", "--out", tmp_path / "lines.jsonl")
@@ -191,6 +261,7 @@ def test_runs_are_measured_with_each_write_once(made_up, tmp_path, monkeypatch, 
         *("--runs", "runs/made_up", "--methods", "plain", sparing, "--data", texts, "--out", out),
         *("--measures", "facts", "domains", "text", "cost", "--text", texts / "books.jsonl"),
         *("--turns", 1, "--orders", "backwards", "--batches", 2),
+        *("--unread", "two"),
         *("--eval-batches", 2, "--people", 2, "--words", 8, "--readings", 2, "--pieces", 1, 2),
         *("--other-facts", 2, "--length", 20, "--seed", 1, "--image", tmp_path / "picture.png"),
     )
@@ -203,7 +274,10 @@ def test_runs_are_measured_with_each_write_once(made_up, tmp_path, monkeypatch, 
     assert [(x["method"], x["measure"], x["order"]) for x in lines] == [
         (method, *measure)
         for method in ("plain", sparing)
-        for measure in (("facts", None), ("domains", "backwards"), ("text", None), ("cost", None))
+        for measure in (
+            *(("facts", None), ("domains", "backwards without two"), ("text", None)),
+            ("cost", None),
+        )
     ]
     assert lines[3]["history_bytes"] == 0 < lines[7]["history_bytes"]
     for text in (lines[2]["text"], lines[6]["text"]):
@@ -216,11 +290,14 @@ def test_runs_are_measured_with_each_write_once(made_up, tmp_path, monkeypatch, 
         assert all(answers["questions"] == 10 for answers in facts.values())
         assert all(len(answers["right"]) == 2 for answers in facts.values())
     change = lines[1]["change"]
-    assert change["domains"] == ["three", "two", "one"]
+    assert change["domains"] == ["three", "one"]
     groups = jax.tree.leaves(made_up.memory)[0].shape[0]
-    assert change["bytes"] == [2 * groups * 16] * 3
-    assert len(change["own"]) == 3
-    assert len(change["forgetting"]) == 2
+    assert change["bytes"] == [2 * groups * 16] * 2
+    assert len(change["own"]) == 2
+    assert len(change["forgetting"]) == 1
+    assert change["unread"] == ["two"]
+    ((first, second),) = change["unread_changes"]
+    assert 0 != first[0] != second[0] != 0
     gain, end, lost = (change[name][0][0] for name in ("own", "end", "forgetting"))
     assert gain != 0
     assert abs(end - gain - lost) < 2e-6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -12,9 +11,8 @@ import numpy as np
 from flax import nnx
 
 from fwpkm_jax.evaluation import Subject
-from fwpkm_jax.evaluation.reconfigure import reconfigure
 from fwpkm_jax.models.language_model import LanguageModel
-from lab.study.lookup.neighbours import NearestNeighbours
+from lab.study.lookup.neighbours import with_neighbours
 from lab.study.lookup.texts import DIGITS, Questions, questions
 
 _OPEN = 30.0
@@ -64,19 +62,10 @@ def ways_of(subject: Subject, *, books: int, neighbours: bool) -> dict[str, Way]
     if gated:
         found["gates open"] = Way(with_open_gates(model), memory, True)
     if neighbours:
-        weights = model.config.fast_weight
-        rule = NearestNeighbours(
-            key_dim=weights.rule.key_dim,
-            value_dim=weights.rule.value_dim,
-            lookahead=weights.rule.lookahead,
-        )
-        config = replace(model.config, fast_weight=replace(weights, rule=rule))
-        empty = jax.vmap(rule.init)(jax.random.split(jax.random.key(0), books))
-        memory = dict.fromkeys(subject.memory, empty)
-        found["neighbours"] = Way(reconfigure(model, config), memory, True)
+        exact, empty = with_neighbours(model, memory)
+        found["neighbours"] = Way(exact, empty, True)
         if gated:
-            opened = with_open_gates(found["neighbours"].model)
-            found["neighbours, gates open"] = Way(opened, memory, True)
+            found["neighbours, gates open"] = Way(with_open_gates(exact), empty, True)
     return found
 
 

@@ -100,7 +100,7 @@ def test_pieces_and_padding_change_nothing_for_mixers_whose_contract_is_thorough
     check_mixer(MIXERS[name], properties=streams)
 
 
-@pytest.mark.slow_cases("titans_mac", "titans_mal_persistent", "lact", "titans")
+@pytest.mark.slow_cases("titans_mac", "titans_mal_persistent", "titans")
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", PACKED_NAMES)
 def test_documents_of_a_row_read_as_in_rows_of_their_own(name):

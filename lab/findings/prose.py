@@ -30,6 +30,7 @@ from lab.study.lookup import texts
 from lab.study.lookup.neighbours import NearestNeighbours
 
 LARGE = "real_size_h200.jsonl"
+DEMO = "demo_cpu.jsonl"
 _AS_IS = (
     *(r"\d{4}-\d\d-\d\d", r"\d+ November \d{4}", r"November \d{4}"),
     *(r"(?:jax|flax|Python|CUDA|arXiv:|Apache-)\s?\d[\d.]*\d", r"CUDA \d+", r"Table 1"),
@@ -99,7 +100,20 @@ def _readme() -> tuple[str, ...]:
         f"A table of {size} of width {rule.value_dim} takes {table:.0f} MB.",
         f"takes {performance.slots_cost():.1f} times the forward pass of one with 16 thousand",
         "paper's 32,000-piece tokenizer",
+        f"of random names and numbers told twice, it knew {_demo(2, 1500)}",
     )
+
+
+def _demo(told: int, length: int) -> str:
+    """What the demo's model knew after so many bytes of a book."""
+    (line,) = (x for x in lines_of(DEMO) if (x["told"], x["bytes_read"]) == (told, length))
+    return f"{line['right']} of {line['asked']}"
+
+
+def demo_rows() -> list[str]:
+    """The rows of the table in the card of the demo's model."""
+    lengths = sorted({line["bytes_read"] for line in lines_of(DEMO)})
+    return [f"| {x:,} | {_demo(1, x)} | {_demo(2, x)} |" for x in lengths]
 
 
 def _facts(*phrases: str) -> tuple[str, ...]:
@@ -335,10 +349,8 @@ def _lookup() -> tuple[str, ...]:
 
 
 SET: dict[str, tuple[str, ...]] = {
-    # Of the demo: its card, which says by what and when it was measured. The times of commands
-    # are of a clock, with machine and date beside them.
+    # The times of commands are of a clock, with machine and date beside them.
     "README.md": (
-        "of random names and numbers told twice, it knew 38 of 48",
         "train the default, 600 steps | 3.0 minutes on two free CPU cores, 5.3 beside other work",
         "4.4 minutes on two free cores",
         "Each chunk of 64 tokens is read",

@@ -1,10 +1,12 @@
 """How many numbers the shipped demo's model knows after a restart.
 
-    python -m lab.study.demo
+    python -m lab.study.demo >> lab/results/demo_cpu.jsonl
+    python -m lab.study.demo --told 2 >> lab/results/demo_cpu.jsonl
 
 Each set has six random names and numbers, which are told, followed by a part of a book that the
 model was not trained on. The memory is saved and opened again, and each number is asked for.
-Prints one line of JSON for each length of the text; the figures stand in fwpkm_jax/demo/README.md.
+Prints one line of JSON for each length of the text; the figures stand in README and in
+fwpkm_jax/demo/README.md.
 """
 
 from __future__ import annotations

@@ -19,16 +19,26 @@ from lab.findings.stored import (
     share_over_seeds,
 )
 
-FILES = {"open": "retention_open_cpu.jsonl", "half": "retention_gated_cpu.jsonl"}
+FILES = {
+    "open": "retention_open_cpu.jsonl",
+    "half": "retention_gated_cpu.jsonl",
+    "again": "retention_neighbours_cpu.jsonl",
+}
+"""Lines by trainings; "again" is one from open gates that was trained once more."""
+UNREAD = "retention_unread_cpu.jsonl"
+"""Orders of domains of that one, each without another domain."""
 PLAIN, STILL, RELOCATED = "plain", "keys still", "keys still, relocation 1"
 SMALL = "keys still, relocation 1, replay 512, 4 inner steps"
 LARGE = "keys still, relocation 1, replay 2048, 4 inner steps"
 HARDENED = "keys still, hardening 1, 6 inner steps"
+STORE_SMALL, STORE_LARGE = "neighbours, strongest 512", "neighbours, strongest 2048"
+"""Exact neighbours over the tokens that these replays keep."""
+STORE_LAST, STORE_ALL = "neighbours, last 2048", "neighbours, all"
 TEXT, FACTS = "text_30", "facts_10"
 """Moments after 30 pieces of other text, and after 10 haystacks with five other facts each."""
 _ROWS = (
     *(("open", PLAIN), ("open", STILL), ("open", RELOCATED), ("open", SMALL), ("open", HARDENED)),
-    *(("half", PLAIN), ("half", SMALL), ("half", LARGE)),
+    *(("again", STORE_LARGE), ("half", PLAIN), ("half", LARGE)),
 )
 
 
@@ -56,7 +66,8 @@ def kept(gates: str, method: str, moment: str) -> np.ndarray:
 
 def times_plain(method: str) -> float:
     """CPU time of reading and writing eight rows, relative to the plain write."""
-    lines = [line for line in lines_of(FILES["half"]) if line["measure"] == "cost"]
+    gates = "again" if method.startswith("neighbours") else "half"
+    lines = [line for line in lines_of(FILES[gates]) if line["measure"] == "cost"]
     spent = {line["method"]: line["cpu_milliseconds"] for line in lines}
     return spent[method] / spent[PLAIN]
 
@@ -81,6 +92,26 @@ def domains(method: str) -> tuple[Estimate, Estimate]:
 
     gain = over("own")
     return Estimate(-gain.mean, -gain.high, -gain.low), over("forgetting")
+
+
+def unread() -> tuple[float, float, Estimate]:
+    """Gain in nats of domains just read, of the unread one at the same moments, and the difference.
+
+    In each order another domain is left out. The difference is over the domains: what each gains
+    where it is read, over its orders, less what it gains where it is not.
+    """
+    changes = [line["change"] for line in lines_of(UNREAD)]
+    read: dict[str, list[float]] = {}
+    never: dict[str, list[float]] = {}
+    for change in changes:
+        for domain, (mean, *_) in zip(change["domains"], change["own"], strict=True):
+            read.setdefault(domain, []).append(-mean)
+        for domain, moments in zip(change["unread"], change["unread_changes"], strict=True):
+            never.setdefault(domain, []).extend(-mean for mean, *_ in moments)
+    names = sorted(never)
+    with_reading, without = ([float(np.mean(x[y])) for y in names] for x in (read, never))
+    difference = over_seeds(np.subtract(with_reading, without))
+    return float(np.mean(with_reading)), float(np.mean(without)), difference
 
 
 def _means(domains: Sequence[Sequence[float]]) -> float:
@@ -130,10 +161,11 @@ def answer() -> str:
 
 
 def table() -> str:
-    names = {"open": "open", "half": "at a half"}
+    names = {"open": "open", "half": "at a half", "again": "open, one training"}
+    stores = {STORE_LARGE: "none: exact neighbours of the tokens that replay 2048 keeps"}
     rows = []
     for gates, method in _ROWS:
-        cells = [names[gates], method]
+        cells = [names[gates], stores.get(method, method)]
         cells += [
             f"{share_over_seeds(lost(gates, method, TEXT)):.2f}",
             f"{share_over_seeds(lost(gates, method, FACTS)):.2f}",
@@ -157,6 +189,7 @@ def notes() -> str:
             f" that stand still lose {against('open', STILL, TEXT)} in text. From a half the same"
             f" differences are {against('half', LARGE, FACTS)} (replay of 2,048) and"
             f" {against('half', STILL, TEXT)}: trainings differ too much to say more.",
+            _neighbours(),
             "- Domains of text (models of plain text): the plain write gains"
             f" {plain[0]:.4f} nats on a domain that others follow and loses {plain[1]:.4f} of it;"
             f" hardening 1 with six inner steps gains {hardened[0]:.4f} and loses"
@@ -169,6 +202,20 @@ def notes() -> str:
             " 100 facts that are stated once. In the models with a frozen backbone the plain write"
             f" leaves {_range(in_frozen_backbone())} of the facts after 30 conversations.",
         ]
+    )
+
+
+def _neighbours() -> str:
+    def of(method: str, moment: str = FACTS) -> str:
+        return f"{lost('again', method, moment).mean():.2f}"
+
+    return (
+        "- Exact neighbours in the table's place (one training, in which the plain write loses"
+        f" {of(PLAIN)} among other facts): over the tokens that replay of 512 keeps they lose"
+        f" {of(STORE_SMALL)} and the write with that replay {of(SMALL)}, of 2,048"
+        f" {of(STORE_LARGE)} and {of(LARGE)}. A store of the last 2,048 tokens loses"
+        f" {of(STORE_LAST)}, in text as well ({of(STORE_LAST, TEXT)}); one of all tokens"
+        f" {of(STORE_ALL)}. What is told four times fills four places, in a store and in a replay."
     )
 
 

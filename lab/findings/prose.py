@@ -396,7 +396,6 @@ SET: dict[str, tuple[str, ...]] = {
         "(64 x 64 slots, gates that start open)",
         "with eight matrices of 48 x 48 (72 kB)",
         "set to 1, for reads and writes",
-        "took up to 30 minutes of it",
         "a convolution and a window of 16 bytes each, which reach 31 bytes back",
         "could carry a key over 77 bytes",
         "0.6M weights, 128 wide, 400 steps of eight rows of 512 bytes",

@@ -93,6 +93,7 @@ TABLES: dict[str, Callable[[list[Line]], str]] = {
     "forgetting": retention_tables.forgetting_table,
     "domains": retention_tables.domains_table,
     "each_domain": retention_tables.each_domain_table,
+    "unread": retention_tables.unread_table,
     "beside_plain": retention_tables.beside_plain_table,
     "text": retention_tables.text_table,
     "cost": retention_tables.cost_table,

@@ -8,9 +8,10 @@ The page of results is docs/measurements/forgetting.md. The study's FwPKM models
 gate were trained with the plain write. Each way to write is measured by facts told, then asked for
 again after other text and after other facts (`retention_facts`), and by six domains read one after
 the other in several orders (`retention_domains`), for which `--runs` names models of `plain_text`,
-too. `text` is the loss of unseen books that are written while they are read. Steps of half and a
-quarter of the size are the control: a memory that writes less keeps more. Each result is a line of
-JSON; those in the file are skipped.
+too, and `--unread` domains that are left out, the control of what reading them gives. `text` is
+the loss of unseen books that are written while they are read. `neighbours` are exact stores in the
+table's place. Steps of half and a quarter of the size are the control: a memory that writes less
+keeps more. Each result is a line of JSON; those in the file are skipped.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from lab.study.retention_tables import (
     facts_table,
     forgetting_table,
     text_table,
+    unread_table,
     without_plain,
 )
 from lab.study.retention_text import text_losses
@@ -308,8 +310,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{options.out}: {lacking} lack the plain write, with which the tables compare; "
             "measure them with --methods plain."
         )
-    tables = (facts_table, forgetting_table, domains_table, each_domain_table, text_table)
-    for table in (*tables, cost_table):
+    tables = (facts_table, forgetting_table, domains_table, each_domain_table, unread_table)
+    for table in (*tables, text_table, cost_table):
         print(table(lines.rows), end="\n\n")
     draw(options.image, lines.rows, control=CONTROL)
 

@@ -128,6 +128,21 @@ def each_domain_table(lines: Sequence[Line]) -> str:
     return "\n".join(rows)
 
 
+def unread_table(lines: Sequence[Line]) -> str:
+    """Changes in nats of domains that no one reads, and of those just read at the same moments,
+    means over these moments, with each way to write."""
+    rows = ["| write | run | order | unread domain | change | just read |", "|---" * 6 + "|"]
+    for line in (x for x in lines if x["measure"] == "domains"):
+        change = line["change"]
+        just = np.mean([mean for mean, *_ in change["own"]])
+        control = zip(change.get("unread", ()), change.get("unread_changes", ()), strict=True)
+        for domain, moments in control:
+            cells = [line["method"], line["run"], line["order"], domain]
+            cells += [f"{np.mean([mean for mean, *_ in moments]):.4f}", f"{just:.4f}"]
+            rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 def beside_plain_table(lines: Sequence[Line]) -> str:
     """Each domain's change with every way to write, over the runs, by order.
 

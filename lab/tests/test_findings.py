@@ -18,6 +18,7 @@ from lab.findings import (
 )
 from lab.findings.needles import HALF, OPEN, shares
 from lab.pages import finding, written
+from lab.study.study import DOMAINS
 from tests.benchmarks.programs import result_lines
 
 RESULTS = stored.ROOT / "lab" / "results"
@@ -99,6 +100,21 @@ def test_what_is_lost_of_domains_is_over_the_domains_that_the_gain_is_over():
     assert loss.mean == pytest.approx(
         np.mean([change["forgetting_mean"][0] for change in own]), abs=1e-6
     )
+
+
+def test_each_domain_is_left_unread_once_in_every_order():
+    changes = [x["change"] for x in lines("retention_unread_cpu.jsonl")]
+    orders = {
+        line["order"].partition(" without ")[0] for line in lines("retention_unread_cpu.jsonl")
+    }
+    left_out = [name for change in changes for name in change["unread"]]
+    assert sorted(left_out) == sorted(DOMAINS * len(orders))
+    read, never, difference = forgetting.unread()
+    # As many domains are read in each line, and as many moments follow.
+    assert read == pytest.approx(-np.mean([np.array(x["own"])[:, 0] for x in changes]))
+    moments = [np.array(x["unread_changes"])[0, :, 0] for x in changes]
+    assert never == pytest.approx(-np.mean(moments))
+    assert difference.mean == pytest.approx(read - never)
 
 
 def test_bytes_per_pair_are_the_state_over_the_most_pairs_answered():

@@ -302,4 +302,7 @@ def test_runs_are_measured_with_each_write_once(made_up, tmp_path, monkeypatch, 
     assert gain != 0
     assert abs(end - gain - lost) < 2e-6
     assert (tmp_path / "picture.png").stat().st_size > 10_000
-    assert f"| {sparing} |" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"| {sparing} |" in shown
+    own, unread = (np.mean([x[0] for x in of]) for of in (change["own"], (first, second)))
+    assert f"| plain | made_up | backwards without two | two | {unread:.4f} | {own:.4f} |" in shown

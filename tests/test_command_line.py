@@ -65,8 +65,9 @@ def test_control_characters_are_escaped_and_texts_of_people_are_not():
     [
         *("train recall --run_dir ftp://bucket/run", "train recall --run_dir gs:/bucket/run"),
         *("train --base gs://b/r --run_dir x", "train books_tiny --data.tokenizer gs://b/t.model"),
-        *("memories gs://b/r", "chat r --memory a --memories gs://b/m", "export r gs://b/out"),
-        *("export hf r gs://b/out", "import weights gs://b/x run", "import hf x gs://b/run"),
+        *("memories gs://b/r", "chat r --memory a --memories gs://b/m", "export r ftp://b/out"),
+        *("export hf r gs://b/out --push o/n", "import weights ftp://b/x run"),
+        *("import hf x gs://b/run", "import weights x ftp://b/run"),
         "import release gs://b/x run --config recall",
     ],
 )

@@ -96,7 +96,7 @@ def init_generation(
         num_read=counts,
         num_drawn=jnp.copy(counts),  # Donated buffers must not be the same.
     )
-    return beside(model.embedding[...], state)
+    return beside(model.embedding, state)
 
 
 def grow(model: LanguageModel, state: GenerationState, *, max_length: int) -> GenerationState:

@@ -148,7 +148,7 @@ def load(
             )
         return _with_empty_caches(model, path, facts, arrays, max_length)
     state = _filled(_template(model, path, facts, arrays), path, arrays)
-    state = beside(model.embedding[...], state)
+    state = beside(model.embedding, state)
     return state if max_length is None else grow(model, state, max_length=max_length)
 
 

@@ -304,7 +304,7 @@ class LanguageModel(nnx.Module):
         if self.fast_weight_layer is not None:
             vocab = self.config.vocab_size
             head = self.fast_weight_layer.init_stream(batch, vocab=vocab, dtype=dtype)
-        return beside(self.embedding[...], Stream(memory, layers, head))
+        return beside(self.embedding, Stream(memory, layers, head))
 
     def stream(
         self,

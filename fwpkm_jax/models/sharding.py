@@ -8,6 +8,7 @@ import functools
 from typing import Any
 
 import jax
+from flax import nnx
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -23,7 +24,7 @@ def path_name(path: Any) -> str:
     return name.removesuffix("/value")
 
 
-def beside(weight: jax.Array, tree: Any) -> Any:
+def beside(weight: nnx.Variable, tree: Any) -> Any:
     """The arrays of a tree, put onto the device that a model's weights were put onto, if it is one.
 
     Weights from a checkpoint were put onto their device (they are committed), and so is what a
@@ -31,13 +32,14 @@ def beside(weight: jax.Array, tree: Any) -> Any:
     device that only lay there by default: a loop over a state that starts like that compiles twice.
 
     Args:
-      weight: one of the model's; if it is traced, lies on several devices or was not put anywhere,
-        the tree stays as it is.
+      weight: one of the model's parameters. If it is of NumPy or no array yet, is traced, lies on
+        several devices or was not put anywhere, the tree stays as it is.
       tree: a pytree of arrays; none is copied that lies there already.
     """
-    if isinstance(weight, Tracer) or not getattr(weight, "committed", False):
+    (array,) = jax.tree.leaves(weight)
+    if isinstance(array, Tracer) or not isinstance(array, jax.Array) or not array.committed:
         return tree
-    return tree if len(weight.sharding.device_set) > 1 else jax.device_put(tree, weight.sharding)
+    return tree if len(array.sharding.device_set) > 1 else jax.device_put(tree, array.sharding)
 
 
 def mesh_axes(partition: Partition) -> dict[str, tuple[str, ...]]:

@@ -162,14 +162,12 @@ def _said(recipe: str) -> str:
 def notes() -> str:
     rows = []
     ungated = (UNGATED, UNGATED_NEIGHBOURS)
-    for curve in (
-        *(WRITTEN, FROZEN, OPEN, NEIGHBOURS, OPEN_NEIGHBOURS, *ungated, MATRIX, ATTENTION),
-    ):
+    for curve in (*(WRITTEN, FROZEN, OPEN, OPEN_NEIGHBOURS, *ungated, MATRIX, ATTENTION),):
         for recipe in RECIPES:
             if runs(curve, recipe):
                 rows.append(_detail(f"{curve.name}, {_said(recipe)}", curve, recipe, None))
     for recipe, folder in given():
-        for curve in (WRITTEN, FROZEN, OPEN, NEIGHBOURS, OPEN_NEIGHBOURS):
+        for curve in (WRITTEN, FROZEN, OPEN, OPEN_NEIGHBOURS):
             name = f"{curve.name}, {_said(recipe)}, {_weights(folder)}M weights"
             rows.append(_detail(name, curve, recipe, folder))
     head = ["", "first digit, own words", "new words, by bytes from key to number"]

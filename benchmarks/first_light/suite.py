@@ -74,6 +74,8 @@ class Options:
     """Seconds that each part may take; None: as `LIMITS` and `SHARES` say."""
     executables: Path | None = None
     """Folder with executables of training steps, made elsewhere; None: those of `--earlier`."""
+    variants: tuple[str, ...] = ()
+    """Names of the variants of the training step; none: all."""
     operations: tuple[str, ...] | None = None
     """Operations that variants of the training step leave out in turn; None: those that are new."""
     reference: tuple[str, ...] = ()
@@ -133,6 +135,8 @@ def parts(options: Options) -> dict[str, list[str]]:
     made = _executables(options)
     if made is not None:
         steps += ["--executables", str(made)]
+    if options.variants:
+        steps += ["--variants", *options.variants]
     if options.operations is not None:
         steps += ["--operations", *options.operations]
     cases = ["--verdicts", str(options.out / VERDICTS)]

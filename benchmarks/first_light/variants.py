@@ -55,5 +55,5 @@ def variants(operations: Sequence[str], *, carried: bool) -> list[Variant]:
 
 def first_variants(*, carried: bool) -> list[Variant]:
     """The variants that come first whichever operations are new."""
-    found = [Variant(name="carried", carried=True)] if carried else []
+    found = [Variant(name="carried", carried=True, profiled=True)] if carried else []
     return [*found, Variant(name="all", profiled=True), Variant(name="flags", flags=CUBLAS)]

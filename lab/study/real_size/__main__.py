@@ -1,12 +1,16 @@
 """Trains variants of a model of bytes side by side and evaluates them, all within a given time.
 
     python -m lab.study.real_size --prepare --data ../shared/data/books_large --out .sitting
-    python -m lab.study.real_size --data .sitting --out runs/real_size --seconds 280
+    python -m lab.study.real_size --compile-for h100 --out .sitting/programs
+    python -m lab.study.real_size --data .sitting --executables .sitting/programs \
+        --out runs/real_size --seconds 280
 
 compiles the programs of the variants side by side, trains the variants in turns on the same rows
 (the number of steps is chosen by a short timing of them), and reads unseen books and needles. The
-first command packs a choice of books for a machine that takes few bytes; the second reads such a
-folder or `books_large` itself. `--size rehearsal` has two million weights, for a CPU.
+first command packs a choice of books for a machine that takes few bytes; the third reads such a
+folder or `books_large` itself. The second makes the programs ahead of time, so that the third loads
+them in place of tracing, compiling and checking kernels; without them it does all three. `--size
+rehearsal` has two million weights, for a CPU.
 
 A line of JSON is written to `OUT/lines.jsonl` as soon as it is known, so that an end by time or by
 a fault leaves all before it. `OUT/VARIANT_0.bin` and so on hold the last variant's weights. The
@@ -26,16 +30,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from benchmarks.machine import commit
 from benchmarks.options import parse
-from lab.study.real_size import evaluation, kernels, sizes, text, training
+from fwpkm_jax.models.config import ModelConfig
+from lab.study.real_size import evaluation, executables, kernels, sizes, text, training
 from lab.study.real_size.checkpoint import load_checkpoint, save_checkpoint
-from lab.study.real_size.programs import compile_programs, futures_of, wait
+from lab.study.real_size.programs import Programs, compile_programs, futures_of, wait
 from lab.study.real_size.sizes import SIZES, SizeName
 from pallas_kernels import dispatch
 
@@ -44,12 +49,17 @@ from pallas_kernels import dispatch
 class Options:
     """Trains and evaluates variants within a given time."""
 
-    data: Path
-    """Folder of train*.jsonl.xz and valid.jsonl.xz."""
+    data: Path | None = None
+    """Folder of train*.jsonl.xz and valid.jsonl.xz; only --compile-for needs none."""
     out: Path
     """Folder of the lines and of the checkpoint, or with --prepare of the packed books."""
     prepare: bool = False
     """Packs a choice of books, and does nothing else."""
+    compile_for: Literal["cpu", "h100"] | None = None
+    """Writes the variants' programs for a device that need not be here (cpu: for this one) into
+    --out, and does nothing else."""
+    executables: Path | None = None
+    """Folder of --compile-for; programs that do not load are compiled, and a line says why."""
     train_bytes: int = 74_000_000
     """With --prepare: text to train on, at most."""
     valid_bytes: int = 200_000
@@ -105,6 +115,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = [name for name in options.variants if name not in sizes.VARIANTS]
     if unknown or not options.variants:
         raise SystemExit(f"--variants: {unknown} are none of {tuple(sizes.VARIANTS)}.")
+    if options.compile_for is not None:
+        models = {name: sizes.model_of(name, options.size) for name in options.variants}
+        made = {"device": options.compile_for, "write": Lines(options.out / "made.jsonl").write}
+        executables.make(models, SIZES[options.size], options.out, **made)
+        return 0
+    if options.data is None:
+        raise SystemExit("--data: name a folder of books.")
     if options.prepare:
         packed = text.pack_books(
             options.data,
@@ -133,11 +150,7 @@ def run(options: Options, lines: Lines) -> None:
     models = {name: sizes.model_of(name, options.size) for name in options.variants}
     lines.write(part="about", **about(options))
     reading = ThreadPoolExecutor(1).submit(_read, options, size)
-    lines.write(part="checked", **kernels.prepare(options.verdicts))
-    dispatch.decisions.clear()
-    futures = compile_programs(models, size)
-    chosen = [[*one, times] for one, times in sorted(dispatch.decisions.items())]
-    lines.write(part="traced", kernels=chosen)
+    futures = loaded(options, lines) or compiled(options, models, size, lines)
     books, rows, counts = reading.result()
     lines.write(part="data", train_bytes=sum(map(len, books.train)), steps_of_text=rows.steps)
 
@@ -177,8 +190,35 @@ def run(options: Options, lines: Lines) -> None:
     evaluate(options, trained, books.valid, counts, lines, end=end)
 
 
+def loaded(options: Options, lines: Lines) -> dict[str, Programs] | None:
+    """The programs of files; None: there are none, or they do not load, and a line says why."""
+    if options.executables is None:
+        return None
+    try:
+        programs = executables.load(options.variants, options.executables)
+    except Exception as error:  # Compiling here takes minutes, but gives the same.
+        reason = f"{type(error).__name__}: {error}"[:1000]
+        lines.write(part="loaded", failed=reason)
+        return None
+    lines.write(part="loaded", source=executables.source())
+    return programs
+
+
+def compiled(
+    options: Options, models: dict[str, ModelConfig], size: sizes.Size, lines: Lines
+) -> dict[str, Programs]:
+    """The programs, traced here and compiling, after the checks of their kernels."""
+    lines.write(part="checked", **kernels.prepare(options.verdicts))
+    dispatch.decisions.clear()
+    futures = compile_programs(models, size)
+    chosen = [[*one, times] for one, times in sorted(dispatch.decisions.items())]
+    lines.write(part="traced", kernels=chosen)
+    return futures
+
+
 def _read(options: Options, size: sizes.Size) -> tuple[text.Books, text.TrainingText, np.ndarray]:
     """The books, the rows of training and the trigrams of its text."""
+    assert options.data is not None
     books = text.read_books(options.data)
     rows = text.TrainingText(books.train, size, seed=options.seed)
     return books, rows, evaluation.trigram_counts(books.train)

@@ -125,6 +125,7 @@ def compile_programs(
     size: Size,
     *,
     compile_for: Callable[[Any], Any] = lambda tree: tree,
+    options: Mapping[str, Any] | None = None,
     threads: int = 16,
 ) -> dict[str, Programs]:
     """Starts to compile every program; the fields are futures.
@@ -135,6 +136,7 @@ def compile_programs(
       models: the variants by name.
       size: of rows and batch.
       compile_for: changes the shapes of arguments, to compile for a device that is not here.
+      options: of the compiler; None: those of the process.
       threads: programs that are compiled at once.
     """
     pool = ThreadPoolExecutor(threads)
@@ -151,7 +153,8 @@ def compile_programs(
         return compile_for(jax.ShapeDtypeStruct((rows, length + 1), jnp.int32))
 
     def start(function: Any, *arguments: Any) -> Future[Any]:
-        return pool.submit(function.lower(*arguments).compile)
+        lowered = function.lower(*arguments)
+        return pool.submit(lambda: lowered.compile(compiler_options=dict(options or {})))
 
     found: dict[str, dict[str, Any]] = {name: {} for name in models}
     # A step with a memory takes longest to compile.

@@ -14,6 +14,7 @@ its own. `python -m benchmarks.first_light --executables build/exe` loads and ti
 
 import base64
 import contextlib
+import importlib
 import json
 import lzma
 import pickle
@@ -132,6 +133,9 @@ def load(path: Path) -> tuple[Any, dict[str, Any]]:
 
     A file runs code when it is read: load only what you made.
     """
+    if jax.default_backend() == "gpu":
+        # It links the functions that compiled kernels call; tracing a kernel would import it.
+        importlib.import_module("jax.experimental.mosaic.gpu")
     kept = pickle.loads(lzma.decompress(path.read_bytes()))
     compiled = serialize_executable.deserialize_and_load(
         kept["code"], kept["in_tree"], kept["out_tree"], execution_devices=jax.devices()[:1]

@@ -27,6 +27,8 @@ def steps_table(lines: Sequence[Line]) -> str:
 def account_table(lines: Sequence[Line]) -> str:
     """The classes of one step, of the account before a change, then of the one after it.
 
+    The times measured before stand beside those after it where both are of one device.
+
     Raises:
       ValueError: there are not two accounts.
     """
@@ -34,22 +36,21 @@ def account_table(lines: Sequence[Line]) -> str:
         raise ValueError(f"there are {len(lines)} accounts; name two files and one model.")
     before, after = ({row["class"]: row for row in (*line["rows"], _all(line))} for line in lines)
     device = lines[1]["measured_on"]
+    same_device = lines[0].get("measured_on") == device
     rows = []
     for kind in dict.fromkeys((*[k for k in after if k != "all"], *before, "all")):
         old, new = before.get(kind, {}), after.get(kind, {})
-        rows.append(
-            [
-                kind,
-                f"{new.get('launches', 0):,.0f} ({old.get('launches', 0):,.0f})",
-                f"{new.get('gigabytes', 0):.1f} ({old.get('gigabytes', 0):.1f})",
-                f"{new.get(f'{device}_ms', 0):.1f} ({old.get(f'{device}_ms', 0):.1f})",
-                f"{new.get('measured_ms', 0):.1f}",
-                f"{old.get('measured_ms', 0):.1f}",
-            ]
-        )
+        cells = [
+            kind,
+            f"{new.get('launches', 0):,.0f} ({old.get('launches', 0):,.0f})",
+            f"{new.get('gigabytes', 0):.1f} ({old.get('gigabytes', 0):.1f})",
+            f"{new.get(f'{device}_ms', 0):.1f} ({old.get(f'{device}_ms', 0):.1f})",
+            f"{new.get('measured_ms', 0):.1f}",
+        ]
+        rows.append([*cells, *([f"{old.get('measured_ms', 0):.1f}"] if same_device else [])])
     head = ["class", "launches (before)", "GB (before)", f"{device.upper()} by the account, ms"]
     head[-1] += " (before)"
-    return _table([*head, "measured, ms", "before, ms"], rows)
+    return _table([*head, "measured, ms", *(["before, ms"] if same_device else [])], rows)
 
 
 def _all(line: Line) -> Line:

@@ -29,7 +29,7 @@ from lab.findings.stored import Line, document_of, lines_of
 from lab.study.lookup import texts
 from lab.study.lookup.neighbours import NearestNeighbours
 
-LARGE = "real_size_h200.jsonl"
+LARGE, SHORT = "real_size_h200.jsonl", "real_size_h100.jsonl"
 DEMO = "demo_cpu.jsonl"
 _AS_IS = (
     *(r"\d{4}-\d\d-\d\d", r"\d+ November \d{4}", r"November \d{4}"),
@@ -163,9 +163,9 @@ def _generalise() -> tuple[str, ...]:
     )
 
 
-def _steps() -> int:
+def _steps(file: str = LARGE) -> int:
     return max(
-        line["step"] for line in lines_of(LARGE) if line["part"] == "train" and "step" in line
+        line["step"] for line in lines_of(file) if line["part"] == "train" and "step" in line
     )
 
 
@@ -237,25 +237,64 @@ def _performance() -> tuple[str, ...]:
     paper = paper_model(performance.FWPKM)
     rule = paper.fast_weight.rule
     assert isinstance(rule, FwPKM)
-    cases = [line["verdict"] for line in lines_of("h200_2/cases.jsonl")]
-    peaks = [
-        line["peak_device_megabytes"] / 1000
-        for line in lines_of(performance.STEPS)
-        if line["variant"] == performance.FLAG
+    cases = [line["verdict"] for line in lines_of("h100/cases.jsonl")]
+    flag = 1 - _of_h200(performance.NONE) / _of_h200(performance.NONE, "all")
+    alone = document_of("h100/results.json")["gated_delta"]["result"]["rows"]
+    (ours, theirs), (both, both_theirs) = (
+        [1000 * x["seconds"] for x in alone if x["passes"] == which]
+        for which in ("forward", "train")
+    )
+    loaded = [performance.step(x, "carried") for x in (performance.NONE, performance.FWPKM)]
+    before = [line["milliseconds"] for line in lines_of("h100/before.jsonl")]
+    ratios = [
+        100 * (one / performance.step(x) - 1)
+        for x, one in zip((performance.NONE, performance.FWPKM), loaded, strict=True)
     ]
-    flag = 1 - performance.step(performance.NONE) / performance.step(performance.NONE, "all")
-    alone = document_of("h200_2/results.json")["gated_delta"]["result"]["rows"]
-    forward, both = (1000 * x["seconds"] for x in alone if x["backend"] == "pallas")
+    sorts = [
+        next(x["measured_ms"] for x in rows if x["class"] == "memories: sort, grouping")
+        for rows in (
+            document_of(f"compiled_h100/account_{name}.json")["models"][performance.FWPKM]["rows"]
+            for name in ("h100", "after")
+        )
+    ]
     return (
-        f"The gated delta rule alone: forward {forward:.2f} ms, forward and backward {both:.2f} ms",
+        f"forward {ours:.2f} ms beside {theirs:.2f}, forward and backward {both:.2f} ms beside"
+        f" {both_theirs:.2f}, {both / both_theirs:.2f} times as long. The aim was 0.9 times",
+        "(0.6.0, Triton 3.7.1, heads 64 wide, bfloat16, one H100)",
         f"({len(paper.mixers)} layers, {paper.model_dim} wide, {rule.num_subkeys} x"
         f" {rule.num_subkeys} slots of {rule.value_dim} numbers in three layers",
         f"{cases.count('agrees')} of {len(cases)} comparisons",
         f"and {len(cases) - cases.count('agrees')} ran out of time",
-        f"Peak memory {peaks[0]:.1f} GB without memories and {peaks[1]:.1f} GB with three",
+        f"takes {loaded[0]:.1f} and {loaded[1]:.1f} ms",
+        f"that of the day before {before[0]:.1f} and {before[1]:.1f} ms",
+        f"{min(ratios):.0f} to {max(ratios):.0f} % slower",
+        f"takes {sorts[0]:.1f} ms in place of {sorts[1]:.1f}",
         f"{100 * flag:.0f} % less time than without",
+        *(_row_of_steps(name, file) for name, file in _DEVICES.items()),
         *_remat(),
     )
+
+
+_DEVICES = {"H100": performance.STEPS, "H200, kernels of the day before": performance.STEPS_H200}
+
+
+def _of_h200(model: str, variant: str = performance.FLAG) -> float:
+    return performance.step(model, variant, performance.STEPS_H200)
+
+
+def _row_of_steps(name: str, file: str) -> str:
+    """A device's row: time and rate of both models, and their peaks."""
+    cells, peaks = [name], []
+    for model in (performance.NONE, performance.FWPKM):
+        time = performance.step(model, file=file)
+        cells.append(f"{time:.1f} ms, {8000 / time:.0f} samples/s")
+        (line,) = (
+            x
+            for x in lines_of(file)
+            if (x["model"], x["variant"]) == (model, performance.FLAG) and "milliseconds" in x
+        )
+        peaks.append(f"{line['peak_device_megabytes'] / 1000:.1f}")
+    return f"| {' | '.join(cells)} | {' and '.join(peaks)} GB |"
 
 
 def _remat() -> tuple[str, ...]:
@@ -304,7 +343,14 @@ def _real_size() -> tuple[str, ...]:
         f"{_line('traced')['at'] - 3:.0f} of the run's {_line('end')['at']:.0f} s",
         f"only {_steps()} of the {data['steps_of_text']:,} steps of the text",
         f"The loss is of {_books()} unseen books by {_books()} other authors",
+        f"trained {_steps(SHORT)} steps of each variant",
+        f"checking, tracing and compiling took {_compiled(SHORT):.0f} s",
     )
+
+
+def _compiled(file: str) -> float:
+    """Seconds until the programs of a run at a real size were there."""
+    return max(line["at"] for line in lines_of(file) if line["part"] == "compiled")
 
 
 def _line(part: str, variant: str | None = None, way: str | None = None) -> Line:
@@ -389,7 +435,8 @@ SET: dict[str, tuple[str, ...]] = {
         "agrees in float64 to 1e-9, gradients to 1e-8",
         "(, 8 sequences of 4096 tokens), by the program compiled for an absent H100",
         "on 2 cores",
-        "One device, 10 steps three times",
+        "10 steps three times",
+        "Two runs of two steps from the same state",
     ),
     "lookup.md": (
         "sliding windows (16 bytes), 64 wide, and train for 800 steps of four rows",
@@ -411,6 +458,7 @@ SET: dict[str, tuple[str, ...]] = {
         "in 102 wordings; 20 further ones",
         "two million weights and rows of 1,024 bytes, in 15 minutes of two CPU cores",
         "Its time ended at haystacks of 2 kB",
+        "without a GPU, in 6 minutes and 25 MiB",
         "into 22 MiB",
         "trains until 90 seconds are left",
     ),

@@ -12,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.compiled import executables
 from fwpkm_jax.rules import FwPKM
 from lab.study.real_size import evaluation, kernels, sizes, tables, text
+from lab.study.real_size import executables as made_ahead
 from lab.study.real_size.checkpoint import load_checkpoint, save_checkpoint
 from lab.study.real_size.programs import first_state, frozen, planned_rate, training_step
 from lab.study.real_size.sizes import SIZES
@@ -287,3 +289,31 @@ def test_a_sitting_packs_books_trains_in_turns_and_evaluates(tmp_path, monkeypat
     assert list(checkpoint["files"]) == ["fwpkm_0.bin"]
     assert abs(checkpoint["nats_more"]) < 0.01
     assert "first digit, one row, FwPKM" in tables.table(lines)
+
+
+def test_programs_made_ahead_are_loaded_and_those_that_do_not_load_are_compiled(tmp_path):
+    write_books(tmp_path, books(6, 12_000), books(3, 8000, seed=1))
+    made, out = tmp_path / "made", tmp_path / "out"
+    program, size = "lab.study.real_size.__main__", ("--size", "tiny", "--variants", "backbone")
+    assert run(program, "--compile-for", "cpu", "--out", made, *size) == 0
+    names = ("ask", "ask_carried", "carry", "init", "read", "step", "stream")
+    assert sorted(file.name for file in made.glob("*.xz")) == [
+        f"backbone.{name}.exe.xz" for name in names
+    ]
+    (made / "backbone.stream.exe.xz").write_bytes(b"")
+    step, facts = executables.load(made / "backbone.step.exe.xz")
+    assert facts["source"] == made_ahead.source()
+    executables.write(made / "backbone.step.exe.xz", step, source="of an earlier code")
+    options = ("--data", tmp_path, "--out", out, "--executables", made, "--steps", 2, *size)
+    few = ("--batches", 1, "--readings", 1, "--book-rows", 1, "--checkpoint-files", 0)
+    assert run(program, *options, *few, "--seconds", 900, "--evaluation-seconds", 400) == 0
+    lines = result_lines(out / "lines.jsonl")
+    (loaded,) = (line for line in lines if line["part"] == "loaded")
+    assert loaded["programs"] == [
+        f"backbone.{name}" for name in names if name not in ("step", "stream")
+    ]
+    assert loaded["failed"].keys() == {"backbone.step.exe.xz", "backbone.stream.exe.xz"}
+    assert loaded["failed"]["backbone.step.exe.xz"].startswith("made of source of an earlier code")
+    assert "Error: " in loaded["failed"]["backbone.stream.exe.xz"]
+    assert lines[-1]["part"] == "end"
+    assert {"text", "needles"} <= {line["part"] for line in lines}

@@ -20,6 +20,7 @@ page of results is docs/measurements/real_size.md.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import json
 import os
@@ -150,7 +151,7 @@ def run(options: Options, lines: Lines) -> None:
     models = {name: sizes.model_of(name, options.size) for name in options.variants}
     lines.write(part="about", **about(options))
     reading = ThreadPoolExecutor(1).submit(_read, options, size)
-    futures = loaded(options, lines) or compiled(options, models, size, lines)
+    futures = start_programs(options, models, size, lines)
     books, rows, counts = reading.result()
     lines.write(part="data", train_bytes=sum(map(len, books.train)), steps_of_text=rows.steps)
 
@@ -190,27 +191,24 @@ def run(options: Options, lines: Lines) -> None:
     evaluate(options, trained, books.valid, counts, lines, end=end)
 
 
-def loaded(options: Options, lines: Lines) -> dict[str, Programs] | None:
-    """The programs of files; None: there are none, or they do not load, and a line says why."""
-    if options.executables is None:
-        return None
-    try:
-        programs = executables.load(options.variants, options.executables)
-    except Exception as error:  # Compiling here takes minutes, but gives the same.
-        reason = f"{type(error).__name__}: {error}"[:1000]
-        lines.write(part="loaded", failed=reason)
-        return None
-    lines.write(part="loaded", source=executables.source())
-    return programs
-
-
-def compiled(
+def start_programs(
     options: Options, models: dict[str, ModelConfig], size: sizes.Size, lines: Lines
 ) -> dict[str, Programs]:
-    """The programs, traced here and compiling, after the checks of their kernels."""
-    lines.write(part="checked", **kernels.prepare(options.verdicts))
+    """The programs: loaded where there are files, or traced here and compiling.
+
+    The kernels of what is compiled here are checked before.
+    """
+    made: dict[tuple[str, str], Any] = {}
+    if options.executables is not None:
+        made, failed = executables.load(options.variants, options.executables)
+        lines.write(part="loaded", programs=sorted(map(".".join, made)), failed=failed)
+    if not {(name, "step") for name in models} <= made.keys():
+        lines.write(part="checked", **kernels.prepare(options.verdicts))
     dispatch.decisions.clear()
-    futures = compile_programs(models, size)
+    # The programs that are missing behind a loaded step have its kernels, unchecked here.
+    unchecked = made and jax.default_backend() == "gpu"
+    with dispatch.compile_kernels("gpu") if unchecked else contextlib.nullcontext():
+        futures = compile_programs(models, size, made=made)
     chosen = [[*one, times] for one, times in sorted(dispatch.decisions.items())]
     lines.write(part="traced", kernels=chosen)
     return futures

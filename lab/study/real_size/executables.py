@@ -6,8 +6,7 @@ A sitting that loads them neither traces nor compiles, nor checks kernels before
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from benchmarks.compiled import executables
 from benchmarks.compiled.absent_devices import absent_device, kernels_for
 from benchmarks.first_light import sources
 from fwpkm_jax.models.config import ModelConfig
-from lab.study.real_size.programs import Programs, compile_programs, futures_of
+from lab.study.real_size.programs import Programs, compile_programs
 from lab.study.real_size.sizes import Size
 
 _ENDING = ".exe.xz"
@@ -73,37 +72,31 @@ def make(
                 write(part="made", file=path.name, megabytes=round(written / 1e6, 2))
 
 
-def load(variants: tuple[str, ...], folder: Path) -> dict[str, Programs]:
-    """The programs of `make` for this process's device.
+def load(
+    variants: Sequence[str], folder: Path
+) -> tuple[dict[tuple[str, str], Any], dict[str, str]]:
+    """The programs of `make` that this process's device takes, and why it takes no others.
 
-    Raises:
-      FileNotFoundError: a variant has no files.
-      ValueError: a file was made of another source.
+    Returns:
+      made: programs by variant and name.
+      failed: the reason by file.
     """
-    with ThreadPoolExecutor() as pool:
-        found: dict[str, dict[str, Future[Any]]] = {
-            variant: {
-                name: pool.submit(_load, path)
-                for name in Programs._fields
-                if (path := folder / f"{variant}.{name}{_ENDING}").exists()
-            }
-            for variant in variants
-        }
-    absent = [variant for variant, programs in found.items() if "step" not in programs]
-    if absent:
-        raise FileNotFoundError(f"{folder} has no programs of {absent}.")
-    programs = {
-        variant: Programs(**{name: made.get(name) for name in Programs._fields})
-        for variant, made in found.items()
-    }
-    for one in programs.values():
-        for future in futures_of(one):
-            future.result()
-    return programs
-
-
-def _load(path: Path) -> Any:
-    compiled, facts = executables.load(path)
-    if facts["source"] != source():
-        raise ValueError(f"{path} was made of source {facts['source']}; here it is {source()}.")
-    return compiled
+    made: dict[tuple[str, str], Any] = {}
+    failed: dict[str, str] = {}
+    for variant in variants:
+        if not (folder / f"{variant}.step{_ENDING}").exists():
+            failed[f"{variant}.step{_ENDING}"] = f"{folder} does not have it"
+        for name in Programs._fields:
+            path = folder / f"{variant}.{name}{_ENDING}"
+            if not path.exists():
+                continue
+            try:
+                compiled, facts = executables.load(path)
+            except Exception as error:  # One that does not load is compiled.
+                failed[path.name] = f"{type(error).__name__}: {error}"[:500]
+                continue
+            if facts["source"] == source():
+                made[variant, name] = compiled
+            else:
+                failed[path.name] = f"made of source {facts['source']}; here it is {source()}"
+    return made, failed

@@ -124,6 +124,7 @@ def compile_programs(
     models: Mapping[str, ModelConfig],
     size: Size,
     *,
+    made: Mapping[tuple[str, str], Any] | None = None,
     compile_for: Callable[[Any], Any] = lambda tree: tree,
     options: Mapping[str, Any] | None = None,
     threads: int = 16,
@@ -135,11 +136,25 @@ def compile_programs(
     Args:
       models: the variants by name.
       size: of rows and batch.
+      made: programs by variant and name that are not compiled anew.
       compile_for: changes the shapes of arguments, to compile for a device that is not here.
       options: of the compiler; None: those of the process.
       threads: programs that are compiled at once.
     """
-    pool = ThreadPoolExecutor(threads)
+    pool, made = ThreadPoolExecutor(threads), made or {}
+    found: dict[str, dict[str, Any]] = {name: {} for name in models}
+
+    def start(variant: str, program: str, function: jax.stages.Wrapped, *arguments: Any) -> None:
+        def compiled(lowered: jax.stages.Lowered) -> Any:
+            return lowered.compile(compiler_options=dict(options or {}))
+
+        if (variant, program) in made:
+            one: Future[Any] = Future()
+            one.set_result(made[variant, program])
+        else:
+            one = pool.submit(compiled, function.lower(*arguments))
+        found[variant][program] = one
+
     shapes = {
         name: compile_for(jax.eval_shape(first_state(model, size), 0))
         for name, model in models.items()
@@ -152,35 +167,33 @@ def compile_programs(
     def tokens(rows: int, length: int) -> Any:
         return compile_for(jax.ShapeDtypeStruct((rows, length + 1), jnp.int32))
 
-    def start(function: Any, *arguments: Any) -> Future[Any]:
-        lowered = function.lower(*arguments)
-        return pool.submit(lambda: lowered.compile(compiler_options=dict(options or {})))
-
-    found: dict[str, dict[str, Any]] = {name: {} for name in models}
     # A step with a memory takes longest to compile.
     for name, model in sorted(models.items(), key=lambda one: not one[1].memory_layers):
-        found[name]["step"] = start(training_step(model, size), shapes[name], compile_for(batch))
+        start(name, "step", training_step(model, size), shapes[name], compile_for(batch))
     for name, model in models.items():
         seed = compile_for(jax.ShapeDtypeStruct((), jnp.int32))
-        found[name]["init"] = start(jax.jit(first_state(model, size)), seed)
+        start(name, "init", jax.jit(first_state(model, size)), seed)
     for name, model in models.items():
         state, still = shapes[name], frozen(model)
         text = state.params, state.memory, tokens(size.batch, size.length)
         asked = (*text[:2], tokens(size.batch * QUESTIONS, size.ask_length))
-        found[name]["read"] = start(jax.jit(reader(model)), *text)
+        start(name, "read", jax.jit(reader(model)), *text)
         read_only = jax.jit(without_state(reader(still)))
-        found[name]["read_frozen"] = start(read_only, *text) if model.memory_layers else None
-        found[name]["ask"] = start(read_only, *asked)
-        found[name] |= dict.fromkeys(("stream", "carry", "ask_carried"))
-        if not model.memory_layers:
+        start(name, "ask", read_only, *asked)
+        if model.memory_layers:
+            start(name, "read_frozen", read_only, *text)
+        else:
             begin, carry = stream_reader(model, size)
             stream = compile_for(jax.eval_shape(begin, state.params))
-            found[name]["stream"] = start(jax.jit(begin), state.params)
-            found[name]["carry"] = start(jax.jit(carry), state.params, stream, text[2])
-            ask = jax.jit(without_state(carry))
-            found[name]["ask_carried"] = start(ask, state.params, stream, asked[2])
+            start(name, "stream", jax.jit(begin), state.params)
+            start(name, "carry", jax.jit(carry), state.params, stream, text[2])
+            ask_carried = jax.jit(without_state(carry))
+            start(name, "ask_carried", ask_carried, state.params, stream, asked[2])
     pool.shutdown(wait=False)
-    return {name: Programs(**programs) for name, programs in found.items()}
+    return {
+        variant: Programs(**{name: programs.get(name) for name in Programs._fields})
+        for variant, programs in found.items()
+    }
 
 
 def memory_config(size: Size) -> MemoryConfig:

@@ -294,8 +294,9 @@ def test_a_sitting_packs_books_trains_in_turns_and_evaluates(tmp_path, monkeypat
 def test_programs_made_ahead_are_loaded_and_those_that_do_not_load_are_compiled(tmp_path):
     write_books(tmp_path, books(6, 12_000), books(3, 8000, seed=1))
     made, out = tmp_path / "made", tmp_path / "out"
-    program, size = "lab.study.real_size.__main__", ("--size", "tiny", "--variants", "backbone")
-    assert run(program, "--compile-for", "cpu", "--out", made, *size) == 0
+    size = ("--size", "tiny", "--variants", "backbone")
+    made_for = ("--compile-for", "cpu", "--out", made)
+    assert run("lab.study.real_size.__main__", *made_for, *size) == 0
     names = ("ask", "ask_carried", "carry", "init", "read", "step", "stream")
     assert sorted(file.name for file in made.glob("*.xz")) == [
         f"backbone.{name}.exe.xz" for name in names
@@ -306,7 +307,8 @@ def test_programs_made_ahead_are_loaded_and_those_that_do_not_load_are_compiled(
     executables.write(made / "backbone.step.exe.xz", step, source="of an earlier code")
     options = ("--data", tmp_path, "--out", out, "--executables", made, "--steps", 2, *size)
     few = ("--batches", 1, "--readings", 1, "--book-rows", 1, "--checkpoint-files", 0)
-    assert run(program, *options, *few, "--seconds", 900, "--evaluation-seconds", 400) == 0
+    limits = ("--seconds", 900, "--evaluation-seconds", 400)
+    assert run("lab.study.real_size.__main__", *options, *few, *limits) == 0
     lines = result_lines(out / "lines.jsonl")
     (loaded,) = (line for line in lines if line["part"] == "loaded")
     assert loaded["programs"] == [

@@ -125,6 +125,8 @@ def _mark_cases(items: list[pytest.Item], *, whole_files: bool) -> None:
             if mark is None or not mark.args:
                 continue
             case = item.callspec.id  # pyright: ignore[reportAttributeAccessIssue]
+            if case == "NOTSET":  # The data of which the cases are is not here.
+                continue
             test = item.nodeid.removesuffix(f"[{case}]")
             unknown.setdefault((test, name), set(mark.args)).discard(case)
             if (case in mark.args) == to_named:

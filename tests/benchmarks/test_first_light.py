@@ -379,10 +379,12 @@ def test_steps_compile_beside_the_comparisons_and_are_timed_after_them(tmp_path,
     assert prepared[-1] == "--prepare"
     assert "--prepare" not in taken[4][0]
     found = result(out / "results.json")
-    given = ("--executables", tmp_path, "--parts", "steps")
+    given = ("--executables", tmp_path, "--parts", "steps", "--variants", "carried", "flags")
     assert run("benchmarks.first_light.suite", "--out", tmp_path / "given", *options, *given) == 0
     last = taken[-1][0]
     assert last[last.index("--executables") + 1] == str(tmp_path)
+    named = last.index("--variants")
+    assert last[named + 1 : named + 3] == ["carried", "flags"]
     assert list(found) == ["device", "cases", "steps", "gated_delta"]
     assert found["steps"]["result"] == {"timed": 1}
     assert all(row["status"] == "done" for row in found.values())

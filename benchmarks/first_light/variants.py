@@ -13,6 +13,7 @@ KNOWN = (
 )
 """Operations whose kernels' gain has been measured."""
 CUBLAS = "--xla_gpu_enable_triton_gemm=false"
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 GRAPHS = (
     "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,WHILE,"
     "DYNAMIC_SLICE_FUSION --xla_gpu_graph_min_graph_size=1"
@@ -47,6 +48,7 @@ def variants(operations: Sequence[str], *, carried: bool) -> list[Variant]:
         found.append(Variant(name="baseline", reference=new))
     if len(new) > 1:
         found += [Variant(name=f"without_{op}", reference=(op,)) for op in new]
+    found.append(Variant(name="deterministic", flags=f"{CUBLAS} {DETERMINISTIC}", profiled=True))
     # Command buffers brought no gain where they were timed.
     found.append(Variant(name="both", flags=f"{CUBLAS} {GRAPHS}"))
     found.append(Variant(name="graphs", flags=GRAPHS))

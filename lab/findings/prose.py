@@ -318,7 +318,7 @@ def _remat() -> tuple[str, ...]:
     host = of[base + ways["offload"]]["host_megabytes"] / 1000
     return (
         *rows,
-        f"for {times[0]:.0f} % more time; takes half of that for {times[1]:.0f} %",
+        f"for {times[0]:.0f} % more time; takes a third of it away for {times[1]:.0f} %",
         f"The state takes {none['argument_megabytes'] / 1000:.2f} GB in every row",
         f"The transfers, {host:.1f} GB each way, would take about {1000 * host / 55:.0f} ms each"
         " way at a nominal 55 GB/s",
@@ -433,7 +433,7 @@ SET: dict[str, tuple[str, ...]] = {
         "Their forward pass at 512 x 512 slots then needs more than 19 GB",
         "agree with the authors' class to 5e-7 of their norms",
         "agrees in float64 to 1e-9, gradients to 1e-8",
-        "(, 8 sequences of 4096 tokens), by the program compiled for an absent H100",
+        "(, twelve layers, 8 sequences of 4096 tokens), by the program compiled for an absent H100",
         "on 2 cores",
         "10 steps three times",
         "Two runs of two steps from the same state",

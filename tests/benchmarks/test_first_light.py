@@ -130,27 +130,28 @@ def test_planted_variants_cost_a_line_each_and_the_rest_is_timed(tmp_path, capsy
         }.items():
             row = found[model, name]
             assert (row["milliseconds"], row["reference"]) == (10.0, reference)
-    assert len(rows) == 16
+    assert len(rows) == 18
     assert found["differs", "all"]["differing"] == ["[0].params"]
     assert found["dies_in_profile", "all"]["profile_failed"] == "died by SIGKILL"
     printed = capsys.readouterr().out
     assert "differs all: 10.00 ms, 100.0 samples/s, NOT the same bits twice" in printed
     assert "dies_in_profile all: 10.00 ms, 100.0 samples/s, profile failed, died by SIG" in printed
-    assert result(tmp_path / "profiles.json") == {"differs/all": [["fusion", 2.0, 0.5]]}
-    assert len(read_lines(options.out)) == 16
+    profiles = {f"differs/{name}": [["fusion", 2.0, 0.5]] for name in ("all", "deterministic")}
+    assert result(tmp_path / "profiles.json") == profiles
+    assert len(read_lines(options.out)) == 18
 
     # What was measured of this source and device stays; what failed is measured again.
     again = replace(options, device="a device", variants=("all", "flags"))
     rows = steps.run_variants(again, module="nowhere")
     assert [row["failed"][:5] for row in rows if row["variant"] == "flags"] == ["exit "] * 2
-    assert len([row for row in rows if "failed" not in row]) == 8
-    assert result(tmp_path / "profiles.json") == {"differs/all": [["fusion", 2.0, 0.5]]}
+    assert len([row for row in rows if "failed" not in row]) == 10
+    assert result(tmp_path / "profiles.json") == profiles
     capsys.readouterr()
     other = replace(again, device="another device", variants=("all",), seconds=0)
     assert {row["failed"] for row in steps.run_variants(other, module="nowhere")} == {
         "not started: the time was over"
     }
-    assert result(tmp_path / "profiles.json") == {"differs/all": [["fusion", 2.0, 0.5]]}
+    assert result(tmp_path / "profiles.json") == profiles
 
 
 @pytest.mark.thorough
@@ -176,9 +177,11 @@ def test_every_new_operation_gets_a_variant_without_it():
     assert found["baseline"].reference == ("a", "b")
     assert found["without_b"].reference == ("b",)
     assert "triton_gemm=false" in found["both"].flags
+    assert "deterministic_ops=true" in found["deterministic"].flags
+    assert found["deterministic"].profiled
     assert "command_buffer" in found["both"].flags
     alone = [one.name for one in variants.variants(("a",), carried=False)]
-    assert alone == ["all", "flags", "baseline", "both", "graphs"]
+    assert alone == ["all", "flags", "baseline", "deterministic", "both", "graphs"]
 
 
 @pytest.mark.thorough

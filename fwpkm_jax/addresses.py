@@ -75,6 +75,25 @@ def _file_system(scheme: str) -> Any:
         ) from error
 
 
+def read_object(address: str, *, most: int) -> bytes:
+    """The content of one object.
+
+    Raises:
+      FileNotFoundError: there is none.
+      OutsideFileError: it has more than `most` bytes, or the store cannot be asked.
+      ValueError: see `open_store`.
+    """
+    store, path = open_store(address)
+    try:
+        size = int(store.info(path)["size"])
+        if size <= most:
+            return store.cat_file(path)
+    except Exception as error:  # Each client has kinds of its own.
+        raise store_error(address, error) from error
+    problem = f"has {size:,} bytes, and at most {most:,} are expected"
+    raise OutsideFileError(address, problem, otherwise="fetch it again")
+
+
 def store_error(address: str, error: Exception) -> Exception:
     """What a store raised, as one line that names the address."""
     if isinstance(error, FileNotFoundError):

@@ -18,9 +18,9 @@ from fwpkm_jax.command_line import report
 from fwpkm_jax.interchange import import_release, read_folder, start_run
 from fwpkm_jax.interchange.hf import import_model
 from fwpkm_jax.interchange.hf.model_folder import ParameterDtype
+from fwpkm_jax.interchange.imported_run import check_empty
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.store_folders import fetched
-from fwpkm_jax.training.runs.mirror import new_run_folder
 from fwpkm_jax.typed_options import split_subcommand
 
 
@@ -33,10 +33,11 @@ class ImportWeights(PluginOptions):
     run: RunArgument
     """New run directory. It may lie in a bucket."""
 
-    def start(self, run: Path) -> None:
+    def start(self) -> None:
+        check_empty(self.run)
         with fetched(self.folder) as folder:
             experiment, weights = read_folder(folder)
-            start_run(replace(experiment, run_dir=str(run)), weights)
+            start_run(replace(experiment, run_dir=address_of(self.run)), weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class ImportRelease(PluginOptions):
     with their index, a checkpoint of DeepSpeed; or owner/name of a model on the Hugging Face
     Hub."""
     run: RunArgument
-    """New run directory."""
+    """New run directory. It may lie in a bucket."""
     config: str | None = None
     """Config of the trained model: a shipped config's name, such as gdn_swa__fwpkm2_6_10, or a
     file. None: the config.json beside the checkpoint says it."""
@@ -56,8 +57,8 @@ class ImportRelease(PluginOptions):
     """Branch, tag or commit of a model on the hub. None: its main branch. The run keeps the
     commit."""
 
-    def start(self, run: Path) -> None:
-        import_release(self.checkpoint, run, config=self.config, revision=self.revision)
+    def start(self) -> None:
+        import_release(self.checkpoint, self.run, config=self.config, revision=self.revision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ class ImportHF:
     """The folder, with config.json and safetensors files, also in a bucket; or owner/name of a
     model on the Hugging Face Hub, which is fetched into its client's cache."""
     run: RunArgument
-    """New run directory."""
+    """New run directory. It may lie in a bucket."""
     revision: str | None = None
     """Branch, tag or commit of a model on the hub. None: its main branch. The run keeps the
     commit."""
@@ -79,9 +80,10 @@ class ImportHF:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     """The devices that the weights are read onto; each device reads its part only."""
 
-    def start(self, run: Path) -> None:
+    def start(self) -> None:
+        check_empty(self.run)
         with fetched(self.folder) as folder:
-            import_model(folder, run, dtype=self.dtype, mesh=self.mesh, revision=self.revision)
+            import_model(folder, self.run, dtype=self.dtype, mesh=self.mesh, revision=self.revision)
 
 
 _SOURCES = {
@@ -91,8 +93,8 @@ _SOURCES = {
 }
 """What can be imported, by the name of its subcommand, with values that are not used."""
 
-_ADDRESSES = {"weights": ("folder", "run"), "release": (), "hf": ("folder",)}
-"""What may lie in a bucket. The runs of others name the path at which they keep their tokenizer."""
+_ADDRESSES = {"weights": ("folder", "run"), "release": ("run",), "hf": ("folder", "run")}
+"""What may lie in a bucket."""
 
 _Source = (
     Annotated[ImportWeights, tyro.conf.subcommand("weights")]
@@ -110,8 +112,7 @@ def main(arguments: Sequence[str], program: str = "fwpkm import") -> int:
         source = parse_options(
             others, f"{program} {name}", _SOURCES[name], addresses=_ADDRESSES[name]
         )
-        with new_run_folder(source.run) as run:
-            source.start(run)
+        source.start()
         print(f"wrote {address_of(source.run)}")
     except (ValueError, OSError, ImportError) as error:
         return report(program, error)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from fwpkm_jax.addresses import check_store, scheme_of
 from fwpkm_jax.data.base import AbstractDataConfig, Dataset, Source, Split
 from fwpkm_jax.data.documents import PACKAGED
 from fwpkm_jax.data.identity import FILES
@@ -25,7 +26,6 @@ from fwpkm_jax.data.streams.formats import Tokens, read_tokens
 from fwpkm_jax.data.token_files import TokenFile, TokenFileEntry, token_dtype
 from fwpkm_jax.data.tokenizers import BYTES, Tokenizer, load_tokenizer
 from fwpkm_jax.literals import check_literals, some
-from fwpkm_jax.whole_files import check_local
 
 if TYPE_CHECKING:
     import grain
@@ -76,7 +76,7 @@ class TextData(AbstractDataConfig):
     """Field of a .jsonl, .parquet or .arrow record that holds the text."""
     tokenizer: str = BYTES
     """"bytes", "mistral-v1" (the paper's 32,000 pieces), a SentencePiece .model file, or the
-    tokenizer.json of an imported model (extra hf)."""
+    tokenizer.json of an imported model (extra hf); a file may lie in a bucket."""
     packing: Packing = "concat"
     """How documents come into rows. concat: rows are cut from the concatenation, and a row is read
     as one text. documents: the same rows with segment ids, so that no document sees another.
@@ -91,7 +91,8 @@ class TextData(AbstractDataConfig):
         for name in ("train_paths", "valid_paths"):
             for path in getattr(self, name):
                 check_data_path(path, name)
-        check_local(self.tokenizer, "tokenizer")
+        if scheme_of(self.tokenizer) is not None:
+            check_store(self.tokenizer, "tokenizer")
         if not self.train_paths:
             raise ValueError("train_paths=() names no text; give at least one file or folder.")
         if self.length < 1:

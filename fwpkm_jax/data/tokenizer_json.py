@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from fwpkm_jax.addresses import address_of, read_object, scheme_of
 from fwpkm_jax.data import chat_template
 from fwpkm_jax.outside_files import (
+    MOST_JSON_BYTES,
     OutsideFileError,
     is_pointer,
+    parse_json,
     read_bytes,
-    read_json,
-    read_text,
     reading,
     refuse_pointer,
     shown,
@@ -30,6 +31,7 @@ from fwpkm_jax.outside_files import (
 
 _MOST_BYTES = 2**27
 _MOST_TEMPLATE_BYTES = 2**20
+_TEMPLATE = "chat_template.jinja"
 
 
 class JSONTokenizer:
@@ -40,15 +42,20 @@ class JSONTokenizer:
     """
 
     def __init__(self, path: str | Path):
-        """Loads a file.
+        """Loads a file of this machine or of a bucket.
 
         Raises:
           ImportError: the package tokenizers is not installed.
+          FileNotFoundError: there is no such file.
           ValueError: the file is no tokenizer, or nothing says how a document ends.
         """
-        tokenizers = hf_package("tokenizers", f"{path} is read")
-        self._path = Path(path)
-        content = read_bytes(self._path, most=_MOST_BYTES)
+        tokenizers = hf_package("tokenizers", f"{address_of(path)} is read")
+        self._path = address_of(path)
+        self._fetched: dict[str, bytes | None] = {}  # Of a bucket, by name.
+        if scheme_of(path) is None:
+            content = read_bytes(path, most=_MOST_BYTES)
+        else:
+            content = read_object(self._path, most=_MOST_BYTES)
         if is_pointer(content):
             refuse_pointer(self._path)
         with reading(self._path, problem="is no tokenizer.json"):
@@ -70,7 +77,7 @@ class JSONTokenizer:
         if self.eos_id >= self.vocab_size:
             problem = f"gives a document's end the id {self.eos_id:,} of {self.vocab_size:,}"
             raise OutsideFileError(
-                self._path.with_name("config.json"), problem, "eos_token_id", "fetch it again"
+                self._place("config.json"), problem, "eos_token_id", "fetch it again"
             )
 
     def _as_built(self) -> None:
@@ -84,9 +91,25 @@ class JSONTokenizer:
         if getattr(self._tokenizer.model, "dropout", None):
             self._tokenizer.model.dropout = None
 
+    def _place(self, name: str) -> str:
+        """Path or address of a file beside the tokenizer."""
+        return address_of(Path(self._path).with_name(name))
+
+    def _read(self, name: str, *, most: int) -> bytes | None:
+        """A file beside the tokenizer; None if there is none."""
+        place = self._place(name)
+        if scheme_of(place) is None:
+            return read_bytes(place, most=most) if Path(place).is_file() else None
+        if name not in self._fetched:
+            try:
+                self._fetched[name] = read_object(place, most=most)
+            except FileNotFoundError:
+                self._fetched[name] = None
+        return self._fetched[name]
+
     def _beside(self, name: str) -> dict[str, Any]:
-        file = self._path.with_name(name)
-        return read_json(file, otherwise="fetch it again", kind=dict) if file.is_file() else {}
+        content = self._read(name, most=MOST_JSON_BYTES)
+        return {} if content is None else parse_json(content, self._place(name), kind=dict)
 
     def _ends(self) -> tuple[int, ...]:
         """The ids that end a text, that of the document's end first."""
@@ -97,7 +120,7 @@ class JSONTokenizer:
             for token in ids:
                 if token is not None and (type(token) is not int or not 0 <= token < 2**31):
                     raise OutsideFileError(
-                        self._path.with_name(name),
+                        self._place(name),
                         f"is {shown(repr(token), 60)}; ids of tokens are integers from 0",
                         "eos_token_id",
                         "fetch it again",
@@ -121,7 +144,7 @@ class JSONTokenizer:
         value = value.get("content") if isinstance(value, dict) else value
         if value is not None and not isinstance(value, str):
             raise OutsideFileError(
-                self._path.with_name("tokenizer_config.json"),
+                self._place("tokenizer_config.json"),
                 f"is {shown(repr(value), 60)}; a text is expected",
                 name,
                 "fetch it again",
@@ -167,9 +190,13 @@ class JSONTokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether there is a chat template."""
-        return self._path.with_name("chat_template.jinja").is_file() or bool(
-            self._config.get("chat_template")
-        )
+        return bool(self._config.get("chat_template")) or self._has_template_file()
+
+    def _has_template_file(self) -> bool:
+        place = self._place(_TEMPLATE)
+        if scheme_of(place) is None:
+            return Path(place).is_file()
+        return self._read(_TEMPLATE, most=_MOST_TEMPLATE_BYTES) is not None
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> np.ndarray:
         """Token ids of a conversation up to where the answer begins, int32 `[tokens]`.
@@ -230,19 +257,23 @@ class JSONTokenizer:
                 file, f"cannot be filled in: {error}", "chat template", "leave out --chat"
             ) from error
 
-    def _template(self) -> tuple[str, Path]:
+    def _template(self) -> tuple[str, str]:
         """The chat template and the file that holds it."""
-        file = self._path.with_name("chat_template.jinja")
-        if file.is_file():
-            return read_text(file, most=_MOST_TEMPLATE_BYTES), file
-        file = self._path.with_name("tokenizer_config.json")
+        file = self._place(_TEMPLATE)
+        content = self._read(_TEMPLATE, most=_MOST_TEMPLATE_BYTES)
+        if content is not None:
+            with reading(file, problem="is not UTF-8"):
+                return content.decode(), file
+        file = self._place("tokenizer_config.json")
         template = self._config.get("chat_template")
         if isinstance(template, list):  # Several, by name.
             named = [one for one in template if isinstance(one, dict)]
             template = {str(one.get("name")): one.get("template") for one in named}.get("default")
         if template is None:
             problem = "has no chat template"
-            raise OutsideFileError(self._path.parent, problem, otherwise="leave out --chat")
+            raise OutsideFileError(
+                address_of(Path(self._path).parent), problem, otherwise="leave out --chat"
+            )
         if not isinstance(template, str):
             raise OutsideFileError(file, "is no text", "chat_template", "leave out --chat")
         return template, file

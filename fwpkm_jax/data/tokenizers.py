@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 import sentencepiece
 
+from fwpkm_jax.addresses import read_object, scheme_of
 from fwpkm_jax.outside_files import (
     OutsideFileError,
     is_pointer,
@@ -147,16 +148,20 @@ def load_tokenizer(name_or_path: str) -> Tokenizer:
     """The tokenizer of a name, of a SentencePiece `.model` file or of a `tokenizer.json`.
 
     Args:
-      name_or_path: "bytes", "mistral-v1" (the paper's, from the extra `tokenizers`) or a path.
+      name_or_path: "bytes", "mistral-v1" (the paper's, from the extra `tokenizers`), a path, or an
+        address in a bucket.
 
     Raises:
-      ValueError: there is no such name or file, or the file is not a usable tokenizer.
+      ValueError: there is no such name or file, the file is not a usable tokenizer, or its bucket
+        cannot be asked.
       ImportError: a package that it needs is missing; the extra that has it is named.
     """
     if name_or_path == BYTES:
         return ByteTokenizer()
     if name_or_path == MISTRAL_V1:
         return SentencePieceTokenizer(mistral_v1_model(), name=MISTRAL_V1)
+    if scheme_of(name_or_path) is not None:
+        return _from_store(name_or_path)
     path = Path(name_or_path).expanduser()
     if path.is_file() and path.suffix == ".json":
         from fwpkm_jax.data.tokenizer_json import JSONTokenizer
@@ -174,6 +179,20 @@ def load_tokenizer(name_or_path: str) -> Tokenizer:
         f"tokenizer={name_or_path!r} is neither one of {', '.join(map(repr, names))} nor an "
         f"existing SentencePiece .model file or tokenizer.json ({path.absolute()}){hint}"
     )
+
+
+def _from_store(address: str) -> Tokenizer:
+    try:
+        if address.endswith(".json"):
+            from fwpkm_jax.data.tokenizer_json import JSONTokenizer
+
+            return JSONTokenizer(address)
+        model = read_object(address, most=_MOST_MODEL_BYTES)
+    except FileNotFoundError as error:
+        raise OutsideFileError(
+            address, "is named as the tokenizer and does not exist", otherwise="put it back"
+        ) from error
+    return SentencePieceTokenizer(model, name=address)
 
 
 def mistral_v1_model() -> bytes:

@@ -10,13 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fwpkm_jax.addresses import scheme_of
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.host_memory import freed_memory_returned
 from fwpkm_jax.interchange.weights import Weights, check_shape, refuse_other_names
+from fwpkm_jax.stores import Store
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.checkpoints.checksum import non_finite_leaves
+from fwpkm_jax.training.runs.mirror import new_run_folder
 from fwpkm_jax.training.state import TrainState, init_state
-from fwpkm_jax.whole_files import check_local, new_folder, write_json
+from fwpkm_jax.whole_files import new_folder, write_json
 
 
 def start_run(
@@ -32,7 +35,8 @@ def start_run(
     once all is written: an import that is killed leaves no run.
 
     Args:
-      experiment: the run's configuration; `experiment.run_dir` must be new or empty.
+      experiment: the run's configuration; `experiment.run_dir` must be new or empty. It may lie in
+        a bucket.
       weights: weights of `experiment.model`, with one memory per group of the configuration, or
         with one memory, from which all groups then start.
       add: writes further files into the directory it is given, which is the run's before it gets
@@ -44,10 +48,9 @@ def start_run(
     Raises:
       ValueError: the directory is not empty; an array has another shape than the model's, is of
         integers, or holds NaN or infinity; or the numbers of memories do not match.
+      OSError: the bucket cannot be asked.
     """
-    directory = Path(experiment.run_dir)
-    check_local(directory)
-    check_empty(directory)
+    check_empty(experiment.run_dir)
     config = experiment.training
 
     def init() -> TrainState:
@@ -71,7 +74,10 @@ def start_run(
     state = rest._replace(params=params, memory=memory)
     # The weights may fill the memory: no more than the largest is written at a time.
     largest = max(x.nbytes for x in jax.tree.leaves((params, memory)))
-    with new_folder(directory, may_be_empty=True) as new:
+    with (
+        new_run_folder(experiment.run_dir) as directory,
+        new_folder(directory, may_be_empty=True) as new,
+    ):
         add(new)
         write_json(new / "config.json", experiment.to_json())
         with (
@@ -81,11 +87,17 @@ def start_run(
             ) as checkpoints,
         ):
             checkpoints.save(state, data_position=None, config=experiment.to_json())
-    return directory
+    return Path(experiment.run_dir)
 
 
-def check_empty(directory: Path) -> None:
-    """Raises ValueError unless a run can be made there."""
+def check_empty(directory: str | Path) -> None:
+    """Raises ValueError unless a run can be made there, also in a bucket."""
+    if scheme_of(directory) is not None:
+        store = Store(str(directory))
+        if store.sizes():
+            raise ValueError(f"{store} is not empty; choose another run directory.")
+        return
+    directory = Path(directory)
     if directory.is_dir() and any(directory.iterdir()):
         raise ValueError(f"{directory} is not empty; choose another run directory.")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from fwpkm_jax.addresses import address_of
 from fwpkm_jax.config import Experiment, load_config
 from fwpkm_jax.interchange.hf.hub import fetch_release, is_hub_name
 from fwpkm_jax.interchange.hf.imported import HUB, SMALL_FILES, copy_small_files, first_data
@@ -35,7 +36,7 @@ def import_release(
     Args:
       source: a file or folder in one of the layouts of `release_files`; or `owner/name` of a model
         on the Hugging Face Hub, whose commit the run keeps in `release/hub.json`.
-      run_dir: a new directory.
+      run_dir: a new directory, also in a bucket.
       config: name or file of a config of the trained model; the run gets its data and training
         too. None: the `config.json` in the folder, or beside the file or the DeepSpeed step,
         describes the model; the run then trains on this package's sample of text until
@@ -69,7 +70,7 @@ def import_release(
     source = Path(source)
     folder = _folder(source)
     if config is not None:
-        experiment = replace(load_config(config), run_dir=str(run))
+        experiment = replace(load_config(config), run_dir=address_of(run))
         weights = read_release(source, experiment.model)
     else:
         path = folder / _CONFIG
@@ -83,7 +84,7 @@ def import_release(
             model = release_config(values)
         weights = read_release(source, model)
         data = first_data(folder, run / KEPT, model, say)
-        experiment = Experiment(model=model, data=data, run_dir=str(run))
+        experiment = Experiment(model=model, data=data, run_dir=address_of(run))
 
     def keep(new: Path) -> None:
         copy_small_files(folder, new / KEPT)

@@ -12,6 +12,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from fwpkm_jax.addresses import read_object, scheme_of
 from fwpkm_jax.config import Experiment, read_experiment
 from fwpkm_jax.config_json import to_json
 from fwpkm_jax.data.tokenizers import BYTES, MISTRAL_V1, mistral_v1_model
@@ -206,6 +207,12 @@ def _tokenizer_files(experiment: Experiment, say: Callable[[str], None]) -> dict
     name = getattr(experiment.data, "tokenizer", BYTES)
     if name == BYTES:
         return {}
+    if scheme_of(name) is not None:
+        try:
+            return {name.rpartition("/")[2]: read_object(name, most=2**27)}
+        except FileNotFoundError:
+            say(f"The run's tokenizer, {name}, is not there any more; put it into the folder.")
+            return {}
     if name != MISTRAL_V1:
         path = Path(name).expanduser()
         if path.is_file():

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from fwpkm_jax.addresses import address_of
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import AbstractDataConfig, RecallData, TextData, sample
 from fwpkm_jax.data.tokenizers import BYTES, ByteTokenizer, load_tokenizer
@@ -57,7 +58,7 @@ def import_model(
     Args:
       folder: as the transformers library saves it; or `owner/name` of a model on the Hugging Face
         Hub, whose commit the run keeps in `hub.json` beside its other imported files.
-      run_dir: a new directory.
+      run_dir: a new directory, also in a bucket.
       dtype: of the matrices; None: as they are stored.
       mesh: devices that the weights are read onto; the run's own.
       revision: of a model on the hub: branch, tag or commit; None: the main branch.
@@ -92,7 +93,7 @@ def import_model(
         model=source.config,
         data=first_data(Path(folder), run / KEPT, source.config, say),
         mesh=mesh,
-        run_dir=str(run),
+        run_dir=address_of(run),
     )
     weights = read_weights(source, partition=make_partition(mesh))
 
@@ -111,7 +112,8 @@ def first_data(
 
     Args:
       folder: of the model, which may have a tokenizer.
-      kept: where the run will keep the tokenizer.
+      kept: where the run will keep the tokenizer. In a bucket the run names its address, so that
+        it is found from any machine.
       model: that is imported.
       say: prints a line.
 
@@ -120,7 +122,7 @@ def first_data(
     """
     if (folder / TOKENIZER).is_file():
         _check_tokenizer(folder, model, say)
-        tokenizer = str(kept / TOKENIZER)
+        tokenizer = address_of(kept / TOKENIZER)
     elif model.vocab_size >= ByteTokenizer.vocab_size:
         say(
             f"{folder} has no {TOKENIZER}; the run reads text as bytes, which the model may not "

@@ -138,7 +138,7 @@ def test_exports_and_imports_lie_in_buckets(tmp_path, monkeypatch, capsys):
             (["import", "weights", taken, str(tmp_path / "new")], "holds no whole folder"),
             (["export", str(run), taken], f"{taken} exists; choose another name."),
             (["import", "weights", exported, imported], f"{imported} is not empty"),
-            (["import", "hf", str(tmp_path), imported], "mount the bucket"),
+            (["import", "hf", str(tmp_path), imported], f"{imported} is not empty"),
         ):
             capsys.readouterr()
             assert main(command) == 2

@@ -74,9 +74,10 @@ class Experiment:
     """Directory the run writes to, also in a bucket (gs://, s3://); a run that was interrupted
     there continues."""
     base: str | None = None
-    """Run directory whose newest checkpoint a new run's weights start from. Memories that the base
-    has not are new and add nothing before the first step. With optimizer.train, checkpoints hold
-    what trains, and refer to the base's for the rest. None: weights are drawn."""
+    """Run directory, also in a bucket, whose newest checkpoint a new run's weights start from.
+    Memories that the base has not are new and add nothing before the first step. With
+    optimizer.train, checkpoints hold what trains, and refer to the base's for the rest. None:
+    weights are drawn."""
     plugins: tuple[str, ...] = ()
     """Modules outside this package that define or register what the run uses: rules, mixers, data.
     Those of classes and registered names in the configuration are added by themselves. Whoever
@@ -89,7 +90,8 @@ class Experiment:
             config_json.from_json(to_json(getattr(self, name)), hint, path=name)
         if scheme_of(self.run_dir) is not None:
             check_store(self.run_dir, "run_dir")
-        check_local(self.base or "", "base")
+        if scheme_of(self.base or "") is not None:
+            check_store(self.base or "", "base")
         if self.seed < 0:
             raise ValueError(f"seed={self.seed} must be at least 0.")
         if self.profile is not None and self.profile < 1:

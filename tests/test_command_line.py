@@ -64,7 +64,10 @@ def test_control_characters_are_escaped_and_texts_of_people_are_not():
     "arguments",
     [
         *("train recall --run_dir ftp://bucket/run", "train recall --run_dir gs:/bucket/run"),
-        *("train --base gs://b/r --run_dir x", "train books_tiny --data.tokenizer ftp://b/t.model"),
+        *(
+            "train --base ftp://b/r --run_dir x",
+            "train books_tiny --data.tokenizer ftp://b/t.model",
+        ),
         *("memories gs://b/r", "chat r --memory a --memories gs://b/m", "export r ftp://b/out"),
         *("export hf r gs://b/out --push o/n", "import weights ftp://b/x run"),
         *("import hf x ftp://b/run", "import weights x ftp://b/run"),
@@ -98,6 +101,7 @@ def test_addresses_are_refused_in_python_too():
         *("train recall --run_dir SCHEME://b/run", "train --resume SCHEME://b/run"),
         *("eval SCHEME://b/run", "report SCHEME://b/run", "generate SCHEME://b/run --prompt a"),
         *("export SCHEME://b/run out", "chat SCHEME://b/run --memory a"),
+        "train --base SCHEME://b/run --run_dir new",
         *("import hf x SCHEME://b/run", "import release x SCHEME://b/run"),
     ],
 )

@@ -58,7 +58,7 @@ def parse_command_line(
     for value in arguments:
         option = value if value.startswith("--") else option
         # Sources of text and runs may have addresses.
-        if not option.startswith("--data.") and option not in ("--run_dir", "--resume"):
+        if not option.startswith("--data.") and option not in ("--run_dir", "--resume", "--base"):
             check_local(value, option.removeprefix("--"))
     import_plugins(values_of("--plugins", arguments))
     if "--resume" in arguments:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from fwpkm_jax.addresses import address_of, scheme_of
 from fwpkm_jax.config import Experiment
 from fwpkm_jax.data import make_dataset, vocab_size
 from fwpkm_jax.layers.partition import Partition
@@ -24,6 +25,7 @@ from fwpkm_jax.models.remat import check_offload
 from fwpkm_jax.training.checkpoints.checkpoint import Checkpoints
 from fwpkm_jax.training.checkpoints.restore import (
     Reference,
+    checkpoint_steps,
     find_step,
     read_arrays,
     read_metrics,
@@ -37,6 +39,7 @@ from fwpkm_jax.training.optimizer import (
     learning_rate_schedule,
     make_optimizer,
 )
+from fwpkm_jax.training.runs.mirror import run_folder
 from fwpkm_jax.training.runs.processes import from_first
 from fwpkm_jax.training.sharding import (
     check_mesh,
@@ -272,16 +275,28 @@ def new_state(setup: Setup, checkpoints: Checkpoints) -> TrainState:
 
     Raises:
       ValueError: the base's weights do not fit the model.
+      FileNotFoundError: the base is not there, or has no checkpoint.
     """
-    if setup.experiment.base is not None:
-        return _state_from(Path(setup.experiment.base), setup, checkpoints)
+    base = setup.experiment.base
+    if base is not None:
+        with run_folder(base, checkpoints="newest") as folder:
+            return _state_from(base, folder, setup, checkpoints)
     layout = state_layout(setup)
     return compile_answering(jax.jit(setup.init, out_shardings=layout))()
 
 
-def _state_from(base: Path, setup: Setup, checkpoints: Checkpoints) -> TrainState:
-    """The state before the first step with the weights of another run's newest checkpoint."""
-    directory = base.absolute() / "checkpoints"
+def _state_from(base: str, folder: Path, setup: Setup, checkpoints: Checkpoints) -> TrainState:
+    """The state before the first step with the weights of another run's newest checkpoint.
+
+    Args:
+      base: what the configuration calls the other run.
+      folder: where it is on this machine.
+      setup: the run's parts.
+      checkpoints: see `new_state`.
+    """
+    directory = folder.absolute() / "checkpoints"
+    if scheme_of(base) is not None and not checkpoint_steps(directory):
+        raise FileNotFoundError(f"base={base} holds no complete checkpoint.")
     checkpoint = directory / str(find_step(directory, None))
     shapes = setup.shapes
     layout = state_layout(setup)
@@ -322,13 +337,17 @@ def _state_from(base: Path, setup: Setup, checkpoints: Checkpoints) -> TrainStat
     if train:
         trained = trained_names(shapes.params, train)
         frozen = {name: stored[name] for name in held if name not in trained}
-        checkpoints.reference = Reference(str(checkpoint), frozen)
+        # A copy ends with this function; its address stays.
+        name = str(checkpoint)
+        if scheme_of(base) is not None:
+            name = f"{address_of(base).rstrip('/')}/checkpoints/{checkpoint.name}"
+        checkpoints.reference = Reference(name, frozen)
     return state._replace(
         params=params, memory=memory, opt_state=_optimizer_state(setup, params, layout)
     )
 
 
-def _check_base(base: Path, stored: Iterable[str], ours: Iterable[str], new: Iterable[str]) -> None:
+def _check_base(base: str, stored: Iterable[str], ours: Iterable[str], new: Iterable[str]) -> None:
     """Raises ValueError if the model lacks weights of its base, or adds other kinds."""
     lost = [name for name in stored if name not in ours]
     if lost:

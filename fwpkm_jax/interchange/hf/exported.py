@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,7 @@ from fwpkm_jax.models.config import ModelConfig
 from fwpkm_jax.outside_files import read_json
 from fwpkm_jax.run import WhichWeights, load_run
 from fwpkm_jax.safetensors_file import write_tensors
+from fwpkm_jax.training.runs.mirror import run_folder
 from fwpkm_jax.whole_files import check_new, new_folder, replacing, write_json
 
 _MOST_BYTES = 5 * 10**9  # Of one file, as the library cuts them.
@@ -78,59 +80,65 @@ def export_model(
     """
     folder = Path(folder)
     check_new(folder)
-    kept = _kept_files(Path(run_dir))
-    experiment = read_experiment(Path(run_dir))
-    model = experiment.model
-    original: dict[str, Any] = {}
-    if kept is None:
-        text = _described(experiment, run_dir)
-        files = _tokenizer_files(experiment, say)
-    else:
-        text, original = (read_json(kept / name, kind=dict) for name in ("config.json", TENSORS))
-        others = [file for file in kept.iterdir() if file.name not in ("config.json", TENSORS, HUB)]
-        files = {file.name: file.read_bytes() for file in others}
-        _check_same(model, model_config(text), run_dir)
-    run = load_run(run_dir, step, weights=weights)
-    named = Weights(run.params, run.memory if model.memory_layers else {}).named()
-    if model.lora is not None:
-        named = merged(named, model.lora)
-    found = parts(model, FAMILIES[text["model_type"]], found=original)
-
-    def tensors() -> Iterator[tuple[str, np.ndarray]]:
-        for name, part in found.items():
-            shapes = [tuple(original[x]["shape"]) for x in part.names] if original else part.shapes
-            for x, array in zip(
-                part.names, part.unpack(np.asarray(named[name]), shapes), strict=True
-            ):
-                dtype = _DTYPES[original[x]["dtype"]] if original else array.dtype
-                yield x, np.ascontiguousarray(array, dtype)
-        if HEAD in original and model.tie_embeddings:
-            embedding = np.asarray(named["params/embedding"])
-            yield HEAD, np.ascontiguousarray(embedding, _DTYPES[original[HEAD]["dtype"]])
-
-    ours = {name: np.asarray(x) for name, x in named.items() if name not in found}
-    if ours:
-        text[NOTE] = {
-            "about": f"This model has fast-weight memories; fwpkm_jax reads them from {MEMORIES}. "
-            "Other programs load the model without them.",
-            "model": to_json(dataclasses.replace(model, lora=None)),
-        }
-    with new_folder(folder) as partial:
-        for name, content in files.items():
-            with replacing(partial / name) as file:
-                file.write(content)
-        _write_tensors(partial, tensors(), most_bytes)
-        if ours:
-            with replacing(partial / MEMORIES) as file:
-                write_tensors(file, ours, metadata={"format": NOTE})
-        write_json(partial / "config.json", text)
-        if name is not None:
-            sizes = {"parameters": _size(run.params), "memory_parameters": _size(run.memory)}
-            card = model_card(
-                run_dir, name, step=run.step, weights=weights, sizes=sizes, imported=kept
+    with _kept_files(Path(run_dir)) as kept:
+        experiment = read_experiment(Path(run_dir))
+        model = experiment.model
+        original: dict[str, Any] = {}
+        if kept is None:
+            text = _described(experiment, run_dir)
+            files = _tokenizer_files(experiment, say)
+        else:
+            text, original = (
+                read_json(kept / name, kind=dict) for name in ("config.json", TENSORS)
             )
-            with replacing(partial / CARD) as file:
-                file.write(card.encode())
+            others = [
+                file for file in kept.iterdir() if file.name not in ("config.json", TENSORS, HUB)
+            ]
+            files = {file.name: file.read_bytes() for file in others}
+            _check_same(model, model_config(text), run_dir)
+        run = load_run(run_dir, step, weights=weights)
+        named = Weights(run.params, run.memory if model.memory_layers else {}).named()
+        if model.lora is not None:
+            named = merged(named, model.lora)
+        found = parts(model, FAMILIES[text["model_type"]], found=original)
+
+        def tensors() -> Iterator[tuple[str, np.ndarray]]:
+            for name, part in found.items():
+                shapes = (
+                    [tuple(original[x]["shape"]) for x in part.names] if original else part.shapes
+                )
+                for x, array in zip(
+                    part.names, part.unpack(np.asarray(named[name]), shapes), strict=True
+                ):
+                    dtype = _DTYPES[original[x]["dtype"]] if original else array.dtype
+                    yield x, np.ascontiguousarray(array, dtype)
+            if HEAD in original and model.tie_embeddings:
+                embedding = np.asarray(named["params/embedding"])
+                yield HEAD, np.ascontiguousarray(embedding, _DTYPES[original[HEAD]["dtype"]])
+
+        ours = {name: np.asarray(x) for name, x in named.items() if name not in found}
+        if ours:
+            text[NOTE] = {
+                "about": "This model has fast-weight memories; fwpkm_jax reads them from "
+                f"{MEMORIES}. Other programs load the model without them.",
+                "model": to_json(dataclasses.replace(model, lora=None)),
+            }
+        with new_folder(folder) as partial:
+            for name, content in files.items():
+                with replacing(partial / name) as file:
+                    file.write(content)
+            _write_tensors(partial, tensors(), most_bytes)
+            if ours:
+                with replacing(partial / MEMORIES) as file:
+                    write_tensors(file, ours, metadata={"format": NOTE})
+            write_json(partial / "config.json", text)
+            if name is not None:
+                sizes = {"parameters": _size(run.params), "memory_parameters": _size(run.memory)}
+                card = model_card(
+                    run_dir, name, step=run.step, weights=weights, sizes=sizes, imported=kept
+                )
+                with replacing(partial / CARD) as file:
+                    file.write(card.encode())
     if {*text.get("layer_types", ["full_attention"])} == {"linear_attention"}:
         say(
             "No layer of this model has attention, without which transformers cannot make a cache: "
@@ -180,15 +188,18 @@ def _size(arrays: Any) -> int:
     return sum(x.size for x in jax.tree.leaves(arrays))
 
 
-def _kept_files(run_dir: Path) -> Path | None:
+@contextlib.contextmanager
+def _kept_files(run_dir: Path) -> Iterator[Path | None]:
     """What the import kept, of the run or of the one it is based on; None if nobody imported it."""
     directory = run_dir
-    while not (directory / KEPT).is_dir():
-        base = read_experiment(directory).base
-        if base is None:
-            return None
-        directory = Path(base)
-    return directory / KEPT
+    with contextlib.ExitStack() as held:
+        while not (directory / KEPT).is_dir():
+            base = read_experiment(directory).base
+            if base is None:
+                yield None
+                return
+            directory = held.enter_context(run_folder(base, checkpoints="none"))
+        yield directory / KEPT
 
 
 def _described(experiment: Experiment, run_dir: str | Path) -> dict[str, Any]:

@@ -7,9 +7,10 @@ checkpoint damaged, all processes treat it as damaged.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,9 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from fwpkm_jax.addresses import scheme_of
 from fwpkm_jax.literals import some
 from fwpkm_jax.training.checkpoints.checksum import checksums
 from fwpkm_jax.training.checkpoints.regroup import Regroup, all_groups, regroup
+from fwpkm_jax.training.runs.mirror import local_copy
 from fwpkm_jax.training.runs.processes import OtherProcessError, together
 from fwpkm_jax.training.state import TrainState, named_leaves
 
@@ -31,11 +34,15 @@ class DamagedCheckpointError(Exception):
     """A checkpoint cannot be read, or its content differs from what was saved."""
 
 
+class UnreadBaseError(OSError):
+    """The bucket that holds frozen weights cannot be read; the checkpoint itself may be whole."""
+
+
 class Reference(NamedTuple):
     """Frozen slow weights that a checkpoint does not hold; they are read from another one."""
 
     checkpoint: str
-    """Absolute path of the checkpoint that holds them, `RUN/checkpoints/STEP`."""
+    """Absolute path or address of the checkpoint that holds them, `RUN/checkpoints/STEP`."""
     checksums: dict[str, int]
     """Checksum of each frozen weight, by its path."""
 
@@ -114,6 +121,7 @@ def read_checkpoint(
     Raises:
       ValueError: it holds another number of memories, and `regroup` cannot convert them.
       DamagedCheckpointError: the checkpoint is damaged; the message names it and the fault.
+      UnreadBaseError: its frozen weights lie in a bucket, and cannot be read.
     """
     path = Path(directory).absolute() / str(step)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -139,6 +147,8 @@ def read_checkpoint(
                 if position["step"] != step:
                     raise ValueError(f"it holds step {position['step']}")
                 rng = np.asarray(position["rng"], np.uint32)
+            except UnreadBaseError:  # Says nothing about this checkpoint, which stays.
+                raise
             except Exception as error:  # Whatever a broken file makes the readers raise.
                 raise DamagedCheckpointError(f"{path}: {brief(error)}") from error
     except OtherProcessError as error:
@@ -210,6 +220,7 @@ def read_arrays(
     Raises:
       ValueError: there is no such checkpoint; an array is missing or damaged, or differs in shape
         or dtype.
+      UnreadBaseError: arrays lie in a bucket, and cannot be read.
     """
     path = Path(checkpoint).absolute()
     return {
@@ -235,8 +246,34 @@ def _read_stored(path: Path, wanted: Mapping[str, Any], item: str) -> dict[str, 
         reference = _reference(position)
         if reference is None or item != "params":
             raise ValueError(f"{path} has no {next(iter(elsewhere))}")
-        found |= _read_stored(Path(reference.checkpoint).absolute(), elsewhere, item)
+        with _referred(reference.checkpoint) as base:
+            found |= _read_stored(base, elsewhere, item)
     return found
+
+
+@contextlib.contextmanager
+def _referred(checkpoint: str) -> Iterator[Path]:
+    """The folder of a checkpoint that holds frozen weights; of one in a bucket, a copy.
+
+    Raises:
+      UnreadBaseError: the bucket cannot be asked, or does not hold the checkpoint.
+    """
+    if scheme_of(checkpoint) is None:
+        yield Path(checkpoint).absolute()
+        return
+    run, _, step = checkpoint.rpartition("/checkpoints/")
+    with contextlib.ExitStack() as held:
+        try:
+            folder = held.enter_context(local_copy(run, checkpoints=int(step)))
+        except (OSError, ValueError) as error:
+            raise UnreadBaseError(f"Frozen weights lie in {checkpoint}: {error}") from error
+        found = folder / "checkpoints" / step
+        if not found.is_dir():
+            raise UnreadBaseError(
+                f"{checkpoint}, which holds frozen weights, does not exist or is damaged; put it "
+                "back"
+            )
+        yield found
 
 
 def _read_params(path: Any, abstract: Any, layout: Any, reference: Reference) -> Any:
@@ -247,7 +284,8 @@ def _read_params(path: Any, abstract: Any, layout: Any, reference: Reference) ->
     named = named_leaves(like)
     frozen = {name: named[name] for name in reference.checksums}
     own = {name: x for name, x in named.items() if name not in frozen}
-    found = _read_stored(Path(reference.checkpoint).absolute(), frozen, "params")
+    with _referred(reference.checkpoint) as base:
+        found = _read_stored(base, frozen, "params")
     found |= _read_stored(Path(path), own, "params")
     return jax.tree.unflatten(jax.tree.structure(abstract), [found[name] for name in named])
 

@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fwpkm_jax.addresses import scheme_of
 from fwpkm_jax.outside_files import OutsideFileError, parse_json
@@ -42,6 +42,9 @@ _FOLDER = re.compile(rf"{_CHECKPOINTS}/((\d+)-[0-9a-f]{{16}})/.+")
 # Of this machine and this session alone.
 _NOT_WRITTEN = (LOCK, _CHECKPOINTS, "damaged_checkpoints", "wandb")
 _logger = logging.getLogger(__name__)
+
+Which = Literal["all", "newest", "none"] | int
+"""Checkpoints to copy; a number is a step."""
 
 
 class Mirror:
@@ -67,8 +70,11 @@ class Mirror:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def fetch(self) -> None:
-        """Fills the folder: small files, and every whole checkpoint.
+    def fetch(self, checkpoints: Which = "all") -> None:
+        """Fills the folder: small files, and whole checkpoints.
+
+        Args:
+          checkpoints: which of them, if they are there.
 
         Raises:
           OSError: the store cannot be asked.
@@ -80,9 +86,13 @@ class Mirror:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 self.store.download(name, file)
                 self._written[name] = _signature(file)
-        for name in sizes:
-            if found := _MARKER.fullmatch(name):
-                self._fetch_checkpoint(int(found[1]), name)
+        steps = sorted(int(found[1]) for name in sizes if (found := _MARKER.fullmatch(name)))
+        if checkpoints == "newest":
+            steps = steps[-1:]
+        elif checkpoints != "all":
+            steps = [step for step in steps if step == checkpoints]
+        for step in steps:
+            self._fetch_checkpoint(step, f"{_CHECKPOINTS}/{step}.json")
 
     def _fetch_checkpoint(self, step: int, marker: str) -> None:
         partial = self.folder / _CHECKPOINTS / f".{step}.{secrets.token_hex(8)}.tmp"
@@ -253,10 +263,14 @@ class Mirror:
 
 
 @contextmanager
-def local_copy(address: str) -> Iterator[Path]:
+def local_copy(address: str, checkpoints: Which = "all") -> Iterator[Path]:
     """A run in a bucket as a folder of this machine, for reading; new small files are written back.
 
     Takes no lock: it may be read while it is trained, and every object is whole.
+
+    Args:
+      address: of the run.
+      checkpoints: which of them are needed, see `Mirror.fetch`.
 
     Raises:
       FileNotFoundError: there is no run.
@@ -264,7 +278,7 @@ def local_copy(address: str) -> Iterator[Path]:
     """
     mirror = Mirror(address)
     try:
-        mirror.fetch()
+        mirror.fetch(checkpoints)
         if "config.json" not in mirror._written:
             raise FileNotFoundError(
                 f"{mirror.store}/config.json does not exist; {mirror.store} holds no run."
@@ -278,12 +292,12 @@ def local_copy(address: str) -> Iterator[Path]:
 
 
 @contextmanager
-def run_folder(run_dir: str | Path) -> Iterator[Path]:
+def run_folder(run_dir: str | Path, checkpoints: Which = "all") -> Iterator[Path]:
     """A run's directory; of one in a bucket, its `local_copy`."""
     if scheme_of(run_dir) is None:
         yield Path(run_dir)
         return
-    with local_copy(str(run_dir)) as folder:
+    with local_copy(str(run_dir), checkpoints) as folder:
         yield folder
 
 

@@ -1,17 +1,26 @@
-"""Compiled programs are kept on disk by the commands, and found again."""
+"""Compiled programs are kept on disk or in a bucket by the commands, and found again."""
 
 import logging
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax._src import compilation_cache
 
-from fwpkm_jax.compile_cache import default_folder, enable_compile_cache
+from fwpkm_jax import compile_cache as module
+from fwpkm_jax.cli import main
+from fwpkm_jax.compile_cache import compile_cache, default_folder, enable_compile_cache
+from fwpkm_jax.outside_files import OutsideFileError
+from fwpkm_jax.stores import Store
 from tests.training import mesh_flags
+from tests.training.runs.stores import KINDS, a_store
 
 ROOT = Path(__file__).parents[1]
 OLD_RUN = ROOT / "tests" / "training" / "data" / "run_before_registries"
@@ -19,6 +28,7 @@ SETTINGS = (
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_compile_time_secs",
     "jax_persistent_cache_min_entry_size_bytes",
+    "jax_persistent_cache_enable_xla_caches",
 )
 
 
@@ -73,6 +83,149 @@ def test_a_folder_that_cannot_be_made_is_one_warning(monkeypatch, tmp_path, capl
     (record,) = caplog.records
     assert "Set FWPKM_JAX_CACHE to another folder, or to off." in record.getMessage()
     assert jax.config.values["jax_compilation_cache_dir"] is None
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Makes this process that of a new machine: other temporary files, no program in memory."""
+
+    def start(name):
+        assert not list(tmp_path.glob("machine-*/fwpkm-programs-*"))
+        place = tmp_path / f"machine-{name}"
+        place.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(place))
+        jax.clear_caches()
+
+    yield start
+    compilation_cache.reset_cache()
+
+
+def compile_one(number=1):
+    """A program for each number."""
+
+    def small_program(x):
+        return x * number + 1
+
+    return jax.jit(small_program)(jnp.arange(3 + number)).tolist()
+
+
+def programs(address):
+    return [name for name in Store(address).sizes() if "jit_small_program" in name]
+
+
+def _counted(calls, name):
+    original = getattr(compilation_cache, name)
+
+    def call(*arguments):
+        calls.append(arguments[0])
+        return original(*arguments)
+
+    return call
+
+
+@pytest.mark.by_default("memory")
+@pytest.mark.parametrize("kind", KINDS)
+def test_programs_in_a_bucket_are_found_by_another_machine(kind, machine, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(
+        compilation_cache, "put_executable_and_time", _counted(compiled, "put_executable_and_time")
+    )
+    with a_store(kind, monkeypatch) as address:
+        monkeypatch.setenv("FWPKM_JAX_CACHE", f"{address}/")
+        kept = []
+        for name in ("first", "second"):
+            machine(name)
+            compiled.clear()
+            with compile_cache() as folder:
+                assert compile_one() == [1, 2, 3, 4]
+            assert not folder.exists()
+            assert jax.config.values["jax_compilation_cache_dir"] is None
+            assert bool(compiled) == (name == "first")
+            kept.append(Store(address).sizes())
+        assert kept[0] == kept[1]
+        (name,) = programs(address)
+        assert name.startswith(f"{os.uname().machine}-")
+
+
+def test_new_programs_are_written_while_the_command_runs_and_half_ones_are_not(
+    machine, monkeypatch
+):
+    monkeypatch.setattr(module, "EVERY", 0.02)
+    with a_store("memory", monkeypatch) as address:
+        monkeypatch.setenv("FWPKM_JAX_CACHE", address)
+        machine("one")
+        with compile_cache() as folder:
+            compile_one()
+            deadline = time.monotonic() + 20
+            while not programs(address) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            (written,) = programs(address)
+            content = (folder / written.rpartition("/")[2]).read_bytes()
+            (folder / "jit_small_program-half-cache").write_bytes(content[: len(content) // 2])
+            (folder / "other.txt").write_text("")
+        assert programs(address) == [written]
+        assert Store(address).read(written) == content
+        assert not any(name.endswith("other.txt") for name in Store(address).sizes())
+
+
+def test_a_program_that_another_machine_wrote_meanwhile_stays(machine, monkeypatch):
+    with a_store("memory", monkeypatch) as address:
+        monkeypatch.setenv("FWPKM_JAX_CACHE", address)
+        machine("one")
+        with compile_cache():
+            compile_one()
+        (name,) = programs(address)
+        Store(address).remove(name)
+        machine("two")
+        with compile_cache():
+            compile_one()
+            Store(address).write(name, b"theirs")
+        assert Store(address).read(name) == b"theirs"
+        machine("three")  # What is no program costs a compilation, and no more.
+        with compile_cache(), pytest.warns(UserWarning, match="persistent compilation cache"):
+            assert compile_one() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("lost", ["sizes", "download", "write"])
+def test_a_bucket_that_cannot_be_read_or_written_costs_one_warning(
+    lost, machine, monkeypatch, caplog
+):
+    with a_store("memory", monkeypatch) as address:
+        monkeypatch.setenv("FWPKM_JAX_CACHE", address)
+        monkeypatch.setattr(module, "EVERY", 0.02)
+        machine("one")
+        with compile_cache():
+            compile_one()
+
+        def fail(self, *_):
+            raise OutsideFileError(str(self), "cannot be read (PermissionError: no)")
+
+        monkeypatch.setattr(Store, lost, fail)
+        machine("two")
+        with caplog.at_level(logging.WARNING, logger="fwpkm_jax"), compile_cache() as folder:
+            assert (folder is None) == (lost != "write")
+            for number in (2, 3):
+                compile_one(number)
+                time.sleep(0.06)
+        (record,) = [x for x in caplog.records if x.name.startswith("fwpkm_jax")]
+        what = "written" if lost == "write" else "read"
+        assert f"cannot be {what} in {address}/" in record.getMessage()
+        assert "Set FWPKM_JAX_CACHE to another folder, or to off." in record.getMessage()
+
+
+@pytest.mark.parametrize("command", ["train recall --run_dir run", "demo"])
+def test_an_address_of_no_bucket_is_refused_before_anything_is_compiled(
+    command, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FWPKM_JAX_CACHE", "ftp://bucket/programs")
+    assert main(command.split()) == 2
+    assert "FWPKM_JAX_CACHE='ftp://bucket/programs' is an address of a kind" in (
+        capsys.readouterr().err
+    )
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="mount the bucket"):
+        enable_compile_cache()
 
 
 @pytest.mark.thorough("mesh0")

@@ -20,7 +20,7 @@ from fwpkm_jax.audit.origin import headline
 from fwpkm_jax.audit.page import as_text, summary
 from fwpkm_jax.cli.options import PluginOptions, RunArgument, parse_options
 from fwpkm_jax.command_line import report, say_error, start_logging, visible
-from fwpkm_jax.compile_cache import enable_compile_cache
+from fwpkm_jax.compile_cache import compile_cache
 from fwpkm_jax.interchange import read_folder
 from fwpkm_jax.run.load import Run, load_run
 from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
@@ -50,8 +50,8 @@ def main(arguments: Sequence[str], program: str = "fwpkm audit") -> int:
         options = parse_options(arguments, program, AuditOptions(run=Path()))
         if is_bundle(options.run):
             return _recompute(options.run)
-        enable_compile_cache()
-        return _audit(options)
+        with compile_cache():
+            return _audit(options)
     except (ValueError, OSError) as error:
         return report(program, error)
     except DamagedCheckpointError as error:

@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 from fwpkm_jax.cli.options import CheckpointOptions, RunArgument, parse_options
 from fwpkm_jax.command_line import report, say_error, start_logging
-from fwpkm_jax.compile_cache import enable_compile_cache
+from fwpkm_jax.compile_cache import compile_cache
 from fwpkm_jax.generation import Sampling
 from fwpkm_jax.run.conversation import Conversation, memory_place
 from fwpkm_jax.run.load import load_run
@@ -35,7 +35,6 @@ class ConversationOptions(CheckpointOptions):
 
     def conversation(self, memory: str | None, *, write: bool = True) -> Conversation:
         """The conversation that these options ask for, to be entered."""
-        enable_compile_cache()
         run = load_run(self.run, self.step, weights=self.weights)
         return Conversation(
             run,
@@ -63,7 +62,9 @@ def converse(
     """
     start_logging()
     try:
-        return carry_out(parse_options(arguments, program, empty, addresses=("run",)))
+        options = parse_options(arguments, program, empty, addresses=("run",))
+        with compile_cache():
+            return carry_out(options)
     except (ValueError, OSError, ImportError) as error:
         return report(program, error)
     except DamagedCheckpointError as error:

@@ -18,7 +18,7 @@ import numpy as np
 
 from fwpkm_jax.cli.options import parse_options
 from fwpkm_jax.command_line import report, start_logging, visible
-from fwpkm_jax.compile_cache import enable_compile_cache
+from fwpkm_jax.compile_cache import compile_cache
 from fwpkm_jax.data import stream_documents
 from fwpkm_jax.interchange import read_folder
 from fwpkm_jax.run.chat import Chat
@@ -64,13 +64,13 @@ def main(arguments: Sequence[str], program: str = "fwpkm demo") -> int:
     start_logging()
     try:
         options = parse_options(arguments, program, DemoOptions())
-        enable_compile_cache()
-        if options.memory is not None:
-            return _talk(options.memory, write=options.write)
-        if not options.write:
+        if options.memory is None and not options.write:
             raise ValueError("write=False needs --memory FOLDER; the script shows both.")
-        with tempfile.TemporaryDirectory() as folder:
-            _script(Path(folder))
+        with compile_cache():
+            if options.memory is not None:
+                return _talk(options.memory, write=options.write)
+            with tempfile.TemporaryDirectory() as folder:
+                _script(Path(folder))
     except (ValueError, OSError) as error:
         return report(program, error)
     return 0

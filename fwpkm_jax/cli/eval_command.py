@@ -16,7 +16,7 @@ from typing import Any
 
 from fwpkm_jax.cli.options import CheckpointOptions, RunArgument, parse_options, values_of
 from fwpkm_jax.command_line import report, say_error, separate_options, start_logging
-from fwpkm_jax.compile_cache import enable_compile_cache
+from fwpkm_jax.compile_cache import compile_cache
 from fwpkm_jax.evaluation import EVALS
 from fwpkm_jax.layers.partition import MeshConfig
 from fwpkm_jax.plugins import import_plugins
@@ -95,16 +95,16 @@ def main(arguments: Sequence[str], program: str = "fwpkm eval") -> int:
         configs = {name: getattr(options, name) for name in EVALS}
         if options.tasks:
             configs |= with_tasks(options.tasks, options.suite, configs)
-        enable_compile_cache()
-        evaluate(
-            options.run,
-            options.suite,
-            step=options.step,
-            configs=configs,
-            limit=options.limit,
-            mesh=options.mesh,
-            weights=options.weights,
-        )
+        with compile_cache():
+            evaluate(
+                options.run,
+                options.suite,
+                step=options.step,
+                configs=configs,
+                limit=options.limit,
+                mesh=options.mesh,
+                weights=options.weights,
+            )
     except (ValueError, OSError, ImportError) as error:
         return report(program, error)
     except DamagedCheckpointError as error:

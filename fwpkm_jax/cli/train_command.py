@@ -28,7 +28,7 @@ def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
         import jax
 
         from fwpkm_jax.cli.experiment import parse_command_line
-        from fwpkm_jax.compile_cache import enable_compile_cache
+        from fwpkm_jax.compile_cache import compile_cache
         from fwpkm_jax.run.train import train
         from fwpkm_jax.training.checkpoints.restore import DamagedCheckpointError
         from fwpkm_jax.training.compiling import abandoned_compilation
@@ -41,11 +41,11 @@ def main(arguments: Sequence[str], program: str = "fwpkm train") -> int:
         experiment = parse_command_line(arguments, default=DEFAULT_CONFIG, prog=program)
     except (ValueError, FileNotFoundError) as error:
         return report(program, error)
-    enable_compile_cache()
     alone = experiment.distributed == DistributedConfig()
     try:
-        connect(experiment.distributed, say=partial(print, flush=True), program=program)
-        result = train(experiment)
+        with compile_cache():
+            connect(experiment.distributed, say=partial(print, flush=True), program=program)
+            result = train(experiment)
     except LostLockError as error:
         say_error(program, error)
         return _failed(alone)

@@ -51,6 +51,8 @@ class Options:
     """Width of the residual stream."""
     heads: int = 2
     """Heads of a memory; `attention_positions` has one."""
+    head_dim: int = 0
+    """Channels of a head of matrix memories, Titans and LaCT; 0: width / heads."""
     chunk: int = 8
     """Tokens between two writes of FwPKM, FwMLP and LaCT, half of those of Titans; the window of
     windowed attention."""
@@ -103,6 +105,7 @@ def settings(options: Options) -> Row:
     about["test"] = [[p.task.pairs, p.task.length, p.documents] for p in chosen.test]
     about |= {"validations": options.validations, "threshold": options.threshold}
     changed = {"warmup": options.warmup, "tied_start": options.tied_start}
+    changed |= {"head_dim": options.head_dim}
     return about | {name: value for name, value in changed.items() if value}
 
 
@@ -111,6 +114,7 @@ def layout_of(options: Options) -> Layout:
     return Layout(
         width=options.width,
         heads=options.heads,
+        head_dim=options.head_dim,
         chunk=options.chunk,
         stacked=options.setting == "stacked",
         decay_start=options.decay_start,

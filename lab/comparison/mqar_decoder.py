@@ -56,7 +56,9 @@ class Layout:
     width: int = 64
     """Width of the residual stream."""
     heads: int = 2
-    """Heads; each has `width / heads` channels."""
+    """Heads of a memory."""
+    head_dim: int = 0
+    """Channels of a head of matrix memories, Titans and LaCT; 0: `width / heads`."""
     chunk: int = 8
     """Tokens between two writes of FwPKM, FwMLP and LaCT; window of windowed attention and LaCT."""
     stacked: bool = False
@@ -91,7 +93,7 @@ def layers_of(name: str, layout: Layout) -> tuple[Layer, ...]:
         width = layout.width
         rule = FwMLP(lookahead=lookahead, key_dim=width, value_dim=width, hidden_dim=width)
         return (FastWeightConfig(rule=rule, chunk_size=layout.chunk),)
-    heads, head_dim = layout.heads, layout.width // layout.heads
+    heads, head_dim = layout.heads, layout.head_dim or layout.width // layout.heads
     matrix = dict.fromkeys(("num_key_heads", "num_value_heads"), heads)
     matrix |= dict.fromkeys(("key_head_dim", "value_head_dim"), head_dim)
     rules = ()

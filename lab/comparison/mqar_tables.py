@@ -60,7 +60,12 @@ def title(row: Row) -> str:
 def changes(about: Row) -> list[str]:
     """What settings have beyond the published ones, in words."""
     warmup, tied = about.get("warmup"), about.get("tied_start")
-    return [f"{warmup} updates of warm-up"] * bool(warmup) + ["keys begin as queries"] * bool(tied)
+    wide = about.get("head_dim")
+    return [
+        *[f"{warmup} updates of warm-up"] * bool(warmup),
+        *["keys begin as queries"] * bool(tied),
+        *[f"heads of {wide} channels"] * bool(wide),
+    ]
 
 
 def mqar_table(rows: Sequence[Row]) -> str:

@@ -21,6 +21,7 @@ class Memory(NamedTuple):
     title: str
     name: str
     tied: bool | None = None
+    head_dim: int | None = None
 
 
 MEMORIES = (
@@ -30,7 +31,7 @@ MEMORIES = (
     Memory("FwPKM, 64 slots", "fwpkm_8"),
     Memory("Titans (MLP)", "titans"),
     Memory("DeltaNet, keys begin as queries", "deltanet", tied=True),
-    Memory("Gated DeltaNet, keys begin as queries", "gated_deltanet", tied=True),
+    Memory("the same, heads of 96 channels", "deltanet", tied=True, head_dim=96),
     Memory("DeltaNet, keys drawn apart", "deltanet"),
 )
 
@@ -47,6 +48,8 @@ def runs(memory: Memory) -> list[Line]:
         if (about["setting"], about["epochs"]) != ("stacked", 8):
             continue
         if about["decay_start"] != "time_steps" or about.get("tied_start") != memory.tied:
+            continue
+        if about.get("head_dim") != memory.head_dim:
             continue
         if line["memory"] == memory.name:
             found.append(line)
@@ -81,15 +84,19 @@ def _share(memory: Memory, pairs: int) -> Estimate:
 
 
 def answer() -> str:
-    small, large = MEMORIES[3], MEMORIES[1]
-    matrix = MEMORIES[5]
+    equal, large = MEMORIES[2], MEMORIES[1]
+    matrix = MEMORIES[6]
     state, read = bytes_of(large)
+    few, many = PAIRS
+    of_matrix = [f"{_share(matrix, pairs).mean:.2f}" for pairs in PAIRS]
+    of_slots = [f"{_share(equal, pairs).mean:.2f}" for pairs in PAIRS]
     return (
-        f"Per byte a matrix holds more: DeltaNet answers {_share(matrix, 64).mean:.2f} of 64 pairs"
-        f" with {numbers(bytes_of(matrix)[0])} bytes, FwPKM {_share(small, 64).mean:.2f} with"
-        f" {numbers(bytes_of(small)[0])}.\n"
+        f"With {bytes_of(matrix)[0] / 1000:.0f} kB a matrix holds at least as much: DeltaNet"
+        f" answers {of_matrix[0]} of {few} pairs and {of_matrix[1]} of {many}, FwPKM {of_slots[0]}"
+        f" and {of_slots[1]}. A token reads all of the matrix and"
+        f" {numbers(bytes_of(equal)[1])} bytes of FwPKM.\n"
         "FwPKM holds more by having more slots, without reading much more:"
-        f" {_share(large, 64).mean:.2f} with {numbers(state)} bytes, of which a token reads"
+        f" {_share(large, few).mean:.2f} with {numbers(state)} bytes, of which a token reads"
         f" {numbers(read)}."
     )
 
@@ -107,7 +114,8 @@ def table() -> str:
 
 
 def notes() -> str:
-    tied = [line for line in lines_of(LINES) if line["settings"].get("tied_start")]
+    started = [x for x in lines_of(LINES) if x["settings"].get("tied_start")]
+    tied = [x for x in started if "head_dim" not in x["settings"]]
     rules = dict.fromkeys(x["memory"] for x in tied if x["memory"] not in CHANGED)
     held = [_share_of_64(Memory(name, name, tied=True)) for name in rules]
     apart = shares(MEMORIES[-1], 64)
@@ -136,8 +144,8 @@ def draw() -> Figure:
         "FwPKM, 256 slots": ("256 slots", (0, -15), "center"),
         "FwPKM, 64 slots": ("64 slots", (9, -3), "left"),
         "Titans (MLP)": ("Titans", (9, -3), "left"),
-        "DeltaNet, keys begin as queries": ("DeltaNet, Gated DeltaNet", (9, -2), "left"),
-        "Gated DeltaNet, keys begin as queries": ("", (0, 0), "left"),
+        "DeltaNet, keys begin as queries": ("DeltaNet", (9, -2), "left"),
+        "the same, heads of 96 channels": ("DeltaNet, heads of 96", (-9, 4), "right"),
         "DeltaNet, keys drawn apart": ("DeltaNet, keys drawn apart", (9, -3), "left"),
     }
     for memory in MEMORIES:

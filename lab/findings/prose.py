@@ -203,7 +203,6 @@ def _comparison() -> tuple[str, ...]:
     pairs = sorted(test["pairs"] for test in settings["test"])
     trained = sorted(part[0] for part in about["train"])
     reads = [comparison.bytes_of(one)[1] / 1000 for one in comparison.MEMORIES[1:4]]
-    states = [comparison.bytes_of(one)[0] / 1000 for one in comparison.MEMORIES[1:6]]
     tables = [comparison.MEMORIES[index] for index in (1, 2, 3, 5, 6, 7)]
     minutes = [x["cpu_seconds"] / 60 for one in tables for x in comparison.runs(one)]
     return (
@@ -212,7 +211,6 @@ def _comparison() -> tuple[str, ...]:
         f" {about['batch_size']} documents",
         f"its bytes are those of {trained[-1]} pairs",
         f"{min(reads):.0f} to {max(reads):.0f} kB",
-        f'so "per byte" compares {states[-1]:.0f} kB with {states[2]:.0f} to {states[0]:.0f} kB',
         f"{min(minutes):.0f} to {max(minutes):.0f} CPU minutes a run",
     )
 
@@ -421,7 +419,7 @@ SET: dict[str, tuple[str, ...]] = {
     "forgetting.md": ("Replay of 2,048 tokens keeps 2,048 of about 5,700 bytes that were read",),
     "comparison.md": (
         "if it has 256 slots or more",
-        "No matrix memory was run at 72 kB",
+        "with as many bytes as 256 slots",
     ),
     "state_tracking.md": (
         "A write of strength up to 1 shrinks the state along its key; one of strength 2 reflects",

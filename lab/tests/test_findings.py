@@ -123,6 +123,9 @@ def test_bytes_per_pair_are_the_state_over_the_most_pairs_answered():
     tests = [[x["pairs"] * x["accuracy"] for x in run["test"]] for run in comparison.runs(deltanet)]
     assert comparison.most_held(deltanet) == pytest.approx(max(np.mean(tests, axis=0)))
     assert {run["settings"]["tied_start"] for run in comparison.runs(deltanet)} == {True}
+    wide, sparse = (comparison.bytes_of(comparison.MEMORIES[index]) for index in (6, 2))
+    assert wide == (2 * 96 * 96 * 4,) * 2
+    assert wide[0] == pytest.approx(sparse[0], rel=0.03)
 
 
 def test_an_answer_in_other_words_is_a_first_digit_and_the_five_after_it():

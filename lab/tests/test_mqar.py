@@ -78,6 +78,8 @@ def test_state_counts_convolutions_and_waiting_tokens():
     convolution = 4 * 2 * 8
     matrix = 4 * 2 * 4 * 4
     assert mqar_decoder.state_bytes("deltanet", layout, length=32) == (convolution + matrix,) * 2
+    wide = replace(layout, head_dim=6)
+    assert mqar_decoder.state_bytes("deltanet", wide, length=32)[0] == convolution + 4 * 2 * 6 * 6
     published = mqar_decoder.state_bytes("attention_positions", layout, length=32)[0]
     assert published >= 2 * 4 * 32 * 2 * 8
     total, touched = mqar_decoder.state_bytes("fwpkm_16", layout, length=32)
@@ -194,10 +196,14 @@ def test_decays_begin_and_the_rate_rises_as_options_say(tmp_path, capsys):
     options = ("--memories", "gated_deltanet", *small, *short, "--out", out)
     run("lab.comparison.mqar", *options, "--decay-start", "constant")
     run("lab.comparison.mqar", *options)
-    run("lab.comparison.mqar", *options, "--warmup", 9, "--tied-start")
+    run("lab.comparison.mqar", *options, "--warmup", 9, "--tied-start", "--head-dim", 6)
     first, second, slow = result_lines(out)
     assert first["settings"] == second["settings"] | {"decay_start": "constant"}
-    assert slow["settings"] == second["settings"] | {"warmup": 9, "tied_start": True}
+    assert slow["settings"] == second["settings"] | {
+        "warmup": 9,
+        "tied_start": True,
+        "head_dim": 6,
+    }
     assert first["loss"] != second["loss"]
     none = tmp_path / "none"
     run("lab.comparison.tables", "--mqar", out, "--state-tracking", none, "--images", tmp_path)

@@ -39,8 +39,8 @@ EVERY = 10.0
 _CHECKPOINTS = "checkpoints"
 _MARKER = re.compile(rf"{_CHECKPOINTS}/(\d+)\.json")
 _FOLDER = re.compile(rf"{_CHECKPOINTS}/((\d+)-[0-9a-f]{{16}})/.+")
-# Of this machine and this session alone.
-_NOT_WRITTEN = (LOCK, _CHECKPOINTS, "damaged_checkpoints", "wandb")
+# Of this machine and this session alone; and memories, which their own sessions read and write.
+_NOT_WRITTEN = (LOCK, _CHECKPOINTS, "damaged_checkpoints", "wandb", "memories")
 _logger = logging.getLogger(__name__)
 
 Which = Literal["all", "newest", "none"] | int
@@ -244,7 +244,7 @@ class Mirror:
             self._thread.join()
             try:
                 self.write_back()
-            except OSError as error:
+            except (OSError, OutsideFileError) as error:
                 raise OSError(
                     f"{str(error).rstrip('.')}; what is not yet there lies in {self.folder}."
                 ) from error

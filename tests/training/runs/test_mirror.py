@@ -126,6 +126,35 @@ def test_a_removed_lock_stops_its_holder(address, impatient):
     held.release()
 
 
+def test_a_store_that_does_not_answer_for_a_while_ends_no_session(monkeypatch, impatient):
+    with a_store("memory", monkeypatch) as address:
+        held = StoreLock(Store(address))
+        files = type(held._store._files)
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "info", lambda *_, **__: (_ for _ in ()).throw(OSError("Away.")))
+            time.sleep(0.15)
+        before = held._alive_at
+        time.sleep(0.15)
+        assert held._alive_at > before
+        held.check()
+        held.release()
+
+
+def test_what_could_not_be_written_stays_in_a_folder_that_is_named(monkeypatch):
+    with a_store("memory", monkeypatch) as address:
+        mirror = Mirror(address)
+        mirror.claim()
+        (mirror.folder / "config.json").write_text("{}")
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                type(mirror.store._files), "pipe_file", lambda *_: (_ for _ in ()).throw(OSError)
+            )
+            with pytest.raises(OSError, match=f"what is not yet there lies in {mirror.folder}"):
+                mirror.close()
+        assert (mirror.folder / "config.json").exists()
+        mirror.abandon()
+
+
 @pytest.mark.extras
 def test_a_store_that_ignores_conditions_is_refused(monkeypatch):
     with a_small_gcs(monkeypatch) as small:
@@ -304,6 +333,17 @@ def test_a_reader_writes_back_what_it_made(address):
     assert read_run(address) == ([10, 20], 20)
     with pytest.raises(FileNotFoundError, match="holds no run"), local_copy(f"{address}/none"):
         pass
+
+
+def test_memories_of_a_run_are_left_to_their_own_sessions(address):
+    Store(address).write("memories/ana.safetensors", b"ana")
+    train_to(address, 20)
+    with local_copy(address) as folder:
+        assert not (folder / "memories").exists()
+        (folder / "memories").mkdir()
+        (folder / "memories" / "bob.safetensors").touch()
+    names = Store(address).sizes()
+    assert {name for name in names if "memories" in name} == {"memories/ana.safetensors"}
 
 
 def test_the_lock_of_a_folder_has_the_same_constants():
